@@ -1,0 +1,225 @@
+"""
+Run folders: atomic save and load, and the models by name.
+
+    out_dir/config.json    the resolved configuration, versions, git commit
+    out_dir/log.jsonl      a line per report and evaluation
+    out_dir/ckpt/000250/   model.safetensors optimizer.safetensors state.json config.json tokenizer.json
+    out_dir/latest  best   the step each names
+
+A checkpoint is written under a temporary name, with checksums, fsynced, and renamed to its step;
+`latest` and `best` change afterwards. So at every instant at least one whole checkpoint exists.
+Tensors are safetensors and everything else JSON: nothing is ever unpickled.
+"""
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import safetensors.torch
+from safetensors import SafetensorError
+
+from configurator import UserError, build
+from corpus import tokenizer_from_json
+from model import GPT, GPTConfig
+from model_llama import Llama, LlamaConfig
+
+MODELS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
+FORMAT = 1  # of the checkpoint folder; raised when an older reader could no longer understand it
+
+
+def write(path, data):
+    """Write text or bytes to `path` atomically: temporary name, fsync, rename, fsync of the folder."""
+    path = Path(path)
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def sync(path):
+    """Flush a file or a folder to the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def sha256(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_out_dir(out_dir, resuming=False, overwrite=False):
+    """Make a run folder ready and hold it for this process until it ends, however it ends (the lock is
+    the open file returned). An old run in it is in the way, or with overwrite moved aside."""
+    out_dir = Path(out_dir)
+    nearest = next(path for path in (out_dir, *out_dir.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError("cannot write here", f"out_dir={out_dir}", "choose another --out_dir")
+    used = (out_dir / "ckpt").exists() or (out_dir / "log.jsonl").exists()
+    if used and not resuming and not overwrite:
+        raise UserError("there is a run here already", f"out_dir={out_dir}", "go on with --init_from=resume, start anew with --overwrite, or choose another --out_dir")
+    out_dir.mkdir(parents=True, exist_ok=True)
+    held = open(out_dir / "lock", "a+")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        held.seek(0)
+        raise UserError(f"process {held.read().strip() or '?'} is training here", f"out_dir={out_dir}", "wait for it, or choose another --out_dir") from None
+    if used and not resuming:
+        aside = next(path for n in range(1, 10**6) if not (path := out_dir.with_name(f"{out_dir.name}.old{n}")).exists())
+        out_dir.rename(aside)
+        print(f"the run that was in {out_dir} is now in {aside}")
+        return open_out_dir(out_dir)
+    held.truncate(0)
+    held.write(str(os.getpid()))
+    held.flush()
+    return held
+
+
+# ---------------------------------------------------------------- saving
+
+
+def optimizer_tensors(optimizer):
+    """{"parameter name/state name": tensor} of an optimizer made from optim.parameter_groups."""
+    found = {}
+    for group in optimizer.param_groups:
+        for name, p in zip(group["names"], group["params"]):
+            found |= {f"{name}/{key}": value for key, value in optimizer.state[p].items()}
+    return found
+
+
+def save(out_dir, step, model, optimizer, state, config, tokenizer, best):
+    """Save a checkpoint of `step`; best: whether it is the best so far. The last two and the best are
+    kept. OSError when the disk refuses; then the checkpoints of before are as they were."""
+    root = Path(out_dir) / "ckpt"
+    root.mkdir(parents=True, exist_ok=True)
+    for leftover in root.glob("*.tmp"):
+        shutil.rmtree(leftover)
+    folder, temporary = root / f"{step:06d}", root / f"{step:06d}.tmp"
+    temporary.mkdir()
+    try:
+        safetensors.torch.save_model(model, str(temporary / "model.safetensors"))  # a tied weight is stored once
+        safetensors.torch.save_file(optimizer_tensors(optimizer), temporary / "optimizer.safetensors")
+        (temporary / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}, indent=1))
+        (temporary / "config.json").write_text(json.dumps(config, indent=1))
+        (temporary / "tokenizer.json").write_text(json.dumps(tokenizer))
+        sums = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
+        (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
+        for path in temporary.iterdir():
+            sync(path)
+        sync(temporary)
+        if folder.exists():  # a run that went back to an older checkpoint comes by this step again
+            shutil.rmtree(folder)
+        os.rename(temporary, folder)
+        sync(root)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    write(Path(out_dir) / "latest", f"{step}\n")
+    if best:
+        write(Path(out_dir) / "best", f"{step}\n")
+    keep = {*steps(out_dir)[-2:], pointer(out_dir, "best"), step}
+    for old in steps(out_dir):
+        if old not in keep:
+            shutil.rmtree(root / f"{old:06d}")
+    return folder
+
+
+# ---------------------------------------------------------------- loading
+
+
+def steps(out_dir):
+    """The steps of the whole checkpoints in out_dir, ascending."""
+    return sorted(int(path.name) for path in (Path(out_dir) / "ckpt").glob("*") if path.name.isdigit())
+
+
+def pointer(out_dir, name):
+    """The step that out_dir/latest or out_dir/best names, None if there is none."""
+    try:
+        return int((Path(out_dir) / name).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def find(out_dir, which="latest"):
+    """The checkpoint folder that `which` (latest, best, or a step) names in a run folder."""
+    out_dir = Path(out_dir)
+    if not (out_dir / "ckpt").is_dir():
+        raise UserError("no checkpoint here", f"out_dir={out_dir}", "train first, or name another run folder with --out_dir")
+    there = steps(out_dir)
+    step = int(which) if str(which).isdigit() else pointer(out_dir, which)
+    if step is None and there:
+        step = there[-1]  # killed between the rename and the pointer
+    if step not in there:
+        raise UserError(f"no checkpoint of step {step}", f"out_dir={out_dir}", f"there are {there or 'none'}")
+    return out_dir / "ckpt" / f"{step:06d}"
+
+
+def verify(folder):
+    """Compare every file of a checkpoint with its checksum; UserError naming the first bad one, and the
+    checkpoint to go back to."""
+    others = [step for step in steps(folder.parent.parent) if step != int(folder.name)]
+    fix = f"go back to step {others[-1]}: remove this folder" if others else "no other checkpoint is left here"
+    try:
+        sums = json.loads((folder / "checksums.json").read_text())
+        for name, expected in sums.items():
+            found = sha256(folder / name)
+            if found != expected:
+                raise UserError(f"the checkpoint is corrupt: sha256 {found[:12]}, not {expected[:12]}", folder / name, fix)
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"the checkpoint is not whole: {error}", folder, fix) from None
+
+
+def read(folder):
+    """(state, config, tokenizer) of a checkpoint folder, verified."""
+    folder = Path(folder)
+    verify(folder)
+    state, config, tokenizer = (json.loads((folder / f"{name}.json").read_text()) for name in ("state", "config", "tokenizer"))
+    if state["format"] > FORMAT:
+        raise UserError(f"the checkpoint has format {state['format']}, this code reads {FORMAT}", folder, "update this repo")
+    return state, config, tokenizer
+
+
+def load_model(folder, config, device="cpu"):
+    """The model of a checkpoint folder on `device`, from its stored configuration."""
+    config_class, model_class = MODELS[config["model"]]
+    model = model_class(build(config_class, config))
+    try:
+        safetensors.torch.load_model(model, str(Path(folder) / "model.safetensors"))
+    except (RuntimeError, SafetensorError) as error:
+        raise UserError(f"the weights do not fit the model: {first_names(error)}", folder, "was it saved by another model?") from None
+    return model.to(device)
+
+
+def load_optimizer(folder, optimizer):
+    """Put a checkpoint's optimizer state back, parameter by parameter name."""
+    path = Path(folder) / "optimizer.safetensors"
+    if not path.exists():
+        raise UserError("this checkpoint has weights only", folder, "it samples but cannot be resumed")
+    tensors = safetensors.torch.load_file(path)
+    for group in optimizer.param_groups:
+        for name, p in zip(group["names"], group["params"]):
+            prefix = name + "/"
+            state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            optimizer.state[p] = {key: value.to(p.device) for key, value in state.items()}
+
+
+def first_names(error, most=3):
+    """A long error of missing or misshapen weights, cut to its first few lines."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(lines[:most]) + (f"; and {len(lines) - most} more" if len(lines) > most else "")
+
+
+def open_run(out_dir, which="latest", device="cpu"):
+    """(model in evaluation mode, tokenizer, config, state) of a run folder: all that sampling needs."""
+    folder = find(out_dir, which)
+    state, config, tokenizer = read(folder)
+    return load_model(folder, config, device).eval(), tokenizer_from_json(tokenizer), config, state

@@ -1,0 +1,28 @@
+# GPT-2 124M on OpenWebText, nanoGPT's setting: 8 GPUs, about 4 days on A100s, validation loss about 2.85.
+# (nanoGPT's figures; not run by us.) One GPU trains the same run in eight times the time.
+#   python prepare.py openwebtext
+#   torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py
+model = "gpt2"
+out_dir = "out-gpt2-124m"
+dataset = "openwebtext"
+wandb_run_name = "gpt2-124m"
+
+# 12 sequences * 1024 tokens * 40 forward passes = 491,520 tokens a step;
+# 600,000 steps = 295 B tokens, 33 times over the 9 B of OpenWebText.
+batch_size = 12
+block_size = 1024
+gradient_accumulation_steps = 5 * 8
+max_iters = 600000
+lr_decay_iters = 600000
+
+# 12 * 12 * 768^2 + 50304 * 768 + 1024 * 768 = 124.4 M parameters
+n_layer, n_head, n_embd = 12, 12, 768
+vocab_size = 50304  # GPT-2's 50,257 rounded up to a multiple of 64: faster matrix products
+bias = False
+dropout = 0.0
+
+learning_rate, min_lr, warmup_iters = 6e-4, 6e-5, 2000
+weight_decay = 1e-1
+eval_interval = 1000
+eval_tokens = 200 * 12 * 1024  # the first 2.5 M of the 4.4 M validation tokens
+log_interval = 10

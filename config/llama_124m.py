@@ -1,0 +1,29 @@
+# LLaMA at the parameters and tokens of config/gpt2_124m.py, so that the two can be compared. Not run by us yet.
+#   python prepare.py openwebtext
+#   torchrun --standalone --nproc_per_node=8 train.py config/llama_124m.py
+model = "llama"
+out_dir = "out-llama-124m"
+dataset = "openwebtext"
+wandb_run_name = "llama-124m"
+
+# 12 sequences * 1024 tokens * 40 forward passes = 491,520 tokens a step;
+# 600,000 steps = 295 B tokens, 33 times over the 9 B of OpenWebText.
+batch_size = 12
+block_size = 1024
+gradient_accumulation_steps = 5 * 8
+max_iters = 600000
+lr_decay_iters = 600000
+
+# 12 * (4 * 768^2 + 3 * 768 * 2048) + 50304 * 768 = 123.6 M parameters: GPT-2's less its positions.
+# The head is tied, unlike LLaMA's: a head of its own would be 38.6 M parameters more.
+n_layer, n_head, n_embd = 12, 12, 768
+vocab_size = 50304  # GPT-2's 50,257 rounded up to a multiple of 64: faster matrix products
+multiple_of = 256  # 8/3 * 768 = 2048
+tie_embeddings = True
+dropout = 0.0
+
+learning_rate, min_lr, warmup_iters = 6e-4, 6e-5, 2000
+weight_decay = 1e-1
+eval_interval = 1000
+eval_tokens = 200 * 12 * 1024  # the first 2.5 M of the 4.4 M validation tokens
+log_interval = 10

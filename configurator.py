@@ -1,0 +1,166 @@
+"""
+Configuration for every script of this repo. One grammar:
+
+    python train.py config/llama_shakespeare.py --batch_size=8 --compile=False --eval_only
+
+A key is a field of a dataclass, declared once: name, type, default, trailing comment. A config
+file is Python that assigns keys. The command line has the last word and is parsed first, so that a
+config file can read it and choose by it: `if device == "cpu": n_layer = 4`.
+"""
+import ast
+import dataclasses
+import difflib
+import inspect
+import re
+import sys
+import traceback
+import types
+import typing
+
+
+class UserError(Exception):
+    """A mistake the user can mend: what was wrong, where (key, file or value), and what to do."""
+
+    def __init__(self, what, where, fix):
+        super().__init__(f"{what} ({where}): {fix}")
+
+
+def run(main):
+    """Run `main(argv)` as a script: exit 0 when done, 2 on a user's mistake, 1 on a failure while
+    running. An error is one line on stderr; `--debug` adds the traceback."""
+    debug = "--debug" in sys.argv or "--debug=True" in sys.argv
+    try:
+        status = main([arg for arg in sys.argv[1:] if not arg.startswith("--debug")]) or 0
+    except KeyboardInterrupt:
+        status = 130
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        status = 2 if isinstance(error, UserError) else 1
+        line = error if status == 2 else f"{' '.join(str(error).split())} ({type(error).__name__}): run again with --debug to see where"
+        print(f"error: {line}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.exit(status)
+
+
+def keys(*classes):
+    """{key: type} of the fields of some dataclasses."""
+    return {key: kind for cls in classes for key, kind in typing.get_type_hints(cls).items()}
+
+
+def allowed(kind):
+    """The types that a key of type `kind` takes, and the words if its text is a choice of words."""
+    parts = (kind,) if typing.get_origin(kind) is typing.Literal else typing.get_args(kind) or (kind,)
+    words = [word for part in parts for word in typing.get_args(part)]
+    return [part for part in parts if not typing.get_args(part)] + [str] * bool(words), words
+
+
+def from_text(text, kind):
+    """The Python value of a command line's text, which stays text where the key takes any text."""
+    types_, words = allowed(kind)
+    if str in types_ and not words and not (text == "None" and types.NoneType in types_):
+        return text
+    try:
+        return ast.literal_eval(text.capitalize() if text in ("true", "false", "none") else text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def check(key, value, kind, where):
+    """`value` as `kind` wants it (1 is a float, 1e3 an int), else a UserError saying what is expected."""
+    types_, words = allowed(kind)
+    if words and value not in words and type(value) not in set(types_) - {str}:
+        raise UserError(f"{key} cannot be {value!r}", where, "choose from " + ", ".join(words + ["True", "False"] * (bool in types_)))
+    if type(value) in types_:
+        return value
+    if type(value) in (int, float) and float in types_:
+        return float(value)
+    if type(value) is float and int in types_ and value.is_integer():
+        return int(value)
+    names = " or ".join("None" if t is types.NoneType else t.__name__ for t in types_)
+    raise UserError(f"{key} must be {names}, not {value!r}", where, "--help shows every key with its default")
+
+
+def find(key, known, renamed, where):
+    """The type of a key, or a UserError that names its successor or the nearest key there is."""
+    if key in known:
+        return known[key]
+    if key in renamed:
+        raise UserError(f"{key} has another name here", where, renamed[key])
+    near = difflib.get_close_matches(key, known, n=1)
+    raise UserError(f"unknown key {key}", where, f"did you mean {near[0]}?" if near else "--help lists the keys")
+
+
+def read_file(path, scope, known, renamed):
+    """Run a config file, which may read the names in `scope`, and return the {key: value} it assigns."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            source = file.read()
+        tree = ast.parse(source)
+        names = dict(scope)
+        exec(compile(tree, path, "exec"), names)
+    except OSError as error:
+        raise UserError(f"cannot read the config file: {error.strerror}", path, "check the path; config/ holds examples") from None
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise UserError(getattr(error, "msg", "not utf-8"), f"{path}:{getattr(error, 'lineno', 1)}", "a config file is Python in utf-8") from None
+    except (Exception, SystemExit) as error:
+        line = next(frame.lineno for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.filename == path)
+        raise UserError(f"{type(error).__name__}: {error}", f"{path}:{line}", "mend this line") from None
+    assigned = {node.id: node.lineno for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    found = {}
+    for key, line in assigned.items():
+        if key in names and not key.startswith("_"):
+            where = f"{path}:{line}"
+            found[key] = check(key, names[key], find(key, known, renamed, where), where)
+    return found
+
+
+def load(argv, classes, usage, scope=lambda values: {}, renamed={}):
+    """Read a command line and the config files it names.
+
+    classes: the dataclasses whose fields are the keys. scope(values): names that a config file may
+    read beside the keys given so far, such as the device that was found. renamed: {old key: what
+    to use instead}. Returns ({key: value}, the words that are neither keys nor config files)."""
+    known = keys(*classes)
+    if "--help" in argv or "-h" in argv:
+        print(help_text(usage, classes))
+        sys.exit(0)
+    values, files, words = {}, [], []
+    for arg in argv:
+        key, equals, text = arg.removeprefix("--").partition("=")
+        if not arg.startswith("-"):
+            (files if arg.endswith(".py") else words).append(arg)
+        elif not arg.startswith("--") or not key:
+            raise UserError(f"cannot read {arg}", "command line", "write --key=value")
+        else:
+            kind = find(key, known, renamed, arg)
+            if not equals and kind is not bool:
+                raise UserError(f"{key} has no value", arg, f"write --{key}=value, without spaces")
+            values[key] = check(key, from_text(text if equals else "True", kind), kind, arg)
+    given = dict(values)
+    for path in files:
+        values |= read_file(path, scope(values) | values, known, renamed) | given
+    return values, words
+
+
+def build(cls, values):
+    """`cls` from those of the values that are its fields; its own ValueError becomes a UserError."""
+    try:
+        return cls(**{key: values[key] for key in keys(cls) if key in values})
+    except ValueError as error:
+        what, _, fix = str(error).partition(": ")
+        raise UserError(what, cls.__name__, fix or "change one of these values") from None
+
+
+def help_text(usage, classes):
+    """The usage and every key once, with its default, its words and its trailing comment."""
+    lines, seen = [usage.strip()], set()
+    for cls in classes:
+        comments = dict(re.findall(r"^    (\w+):[^#\n]*#\s*(.*)$", inspect.getsource(cls), re.MULTILINE))
+        lines += ["", f"{cls.__name__}:"]
+        for field in dataclasses.fields(cls):
+            if field.name not in seen:
+                words = allowed(keys(cls)[field.name])[1]
+                lines.append(f"  --{field.name}={field.default}".ljust(36) + f"  {comments.get(field.name, '')} {'|'.join(words)}".rstrip())
+                seen.add(field.name)
+    return "\n".join(lines)

@@ -1,0 +1,229 @@
+"""
+Tokenizers, token files, and the order of the batches.
+
+A data set is a folder that prepare.py makes:
+
+    train.bin val.bin   token ids, raw little-endian uint16 (uint32 if the vocabulary needs it)
+    meta.json           vocab_size, dtype, tokens and bytes of each split, sha256 of the source
+    tokenizer.json      the tokenizer in full: whoever has it needs no network and no cache
+
+Tokenizers share one small interface: `vocab_size`, `start` (the id to begin from when the prompt is
+empty), `encode(text)`, `decode(ids)`, `decode_bytes(ids)`, `to_json()`.
+"""
+import base64
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from configurator import UserError
+
+KNOWN = ("shakespeare_char", "shakespeare", "openwebtext")  # the sets that prepare.py makes without --input
+FULL_SCAN = 100_000_000  # tokens; beyond, ids are checked at the ends and in a sample
+
+
+class CharTokenizer:
+    """A token is a character; ids follow the order of `chars`."""
+
+    def __init__(self, chars):
+        self.chars = chars
+        self.vocab_size = len(chars)
+        self.start = max(chars.find("\n"), 0)
+        self.codes = np.frombuffer(chars.encode("utf-32-le"), "<u4")  # (V,) code points
+        self.ids = np.full(self.codes.max() + 2, -1)  # id of a code point; the last entry answers for all above
+        self.ids[self.codes] = np.arange(self.vocab_size)
+
+    def encode(self, text):
+        """(T,) ids of the T characters; UserError at the first that is not in the vocabulary."""
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+        ids = self.ids[np.minimum(codes, len(self.ids) - 1)]
+        if (ids < 0).any():
+            at = int((ids < 0).argmax())
+            known = repr(self.chars) if self.vocab_size <= 100 else f"{self.vocab_size} characters, such as {self.chars[-20:]!r}"
+            raise UserError(f"{text[at]!r} is not in the vocabulary", f"character {at + 1} of the text", f"leave it out; the vocabulary is {known}")
+        return ids
+
+    def decode(self, ids):
+        return self.codes[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-32-le")
+
+    def decode_bytes(self, ids):
+        return self.decode(ids).encode()
+
+    def to_json(self):
+        return {"kind": "char", "chars": self.chars}
+
+
+class ByteTokenizer:
+    """A token is a byte of the utf-8 text: 256 of them, and no text that it cannot take."""
+
+    vocab_size = 256
+    start = ord("\n")
+
+    def encode(self, text):
+        # surrogateescape gives back the bytes of a command line that were not utf-8
+        return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype(np.int64)
+
+    def decode(self, ids):
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def decode_bytes(self, ids):
+        return np.asarray(ids).astype(np.uint8).tobytes()
+
+    def to_json(self):
+        return {"kind": "byte"}
+
+
+class BPETokenizer:
+    """Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) as tiktoken runs it. Special tokens
+    are never read out of a text, so that a text cannot end a document."""
+
+    def __init__(self, encoding):
+        self.encoding = encoding
+        self.vocab_size = encoding.n_vocab
+        self.start = encoding._special_tokens.get("<|endoftext|>", 0)
+
+    def encode(self, text):
+        return np.array(self.encoding.encode_ordinary(text), dtype=np.int64)
+
+    def decode(self, ids):
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def decode_bytes(self, ids):
+        return self.encoding.decode_bytes(np.asarray(ids).tolist())
+
+    def to_json(self):
+        """The ranks, which are the ids and the order of the merges, are base64 strings in rank order."""
+        ranks = sorted(self.encoding._mergeable_ranks, key=self.encoding._mergeable_ranks.get)
+        return {
+            "kind": "bpe",
+            "name": self.encoding.name,
+            "pat_str": self.encoding._pat_str,
+            "special_tokens": self.encoding._special_tokens,
+            "ranks": [base64.b64encode(token).decode() for token in ranks],
+        }
+
+
+def tokenizer_from_json(data):
+    """The tokenizer whose to_json() gave `data`; UserError if it is no such thing."""
+    try:
+        if data["kind"] == "byte":
+            return ByteTokenizer()
+        if data["kind"] == "char" and len(set(data["chars"])) == len(data["chars"]):
+            return CharTokenizer(data["chars"])
+        if data["kind"] == "bpe":
+            import tiktoken
+
+            ranks = {base64.b64decode(token, validate=True): rank for rank, token in enumerate(data["ranks"])}
+            return BPETokenizer(tiktoken.Encoding(data["name"], pat_str=data["pat_str"], mergeable_ranks=ranks, special_tokens=data["special_tokens"]))
+        raise ValueError(f"kind {data['kind']!r}")
+    except ImportError:
+        raise UserError("this tokenizer needs tiktoken", "tokenizer.json", "pip install tiktoken") from None
+    except Exception as error:  # whatever garbled data leads to
+        raise UserError(f"the tokenizer is garbled: {type(error).__name__} {error}", "tokenizer.json", "prepare the data again, or take another checkpoint") from None
+
+
+def prepare_command(folder):
+    """What to type to make the data set in this folder."""
+    where = "" if folder.parent == Path("data") else f" --data_dir={folder.parent}"
+    return f"run `python prepare.py {folder.name}{'' if folder.name in KNOWN else ' --input=TEXTFILE'}{where}`"
+
+
+def load_meta(folder):
+    """meta.json of a data set as a dictionary; UserError if it is not there or not whole. A meta.pkl, as
+    other programs leave it, is never read."""
+    folder = Path(folder)
+    path = folder / "meta.json"
+    if not path.is_file():
+        what = "no data set here" if not folder.is_dir() else "the data set has no meta.json"
+        raise UserError(what, folder, prepare_command(folder))
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        counts = [meta["vocab_size"], *(meta["splits"][split][key] for split in ("train", "val") for key in ("tokens", "bytes"))]
+        if not all(type(count) is int and count > 0 for count in counts) or meta["dtype"] not in ("uint16", "uint32"):
+            raise ValueError("a count or the dtype makes no sense")
+        fingerprint(meta)
+    except (ValueError, KeyError, TypeError) as error:  # not JSON, not utf-8, an entry missing or of another kind
+        raise UserError(f"meta.json is garbled: {type(error).__name__} {error}", path, prepare_command(folder)) from None
+    return meta
+
+
+def load_split(folder, split, block_size):
+    """The token ids of a split, (N,) and read-only, left on disk; UserError unless they are whole, fit
+    the vocabulary and are more than block_size."""
+    folder = Path(folder)
+    meta = load_meta(folder)
+    path, fix, expected = folder / f"{split}.bin", prepare_command(folder), meta["splits"][split]["tokens"]
+    dtype = np.dtype(meta["dtype"]).newbyteorder("<")
+    if not path.is_file():
+        raise UserError(f"the {split} split is missing", path, fix)
+    size = path.stat().st_size
+    if size == 0:
+        raise UserError("the token file is empty", path, fix)
+    if size % dtype.itemsize:
+        raise UserError(f"the token file's {size:,} bytes are no whole number of {meta['dtype']} tokens", path, fix)
+    if size // dtype.itemsize != expected:
+        raise UserError(f"the token file holds {size // dtype.itemsize:,} tokens where meta.json says {expected:,}", path, fix)
+    if expected <= block_size:
+        raise UserError(f"the {split} split has {expected:,} tokens and block_size={block_size:,} needs more", path, "choose a smaller block_size or a longer text")
+    tokens, piece = np.memmap(path, dtype, "r"), 1 << 20
+    for start in range(0, expected, piece) if expected <= FULL_SCAN else np.linspace(0, expected - piece, 100, dtype=int):
+        wrong = tokens[start : start + piece] >= meta["vocab_size"]
+        if wrong.any():
+            at = int(start + wrong.argmax())
+            raise UserError(f"token id {tokens[at]} at position {at:,} is beyond vocab_size={meta['vocab_size']:,}", path, fix)
+    return tokens
+
+
+def fingerprint(meta):
+    """A short text that changes when the tokens or their meaning do: checkpoints keep it."""
+    told = [meta["tokenizer"], meta["vocab_size"], meta["source_sha256"], meta["splits"]["train"]["sha256"], meta["splits"]["val"]["sha256"]]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+
+class Batches:
+    """The training samples in one endless global order, a pure function of (tokens, block_size, seed).
+
+    An epoch cuts the N tokens into (N - block_size) // block_size windows from a fresh offset, so that
+    a token's position in its window is no fixed property of the text, and visits each once in a fresh
+    order. Steps, micro-batches and ranks take slices of the order: nothing has to be stored to resume."""
+
+    def __init__(self, tokens, block_size, seed):
+        if len(tokens) <= block_size:
+            raise ValueError(f"{len(tokens)} tokens are too few for block_size={block_size}")
+        # every window of block_size + 1 tokens, as a view: (N - block_size, block_size + 1)
+        self.windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), block_size + 1)
+        self.block_size, self.seed = block_size, seed
+        self.windows_per_epoch = max(1, (len(tokens) - block_size) // block_size)
+        self.epochs = {}  # the window starts of the last two epochs asked for
+
+    def starts(self, epoch):
+        """(windows_per_epoch,) where the windows of an epoch start, in the order of the visits."""
+        if epoch not in self.epochs:
+            random = np.random.default_rng([self.seed, epoch])
+            offset = random.integers(len(self.windows) - (self.windows_per_epoch - 1) * self.block_size)
+            starts = offset + self.block_size * random.permutation(self.windows_per_epoch)
+            self.epochs = dict([*self.epochs.items()][-1:]) | {epoch: starts}
+        return self.epochs[epoch]
+
+    def get(self, first, count):
+        """Samples first .. first + count - 1: x and its successors y, both (count, block_size) int64."""
+        starts = []
+        while count > 0:
+            epoch, k = divmod(first, self.windows_per_epoch)
+            starts.append(self.starts(epoch)[k : k + count])
+            first, count = first + len(starts[-1]), count - len(starts[-1])
+        windows = self.windows[np.concatenate(starts)]  # (count, block_size + 1)
+        return windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
+
+
+def eval_batches(tokens, block_size, batch_size, limit=None):
+    """Yield (x, y), (batch_size, block_size) int64, such that each of the first `limit` tokens (None or
+    0: all) after the very first is a target exactly once. Windows do not overlap; all batches have the
+    same shape, so that a compiled model sees one: beyond the end x is 0 and y is -1."""
+    last = min(limit or len(tokens), len(tokens)) - 1  # the number of targets
+    for start in range(0, last, batch_size * block_size):
+        part = np.asarray(tokens[start : min(start + batch_size * block_size, last) + 1]).astype(np.int64)
+        x, y = np.zeros(batch_size * block_size, np.int64), np.full(batch_size * block_size, -1)
+        x[: len(part) - 1], y[: len(part) - 1] = part[:-1], part[1:]
+        yield x.reshape(batch_size, block_size), y.reshape(batch_size, block_size)

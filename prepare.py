@@ -1,0 +1,264 @@
+"""
+Text in, token files out:
+
+    python prepare.py shakespeare_char                    tiny-shakespeare, a token is a character
+    python prepare.py shakespeare                         tiny-shakespeare, GPT-2's tokens
+    python prepare.py openwebtext                         8 million web pages, GPT-2's tokens
+    python prepare.py mybook --input=book.txt --tokenizer=gpt2
+
+The first 90 % of the characters are for training, the rest for validation, as in nanoGPT. The set is
+written beside its place and renamed when it is whole. Memory does not grow with the text.
+"""
+import codecs
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from tqdm import tqdm
+
+import sources
+from configurator import UserError, build, load, run
+from corpus import KNOWN, BPETokenizer, ByteTokenizer, CharTokenizer
+
+SMALL = ("shakespeare_char", "shakespeare")  # made in seconds: train.py makes them when they are missing
+FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")  # what a set is made of; other files in its folder are the user's
+CHUNK = 1 << 20  # bytes of text read at a time
+
+
+@dataclass
+class PrepareConfig:
+    input: str | None = None  # the text, a utf-8 file; the known sets find theirs
+    tokenizer: Literal["auto", "char", "byte", "gpt2"] = "auto"  # auto: what the set is known for, char for a new one
+    data_dir: str = "data"  # where the sets are
+
+
+# text to tokens
+
+
+def read_text(path):
+    """The text of a utf-8 file in pieces, newlines as \\n; UserError naming the first byte that is no utf-8."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
+    read, data = 0, b"-"
+    with open(path, "rb") as file:
+        while data:
+            data = file.read(CHUNK)
+            read += len(data)
+            try:
+                yield decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:  # its object is what was read last, with what was left over before
+                raise UserError(f"the text is not utf-8: byte {read - len(error.object) + error.start:,}", path, "save it as utf-8") from None
+
+
+def safe_cut(text):
+    """The last place where BPE gives the same tokens for the two sides as for the whole: before white
+    space that follows something else, since no piece of GPT-2's pattern reaches across. 0 if none."""
+    at = len(text) - 1
+    while at > 0 and not (text[at].isspace() and not text[at - 1].isspace()):
+        at -= 1
+    return max(at, 0)
+
+
+class TokenFile:
+    """A split being written: text or ids go in, and are counted and hashed on the way."""
+
+    def __init__(self, path, tokenizer):
+        self.file, self.tokenizer, self.rest = open(path, "wb"), tokenizer, ""
+        self.dtype = "uint16" if tokenizer.vocab_size <= 65535 else "uint32"
+        self.tokens, self.bytes, self.sha256 = 0, 0, hashlib.sha256()
+
+    def add_text(self, text, last=False):
+        text = self.rest + text
+        cut = safe_cut(text) if isinstance(self.tokenizer, BPETokenizer) and not last else len(text)
+        self.rest, text = text[cut:], text[:cut]
+        self.add(self.tokenizer.encode(text), len(text.encode()))
+
+    def add(self, ids, n_bytes):
+        data = np.asarray(ids).astype(np.dtype(self.dtype).newbyteorder("<")).tobytes()
+        self.file.write(data)
+        self.sha256.update(data)
+        self.tokens, self.bytes = self.tokens + len(ids), self.bytes + n_bytes
+
+    def close(self):
+        """What meta.json says of the split."""
+        self.add_text("", last=True)
+        self.file.close()
+        return {"tokens": self.tokens, "bytes": self.bytes, "sha256": self.sha256.hexdigest()}
+
+
+def sha256_of(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_text(path, kind, folder):
+    """Token files of a text file: one pass to count its characters, one to write. Returns (tokenizer,
+    the splits' entries in meta.json, sha256 of the file)."""
+    count, chars, pieces = 0, set(), path.stat().st_size // CHUNK + 1
+    for text in tqdm(read_text(path), "reading", pieces, disable=None, leave=False, unit="MB"):
+        count, chars = count + len(text), chars | set(text)
+    if count < 2 or len(chars) < 2:
+        raise UserError("the text is empty" if not count else "the text is one character and nothing else", path, "choose a longer text")
+    tokenizer = CharTokenizer("".join(sorted(chars))) if kind == "char" else ByteTokenizer() if kind == "byte" else sources.gpt2_tokenizer()
+    train, val = TokenFile(folder / "train.bin", tokenizer), TokenFile(folder / "val.bin", tokenizer)
+    left = int(0.9 * count)  # characters still to go to train
+    for text in tqdm(read_text(path), "writing tokens", pieces, disable=None, leave=False, unit="MB"):
+        train.add_text(text[:left])
+        val.add_text(text[left:])
+        left = max(left - len(text), 0)
+    return tokenizer, {"train": train.close(), "val": val.close()}, sha256_of(path)
+
+
+def load_documents(path):
+    """A `datasets` table with a column `text`: OpenWebText, or the .jsonl or .parquet file at `path`."""
+    if path is None:
+        # Without a network `datasets` would try for most of a minute before it looks into its own cache.
+        try:
+            import requests
+
+            requests.head(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=5)
+        except (ImportError, OSError):
+            os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        from datasets import load_dataset
+
+        if path is not None:
+            return load_dataset("parquet" if str(path).endswith(".parquet") else "json", data_files=str(path), split="train")
+        # the parquet branch: the main one is a script, which `datasets` runs no more
+        return load_dataset("Skylion007/openwebtext", revision="refs/convert/parquet", split="train", num_proc=os.cpu_count())
+    except ImportError:
+        raise UserError("openwebtext needs the package datasets", "openwebtext", "pip install datasets") from None
+    except Exception as error:  # of many kinds: network, cache, format
+        fix = "connect, or give the documents as --input=FILE.jsonl" if path is None else "give .jsonl or .parquet with a column text"
+        raise UserError(f"the documents cannot be loaded: {type(error).__name__}", path or "openwebtext", fix) from None
+
+
+def write_documents(path, folder):
+    """Token files of many documents, <|endoftext|> after each, split as nanoGPT does. Returns as write_text."""
+    tokenizer, documents = sources.gpt2_tokenizer(), load_documents(path)
+    if "text" not in documents.column_names or len(documents) < 2:
+        raise UserError("these are no documents", path, "give two or more, in a column named text")
+    parts = documents.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
+    splits, source = {}, hashlib.sha256()
+    for split, part in (("train", "train"), ("val", "test")):
+        out = TokenFile(folder / f"{split}.bin", tokenizer)
+        with tqdm(total=len(parts[part]), desc=f"writing {split}", disable=None, unit=" documents") as bar:
+            for batch in parts[part].iter(batch_size=1024):
+                texts = [text.encode() for text in batch["text"]]
+                for text, ids in zip(texts, tokenizer.encoding.encode_ordinary_batch(batch["text"], num_threads=os.cpu_count())):
+                    source.update(text)
+                    out.add(ids + [tokenizer.start], len(text))
+                bar.update(len(texts))
+        splits[split] = out.close()
+    return tokenizer, splits, source.hexdigest()
+
+
+# the folder of the set
+
+
+def settle(folder):
+    """End what a killed call began: bring back the old set if the new one had not taken its place, move
+    the user's other files over to it if it had, and drop what is left."""
+    new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    elif old.exists():
+        for path in old.iterdir():
+            path.unlink() if path.name in FILES else path.rename(folder / path.name)
+        old.rmdir()
+    if new.exists():
+        shutil.rmtree(new)
+
+
+def publish(new, folder):
+    """Put the whole set `new` in the place of `folder`. Killed at any moment, one of them is whole; settle follows."""
+    for path in [*new.iterdir(), new]:
+        if path.is_file() or os.name == "posix":  # only there can a folder be synced
+            handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+            os.fsync(handle)
+            os.close(handle)
+    if folder.exists():
+        folder.rename(folder.with_name(folder.name + ".old"))
+    new.rename(folder)
+
+
+def check_request(name, kind, input, kept):
+    """UserError if prepare cannot do what it was asked for; nothing is written yet."""
+    if input is not None and not Path(input).is_file():
+        raise UserError("no such file", f"--input={input}", "check the path")
+    if name not in KNOWN and input is None and not kept.is_file():
+        raise UserError(f"{name} is not a set known here", "--input", f"name its text, `python prepare.py {name} --input=TEXTFILE`, or choose from {', '.join(KNOWN)}")
+    if name == "openwebtext" and kind != "gpt2":
+        raise UserError("openwebtext needs GPT-2's <|endoftext|> between its documents", f"--tokenizer={kind}", "leave it out")
+
+
+def describe(meta, tokenizer, folder):
+    """Print what was made."""
+    if not meta.get("canonical", True):
+        print("  NOTE: this is not the canonical tiny-shakespeare file: losses on it compare only roughly with published ones.")
+    chars = f": {''.join(tokenizer.chars)!r}" if meta["tokenizer"] == "char" and meta["vocab_size"] <= 100 else ""
+    print(f"  vocabulary: {meta['vocab_size']:,} {dict(char='characters', byte='bytes', gpt2='GPT-2 tokens')[meta['tokenizer']]}{chars}")
+    for split, entry in meta["splits"].items():
+        print(f"  {str(folder / split) + '.bin'}  {entry['tokens']:,} tokens of {entry['bytes']:,} bytes, sha256 {entry['sha256'][:12]}")
+
+
+def prepare(name, input=None, tokenizer="auto", data_dir="data"):
+    """Make the data set data_dir/name and return its meta.json; see PrepareConfig for the arguments."""
+    if not re.fullmatch(r"\w[\w-]*", name):
+        raise UserError(f"{name!r} is no name for a data set", "name", "use letters, digits, - and _")
+    folder = Path(data_dir, name)
+    kept, new = folder / "input.txt", folder.with_name(name + ".new")
+    kind = tokenizer if tokenizer != "auto" else "gpt2" if name in ("shakespeare", "openwebtext") else "char"
+    settle(folder)
+    check_request(name, kind, input, kept)
+    try:
+        new.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"the data cannot be written: {error.strerror}", new, "choose another --data_dir") from None
+    print(f"preparing {folder}")
+    try:
+        if name == "openwebtext":
+            source = input or "Skylion007/openwebtext"
+            if not input:
+                print("  8 million documents, 9 billion tokens. Needs about 70 GB for the cache of `datasets` and 18 GB for the tokens")
+                print(f"  ({shutil.disk_usage(new).free / 1e9:.0f} GB are free here), some 2 GB of memory, and an hour or more besides the download.")
+            coder, splits, sha256 = write_documents(input, new)
+        else:
+            path, source = (Path(input), input) if input else (kept, str(kept))
+            if name in SMALL and not input and not kept.is_file():
+                text, source = sources.find_shakespeare(kept)
+                path = new / "input.txt"
+                path.write_bytes(text)
+            print(f"  text: {source}, {path.stat().st_size:,} bytes, sha256 {sha256_of(path)[:12]}")
+            if name not in KNOWN and tokenizer == "auto":
+                print("  a token is a character; --tokenizer=gpt2 or byte for others")
+            coder, splits, sha256 = write_text(path, kind, new)
+        dtype = "uint16" if coder.vocab_size <= 65535 else "uint32"
+        meta = {"name": name, "tokenizer": kind, "vocab_size": coder.vocab_size, "dtype": dtype, "splits": splits, "source": str(source), "source_sha256": sha256}
+        if name in SMALL:
+            meta["canonical"] = sha256 == sources.CANONICAL
+        (new / "tokenizer.json").write_text(json.dumps(coder.to_json()), encoding="utf-8")
+        (new / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+        publish(new, folder)
+    finally:  # after Ctrl-C too
+        settle(folder)
+    describe(meta, coder, folder)
+    return meta
+
+
+def main(argv):
+    values, words = load(argv, [PrepareConfig], __doc__)
+    if len(words) != 1:
+        raise UserError("one data set at a time, please", "command line", f"`python prepare.py NAME`, where NAME is {', '.join(KNOWN)} or one of yours with --input=TEXTFILE")
+    config = build(PrepareConfig, values)
+    prepare(words[0], config.input, config.tokenizer, config.data_dir)
+
+
+if __name__ == "__main__":
+    run(main)

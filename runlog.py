@@ -1,0 +1,112 @@
+"""What a run shows and keeps while it runs: the status line, log.jsonl, loss.png, Weights & Biases."""
+import json
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+# nanoGPT's words first, so that scripts that read its logs read ours.
+REPORT = "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, lr {lr:.2e}, norm {grad_norm:.2f}"
+EVALUATION = "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}, {bits_per_byte:.4f} bits per byte"
+
+
+def one_line(error):
+    return " ".join(str(error).split())[:160]
+
+
+def read_rows(path, last_step=None):
+    """The rows of a log.jsonl, up to a step; a line torn by a crash is passed over."""
+    path, rows = Path(path), []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if last_step is None or row["step"] <= last_step:
+            rows.append(row)
+    return rows
+
+
+def draw(rows, path):
+    """The loss curves of some rows as a PNG. A failure to draw is one warning: it never stops a run."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        for key, label, style in (
+            ("loss", "training batches", dict(color="#bbbbbb", lw=0.8)),
+            ("train_loss", "train split", dict(color="#4477aa", marker=".")),
+            ("val_loss", "validation split", dict(color="#cc3311", marker=".")),
+        ):
+            points = [(row["step"], row[key]) for row in rows if key in row]
+            if points:
+                axes.plot(*zip(*points), label=label, **style)
+        axes.set(xlabel="step", ylabel="loss, nats per token", title=Path(path).resolve().parent.name)
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False)
+        figure.savefig(path, dpi=110)
+    except Exception as error:
+        print(f"warning: no {path}: {one_line(error)}", file=sys.stderr)
+
+
+def start_wandb(project, name, config, state):
+    """A function that logs a row to Weights & Biases. A failure, now or later, is one warning."""
+    try:
+        import wandb
+
+        run = wandb.init(project=project, name=name, config=config, id=state.get("wandb_id"), resume="allow")
+        state["wandb_id"] = run.id  # a resumed run goes on in the same chart
+    except Exception as error:
+        print(f"warning: wandb does not start, the run goes on without it: {one_line(error)}", file=sys.stderr)
+        return None
+
+    def log(row):
+        try:
+            run.log(row, step=row["step"])
+        except Exception as error:
+            print(f"warning: wandb lost a row: {one_line(error)}", file=sys.stderr)
+
+    return log
+
+
+class RunLog:
+    """The log of a run in out_dir from `step` on: rows of an earlier attempt beyond it are dropped."""
+
+    def __init__(self, out_dir, step, max_iters, wandb_log=None):
+        path = Path(out_dir) / "log.jsonl"
+        self.picture = Path(out_dir) / "loss.png"
+        self.rows = read_rows(path, step)
+        self.file = open(path, "w", encoding="utf-8")
+        self.file.write("".join(json.dumps(row) + "\n" for row in self.rows))
+        self.wandb_log = wandb_log
+        self.bar = tqdm(total=max_iters, initial=step, unit="step", disable=not sys.stdout.isatty(), dynamic_ncols=True, file=sys.stdout)
+
+    def keep(self, row):
+        self.rows.append(row)
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+        if self.wandb_log:
+            self.wandb_log(row)
+
+    def report(self, row):
+        """A row about a step: shown on the bar, or as a line where there is no terminal."""
+        self.keep(row)
+        self.bar.set_postfix_str(f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s", refresh=False)
+        self.bar.update(row["step"] - self.bar.n)
+        if self.bar.disable:
+            print(REPORT.format(**row), flush=True)
+
+    def evaluation(self, row):
+        """A row about an evaluation: a line that stays, and the curves drawn anew."""
+        self.keep(row)
+        self.bar.clear()
+        print(EVALUATION.format(**row), flush=True)
+        self.bar.refresh()
+        draw(self.rows, self.picture)
+
+    def close(self):
+        self.bar.close()
+        self.file.close()

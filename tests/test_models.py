@@ -1,0 +1,496 @@
+"""
+The two models, pinned: sizes, every formula written naively, causality, caching, initialisation.
+Parity tests make every parameter random: with a gain of 1 and a bias of 0 a forgotten one passes.
+
+    python -m pytest tests/test_models.py
+"""
+import ast
+import difflib
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import model
+import model_llama
+from cache import KVCache
+from model import GPT, GPTConfig
+from model_llama import Llama, LlamaConfig, rotary, rotate
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = {
+    "gpt2": (GPT, GPTConfig, dict(n_layer=2, n_head=5, n_embd=35)),
+    "llama": (Llama, LlamaConfig, dict(n_layer=2, n_head=6, n_kv_head=2, n_embd=48, multiple_of=7)),
+}
+both = pytest.mark.parametrize("word", TINY)
+
+
+def tiny(word, std=0.3, dtype=torch.float32, **changes):
+    """A small model of odd sizes with every parameter random, in evaluation mode; std=None: as initialised."""
+    torch.manual_seed(0)
+    model_class, config_class, sizes = TINY[word]
+    made = model_class(config_class(**(dict(block_size=16, vocab_size=99) | sizes | changes))).to(dtype).eval()
+    return made if std is None else random_weights(made, std)
+
+
+@torch.no_grad()
+def random_weights(module, std):
+    for p in module.parameters():
+        p.normal_(0, std)
+    return module
+
+
+def tokens(*shape, vocab=99):
+    return torch.randint(vocab, shape, generator=torch.Generator().manual_seed(1))
+
+
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def on_meta(model_class, config):
+    with torch.device("meta"):
+        return model_class(config)
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def test_gpt2_124m():
+    assert count(on_meta(GPT, GPTConfig())) == 124_439_808
+    untied = on_meta(GPT, GPTConfig(tie_embeddings=False))
+    assert count(untied) == 124_439_808 + 50257 * 768
+    # without biases: 12 blocks of 2 norms, 4 C x C, C x 4C and 4C x C, and the last norm
+    assert count(on_meta(GPT, GPTConfig(bias=False))) == 124_439_808 - (12 * (2 + 4 + 4 + 1) + 1) * 768
+
+
+def test_llama_7b():
+    config = LlamaConfig(vocab_size=32000, n_layer=32, n_head=32, n_embd=4096)
+    assert count(on_meta(Llama, config)) == 6_738_415_616
+    config.tie_embeddings = True
+    assert count(on_meta(Llama, config)) == 6_738_415_616 - 32000 * 4096
+
+
+@pytest.mark.parametrize("n_embd, multiplier, multiple_of, width", [
+    (4096, None, 256, 11008),  # LLaMA 7B
+    (8192, 1.3, 4096, 28672),  # LLaMA 2 70B; the multiplier before the two thirds would give 32768
+    (4096, 1.3, 1024, 14336),  # LLaMA 3 8B
+    (48, None, 7, 133),  # 128 rounded up
+    (48, None, 1, 128),
+])
+def test_mlp_width(n_embd, multiplier, multiple_of, width):
+    mlp = on_meta(model_llama.MLP, LlamaConfig(n_head=8, n_embd=n_embd, ffn_dim_multiplier=multiplier, multiple_of=multiple_of))
+    assert mlp.gate.weight.shape == mlp.up.weight.shape == (width, n_embd)
+    assert mlp.down.weight.shape == (n_embd, width)
+
+
+def test_gpt2_mlp_is_four_times_as_wide():
+    mlp = on_meta(model.MLP, GPTConfig())
+    assert mlp.up.weight.shape == (3072, 768) and mlp.down.weight.shape == (768, 3072)
+
+
+def test_worked_example(monkeypatch):
+    """100 tokens, width 512, 8 query heads, 2 heads of keys and values: every shape, every count."""
+    config = LlamaConfig(vocab_size=99, n_layer=1, n_head=8, n_kv_head=2, n_embd=512)
+    llama, shapes = Llama(config), {}
+    attn, real = llama.blocks[0].attn, F.scaled_dot_product_attention
+    for name, module in llama.named_modules():
+        module.register_forward_hook(lambda m, args, out, name=name: shapes.update({name: out.shape}) if torch.is_tensor(out) else None)
+
+    def spy(q, k, v, **kwargs):
+        y = real(q, k, v, **kwargs)
+        shapes.update(q=q.shape, k=k.shape, v=v.shape, y=y.shape)
+        return y
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    cache = KVCache()
+    logits, loss = llama(tokens(1, 100), cache=cache)
+    block = "blocks.0."
+    expected = {
+        "wte": (1, 100, 512),
+        block + "norm1": (1, 100, 512),
+        block + "attn.wq": (1, 100, 512),
+        block + "attn.wk": (1, 100, 128),
+        block + "attn.wv": (1, 100, 128),
+        "q": (1, 8, 100, 64),
+        "k": (1, 2, 100, 64),
+        "v": (1, 2, 100, 64),
+        "y": (1, 8, 100, 64),
+        block + "attn.wo": (1, 100, 512),
+        block + "attn": (1, 100, 512),
+        block + "norm2": (1, 100, 512),
+        block + "mlp.gate": (1, 100, 1536),  # int(8 * 512 / 3) = 1365, up to a multiple of 256
+        block + "mlp.up": (1, 100, 1536),
+        block + "mlp.down": (1, 100, 512),
+        "blocks.0": (1, 100, 512),
+        "norm_f": (1, 100, 512),
+        "lm_head": (1, 100, 99),
+    }
+    assert {name: tuple(shapes[name]) for name in expected} == expected
+    assert logits.shape == (1, 100, 99) and loss is None
+    assert cache[0].k.shape[:2] == (1, 2), "the cache holds the 2 heads, not 8 copies"
+    assert count(attn.wq) + count(attn.wk) + count(attn.wv) == 393_216
+    assert count(attn) == 655_360
+    assert count(llama) == 2 * 99 * 512 + 655_360 + 3 * 512 * 1536 + 3 * 512
+
+
+# ---------------------------------------------------------------- parts
+
+
+def test_layernorm():
+    for bias in (True, False):
+        norm = random_weights(model.LayerNorm(GPTConfig(n_embd=35, n_head=5, bias=bias)).double(), 1.0)
+        x = 2 + 1e-2 * torch.randn(7, 35, dtype=torch.float64)  # of a variance that lets eps be seen
+
+        def naive(eps):
+            mean = x.mean(-1, keepdim=True)
+            y = (x - mean) / torch.sqrt(((x - mean) ** 2).mean(-1, keepdim=True) + eps) * norm.weight
+            return y + norm.bias if bias else y
+
+        assert (norm(x) - naive(1e-5)).abs().max() < 1e-12
+        assert (norm(x) - naive(1e-6)).abs().max() > 1e-3
+        assert sum(1 for _ in norm.parameters()) == 1 + bias
+
+
+def test_rmsnorm():
+    norm = random_weights(model_llama.RMSNorm(LlamaConfig(n_embd=48, norm_eps=1e-4)).double(), 1.0)
+    x = 1e-2 * (1 + torch.randn(7, 48, dtype=torch.float64))
+    naive = lambda eps: x / torch.sqrt((x ** 2).mean(-1, keepdim=True) + eps) * norm.weight
+    assert (norm(x) - naive(1e-4)).abs().max() < 1e-12
+    assert (norm(x) - naive(1e-5)).abs().max() > 1e-2
+
+
+def test_rmsnorm_is_computed_in_fp32():
+    norm = random_weights(model_llama.RMSNorm(LlamaConfig(n_embd=768)), 1.0).bfloat16()
+    x = 30 * torch.randn(50, 768).bfloat16()
+    naive = lambda x, weight: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
+    in_fp32 = naive(x.float(), norm.weight.float())
+    step = in_fp32.abs() * 2.0 ** -8  # the most that one rounding to bf16 takes away
+    y = norm(x)
+    assert y.dtype == torch.bfloat16
+    assert ((y.float() - in_fp32).abs() <= step).all()
+    assert ((naive(x, norm.weight).float() - in_fp32).abs() > step).any(), "computed in bf16 it would not pass"
+
+
+def test_gelu_is_the_tanh_form():
+    mlp = random_weights(model.MLP(GPTConfig(n_embd=10, n_head=5)).double(), 1.0)
+    x = torch.randn(500, 10, dtype=torch.float64)
+    u = x @ mlp.up.weight.T + mlp.up.bias
+    after = lambda h: h @ mlp.down.weight.T + mlp.down.bias
+    formula = 0.5 * u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u ** 3)))
+    assert (mlp(x) - after(formula)).abs().max() < 1e-12
+    erf = 0.5 * u * (1 + torch.erf(u / math.sqrt(2)))
+    assert (formula - erf).abs().max() > 1e-4 and (mlp(x) - after(erf)).abs().max() > 1e-4
+
+
+def test_swiglu():
+    mlp = random_weights(model_llama.MLP(LlamaConfig(n_embd=48, multiple_of=7)).double(), 1.0)
+    x = torch.randn(50, 48, dtype=torch.float64)
+    gate, up = x @ mlp.gate.weight.T, x @ mlp.up.weight.T
+    assert (mlp(x) - (gate / (1 + torch.exp(-gate)) * up) @ mlp.down.weight.T).abs().max() < 1e-9
+    assert (mlp(x) - (up / (1 + torch.exp(-up)) * gate) @ mlp.down.weight.T).abs().max() > 1, "gate and up are not alike"
+
+
+def attention(q, k, v):
+    """softmax(q kᵀ / sqrt(D)) v with a causal mask, in plain words; q, k and v (B, H, T, D)."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+    future = torch.ones(q.size(-2), q.size(-2)).triu(1).bool()
+    return scores.masked_fill(future, -math.inf).softmax(-1) @ v
+
+
+def test_gpt2_attention():
+    attn = random_weights(model.Attention(GPTConfig(n_embd=35, n_head=5)).double(), 0.5)
+    x = torch.randn(2, 9, 35, dtype=torch.float64)
+    heads = lambda layer: layer(x).unflatten(-1, (5, 7)).transpose(1, 2)
+    y = attention(heads(attn.wq), heads(attn.wk), heads(attn.wv)).transpose(1, 2).flatten(2)
+    assert (attn(x) - attn.wo(y)).abs().max() < 1e-12
+
+
+def llama_attention(theta=10000.0):
+    """An attention of 6 query and 2 key heads with random weights, an input, its rope, and the output."""
+    config = LlamaConfig(n_embd=48, n_head=6, n_kv_head=2, rope_theta=theta)
+    torch.manual_seed(0)
+    attn = random_weights(model_llama.Attention(config).double(), 0.3)
+    x = torch.randn(2, 9, 48, dtype=torch.float64)
+    rope = rotary(torch.arange(9)[None], theta, 8)
+    return attn, x, rope, attn(x, rope)
+
+
+def test_grouped_queries_are_neighbours():
+    attn, x, rope, y = llama_attention()
+    q = rotate(attn.wq(x).unflatten(-1, (6, 8)).transpose(1, 2), *rope)
+    k = rotate(attn.wk(x).unflatten(-1, (2, 8)).transpose(1, 2), *rope)
+    v = attn.wv(x).unflatten(-1, (2, 8)).transpose(1, 2)
+    out = lambda k, v: attn.wo(attention(q, k, v).transpose(1, 2).flatten(2))
+    assert (y - out(k.repeat_interleave(3, dim=1), v.repeat_interleave(3, dim=1))).abs().max() < 1e-12
+    assert (y - out(k.repeat(1, 3, 1, 1), v.repeat(1, 3, 1, 1))).abs().max() > 0.1, "tiled heads are another model"
+
+
+@pytest.mark.parametrize("theta", [10000.0, 100.0])
+def test_rope_is_metas_complex_form(theta):
+    """Meta turns neighbouring pairs (x_2i, x_2i+1) as complex numbers; ours pairs (x_i, x_i+D/2). The same
+    scores come out once the rows of wq and wk are sorted, within each head: even ones first, then odd."""
+    attn, x, rope, y = llama_attention(theta)
+    interleaved = lambda w: w.unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2)  # our rows in Meta's order
+    angle = torch.outer(torch.arange(9, dtype=torch.float64), theta ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8))
+    turn = torch.polar(torch.ones_like(angle), angle)[:, None]  # (T, 1, D/2) complex
+
+    def metas(wq, wk):
+        q = (x @ wq.T).unflatten(-1, (6, 4, 2))  # (B, T, H, D/2, 2)
+        k = (x @ wk.T).unflatten(-1, (2, 4, 2))
+        q, k = (torch.view_as_real(torch.view_as_complex(z) * turn).flatten(-2).transpose(1, 2) for z in (q, k))
+        v = attn.wv(x).unflatten(-1, (2, 8)).transpose(1, 2)
+        return attn.wo(attention(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)).transpose(1, 2).flatten(2))
+
+    wq, wk = attn.wq.weight, attn.wk.weight
+    assert (y - metas(interleaved(wq), interleaved(wk))).abs().max() < 1e-5  # our angles are fp32
+    assert (y - metas(wq, wk)).abs().max() > 0.1, "without the permutation it is another model"
+    assert torch.equal(interleaved(torch.arange(16.0))[:8], torch.tensor([0.0, 4, 1, 5, 2, 6, 3, 7]))
+
+
+def test_rope_is_relative_and_keeps_norms():
+    q, k = torch.randn(2, 1, 1, 1, 64, dtype=torch.float64)
+    at = lambda x, pos: rotate(x, *rotary(torch.tensor([[pos]]), 10000.0, 64))
+    score = lambda i, j: (at(q, i) * at(k, j)).sum()
+    for shift in (1, 10, 300):
+        assert abs(score(7 + shift, 3 + shift) - score(7, 3)) < 1e-4
+    assert abs(score(8, 3) - score(7, 3)) > 1e-2
+    assert torch.equal(at(q, 0), q)
+    for pos in (1, 50, 5000):
+        assert abs(at(q, pos).norm() - q.norm()) < 1e-6 * q.norm()
+        assert (at(q, pos) - q).norm() > 0.1 * q.norm()
+
+
+def test_rope_of_a_cast_model_is_fp32():
+    cos, sin = rotary(torch.arange(3000)[None], 10000.0, 8)
+    assert cos.dtype == sin.dtype == torch.float32
+    # the last angle: 2999 radians would be 2992 or 3008 in bf16
+    assert abs(cos[0, 0, 2999, 0].double() - math.cos(2999)) < 1e-3
+    assert rotate(torch.ones(1, 1, 3000, 8).bfloat16(), cos, sin).dtype == torch.bfloat16
+    assert not any("rope" in name or "freq" in name for name in tiny("llama").state_dict()), "no table in checkpoints"
+
+
+# ---------------------------------------------------------------- whole models
+
+
+@both
+def test_causality(word):
+    """Another token at t leaves every logit before t as it was, to the last bit."""
+    made, idx = tiny(word), tokens(3, 16)
+    logits = made(idx)[0]
+    for t in range(16):
+        other = idx.clone()
+        other[:, t] = (other[:, t] + 1) % 99
+        changed = made(other)[0]
+        assert torch.equal(changed[:, :t], logits[:, :t])
+        assert (changed[:, t:] - logits[:, t:]).abs().amax(-1).min() > 1e-3, "and it reaches every logit from t on"
+
+
+@both
+@pytest.mark.parametrize("chunks", [[1] * 16, [15, 1], [5, 1, 7, 3], [16], [3] * 5 + [1]], ids=str)
+def test_cached_is_uncached(word, chunks):
+    made, idx, cache, start = tiny(word), tokens(3, 16), KVCache(), 0
+    logits = made(idx)[0]
+    for chunk in chunks:
+        out = made(idx[:, start:start + chunk], cache=cache)[0]
+        assert (out - logits[:, start:start + chunk]).abs().max() < 1e-5
+        start += chunk
+
+
+@pytest.mark.parametrize("chunks", [[1] * 100, [20, 1, 30, 49]], ids=["tokens", "chunks"])
+def test_llama_runs_past_block_size(chunks):
+    made, idx, cache, start = tiny("llama"), tokens(2, 100), KVCache(), 0
+    logits = made(idx)[0]
+    for chunk in chunks:
+        out = made(idx[:, start:start + chunk], cache=cache)[0]
+        assert (out - logits[:, start:start + chunk]).abs().max() < 1e-5
+        start += chunk
+    assert torch.equal(made(idx[:, :50])[0], tiny("llama", block_size=999)(idx[:, :50])[0]), "block_size changes nothing"
+
+
+def test_gpt2_refuses_past_block_size():
+    made, cache = tiny("gpt2"), KVCache()
+    with pytest.raises(ValueError, match="17 .*16"):
+        made(tokens(1, 17))
+    made(tokens(1, 15), cache=cache)
+    with pytest.raises(ValueError, match="18 .*16"):
+        made(tokens(1, 3), cache=cache)
+    made(tokens(1, 1), cache=cache)  # nothing was lost
+
+
+@both
+def test_ragged_batch_is_one_at_a_time(word):
+    """Prompts of 3, 7 and 5 tokens padded on the left, then 4 more tokens each, against each one alone."""
+    made, lengths = tiny(word), [3, 7, 5]
+    idx = tokens(3, 11)
+    pad = torch.tensor([7 - n for n in lengths])
+    for chunks in ([7, 1, 1, 1, 1], [7, 3, 1], [11], [2, 6, 3]):
+        cache, start, out = KVCache(pad=pad), 0, []
+        for chunk in chunks:
+            out.append(made(idx[:, start:start + chunk], cache=cache)[0])
+            start += chunk
+        out = torch.cat(out, dim=1)
+        assert out.isfinite().all(), "padding reads nothing, and must not turn into nan"
+        for row, skip in enumerate(pad.tolist()):
+            alone = made(idx[row:row + 1, skip:])[0]
+            assert (out[row, skip:] - alone[0]).abs().max() < 1e-5
+
+
+@both
+def test_last_only(word):
+    made, idx = tiny(word), tokens(3, 9)
+    logits, loss = made(idx, last_only=True)
+    assert logits.shape == (3, 1, 99) and loss is None
+    assert (logits - made(idx)[0][:, -1:]).abs().max() < 1e-5
+    assert made(idx)[0].shape == (3, 9, 99)
+
+
+@both
+def test_loss_is_the_mean_over_targets_that_count(word):
+    made, idx, targets = tiny(word), tokens(3, 9), tokens(3, 9).flip(0)
+    targets[0], targets[1, 2:5] = -1, -1
+    loss = made(idx, targets)[1]
+    logp = made(idx)[0].double().log_softmax(-1)
+    each = [-logp[b, t, targets[b, t]] for b in range(3) for t in range(9) if targets[b, t] >= 0]
+    assert len(each) == 15 and abs(loss - sum(each) / 15) < 1e-5
+
+
+@both
+@pytest.mark.parametrize("tie", [True, False])
+def test_tied_or_untied(word, tie):
+    made = tiny(word, tie_embeddings=tie)
+    assert (made.lm_head.weight is made.wte.weight) == tie
+    assert count(made) == count(tiny(word, tie_embeddings=False)) - tie * made.wte.weight.numel()
+    assert ("lm_head.weight" in dict(made.named_parameters())) != tie
+    assert tiny("gpt2").config.tie_embeddings and not tiny("llama").config.tie_embeddings
+
+
+@both
+def test_dropout_is_for_training(word):
+    made, plain, idx = tiny(word, dropout=0.5), tiny(word), tokens(2, 16)
+    assert torch.equal(made(idx)[0], plain(idx)[0])
+    made.train()
+    assert not torch.equal(made(idx)[0], made(idx)[0])
+
+
+@both
+def test_dropout_acts_where_gpt2_had_it(word, monkeypatch):
+    """On the embedding, the attention's weights, and what each sublayer adds."""
+    made, real, calls = tiny(word, dropout=0.25), F.scaled_dot_product_attention, []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **kw: calls.append(("weights", kw["dropout_p"])) or real(*args, **kw))
+    for name, module in made.named_modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda m, args, out, name=name: calls.append((name, m.p if m.training else 0.0)))
+    for p in (0.25, 0.0):
+        calls.clear()
+        made.train(p > 0)(tokens(2, 16))
+        assert calls == [("dropout", p)] + [
+            (place, p) for i in range(2) for place in ("weights", f"blocks.{i}.attn.dropout", f"blocks.{i}.mlp.dropout")
+        ]
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: GPTConfig(n_embd=100, n_head=12), "n_embd=100 .*n_head=12"),
+    (lambda: LlamaConfig(n_embd=100, n_head=12), "n_embd=100 .*n_head=12"),
+    (lambda: LlamaConfig(n_head=12, n_kv_head=5), "n_head=12 .*n_kv_head=5"),
+    (lambda: LlamaConfig(n_embd=35, n_head=5), "n_embd=35 .*n_head=5.*odd"),
+])
+def test_impossible_sizes(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+# ---------------------------------------------------------------- learning
+
+
+@both
+def test_initialisation(word):
+    made = tiny(word, std=None, n_layer=8, n_embd=60, vocab_size=999, block_size=100, tie_embeddings=False)
+    kinds = set()
+    for name, p in made.named_parameters():
+        if p.dim() == 2:
+            residual = name.endswith(("attn.wo.weight", "mlp.down.weight"))
+            expected = 0.02 / math.sqrt(16) if residual else 0.02
+            assert abs(p.std() / expected - 1) < 5 / math.sqrt(2 * p.numel()), name  # five standard errors
+            assert abs(p.mean()) < 5 * expected / math.sqrt(p.numel()), name
+            kinds.add(residual)
+        else:
+            assert (p == (0 if name.endswith("bias") else 1)).all(), name
+    assert kinds == {True, False}
+
+
+@both
+@pytest.mark.parametrize("tie", [True, False])
+def test_initial_loss(word, tie):
+    """Logits of a random model are noise of variance C 0.02²: the loss is ln V plus half of it."""
+    made = tiny(word, std=None, n_embd=300, block_size=64, vocab_size=999, tie_embeddings=tie)
+    idx, targets = tokens(8, 64, vocab=999), tokens(64, 8, vocab=999).T
+    logits, loss = made(idx)[0], made(idx, targets)[1]
+    variance = logits.var(-1).mean().item()
+    assert abs(variance / (300 * 0.02 ** 2) - 1) < 0.1
+    assert abs(loss.item() - math.log(999) - variance / 2) < 0.1
+
+
+@both
+def test_a_batch_can_be_overfitted(word):
+    made = tiny(word, std=None).train()
+    idx, targets = tokens(4, 16), tokens(16, 4).T
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
+    for _ in range(100):
+        loss = made(idx, targets)[1]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.1
+
+
+@both
+@pytest.mark.parametrize("tie", [True, False])
+def test_gradient_reaches_every_parameter(word, tie):
+    made = tiny(word, dtype=torch.float64, tie_embeddings=tie).train()
+    made(tokens(4, 16), tokens(16, 4).T)[1].backward()
+    for name, p in made.named_parameters():
+        rows = p.grad.flatten(1).abs().amax(1) if p.dim() == 2 else p.grad.abs()
+        if name.endswith("wk.bias"):  # it adds the same to all scores of a query, which softmax does not see
+            assert rows.max() < 1e-12, name
+        elif name == "wte.weight" and not tie:  # rows of tokens that do not occur
+            assert (rows > 0).sum() == tokens(4, 16).unique().numel()
+        else:
+            assert (rows > 1e-9).all(), name
+
+
+# ---------------------------------------------------------------- two files to be read side by side
+
+
+def test_the_two_files_stay_close():
+    """`diff model.py model_llama.py` is the list of what LLaMA changed: it must not grow by accident."""
+    a, b = ((ROOT / name).read_text("utf-8").splitlines() for name in ("model.py", "model_llama.py"))
+    changed = [line for line in difflib.unified_diff(a, b, n=0, lineterm="") if line[0] in "+-" and line[:3] not in ("+++", "---")]
+    assert len(changed) <= 120
+    assert len(a) <= 150 and len(b) <= 170
+
+
+def test_the_same_classes_in_the_same_order():
+    trees = [ast.parse((ROOT / name).read_text("utf-8")) for name in ("model.py", "model_llama.py")]
+    a, b = ([node.name for node in tree.body if isinstance(node, ast.ClassDef)] for tree in trees)
+    rename = {"GPTConfig": "LlamaConfig", "LayerNorm": "RMSNorm", "GPT": "Llama"}
+    assert [rename.get(name, name) for name in a] == b
+    for name in set(a) & set(b) | {"GPT"}:
+        c, d = (next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in (name, rename.get(name))) for tree in trees)
+        assert [f.name for f in c.body if isinstance(f, ast.FunctionDef)] == [f.name for f in d.body if isinstance(f, ast.FunctionDef)]
+
+
+@pytest.mark.parametrize("name", ["model.py", "model_llama.py", "cache.py"])
+def test_only_torch_is_needed(name):
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / name).read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            found.add(node.module.split(".")[0])
+    assert found <= {"torch"} | sys.stdlib_module_names
+    assert not found & {"os", "sys"}, "no environment look-ups"

@@ -1,0 +1,170 @@
+"""Sampling: cached = uncached, the arithmetic of the draw, and what is done with odd input."""
+import random
+import re
+import shutil
+
+import pytest
+import torch
+
+import sample
+import train
+from cache import LayerCache
+from configurator import UserError
+from model import GPT, GPTConfig
+from model_llama import Llama, LlamaConfig
+from prepare import prepare
+from sample import generate, probabilities
+
+
+@pytest.fixture(scope="session", params=["gpt2", "llama"])
+def out_dir(request, tmp_path_factory):
+    """A run folder whose text depends on its prompt: words that are spelled again and again. The data
+    it was trained on are gone."""
+    folder = tmp_path_factory.mktemp(request.param)
+    rng = random.Random(0)
+    text = "".join(rng.choice(["the king of rome ", "shall speak no more\n"]) for _ in range(600))
+    (folder / "text.txt").write_text(text, encoding="utf-8")
+    prepare("words", input=str(folder / "text.txt"), tokenizer="char", data_dir=str(folder))
+    train.main(["--n_layer=2", "--n_head=4", "--n_embd=32", "--block_size=16", "--batch_size=16", "--max_iters=150", "--learning_rate=1e-2",
+                "--warmup_iters=10", "--eval_interval=150", "--device=cpu", "--dataset=words", f"--model={request.param}", f"--data_dir={folder}", f"--out_dir={folder / 'run'}"])
+    shutil.rmtree(folder / "words")
+    return folder / "run"
+
+
+def run(out_dir, *more):
+    sample.main([f"--out_dir={out_dir}", "--device=cpu", *more])
+
+
+def continuation(model, idx, n, **more):
+    return torch.cat(list(generate(model, idx, n, **more)), dim=1)
+
+
+def test_greedy_text_is_the_language(out_dir, capsys):
+    run(out_dir, "--start=shall sp", "--temperature=0", "--num_samples=1", "--max_new_tokens=10")
+    assert capsys.readouterr().out.startswith("shall speak no mor")
+    run(out_dir, "--start=of r", "--temperature=0.0", "--num_samples=1", "--max_new_tokens=4")
+    assert capsys.readouterr().out.startswith("of rome ")
+
+
+def test_cached_text_is_uncached_text_also_past_block_size(out_dir):
+    model, tokenizer, _, _ = sample.open_run(out_dir)
+    for prompt in ("the k", "shall speak no more\nthe king of rome shall "):  # 16 is the context
+        idx = torch.from_numpy(tokenizer.encode(prompt))[None]
+        cached = continuation(model, idx, 60, temperature=0)
+        assert torch.equal(cached, continuation(model, idx, 60, temperature=0, use_cache=False))
+        assert cached.shape == (1, 60)
+        draws = dict(temperature=1.0, top_k=5, seeds=[3])
+        assert torch.equal(continuation(model, idx, 60, **draws), continuation(model, idx, 60, use_cache=False, **draws))
+
+
+def test_context_is_the_last_half_to_whole_of_block_size(out_dir):
+    """What the model is shown, token by token, beyond its context of 16; a longer one only for LLaMA."""
+    model, tokenizer, trained, _ = sample.open_run(out_dir)
+    shown, forward = [], model.forward
+    model.forward = lambda idx, cache, last_only: (shown.append(cache.length + idx.size(1)), forward(idx, cache=cache, last_only=last_only))[1]
+    idx = torch.from_numpy(tokenizer.encode("the king of rome"))[None]
+    continuation(model, idx, 18, temperature=0)
+    assert shown == [16, 9, 10, 11, 12, 13, 14, 15, 16] + [9, 10, 11, 12, 13, 14, 15, 16] + [9]
+    if trained["model"] == "llama":
+        shown.clear()
+        continuation(model, idx, 18, temperature=0, context=40)
+        assert shown == [*range(16, 34)]
+    else:
+        with pytest.raises(UserError, match="positions for 16 tokens only"):
+            run(out_dir, "--context=17")
+
+
+def test_padded_vocabulary_is_never_drawn(out_dir):
+    model, tokenizer, _, _ = sample.open_run(out_dir)
+    idx = torch.from_numpy(tokenizer.encode("the"))[None]
+    assert continuation(model, idx.repeat(50, 1), 5, temperature=100.0, vocab_size=4).max() < 4
+
+
+def test_a_cache_that_is_wrong_would_be_seen(out_dir, monkeypatch):
+    """The test above has teeth: a cache that forgets changes the text."""
+    model, tokenizer, _, _ = sample.open_run(out_dir)
+    idx = torch.from_numpy(tokenizer.encode("of rom"))[None]
+    right = continuation(model, idx, 10, temperature=0)
+    monkeypatch.setattr(LayerCache, "update", lambda self, k, v: (k, v, None))
+    assert not torch.equal(continuation(model, idx, 10, temperature=0), right)
+
+
+def test_same_seed_same_text_and_each_row_its_own_draws(out_dir, capsys):
+    texts = []
+    for seed in (1, 1, 2):
+        run(out_dir, "--start=the ", "--num_samples=2", "--max_new_tokens=30", f"--seed={seed}", "--temperature=1.5")
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+    first, second = texts[0].split("---------------\n")[:2]
+    assert first != second
+    model, tokenizer, _, _ = sample.open_run(out_dir)
+    idx = torch.from_numpy(tokenizer.encode("the "))[None]
+    pair = continuation(model, idx.repeat(2, 1), 20, temperature=1.5, seeds=[7, 8])
+    alone = continuation(model, idx, 20, temperature=1.5, seeds=[8])
+    assert torch.equal(pair[1:], alone)
+
+
+def test_temperature_top_k_and_top_p():
+    logits = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
+    assert torch.allclose(probabilities(logits), torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
+    squared = torch.tensor([[0.01, 0.16, 0.04, 0.09]])
+    assert torch.allclose(probabilities(logits, temperature=0.5), squared / squared.sum())
+    top = torch.tensor([[0.0, 0.4, 0.0, 0.3]])
+    assert torch.allclose(probabilities(logits, top_k=2), top / top.sum())
+    assert torch.allclose(probabilities(logits, top_k=9), probabilities(logits))  # above the vocabulary: all of it
+    for p, kept in ((0.3, [0, 1, 0, 0]), (0.6, [0, 1, 0, 1]), (0.7001, [0, 1, 1, 1]), (1.0, [1, 1, 1, 1])):
+        assert (probabilities(logits, top_p=p) > 0).int().tolist() == [kept], p
+
+
+def test_draws_follow_the_probabilities():
+    """Chi-square of 4,000 draws of the first token against the model's own softmax."""
+    torch.manual_seed(0)
+    model = Llama(LlamaConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=5, block_size=8)).eval()
+    torch.nn.init.normal_(model.lm_head.weight, 0.0, 1.0)
+    idx = torch.tensor([[1, 2, 3]]).repeat(4000, 1)
+    counts = torch.bincount(next(generate(model, idx, 1, seeds=range(4000))).flatten(), minlength=5)
+    expected = model(idx[:1], last_only=True)[0].softmax(-1).flatten() * 4000
+    assert ((counts - expected) ** 2 / expected).sum() < 18.5  # 0.999 quantile at 4 degrees of freedom
+
+
+def test_prompt_from_a_file_and_utf8(out_dir, tmp_path, capsys):
+    (tmp_path / "prompt.txt").write_text("shall speak", encoding="utf-8")
+    run(out_dir, f"--start=FILE:{tmp_path / 'prompt.txt'}", "--num_samples=1", "--max_new_tokens=3", "--temperature=0")
+    assert capsys.readouterr().out.startswith("shall speak no")
+
+
+def test_odd_but_allowed(out_dir, capsys):
+    run(out_dir, "--start=", "--num_samples=1", "--max_new_tokens=5", "--top_k=100000")
+    assert "the prompt is empty: starting from '\\n'" in capsys.readouterr().err
+    run(out_dir, "--start=the", "--num_samples=1", "--max_new_tokens=0")
+    assert capsys.readouterr().out == "the\n---------------\n"
+    run(out_dir, "--num_samples=0")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("more, words", [
+    (["--start=the 9"], "'9' is not in the vocabulary.*character 5"),
+    (["--start=FILE:nowhere.txt"], "cannot read the prompt.*nowhere.txt"),
+    (["--temperature=-1"], "temperature=-1.0 is negative"),
+    (["--top_k=0"], "top_k=0 leaves no token"),
+    (["--top_p=0"], "top_p=0.0 is no probability"),
+    (["--top_p=1.5"], "top_p=1.5 is no probability"),
+    (["--context=0"], "context=0 shows the model nothing"),
+    (["--num_samples=-1"], "cannot be negative"),
+    (["--max_new_tokens=-1"], "cannot be negative"),
+    (["--checkpoint=77"], r"no checkpoint of step 77.*\[150\]"),
+    (["--out_dir=nowhere"], "no checkpoint here.*nowhere"),
+])
+def test_mistakes(out_dir, more, words, capsys):
+    with pytest.raises(UserError) as caught:
+        run(out_dir, *more)
+    assert re.search(words, str(caught.value)) and "\n" not in str(caught.value)
+    assert capsys.readouterr().out == ""
+
+
+def test_gpt2_refuses_what_it_has_no_position_for_and_llama_goes_on():
+    gpt = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=5, block_size=4))
+    with pytest.raises(ValueError, match="5 tokens: block_size is 4"):
+        gpt(torch.zeros(1, 5, dtype=torch.long))
+    llama = Llama(LlamaConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=5, block_size=4))
+    assert llama(torch.zeros(1, 50, dtype=torch.long))[0].shape == (1, 50, 5)

@@ -1,0 +1,387 @@
+"""The training loop: exactness, run folders, faults. Every run is tiny and on one thread."""
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import checkpoint
+import train
+from configurator import UserError
+from optim import learning_rate, parameter_groups
+from prepare import prepare
+
+ROOT = Path(__file__).resolve().parent.parent
+SIZE = "--n_layer=2 --n_head=2 --n_embd=32 --block_size=16 --batch_size=4 --log_interval=1 --device=cpu".split()
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory):
+    """A data set of 6,000 characters: words of a small language, so that there is something to learn."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = random.Random(0)
+    words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
+    text = "".join(rng.choice(words) + rng.choice("    \n") for _ in range(1200))
+    (folder / "words.txt").write_text(text, encoding="utf-8")
+    prepare("words", input=str(folder / "words.txt"), tokenizer="char", data_dir=str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_signals():
+    """train.main takes over the signals; give them back."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before):
+        signal.signal(number, handler)
+
+
+def arguments(data_dir, out_dir, *more):
+    return [*SIZE, f"--data_dir={data_dir}", "--dataset=words", f"--out_dir={out_dir}", *more]
+
+
+def losses(out_dir, key="loss"):
+    rows = [json.loads(line) for line in (Path(out_dir) / "log.jsonl").read_text().splitlines()]
+    return [(row["step"], row[key]) for row in rows if key in row]
+
+
+def weights(out_dir):
+    """All tensors of the newest checkpoint: weights and optimizer."""
+    folder = checkpoint.find(out_dir)
+    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+# ---------------------------------------------------------------- exactness
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_interrupted_and_resumed_is_uninterrupted(data_dir, tmp_path, model):
+    """Bit for bit, in every loss, weight and moment: dropout on, two forward passes per step."""
+    run = ["--max_iters=9", "--eval_interval=20", f"--model={model}", "--dropout=0.2", "--gradient_accumulation_steps=2", "--warmup_iters=3"]
+    train.main(arguments(data_dir, tmp_path / "straight", *run))
+    stopped = arguments(data_dir, tmp_path / "stopped", *run)
+    stop_after(5)
+    assert train.main(stopped) == 143
+    assert checkpoint.steps(tmp_path / "stopped") == [5]
+    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
+    assert len(losses(tmp_path / "straight")) == 9
+    assert equal(weights(tmp_path / "stopped"), weights(tmp_path / "straight"))
+
+
+def stop_after(steps, real=train.train_step):
+    """Ask this process to stop while it takes its step number `steps`, as `kill` would; only once."""
+    def step_and_signal(net, batches, optimizer, step, config, runtime):
+        if step == steps - 1:
+            train.train_step = real
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(net, batches, optimizer, step, config, runtime)
+
+    train.train_step = step_and_signal
+
+
+def test_same_command_same_bits_and_another_seed_another_run(data_dir, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train.main(arguments(data_dir, tmp_path / name, "--max_iters=3", "--dropout=0.1", f"--seed={seed}"))
+    assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not equal(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+def test_looking_changes_no_training_loss(data_dir, tmp_path):
+    train.main(arguments(data_dir, tmp_path / "a", "--max_iters=6", "--dropout=0.1", "--eval_interval=6"))
+    train.main(arguments(data_dir, tmp_path / "b", "--max_iters=6", "--dropout=0.1", "--eval_interval=1", "--eval_tokens=100"))
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+def test_micro_batches_are_one_batch(data_dir, tmp_path):
+    train.main(arguments(data_dir, tmp_path / "one", "--max_iters=4", "--batch_size=8"))
+    train.main(arguments(data_dir, tmp_path / "four", "--max_iters=4", "--batch_size=2", "--gradient_accumulation_steps=4"))
+    for (_, a), (_, b) in zip(losses(tmp_path / "one"), losses(tmp_path / "four")):
+        assert abs(a - b) < 1e-5
+    for (_, a), (_, b) in zip(losses(tmp_path / "one", "grad_norm"), losses(tmp_path / "four", "grad_norm")):
+        assert abs(a - b) < 1e-4
+
+
+def test_two_ranks_are_one(data_dir, tmp_path):
+    run = ["--max_iters=4", "--gradient_accumulation_steps=4", "--batch_size=2", "--eval_interval=4"]
+    train.main(arguments(data_dir, tmp_path / "one", *run))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
+    done = subprocess.run(command + arguments(data_dir, tmp_path / "two", *run), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for key in ("loss", "val_loss"):
+        one, two = losses(tmp_path / "one", key), losses(tmp_path / "two", key)
+        assert len(one) == len(two) and all(abs(a - b) < 1e-5 for (_, a), (_, b) in zip(one, two)), (one, two)
+
+
+def test_every_parameter_is_in_one_group_and_only_matrices_decay():
+    for config_class, model_class in checkpoint.MODELS.values():
+        model = model_class(config_class(n_layer=2, n_head=2, n_embd=16, vocab_size=10, block_size=8))
+        groups = parameter_groups(model, 0.1)
+        grouped = [p for group in groups for p in group["params"]]
+        assert sorted(map(id, grouped)) == sorted(id(p) for p in model.parameters())
+        for group in groups:
+            assert all((p.dim() >= 2) == (group["weight_decay"] == 0.1) for p in group["params"])
+
+
+def test_learning_rate_schedule():
+    config = train.TrainConfig(learning_rate=1.0, min_lr=0.1, warmup_iters=10, max_iters=110)
+    assert learning_rate(0, config) == 1 / 11
+    assert learning_rate(10, config) == 1.0
+    assert math.isclose(learning_rate(60, config), 0.55)  # half way down the cosine
+    assert learning_rate(110, config) == learning_rate(10**6, config) == 0.1
+    rates = [learning_rate(step, config) for step in range(10, 111)]
+    assert rates == sorted(rates, reverse=True)
+
+
+# ---------------------------------------------------------------- what a run leaves behind
+
+
+def test_run_folder_and_last_words(data_dir, tmp_path, capsys):
+    out = tmp_path / "run"
+    train.main(arguments(data_dir, out, "--max_iters=60", "--eval_interval=20", "--learning_rate=1e-2", "--warmup_iters=5", "--min_lr=1e-3", "--model=llama"))
+    assert sorted(path.name for path in out.iterdir()) == ["best", "ckpt", "config.json", "latest", "lock", "log.jsonl", "loss.png"]
+    assert checkpoint.steps(out)[-2:] == [40, 60]
+    best = checkpoint.pointer(out, "best")
+    scored = dict(losses(out, "val_loss"))
+    assert scored[best] == min(scored.values()) < scored[0] - 1  # it learns
+    assert abs(scored[0] - math.log(json.loads((out / "config.json").read_text())["vocab_size"])) < 0.1
+    bits = dict(losses(out, "bits_per_byte"))
+    assert bits[60] == pytest.approx(scored[60] / math.log(2))  # ASCII: a character is a byte
+    printed = capsys.readouterr().out
+    assert f"best validation loss {scored[best]:.4f}" in printed and "bits per byte" in printed and "loss.png" in printed
+    assert re.search(r"^iter 10: loss \d\.\d{4}, time [\d.]+ms", printed, re.MULTILINE)  # nanoGPT's form
+    assert re.search(r"^step 20: train loss \d\.\d{4}, val loss \d\.\d{4}", printed, re.MULTILINE)
+    assert f"python sample.py --out_dir={out}" in printed
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_best_survives_worse_ones_and_two_more_are_kept(data_dir, tmp_path):
+    out = tmp_path / "run"
+    train.main(arguments(data_dir, out, "--max_iters=16", "--eval_interval=8", "--learning_rate=1e-2", "--warmup_iters=5"))
+    wreck = ["--learning_rate=3", "--min_lr=3", "--warmup_iters=0", "--max_iters=40"]
+    train.main(["--init_from=resume", f"--out_dir={out}", *wreck])
+    scored = {step: loss for step, loss in losses(out, "val_loss") if step}
+    best = checkpoint.pointer(out, "best")
+    assert best == min(scored, key=scored.get) == 16
+    assert checkpoint.steps(out) == [best, 32, 40] and checkpoint.pointer(out, "latest") == 40
+
+
+def test_finished_run_resumed_has_nothing_to_do(data_dir, tmp_path, capsys):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=3"))
+    before = (tmp_path / "run" / "log.jsonl").read_bytes()
+    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
+    assert "nothing to do" in capsys.readouterr().out
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
+
+
+def test_eval_only_writes_nothing_and_agrees_with_the_log(data_dir, tmp_path, capsys):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=3"))
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    capsys.readouterr()
+    train.main(["--init_from=resume", "--eval_only", f"--out_dir={tmp_path / 'run'}"])
+    assert f"val loss {losses(tmp_path / 'run', 'val_loss')[-1][1]:.4f}" in capsys.readouterr().out
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+
+
+def test_resume_drops_what_the_log_says_beyond_the_checkpoint(data_dir, tmp_path):
+    out = tmp_path / "run"
+    train.main(arguments(data_dir, out, "--max_iters=4", "--eval_interval=2"))
+    (out / "log.jsonl").write_text((out / "log.jsonl").read_text() + '{"step": 5, "loss": 9.9}\n{"step": 6, "lo')
+    train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=6"])
+    assert [step for step, _ in losses(out)] == [1, 2, 3, 4, 5, 6]
+    assert losses(out)[4][1] < 9
+
+
+def test_wandb_that_fails_is_one_warning(data_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2", "--wandb_log"))
+    assert capsys.readouterr().err.count("warning: wandb") == 1
+    assert len(losses(tmp_path / "run")) == 2
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(data_dir, tmp_path):
+    out = tmp_path / "run"
+    run = arguments(data_dir, out, "--max_iters=50", "--eval_interval=2", "--learning_rate=1e30", "--min_lr=1e30", "--warmup_iters=0", "--grad_clip=0")
+    with pytest.raises(FloatingPointError, match=r"at step \d+, learning rate .* last good checkpoint"):
+        train.main(run)
+    for tensors in map(load_file, out.glob("ckpt/*/model.safetensors")):
+        assert all(torch.isfinite(value).all() for value in tensors.values())
+
+
+def test_a_used_folder_is_refused_or_moved_aside(data_dir, tmp_path, capsys):
+    run = arguments(data_dir, tmp_path / "run", "--max_iters=2")
+    train.main(run)
+    old = weights(tmp_path / "run")
+    with pytest.raises(UserError, match="there is a run here already.*resume.*overwrite"):
+        train.main(run)
+    train.main([*run, "--overwrite", "--seed=5"])
+    assert equal(weights(tmp_path / "run.old1"), old) and not equal(weights(tmp_path / "run"), old)
+
+
+def test_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(data_dir, tmp_path):
+    out = tmp_path / "run"
+    held = checkpoint.open_out_dir(out)
+    with pytest.raises(UserError, match=f"process {os.getpid()} is training here"):
+        checkpoint.open_out_dir(out)
+    held.close()  # as the system does for a process that dies
+    checkpoint.open_out_dir(out).close()
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_finish_the_step_and_save(data_dir, tmp_path, number, status):
+    out = tmp_path / "run"
+    command = [sys.executable, "-u", "train.py", *arguments(data_dir, out, "--max_iters=100000", "--eval_interval=50000")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    for line in process.stdout:
+        if line.startswith("iter 5:"):
+            break
+    process.send_signal(number)
+    printed, _ = process.communicate(timeout=30)
+    assert process.returncode == status
+    assert "--init_from=resume" in printed
+    step = checkpoint.steps(out)[-1]
+    assert checkpoint.read(checkpoint.find(out))[0]["step"] == step >= 5
+
+
+def test_killed_inside_a_save_leaves_the_last_checkpoint(data_dir, tmp_path, monkeypatch):
+    """At whatever file the write stops: what was there is whole, the leftovers go at the next save."""
+    out = tmp_path / "run"
+    train.main(arguments(data_dir, out, "--max_iters=2"))
+    real, calls = checkpoint.sync, []
+
+    class Killed(BaseException):
+        pass
+
+    def die(path):
+        calls.append(path)
+        if len(calls) == 3:
+            raise Killed
+        real(path)
+
+    monkeypatch.setattr(checkpoint, "sync", die)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *args, **kwargs: None)  # kill -9 cleans nothing up
+    with pytest.raises(Killed):
+        train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=4"])
+    monkeypatch.undo()
+    assert checkpoint.steps(out) == [2] and list(out.glob("ckpt/*.tmp"))
+    train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=4"])
+    assert checkpoint.steps(out) == [2, 4] and not list(out.glob("ckpt/*.tmp"))
+
+
+def broken_checkpoints():
+    def flip(folder):
+        path = folder / "model.safetensors"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    def truncate(folder):
+        path = folder / "optimizer.safetensors"
+        path.write_bytes(path.read_bytes()[:100])
+
+    def pickled(folder):
+        import pickle
+
+        class Bomb:
+            def __reduce__(self):
+                return os.system, ("touch exploded",)
+
+        (folder / "model.safetensors").write_bytes(pickle.dumps(Bomb()))
+
+    return [flip, truncate, pickled,
+            lambda folder: (folder / "config.json").unlink(),
+            lambda folder: (folder / "checksums.json").write_text("{"),
+            lambda folder: (folder / "state.json").write_text("")]
+
+
+@pytest.mark.parametrize("spoil", broken_checkpoints(), ids=["flipped bit", "truncated", "pickle", "missing file", "garbage checksums", "empty state"])
+def test_corrupt_checkpoint_is_named_with_the_one_before(data_dir, tmp_path, spoil, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=4", "--eval_interval=2"))
+    folder = checkpoint.find(tmp_path / "run")
+    spoil(folder)
+    with pytest.raises(UserError, match=r"(corrupt|not whole).*000004.*go back to step 2"):
+        train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=6"])
+    assert not Path("exploded").exists()
+
+
+def test_weights_only_samples_but_does_not_resume(data_dir, tmp_path):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))
+    folder = checkpoint.find(tmp_path / "run")
+    (folder / "optimizer.safetensors").unlink()
+    sums = json.loads((folder / "checksums.json").read_text())
+    del sums["optimizer.safetensors"]
+    (folder / "checksums.json").write_text(json.dumps(sums))
+    checkpoint.open_run(tmp_path / "run")
+    with pytest.raises(UserError, match="weights only"):
+        train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=6"])
+
+
+def test_resume_refuses_another_architecture_and_other_data(data_dir, tmp_path):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))
+    resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=6"]
+    with pytest.raises(UserError, match="another architecture: n_layer 2 -> 3"):
+        train.main([*resume, "--n_layer=3"])
+    with pytest.raises(UserError, match="another architecture: model gpt2 -> llama"):
+        train.main([*resume, "--model=llama"])
+    (tmp_path / "other.txt").write_text("the king of rome shall speak no more\n" * 100)
+    prepare("words", input=str(tmp_path / "other.txt"), tokenizer="char", data_dir=str(tmp_path))
+    with pytest.raises(UserError, match="not those this run began with"):
+        train.main([*resume, f"--data_dir={tmp_path}"])
+
+
+def test_warning_when_the_course_changes(data_dir, tmp_path, capsys):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))
+    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=3", "--learning_rate=1e-5"])
+    assert "warning: learning_rate 0.0006 -> 1e-05, max_iters 2 -> 3: the run will differ" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more, words", [
+    (["--n_head=3"], "n_embd=32 is not divisible by n_head=3"),
+    (["--model=llama", "--n_kv_head=4"], "n_head=2 is not divisible by n_kv_head=4"),
+    (["--model=llama", "--n_head=32"], "odd head size"),
+    (["--rope_theta=5.0"], "rope_theta means nothing to model=gpt2"),
+    (["--model=llama", "--bias=True"], "bias means nothing to model=llama"),
+    (["--block_size=5000"], "5,?000"),
+    (["--dropout=1.0"], "dropout is out of range"),
+    (["--n_layer=0"], "n_layer is out of range"),
+    (["--batch_size=0"], "batch_size=0 is below 1"),
+    (["--max_iters=-1"], "max_iters=-1 is negative"),
+    (["--device=cuda"], "no CUDA device is visible.*--device=cpu"),
+    (["--device=tpu"], "unknown device tpu"),
+    (["--dataset=nowhere"], "prepare.py nowhere"),
+    (["--vocab_size=5"], "vocab_size=5 is below the data's"),
+    (["--eval_iters=5"], "eval_tokens"),
+    (["--init_from=nowhere/at-all"], "nowhere/at-all"),
+    (["--init_from=resume"], "no checkpoint here"),
+    (["word"], "cannot read word"),
+])
+def test_mistakes_are_found_before_anything_is_written(data_dir, tmp_path, more, words):
+    if more == ["--device=cuda"] and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(UserError) as caught:
+        train.main(arguments(data_dir, tmp_path / "run", *more))
+    assert re.search(words, str(caught.value)) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_folder_that_cannot_be_written(data_dir, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write here"):
+        train.main(arguments(data_dir, tmp_path / "file", "--max_iters=1"))

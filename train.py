@@ -1,0 +1,358 @@
+"""
+Train a model:
+
+    python train.py config/llama_shakespeare.py
+    python train.py config/gpt2_shakespeare.py --batch_size=32 --compile=False
+    python train.py config/llama_shakespeare.py --init_from=resume
+    torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py
+
+A missing data set that is small and known is prepared first. The run folder (checkpoint.py) holds
+all that resuming and sampling need. On a CPU a run that was interrupted and resumed gives the same
+bits as one that was not: the batch and the dropout of a step are functions of (seed, step).
+"""
+import json
+import math
+import shlex
+import statistics
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import checkpoint
+import formats
+from checkpoint import MODELS
+from configurator import UserError, build, keys, load, run
+from corpus import Batches, eval_batches, fingerprint, load_meta, load_split, tokenizer_from_json
+from optim import learning_rate, make_optimizer
+from prepare import SMALL, prepare
+from runlog import EVALUATION, RunLog, start_wandb
+from runtime import StopRequest, find_device, seed_for, set_up, versions
+from sample import SampleConfig, write_sample
+
+EVAL_TRAIN_TOKENS = 32768  # of the train split, scored beside the validation split
+
+
+@dataclass
+class TrainConfig:
+    model: Literal["gpt2", "llama"] = "gpt2"
+    # where things are
+    out_dir: str = "out"
+    data_dir: str = "data"
+    dataset: str = "openwebtext"  # a folder in data_dir
+    init_from: str = "scratch"  # scratch, resume, gpt2[-medium|-large|-xl], or a folder or hub name of Hugging Face weights
+    overwrite: bool = False  # start anew in a used out_dir; the old run is moved aside
+    # looking
+    eval_interval: int = 2000  # steps between evaluations, each of which saves a checkpoint
+    eval_tokens: int = 0  # how much of the validation split is scored, in tokens; 0 = all of it
+    eval_only: bool = False  # evaluate once and stop
+    log_interval: int = 10  # steps between reports
+    wandb_log: bool = False
+    wandb_project: str = "transformer-parts"
+    wandb_run_name: str | None = None  # None: out_dir
+    # the batch
+    batch_size: int = 12  # sequences in one forward pass
+    gradient_accumulation_steps: int = 1  # forward passes per step, over all ranks
+    # the optimizer (AdamW) and its schedule
+    learning_rate: float = 6e-4
+    max_iters: int = 600000  # steps
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    grad_clip: float = 1.0  # largest gradient norm; 0 = no clipping
+    warmup_iters: int = 2000
+    lr_decay_iters: int | None = None  # step at which the rate reaches min_lr; None: max_iters
+    min_lr: float = 6e-5
+    seed: int = 1337
+    # the machine
+    device: str = "auto"  # cpu, cuda, cuda:N, mps
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: bool | Literal["auto"] = "auto"
+
+    def __post_init__(self):
+        for key in ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key}={getattr(self, key)} is below 1: give 1 or more")
+        for key in ("max_iters", "warmup_iters", "eval_tokens", "weight_decay", "grad_clip", "min_lr", "seed"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key}={getattr(self, key)} is negative: give 0 or more")
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate={self.learning_rate} teaches nothing: give a number above 0")
+
+# Keys that change the course of a run when they change on resuming.
+COURSE = ("learning_rate", "min_lr", "warmup_iters", "lr_decay_iters", "max_iters", "batch_size", "gradient_accumulation_steps",
+          "weight_decay", "beta1", "beta2", "grad_clip", "seed", "dtype")
+# Keys of nanoGPT's that have another name here.
+RENAMED = {
+    "eval_iters": "use --eval_tokens=N: evaluation scores fixed tokens, each once",
+    "always_save_checkpoint": "every evaluation saves; `latest` and `best` in out_dir name the steps",
+    "backend": "leave it out: nccl on CUDA, gloo elsewhere",
+    "decay_lr": "for a constant rate give --min_lr the value of --learning_rate",
+}
+
+
+# ---------------------------------------------------------------- before the first step
+
+
+def read_config(argv):
+    """(TrainConfig, {model key: value} as given, checkpoint folder or None). When resuming, what the
+    checkpoint says holds wherever nothing else is given."""
+    def scope(given):
+        return {"device": find_device(given.get("device", "auto"))}  # config files may choose by it
+
+    everything = [TrainConfig] + [config_class for config_class, _ in MODELS.values()]
+    values, words = load(argv, everything, __doc__, scope, RENAMED)
+    if words:
+        raise UserError(f"cannot read {words[0]}", "command line", "write --key=value, or name a config file that ends in .py")
+    folder = None
+    if values.get("init_from") == "resume":
+        folder = checkpoint.find(values.get("out_dir", TrainConfig.out_dir))
+        _, stored, _ = checkpoint.read(folder)
+        changed = {key: f"{key} {stored[key]} -> {value}" for key, value in values.items() if key in stored and value != stored[key]}
+        other = [text for key, text in changed.items() if key == "model" or key not in keys(TrainConfig)]
+        if other:
+            raise UserError("the checkpoint has another architecture: " + ", ".join(other), folder, "leave these keys out, or train from scratch in another out_dir")
+        course = [changed[key] for key in COURSE if key in changed]
+        if course:
+            print(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
+        values = {key: value for key, value in stored.items() if key != "versions"} | values
+    config = build(TrainConfig, values)
+    model_keys = keys(MODELS[config.model][0])
+    for key, value in values.items():
+        if key not in model_keys and key not in keys(TrainConfig):
+            raise UserError(f"{key} means nothing to model={config.model}", f"{key}={value}", "leave it out, or choose the other model")
+        if key in model_keys and (type(value) is int and value < 1 or key == "dropout" and not 0 <= value < 1):
+            raise UserError(f"{key} is out of range", f"{key}={value}", "give a number from 0 up to, not including, 1" if key == "dropout" else "give 1 or more")
+    return config, {key: value for key, value in values.items() if key in model_keys}, folder
+
+
+def find_data(config, runtime):
+    """(meta, tokenizer) of the data set, which is prepared first if it is small, known and missing."""
+    folder = Path(config.data_dir) / config.dataset
+    if config.dataset in SMALL and not (folder / "meta.json").exists():
+        if runtime.main:
+            print(f"{folder} is not there yet: preparing it, as `python prepare.py {config.dataset}` does")
+            prepare(config.dataset, data_dir=config.data_dir)
+        if runtime.world_size > 1:
+            torch.distributed.barrier()
+    meta = load_meta(folder)
+    return meta, tokenizer_from_json(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
+
+
+def make_model(config, given, folder, meta):
+    """The model to train, on the CPU: new, from the checkpoint `folder`, or from pretrained weights."""
+    if folder is not None:
+        return checkpoint.load_model(folder, {"model": config.model} | given)
+    weights = None
+    if config.init_from != "scratch":
+        config.model, imported, weights = formats.load_pretrained(config.init_from)
+        given = imported | given
+    given = {"vocab_size": meta["vocab_size"]} | given
+    if given["vocab_size"] < meta["vocab_size"]:
+        raise UserError(f"vocab_size={given['vocab_size']} is below the data's {meta['vocab_size']}", f"dataset={config.dataset}", "prepare the text with the model's tokenizer, or leave vocab_size out")
+    config_class, model_class = MODELS[config.model]
+    torch.manual_seed(seed_for(config.seed, 0))
+    model = model_class(build(config_class, given))
+    if weights is not None:
+        formats.load_weights(model, weights)
+    return model
+
+
+def describe(model, config, runtime, meta, splits):
+    """Print what was chosen, and the parts of the model in a small table."""
+    print("; ".join(runtime.reasons))
+    print(f"data {config.dataset}: {len(splits['train']):,} tokens to train on, {len(splits['val']):,} to validate, vocabulary {meta['vocab_size']}")
+    print(f"model {config.model}: {sum(p.numel() for p in model.parameters()):,} parameters")
+    counts = {}
+    for name, p in model.named_parameters():
+        words = name.split(".")
+        part = f"{words[2]} (in {model.config.n_layer} blocks)" if words[0] == "blocks" else words[0]
+        counts[part] = counts.get(part, 0) + p.numel()
+    for part, count in counts.items():
+        print(f"  {part:<22}{count:>12,}")
+    step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
+    print(f"{config.max_iters} steps of {step_tokens:,} tokens: {config.max_iters * step_tokens / len(splits['train']):.1f} times the training data")
+
+
+# ---------------------------------------------------------------- training
+
+
+@torch.no_grad()
+def evaluate(model, tokens, config, runtime, limit, stop=None):
+    """Mean loss in nats per token over the first `limit` tokens of a split (0: all), dropout off, each
+    token scored once. The ranks share the batches. None if a stop is asked for meanwhile."""
+    total = torch.zeros(2, dtype=torch.float64)  # sum of losses, number of tokens
+    model.eval()
+    for i, (x, y) in enumerate(eval_batches(tokens, model.config.block_size, config.batch_size, limit)):
+        if i % runtime.world_size != runtime.rank:
+            continue
+        if stop is not None and stop.status and runtime.world_size == 1:
+            break
+        x, y = torch.from_numpy(x).to(runtime.device), torch.from_numpy(y).to(runtime.device)
+        with runtime.autocast():
+            loss = model(x, y)[1]
+        count = (y >= 0).sum().item()
+        total += torch.tensor([loss.item() * count, count])
+    model.train()
+    if runtime.world_size > 1:
+        total = total.to(runtime.device)
+        torch.distributed.all_reduce(total)
+    return None if stop is not None and stop.status else (total[0] / total[1]).item()
+
+
+def train_step(net, batches, optimizer, step, config, runtime):
+    """One step of the optimizer on the global batch of `step` (from 0). Returns (loss, gradient norm);
+    FloatingPointError, before anything is updated, if they are not finite."""
+    lr = learning_rate(step, config)
+    parts = config.gradient_accumulation_steps
+    mine = range(runtime.rank, parts, runtime.world_size)
+    total = torch.zeros((), device=runtime.device)
+    for part in mine:
+        x, y = batches.get((step * parts + part) * config.batch_size, config.batch_size)  # (batch_size, block_size)
+        x, y = torch.from_numpy(x).to(runtime.device), torch.from_numpy(y).to(runtime.device)
+        torch.manual_seed(seed_for(config.seed, 1, step, part))  # dropout, too, is a function of (seed, step)
+        # Ranks average their gradients in their last backward; no_sync must cover the forward as well.
+        with net.no_sync() if runtime.world_size > 1 and part != mine[-1] else nullcontext():
+            with runtime.autocast():
+                loss = net(x, y)[1] / len(mine)
+            loss.backward()
+        total += loss.detach()
+    if runtime.world_size > 1:
+        torch.distributed.all_reduce(total)
+        total /= runtime.world_size
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(params, config.grad_clip or math.inf)
+    loss, norm = total.item(), norm.item()
+    if not math.isfinite(loss) or not math.isfinite(norm):
+        raise FloatingPointError(f"loss {loss:.4g}, gradient norm {norm:.4g} at step {step + 1}, learning rate {lr:.3g}")
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss, norm
+
+
+def main(argv):
+    config, given, folder = read_config(argv)
+    runtime = set_up(config.device, config.dtype)
+    if config.gradient_accumulation_steps % runtime.world_size:
+        raise UserError(f"gradient_accumulation_steps={config.gradient_accumulation_steps} is not divisible by {runtime.world_size} ranks", "gradient_accumulation_steps", "make it a multiple of the number of processes")
+
+    # Data, model and optimizer: what can be wrong is found before out_dir is touched.
+    meta, tokenizer = find_data(config, runtime)
+    step, state = 0, {"best_val_loss": None, "best_step": None, "seconds": 0.0, "data": fingerprint(meta)}
+    if folder is not None:
+        stored_state, _, _ = checkpoint.read(folder)
+        if stored_state["data"] != state["data"]:
+            raise UserError(f"the data in {config.dataset} are not those this run began with", folder, "prepare the same text again, or train in another out_dir")
+        step, state = stored_state["step"], stored_state
+    model = make_model(config, given, folder, meta).to(runtime.device)
+    splits = {split: load_split(Path(config.data_dir) / config.dataset, split, model.config.block_size) for split in ("train", "val")}
+    optimizer = make_optimizer(model, config, runtime.device)
+    if folder is not None:
+        checkpoint.load_optimizer(folder, optimizer)
+    step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
+    flops = 6 * sum(p.numel() for p in model.parameters()) * step_tokens * (config.max_iters - step)
+    runtime.choose_compile(config.compile, flops)
+    if runtime.main:
+        describe(model, config, runtime, meta, splits)
+
+    scored = splits["val"][1 : config.eval_tokens or None]  # all but the first token, which nothing comes before
+    bits_per_byte = len(scored) / len(tokenizer.decode_bytes(scored)) / math.log(2)  # times nats per token
+
+    def score(stop=None):
+        """The row of an evaluation, None if a stop is asked for meanwhile."""
+        few = min(EVAL_TRAIN_TOKENS, config.eval_tokens or len(splits["val"]))
+        train_loss = evaluate(model, splits["train"], config, runtime, few, stop)
+        val_loss = evaluate(model, splits["val"], config, runtime, config.eval_tokens, stop)
+        if train_loss is None or val_loss is None:
+            return None
+        return {"step": step, "train_loss": train_loss, "val_loss": val_loss, "bits_per_byte": val_loss * bits_per_byte, "seconds": state["seconds"]}
+
+    if config.eval_only:
+        row = score()
+        if runtime.main:
+            print(EVALUATION.format(**row))
+        return 0
+    if step >= config.max_iters and folder is not None:
+        print(f"step {step} of {config.max_iters}: nothing to do (--max_iters=N trains on)")
+        return 0
+
+    everything = asdict(config) | asdict(model.config) | {"versions": versions()}
+    if runtime.main:
+        held = checkpoint.open_out_dir(config.out_dir, folder is not None, config.overwrite)  # noqa: F841, the lock
+        checkpoint.write(Path(config.out_dir) / "config.json", json.dumps(everything, indent=1))
+        to_wandb = start_wandb(config.wandb_project, config.wandb_run_name or config.out_dir, everything, state) if config.wandb_log else None
+        log = RunLog(config.out_dir, step, config.max_iters, to_wandb)
+
+    def save(best=False):
+        if runtime.main:
+            checkpoint.save(config.out_dir, step, model, optimizer, state, everything, tokenizer.to_json(), best)
+
+    batches = Batches(splits["train"], model.config.block_size, config.seed)
+    net = torch.compile(model, dynamic=False) if runtime.compile else model  # evaluation and saving use the plain one
+    if runtime.world_size > 1:
+        net = DistributedDataParallel(net)
+    first, speeds = step, []
+    stop = StopRequest()
+    while True:
+        if (step % config.eval_interval == 0 or step == config.max_iters) and (step != first or step == 0):
+            row = score(stop)
+            if row is not None:
+                best = state["best_val_loss"] is None or row["val_loss"] < state["best_val_loss"]
+                if best:
+                    state |= {"best_val_loss": row["val_loss"], "best_step": step}
+                if runtime.main:
+                    log.evaluation(row)
+                if step:
+                    save(best)
+        if stop.agreed(runtime) or step >= config.max_iters:
+            break
+        began = time.perf_counter()
+        try:
+            loss, norm = train_step(net, batches, optimizer, step, config, runtime)
+        except FloatingPointError as error:
+            good = checkpoint.pointer(config.out_dir, "latest")
+            raise FloatingPointError(f"{error}; nothing was updated; last good checkpoint: {good or 'none'}; try a lower learning_rate") from None
+        step += 1
+        seconds = time.perf_counter() - began
+        state["seconds"] += seconds
+        speeds.append(step_tokens / seconds)
+        if step % config.log_interval == 0 and runtime.main:
+            log.report({"step": step, "loss": loss, "lr": learning_rate(step - 1, config), "grad_norm": norm, "tokens": step * step_tokens,
+                        "seconds": state["seconds"], "milliseconds": seconds * 1000, "tokens_per_second": step_tokens / seconds})
+    if runtime.main:
+        log.close()
+    again = f"python train.py --init_from=resume --out_dir={shlex.quote(config.out_dir)}"
+    if stop.status:
+        save()
+        if runtime.main:
+            print(f"stopped after step {step}, saved; go on with: {again}")
+    elif runtime.main:
+        finish(model, tokenizer, runtime, config, argv, state, bits_per_byte, statistics.median(speeds))
+    if runtime.world_size > 1:
+        torch.distributed.destroy_process_group()
+    return stop.status
+
+
+def finish(model, tokenizer, runtime, config, argv, state, bits_per_byte, speed):
+    """The last words of a run: what it reached, a sample, and what to type next."""
+    out = shlex.quote(config.out_dir)
+    print(f"\nbest validation loss {state['best_val_loss']:.4f} nats per token, {state['best_val_loss'] * bits_per_byte:.4f} bits per byte, at step {state['best_step']}; "
+          f"{state['seconds']:.0f} s of training, {speed:,.0f} tokens/s\n")
+    model.eval()
+    write_sample(model, tokenizer, tokenizer.decode([tokenizer.start]), runtime, SampleConfig(max_new_tokens=300))
+    print(f"\ncheckpoint: {checkpoint.find(config.out_dir)}   curves: {Path(config.out_dir) / 'loss.png'}")
+    print(f"sample more:        python sample.py --out_dir={out}")
+    for path in argv:
+        other = path.replace("llama", "gpt2") if "llama" in path else path.replace("gpt2", "llama")
+        if path.endswith(".py") and other != path and Path(other).exists():
+            print(f"compare with {'GPT-2' if 'gpt2' in other else 'LLaMA'}: python train.py {other}")
+
+
+if __name__ == "__main__":
+    run(main)
