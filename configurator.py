@@ -1,14 +1,11 @@
 """
-Configuration for every script of this repo. One grammar:
+Configuration for every script of this repo: `python train.py config/llama_shakespeare.py --batch_size=8 --eval_only`
 
-    python train.py config/llama_shakespeare.py --batch_size=8 --compile=False --eval_only
-
-A key is a field of a dataclass, declared once: name, type, default, trailing comment. A config
-file is Python that assigns keys. The command line has the last word and is parsed first, so that a
-config file can read it and choose by it: `if device == "cpu": n_layer = 4`.
+A key is a field of a dataclass, declared once: name, type, default, trailing comment. A config file is
+Python that assigns keys. The command line has the last word and is parsed first, so that a config file can
+read it and choose by it: `if device == "cpu": n_layer = 4`.
 """
 import ast
-import dataclasses
 import difflib
 import inspect
 import re
@@ -28,17 +25,17 @@ class UserError(Exception):
 def run(main):
     """Run `main(argv)` as a script: exit 0 when done, 2 on a user's mistake, 1 on a failure while
     running. An error is one line on stderr; `--debug` adds the traceback."""
-    debug = "--debug" in sys.argv or "--debug=True" in sys.argv
+    debug = {"--debug", "--debug=True"}
     try:
-        status = main([arg for arg in sys.argv[1:] if not arg.startswith("--debug")]) or 0
+        status = main([arg for arg in sys.argv[1:] if arg not in debug]) or 0
     except KeyboardInterrupt:
         status = 130
     except Exception as error:
-        if debug:
+        if debug & {*sys.argv}:
             traceback.print_exc()
         status = 2 if isinstance(error, UserError) else 1
-        line = error if status == 2 else f"{' '.join(str(error).split())} ({type(error).__name__}): run again with --debug to see where"
-        print(f"error: {line}", file=sys.stderr)
+        where = "" if status == 2 else f" ({type(error).__name__}): run again with --debug to see where"
+        print(f"error: {' '.join(str(error).split())}{where}", file=sys.stderr)
     sys.stdout.flush()
     sys.exit(status)
 
@@ -77,7 +74,7 @@ def check(key, value, kind, where):
         return float(value)
     if type(value) is float and int in types_ and value.is_integer():
         return int(value)
-    names = " or ".join("None" if t is types.NoneType else t.__name__ for t in types_)
+    names = " or ".join(t.__name__.replace("NoneType", "None") for t in types_)
     raise UserError(f"{key} must be {names}, not {value!r}", where, "--help shows every key with its default")
 
 
@@ -116,11 +113,9 @@ def read_file(path, scope, known, renamed):
 
 
 def load(argv, classes, usage, scope=lambda values: {}, renamed={}):
-    """Read a command line and the config files it names.
-
-    classes: the dataclasses whose fields are the keys. scope(values): names that a config file may
-    read beside the keys given so far, such as the device that was found. renamed: {old key: what
-    to use instead}. Returns ({key: value}, the words that are neither keys nor config files)."""
+    """({key: value}, the words that are neither) of a command line and the config files it names. The keys
+    are the fields of `classes`; scope(values) are names that a config file may read beside the keys given so
+    far, such as the device that was found; renamed: {old key: what to use instead}."""
     known = keys(*classes)
     if "--help" in argv or "-h" in argv:
         print(help_text(usage, classes))
@@ -139,7 +134,7 @@ def load(argv, classes, usage, scope=lambda values: {}, renamed={}):
             values[key] = check(key, from_text(text if equals else "True", kind), kind, arg)
     given = dict(values)
     for path in files:
-        values |= read_file(path, scope(values) | values, known, renamed) | given
+        values |= read_file(path, values | scope(values), known, renamed) | given
     return values, words
 
 
@@ -154,13 +149,12 @@ def build(cls, values):
 
 def help_text(usage, classes):
     """The usage and every key once, with its default, its words and its trailing comment."""
-    lines, seen = [usage.strip()], set()
-    for cls in classes:
+    lines = [usage.strip()]
+    for i, cls in enumerate(classes):
         comments = dict(re.findall(r"^    (\w+):[^#\n]*#\s*(.*)$", inspect.getsource(cls), re.MULTILINE))
         lines += ["", f"{cls.__name__}:"]
-        for field in dataclasses.fields(cls):
-            if field.name not in seen:
-                words = allowed(keys(cls)[field.name])[1]
-                lines.append(f"  --{field.name}={field.default}".ljust(36) + f"  {comments.get(field.name, '')} {'|'.join(words)}".rstrip())
-                seen.add(field.name)
+        for key, kind in keys(cls).items():
+            if key not in keys(*classes[:i]):
+                choice = f"({'|'.join(allowed(kind)[1])})".replace("()", "")
+                lines.append(f"  --{key}={getattr(cls, key)!r}".ljust(38) + f" {comments.get(key, '')} {choice}".rstrip())
     return "\n".join(lines)

@@ -71,7 +71,7 @@ class TrainConfig:
     # the machine
     device: str = "auto"  # cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    compile: bool | Literal["auto"] = "auto"
+    compile: bool | Literal["auto"] = "auto"  # True, False, or auto: where it repays its cost
 
     def __post_init__(self):
         for key in ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval"):
@@ -99,7 +99,7 @@ RENAMED = {
 
 
 def read_config(argv):
-    """(TrainConfig, {model key: value} as given, checkpoint folder or None). When resuming, what the
+    """(TrainConfig, {model or a key of it: value} as given, checkpoint folder or None). When resuming, what the
     checkpoint says holds wherever nothing else is given."""
     def scope(given):
         return {"device": find_device(given.get("device", "auto"))}  # config files may choose by it
@@ -127,7 +127,7 @@ def read_config(argv):
             raise UserError(f"{key} means nothing to model={config.model}", f"{key}={value}", "leave it out, or choose the other model")
         if key in model_keys and (type(value) is int and value < 1 or key == "dropout" and not 0 <= value < 1):
             raise UserError(f"{key} is out of range", f"{key}={value}", "give a number from 0 up to, not including, 1" if key == "dropout" else "give 1 or more")
-    return config, {key: value for key, value in values.items() if key in model_keys}, folder
+    return config, {key: value for key, value in values.items() if key in model_keys or key == "model"}, folder
 
 
 def find_data(config, runtime):
@@ -146,11 +146,13 @@ def find_data(config, runtime):
 def make_model(config, given, folder, meta):
     """The model to train, on the CPU: new, from the checkpoint `folder`, or from pretrained weights."""
     if folder is not None:
-        return checkpoint.load_model(folder, {"model": config.model} | given)
+        return checkpoint.load_model(folder, given)
     weights = None
     if config.init_from != "scratch":
-        config.model, imported, weights = formats.load_pretrained(config.init_from)
-        given = imported | given
+        word, imported, weights = formats.load_pretrained(config.init_from)
+        if given.get("model", word) != word:
+            raise UserError(f"these are weights of a {word} model", f"init_from={config.init_from}", f"leave model={given['model']} out")
+        config.model, given = word, imported | given
     given = {"vocab_size": meta["vocab_size"]} | given
     if given["vocab_size"] < meta["vocab_size"]:
         raise UserError(f"vocab_size={given['vocab_size']} is below the data's {meta['vocab_size']}", f"dataset={config.dataset}", "prepare the text with the model's tokenizer, or leave vocab_size out")

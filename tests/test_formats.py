@@ -188,6 +188,7 @@ def test_older_files():
     old |= {"h.0.attn.bias": torch.ones(1, 1, 33, 33), "h.1.attn.masked_bias": torch.tensor(-1e4), "lm_head.weight": old["wte.weight"].clone()}
     del config["tie_word_embeddings"]  # then it is tied
     assert difference(theirs("gpt2"), ours(*to_ours(config, old))) < 1e-9
+    assert difference(theirs("gpt2"), ours(*to_ours(config, tensors))) < 1e-9
 
     config, tensors = parts(theirs("llama"))
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(3)
@@ -326,7 +327,8 @@ def test_tensors_that_do_not_fit(kind):
     assert "no tensor" in refused(to_ours, config | {layers: 3}, tensors)
     assert "shape" in refused(to_ours, config, tensors | {first: torch.tensor(1.0)})
     if kind == "gpt2":
-        assert "shape" in refused(to_ours, config, tensors | {"transformer.h.0.attn.c_attn.weight": torch.ones(3, 3, 3)})
+        for shape in ((3, 3, 3), (35, 2)):
+            assert "shape" in refused(to_ours, config, tensors | {"transformer.h.0.attn.c_attn.weight": torch.ones(shape)})
     else:
         assert "q_proj.bias" in refused(to_ours, config, tensors | {"model.layers.0.self_attn.q_proj.bias": torch.ones(84)})
         assert "lm_head.weight" in refused(to_ours, config, {name: t for name, t in tensors.items() if name != "lm_head.weight"})
@@ -384,7 +386,7 @@ def test_names_that_are_no_model(tmp_path, monkeypatch):
     assert "not a folder" in refused(load_pretrained, str(tmp_path / "weights.safetensors"))
 
 
-def test_the_hub_out_of_reach(monkeypatch, tmp_path):
+def test_the_hub_out_of_reach(saved, monkeypatch, tmp_path):
     """No network: one line that says what to do instead, at once."""
     import huggingface_hub
 
@@ -397,6 +399,9 @@ def test_the_hub_out_of_reach(monkeypatch, tmp_path):
     for name in ("gpt2-medium", "some-body/llama-not-there"):
         message = refused(load_pretrained, name)
         assert "huggingface.co/" in message and name in message and "give that folder" in message
+    # what was downloaded before is still there
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, local_files_only, **kwargs: str(local_files_only and saved / "whole"))
+    assert load_pretrained("gpt2-medium")[0] == "llama"
 
 
 def test_the_hub(saved, monkeypatch):

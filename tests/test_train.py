@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import checkpoint
 import train
 from configurator import UserError
+from corpus import load_split
 from optim import learning_rate, parameter_groups
 from prepare import prepare
 
@@ -379,6 +380,28 @@ def test_mistakes_are_found_before_anything_is_written(data_dir, tmp_path, more,
         train.main(arguments(data_dir, tmp_path / "run", *more))
     assert re.search(words, str(caught.value)) and "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_pretrained_weights_go_on_training(data_dir, tmp_path, capsys):
+    """From a folder that transformers wrote: the first evaluation is transformers' own loss."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=20, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=16)).eval()
+    reference.save_pretrained(tmp_path / "hf")
+    run = ["--batch_size=4", "--log_interval=1", "--device=cpu", f"--data_dir={data_dir}", "--dataset=words", f"--init_from={tmp_path / 'hf'}"]
+    train.main([*run, f"--out_dir={tmp_path / 'run'}", "--max_iters=2", "--eval_interval=2", "--eval_tokens=17"])
+    tokens = torch.from_numpy(load_split(data_dir / "words", "val", 16)[:17].astype("int64"))[None]
+    expected = reference(tokens[:, :-1]).logits.log_softmax(-1).gather(2, tokens[:, 1:, None]).mean()
+    scored = dict(losses(tmp_path / "run", "val_loss"))
+    assert abs(scored[0] + expected.item()) < 1e-5 and scored[2] != scored[0]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"] == "llama"
+    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])  # it knows its width without the folder
+    assert checkpoint.open_run(tmp_path / "run")[0].blocks[0].mlp.gate.weight.shape == (40, 24)
+    with pytest.raises(UserError, match="these are weights of a llama model"):
+        train.main([*run, "--model=gpt2", f"--out_dir={tmp_path / 'other'}"])
+    with pytest.raises(UserError, match="vocab_size=20 is below|leave out the keys"):
+        train.main([*run, "--vocab_size=30", f"--out_dir={tmp_path / 'other'}"])
 
 
 def test_folder_that_cannot_be_written(data_dir, tmp_path):
