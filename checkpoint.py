@@ -23,10 +23,8 @@ from safetensors import SafetensorError
 
 from configurator import UserError, build
 from corpus import tokenizer_from_json
-from model import GPT, GPTConfig
-from model_llama import Llama, LlamaConfig
+from variants import choose
 
-MODELS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
 FORMAT = 1  # of the checkpoint folder; raised when an older reader could no longer understand it
 
 
@@ -190,8 +188,8 @@ def read(folder):
 
 def load_model(folder, config, device="cpu"):
     """The model of a checkpoint folder on `device`, from its stored configuration."""
-    config_class, model_class = MODELS[config["model"]]
-    model = model_class(build(config_class, config))
+    config_class, model_class, values = choose(config)
+    model = model_class(build(config_class, values))
     try:
         safetensors.torch.load_model(model, str(Path(folder) / "model.safetensors"))
     except (RuntimeError, SafetensorError) as error:

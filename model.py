@@ -35,10 +35,10 @@ class GPTConfig:
 class LayerNorm(nn.Module):
     """(x - mean) / sqrt(var + 1e-5) * weight + bias over the last axis (Ba et al. 2016, arXiv:1607.06450)."""
 
-    def __init__(self, config):
+    def __init__(self, width, bias):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(config.n_embd))
-        self.bias = nn.Parameter(torch.zeros(config.n_embd)) if config.bias else None
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x):
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
@@ -91,9 +91,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.norm1 = LayerNorm(config)
+        self.norm1 = LayerNorm(config.n_embd, config.bias)
         self.attn = Attention(config)
-        self.norm2 = LayerNorm(config)
+        self.norm2 = LayerNorm(config.n_embd, config.bias)
         self.mlp = MLP(config)
 
     def forward(self, x, cache=None):
@@ -109,7 +109,7 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.norm_f = LayerNorm(config)
+        self.norm_f = LayerNorm(config.n_embd, config.bias)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.wte.weight

@@ -45,10 +45,10 @@ class LlamaConfig:
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x²) + eps) * weight over the last axis, in fp32 (Zhang & Sennrich 2019, arXiv:1910.07467)."""
 
-    def __init__(self, config):
+    def __init__(self, width, eps):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(config.n_embd))
-        self.eps = config.norm_eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
 
     def forward(self, x):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
@@ -114,9 +114,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.norm1 = RMSNorm(config)
+        self.norm1 = RMSNorm(config.n_embd, config.norm_eps)
         self.attn = Attention(config)
-        self.norm2 = RMSNorm(config)
+        self.norm2 = RMSNorm(config.n_embd, config.norm_eps)
         self.mlp = MLP(config)
 
     def forward(self, x, rope, cache=None):
@@ -131,7 +131,7 @@ class Llama(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.norm_f = RMSNorm(config)
+        self.norm_f = RMSNorm(config.n_embd, config.norm_eps)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.wte.weight

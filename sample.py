@@ -127,7 +127,8 @@ def main(argv):
     runtime = set_up(config.device, config.dtype)
     model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint, runtime.device)
     tokenizer.encode(prompt)
-    if hasattr(model, "wpe") and (config.context or 0) > model.config.block_size:
+    learned = getattr(model.config, "position", "learned") == "learned" and hasattr(model, "wpe")
+    if learned and (config.context or 0) > model.config.block_size:
         raise UserError(f"this model has positions for {model.config.block_size} tokens only", f"context={config.context}", "leave it out")
     print(f"{trained['model']} after {state['step']} steps, from {config.out_dir}; {', '.join(runtime.reasons)}", file=sys.stderr)
     if not prompt:

@@ -25,7 +25,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import checkpoint
 import formats
-from checkpoint import MODELS
 from configurator import UserError, build, keys, load, run
 from corpus import Batches, eval_batches, fingerprint, load_meta, load_split, tokenizer_from_json
 from optim import learning_rate, make_optimizer
@@ -33,13 +32,15 @@ from prepare import SMALL, prepare
 from runlog import EVALUATION, RunLog, start_wandb
 from runtime import StopRequest, find_device, seed_for, set_up, versions
 from sample import SampleConfig, write_sample
+from variants import ARCH, VariantConfig, choose
 
 EVAL_TRAIN_TOKENS = 32768  # of the train split, scored beside the validation split
 
 
 @dataclass
 class TrainConfig:
-    model: Literal["gpt2", "llama"] = "gpt2"
+    model: Literal["gpt2", "llama"] = "gpt2"  # the readable model, or the corner that a variant starts from
+    arch: Literal[*ARCH] | None = None  # a named architecture: fills all slots
     # where things are
     out_dir: str = "out"
     data_dir: str = "data"
@@ -83,6 +84,8 @@ class TrainConfig:
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate={self.learning_rate} teaches nothing: give a number above 0")
 
+# Sizes of the model that may be 0; the others are at least 1.
+ZERO_IS_NONE = ("window", "full_every", "block_local", "low_rank")
 # Keys that change the course of a run when they change on resuming.
 COURSE = ("learning_rate", "min_lr", "warmup_iters", "lr_decay_iters", "max_iters", "batch_size", "gradient_accumulation_steps",
           "weight_decay", "beta1", "beta2", "grad_clip", "seed", "dtype")
@@ -104,8 +107,7 @@ def read_config(argv):
     def scope(given):
         return {"device": find_device(given.get("device", "auto"))}  # config files may choose by it
 
-    everything = [TrainConfig] + [config_class for config_class, _ in MODELS.values()]
-    values, words = load(argv, everything, __doc__, scope, RENAMED)
+    values, words = load(argv, [TrainConfig, VariantConfig], __doc__, scope, RENAMED)
     if words:
         raise UserError(f"cannot read {words[0]}", "command line", "write --key=value, or name a config file that ends in .py")
     folder = None
@@ -121,13 +123,14 @@ def read_config(argv):
             print(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
         values = {key: value for key, value in stored.items() if key != "versions"} | values
     config = build(TrainConfig, values)
-    model_keys = keys(MODELS[config.model][0])
+    model_keys = keys(choose(values)[0])
     for key, value in values.items():
         if key not in model_keys and key not in keys(TrainConfig):
             raise UserError(f"{key} means nothing to model={config.model}", f"{key}={value}", "leave it out, or choose the other model")
-        if key in model_keys and (type(value) is int and value < 1 or key == "dropout" and not 0 <= value < 1):
-            raise UserError(f"{key} is out of range", f"{key}={value}", "give a number from 0 up to, not including, 1" if key == "dropout" else "give 1 or more")
-    return config, {key: value for key, value in values.items() if key in model_keys or key == "model"}, folder
+        least = 0 if key in ZERO_IS_NONE else 1
+        if key in model_keys and (type(value) is int and value < least or key == "dropout" and not 0 <= value < 1):
+            raise UserError(f"{key} is out of range", f"{key}={value}", "give a number from 0 up to, not including, 1" if key == "dropout" else f"give {least} or more")
+    return config, {key: value for key, value in values.items() if key in model_keys or key in ("model", "arch")}, folder
 
 
 def find_data(config, runtime):
@@ -156,9 +159,9 @@ def make_model(config, given, folder, meta):
     given = {"vocab_size": meta["vocab_size"]} | given
     if given["vocab_size"] < meta["vocab_size"]:
         raise UserError(f"vocab_size={given['vocab_size']} is below the data's {meta['vocab_size']}", f"dataset={config.dataset}", "prepare the text with the model's tokenizer, or leave vocab_size out")
-    config_class, model_class = MODELS[config.model]
+    config_class, model_class, values = choose({"model": config.model} | given)
     torch.manual_seed(seed_for(config.seed, 0))
-    model = model_class(build(config_class, given))
+    model = model_class(build(config_class, values))
     if weights is not None:
         formats.load_weights(model, weights)
     return model

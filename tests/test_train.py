@@ -20,6 +20,7 @@ from configurator import UserError
 from corpus import load_split
 from optim import learning_rate, parameter_groups
 from prepare import prepare
+from variants import CORNERS
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZE = "--n_layer=2 --n_head=2 --n_embd=32 --block_size=16 --batch_size=4 --log_interval=1 --device=cpu".split()
@@ -128,7 +129,7 @@ def test_two_ranks_are_one(data_dir, tmp_path):
 
 
 def test_every_parameter_is_in_one_group_and_only_matrices_decay():
-    for config_class, model_class in checkpoint.MODELS.values():
+    for config_class, model_class in CORNERS.values():
         model = model_class(config_class(n_layer=2, n_head=2, n_embd=16, vocab_size=10, block_size=8))
         groups = parameter_groups(model, 0.1)
         grouped = [p for group in groups for p in group["params"]]
@@ -358,7 +359,11 @@ def test_warning_when_the_course_changes(data_dir, tmp_path, capsys):
     (["--model=llama", "--n_kv_head=4"], "n_head=2 is not divisible by n_kv_head=4"),
     (["--model=llama", "--n_head=32"], "odd head size"),
     (["--rope_theta=5.0"], "rope_theta means nothing to model=gpt2"),
-    (["--model=llama", "--bias=True"], "bias means nothing to model=llama"),
+    (["--rope_theta=5.0", "--model=gpt2"], "rope_theta means nothing to model=gpt2"),
+    (["--mlp=foo"], "mlp cannot be 'foo'.*relu, gelu.*swiglu"),
+    (["--arch=vgg"], "arch cannot be 'vgg'.*falcon"),
+    (["--window=8", "--block_local=8"], "window=8 and block_local=8"),
+    (["--window=-1"], "window is out of range"),
     (["--block_size=5000"], "5,?000"),
     (["--dropout=1.0"], "dropout is out of range"),
     (["--n_layer=0"], "n_layer is out of range"),
