@@ -32,7 +32,7 @@ from prepare import SMALL, prepare
 from runlog import EVALUATION, RunLog, start_wandb
 from runtime import StopRequest, find_device, seed_for, set_up, versions
 from sample import SampleConfig, write_sample
-from variants import ARCH, VariantConfig, choose
+from variants import ARCH, VariantConfig, choose, idle
 
 EVAL_TRAIN_TOKENS = 32768  # of the train split, scored beside the validation split
 
@@ -160,6 +160,9 @@ def make_model(config, given, folder, meta):
     if given["vocab_size"] < meta["vocab_size"]:
         raise UserError(f"vocab_size={given['vocab_size']} is below the data's {meta['vocab_size']}", f"dataset={config.dataset}", "prepare the text with the model's tokenizer, or leave vocab_size out")
     config_class, model_class, values = choose({"model": config.model} | given)
+    unused = [key for key in idle(values) if key in given] if config_class is VariantConfig else []
+    if unused:
+        print(f"note: {', '.join(unused)} has no effect on the parts chosen")
     torch.manual_seed(seed_for(config.seed, 0))
     model = model_class(build(config_class, values))
     if weights is not None:

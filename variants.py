@@ -128,8 +128,12 @@ class VariantConfig:
             raise ValueError(f"full_every={self.full_every} makes exceptions from a window: give window too")
         if self.rope_scaling != "none" and self.rope_factor < 1:
             raise ValueError(f"rope_factor={self.rope_factor} is below 1: it says how many times longer the texts are")
-        if (self.rope_factor != 1 or self.rope_fraction != 1) and self.position != "rope":
-            raise ValueError(f"rope_factor and rope_fraction mean nothing to position={self.position}: leave them out")
+        if (self.rope_scaling != "none" or self.rope_fraction != 1) and self.position != "rope":
+            raise ValueError(f"rope_scaling and rope_fraction mean nothing to position={self.position}: leave them out")
+        if self.rope_factor != 1 and self.rope_scaling == "none":
+            raise ValueError(f"rope_factor={self.rope_factor} scales nothing: give rope_scaling too")
+        if self.bias == "norm" and not any(name == "bias" for name, _ in NORM[self.norm](1, self).named_parameters()):
+            raise ValueError(f"bias=norm changes nothing, norm={self.norm} has no bias: choose another of them")
 
 
 class Variant(nn.Module):

@@ -137,18 +137,18 @@ def test_help_of_the_scripts(name):
 
 def test_options_are_frozen():
     """A new option is a cost to every reader: argue for it, then add it here."""
-    from checkpoint import MODELS
     from configurator import keys
     from prepare import PrepareConfig
     from sample import SampleConfig
     from train import TrainConfig
+    from variants import CORNERS
 
     assert " ".join(keys(TrainConfig)) == (
-        "model out_dir data_dir dataset init_from overwrite eval_interval eval_tokens eval_only log_interval wandb_log wandb_project "
+        "model arch out_dir data_dir dataset init_from overwrite eval_interval eval_tokens eval_only log_interval wandb_log wandb_project "
         "wandb_run_name batch_size gradient_accumulation_steps learning_rate max_iters weight_decay beta1 beta2 grad_clip warmup_iters "
         "lr_decay_iters min_lr seed device dtype compile")
-    assert " ".join(keys(MODELS["gpt2"][0])) == "block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings"
-    assert " ".join(keys(MODELS["llama"][0])) == (
+    assert " ".join(keys(CORNERS["gpt2"][0])) == "block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings"
+    assert " ".join(keys(CORNERS["llama"][0])) == (
         "block_size vocab_size n_layer n_head n_kv_head n_embd multiple_of ffn_dim_multiplier rope_theta norm_eps dropout tie_embeddings")
     assert " ".join(keys(SampleConfig)) == "out_dir checkpoint start num_samples max_new_tokens temperature top_k top_p context seed device dtype"
     assert " ".join(keys(PrepareConfig)) == "input tokenizer data_dir"
@@ -157,11 +157,12 @@ def test_options_are_frozen():
 def test_every_config_file_is_read():
     """Each shipped config is accepted, within its budget of 40 lines, on a CPU and on a GPU."""
     import train
+    from variants import VariantConfig, choose
 
     for path in sorted((ROOT / "config").glob("*.py")):
         assert len(path.read_text().splitlines()) <= 40
         for device in ("cpu", "cuda"):
-            known = [train.TrainConfig] + [config_class for config_class, _ in train.MODELS.values()]
-            values, _ = load([str(path)], known, "", lambda given: {"device": device})
+            values, _ = load([str(path)], [train.TrainConfig, VariantConfig], "", lambda given: {"device": device})
             assert build(train.TrainConfig, values).model in path.stem
-            build(train.MODELS[values["model"]][0], values)
+            config_class, _, values = choose(values)
+            build(config_class, values)

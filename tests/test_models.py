@@ -142,7 +142,7 @@ def test_worked_example(monkeypatch):
 
 def test_layernorm():
     for bias in (True, False):
-        norm = random_weights(model.LayerNorm(GPTConfig(n_embd=35, n_head=5, bias=bias)).double(), 1.0)
+        norm = random_weights(model.LayerNorm(35, bias).double(), 1.0)
         x = 2 + 1e-2 * torch.randn(7, 35, dtype=torch.float64)  # of a variance that lets eps be seen
 
         def naive(eps):
@@ -156,7 +156,7 @@ def test_layernorm():
 
 
 def test_rmsnorm():
-    norm = random_weights(model_llama.RMSNorm(LlamaConfig(n_embd=48, norm_eps=1e-4)).double(), 1.0)
+    norm = random_weights(model_llama.RMSNorm(48, 1e-4).double(), 1.0)
     x = 1e-2 * (1 + torch.randn(7, 48, dtype=torch.float64))
     naive = lambda eps: x / torch.sqrt((x ** 2).mean(-1, keepdim=True) + eps) * norm.weight
     assert (norm(x) - naive(1e-4)).abs().max() < 1e-12
@@ -164,7 +164,7 @@ def test_rmsnorm():
 
 
 def test_rmsnorm_is_computed_in_fp32():
-    norm = random_weights(model_llama.RMSNorm(LlamaConfig(n_embd=768)), 1.0).bfloat16()
+    norm = random_weights(model_llama.RMSNorm(768, 1e-5), 1.0).bfloat16()
     x = 30 * torch.randn(50, 768).bfloat16()
     naive = lambda x, weight: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
     in_fp32 = naive(x.float(), norm.weight.float())
