@@ -95,7 +95,6 @@ class RunLog:
         """A row about a step: shown on the bar, or as a line where there is no terminal."""
         self.keep(row)
         self.bar.set_postfix_str(f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s", refresh=False)
-        self.bar.update(row["step"] - self.bar.n)
         if self.bar.disable:
             print(REPORT.format(**row), flush=True)
 

@@ -82,7 +82,7 @@ def set_up(device="auto", dtype="auto"):
         torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
     reasons = [f"device {device}" + (" (the best one here)" if asked == "auto" else "")]
     if dtype == "auto":
-        dtype, why = "float32", {"cpu": "matrix products are no faster in bfloat16 on most CPUs", "mps": "the safe choice on Metal"}.get(kind)
+        dtype, why = "float32", {"cpu": "most CPUs are no faster in bfloat16", "mps": "the safe choice on Metal"}.get(kind)
         if kind == "cuda":
             modern = torch.cuda.is_bf16_supported(including_emulation=False)
             dtype, why = ("bfloat16", "this GPU has it") if modern else ("float32", "this GPU has no bfloat16")

@@ -172,7 +172,7 @@ def make_model(config, given, folder, meta):
 
 def describe(model, config, runtime, meta, splits):
     """Print what was chosen, and the parts of the model in a small table."""
-    print("; ".join(runtime.reasons))
+    print("\n".join(runtime.reasons))
     print(f"data {config.dataset}: {len(splits['train']):,} tokens to train on, {len(splits['val']):,} to validate, vocabulary {meta['vocab_size']}")
     print(f"model {config.model}: {sum(p.numel() for p in model.parameters()):,} parameters")
     counts = {}
@@ -330,6 +330,8 @@ def main(argv):
         seconds = time.perf_counter() - began
         state["seconds"] += seconds
         speeds.append(step_tokens / seconds)
+        if runtime.main:
+            log.bar.update()
         if step % config.log_interval == 0 and runtime.main:
             log.report({"step": step, "loss": loss, "lr": learning_rate(step - 1, config), "grad_norm": norm, "tokens": step * step_tokens,
                         "seconds": state["seconds"], "milliseconds": seconds * 1000, "tokens_per_second": step_tokens / seconds})

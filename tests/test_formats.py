@@ -15,7 +15,6 @@ import safetensors.torch
 import torch
 
 import formats
-from checkpoint import MODELS
 from configurator import UserError, build
 from formats import FAMILIES, load_pretrained, load_weights, to_hf, to_ours
 from model_llama import MLP, LlamaConfig
@@ -23,6 +22,7 @@ from test_models import random_weights, tokens
 
 transformers = pytest.importorskip("transformers")
 from transformers.models.llama import modeling_llama
+from variants import CORNERS
 
 GPT2 = dict(vocab_size=999, n_positions=33, n_embd=35, n_head=5, n_layer=2, bos_token_id=0, eos_token_id=0)
 LLAMA = dict(
@@ -44,7 +44,7 @@ def theirs(kind, **changes):
 
 
 def ours(word, values, tensors, dtype=torch.float64, **changes):
-    config_class, model_class = MODELS[word]
+    config_class, model_class = CORNERS[word]
     made = model_class(build(config_class, values | changes)).to(dtype).eval()
     load_weights(made, tensors)
     return made
@@ -171,7 +171,7 @@ def test_round_trip(kind, tie, tmp_path):
 def test_ours_from_scratch_to_transformers(tmp_path):
     """What only ours has: a GPT-2 without biases, and LLaMA's default width."""
     for word, values in (("gpt2", dict(bias=False)), ("llama", dict(n_kv_head=1, norm_eps=1e-4, rope_theta=77.0))):
-        config_class, model_class = MODELS[word]
+        config_class, model_class = CORNERS[word]
         config = config_class(block_size=33, vocab_size=999, n_layer=2, n_head=5, n_embd=40, **values)
         made = random_weights(model_class(config).eval(), 0.5)
         new_config, tensors = to_hf(word, vars(config), made.state_dict())
