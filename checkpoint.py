@@ -85,16 +85,23 @@ def open_out_dir(out_dir, resuming=False, overwrite=False):
 # ---------------------------------------------------------------- saving
 
 
-def optimizer_tensors(optimizer):
-    """{"parameter name/state name": tensor} of an optimizer made from optim.parameter_groups."""
+def optimizer_tensors(optimizers):
+    """{"parameter name/state name": tensor} of optimizers whose groups carry the names of their parameters."""
     found = {}
-    for group in optimizer.param_groups:
-        for name, p in zip(group["names"], group["params"]):
-            found |= {f"{name}/{key}": value for key, value in optimizer.state[p].items()}
+    for optimizer, name, p in named(optimizers):
+        found |= {f"{name}/{key}": value for key, value in optimizer.state[p].items()}
     return found
 
 
-def save(out_dir, step, model, optimizer, state, config, tokenizer, best):
+def named(optimizers):
+    """(optimizer, name, parameter) of all parameters of some optimizers."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for name, p in zip(group["names"], group["params"]):
+                yield optimizer, name, p
+
+
+def save(out_dir, step, model, optimizers, state, config, tokenizer, best):
     """Save a checkpoint of `step`; best: whether it is the best so far. The last two and the best are
     kept. OSError when the disk refuses; then the checkpoints of before are as they were."""
     root = Path(out_dir) / "ckpt"
@@ -105,7 +112,7 @@ def save(out_dir, step, model, optimizer, state, config, tokenizer, best):
     temporary.mkdir()
     try:
         safetensors.torch.save_model(model, str(temporary / "model.safetensors"))  # a tied weight is stored once
-        safetensors.torch.save_file(optimizer_tensors(optimizer), temporary / "optimizer.safetensors")
+        safetensors.torch.save_file(optimizer_tensors(optimizers), temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}, indent=1))
         (temporary / "config.json").write_text(json.dumps(config, indent=1))
         (temporary / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -197,17 +204,16 @@ def load_model(folder, config, device="cpu"):
     return model.to(device)
 
 
-def load_optimizer(folder, optimizer):
+def load_optimizers(folder, optimizers):
     """Put a checkpoint's optimizer state back, parameter by parameter name."""
     path = Path(folder) / "optimizer.safetensors"
     if not path.exists():
         raise UserError("this checkpoint has weights only", folder, "it samples but cannot be resumed")
     tensors = safetensors.torch.load_file(path)
-    for group in optimizer.param_groups:
-        for name, p in zip(group["names"], group["params"]):
-            prefix = name + "/"
-            state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            optimizer.state[p] = {key: value.to(p.device) for key, value in state.items()}
+    for optimizer, name, p in named(optimizers):
+        prefix = name + "/"
+        state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        optimizer.state[p] = {key: value.to(p.device) for key, value in state.items()}
 
 
 def first_names(error, most=3):

@@ -1,7 +1,26 @@
-"""Which parameters decay, the optimizer, and the learning rate at each step."""
+"""Which parameters decay, the optimizers, and the learning rate at each step."""
 import math
 
 import torch
+
+# How much of learning_rate is left (above min_lr) at t, from 0 after the warm-up to 1 at lr_decay_iters.
+SCHEDULE = {
+    "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t)),  # Loshchilov & Hutter 2016, arXiv:1608.03983
+    "linear": lambda t: 1 - t,
+    "wsd": lambda t: min(1.0, (1 - t) / 0.2),  # warm-up, stable, decay over the last fifth (Hu et al. 2024, arXiv:2404.06395)
+    "constant": lambda t: 1.0,
+}
+OPTIMIZER = ("adamw", "muon")
+
+
+def learning_rate(step, config):
+    """The rate of step `step` (from 0): linear warm-up over warmup_iters, then config.schedule from
+    learning_rate to min_lr at lr_decay_iters (None: max_iters)."""
+    if step < config.warmup_iters:
+        return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
+    end = config.max_iters if config.lr_decay_iters is None else config.lr_decay_iters
+    t = min(1.0, (step - config.warmup_iters) / max(1, end - config.warmup_iters))
+    return config.min_lr + SCHEDULE[config.schedule](t) * (config.learning_rate - config.min_lr)
 
 
 def parameter_groups(model, weight_decay):
@@ -17,18 +36,22 @@ def parameter_groups(model, weight_decay):
     ]
 
 
-def make_optimizer(model, config, device):
-    """AdamW (Loshchilov & Hutter 2017, arXiv:1711.05101), fused: one kernel over all parameters."""
+def make_optimizers(model, config, device):
+    """The optimizers, each of its own parameters.
+
+    adamw: AdamW for all (Loshchilov & Hutter 2017, arXiv:1711.05101), fused: one kernel over all of them.
+    muon: Muon (Jordan et al. 2024) for the matrices of the blocks, whose momentum it makes orthogonal, with
+    steps as large as AdamW's so that one learning_rate serves both (Liu et al. 2025, arXiv:2502.16982);
+    AdamW for embeddings, head, norms and biases."""
     groups = parameter_groups(model, config.weight_decay)
+    optimizers = []
+    if config.optimizer == "muon":
+        matrices = [(name, p) for group in groups for name, p in zip(group["names"], group["params"]) if name.startswith("blocks.") and p.dim() == 2]
+        ours = {"params": [p for _, p in matrices], "names": [name for name, _ in matrices]}
+        optimizers.append(torch.optim.Muon([ours], lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"))
+        for group in groups:
+            rest = [(name, p) for name, p in zip(group["names"], group["params"]) if name not in ours["names"]]
+            group["names"], group["params"] = [name for name, _ in rest], [p for _, p in rest]
     fused = device.startswith(("cuda", "cpu"))
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused)
-
-
-def learning_rate(step, config):
-    """The rate of step `step` (from 0): linear warm-up over warmup_iters, then half a cosine from
-    learning_rate down to min_lr at lr_decay_iters (None: max_iters) (Loshchilov & Hutter 2016, arXiv:1608.03983)."""
-    if step < config.warmup_iters:
-        return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
-    end = config.max_iters if config.lr_decay_iters is None else config.lr_decay_iters
-    progress = min(1.0, (step - config.warmup_iters) / max(1, end - config.warmup_iters))
-    return config.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (config.learning_rate - config.min_lr)
+    optimizers.append(torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused))
+    return optimizers

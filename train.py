@@ -27,7 +27,7 @@ import checkpoint
 import formats
 from configurator import UserError, build, keys, load, run
 from corpus import Batches, eval_batches, fingerprint, load_meta, load_split, tokenizer_from_json
-from optim import learning_rate, make_optimizer
+from optim import OPTIMIZER, SCHEDULE, learning_rate, make_optimizers
 from prepare import SMALL, prepare
 from runlog import EVALUATION, RunLog, start_wandb
 from runtime import StopRequest, find_device, seed_for, set_up, versions
@@ -58,7 +58,9 @@ class TrainConfig:
     # the batch
     batch_size: int = 12  # sequences in one forward pass
     gradient_accumulation_steps: int = 1  # forward passes per step, over all ranks
-    # the optimizer (AdamW) and its schedule
+    # the optimizer and its schedule
+    optimizer: Literal[*OPTIMIZER] = "adamw"  # muon: Muon for the matrices of the blocks, AdamW for the rest
+    schedule: Literal[*SCHEDULE] = "cosine"
     learning_rate: float = 6e-4
     max_iters: int = 600000  # steps
     weight_decay: float = 0.1
@@ -69,6 +71,7 @@ class TrainConfig:
     lr_decay_iters: int | None = None  # step at which the rate reaches min_lr; None: max_iters
     min_lr: float = 6e-5
     seed: int = 1337
+    data_seed: int | None = None  # of the order of the batches; None: seed
     # the machine
     device: str = "auto"  # cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -87,14 +90,14 @@ class TrainConfig:
 # Sizes of the model that may be 0; the others are at least 1.
 ZERO_IS_NONE = ("window", "full_every", "block_local", "low_rank")
 # Keys that change the course of a run when they change on resuming.
-COURSE = ("learning_rate", "min_lr", "warmup_iters", "lr_decay_iters", "max_iters", "batch_size", "gradient_accumulation_steps",
-          "weight_decay", "beta1", "beta2", "grad_clip", "seed", "dtype")
+COURSE = ("optimizer", "schedule", "learning_rate", "min_lr", "warmup_iters", "lr_decay_iters", "max_iters", "batch_size", "gradient_accumulation_steps",
+          "weight_decay", "beta1", "beta2", "grad_clip", "seed", "data_seed", "dtype")
 # Keys of nanoGPT's that have another name here.
 RENAMED = {
     "eval_iters": "use --eval_tokens=N: evaluation scores fixed tokens, each once",
     "always_save_checkpoint": "every evaluation saves; `latest` and `best` in out_dir name the steps",
     "backend": "leave it out: nccl on CUDA, gloo elsewhere",
-    "decay_lr": "for a constant rate give --min_lr the value of --learning_rate",
+    "decay_lr": "use --schedule=constant",
 }
 
 
@@ -212,8 +215,8 @@ def evaluate(model, tokens, config, runtime, limit, stop=None):
     return None if stop is not None and stop.status else (total[0] / total[1]).item()
 
 
-def train_step(net, batches, optimizer, step, config, runtime):
-    """One step of the optimizer on the global batch of `step` (from 0). Returns (loss, gradient norm);
+def train_step(net, batches, optimizers, step, config, runtime):
+    """One step of the optimizers on the global batch of `step` (from 0). Returns (loss, gradient norm);
     FloatingPointError, before anything is updated, if they are not finite."""
     lr = learning_rate(step, config)
     parts = config.gradient_accumulation_steps
@@ -232,15 +235,16 @@ def train_step(net, batches, optimizer, step, config, runtime):
     if runtime.world_size > 1:
         torch.distributed.all_reduce(total)
         total /= runtime.world_size
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = torch.nn.utils.clip_grad_norm_(params, config.grad_clip or math.inf)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    norm = torch.nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], config.grad_clip or math.inf)
     loss, norm = total.item(), norm.item()
     if not math.isfinite(loss) or not math.isfinite(norm):
         raise FloatingPointError(f"loss {loss:.4g}, gradient norm {norm:.4g} at step {step + 1}, learning rate {lr:.3g}")
-    for group in optimizer.param_groups:
+    for group in groups:
         group["lr"] = lr
-    optimizer.step()
-    optimizer.zero_grad()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
     return loss, norm
 
 
@@ -260,9 +264,9 @@ def main(argv):
         step, state = stored_state["step"], stored_state
     model = make_model(config, given, folder, meta).to(runtime.device)
     splits = {split: load_split(Path(config.data_dir) / config.dataset, split, model.config.block_size) for split in ("train", "val")}
-    optimizer = make_optimizer(model, config, runtime.device)
+    optimizers = make_optimizers(model, config, runtime.device)
     if folder is not None:
-        checkpoint.load_optimizer(folder, optimizer)
+        checkpoint.load_optimizers(folder, optimizers)
     step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
     flops = 6 * sum(p.numel() for p in model.parameters()) * step_tokens * (config.max_iters - step)
     runtime.choose_compile(config.compile, flops)
@@ -299,9 +303,9 @@ def main(argv):
 
     def save(best=False):
         if runtime.main:
-            checkpoint.save(config.out_dir, step, model, optimizer, state, everything, tokenizer.to_json(), best)
+            checkpoint.save(config.out_dir, step, model, optimizers, state, everything, tokenizer.to_json(), best)
 
-    batches = Batches(splits["train"], model.config.block_size, config.seed)
+    batches = Batches(splits["train"], model.config.block_size, config.seed if config.data_seed is None else config.data_seed)
     net = torch.compile(model, dynamic=False) if runtime.compile else model  # evaluation and saving use the plain one
     if runtime.world_size > 1:
         net = DistributedDataParallel(net)
@@ -322,7 +326,7 @@ def main(argv):
             break
         began = time.perf_counter()
         try:
-            loss, norm = train_step(net, batches, optimizer, step, config, runtime)
+            loss, norm = train_step(net, batches, optimizers, step, config, runtime)
         except FloatingPointError as error:
             good = checkpoint.pointer(config.out_dir, "latest")
             raise FloatingPointError(f"{error}; nothing was updated; last good checkpoint: {good or 'none'}; try a lower learning_rate") from None
