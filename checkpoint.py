@@ -21,7 +21,7 @@ from pathlib import Path
 import safetensors.torch
 from safetensors import SafetensorError
 
-from configurator import UserError, build
+from configurator import Failure, UserError, build
 from corpus import tokenizer_from_json
 from variants import choose
 
@@ -103,7 +103,7 @@ def named(optimizers):
 
 def save(out_dir, step, model, optimizers, state, config, tokenizer, best):
     """Save a checkpoint of `step`; best: whether it is the best so far. The last two and the best are
-    kept. OSError when the disk refuses; then the checkpoints of before are as they were."""
+    kept. Failure when the disk refuses; then the checkpoints of before are as they were."""
     root = Path(out_dir) / "ckpt"
     root.mkdir(parents=True, exist_ok=True)
     for leftover in root.glob("*.tmp"):
@@ -125,8 +125,11 @@ def save(out_dir, step, model, optimizers, state, config, tokenizer, best):
             shutil.rmtree(folder)
         os.rename(temporary, folder)
         sync(root)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, (OSError, SafetensorError)):  # a full disk, most often
+            last = pointer(out_dir, "latest")
+            raise Failure(f"cannot save step {step}: {getattr(error, 'strerror', None) or error}", folder, f"free the disk, then --init_from=resume goes on from {f'step {last}' if last else 'the start'}") from error
         raise
     write(Path(out_dir) / "latest", f"{step}\n")
     if best:

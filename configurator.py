@@ -18,8 +18,16 @@ import typing
 class UserError(Exception):
     """A mistake the user can mend: what was wrong, where (key, file or value), and what to do."""
 
+    status = 2
+
     def __init__(self, what, where, fix):
         super().__init__(f"{what} ({where}): {fix}")
+
+
+class Failure(UserError):
+    """What went wrong while running, told in the same form."""
+
+    status = 1
 
 
 def run(main):
@@ -33,8 +41,8 @@ def run(main):
     except Exception as error:
         if debug & {*sys.argv}:
             traceback.print_exc()
-        status = 2 if isinstance(error, UserError) else 1
-        where = "" if status == 2 else f" ({type(error).__name__}): run again with --debug to see where"
+        status = getattr(error, "status", 1)
+        where = "" if isinstance(error, UserError) else f" ({type(error).__name__}): run again with --debug to see where"
         print(f"error: {' '.join(str(error).split())}{where}", file=sys.stderr)
     sys.stdout.flush()
     sys.exit(status)

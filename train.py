@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import checkpoint
 import formats
-from configurator import UserError, build, keys, load, run
+from configurator import Failure, UserError, build, keys, load, run
 from corpus import Batches, eval_batches, fingerprint, load_meta, load_split, tokenizer_from_json
 from optim import OPTIMIZER, SCHEDULE, learning_rate, make_optimizers
 from prepare import SMALL, prepare
@@ -329,7 +329,11 @@ def main(argv):
             loss, norm = train_step(net, batches, optimizers, step, config, runtime)
         except FloatingPointError as error:
             good = checkpoint.pointer(config.out_dir, "latest")
-            raise FloatingPointError(f"{error}; nothing was updated; last good checkpoint: {good or 'none'}; try a lower learning_rate") from None
+            raise Failure(f"{error}", f"last good checkpoint: {f'step {good}' if good else 'none'}", "nothing was updated; try a lower learning_rate") from error
+        except torch.OutOfMemoryError as error:
+            half = max(1, config.batch_size // 2)
+            fix = f"--batch_size={half} --gradient_accumulation_steps={config.gradient_accumulation_steps * config.batch_size // half} takes the same steps in less memory"
+            raise Failure("out of memory", f"batch_size={config.batch_size}, block_size={model.config.block_size}", fix if config.batch_size > 1 else "choose a smaller block_size or model") from error
         step += 1
         seconds = time.perf_counter() - began
         state["seconds"] += seconds

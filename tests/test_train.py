@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import checkpoint
 import train
-from configurator import UserError
+from configurator import Failure, UserError
 from corpus import load_split
 from optim import learning_rate, make_optimizers, parameter_groups
 from prepare import prepare
@@ -259,7 +259,7 @@ def test_wandb_that_fails_is_one_warning(data_dir, tmp_path, capsys, monkeypatch
 def test_a_loss_that_is_not_finite_stops_before_the_update(data_dir, tmp_path):
     out = tmp_path / "run"
     run = arguments(data_dir, out, "--max_iters=50", "--eval_interval=2", "--learning_rate=1e30", "--min_lr=1e30", "--warmup_iters=0", "--grad_clip=0")
-    with pytest.raises(FloatingPointError, match=r"at step \d+, learning rate .* last good checkpoint"):
+    with pytest.raises(Failure, match=r"at step \d+, learning rate .* \(last good checkpoint: .*\): nothing was updated"):
         train.main(run)
     for tensors in map(load_file, out.glob("ckpt/*/model.safetensors")):
         assert all(torch.isfinite(value).all() for value in tensors.values())
@@ -323,6 +323,32 @@ def test_killed_inside_a_save_leaves_the_last_checkpoint(data_dir, tmp_path, mon
     assert checkpoint.steps(out) == [2] and list(out.glob("ckpt/*.tmp"))
     train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=4"])
     assert checkpoint.steps(out) == [2, 4] and not list(out.glob("ckpt/*.tmp"))
+
+
+def test_full_disk_is_one_line_and_the_last_checkpoint_stays(data_dir, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    train.main(arguments(data_dir, out, "--max_iters=2"))
+    before = weights(out)
+
+    def full(tensors, path, **more):
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.safetensors.torch, "save_file", full)
+    with pytest.raises(Failure, match=r"cannot save step 4: No space left on device \(.*000004\): free the disk.*step 2") as caught:
+        train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=4"])
+    assert caught.value.status == 1
+    monkeypatch.undo()
+    assert equal(weights(out), before) and [path.name for path in out.glob("ckpt/*")] == ["000002"]
+
+
+def test_out_of_memory_names_what_would_fit(data_dir, tmp_path, monkeypatch):
+    def step(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+
+    monkeypatch.setattr(train, "train_step", step)
+    with pytest.raises(Failure, match="out of memory .*batch_size=4.*--batch_size=2 --gradient_accumulation_steps=2"):
+        train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))
 
 
 def broken_checkpoints():
