@@ -54,24 +54,41 @@ def sha256(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_out_dir(out_dir, resuming=False, overwrite=False):
-    """Make a run folder ready and hold it for this process until it ends, however it ends (the lock is
-    the open file returned). An old run in it is in the way, or with overwrite moved aside."""
+def check_out_dir(out_dir, resuming=False, overwrite=False):
+    """UserError if a run cannot go into out_dir: it cannot be written, another process trains there, or
+    it holds a run that is neither resumed nor moved aside. Nothing is written."""
     out_dir = Path(out_dir)
     nearest = next(path for path in (out_dir, *out_dir.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError("cannot write here", f"out_dir={out_dir}", "choose another --out_dir")
-    used = (out_dir / "ckpt").exists() or (out_dir / "log.jsonl").exists()
-    if used and not resuming and not overwrite:
+    if (out_dir / "lock").exists():
+        hold(out_dir).close()
+    if steps(out_dir) and not resuming and not overwrite:
         raise UserError("there is a run here already", f"out_dir={out_dir}", "go on with --init_from=resume, start anew with --overwrite, or choose another --out_dir")
-    out_dir.mkdir(parents=True, exist_ok=True)
+
+
+def hold(out_dir):
+    """The lock of a run folder, held while the file returned is open, so until this process ends, however
+    it ends; UserError if another process holds it."""
     held = open(out_dir / "lock", "a+")
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         held.seek(0)
         raise UserError(f"process {held.read().strip() or '?'} is training here", f"out_dir={out_dir}", "wait for it, or choose another --out_dir") from None
-    if used and not resuming:
+    return held
+
+
+def open_out_dir(out_dir, resuming=False, overwrite=False):
+    """Make a run folder ready and return its lock. An old run in it is resumed, or moved aside."""
+    out_dir = Path(out_dir)
+    check_out_dir(out_dir, resuming, overwrite)
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write here: {error.strerror}", f"out_dir={out_dir}", "choose another --out_dir") from None
+    held = hold(out_dir)
+    if steps(out_dir) and not resuming:
         aside = next(path for n in range(1, 10**6) if not (path := out_dir.with_name(f"{out_dir.name}.old{n}")).exists())
         out_dir.rename(aside)
         print(f"the run that was in {out_dir} is now in {aside}")
@@ -106,14 +123,13 @@ def save(out_dir, step, model, optimizers, state, config, tokenizer, best):
     kept. Failure when the disk refuses; then the checkpoints of before are as they were."""
     root = Path(out_dir) / "ckpt"
     root.mkdir(parents=True, exist_ok=True)
-    for leftover in root.glob("*.tmp"):
-        shutil.rmtree(leftover)
+    settle(out_dir)
     folder, temporary = root / f"{step:06d}", root / f"{step:06d}.tmp"
-    temporary.mkdir()
     try:
+        temporary.mkdir()
         safetensors.torch.save_model(model, str(temporary / "model.safetensors"))  # a tied weight is stored once
         safetensors.torch.save_file(optimizer_tensors(optimizers), temporary / "optimizer.safetensors")
-        (temporary / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}, indent=1))
+        (temporary / "state.json").write_text(json.dumps({**state, "format": FORMAT, "step": step}, indent=1))
         (temporary / "config.json").write_text(json.dumps(config, indent=1))
         (temporary / "tokenizer.json").write_text(json.dumps(tokenizer))
         sums = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
@@ -121,8 +137,8 @@ def save(out_dir, step, model, optimizers, state, config, tokenizer, best):
         for path in temporary.iterdir():
             sync(path)
         sync(temporary)
-        if folder.exists():  # a run that went back to an older checkpoint comes by this step again
-            shutil.rmtree(folder)
+        if folder.exists():  # this step was saved before: it steps aside, and is looked for there
+            os.rename(folder, root / f"{step:06d}.old")
         os.rename(temporary, folder)
         sync(root)
     except BaseException as error:
@@ -134,11 +150,24 @@ def save(out_dir, step, model, optimizers, state, config, tokenizer, best):
     write(Path(out_dir) / "latest", f"{step}\n")
     if best:
         write(Path(out_dir) / "best", f"{step}\n")
+    settle(out_dir)
     keep = {*steps(out_dir)[-2:], pointer(out_dir, "best"), step}
     for old in steps(out_dir):
         if old not in keep:
             shutil.rmtree(root / f"{old:06d}")
     return folder
+
+
+def settle(out_dir):
+    """End what a killed save began: bring back a checkpoint that stepped aside for one that never came, and
+    drop what is left."""
+    for old in (Path(out_dir) / "ckpt").glob("*.old"):
+        if old.with_suffix("").exists():
+            shutil.rmtree(old)
+        else:
+            old.rename(old.with_suffix(""))
+    for leftover in (Path(out_dir) / "ckpt").glob("*.tmp"):
+        shutil.rmtree(leftover)
 
 
 # ---------------------------------------------------------------- loading
@@ -159,13 +188,17 @@ def pointer(out_dir, name):
 
 def find(out_dir, which="latest"):
     """The checkpoint folder that `which` (latest, best, or a step) names in a run folder."""
-    out_dir = Path(out_dir)
-    if not (out_dir / "ckpt").is_dir():
-        raise UserError("no checkpoint here", f"out_dir={out_dir}", "train first, or name another run folder with --out_dir")
+    out_dir, which = Path(out_dir), str(which)
     there = steps(out_dir)
-    step = int(which) if str(which).isdigit() else pointer(out_dir, which)
-    if step is None and there:
-        step = there[-1]  # killed between the rename and the pointer
+    if not there and list((out_dir / "ckpt").glob("*.old")):
+        settle(out_dir)
+        there = steps(out_dir)
+    if not there:
+        raise UserError("no checkpoint here", f"out_dir={out_dir}", "train first, or name another run folder with --out_dir")
+    if which not in ("latest", "best") and not which.isdigit():
+        raise UserError(f"no checkpoint is called {which}", f"out_dir={out_dir}", "choose latest, best, or a step")
+    # The newest one there is: the file `latest` may name one that was removed, or be older after a kill.
+    step = there[-1] if which == "latest" else pointer(out_dir, "best") if which == "best" else int(which)
     if step not in there:
         raise UserError(f"no checkpoint of step {step}", f"out_dir={out_dir}", f"there are {there or 'none'}")
     return out_dir / "ckpt" / f"{step:06d}"
@@ -178,11 +211,11 @@ def verify(folder):
     fix = f"go back to step {others[-1]}: remove this folder" if others else "no other checkpoint is left here"
     try:
         sums = json.loads((folder / "checksums.json").read_text())
-        for name, expected in sums.items():
+        for name, expected in (dict.fromkeys(("model.safetensors", "state.json", "config.json", "tokenizer.json")) | sums).items():
             found = sha256(folder / name)
             if found != expected:
-                raise UserError(f"the checkpoint is corrupt: sha256 {found[:12]}, not {expected[:12]}", folder / name, fix)
-    except (OSError, ValueError, AttributeError) as error:
+                raise UserError(f"the checkpoint is corrupt: sha256 {found[:12]}, not {str(expected)[:12]}", folder / name, fix)
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"the checkpoint is not whole: {error}", folder, fix) from None
 
 
@@ -191,6 +224,8 @@ def read(folder):
     folder = Path(folder)
     verify(folder)
     state, config, tokenizer = (json.loads((folder / f"{name}.json").read_text()) for name in ("state", "config", "tokenizer"))
+    if not {"format", "step", "data"} <= state.keys() or not isinstance(config.get("model"), str):
+        raise UserError("this is no checkpoint of ours", folder, "name a folder that train.py wrote")
     if state["format"] > FORMAT:
         raise UserError(f"the checkpoint has format {state['format']}, this code reads {FORMAT}", folder, "update this repo")
     return state, config, tokenizer
@@ -198,7 +233,10 @@ def read(folder):
 
 def load_model(folder, config, device="cpu"):
     """The model of a checkpoint folder on `device`, from its stored configuration."""
-    config_class, model_class, values = choose(config)
+    try:
+        config_class, model_class, values = choose(config)
+    except KeyError:
+        raise UserError(f"unknown model {config['model']}", folder, "update this repo") from None
     model = model_class(build(config_class, values))
     try:
         safetensors.torch.load_model(model, str(Path(folder) / "model.safetensors"))

@@ -8,6 +8,9 @@ read it and choose by it: `if device == "cpu": n_layer = 4`.
 import ast
 import difflib
 import inspect
+import math
+import numbers
+import os
 import re
 import sys
 import traceback
@@ -33,18 +36,24 @@ class Failure(UserError):
 def run(main):
     """Run `main(argv)` as a script: exit 0 when done, 2 on a user's mistake, 1 on a failure while
     running. An error is one line on stderr; `--debug` adds the traceback."""
-    debug = {"--debug", "--debug=True"}
+    debug = [arg for arg in sys.argv[1:] if arg.partition("=")[0] == "--debug"]
+    sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
     try:
         status = main([arg for arg in sys.argv[1:] if arg not in debug]) or 0
+        sys.stdout.flush()
     except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
         status = 130
+    except BrokenPipeError:  # whoever read our output has gone, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
     except Exception as error:
-        if debug & {*sys.argv}:
+        if debug and not debug[0].lower().endswith("=false"):
             traceback.print_exc()
         status = getattr(error, "status", 1)
         where = "" if isinstance(error, UserError) else f" ({type(error).__name__}): run again with --debug to see where"
-        print(f"error: {' '.join(str(error).split())}{where}", file=sys.stderr)
-    sys.stdout.flush()
+        if status == 1 or os.environ.get("RANK", "0") == "0":  # all ranks find the same mistake: one tells
+            print(f"error: {' '.join(str(error).split())}{where}", file=sys.stderr)
     sys.exit(status)
 
 
@@ -74,6 +83,10 @@ def from_text(text, kind):
 def check(key, value, kind, where):
     """`value` as `kind` wants it (1 is a float, 1e3 an int), else a UserError saying what is expected."""
     types_, words = allowed(kind)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):  # numpy's numbers are numbers, too
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
+    if type(value) is float and not math.isfinite(value):
+        raise UserError(f"{key} cannot be {value}", where, "give a finite number")
     if words and value not in words and type(value) not in set(types_) - {str}:
         raise UserError(f"{key} cannot be {value!r}", where, "choose from " + ", ".join(words + ["True", "False"] * (bool in types_)))
     if type(value) in types_:
@@ -93,21 +106,21 @@ def find(key, known, renamed, where):
     if key in renamed:
         raise UserError(f"{key} has another name here", where, renamed[key])
     near = difflib.get_close_matches(key, known, n=1)
-    raise UserError(f"unknown key {key}", where, f"did you mean {near[0]}?" if near else "--help lists the keys")
+    raise UserError(f"unknown key {key}", where, f"did you mean {near[0]}?" if near else "--help lists the keys; a name of your own begins with _")
 
 
 def read_file(path, scope, known, renamed):
     """Run a config file, which may read the names in `scope`, and return the {key: value} it assigns."""
     try:
         with open(path, encoding="utf-8") as file:
-            source = file.read()
-        tree = ast.parse(source)
-        names = dict(scope)
-        exec(compile(tree, path, "exec"), names)
+            tree = ast.parse(file.read())
     except OSError as error:
         raise UserError(f"cannot read the config file: {error.strerror}", path, "check the path; config/ holds examples") from None
-    except (SyntaxError, UnicodeDecodeError) as error:
-        raise UserError(getattr(error, "msg", "not utf-8"), f"{path}:{getattr(error, 'lineno', 1)}", "a config file is Python in utf-8") from None
+    except (SyntaxError, ValueError) as error:  # not utf-8, too
+        raise UserError(getattr(error, "msg", str(error)), f"{path}:{getattr(error, 'lineno', None) or 1}", "a config file is Python in utf-8") from None
+    names = dict(scope)
+    try:
+        exec(compile(tree, path, "exec"), names)
     except (Exception, SystemExit) as error:
         line = next(frame.lineno for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.filename == path)
         raise UserError(f"{type(error).__name__}: {error}", f"{path}:{line}", "mend this line") from None
@@ -120,13 +133,14 @@ def read_file(path, scope, known, renamed):
     return found
 
 
-def load(argv, classes, usage, scope=lambda values: {}, renamed={}):
+def load(argv, classes, usage, scope=lambda values: {}, renamed={}, defaults={}):
     """({key: value}, the words that are neither) of a command line and the config files it names. The keys
     are the fields of `classes`; scope(values) are names that a config file may read beside the keys given so
-    far, such as the device that was found; renamed: {old key: what to use instead}."""
+    far, such as the device that was found; renamed: {old key: what to use instead}; defaults: {key: what --help
+    says in place of the field's}."""
     known = keys(*classes)
     if "--help" in argv or "-h" in argv:
-        print(help_text(usage, classes))
+        print(help_text(usage, classes, defaults))
         sys.exit(0)
     values, files, words = {}, [], []
     for arg in argv:
@@ -155,14 +169,14 @@ def build(cls, values):
         raise UserError(what, cls.__name__, fix or "change one of these values") from None
 
 
-def help_text(usage, classes):
+def help_text(usage, classes, defaults):
     """The usage and every key once, with its default, its words and its trailing comment."""
-    lines = [usage.strip()]
+    lines = [usage.strip(), "", "--debug shows where an error comes from"]
     for i, cls in enumerate(classes):
         comments = dict(re.findall(r"^    (\w+):[^#\n]*#\s*(.*)$", inspect.getsource(cls), re.MULTILINE))
         lines += ["", f"{cls.__name__}:"]
         for key, kind in keys(cls).items():
             if key not in keys(*classes[:i]):
                 choice = f"({'|'.join(allowed(kind)[1])})".replace("()", "")
-                lines.append(f"  --{key}={getattr(cls, key)!r}".ljust(38) + f" {comments.get(key, '')} {choice}".rstrip())
+                lines.append(f"  --{key}={defaults.get(key, repr(getattr(cls, key)))}".ljust(38) + f" {comments.get(key, '')} {choice}".rstrip())
     return "\n".join(lines)

@@ -84,7 +84,12 @@ class BPETokenizer:
         self.start = encoding._special_tokens.get("<|endoftext|>", 0)
 
     def encode(self, text):
-        return np.array(self.encoding.encode_ordinary(text), dtype=np.int64)
+        try:
+            return np.array(self.encoding.encode_ordinary(text), dtype=np.int64)
+        except BaseException as error:  # tiktoken's Rust panics where the vocabulary lacks one of the 256 bytes
+            if type(error).__name__ != "PanicException":
+                raise
+            raise UserError("the tokenizer has no token for a byte of the text", "prompt or text", "leave rare and control characters out") from None
 
     def decode(self, ids):
         return self.decode_bytes(ids).decode("utf-8", "replace")
@@ -148,6 +153,18 @@ def load_meta(folder):
     return meta
 
 
+def load_tokenizer(folder, meta):
+    """The tokenizer of a data set; UserError if it is not there or not that of meta.json."""
+    path = Path(folder) / "tokenizer.json"
+    try:
+        tokenizer = tokenizer_from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        raise UserError("the tokenizer is missing or garbled", path, prepare_command(Path(folder))) from None
+    if tokenizer.vocab_size != meta["vocab_size"]:
+        raise UserError(f"the tokenizer has {tokenizer.vocab_size} tokens where meta.json says {meta['vocab_size']}", path, prepare_command(Path(folder)))
+    return tokenizer
+
+
 def load_split(folder, split, block_size):
     """The token ids of a split, (N,) and read-only, left on disk; UserError unless they are whole, fit
     the vocabulary and are more than block_size."""
@@ -172,6 +189,8 @@ def load_split(folder, split, block_size):
         if wrong.any():
             at = int(start + wrong.argmax())
             raise UserError(f"token id {tokens[at]} at position {at:,} is beyond vocab_size={meta['vocab_size']:,}", path, fix)
+    if expected <= FULL_SCAN and hashlib.sha256(tokens).hexdigest() != meta["splits"][split]["sha256"]:
+        raise UserError("the tokens are not those that were prepared: their sha256 differs from meta.json's", path, fix)
     return tokens
 
 

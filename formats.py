@@ -1,113 +1,51 @@
 """
 Weights from and to other formats: one readable table per family, used in both directions.
 
-    word, values, tensors = load_pretrained("gpt2-medium")  # or a folder, or owner/name on the hub
-    model = Model(build(Config, values))
+    word, values, tensors = load_pretrained("gpt2-medium")  # or a folder, owner/name on the hub, or FILE.gguf
+    config_class, model_class, values = choose({"model": word} | values)
+    model = model_class(build(config_class, values))
     load_weights(model, tensors)
 
-What our model cannot express is refused: never weights that almost fit. Only safetensors are read
-and written: a .bin or .pt file would have to be unpickled, which can run any code.
+    python formats.py --export=hf --out_dir=out-llama-shakespeare --dest=llama-hf
+    python formats.py --export=gguf --out_dir=out-llama-shakespeare --dest=llama.gguf
+
+What our model, or theirs, cannot express is refused: never weights that almost fit. Only safetensors and
+GGUF are read and written: a .bin or .pt file would have to be unpickled, which can run any code.
 """
 import json
 import re
+import shutil
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from configurator import UserError
+import gguf_format
+from checkpoint import open_run
+from configurator import UserError, build, load, run
+from corpus import tokenizer_from_json
+from families import FAMILIES, NEOX, READS, ROPE_NUMBERS
+from tokenizer_formats import from_tokenizer_json, to_tokenizer_json
+from variants import ARCH, CORNERS, VariantConfig, choose, idle
 
 HUB = {name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
 FETCHED = ["config.json", "model*.safetensors*", "tokenizer*", "vocab.json", "merges.txt"]
-BUFFERS = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")  # tables in older files, no weights
+BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")  # tables in older files, no weights
+NULL = ("sliding_window", "num_key_value_heads")  # keys whose null says something else than their absence
+USUAL = {field.name: field.default for field in fields(VariantConfig)}
+BIASES = ("none", "norm", "all")  # each with those before
 
 
-class Layout(NamedTuple):
-    """How one tensor of theirs holds n of ours; c is their configuration."""
-
-    split: Callable  # (theirs, n, c) -> n of ours
-    join: Callable  # (n of ours, c) -> theirs
-
-
-plain = Layout(lambda t, n, c: t.chunk(n), lambda parts, c: torch.cat(parts))  # one after the other
-transposed = Layout(lambda t, n, c: t.t().chunk(n), lambda parts, c: torch.cat(parts).t())  # (in, out); a bias is as it is
-
-
-class Family(NamedTuple):
-    word: str  # of our model
-    architecture: str  # their class
-    prefix: str  # of their names, absent in files without the head
-    suffixes: tuple  # what a row of `names` stands for
-    keys: dict  # ours: theirs, of the configuration
-    defaults: dict  # of their keys; int, as for those in `keys` alone: a size that must be given
-    must: Callable  # c -> {key: values under which our model is the same function, first that of an absent key}
-    ours: Callable  # c -> further values of our configuration
-    theirs: Callable  # our tensors -> further keys of their configuration
-    names: list  # (theirs, [ours], layout), {} is the number of the layer
-
-
-GPT2 = Family(
-    "gpt2", "GPT2LMHeadModel", "transformer.", ("weight", "bias"),
-    dict(block_size="n_positions", vocab_size="vocab_size", n_layer="n_layer", n_head="n_head", n_embd="n_embd", tie_embeddings="tie_word_embeddings"),
-    {"tie_word_embeddings": True},
-    must=lambda c: {
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh"), "n_inner": (4 * c["n_embd"],), "layer_norm_epsilon": (1e-5,),
-        "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,),
-    },
-    ours=lambda c: {"bias": True},
-    theirs=lambda tensors: {},
-    names=[
-        ("transformer.wte", ["wte"], plain),
-        ("transformer.wpe", ["wpe"], plain),
-        ("transformer.h.{}.ln_1", ["blocks.{}.norm1"], plain),
-        ("transformer.h.{}.attn.c_attn", ["blocks.{}.attn.wq", "blocks.{}.attn.wk", "blocks.{}.attn.wv"], transposed),
-        ("transformer.h.{}.attn.c_proj", ["blocks.{}.attn.wo"], transposed),
-        ("transformer.h.{}.ln_2", ["blocks.{}.norm2"], plain),
-        ("transformer.h.{}.mlp.c_fc", ["blocks.{}.mlp.up"], transposed),
-        ("transformer.h.{}.mlp.c_proj", ["blocks.{}.mlp.down"], transposed),
-        ("transformer.ln_f", ["norm_f"], plain),
-        ("lm_head", ["lm_head"], plain),
-    ],
-)
-
-LLAMA = Family(
-    "llama", "LlamaForCausalLM", "model.", ("weight",),
-    dict(block_size="max_position_embeddings", vocab_size="vocab_size", n_layer="num_hidden_layers", n_head="num_attention_heads",
-         n_kv_head="num_key_value_heads", n_embd="hidden_size", rope_theta="rope_theta", norm_eps="rms_norm_eps", tie_embeddings="tie_word_embeddings"),
-    {"intermediate_size": int, "num_key_value_heads": None, "rope_theta": 10000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
-    must=lambda c: {
-        "hidden_act": ("silu", "swish"), "head_dim": (c["hidden_size"] // c["num_attention_heads"],), "attention_bias": (False,),
-        "mlp_bias": (False,), "rope_type": ("default",), "partial_rotary_factor": (1,), "sliding_window": (None,),
-    },
-    # Their width is any number, ours int(multiplier * int(8C/3)): the 0.5 keeps rounding from missing it by one.
-    ours=lambda c: {"multiple_of": 1, "ffn_dim_multiplier": (c["intermediate_size"] + 0.5) / int(8 * c["hidden_size"] / 3)},
-    theirs=lambda tensors: {"intermediate_size": len(tensors["blocks.0.mlp.gate.weight"])},
-    names=[
-        ("model.embed_tokens", ["wte"], plain),
-        ("model.layers.{}.input_layernorm", ["blocks.{}.norm1"], plain),
-        ("model.layers.{}.self_attn.q_proj", ["blocks.{}.attn.wq"], plain),
-        ("model.layers.{}.self_attn.k_proj", ["blocks.{}.attn.wk"], plain),
-        ("model.layers.{}.self_attn.v_proj", ["blocks.{}.attn.wv"], plain),
-        ("model.layers.{}.self_attn.o_proj", ["blocks.{}.attn.wo"], plain),
-        ("model.layers.{}.post_attention_layernorm", ["blocks.{}.norm2"], plain),
-        ("model.layers.{}.mlp.gate_proj", ["blocks.{}.mlp.gate"], plain),
-        ("model.layers.{}.mlp.up_proj", ["blocks.{}.mlp.up"], plain),
-        ("model.layers.{}.mlp.down_proj", ["blocks.{}.mlp.down"], plain),
-        ("model.norm", ["norm_f"], plain),
-        ("lm_head", ["lm_head"], plain),
-    ],
-)
-
-FAMILIES = {"gpt2": GPT2, "llama": LLAMA}  # by their model_type
-
-
-def rows(family, n_layer):
+def rows(family, values):
     """(theirs, [ours], layout) of every tensor, layers and suffixes filled in."""
     for theirs, ours, layout in family.names:
-        for i in range(n_layer if "{}" in theirs else 1):
-            for suffix in family.suffixes:
+        norm = "norm" in ours[0]
+        biased = norm and values["norm"] == "layernorm" or not norm and values["bias"] == "all" and ours[0].startswith("blocks.")
+        for i in range(values["n_layer"] if "{}" in theirs else 1):
+            for suffix in ("weight", "bias") if biased else ("weight",):
                 yield f"{theirs.format(i)}.{suffix}", [f"{name.format(i)}.{suffix}" for name in ours], layout
 
 
@@ -117,8 +55,11 @@ def some(names):
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def to_ours(config, tensors, where="config.json"):
-    """(word of our model, values of its configuration, its tensors) from their config.json and tensors."""
+# ---------------------------------------------------------------- theirs to ours
+
+
+def understand(config, where):
+    """(family, values of VariantConfig) of their config.json."""
     kind = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(f"cannot read a model of model_type {kind!r}", where, "choose from " + ", ".join(FAMILIES))
@@ -127,47 +68,111 @@ def to_ours(config, tensors, where="config.json"):
     if rope:
         config = config | (rope if isinstance(rope, dict) else {"type": rope})
         config = {"rope_type": config.get("type")} | config
-    config = {key: value for key, value in config.items() if value is not None}
-    for key, default in (dict.fromkeys(family.keys.values(), int) | family.defaults).items():
-        value, kinds = config.setdefault(key, default), {bool: (bool,), float: (int, float)}.get(type(default), (int,))
-        if value is not None and (type(value) not in kinds or kinds != (bool,) and not value > 0):
-            raise UserError(f"{key} is {'missing' if value is int else repr(value)}", where, "is this the config.json of a Hugging Face model?")
-    for key, fitting in (family.must(config) | {"quantization_config": (None,)}).items():
+    config = {family.older.get(key, key): value for key, value in config.items() if value is not None or key in NULL}
+    numbers = {ROPE_NUMBERS[ours]: float if ours == "rope_factor" else int for ours in READS.get(str(config.get("rope_type")), [])}
+    for key, default in (dict.fromkeys(family.keys.values(), int) | family.defaults | numbers).items():
+        value, kind = config.setdefault(key, default), default if isinstance(default, type) else int if default is None else type(default)
+        fits = type(value) is kind or kind is float and type(value) is int
+        if value is not None and (not fits or kind in (int, float) and value <= 0):
+            raise UserError(f"{key} is {'missing' if value is default else repr(value)}", where, "is this the config.json of a Hugging Face model?")
+    allowed = {theirs: [word for group in words.values() for word in group] for theirs, words in family.words.values()}
+    for key, fitting in (allowed | family.must(config) | {"quantization_config": (None,)}).items():
         if config.get(key, fitting[0]) not in fitting:
-            raise UserError(f"our {family.word} model cannot express {key}={config[key]!r}", where, f"it needs {fitting[0]!r} there")
-    values = {ours: config[theirs] for ours, theirs in family.keys.items()} | family.ours(config)
+            raise UserError(f"our model cannot express {key}={config[key]!r}", where, f"it needs {' or '.join(map(repr, fitting))} there")
+    values = family.slots | {ours: config[theirs] for ours, theirs in family.keys.items()}
+    for ours, (theirs, words) in family.words.items():
+        values[ours] = next(word for word, group in words.items() if config[theirs] in group)
+    return family, values | family.ours(config)
 
-    left = {name if name.startswith((family.prefix, "lm_head.")) else family.prefix + name: t for name, t in tensors.items()}
+
+def simplest(values):
+    """(word, values) for variants.choose: a readable model's where all its parts are the same."""
+    word = "gpt2" if values["norm"] == "layernorm" else "llama"
+    own = {field.name for field in fields(CORNERS[word][0])}
+    usual = USUAL | ARCH[word] | {"mlp_width": 4 * values["n_embd"] if word == "gpt2" else values["mlp_width"]}
+    if any(usual[key] != value for key, value in values.items() if key not in own):
+        return word, {key: value for key, value in values.items() if key not in idle(values)}
+    further = {"bias": values["bias"] == "all"} if word == "gpt2" else llama_width(values["mlp_width"], values["n_embd"])
+    return word, {key: value for key, value in values.items() if key in own} | further
+
+
+def llama_width(width, n_embd):
+    """Their width is any number, ours int(multiplier * int(8C/3)): the 0.5 keeps rounding from missing it by one."""
+    return {"multiple_of": 1, "ffn_dim_multiplier": (width + 0.5) / int(8 * n_embd / 3)}
+
+
+def to_ours(config, tensors, where="config.json"):
+    """(word of our model, values of its configuration, its tensors) from their config.json and tensors."""
+    family, values = understand(config, where)
+    word, told = simplest(values)
+    names = {name: name.replace("lm_head.", "embed_out.") if family is NEOX else name for name in tensors}  # NeoX's has had both
+    left = {name if name.startswith((family.prefix, "lm_head.", "embed_out.")) else family.prefix + name: tensors[old] for old, name in names.items()}
     found, missing, fix = {}, [], "these are not the weights of this config.json"
-    for theirs, ours, layout in rows(family, values["n_layer"]):
+    for theirs, ours, layout in rows(family, values):
         if theirs in left:
             try:
-                found |= zip(ours, layout.split(left.pop(theirs), len(ours), config), strict=True)
+                found |= zip(ours, layout.split(left.pop(theirs), len(ours), values), strict=True)
             except (RuntimeError, ValueError):
                 raise UserError(f"{theirs} has a shape that does not fit", where, fix) from None
-        elif theirs.endswith(".weight") and not (theirs == "lm_head.weight" and values["tie_embeddings"]):
+        elif not (ours == ["lm_head.weight"] and values["tie_embeddings"]):
             missing.append(theirs)
     left = [name for name in left if not BUFFERS.search(name)]
     if missing or left:
-        what = f"there is no tensor {some(missing)}" if missing else f"our {family.word} model has no place for {some(left)}"
+        what = f"there is no tensor {some(missing)}" if missing else f"our {word} model has no place for {some(left)}"
         raise UserError(what, where, fix)
-    return family.word, values, found
+    return word, told, found
 
 
-def to_hf(word, values, tensors):
-    """(their config.json, their tensors) from the word, the configuration and the tensors of a model of ours.
-    What a family's `must` asks is what they take an absent key for, so that it need not be written."""
-    kind, family = next((kind, family) for kind, family in FAMILIES.items() if family.word == word)
-    config = {"model_type": kind, "architectures": [family.architecture]} | family.theirs(tensors)
-    config |= {theirs: values[ours] for ours, theirs in family.keys.items()}
-    if "bias" in family.suffixes:  # they always have biases: where ours has none, zeros
-        with_bias = [name for name in tensors if name.startswith(("blocks.", "norm_f.")) and name.endswith(".weight")]
-        tensors = {name.replace(".weight", ".bias"): tensors[name].new_zeros(len(tensors[name])) for name in with_bias} | tensors
-    out = {}
-    for theirs, ours, layout in rows(family, values["n_layer"]):
-        tied = theirs == "lm_head.weight" and values["tie_embeddings"]
-        if not tied and (theirs.endswith(".weight") or ours[0] in tensors):
-            out[theirs] = layout.join([tensors[name] for name in ours], config).contiguous()
+# ---------------------------------------------------------------- ours to theirs
+
+
+def complete(word, values, tensors):
+    """The values of VariantConfig that say all of a model of ours, (those that have an effect)."""
+    v = USUAL | ARCH[word] | values
+    up = tensors.get("blocks.0.mlp.up.weight", tensors.get("blocks.0.mlp.up.v.weight"))
+    bias = {True: "all", False: "none"}.get(v["bias"], v["bias"])
+    v |= {"mlp_width": v["mlp_width"] if up is None else len(up), "n_kv_head": v["n_kv_head"] or v["n_head"], "bias": "none" if (bias, v["norm"]) == ("norm", "rmsnorm") else bias}
+    silent = {"dropout", "multiple_of", "ffn_dim_multiplier", *idle(v)} | {*ROPE_NUMBERS} - {*READS.get(v["rope_scaling"], [])}
+    return v, v.keys() - silent
+
+
+def blocking(family, config, v, heard):
+    """What a family's configuration, read back, does not say of our model: {key: value}."""
+    try:
+        _, back = understand(config, "export")
+    except UserError:
+        return dict.fromkeys(heard)  # nothing of it
+    back = USUAL | back
+    back["n_kv_head"] = back["n_kv_head"] or back["n_head"]
+    if BIASES.index(v["bias"]) < BIASES.index(back["bias"]):  # where they have biases and ours has none, zeros
+        back["bias"] = v["bias"]
+    return {key: v[key] for key in sorted(heard) if back[key] != v[key]}
+
+
+def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
+    """(their config.json, their tensors) from the word, the configuration and the tensors of a model of ours, as
+    one of the `kinds`. A family can express it if the family's configuration, read back, is the model's."""
+    v, heard = complete(word, values, tensors)
+    found = {}
+    for kind in kinds:
+        family = FAMILIES[kind]
+        config = {"model_type": kind, "architectures": [family.architecture], "bos_token_id": None, "eos_token_id": None}
+        config |= {theirs: v[ours] for ours, theirs in family.keys.items()} | family.theirs(v)
+        config |= {theirs: words[v[ours]][0] for ours, (theirs, words) in family.words.items() if v[ours] in words and ours != "rope_scaling"}
+        found[kind] = config, blocking(family, config, v, heard)
+    kind = min(found, key=lambda kind: len(found[kind][1]))
+    config, blocks = found[kind]
+    if blocks:
+        what = ", ".join(f"{key}={value}" for key, value in blocks.items())
+        models = "GGUF's llama has not" if kinds == ("llama",) else f"no Hugging Face model has, beside the other parts (the closest is {kind})"
+        raise UserError(f"{what}: that {models}", "export", "it stays in our own format")
+    family, out = FAMILIES[kind], {}
+    expected = v | understand(config, "export")[1]
+    for theirs, ours, layout in rows(family, expected):
+        if ours != ["lm_head.weight"] or not v["tie_embeddings"]:
+            zeros = [torch.zeros(len(tensors[name.replace(".bias", ".weight")])) if name.endswith(".bias") and name not in tensors else None for name in ours]
+            parts = [tensors[name] if zero is None else zero.to(tensors["wte.weight"]) for name, zero in zip(ours, zeros)]
+            out[theirs] = layout.join(parts, v).contiguous()
     return config, out
 
 
@@ -207,17 +212,38 @@ def read_folder(folder):
     return config, tensors
 
 
+def find(name):
+    """The folder, or the GGUF file, that a name stands for."""
+    path = Path(name).expanduser()
+    if name in HUB or not path.exists():
+        if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name)) or name.endswith(".gguf"):
+            raise UserError("no such folder or file", f"init_from={name}", f"give scratch, resume, {', '.join(HUB)}, a folder, a .gguf file, or owner/name of the hub")
+        path = fetch(HUB.get(name, name))
+    if not path.is_dir() and path.suffix != ".gguf":
+        raise UserError("this is not a folder", f"init_from={name}", "give the folder that holds config.json and *.safetensors, or a .gguf file")
+    return path
+
+
 def load_pretrained(name):
     """(word of our model, values of its configuration, its tensors) of a folder with config.json and
-    *.safetensors, of gpt2[-medium|-large|-xl], or of owner/name on the Hugging Face hub."""
-    folder = Path(name).expanduser()
-    if name in HUB or not folder.exists():
-        if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name)):
-            raise UserError("no such folder", f"init_from={name}", f"give scratch, resume, {', '.join(HUB)}, a folder, or owner/name of the hub")
-        folder = fetch(HUB.get(name, name))
-    if not folder.is_dir():
-        raise UserError("this is not a folder", f"init_from={name}", "give the folder that holds config.json and *.safetensors")
-    return to_ours(*read_folder(folder), folder / "config.json")
+    *.safetensors, of a GGUF file, of gpt2[-medium|-large|-xl], or of owner/name on the Hugging Face hub."""
+    path = find(name)
+    if path.suffix == ".gguf":
+        return to_ours(*gguf_format.read(path), path)
+    return to_ours(*read_folder(path), path / "config.json")
+
+
+def load_tokenizer(name):
+    """The tokenizer that belongs to the weights of load_pretrained(name)."""
+    path = find(name)
+    if path.suffix == ".gguf":
+        return tokenizer_from_json(gguf_format.read_tokenizer(path))
+    path = path / "tokenizer.json"
+    try:
+        whole = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the tokenizer: {error}", path, "prepare the text with a tokenizer of ours") from None
+    return tokenizer_from_json(from_tokenizer_json(whole, path))
 
 
 @torch.no_grad()
@@ -241,3 +267,64 @@ def load_weights(model, tensors):
         raise UserError(some(wrong), "init_from", fix)
     for name, p in own.items():
         p.copy_(tensors[name])
+
+
+def open_pretrained(name):
+    """(model in evaluation mode, its own tokenizer) of what load_pretrained takes: all that sampling needs."""
+    word, values, tensors = load_pretrained(name)
+    config_class, model_class, values = choose({"model": word} | values)
+    model = model_class(build(config_class, values))
+    load_weights(model, tensors)
+    return model.eval(), load_tokenizer(name)
+
+
+# ---------------------------------------------------------------- the command
+
+
+@dataclass
+class ExportConfig:
+    export: Literal["hf", "gguf"] = "hf"  # a folder for Hugging Face transformers, or a file for llama.cpp
+    out_dir: str = "out"  # the run folder
+    dest: str = ""  # the folder or file to write; it must not be there yet
+    checkpoint: str = "latest"  # latest, best, or a step
+
+
+def write_folder(folder, config, tensors, tokenizer, context):
+    """A folder that AutoModelForCausalLM and AutoTokenizer open."""
+    folder.mkdir()
+    config |= dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.get("special_tokens", {}).get("<|endoftext|>"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, "model_max_length": context}
+    about |= {key: "<|endoftext|>" for key in ("bos_token", "eos_token") if "<|endoftext|>" in tokenizer.get("special_tokens", {})}
+    for name, content in {"config": config, "tokenizer": to_tokenizer_json(tokenizer), "tokenizer_config": about}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False), "utf-8")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def main(argv):
+    values, words = load(argv, [ExportConfig], __doc__)
+    config = build(ExportConfig, values)
+    dest = Path(config.dest).expanduser()
+    if words or not config.dest:
+        raise UserError(f"cannot read {words[0]}" if words else "dest is missing", "command line", "write --export=hf --out_dir=RUN --dest=FOLDER")
+    if dest.exists() or not dest.absolute().parent.is_dir():
+        raise UserError("it is there already" if dest.exists() else "there is no folder to put it in", f"dest={dest}", "choose another --dest")
+    model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint)
+    kinds = ("llama",) if config.export == "gguf" else tuple(FAMILIES)
+    theirs, tensors = to_hf(trained["model"], vars(model.config), model.state_dict(), kinds)
+    temporary = dest.with_name(dest.name + ".tmp")  # dest appears whole or not at all
+    try:
+        if config.export == "hf":
+            left_out = write_folder(temporary, theirs, tensors, tokenizer.to_json(), model.config.block_size)
+        else:
+            left_out = gguf_format.write(temporary, theirs, tensors, tokenizer.to_json())
+        temporary.rename(dest)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.unlink(missing_ok=True)
+    print(f"{dest}: the model after {state['step']} steps, as {theirs['architectures'][0]}, {sum(t.numel() for t in tensors.values()):,} parameters")
+    if left_out:
+        print(f"left out: {left_out}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -15,12 +15,13 @@ OPTIMIZER = ("adamw", "muon")
 
 def learning_rate(step, config):
     """The rate of step `step` (from 0): linear warm-up over warmup_iters, then config.schedule from
-    learning_rate to min_lr at lr_decay_iters (None: max_iters)."""
+    learning_rate to min_lr (None: a tenth of it) at lr_decay_iters (None: max_iters)."""
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
     end = config.max_iters if config.lr_decay_iters is None else config.lr_decay_iters
     t = min(1.0, (step - config.warmup_iters) / max(1, end - config.warmup_iters))
-    return config.min_lr + SCHEDULE[config.schedule](t) * (config.learning_rate - config.min_lr)
+    low = 0.1 * config.learning_rate if config.min_lr is None else config.min_lr
+    return low + SCHEDULE[config.schedule](t) * (config.learning_rate - low)
 
 
 def parameter_groups(model, weight_decay):

@@ -264,9 +264,9 @@ class GatedMLP(nn.Module):
 
 MLP = dict(
     relu=partial(PlainMLP, F.relu),
-    gelu=partial(PlainMLP, gelu),  # GPT-2's tanh form
-    gelu_erf=partial(PlainMLP, F.gelu),  # the exact form: Falcon, GPT-NeoX (Hendrycks & Gimpel 2016, arXiv:1606.08415)
-    silu=partial(PlainMLP, F.silu),  # also called Swish
+    gelu=partial(PlainMLP, gelu),  # GPT-2's tanh form (Hendrycks & Gimpel 2016, arXiv:1606.08415)
+    gelu_erf=partial(PlainMLP, F.gelu),  # the exact form, as in Falcon and GPT-NeoX (arXiv:1606.08415)
+    silu=partial(PlainMLP, F.silu),  # also called Swish (Elfwing et al. 2017, arXiv:1702.03118)
     relu2=partial(PlainMLP, lambda x: F.relu(x).square()),  # (So et al. 2021, arXiv:2109.08668)
     glu=partial(GatedMLP, F.sigmoid),  # (Dauphin et al. 2016, arXiv:1612.08083)
     bilinear=partial(GatedMLP, lambda x: x),

@@ -10,6 +10,7 @@ The first 90 % of the characters are for training, the rest for validation, as i
 written beside its place and renamed when it is whole. Memory does not grow with the text.
 """
 import codecs
+import fcntl
 import hashlib
 import io
 import json
@@ -162,6 +163,17 @@ def write_documents(path, folder):
 # the folder of the set
 
 
+def hold(folder):
+    """Wait until no other process prepares a set here; the handle returned keeps others waiting."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder.parent, os.O_RDONLY)  # the folder is the lock: no file is left behind
+    except OSError as error:
+        raise UserError(f"the data cannot be written: {error.strerror}", folder, "choose another --data_dir") from None
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
 def settle(folder):
     """End what a killed call began: bring back the old set if the new one had not taken its place, move
     the user's other files over to it if it had, and drop what is left."""
@@ -215,13 +227,16 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data"):
     folder = Path(data_dir, name)
     kept, new = folder / "input.txt", folder.with_name(name + ".new")
     kind = tokenizer if tokenizer != "auto" else "gpt2" if name in ("shakespeare", "openwebtext") else "char"
+    if not folder.parent.is_dir():  # a mistake makes no folder
+        check_request(name, kind, input, kept)
+    held = hold(folder)
     settle(folder)
     check_request(name, kind, input, kept)
+    print(f"preparing {folder}")
     try:
         new.mkdir(parents=True)
     except OSError as error:
         raise UserError(f"the data cannot be written: {error.strerror}", new, "choose another --data_dir") from None
-    print(f"preparing {folder}")
     try:
         if name == "openwebtext":
             source = input or "Skylion007/openwebtext"
@@ -248,6 +263,7 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data"):
         publish(new, folder)
     finally:  # after Ctrl-C too
         settle(folder)
+        os.close(held)
     describe(meta, coder, folder)
     return meta
 

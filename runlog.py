@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from checkpoint import write
+
 # nanoGPT's words first, so that scripts that read its logs read ours.
 REPORT = "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, lr {lr:.2e}, norm {grad_norm:.2f}"
 EVALUATION = "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}, {bits_per_byte:.4f} bits per byte"
@@ -73,16 +75,17 @@ def start_wandb(project, name, config, state):
 
 
 class RunLog:
-    """The log of a run in out_dir from `step` on: rows of an earlier attempt beyond it are dropped."""
+    """The log of a run in out_dir from `step` on, None for a new one: rows beyond the step are dropped."""
 
     def __init__(self, out_dir, step, max_iters, wandb_log=None):
         path = Path(out_dir) / "log.jsonl"
         self.picture = Path(out_dir) / "loss.png"
-        self.rows = read_rows(path, step)
-        self.file = open(path, "w", encoding="utf-8")
-        self.file.write("".join(json.dumps(row) + "\n" for row in self.rows))
+        self.rows = [] if step is None else read_rows(path, step)
+        write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        self.file = open(path, "a", encoding="utf-8")
         self.wandb_log = wandb_log
-        self.bar = tqdm(total=max_iters, initial=step, unit="step", disable=not sys.stdout.isatty(), dynamic_ncols=True, file=sys.stdout)
+        self.broken = False  # whether whoever reads our output has gone
+        self.bar = tqdm(total=max_iters, initial=step or 0, unit="step", disable=not sys.stdout.isatty(), dynamic_ncols=True, file=sys.stdout)
 
     def keep(self, row):
         self.rows.append(row)
@@ -96,15 +99,21 @@ class RunLog:
         self.keep(row)
         self.bar.set_postfix_str(f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s", refresh=False)
         if self.bar.disable:
-            print(REPORT.format(**row), flush=True)
+            self.show(REPORT.format(**row))
 
     def evaluation(self, row):
         """A row about an evaluation: a line that stays, and the curves drawn anew."""
         self.keep(row)
         self.bar.clear()
-        print(EVALUATION.format(**row), flush=True)
+        self.show(EVALUATION.format(**row))
         self.bar.refresh()
         draw(self.rows, self.picture)
+
+    def show(self, line):
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:
+            self.broken = True
 
     def close(self):
         self.bar.close()

@@ -2,6 +2,7 @@
 import contextlib
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -42,11 +43,14 @@ class Runtime:
         """Settle whether to compile a run of so many operations. On a CPU compiling takes about half a
         minute and then saves a sixth of the time, so that it pays from about five minutes on."""
         kind = self.device.split(":")[0]
+        compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+        if asked is True and kind == "cpu" and not compiler:
+            raise UserError("torch.compile needs a C++ compiler on a CPU, and there is none", "compile=True", "install g++, or leave compile out")
         if asked != "auto":
             self.compile, why = asked, "as asked"
         elif kind != "cpu":
             self.compile, why = kind == "cuda", "it pays on CUDA" if kind == "cuda" else "eager is safer on Metal"
-        elif not shutil.which(os.environ.get("CXX", "g++")):
+        elif not compiler:
             self.compile, why = False, "no C++ compiler here"
         else:
             self.compile = flops > COMPILE_PAYS
@@ -59,7 +63,7 @@ def find_device(device="auto"):
     kind = device.split(":")[0]
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if kind not in ("cpu", "cuda", "mps"):
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
         raise UserError(f"unknown device {device}", "device", "choose auto, cpu, cuda, cuda:N or mps")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError("no CUDA device is visible", f"device={device}", "use --device=cpu, or install a CUDA build of torch")
@@ -119,7 +123,9 @@ class StopRequest:
         if runtime.world_size > 1:
             status = torch.tensor(self.status or 0, device=runtime.device)
             torch.distributed.all_reduce(status, torch.distributed.ReduceOp.MAX)
-            self.status = status.item() or None
+            if not status.item():
+                return False  # a signal that came meanwhile waits for the next step
+            self.status = status.item()
         return self.status is not None
 
 

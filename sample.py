@@ -3,6 +3,7 @@ Write text with a trained model:
 
     python sample.py --out_dir=out-llama-shakespeare --start="ROMEO:" --num_samples=3
     python sample.py --out_dir=out-llama-shakespeare --start=FILE:prompt.txt --temperature=0
+    python sample.py --init_from=gpt2 --start="The capital of France is"
 
 The run folder is all it needs: the tokenizer travels in the checkpoint.
 """
@@ -16,14 +17,16 @@ import torch
 from cache import KVCache
 from checkpoint import open_run
 from configurator import UserError, build, load, run
+from formats import open_pretrained
 from runtime import seed_for, set_up
 
 
 @dataclass
 class SampleConfig:
+    init_from: str = "resume"  # resume: the run in out_dir; or gpt2[-medium|-large|-xl], a folder or hub name of Hugging Face weights, FILE.gguf
     out_dir: str = "out"  # the run folder
     checkpoint: str = "latest"  # latest, best, or a step
-    start: str = "\n"  # the prompt; FILE:path reads it from a file
+    start: str = ""  # the prompt; FILE:path reads it from a file; empty: a newline, or the end of a text
     num_samples: int = 10
     max_new_tokens: int = 500  # per sample
     temperature: float = 0.8  # 1 = as the model says, below 1 bolder, 0 = always the likeliest token
@@ -43,15 +46,16 @@ class SampleConfig:
             raise ValueError(f"top_p={self.top_p} is no probability: give a number above 0, at most 1")
         if self.context is not None and self.context < 1:
             raise ValueError(f"context={self.context} shows the model nothing: give 1 or more")
-        if self.num_samples < 0 or self.max_new_tokens < 0:
-            raise ValueError("num_samples and max_new_tokens cannot be negative: give 0 or more")
+        if self.num_samples < 0 or self.max_new_tokens < 0 or self.seed < 0:
+            raise ValueError("num_samples, max_new_tokens and seed cannot be negative: give 0 or more")
 
 
 def probabilities(logits, temperature=1.0, top_k=None, top_p=None):
     """Probabilities (B, V) to draw the next token from, given logits (B, V). First the temperature,
     then top-k, then top-p (nucleus, Holtzman et al. 2019, arXiv:1904.09751): the smallest set of the
     likeliest tokens that together reach probability top_p."""
-    logits = logits.float() / temperature  # (B, V)
+    logits = logits.float()  # (B, V)
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the largest is 0, however cold
     if top_k is not None and top_k < logits.size(-1):
         least = logits.topk(top_k).values[:, -1:]  # (B, 1) the k-th largest
         logits = logits.masked_fill(logits < least, -torch.inf)
@@ -95,7 +99,7 @@ def read_prompt(start):
         return start
     path = start.removeprefix("FILE:")
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             return file.read()
     except OSError as error:
         raise UserError(f"cannot read the prompt: {error.strerror}", path, "check the path after FILE:") from None
@@ -119,20 +123,25 @@ def write_sample(model, tokenizer, prompt, runtime, config, number=0):
 
 
 def main(argv):
-    values, words = load(argv, [SampleConfig], __doc__)
+    values, words = load(argv, [SampleConfig], __doc__, renamed={"compile": "leave it out: sampling is eager", "eval_iters": "leave it out"})
     if words:
         raise UserError(f"cannot read {words[0]}", "command line", "write --key=value")
     config = build(SampleConfig, values)
     prompt = read_prompt(config.start)
     runtime = set_up(config.device, config.dtype)
-    model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint, runtime.device)
+    if config.init_from == "resume":
+        model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint, runtime.device)
+        origin = f"{trained['model']} after {state['step']} steps, from {config.out_dir}"
+    else:
+        model, tokenizer = open_pretrained(config.init_from)
+        model, origin = model.to(runtime.device).eval(), config.init_from
     tokenizer.encode(prompt)
     learned = getattr(model.config, "position", "learned") == "learned" and hasattr(model, "wpe")
     if learned and (config.context or 0) > model.config.block_size:
         raise UserError(f"this model has positions for {model.config.block_size} tokens only", f"context={config.context}", "leave it out")
-    print(f"{trained['model']} after {state['step']} steps, from {config.out_dir}; {', '.join(runtime.reasons)}", file=sys.stderr)
+    print(f"{origin}; {', '.join(runtime.reasons)}", file=sys.stderr, flush=True)
     if not prompt:
-        print("the prompt is empty: starting from " + repr(tokenizer.decode([tokenizer.start])), file=sys.stderr)
+        print("the prompt is empty: starting from " + repr(tokenizer.decode([tokenizer.start])), file=sys.stderr, flush=True)
     for number in range(config.num_samples):
         write_sample(model, tokenizer, prompt, runtime, config, number)
         print("---------------")

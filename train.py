@@ -16,7 +16,7 @@ import shlex
 import statistics
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 import checkpoint
 import formats
 from configurator import Failure, UserError, build, keys, load, run
-from corpus import Batches, eval_batches, fingerprint, load_meta, load_split, tokenizer_from_json
+from corpus import Batches, eval_batches, fingerprint, load_meta, load_split, load_tokenizer
+from costs import match
 from optim import OPTIMIZER, SCHEDULE, learning_rate, make_optimizers
 from prepare import SMALL, prepare
 from runlog import EVALUATION, RunLog, start_wandb
@@ -34,6 +35,7 @@ from runtime import StopRequest, find_device, seed_for, set_up, versions
 from sample import SampleConfig, write_sample
 from variants import ARCH, VariantConfig, choose, idle
 
+BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
 EVAL_TRAIN_TOKENS = 32768  # of the train split, scored beside the validation split
 
 
@@ -41,11 +43,12 @@ EVAL_TRAIN_TOKENS = 32768  # of the train split, scored beside the validation sp
 class TrainConfig:
     model: Literal["gpt2", "llama"] = "gpt2"  # the readable model, or the corner that a variant starts from
     arch: Literal[*ARCH] | None = None  # a named architecture: fills all slots
+    match: Literal["none", "params", "flops"] = "none"  # give a variant the MLP width at which it costs what its model does
     # where things are
     out_dir: str = "out"
     data_dir: str = "data"
     dataset: str = "openwebtext"  # a folder in data_dir
-    init_from: str = "scratch"  # scratch, resume, gpt2[-medium|-large|-xl], or a folder or hub name of Hugging Face weights
+    init_from: str = "scratch"  # scratch, resume, gpt2[-medium|-large|-xl], a folder or hub name of Hugging Face weights, or FILE.gguf
     overwrite: bool = False  # start anew in a used out_dir; the old run is moved aside
     # looking
     eval_interval: int = 2000  # steps between evaluations, each of which saves a checkpoint
@@ -69,7 +72,7 @@ class TrainConfig:
     grad_clip: float = 1.0  # largest gradient norm; 0 = no clipping
     warmup_iters: int = 2000
     lr_decay_iters: int | None = None  # step at which the rate reaches min_lr; None: max_iters
-    min_lr: float = 6e-5
+    min_lr: float | None = None  # where the schedule ends; None: a tenth of learning_rate
     seed: int = 1337
     data_seed: int | None = None  # of the order of the batches; None: seed
     # the machine
@@ -81,11 +84,23 @@ class TrainConfig:
         for key in ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key}={getattr(self, key)} is below 1: give 1 or more")
-        for key in ("max_iters", "warmup_iters", "eval_tokens", "weight_decay", "grad_clip", "min_lr", "seed"):
-            if getattr(self, key) < 0:
+        for key in ("max_iters", "warmup_iters", "eval_tokens", "weight_decay", "grad_clip", "min_lr", "seed", "data_seed", "lr_decay_iters"):
+            if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"{key}={getattr(self, key)} is negative: give 0 or more")
+        for key in ("beta1", "beta2"):
+            if not 0 <= getattr(self, key) < 1:
+                raise ValueError(f"{key}={getattr(self, key)} is out of range: give a number from 0 up to, not including, 1")
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate={self.learning_rate} teaches nothing: give a number above 0")
+        if (self.min_lr or 0) > self.learning_rate:
+            raise ValueError(f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}: the schedule goes down from the one to the other")
+        end = self.max_iters if self.lr_decay_iters is None else self.lr_decay_iters
+        if self.warmup_iters >= max(end, 1):
+            raise ValueError(f"warmup_iters={self.warmup_iters} is not below the {end} steps of the schedule: give --warmup_iters=N")
+        if self.eval_tokens == 1:
+            raise ValueError("eval_tokens=1 scores nothing: the first token has no context; give 0 for all, or 2 or more")
+        if not self.out_dir:
+            raise ValueError("out_dir is empty: name a folder")
 
 # Sizes of the model that may be 0; the others are at least 1.
 ZERO_IS_NONE = ("window", "full_every", "block_local", "low_rank")
@@ -110,27 +125,33 @@ def read_config(argv):
     def scope(given):
         return {"device": find_device(given.get("device", "auto"))}  # config files may choose by it
 
-    values, words = load(argv, [TrainConfig, VariantConfig], __doc__, scope, RENAMED)
+    values, words = load(argv, [TrainConfig, VariantConfig], __doc__, scope, RENAMED, dict.fromkeys(ARCH["gpt2"], "as in model"))
     if words:
         raise UserError(f"cannot read {words[0]}", "command line", "write --key=value, or name a config file that ends in .py")
     folder = None
     if values.get("init_from") == "resume":
-        folder = checkpoint.find(values.get("out_dir", TrainConfig.out_dir))
+        out_dir = values.get("out_dir", TrainConfig.out_dir)
+        folder = checkpoint.find(out_dir)
         _, stored, _ = checkpoint.read(folder)
-        changed = {key: f"{key} {stored[key]} -> {value}" for key, value in values.items() if key in stored and value != stored[key]}
+        config_class, _, filled = choose(stored | values)
+        now = stored | values | asdict(build(config_class, filled))  # as it would be stored
+        changed = {key: f"{key} {stored[key]} -> {now[key]}" for key in now if key in stored and now[key] != stored[key]}
         other = [text for key, text in changed.items() if key == "model" or key not in keys(TrainConfig)]
         if other:
             raise UserError("the checkpoint has another architecture: " + ", ".join(other), folder, "leave these keys out, or train from scratch in another out_dir")
         course = [changed[key] for key in COURSE if key in changed]
         if course:
             print(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
-        values = {key: value for key, value in stored.items() if key != "versions"} | values
+        once = ("versions", "overwrite", "eval_only", "out_dir")  # said of one start, or of a folder that may have moved
+        values = {key: value for key, value in stored.items() if key not in once} | {"out_dir": out_dir} | values
     config = build(TrainConfig, values)
     model_keys = keys(choose(values)[0])
     for key, value in values.items():
         if key not in model_keys and key not in keys(TrainConfig):
             raise UserError(f"{key} means nothing to model={config.model}", f"{key}={value}", "leave it out, or choose the other model")
         least = 0 if key in ZERO_IS_NONE else 1
+        if key in ("rope_theta", "norm_eps", "ffn_dim_multiplier") and value is not None and value <= 0:
+            raise UserError(f"{key} is out of range", f"{key}={value}", "give a number above 0")
         if key in model_keys and (type(value) is int and value < least or key == "dropout" and not 0 <= value < 1):
             raise UserError(f"{key} is out of range", f"{key}={value}", "give a number from 0 up to, not including, 1" if key == "dropout" else f"give {least} or more")
     return config, {key: value for key, value in values.items() if key in model_keys or key in ("model", "arch")}, folder
@@ -139,14 +160,13 @@ def read_config(argv):
 def find_data(config, runtime):
     """(meta, tokenizer) of the data set, which is prepared first if it is small, known and missing."""
     folder = Path(config.data_dir) / config.dataset
-    if config.dataset in SMALL and not (folder / "meta.json").exists():
-        if runtime.main:
-            print(f"{folder} is not there yet: preparing it, as `python prepare.py {config.dataset}` does")
-            prepare(config.dataset, data_dir=config.data_dir)
-        if runtime.world_size > 1:
-            torch.distributed.barrier()
+    if runtime.main and config.dataset in SMALL and not (folder / "meta.json").exists():
+        print(f"{folder} is not there yet: preparing it, as `python prepare.py {config.dataset}` does")
+        prepare(config.dataset, data_dir=config.data_dir)
+    if runtime.world_size > 1:
+        torch.distributed.barrier()  # the others wait for rank 0, whatever they see
     meta = load_meta(folder)
-    return meta, tokenizer_from_json(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
+    return meta, load_tokenizer(folder, meta)
 
 
 def make_model(config, given, folder, meta):
@@ -166,11 +186,26 @@ def make_model(config, given, folder, meta):
     unused = [key for key in idle(values) if key in given] if config_class is VariantConfig else []
     if unused:
         print(f"note: {', '.join(unused)} has no effect on the parts chosen")
+    model_config = build(config_class, values)
+    if config.match != "none" and config_class is VariantConfig:
+        model_config = matched(model_config, config, given)
     torch.manual_seed(seed_for(config.seed, 0))
-    model = model_class(build(config_class, values))
+    model = model_class(model_config)
     if weights is not None:
         formats.load_weights(model, weights)
     return model
+
+
+def matched(model_config, config, given):
+    """A variant's configuration with the MLP width at which it costs what the model it starts from does."""
+    sizes = {key: value for key, value in given.items() if key in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "multiple_of")}
+    base = build(VariantConfig, choose(sizes | {"model": config.model, "arch": config.model, "vocab_size": model_config.vocab_size})[2])
+    try:
+        width, residual = match(model_config, base, config.match)
+    except ValueError as error:
+        raise UserError(str(error), f"match={config.match}", "leave match out") from None
+    print(f"match {config.match}: mlp_width {width}, {residual:+.2f} % beside {config.model}")
+    return replace(model_config, mlp_width=width)
 
 
 def describe(model, config, runtime, meta, splits):
@@ -254,7 +289,9 @@ def main(argv):
     if config.gradient_accumulation_steps % runtime.world_size:
         raise UserError(f"gradient_accumulation_steps={config.gradient_accumulation_steps} is not divisible by {runtime.world_size} ranks", "gradient_accumulation_steps", "make it a multiple of the number of processes")
 
-    # Data, model and optimizer: what can be wrong is found before out_dir is touched.
+    # What can be wrong is found before out_dir is touched.
+    if runtime.main and not config.eval_only:
+        checkpoint.check_out_dir(config.out_dir, folder is not None, config.overwrite)
     meta, tokenizer = find_data(config, runtime)
     step, state = 0, {"best_val_loss": None, "best_step": None, "seconds": 0.0, "data": fingerprint(meta)}
     if folder is not None:
@@ -290,8 +327,9 @@ def main(argv):
         if runtime.main:
             print(EVALUATION.format(**row))
         return 0
-    if step >= config.max_iters and folder is not None:
-        print(f"step {step} of {config.max_iters}: nothing to do (--max_iters=N trains on)")
+    if folder is not None and (step > config.max_iters or step == config.max_iters == state.get("evaluated")):
+        if runtime.main:
+            print(f"step {step} of {config.max_iters}: nothing to do (--max_iters=N trains on)")
         return 0
 
     everything = asdict(config) | asdict(model.config) | {"versions": versions()}
@@ -299,7 +337,7 @@ def main(argv):
         held = checkpoint.open_out_dir(config.out_dir, folder is not None, config.overwrite)  # noqa: F841, the lock
         checkpoint.write(Path(config.out_dir) / "config.json", json.dumps(everything, indent=1))
         to_wandb = start_wandb(config.wandb_project, config.wandb_run_name or config.out_dir, everything, state) if config.wandb_log else None
-        log = RunLog(config.out_dir, step, config.max_iters, to_wandb)
+        log = RunLog(config.out_dir, step if folder is not None else None, config.max_iters, to_wandb)
 
     def save(best=False):
         if runtime.main:
@@ -309,12 +347,16 @@ def main(argv):
     net = torch.compile(model, dynamic=False) if runtime.compile else model  # evaluation and saving use the plain one
     if runtime.world_size > 1:
         net = DistributedDataParallel(net)
-    first, speeds = step, []
+    speeds, saved = [], step if folder is not None else None
     stop = StopRequest()
     while True:
-        if (step % config.eval_interval == 0 or step == config.max_iters) and (step != first or step == 0):
+        due = step % config.eval_interval == 0 or step == config.max_iters
+        if due and state.get("evaluated") != step:  # a run that was stopped within an evaluation does it now
             row = score(stop)
             if row is not None:
+                if not math.isfinite(row["val_loss"]):
+                    raise not_finite(f"validation loss {row['val_loss']:.4g} at step {step}", config)
+                state["evaluated"] = step
                 best = state["best_val_loss"] is None or row["val_loss"] < state["best_val_loss"]
                 if best:
                     state |= {"best_val_loss": row["val_loss"], "best_step": step}
@@ -322,15 +364,17 @@ def main(argv):
                     log.evaluation(row)
                 if step:
                     save(best)
+                    saved = step
         if stop.agreed(runtime) or step >= config.max_iters:
             break
         began = time.perf_counter()
         try:
             loss, norm = train_step(net, batches, optimizers, step, config, runtime)
         except FloatingPointError as error:
-            good = checkpoint.pointer(config.out_dir, "latest")
-            raise Failure(f"{error}", f"last good checkpoint: {f'step {good}' if good else 'none'}", "nothing was updated; try a lower learning_rate") from error
-        except torch.OutOfMemoryError as error:
+            raise not_finite(error, config) from error
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "alloc_cpu" not in str(error):
+                raise
             half = max(1, config.batch_size // 2)
             fix = f"--batch_size={half} --gradient_accumulation_steps={config.gradient_accumulation_steps * config.batch_size // half} takes the same steps in less memory"
             raise Failure("out of memory", f"batch_size={config.batch_size}, block_size={model.config.block_size}", fix if config.batch_size > 1 else "choose a smaller block_size or model") from error
@@ -340,6 +384,8 @@ def main(argv):
         speeds.append(step_tokens / seconds)
         if runtime.main:
             log.bar.update()
+            if log.broken:  # whoever read our output has gone: stop as for a signal
+                stop.status = BROKEN_PIPE
         if step % config.log_interval == 0 and runtime.main:
             log.report({"step": step, "loss": loss, "lr": learning_rate(step - 1, config), "grad_norm": norm, "tokens": step * step_tokens,
                         "seconds": state["seconds"], "milliseconds": seconds * 1000, "tokens_per_second": step_tokens / seconds})
@@ -347,14 +393,22 @@ def main(argv):
         log.close()
     again = f"python train.py --init_from=resume --out_dir={shlex.quote(config.out_dir)}"
     if stop.status:
-        save()
-        if runtime.main:
+        if saved != step:
+            save()
+        if runtime.main and stop.status != BROKEN_PIPE:
             print(f"stopped after step {step}, saved; go on with: {again}")
     elif runtime.main:
-        finish(model, tokenizer, runtime, config, argv, state, bits_per_byte, statistics.median(speeds))
+        finish(model, tokenizer, runtime, config, argv, state, bits_per_byte, statistics.median(speeds or [0]))
     if runtime.world_size > 1:
         torch.distributed.destroy_process_group()
     return stop.status
+
+
+def not_finite(what, config):
+    """The Failure of a run whose numbers are no numbers any more."""
+    there = checkpoint.steps(config.out_dir)
+    good = f"last good checkpoint: {Path(config.out_dir) / 'ckpt' / f'{there[-1]:06d}'}" if there else "no checkpoint yet"
+    return Failure(what, good, "nothing of this step was kept; try a lower learning_rate")
 
 
 def finish(model, tokenizer, runtime, config, argv, state, bits_per_byte, speed):

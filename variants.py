@@ -4,6 +4,8 @@ between is an experiment.
 
     python train.py config/llama_shakespeare.py --position=alibi    # LLaMA with one part swapped
     python train.py config/gpt2_shakespeare.py --arch=falcon        # all slots filled at once
+    python variants.py                                              # the catalogue: words, costs, papers
+    python variants.py --diff=gpt2,llama                            # what differs between two architectures
 
 Filled as GPT-2 it computes what model.py does, filled as LLaMA what model_llama.py does, to the last bit.
 """
@@ -120,12 +122,20 @@ class VariantConfig:
             raise ValueError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}")
         if self.n_head % self.n_kv_head:
             raise ValueError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}")
-        if self.position == "rope" and (self.n_embd // self.n_head % 2 or not 0 < self.rope_fraction * (self.n_embd // self.n_head) // 2):
-            raise ValueError(f"rope turns pairs, and n_embd={self.n_embd} over n_head={self.n_head} with rope_fraction={self.rope_fraction} has an odd half or none")
         if self.window and self.block_local:
             raise ValueError(f"window={self.window} and block_local={self.block_local} are two ways to look at less: choose one")
         if self.full_every and not self.window:
             raise ValueError(f"full_every={self.full_every} makes exceptions from a window: give window too")
+        for key in ("rope_theta", "rope_fraction", "norm_eps", "ffn_dim_multiplier"):
+            if getattr(self, key) is not None and getattr(self, key) <= 0:
+                raise ValueError(f"{key}={getattr(self, key)} is not above 0: leave it out or give more")
+        for key in ("attn_softcap", "logit_softcap"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{key}={getattr(self, key)} is negative: 0 is none")
+        if self.rope_fraction > 1:
+            raise ValueError(f"rope_fraction={self.rope_fraction} is above 1: it is a part of each head")
+        if self.position == "rope" and (self.n_embd // self.n_head % 2 or not 0 < self.rope_fraction * (self.n_embd // self.n_head) // 2):
+            raise ValueError(f"rope turns pairs, and n_embd={self.n_embd} over n_head={self.n_head} with rope_fraction={self.rope_fraction} has an odd half or none")
         if self.rope_scaling != "none" and self.rope_factor < 1:
             raise ValueError(f"rope_factor={self.rope_factor} is below 1: it says how many times longer the texts are")
         if (self.rope_scaling != "none" or self.rope_fraction != 1) and self.position != "rope":
@@ -215,7 +225,8 @@ OWNER = dict.fromkeys(("rope_theta", "rope_fraction", "rope_scaling", "rope_fact
 
 def idle(values):
     """The keys among `values` that have no effect because the part they belong to is not there."""
-    return [key for key, (slot, words) in OWNER.items() if key in values and values.get(slot) not in words]
+    normed = values.get("qk_norm", "none") != "none"  # an RMSNorm too
+    return [key for key, (slot, words) in OWNER.items() if key in values and values.get(slot) not in words and not (key == "norm_eps" and normed)]
 
 
 def choose(values):
@@ -232,3 +243,10 @@ def choose(values):
     sizes = {field.name: field.default for field in fields(VariantConfig)} | values
     filled = {key: value(sizes) if callable(value) else value for key, value in filled.items()}
     return VariantConfig, Variant, filled
+
+
+if __name__ == "__main__":
+    from catalogue import main
+    from configurator import run
+
+    run(main)

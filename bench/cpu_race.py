@@ -116,6 +116,7 @@ def report(runs, threads, argv):
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     results = ROOT / "bench" / "results"
+    results.mkdir(exist_ok=True)
     figure.savefig(results / "cpu_race.png", dpi=110)
     (results / "cpu_race.md").write_text("\n".join(lines) + "\n\n![loss against seconds](cpu_race.png)\n", encoding="utf-8")
     print("\n".join(lines))

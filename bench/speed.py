@@ -98,6 +98,8 @@ def main(argv):
     if len(words) != 1:
         raise UserError("one thing at a time, please", "command line", "python bench/speed.py slots, or a slot such as norm")
     config, what = build(SpeedConfig, values), words[0]
+    if config.steps < 2:
+        raise UserError("too few steps to compare", f"steps={config.steps}", "give 2 or more")
     device = find_device(config.device)
     torch.set_num_threads(config.threads)
     facts = versions()
@@ -117,6 +119,7 @@ def main(argv):
             lines.append(f"| {name} | {mine:.1f} | {other:.1f} | {ratio:.3f} | {low:.3f} to {high:.3f} | {verdict} |")
         print(lines[-1], flush=True)
     suffix = f"_{what}" + "_compiled" * config.compile + f"_{config.n_embd}"
+    (ROOT / "bench" / "results").mkdir(exist_ok=True)
     (ROOT / "bench" / "results" / f"speed{suffix}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -204,11 +204,18 @@ def test_load_split(folder):
 def test_uint32(folder):
     ids = np.array([0, 70_000, 65_536] * 4, "<u4")
     (folder / "val.bin").write_bytes(ids.tobytes())
-    splits = load_meta(folder)["splits"] | {"val": {"tokens": 12, "bytes": 12, "sha256": ""}}
+    splits = load_meta(folder)["splits"] | {"val": {"tokens": 12, "bytes": 12, "sha256": hashlib.sha256(ids.tobytes()).hexdigest()}}
     change(folder, dtype="uint32", vocab_size=70_001, splits=splits)
     assert load_split(folder, "val", 4)[1] == 70_000
     change(folder, vocab_size=70_000)
     assert "70000 at position 1 " in message(load_split, folder, "val", 4)
+
+
+def test_changed_tokens_are_noticed(folder):
+    data = bytearray((folder / "train.bin").read_bytes())
+    data[0], data[2] = data[2], data[0]
+    (folder / "train.bin").write_bytes(data)
+    assert "not those that were prepared" in message(load_split, folder, "train", 4)
 
 
 @pytest.mark.parametrize("name, command", [("shakespeare_char", "python prepare.py shakespeare_char`"), ("mybook", "python prepare.py mybook --input=TEXTFILE`")])

@@ -54,7 +54,7 @@ def test_every_file_is_in_the_map():
 
 
 def test_every_word_is_in_the_table():
-    table = README[README.index("| slot | words |") : README.index("`python catalogue.py`")]
+    table = README[README.index("| slot | words |") : README.index("`python variants.py`")]
     words = set(re.findall(r"[\w-]+", table))
     for slot, choices in (SLOTS | {"arch": list(ARCH)}).items():
         assert {slot, *choices} <= words, slot

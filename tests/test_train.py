@@ -4,6 +4,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +21,11 @@ from configurator import Failure, UserError
 from corpus import load_split
 from optim import learning_rate, make_optimizers, parameter_groups
 from prepare import prepare
+from runtime import Runtime, StopRequest
 from variants import CORNERS
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZE = "--n_layer=2 --n_head=2 --n_embd=32 --block_size=16 --batch_size=4 --log_interval=1 --device=cpu".split()
+SIZE = "--n_layer=2 --n_head=2 --n_embd=32 --block_size=16 --batch_size=4 --log_interval=1 --warmup_iters=0 --device=cpu".split()
 
 
 @pytest.fixture(scope="session")
@@ -77,13 +79,41 @@ def test_interrupted_and_resumed_is_uninterrupted(data_dir, tmp_path, more):
     run = ["--max_iters=9", "--eval_interval=20", "--dropout=0.2", "--gradient_accumulation_steps=2", "--warmup_iters=3", *more]
     train.main(arguments(data_dir, tmp_path / "straight", *run))
     stopped = arguments(data_dir, tmp_path / "stopped", *run)
-    stop_after(5)
-    assert train.main(stopped) == 143
-    assert checkpoint.steps(tmp_path / "stopped") == [5]
-    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
-    assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
+    for step in (2, 5, 6):  # more than once
+        stop_after(step)
+        assert train.main(stopped) == 143
+        assert checkpoint.steps(tmp_path / "stopped")[-1] == checkpoint.read(checkpoint.find(tmp_path / "stopped"))[0]["step"] == step
+        stopped = ["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"]
+    assert not train.main(stopped)
+    for key in ("loss", "val_loss"):
+        assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
     assert len(losses(tmp_path / "straight")) == 9
     assert equal(weights(tmp_path / "stopped"), weights(tmp_path / "straight"))
+
+
+@pytest.mark.parametrize("when", [3, 4, 6])
+def test_an_evaluation_that_was_cut_short_is_made_up_for(data_dir, tmp_path, when):
+    """A signal within the evaluation of a step: the step is saved, the evaluation comes after the resume."""
+    run = ["--max_iters=6", "--eval_interval=3"]
+    train.main(arguments(data_dir, tmp_path / "straight", *run))
+    real, calls = train.evaluate, []
+
+    def cut(*args):
+        calls.append(0)
+        if len(calls) == when:  # two calls an evaluation: train and validation, at steps 0, 3 and 6
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args)
+
+    train.evaluate = cut
+    try:
+        assert train.main(arguments(data_dir, tmp_path / "stopped", *run)) == 143
+    finally:
+        train.evaluate = real
+    assert checkpoint.steps(tmp_path / "stopped")[-1] == (when - 1) // 2 * 3
+    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
+    for key in ("loss", "val_loss"):
+        assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
+    assert checkpoint.pointer(tmp_path / "stopped", "best") == checkpoint.pointer(tmp_path / "straight", "best")
 
 
 def stop_after(steps, real=train.train_step):
@@ -259,10 +289,69 @@ def test_wandb_that_fails_is_one_warning(data_dir, tmp_path, capsys, monkeypatch
 def test_a_loss_that_is_not_finite_stops_before_the_update(data_dir, tmp_path):
     out = tmp_path / "run"
     run = arguments(data_dir, out, "--max_iters=50", "--eval_interval=2", "--learning_rate=1e30", "--min_lr=1e30", "--warmup_iters=0", "--grad_clip=0")
-    with pytest.raises(Failure, match=r"at step \d+, learning rate .* \(last good checkpoint: .*\): nothing was updated"):
+    with pytest.raises(Failure, match=r"at step \d+, learning rate .* \((last good checkpoint: .*|no checkpoint yet)\): nothing of this step"):
         train.main(run)
     for tensors in map(load_file, out.glob("ckpt/*/model.safetensors")):
         assert all(torch.isfinite(value).all() for value in tensors.values())
+
+
+def test_an_evaluation_that_is_not_finite_saves_nothing(data_dir, tmp_path):
+    run = arguments(data_dir, tmp_path / "run", "--eval_interval=1", "--learning_rate=1e30", "--min_lr=1e30", "--grad_clip=0", "--max_iters=5")
+    with pytest.raises(Failure, match="not finite|nan|inf"):
+        train.main(run)
+    assert not checkpoint.steps(tmp_path / "run")
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))  # a folder without a checkpoint is free
+    assert [step for step, _ in losses(tmp_path / "run", "val_loss")] == [0, 2]
+
+
+def test_a_run_folder_that_was_copied_goes_on_by_itself(data_dir, tmp_path):
+    train.main(arguments(data_dir, tmp_path / "a", "--max_iters=2"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'b'}", "--max_iters=4"])
+    assert checkpoint.steps(tmp_path / "a") == [2] and checkpoint.steps(tmp_path / "b") == [2, 4]
+
+
+@pytest.mark.parametrize("more", [["--position=alibi"], ["--model=llama", "--n_kv_head=None"], ["--arch=mistral", "--n_embd=32"]], ids=" ".join)
+def test_the_same_command_resumes(data_dir, tmp_path, more):
+    run = arguments(data_dir, tmp_path / "run", *more)
+    train.main([*run, "--max_iters=2"])
+    train.main([*run, "--max_iters=3", "--init_from=resume"])
+    assert checkpoint.steps(tmp_path / "run") == [2, 3]
+
+
+def test_match_sets_the_width_of_the_mlp(data_dir, tmp_path, capsys):
+    train.main(arguments(data_dir, tmp_path / "base", "--max_iters=1", "--model=llama", "--multiple_of=8"))
+    run = arguments(data_dir, tmp_path / "run", "--max_iters=1", "--model=llama", "--multiple_of=8", "--mlp=gelu", "--n_kv_head=1", "--match=params")
+    train.main(run)
+    assert re.search(r"match params: mlp_width \d+, [+-]0\.\d\d %", capsys.readouterr().out)
+    base, model = (sum(p.numel() for p in checkpoint.open_run(tmp_path / name)[0].parameters()) for name in ("base", "run"))
+    assert abs(model / base - 1) < 0.005
+    train.main([*run, "--init_from=resume", "--max_iters=2"])
+
+
+def test_a_signal_during_the_agreement_of_the_ranks_is_not_lost(monkeypatch):
+    stop = StopRequest()
+
+    def all_reduce(tensor, op):  # Python runs the handler as soon as the call returns
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    two = Runtime("cpu", "float32", 0, 2, [])
+    stop.agreed(two)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: None)
+    assert stop.agreed(two) and stop.status == 143
+
+
+def test_whoever_reads_the_output_may_leave(data_dir, tmp_path):
+    """As in `| head`: the run saves and stops."""
+    command = [sys.executable, "train.py", *arguments(data_dir, tmp_path / "run", "--max_iters=100000", "--eval_interval=50000")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    for line in process.stdout:
+        if line.startswith("iter 5:"):
+            break
+    process.stdout.close()
+    assert process.wait(timeout=30) == 141 and "Traceback" not in process.stderr.read()
+    assert checkpoint.steps(tmp_path / "run")[-1] >= 5
 
 
 def test_a_used_folder_is_refused_or_moved_aside(data_dir, tmp_path, capsys):
@@ -351,6 +440,26 @@ def test_out_of_memory_names_what_would_fit(data_dir, tmp_path, monkeypatch):
         train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))
 
 
+def test_killed_while_a_step_is_saved_again(data_dir, tmp_path, monkeypatch):
+    """The one checkpoint there is steps aside for its successor, and is found there."""
+    out = tmp_path / "run"
+    train.main(arguments(data_dir, out, "--max_iters=2"))
+    before, real = weights(out), os.rename
+
+    def die(source, target):
+        if str(source).endswith(".tmp"):
+            raise KeyboardInterrupt
+        real(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "rename", die)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(out, 2, torch.nn.Linear(1, 1), [], {}, {}, {}, False)
+    monkeypatch.undo()
+    assert equal(weights(out), before)
+    train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=3"])
+    assert checkpoint.steps(out) == [2, 3] and len(list(out.glob("ckpt/*"))) == 2
+
+
 def broken_checkpoints():
     def flip(folder):
         path = folder / "model.safetensors"
@@ -374,10 +483,11 @@ def broken_checkpoints():
     return [flip, truncate, pickled,
             lambda folder: (folder / "config.json").unlink(),
             lambda folder: (folder / "checksums.json").write_text("{"),
+            lambda folder: (folder / "checksums.json").write_text("{}"),
             lambda folder: (folder / "state.json").write_text("")]
 
 
-@pytest.mark.parametrize("spoil", broken_checkpoints(), ids=["flipped bit", "truncated", "pickle", "missing file", "garbage checksums", "empty state"])
+@pytest.mark.parametrize("spoil", broken_checkpoints(), ids=["flipped bit", "truncated", "pickle", "missing file", "garbage checksums", "no checksums", "empty state"])
 def test_corrupt_checkpoint_is_named_with_the_one_before(data_dir, tmp_path, spoil, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train.main(arguments(data_dir, tmp_path / "run", "--max_iters=4", "--eval_interval=2"))
@@ -386,6 +496,9 @@ def test_corrupt_checkpoint_is_named_with_the_one_before(data_dir, tmp_path, spo
     with pytest.raises(UserError, match=r"(corrupt|not whole).*000004.*go back to step 2"):
         train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=6"])
     assert not Path("exploded").exists()
+    shutil.rmtree(folder)  # as the message says
+    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=4"])
+    assert checkpoint.steps(tmp_path / "run") == [2, 4]
 
 
 def test_weights_only_samples_but_does_not_resume(data_dir, tmp_path):
@@ -433,6 +546,19 @@ def test_warning_when_the_course_changes(data_dir, tmp_path, capsys):
     (["--dropout=1.0"], "dropout is out of range"),
     (["--n_layer=0"], "n_layer is out of range"),
     (["--batch_size=0"], "batch_size=0 is below 1"),
+    (["--beta1=1.5"], "beta1=1.5 is out of range"),
+    (["--learning_rate=1e999"], "learning_rate cannot be inf"),
+    (["--min_lr=1"], "min_lr=1.0 is above learning_rate"),
+    (["--warmup_iters=10", "--max_iters=10"], "warmup_iters=10 is not below the 10 steps"),
+    (["--eval_tokens=1"], "eval_tokens=1 scores nothing"),
+    (["--device=cpu:x"], "unknown device cpu:x"),
+    (["--position=rope", "--rope_fraction=7"], "rope_fraction=7.0 is above 1"),
+    (["--model=llama", "--rope_theta=0"], "rope_theta=0.0"),
+    (["--model=llama", "--norm_eps=-1"], "norm_eps=-1.0"),
+    (["--model=llama", "--ffn_dim_multiplier=-1"], "ffn_dim_multiplier=-1.0"),
+    (["--attn_softcap=-3"], "attn_softcap=-3.0 is negative"),
+    (["--out_dir="], "out_dir is empty"),
+    (["--seed=-1"], "seed=-1 is negative"),
     (["--max_iters=-1"], "max_iters=-1 is negative"),
     (["--device=cuda"], "no CUDA device is visible.*--device=cpu"),
     (["--device=tpu"], "unknown device tpu"),
@@ -459,7 +585,7 @@ def test_pretrained_weights_go_on_training(data_dir, tmp_path, capsys):
     reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         vocab_size=20, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=16)).eval()
     reference.save_pretrained(tmp_path / "hf")
-    run = ["--batch_size=4", "--log_interval=1", "--device=cpu", f"--data_dir={data_dir}", "--dataset=words", f"--init_from={tmp_path / 'hf'}"]
+    run = ["--batch_size=4", "--log_interval=1", "--warmup_iters=0", "--device=cpu", f"--data_dir={data_dir}", "--dataset=words", f"--init_from={tmp_path / 'hf'}"]
     train.main([*run, f"--out_dir={tmp_path / 'run'}", "--max_iters=2", "--eval_interval=2", "--eval_tokens=17"])
     tokens = torch.from_numpy(load_split(data_dir / "words", "val", 16)[:17].astype("int64"))[None]
     expected = reference(tokens[:, :-1]).logits.log_softmax(-1).gather(2, tokens[:, 1:, None]).mean()
