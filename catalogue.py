@@ -14,8 +14,9 @@ from typing import Literal
 
 import parts
 import variants
-from configurator import UserError, allowed, build, keys, load, run
+from configurator import allowed, build, keys, load
 from costs import flops_per_token, kv_bytes_per_token, parameters
+from errors import UserError, run
 from variants import ARCH, CORNERS, OWNER, VariantConfig, choose
 
 WIDTH = 100  # columns

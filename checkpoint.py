@@ -21,8 +21,9 @@ from pathlib import Path
 import safetensors.torch
 from safetensors import SafetensorError
 
-from configurator import Failure, UserError, build
+from configurator import build
 from corpus import tokenizer_from_json
+from errors import Failure, UserError
 from variants import choose
 
 FORMAT = 1  # of the checkpoint folder; raised when an older reader could no longer understand it

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configurator import UserError
+from errors import UserError
 
 KNOWN = ("shakespeare_char", "shakespeare", "openwebtext")  # the sets that prepare.py makes without --input
 FULL_SCAN = 100_000_000  # tokens; beyond, ids are checked at the ends and in a sample

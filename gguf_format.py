@@ -7,7 +7,7 @@ head's wq and wk stand in another order, and reading one as the other gives a mo
 """
 import torch
 
-from configurator import UserError
+from errors import UserError
 from tokenizer_formats import PATTERNS, from_lists, to_lists
 
 KEYS = {  # theirs: Hugging Face's

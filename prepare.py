@@ -25,8 +25,9 @@ import numpy as np
 from tqdm import tqdm
 
 import sources
-from configurator import UserError, build, load, run
+from configurator import build, load
 from corpus import KNOWN, BPETokenizer, ByteTokenizer, CharTokenizer
+from errors import UserError, run
 
 SMALL = ("shakespeare_char", "shakespeare")  # made in seconds: train.py makes them when they are missing
 FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")  # what a set is made of; other files in its folder are the user's

@@ -1,11 +1,13 @@
-"""What a run shows and keeps while it runs: the status line, log.jsonl, loss.png, Weights & Biases."""
+"""What a run shows and keeps: its first and last words, the status line, log.jsonl, loss.png, Weights & Biases."""
 import json
+import shlex
 import sys
 from pathlib import Path
 
 from tqdm import tqdm
 
-from checkpoint import write
+from checkpoint import find, write
+from sample import SampleConfig, write_sample
 
 # nanoGPT's words first, so that scripts that read its logs read ours.
 REPORT = "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, lr {lr:.2e}, norm {grad_norm:.2f}"
@@ -118,3 +120,34 @@ class RunLog:
     def close(self):
         self.bar.close()
         self.file.close()
+
+
+def describe(model, config, runtime, meta, splits):
+    """Print what was chosen, and the parts of the model in a small table."""
+    print("\n".join(runtime.reasons))
+    print(f"data {config.dataset}: {len(splits['train']):,} tokens to train on, {len(splits['val']):,} to validate, vocabulary {meta['vocab_size']}")
+    print(f"model {config.model}: {sum(p.numel() for p in model.parameters()):,} parameters")
+    counts = {}
+    for name, p in model.named_parameters():
+        words = name.split(".")
+        part = f"{words[2]} (in {model.config.n_layer} blocks)" if words[0] == "blocks" else words[0]
+        counts[part] = counts.get(part, 0) + p.numel()
+    for part, count in counts.items():
+        print(f"  {part:<22}{count:>12,}")
+    step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
+    print(f"{config.max_iters} steps of {step_tokens:,} tokens: {config.max_iters * step_tokens / len(splits['train']):.1f} times the training data")
+
+
+def finish(model, tokenizer, runtime, config, argv, state, bits_per_byte, speed):
+    """The last words of a run: what it reached, a sample, and what to type next."""
+    out = shlex.quote(config.out_dir)
+    print(f"\nbest validation loss {state['best_val_loss']:.4f} nats per token, {state['best_val_loss'] * bits_per_byte:.4f} bits per byte, at step {state['best_step']}; "
+          f"{state['seconds']:.0f} s of training, {speed:,.0f} tokens/s\n")
+    model.eval()
+    write_sample(model, tokenizer, tokenizer.decode([tokenizer.start]), runtime, SampleConfig(max_new_tokens=300))
+    print(f"\ncheckpoint: {find(config.out_dir)}   curves: {Path(config.out_dir) / 'loss.png'}")
+    print(f"sample more:        python sample.py --out_dir={out}")
+    for path in argv:
+        other = path.replace("llama", "gpt2") if "llama" in path else path.replace("gpt2", "llama")
+        if path.endswith(".py") and other != path and Path(other).exists():
+            print(f"compare with {'GPT-2' if 'gpt2' in other else 'LLaMA'}: python train.py {other}")

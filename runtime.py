@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from configurator import UserError
+from errors import UserError
 
 COMPILE_PAYS = 3e13  # operations; a few hundred seconds of two cores
 
@@ -129,6 +129,14 @@ class StopRequest:
         return self.status is not None
 
 
+def cpu_name():
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):  # not Linux, or a processor without a name there
+        return platform.processor() or platform.machine()
+
+
 def versions():
     """What the numbers of a run depend on besides its configuration."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -136,6 +144,6 @@ def versions():
         commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=here, capture_output=True, text=True, timeout=10).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         commit = ""
-    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()
     return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
             "git_commit": commit or None, "hardware": hardware, "cpus": os.cpu_count()}

@@ -16,7 +16,8 @@ import torch
 
 from cache import KVCache
 from checkpoint import open_run
-from configurator import UserError, build, load, run
+from configurator import build, load
+from errors import UserError, run
 from formats import open_pretrained
 from runtime import seed_for, set_up
 

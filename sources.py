@@ -11,8 +11,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from configurator import UserError
 from corpus import BPETokenizer
+from errors import UserError
 
 CANONICAL = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"  # sha256 of tiny-shakespeare
 CANONICAL_SIZE = 1_115_394  # characters, and bytes

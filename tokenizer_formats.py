@@ -5,7 +5,7 @@ here it is the ranks that tiktoken reads, where a token's id is its turn: the sa
 """
 import base64
 
-from configurator import UserError
+from errors import UserError
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 # Every digit alone, then GPT-2's: so a run of spaces before a digit is not followed by a word.

@@ -25,14 +25,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import checkpoint
 import formats
-from configurator import Failure, UserError, build, keys, load, run
+from configurator import build, keys, load
 from corpus import Batches, eval_batches, fingerprint, load_meta, load_split, load_tokenizer
 from costs import match
+from errors import Failure, UserError, run
 from optim import OPTIMIZER, SCHEDULE, learning_rate, make_optimizers
 from prepare import SMALL, prepare
-from runlog import EVALUATION, RunLog, start_wandb
+from runlog import EVALUATION, RunLog, describe, finish, start_wandb
 from runtime import StopRequest, find_device, seed_for, set_up, versions
-from sample import SampleConfig, write_sample
 from variants import ARCH, VariantConfig, choose, idle
 
 BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
@@ -101,6 +101,7 @@ class TrainConfig:
             raise ValueError("eval_tokens=1 scores nothing: the first token has no context; give 0 for all, or 2 or more")
         if not self.out_dir:
             raise ValueError("out_dir is empty: name a folder")
+
 
 # Sizes of the model that may be 0; the others are at least 1.
 ZERO_IS_NONE = ("window", "full_every", "block_local", "low_rank")
@@ -206,22 +207,6 @@ def matched(model_config, config, given):
         raise UserError(str(error), f"match={config.match}", "leave match out") from None
     print(f"match {config.match}: mlp_width {width}, {residual:+.2f} % beside {config.model}")
     return replace(model_config, mlp_width=width)
-
-
-def describe(model, config, runtime, meta, splits):
-    """Print what was chosen, and the parts of the model in a small table."""
-    print("\n".join(runtime.reasons))
-    print(f"data {config.dataset}: {len(splits['train']):,} tokens to train on, {len(splits['val']):,} to validate, vocabulary {meta['vocab_size']}")
-    print(f"model {config.model}: {sum(p.numel() for p in model.parameters()):,} parameters")
-    counts = {}
-    for name, p in model.named_parameters():
-        words = name.split(".")
-        part = f"{words[2]} (in {model.config.n_layer} blocks)" if words[0] == "blocks" else words[0]
-        counts[part] = counts.get(part, 0) + p.numel()
-    for part, count in counts.items():
-        print(f"  {part:<22}{count:>12,}")
-    step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
-    print(f"{config.max_iters} steps of {step_tokens:,} tokens: {config.max_iters * step_tokens / len(splits['train']):.1f} times the training data")
 
 
 # ---------------------------------------------------------------- training
@@ -409,21 +394,6 @@ def not_finite(what, config):
     there = checkpoint.steps(config.out_dir)
     good = f"last good checkpoint: {Path(config.out_dir) / 'ckpt' / f'{there[-1]:06d}'}" if there else "no checkpoint yet"
     return Failure(what, good, "nothing of this step was kept; try a lower learning_rate")
-
-
-def finish(model, tokenizer, runtime, config, argv, state, bits_per_byte, speed):
-    """The last words of a run: what it reached, a sample, and what to type next."""
-    out = shlex.quote(config.out_dir)
-    print(f"\nbest validation loss {state['best_val_loss']:.4f} nats per token, {state['best_val_loss'] * bits_per_byte:.4f} bits per byte, at step {state['best_step']}; "
-          f"{state['seconds']:.0f} s of training, {speed:,.0f} tokens/s\n")
-    model.eval()
-    write_sample(model, tokenizer, tokenizer.decode([tokenizer.start]), runtime, SampleConfig(max_new_tokens=300))
-    print(f"\ncheckpoint: {checkpoint.find(config.out_dir)}   curves: {Path(config.out_dir) / 'loss.png'}")
-    print(f"sample more:        python sample.py --out_dir={out}")
-    for path in argv:
-        other = path.replace("llama", "gpt2") if "llama" in path else path.replace("gpt2", "llama")
-        if path.endswith(".py") and other != path and Path(other).exists():
-            print(f"compare with {'GPT-2' if 'gpt2' in other else 'LLaMA'}: python train.py {other}")
 
 
 if __name__ == "__main__":

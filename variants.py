@@ -247,6 +247,6 @@ def choose(values):
 
 if __name__ == "__main__":
     from catalogue import main
-    from configurator import run
+    from errors import run
 
     run(main)

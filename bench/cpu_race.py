@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from configurator import UserError, build, load, run  # noqa: E402
+from configurator import build, load  # noqa: E402
+from errors import UserError, run  # noqa: E402
 from runtime import versions  # noqa: E402
 
 NANOGPT = ("config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 "
@@ -98,7 +99,7 @@ def report(runs, threads, argv):
     lines = [
         "# From a cold start to a validation loss on Shakespeare's characters, on a CPU", "",
         f"{facts['hardware']}, {facts['cpus']} cores, torch {facts['torch']}, Python {facts['python']}, {platform.system()}; commit {facts['git_commit']}.",
-        f"`python bench/cpu_race.py {' '.join(argv)}`; nanoGPT on {threads} thread{'s' * (threads > 1)}, its better choice here. Medians over the rounds, then each round.", "",
+        f"`python bench/cpu_race.py {' '.join('--nanogpt=PATH' if arg.startswith('--nanogpt') else arg for arg in argv)}`; nanoGPT on {threads} thread{'s' * (threads > 1)}, its better choice here. Medians over the rounds, then each round.", "",
         "| | seconds, all told | final validation loss | loss when nanoGPT was done | " + " | ".join(f"s to {mark}" for mark in MARKS) + " |",
         "|---|---|---|---|" + "---|" * len(MARKS)]
     figure = Figure(figsize=(7, 4), layout="constrained")

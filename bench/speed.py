@@ -21,7 +21,8 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from configurator import UserError, allowed, build, keys, load, run  # noqa: E402
+from configurator import allowed, build, keys, load  # noqa: E402
+from errors import UserError, run  # noqa: E402
 from optim import parameter_groups  # noqa: E402
 from runtime import find_device, versions  # noqa: E402
 from variants import VariantConfig, choose  # noqa: E402

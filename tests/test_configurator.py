@@ -9,7 +9,8 @@ from typing import Literal
 
 import pytest
 
-from configurator import UserError, build, load
+from configurator import build, load
+from errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 

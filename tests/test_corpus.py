@@ -12,8 +12,8 @@ import pytest
 
 import corpus
 import sources
-from configurator import UserError
 from corpus import Batches, BPETokenizer, ByteTokenizer, CharTokenizer, eval_batches, fingerprint, load_meta, load_split, tokenizer_from_json
+from errors import UserError
 
 TEXT = "First Citizen:\nZwölf Boxkämpfer, 你好, 🙂 don't  \n\n\tstop. "
 

@@ -20,7 +20,8 @@ import catalogue
 import costs
 import variants
 from cache import KVCache
-from configurator import UserError, keys
+from configurator import keys
+from errors import UserError
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
 from variants import ARCH, BLOCK, MLP, NORM, POSITION, Variant, VariantConfig, choose

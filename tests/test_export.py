@@ -19,8 +19,9 @@ import sources
 import tokenizer_formats
 import train
 from checkpoint import open_run
-from configurator import UserError, build
+from configurator import build
 from corpus import BPETokenizer, ByteTokenizer, CharTokenizer, tokenizer_from_json
+from errors import UserError
 from formats import load_pretrained, load_tokenizer, main, open_pretrained, to_hf, write_folder
 from prepare import prepare
 from sample import generate

@@ -12,7 +12,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from configurator import UserError, build
+from configurator import build
+from errors import UserError
 from families import FAMILIES
 from formats import load_weights, to_hf, to_ours
 from sample import generate

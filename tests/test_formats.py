@@ -15,7 +15,8 @@ import safetensors.torch
 import torch
 
 import formats
-from configurator import UserError, build
+from configurator import build
+from errors import UserError
 from formats import llama_width, load_pretrained, load_weights, to_hf, to_ours
 from model_llama import MLP, LlamaConfig
 from test_models import random_weights, tokens

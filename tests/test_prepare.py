@@ -14,8 +14,8 @@ import pytest
 import corpus
 import prepare
 import sources
-from configurator import UserError
 from corpus import load_meta, load_split, tokenizer_from_json
+from errors import UserError
 from test_corpus import gpt2_or_skip, message, no_network, tiny_bpe
 
 ENVIRONMENT = dict(os.environ)  # as it was before the tests changed it

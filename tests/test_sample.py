@@ -9,7 +9,7 @@ import torch
 import sample
 import train
 from cache import LayerCache
-from configurator import UserError
+from errors import UserError
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
 from prepare import prepare

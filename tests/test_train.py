@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 import checkpoint
 import train
-from configurator import Failure, UserError
 from corpus import load_split
+from errors import Failure, UserError
 from optim import learning_rate, make_optimizers, parameter_groups
 from prepare import prepare
 from runtime import Runtime, StopRequest

@@ -350,7 +350,10 @@ def attention_scores(model, x):
 ])
 def test_alibi_slopes_are_the_authors(n, expected):
     assert alibi_slopes(n) == pytest.approx(expected, rel=1e-12)
-    assert len(set(alibi_slopes(n))) == n  # a famous guide's rule repeats slopes where n is no power of two
+    # A famous guide's rule takes the slopes of the power above as they come, and so repeats some.
+    power = 2 ** math.floor(math.log2(n))
+    guide = alibi_slopes(power) + alibi_slopes(2 * power)[: n - power]
+    assert len(set(alibi_slopes(n))) == n and (guide == alibi_slopes(n)) == (n == power)
 
 
 def test_alibi_lowers_what_is_far():
@@ -526,7 +529,7 @@ def test_options_are_frozen():
     (dict(position="rope", rope_scaling="yarn", rope_factor=0.5), "below 1"),
 ])
 def test_impossible_pairs_are_refused_in_a_sentence(arm, words):
-    from configurator import UserError
+    from errors import UserError
 
     with pytest.raises(UserError, match=words):
         config("gpt2", arm)
