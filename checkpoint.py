@@ -15,15 +15,14 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 import safetensors.torch
 from safetensors import SafetensorError
 
 from configurator import build
-from corpus import tokenizer_from_json
 from errors import Failure, UserError
+from tokenizer import tokenizer_from_json
 from variants import choose
 
 FORMAT = 1  # of the checkpoint folder; raised when an older reader could no longer understand it

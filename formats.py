@@ -26,9 +26,9 @@ from safetensors.torch import load_file, save_file
 import gguf_format
 from checkpoint import open_run
 from configurator import build, load
-from corpus import tokenizer_from_json
 from errors import UserError, run
 from families import FAMILIES, NEOX, READS, ROPE_NUMBERS
+from tokenizer import tokenizer_from_json
 from tokenizer_formats import from_tokenizer_json, to_tokenizer_json
 from variants import ARCH, CORNERS, VariantConfig, choose, idle
 

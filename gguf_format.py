@@ -125,7 +125,7 @@ def write(path, config, tensors, tokenizer):
 
 
 def read_tokenizer(path):
-    """to_json() of the tokenizer inside a GGUF file, as corpus.tokenizer_from_json takes it."""
+    """to_json() of the tokenizer inside a GGUF file, as tokenizer_from_json takes it."""
     gguf, _, told = open_file(path)
     model, pre = told.get("tokenizer.ggml.model"), told.get("tokenizer.ggml.pre")
     if model != "gpt2" or pre not in PATTERNS:

@@ -26,8 +26,9 @@ from tqdm import tqdm
 
 import sources
 from configurator import build, load
-from corpus import KNOWN, BPETokenizer, ByteTokenizer, CharTokenizer
+from corpus import KNOWN
 from errors import UserError, run
+from tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 
 SMALL = ("shakespeare_char", "shakespeare")  # made in seconds: train.py makes them when they are missing
 FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")  # what a set is made of; other files in its folder are the user's
@@ -117,33 +118,9 @@ def write_text(path, kind, folder):
     return tokenizer, {"train": train.close(), "val": val.close()}, sha256_of(path)
 
 
-def load_documents(path):
-    """A `datasets` table with a column `text`: OpenWebText, or the .jsonl or .parquet file at `path`."""
-    if path is None:
-        # Without a network `datasets` would try for most of a minute before it looks into its own cache.
-        try:
-            import requests
-
-            requests.head(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=5)
-        except (ImportError, OSError):
-            os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
-        from datasets import load_dataset
-
-        if path is not None:
-            return load_dataset("parquet" if str(path).endswith(".parquet") else "json", data_files=str(path), split="train")
-        # the parquet branch: the main one is a script, which `datasets` runs no more
-        return load_dataset("Skylion007/openwebtext", revision="refs/convert/parquet", split="train", num_proc=os.cpu_count())
-    except ImportError:
-        raise UserError("openwebtext needs the package datasets", "openwebtext", "pip install datasets") from None
-    except Exception as error:  # of many kinds: network, cache, format
-        fix = "connect, or give the documents as --input=FILE.jsonl" if path is None else "give .jsonl or .parquet with a column text"
-        raise UserError(f"the documents cannot be loaded: {type(error).__name__}", path or "openwebtext", fix) from None
-
-
 def write_documents(path, folder):
     """Token files of many documents, <|endoftext|> after each, split as nanoGPT does. Returns as write_text."""
-    tokenizer, documents = sources.gpt2_tokenizer(), load_documents(path)
+    tokenizer, documents = sources.gpt2_tokenizer(), sources.load_documents(path)
     if "text" not in documents.column_names or len(documents) < 2:
         raise UserError("these are no documents", path, "give two or more, in a column named text")
     parts = documents.train_test_split(test_size=0.0005, seed=2357, shuffle=True)

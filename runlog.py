@@ -122,7 +122,7 @@ class RunLog:
         self.file.close()
 
 
-def describe(model, config, runtime, meta, splits):
+def describe(model, optimizers, config, runtime, meta, splits):
     """Print what was chosen, and the parts of the model in a small table."""
     print("\n".join(runtime.reasons))
     print(f"data {config.dataset}: {len(splits['train']):,} tokens to train on, {len(splits['val']):,} to validate, vocabulary {meta['vocab_size']}")
@@ -134,6 +134,10 @@ def describe(model, config, runtime, meta, splits):
         counts[part] = counts.get(part, 0) + p.numel()
     for part, count in counts.items():
         print(f"  {part:<22}{count:>12,}")
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            count = sum(p.numel() for p in group["params"])
+            print(f"{type(optimizer).__name__}: {count:,} parameters in {len(group['params'])} tensors, weight decay {group['weight_decay']}")
     step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
     print(f"{config.max_iters} steps of {step_tokens:,} tokens: {config.max_iters * step_tokens / len(splits['train']):.1f} times the training data")
 

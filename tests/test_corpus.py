@@ -12,8 +12,9 @@ import pytest
 
 import corpus
 import sources
-from corpus import Batches, BPETokenizer, ByteTokenizer, CharTokenizer, eval_batches, fingerprint, load_meta, load_split, tokenizer_from_json
+from corpus import Batches, eval_batches, fingerprint, load_meta, load_split
 from errors import UserError
+from tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, tokenizer_from_json
 
 TEXT = "First Citizen:\nZwölf Boxkämpfer, 你好, 🙂 don't  \n\n\tstop. "
 

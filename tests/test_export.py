@@ -20,13 +20,13 @@ import tokenizer_formats
 import train
 from checkpoint import open_run
 from configurator import build
-from corpus import BPETokenizer, ByteTokenizer, CharTokenizer, tokenizer_from_json
 from errors import UserError
 from formats import load_pretrained, load_tokenizer, main, open_pretrained, to_hf, write_folder
 from prepare import prepare
 from sample import generate
 from test_families import ours
 from test_models import random_weights, tokens
+from tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, tokenizer_from_json
 from variants import choose
 
 transformers = pytest.importorskip("transformers")

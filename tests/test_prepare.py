@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import corpus
 import prepare
 import sources
-from corpus import load_meta, load_split, tokenizer_from_json
-from errors import UserError
+from corpus import load_meta, load_split
 from test_corpus import gpt2_or_skip, message, no_network, tiny_bpe
+from tokenizer import tokenizer_from_json
 
 ENVIRONMENT = dict(os.environ)  # as it was before the tests changed it
 ROOT = Path(__file__).resolve().parent.parent
@@ -408,7 +407,7 @@ def test_openwebtext_from_local_documents(ending, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_documents_that_are_none(book):
     pytest.importorskip("datasets")
-    assert "column text" in message(prepare.load_documents, book)
+    assert "column text" in message(sources.load_documents, book)
 
 
 # the command line
