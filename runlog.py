@@ -1,17 +1,65 @@
-"""What a run shows and keeps: its first and last words, the status line, log.jsonl, loss.png, Weights & Biases."""
+"""A run folder while a run is in it: its lock, the first and last words, the status line, log.jsonl, loss.png, Weights & Biases."""
+import fcntl
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
 
 from tqdm import tqdm
 
-from checkpoint import find, write
+from checkpoint import find, steps, write
+from errors import UserError
 from sample import SampleConfig, write_sample
 
 # nanoGPT's words first, so that scripts that read its logs read ours.
 REPORT = "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, lr {lr:.2e}, norm {grad_norm:.2f}"
 EVALUATION = "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}, {bits_per_byte:.4f} bits per byte"
+
+
+def check_out_dir(out_dir, resuming=False, overwrite=False):
+    """UserError if a run cannot go into out_dir: it cannot be written, another process trains there, or
+    it holds a run that is neither resumed nor moved aside. Nothing is written."""
+    out_dir = Path(out_dir)
+    nearest = next(path for path in (out_dir, *out_dir.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError("cannot write here", f"out_dir={out_dir}", "choose another --out_dir")
+    if (out_dir / "lock").exists():
+        hold(out_dir).close()
+    if steps(out_dir) and not resuming and not overwrite:
+        raise UserError("there is a run here already", f"out_dir={out_dir}", "go on with --init_from=resume, start anew with --overwrite, or choose another --out_dir")
+
+
+def hold(out_dir):
+    """The lock of a run folder, held while the file returned is open, so until this process ends, however
+    it ends; UserError if another process holds it."""
+    held = open(out_dir / "lock", "a+")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        held.seek(0)
+        raise UserError(f"process {held.read().strip() or '?'} is training here", f"out_dir={out_dir}", "wait for it, or choose another --out_dir") from None
+    return held
+
+
+def open_out_dir(out_dir, resuming=False, overwrite=False):
+    """Make a run folder ready and return its lock. An old run in it is resumed, or moved aside."""
+    out_dir = Path(out_dir)
+    check_out_dir(out_dir, resuming, overwrite)
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write here: {error.strerror}", f"out_dir={out_dir}", "choose another --out_dir") from None
+    held = hold(out_dir)
+    if steps(out_dir) and not resuming:
+        aside = next(path for n in range(1, 10**6) if not (path := out_dir.with_name(f"{out_dir.name}.old{n}")).exists())
+        out_dir.rename(aside)
+        print(f"the run that was in {out_dir} is now in {aside}")
+        return open_out_dir(out_dir)
+    held.truncate(0)
+    held.write(str(os.getpid()))
+    held.flush()
+    return held
 
 
 def one_line(error):

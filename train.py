@@ -31,7 +31,7 @@ from costs import match
 from errors import Failure, UserError, run
 from optim import OPTIMIZER, SCHEDULE, learning_rate, make_optimizers
 from prepare import SMALL, prepare
-from runlog import EVALUATION, RunLog, describe, finish, start_wandb
+from runlog import EVALUATION, RunLog, check_out_dir, describe, finish, open_out_dir, start_wandb
 from runtime import StopRequest, find_device, seed_for, set_up, versions
 from variants import ARCH, VariantConfig, choose, idle
 
@@ -276,7 +276,7 @@ def main(argv):
 
     # What can be wrong is found before out_dir is touched.
     if runtime.main and not config.eval_only:
-        checkpoint.check_out_dir(config.out_dir, folder is not None, config.overwrite)
+        check_out_dir(config.out_dir, folder is not None, config.overwrite)
     meta, tokenizer = find_data(config, runtime)
     step, state = 0, {"best_val_loss": None, "best_step": None, "seconds": 0.0, "data": fingerprint(meta)}
     if folder is not None:
@@ -319,7 +319,7 @@ def main(argv):
 
     everything = asdict(config) | asdict(model.config) | {"versions": versions()}
     if runtime.main:
-        held = checkpoint.open_out_dir(config.out_dir, folder is not None, config.overwrite)  # noqa: F841, the lock
+        held = open_out_dir(config.out_dir, folder is not None, config.overwrite)  # noqa: F841, the lock
         checkpoint.write(Path(config.out_dir) / "config.json", json.dumps(everything, indent=1))
         to_wandb = start_wandb(config.wandb_project, config.wandb_run_name or config.out_dir, everything, state) if config.wandb_log else None
         log = RunLog(config.out_dir, step if folder is not None else None, config.max_iters, to_wandb)

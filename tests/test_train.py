@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import checkpoint
+import runlog
 import train
 from corpus import load_split
 from errors import Failure, UserError
@@ -365,11 +366,11 @@ def test_a_used_folder_is_refused_or_moved_aside(data_dir, tmp_path, capsys):
 
 def test_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(data_dir, tmp_path):
     out = tmp_path / "run"
-    held = checkpoint.open_out_dir(out)
+    held = runlog.open_out_dir(out)
     with pytest.raises(UserError, match=f"process {os.getpid()} is training here"):
-        checkpoint.open_out_dir(out)
+        runlog.open_out_dir(out)
     held.close()  # as the system does for a process that dies
-    checkpoint.open_out_dir(out).close()
+    runlog.open_out_dir(out).close()
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
