@@ -1,4 +1,5 @@
 """What the README says: its commands are accepted, its files exist, its words are those of the dictionaries."""
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -51,6 +52,16 @@ def test_the_first_two_commands_do_all_the_set_up():
 def test_every_file_is_in_the_map():
     for path in ROOT.glob("*.py"):
         assert f"`{path.name}`" in README, path.name
+
+
+def test_arrows_of_import_point_down_the_map():
+    rows = [re.findall(r"`(\w+)\.py`", line) for line in README[README.index("## The files") :].splitlines() if line.startswith("| `")]
+    place = {name: i for i, names in enumerate(rows) for name in names}
+    for name, i in place.items():
+        tree = ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))
+        for node in tree.body:  # at the top of the file
+            for other in [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names] if isinstance(node, ast.Import) else []:
+                assert place.get(other, i) >= i, f"{name}.py imports {other}.py from above"
 
 
 def test_every_word_is_in_the_table():
