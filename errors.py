@@ -41,4 +41,8 @@ def run(main):
         where = "" if isinstance(error, UserError) else f" ({type(error).__name__}): run again with --debug to see where"
         if status == 1 or os.environ.get("RANK", "0") == "0":  # all ranks find the same mistake: one tells
             print(f"error: {' '.join(str(error).split())}{where}", file=sys.stderr)
+    if "RANK" in os.environ:  # a rank of torchrun: gloo's threads can abort an interpreter that takes itself down
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     sys.exit(status)

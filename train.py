@@ -376,15 +376,15 @@ def main(argv):
                         "seconds": state["seconds"], "milliseconds": seconds * 1000, "tokens_per_second": step_tokens / seconds})
     if runtime.main:
         log.close()
-    again = f"python train.py --init_from=resume --out_dir={shlex.quote(config.out_dir)}"
     if stop.status:
         if saved != step:
             save()
         if runtime.main and stop.status != BROKEN_PIPE:
-            print(f"stopped after step {step}, saved; go on with: {again}")
+            print(f"stopped after step {step}, saved; go on with: python train.py --init_from=resume --out_dir={shlex.quote(config.out_dir)}")
     elif runtime.main:
         finish(model, tokenizer, runtime, config, argv, state, bits_per_byte, statistics.median(speeds or [0]))
     if runtime.world_size > 1:
+        torch.distributed.barrier()  # rank 0 may still be saving or writing its sample
         torch.distributed.destroy_process_group()
     return stop.status
 
