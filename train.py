@@ -121,7 +121,7 @@ RENAMED = {
 
 
 def read_config(argv):
-    """(TrainConfig, {model or a key of it: value} as given, checkpoint folder or None). When resuming, what the
+    """(TrainConfig, {model or a key of it: value} as given, (checkpoint folder, its state) or Nones). When resuming, what the
     checkpoint says holds wherever nothing else is given."""
     def scope(given):
         return {"device": find_device(given.get("device", "auto"))}  # config files may choose by it
@@ -129,11 +129,11 @@ def read_config(argv):
     values, words = load(argv, [TrainConfig, VariantConfig], __doc__, scope, RENAMED, dict.fromkeys(ARCH["gpt2"], "as in model"))
     if words:
         raise UserError(f"cannot read {words[0]}", "command line", "write --key=value, or name a config file that ends in .py")
-    folder = None
+    folder = state = None
     if values.get("init_from") == "resume":
         out_dir = values.get("out_dir", TrainConfig.out_dir)
         folder = checkpoint.find(out_dir)
-        _, stored, _ = checkpoint.read(folder)
+        state, stored, _ = checkpoint.read(folder)
         config_class, _, filled = choose(stored | values)
         now = stored | values | asdict(build(config_class, filled))  # as it would be stored
         changed = {key: f"{key} {stored[key]} -> {now[key]}" for key in now if key in stored and now[key] != stored[key]}
@@ -155,7 +155,7 @@ def read_config(argv):
             raise UserError(f"{key} is out of range", f"{key}={value}", "give a number above 0")
         if key in model_keys and (type(value) is int and value < least or key == "dropout" and not 0 <= value < 1):
             raise UserError(f"{key} is out of range", f"{key}={value}", "give a number from 0 up to, not including, 1" if key == "dropout" else f"give {least} or more")
-    return config, {key: value for key, value in values.items() if key in model_keys or key in ("model", "arch")}, folder
+    return config, {key: value for key, value in values.items() if key in model_keys or key in ("model", "arch")}, (folder, state)
 
 
 def find_data(config, runtime):
@@ -269,7 +269,7 @@ def train_step(net, batches, optimizers, step, config, runtime):
 
 
 def main(argv):
-    config, given, folder = read_config(argv)
+    config, given, (folder, stored_state) = read_config(argv)
     runtime = set_up(config.device, config.dtype)
     if config.gradient_accumulation_steps % runtime.world_size:
         raise UserError(f"gradient_accumulation_steps={config.gradient_accumulation_steps} is not divisible by {runtime.world_size} ranks", "gradient_accumulation_steps", "make it a multiple of the number of processes")
@@ -280,7 +280,6 @@ def main(argv):
     meta, tokenizer = find_data(config, runtime)
     step, state = 0, {"best_val_loss": None, "best_step": None, "seconds": 0.0, "data": fingerprint(meta)}
     if folder is not None:
-        stored_state, _, _ = checkpoint.read(folder)
         if stored_state["data"] != state["data"]:
             raise UserError(f"the data in {config.dataset} are not those this run began with", folder, "prepare the same text again, or train in another out_dir")
         step, state = stored_state["step"], stored_state
