@@ -56,24 +56,9 @@ def sha256(path):
 # ---------------------------------------------------------------- saving
 
 
-def optimizer_tensors(optimizers):
-    """{"parameter name/state name": tensor} of optimizers whose groups carry the names of their parameters."""
-    found = {}
-    for optimizer, name, p in named(optimizers):
-        found |= {f"{name}/{key}": value for key, value in optimizer.state[p].items()}
-    return found
-
-
-def named(optimizers):
-    """(optimizer, name, parameter) of all parameters of some optimizers."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for name, p in zip(group["names"], group["params"]):
-                yield optimizer, name, p
-
-
-def save(out_dir, step, model, optimizers, state, config, tokenizer, best):
-    """Save a checkpoint of `step`; best: whether it is the best so far. The last two and the best are
+def save(out_dir, step, weights, moments, state, config, tokenizer, best):
+    """Save a checkpoint of `step`: weights {name: tensor}, optimizer state {"name/state name": tensor}, and what
+    JSON can hold; best: whether it is the best so far. The last two and the best are
     kept. Failure when the disk refuses; then the checkpoints of before are as they were."""
     root = Path(out_dir) / "ckpt"
     root.mkdir(parents=True, exist_ok=True)
@@ -81,8 +66,8 @@ def save(out_dir, step, model, optimizers, state, config, tokenizer, best):
     folder, temporary = root / f"{step:06d}", root / f"{step:06d}.tmp"
     try:
         temporary.mkdir()
-        safetensors.torch.save_model(model, str(temporary / "model.safetensors"))  # a tied weight is stored once
-        safetensors.torch.save_file(optimizer_tensors(optimizers), temporary / "optimizer.safetensors")
+        safetensors.torch.save_file(weights, temporary / "model.safetensors")
+        safetensors.torch.save_file(moments, temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps({**state, "format": FORMAT, "step": step}, indent=1))
         (temporary / "config.json").write_text(json.dumps(config, indent=1))
         (temporary / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -199,16 +184,12 @@ def load_model(folder, config, device="cpu"):
     return model.to(device)
 
 
-def load_optimizers(folder, optimizers):
-    """Put a checkpoint's optimizer state back, parameter by parameter name."""
+def optimizer_tensors(folder):
+    """The optimizer state of a checkpoint, {"parameter name/state name": tensor}; UserError if it has none."""
     path = Path(folder) / "optimizer.safetensors"
     if not path.exists():
         raise UserError("this checkpoint has weights only", folder, "it samples but cannot be resumed")
-    tensors = safetensors.torch.load_file(path)
-    for optimizer, name, p in named(optimizers):
-        prefix = name + "/"
-        state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        optimizer.state[p] = {key: value.to(p.device) for key, value in state.items()}
+    return safetensors.torch.load_file(path)
 
 
 def first_names(error, most=3):

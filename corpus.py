@@ -105,6 +105,7 @@ class Batches:
         # every window of block_size + 1 tokens, as a view: (N - block_size, block_size + 1)
         self.windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), block_size + 1)
         self.block_size, self.seed = block_size, seed
+        self.masked = False  # whether the loss of some targets does not count
         self.windows_per_epoch = max(1, (len(tokens) - block_size) // block_size)
         self.epochs = {}  # the window starts of the last two epochs asked for
 

@@ -1,6 +1,7 @@
 """A run folder while a run is in it: its lock, the first and last words, the status line, log.jsonl, loss.png, Weights & Biases."""
 import fcntl
 import json
+import math
 import os
 import shlex
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from checkpoint import find, steps, write
+from checkpoint import find, load_model, steps, write
 from errors import UserError
 from sample import SampleConfig, write_sample
 
@@ -138,6 +139,7 @@ class RunLog:
         self.bar = tqdm(total=max_iters, initial=step or 0, unit="step", disable=not sys.stdout.isatty(), dynamic_ncols=True, file=sys.stdout)
 
     def keep(self, row):
+        row = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}  # JSON has no infinity
         self.rows.append(row)
         self.file.write(json.dumps(row) + "\n")
         self.file.flush()
@@ -190,14 +192,15 @@ def describe(model, optimizers, config, runtime, meta, splits):
     print(f"{config.max_iters} steps of {step_tokens:,} tokens: {config.max_iters * step_tokens / len(splits['train']):.1f} times the training data")
 
 
-def finish(model, tokenizer, runtime, config, argv, state, bits_per_byte, speed):
+def finish(run, argv, speed):
     """The last words of a run: what it reached, a sample, and what to type next."""
-    out = shlex.quote(config.out_dir)
-    print(f"\nbest validation loss {state['best_val_loss']:.4f} nats per token, {state['best_val_loss'] * bits_per_byte:.4f} bits per byte, at step {state['best_step']}; "
+    out, state = shlex.quote(run.config.out_dir), run.state
+    print(f"\nbest validation loss {state['best_val_loss']:.4f} nats per token, {state['best_val_loss'] * run.bits_per_byte:.4f} bits per byte, at step {state['best_step']}; "
           f"{state['seconds']:.0f} s of training, {speed:,.0f} tokens/s\n")
-    model.eval()
-    write_sample(model, tokenizer, tokenizer.decode([tokenizer.start]), runtime, SampleConfig(max_new_tokens=300))
-    print(f"\ncheckpoint: {find(config.out_dir)}   curves: {Path(config.out_dir) / 'loss.png'}")
+    folder = find(run.config.out_dir)
+    model = load_model(folder, run.everything, run.runtime.device).eval()  # whole, also where the ranks share the weights out
+    write_sample(model, run.tokenizer, run.tokenizer.decode([run.tokenizer.start]), run.runtime, SampleConfig(max_new_tokens=300))
+    print(f"\ncheckpoint: {folder}   curves: {Path(run.config.out_dir) / 'loss.png'}")
     print(f"sample more:        python sample.py --out_dir={out}")
     for path in argv:
         other = path.replace("llama", "gpt2") if "llama" in path else path.replace("gpt2", "llama")

@@ -145,9 +145,9 @@ def test_options_are_frozen():
     from variants import CORNERS
 
     assert " ".join(keys(TrainConfig)) == (
-        "model arch match out_dir data_dir dataset init_from overwrite eval_interval eval_tokens eval_only log_interval wandb_log wandb_project "
+        "model arch match out_dir data_dir dataset init_from overwrite allow_data_change eval_interval eval_tokens eval_only log_interval wandb_log wandb_project "
         "wandb_run_name batch_size gradient_accumulation_steps optimizer schedule learning_rate max_iters weight_decay beta1 beta2 grad_clip warmup_iters "
-        "lr_decay_iters min_lr seed data_seed device dtype compile")
+        "lr_decay_iters min_lr seed data_seed device dtype compile parallel activation_checkpointing")
     assert " ".join(keys(CORNERS["gpt2"][0])) == "block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings"
     assert " ".join(keys(CORNERS["llama"][0])) == (
         "block_size vocab_size n_layer n_head n_kv_head n_embd multiple_of ffn_dim_multiplier rope_theta norm_eps dropout tie_embeddings")

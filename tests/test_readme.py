@@ -28,7 +28,7 @@ def test_command_is_accepted(command, monkeypatch):
     name, argv = words[script], words[script + 1 :]
     assert (ROOT / name).is_file()
     if name == "train.py" and "--init_from=resume" not in argv:
-        config, given, _ = train.read_config(argv)
+        config, given, _ = train.read_config(argv, train.__doc__)
         if config.init_from == "scratch":
             config_class, _, values = choose({"model": config.model} | given)
             build(config_class, values)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -118,11 +119,11 @@ def test_an_evaluation_that_was_cut_short_is_made_up_for(data_dir, tmp_path, whe
 
 def stop_after(steps, real=train.train_step):
     """Ask this process to stop while it takes its step number `steps`, as `kill` would; only once."""
-    def step_and_signal(net, batches, optimizers, step, config, runtime):
-        if step == steps - 1:
+    def step_and_signal(run):
+        if run.step == steps - 1:
             train.train_step = real
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(net, batches, optimizers, step, config, runtime)
+        return real(run)
 
     train.train_step = step_and_signal
 
@@ -149,15 +150,159 @@ def test_micro_batches_are_one_batch(data_dir, tmp_path):
         assert abs(a - b) < 1e-4
 
 
-def test_two_ranks_are_one(data_dir, tmp_path):
-    run = ["--max_iters=4", "--gradient_accumulation_steps=4", "--batch_size=2", "--eval_interval=4"]
-    train.main(arguments(data_dir, tmp_path / "one", *run))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
-    done = subprocess.run(command + arguments(data_dir, tmp_path / "two", *run), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    for key in ("loss", "val_loss"):
-        one, two = losses(tmp_path / "one", key), losses(tmp_path / "two", key)
-        assert len(one) == len(two) and all(abs(a - b) < 1e-5 for (_, a), (_, b) in zip(one, two)), (one, two)
+def two_ranks(*argv, **more):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", *argv]
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+@pytest.mark.parametrize("first,then,model", [("ddp", "one", "gpt2"), ("fsdp", "ddp", "gpt2"), ("one", "fsdp", "llama")])
+def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first, then, model):
+    """Half in one layout, half in another: the losses, weights and moments of a run in one process."""
+    run = arguments(data_dir, tmp_path / "moved", "--max_iters=6", "--gradient_accumulation_steps=4", "--batch_size=2", "--eval_interval=3", f"--model={model}")
+    one = [*run, f"--out_dir={tmp_path / 'one'}"]
+    train.main(one)
+    for layout, more in (first, ["--max_iters=3", "--lr_decay_iters=6"]), (then, ["--init_from=resume", "--max_iters=6"]):
+        if layout == "one":
+            assert not train.main([*run, *more])
+        else:
+            process = two_ranks(*run, *more, f"--parallel={layout}")
+            out, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err
+            assert "best validation loss" in out
+    for key in ("loss", "val_loss", "grad_norm"):
+        a, b = losses(tmp_path / "one", key), losses(tmp_path / "moved", key)
+        assert len(a) == len(b) >= 3 and all(abs(x - y) < 1e-5 * (1 + abs(x)) for (_, x), (_, y) in zip(a, b)), (a, b)
+    a, b = weights(tmp_path / "one"), weights(tmp_path / "moved")
+    assert a.keys() == b.keys()
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], atol=1e-4, rtol=1e-3)
+
+
+def test_one_rank_dies_and_all_end(data_dir, tmp_path):
+    out = tmp_path / "run"
+    process = two_ranks(*arguments(data_dir, out, "--max_iters=100000", "--eval_interval=5", "--gradient_accumulation_steps=2"))
+    for _ in range(600):
+        if checkpoint.steps(out):
+            break
+        time.sleep(0.1)
+    workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    began = time.monotonic()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0 and time.monotonic() - began < 60
+    assert "lost another rank" in err and "--init_from=resume" in err
+    checkpoint.read(checkpoint.find(out))
+
+
+def test_a_mistake_found_by_rank_0_ends_all(data_dir, tmp_path):
+    """Only rank 0 looks at the run folder; the other must not wait for it."""
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=1"))
+    process = two_ranks(*arguments(data_dir, tmp_path / "run", "--max_iters=1", "--gradient_accumulation_steps=2"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert err.count("error: ") >= 1 and "there is a run here already" in err and "Connection closed" not in err
+
+
+@pytest.mark.parametrize("more", [["--optimizer=muon"], ["--dtype=float16"]], ids=" ".join)
+def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, more):
+    config, given, _ = train.read_config(arguments(data_dir, tmp_path / "run", "--parallel=fsdp", "--gradient_accumulation_steps=2", *more), "")
+    with pytest.raises(UserError, match="parallel=fsdp"):
+        train.make_run(config, given, None, None, Runtime("cpu", "float32", 0, 2, []))
+
+
+def ready(data_dir, tmp_path, *more):
+    """A Run that is ready for its first step."""
+    config, given, (folder, state) = train.read_config(arguments(data_dir, tmp_path / "ready", "--max_iters=50", *more), "")
+    return train.make_run(config, given, folder, state, train.set_up(config.device, config.dtype))
+
+
+class Masked:
+    """Batches of which only some targets count: none at all in every third sample."""
+
+    masked = True
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def get(self, first, count):
+        x, y = self.batches.get(first, count)
+        for row, k in zip(y, range(first, first + count)):
+            row[: 3 + 5 * (k % 3)] = -1
+        return x, y
+
+
+def test_micro_batches_are_one_batch_whatever_is_masked(data_dir, tmp_path):
+    """A target weighs the same in a micro-batch with few of them as in one with many."""
+    losses = {}
+    for size in ("--batch_size=6", "--batch_size=2", "--batch_size=1"):
+        run = ready(data_dir, tmp_path, size, f"--gradient_accumulation_steps={6 // int(size[-1])}")
+        run.batches = Masked(run.batches)
+        losses[size] = [value for _ in range(3) for value in train.train_step(run)]
+    for size in losses:
+        assert all(abs(a - b) < 1e-5 for a, b in zip(losses[size], losses["--batch_size=6"])), losses
+
+
+def test_float16_halves_its_scale_on_overflow_skips_the_step_and_grows_again(data_dir, tmp_path):
+    run = ready(data_dir, tmp_path, "--dtype=float16")
+    run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
+    before = {name: p.clone() for name, p in run.model.named_parameters()}
+    skipped = 0
+    while not math.isfinite(train.train_step(run)[1]):
+        skipped += 1
+        assert run.scaler.get_scale() == 2.0 ** (40 - skipped)
+        assert all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
+        assert not any(optimizer.state for optimizer in run.optimizers)
+    assert skipped > 3 and run.step == skipped + 1
+    assert not all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
+    scale = run.scaler.get_scale()
+    for _ in range(2):
+        train.train_step(run)
+    assert run.scaler.get_scale() == 2 * scale  # three steps without an overflow
+
+
+def test_float16_that_does_not_recover_stops(data_dir, tmp_path):
+    run = ready(data_dir, tmp_path, "--dtype=float16")
+    run.scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    next(run.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(FloatingPointError, match="gradient norm"):
+        train.train_step(run)
+
+
+def test_float16_resumed_is_uninterrupted(data_dir, tmp_path):
+    """The scale and its counter are in the checkpoint. An overflow is no number in the log, so it is null."""
+    run = ["--max_iters=8", "--eval_interval=20", "--dtype=float16"]
+    real = torch.amp.GradScaler
+
+    def scaler(*args, **more):  # grows and overflows within these few steps
+        return real(*args, init_scale=2.0**30, growth_interval=2, **more)
+
+    torch.amp.GradScaler = scaler
+    try:
+        train.main(arguments(data_dir, tmp_path / "straight", *run))
+        stop_after(5)
+        assert train.main(arguments(data_dir, tmp_path / "stopped", *run)) == 143
+        assert checkpoint.read(checkpoint.find(tmp_path / "stopped"))[0]["scaler"]["scale"] != 2.0**30
+        train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
+    finally:
+        torch.amp.GradScaler = real
+    for key in ("loss", "grad_norm"):
+        assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
+    assert None in dict(losses(tmp_path / "straight", "grad_norm")).values()
+    assert equal(weights(tmp_path / "stopped"), weights(tmp_path / "straight"))
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_activation_checkpointing_changes_no_bit_and_keeps_less(data_dir, tmp_path, model):
+    kept = {}
+    for name, more in (("a", []), ("b", ["--activation_checkpointing"])):
+        train.main(arguments(data_dir, tmp_path / name, "--max_iters=4", "--dropout=0.2", f"--model={model}", *more))
+        run = ready(data_dir, tmp_path, f"--model={model}", *more)
+        kept[name] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept[name].append(tensor.numel()) or tensor, lambda tensor: tensor):
+            run.model(*map(torch.from_numpy, run.batches.get(0, 4)))
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert sum(kept["b"]) < 0.6 * sum(kept["a"])
 
 
 def test_every_parameter_is_in_one_group_and_only_matrices_decay():
@@ -187,9 +332,9 @@ def test_data_seed_sets_the_order_apart_from_the_initialisation(data_dir, tmp_pa
     seen = {}
     real = train.train_step
     for name, seeds in dict(a=["--seed=1", "--data_seed=5"], b=["--seed=2", "--data_seed=5"], c=["--seed=1", "--data_seed=6"], d=["--seed=5"]).items():
-        def spy(net, batches, optimizers, step, config, runtime, name=name):
-            seen.setdefault(name, []).append(batches.get(step * config.batch_size, config.batch_size)[0].tolist())
-            return real(net, batches, optimizers, step, config, runtime)
+        def spy(run, name=name):
+            seen.setdefault(name, []).append(run.batches.get(run.step * run.config.batch_size, run.config.batch_size)[0].tolist())
+            return real(run)
 
         train.train_step = spy
         try:
@@ -453,7 +598,7 @@ def test_killed_while_a_step_is_saved_again(data_dir, tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint.os, "rename", die)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(out, 2, torch.nn.Linear(1, 1), [], {}, {}, {}, False)
+        checkpoint.save(out, 2, {}, {}, {}, {}, {}, False)
     monkeypatch.undo()
     assert equal(weights(out), before)
     train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=3"])
@@ -524,6 +669,12 @@ def test_resume_refuses_another_architecture_and_other_data(data_dir, tmp_path):
     prepare("words", input=str(tmp_path / "other.txt"), tokenizer="char", data_dir=str(tmp_path))
     with pytest.raises(UserError, match="not those this run began with"):
         train.main([*resume, f"--data_dir={tmp_path}"])
+    assert not train.main([*resume, f"--data_dir={tmp_path}", "--allow_data_change"])
+    assert checkpoint.steps(tmp_path / "run") == [2, 6]
+    (tmp_path / "more.txt").write_text("abcdefghijklmnopqrstuvwxyz 0123456789\n" * 100)
+    prepare("words", input=str(tmp_path / "more.txt"), tokenizer="char", data_dir=str(tmp_path))
+    with pytest.raises(UserError, match="the model knows 17 tokens, the data have 38"):
+        train.main([*resume, f"--data_dir={tmp_path}", "--allow_data_change"])
 
 
 def test_warning_when_the_course_changes(data_dir, tmp_path, capsys):
