@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from cache import visible
 from model import LayerNorm, gelu
@@ -286,6 +287,10 @@ class Where(NamedTuple):
     angles: tuple | None
 
 
+def compiled_on_gpu(x):
+    return x.is_cuda and torch.compiler.is_compiling()
+
+
 class Attention(nn.Module):
     """softmax(q kᵀ / sqrt(D) + bias) v over the keys that a query may see. H / K neighbouring query heads share a
     key and value head: H multi-head, 1 multi-query (Shazeer 2019, arXiv:1911.02150), between grouped-query
@@ -320,6 +325,8 @@ class Attention(nn.Module):
         if self.qk_norm == "head":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = where.scheme.rotate(q, k, where.angles)
+        if cache is None and compiled_on_gpu(x) and self.flexible(q, where.scheme):
+            return self.dropout(self.wo(self.flex(q, k, v, where.scheme).transpose(1, 2).reshape(B, T, C)))
         if cache is None:
             kpos, mask = where.pos, None if T <= self.window or not self.window else visible(where.pos, where.pos, self.window)
         else:
@@ -345,3 +352,25 @@ class Attention(nn.Module):
         scores = self.softcap * torch.tanh(q @ k.transpose(2, 3) / math.sqrt(q.size(-1)) / self.softcap)  # (B, H, T, S)
         scores = (scores if bias is None else scores + bias).masked_fill(~mask, -torch.inf)
         return F.dropout(scores.softmax(-1), p) @ v
+
+    def flexible(self, q, scheme):
+        """Whether `flex` can and should do what `attend` does here: more than plain causal attention, no dropout, no
+        bias but ALiBi's, which it can make from the positions alone, and heads of 16 or more, as its kernels need."""
+        biased = type(scheme).bias is not Position.bias
+        more = self.window or self.group or self.softcap or biased
+        return bool(more) and not (self.training and self.dropout.p) and (not biased or isinstance(scheme, Alibi)) and q.size(-1) >= 16
+
+    def flex(self, q, k, v, scheme):
+        """`attend` without the (T, T) matrix and without the blocks that nobody sees: FlexAttention (Dong et al. 2024,
+        arXiv:2412.05496), which is fast on a GPU and where the model is compiled."""
+        def seen(b, h, i, j):  # what `visible` says, of one query and one key
+            near = (j > i - self.window) if self.window else True
+            return (j <= i) & near & (j // self.group == i // self.group if self.group else True)
+
+        def score(s, b, h, i, j):
+            s = self.softcap * torch.tanh(s / self.softcap) if self.softcap else s
+            return s + scheme.slopes[h] * (j - i) if isinstance(scheme, Alibi) else s
+
+        T = q.size(2)
+        blocks = create_block_mask(seen, None, None, T, T, device=q.device)
+        return flex_attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=True)

@@ -236,6 +236,31 @@ def test_batchnorm_leaks_while_training_as_its_docstring_says():
     assert not torch.equal(model(x)[0][:, 0], model(changed)[0][:, 0])
 
 
+FLEX = [dict(window=5), dict(window=5, full_every=2), dict(block_local=6), dict(position="alibi"), dict(attn_softcap=1.5),
+        dict(position="alibi", window=7, attn_softcap=2.0, n_kv_head=2), dict(n_kv_head=1, window=9)]
+
+
+@pytest.mark.parametrize("arm", FLEX, ids=name)
+def test_flex_attention_is_attention(arm, monkeypatch):
+    """What a compiled model does on a GPU, here in FlexAttention's own eager form (which has no backward on a CPU)."""
+    model = randomised(config("llama", arm, n_embd=64)).float()
+    idx, calls, real = tokens(model.config), [], parts.flex_attention
+    with torch.no_grad():
+        plain = model(idx, idx)[0]
+        monkeypatch.setattr(parts, "compiled_on_gpu", lambda x: True)
+        monkeypatch.setattr(parts, "flex_attention", lambda *args, **more: calls.append(1) or real(*args, **more))
+        torch.testing.assert_close(model(idx, idx)[0], plain, atol=1e-4, rtol=1e-4)
+    assert len(calls) == (1 if "full_every" in arm else 2)
+
+
+@pytest.mark.parametrize("arm", [{}, dict(position="relative"), dict(dropout=0.5, window=5), dict(window=5, n_embd=16)], ids=name)
+def test_what_flex_attention_does_not_do_is_left_to_attention(arm, monkeypatch):
+    monkeypatch.setattr(parts, "compiled_on_gpu", lambda x: True)
+    monkeypatch.setattr(parts, "flex_attention", None)
+    model = Variant(config("llama", arm, **({} if "n_embd" in arm else dict(n_embd=64))))
+    assert model(tokens(model.config))[0].isfinite().all()
+
+
 @pytest.mark.parametrize("arm", [dict(window=5), dict(window=5, full_every=2), dict(block_local=6)], ids=name)
 def test_who_sees_whom(arm):
     """Through one layer, a token's logits depend on exactly the tokens that the definition names."""
