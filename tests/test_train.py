@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import checkpoint
+import parallel
 import runlog
 import train
 from corpus import load_split
@@ -158,7 +159,7 @@ def two_ranks(*argv, **more):
 @pytest.mark.parametrize("first,then,model", [("ddp", "one", "gpt2"), ("fsdp", "ddp", "gpt2"), ("one", "fsdp", "llama")])
 def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first, then, model):
     """Half in one layout, half in another: the losses, weights and moments of a run in one process."""
-    run = arguments(data_dir, tmp_path / "moved", "--max_iters=6", "--gradient_accumulation_steps=4", "--batch_size=2", "--eval_interval=3", f"--model={model}")
+    run = arguments(data_dir, tmp_path / "moved", "--max_iters=6", "--gradient_accumulation_steps=4", "--batch_size=2", "--eval_interval=3", "--eval_tokens=450", f"--model={model}")  # 15 batches, which two ranks share unevenly
     one = [*run, f"--out_dir={tmp_path / 'one'}"]
     train.main(one)
     for layout, more in (first, ["--max_iters=3", "--lr_decay_iters=6"]), (then, ["--init_from=resume", "--max_iters=6"]):
@@ -201,6 +202,21 @@ def test_a_mistake_found_by_rank_0_ends_all(data_dir, tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode != 0
     assert err.count("error: ") >= 1 and "there is a run here already" in err and "Connection closed" not in err
+
+
+def test_rank_0_tells_the_others_what_it_found(monkeypatch, capsys):
+    """Seen from rank 1, to which rank 0 sends the status of its mistake."""
+    def broadcast(tensor, source):
+        tensor.fill_(status)
+
+    monkeypatch.setattr(parallel.dist, "broadcast", broadcast)
+    one = Runtime("cpu", "float32", 1, 2, [])
+    status = 0
+    assert parallel.main_first(lambda: pytest.fail("this is rank 0's work"), one) is None
+    status = 2
+    with pytest.raises(UserError, match="rank 0 cannot go on") as caught:
+        parallel.main_first(lambda: None, one)
+    assert caught.value.status == 2
 
 
 @pytest.mark.parametrize("more", [["--optimizer=muon"], ["--dtype=float16"]], ids=" ".join)
