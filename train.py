@@ -172,13 +172,14 @@ def make_run(config, given, folder, state, runtime):
 @torch.no_grad()
 def evaluate(model, tokens, config, runtime, limit, stop=None):
     """Mean loss in nats per token over the first `limit` tokens of a split (0: all), dropout off, each
-    token scored once. The ranks share the batches. None if a stop is asked for meanwhile."""
+    token scored once. The ranks share the batches. None if a stop is asked for meanwhile, of one process; several
+    go through with it, as all must do the same."""
     total = torch.zeros(2, dtype=torch.float64)  # sum of losses, number of tokens
     batches = list(eval_batches(tokens, model.config.block_size, config.batch_size, limit))
     model.eval()
     for first in range(0, len(batches), runtime.world_size):
         if stop is not None and stop.status and runtime.world_size == 1:
-            break
+            return None
         mine = first + runtime.rank < len(batches)
         x, y = batches[first + runtime.rank if mine else first]  # with fsdp a forward needs every rank
         x, y = torch.from_numpy(x).to(runtime.device), torch.from_numpy(y).to(runtime.device)
@@ -189,7 +190,7 @@ def evaluate(model, tokens, config, runtime, limit, stop=None):
             total += torch.tensor([loss.item() * count, count])
     model.train()
     total = parallel.total(total, runtime)
-    return None if stop is not None and stop.status else (total[0] / total[1]).item()
+    return (total[0] / total[1]).item()
 
 
 def score(run, stop=None):

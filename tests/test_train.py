@@ -219,6 +219,17 @@ def test_rank_0_tells_the_others_what_it_found(monkeypatch, capsys):
     assert caught.value.status == 2
 
 
+def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
+    """A signal reaches the ranks at different moments: if one left and the other stayed to save, both would wait."""
+    run = ready(data_dir, tmp_path)
+    stop = StopRequest()
+    stop.status = 143
+    assert train.score(run, stop) is None
+    run.runtime.world_size = 2
+    monkeypatch.setattr(parallel.dist, "all_reduce", lambda tensor: None)
+    assert train.score(run, stop)["val_loss"] > 0
+
+
 @pytest.mark.parametrize("more", [["--optimizer=muon"], ["--dtype=float16"]], ids=" ".join)
 def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, more):
     config, given, _ = train.read_config(arguments(data_dir, tmp_path / "run", "--parallel=fsdp", "--gradient_accumulation_steps=2", *more), "")
