@@ -4,6 +4,7 @@ How long a training step takes with each part swapped, whole models against whol
     python bench/speed.py slots      # a Variant filled as a corner beside the readable model: the slots cost nothing
     python bench/speed.py norm       # all words of a slot, each beside its base (any slot of variants.py)
     python bench/speed.py norm --compile --model=gpt2 --n_layer=6 --n_embd=384 --block_size=256 --batch_size=8
+    python bench/speed.py train --help  # beside other libraries (speed_train.py); optimizer: speed_optimizer.py
 
 Two models take steps in turn, so that a busy machine slows both alike; a ratio is the median over the pairs, with
 the 95 % bootstrap interval of that median (scipy). Writes bench/results/speed_<what>.md.
@@ -21,6 +22,8 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
+import speed_optimizer  # noqa: E402
+import speed_train  # noqa: E402
 from configurator import allowed, build, keys, load  # noqa: E402
 from errors import UserError, run  # noqa: E402
 from optim import parameter_groups  # noqa: E402
@@ -95,6 +98,9 @@ def arms_of(what, config):
 
 
 def main(argv):
+    for word, script in {"train": speed_train, "optimizer": speed_optimizer}.items():
+        if word in argv:
+            return script.main(argv)
     values, words = load(argv, [SpeedConfig], __doc__)
     if len(words) != 1:
         raise UserError("one thing at a time, please", "command line", "python bench/speed.py slots, or a slot such as norm")
