@@ -4,6 +4,7 @@ Token files, and the order of the batches.
 A data set is a folder that prepare.py makes:
 
     train.bin val.bin   token ids, raw little-endian uint16 (uint32 if the vocabulary needs it)
+    train.mask.bin val.mask.bin   of prompt/answer pairs (pairs.py) only: uint8, 1 where the loss of a token counts
     meta.json           vocab_size, dtype, tokens and bytes of each split, sha256 of the source
     tokenizer.json      the tokenizer in full: whoever has it needs no network and no cache
 """
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from errors import UserError
-from tokenizer import tokenizer_from_json
+from tokenizer import BPETokenizer, tokenizer_from_json
 
 KNOWN = ("shakespeare_char", "shakespeare", "openwebtext")  # the sets that prepare.py makes without --input
 FULL_SCAN = 100_000_000  # tokens; beyond, ids are checked at the ends and in a sample
@@ -86,10 +87,74 @@ def load_split(folder, split, block_size):
     return tokens
 
 
+def load_mask(folder, split):
+    """(N,) uint8, 1 where the loss of a token counts when it is a target; None for a set without a mask: there all count."""
+    folder = Path(folder)
+    expected = load_meta(folder)["splits"][split].get("mask_sha256")
+    if expected is None:
+        return None
+    path = folder / f"{split}.mask.bin"
+    if not path.is_file() or sha256_of(path) != expected:
+        raise UserError("the mask is missing, or not the one that was prepared", path, prepare_command(folder))
+    return np.fromfile(path, np.uint8)
+
+
 def fingerprint(meta):
     """A short text that changes when the tokens or their meaning do: checkpoints keep it."""
     told = [meta["tokenizer"], meta["vocab_size"], meta["source_sha256"], meta["splits"]["train"]["sha256"], meta["splits"]["val"]["sha256"]]
+    told += [meta["splits"][split]["mask_sha256"] for split in ("train", "val") if "mask_sha256" in meta["splits"][split]]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+
+def safe_cut(text):
+    """The last place where BPE gives the same tokens for the two sides as for the whole: before white
+    space that follows something else, since no piece of GPT-2's pattern reaches across. 0 if none."""
+    at = len(text) - 1
+    while at > 0 and not (text[at].isspace() and not text[at - 1].isspace()):
+        at -= 1
+    return max(at, 0)
+
+
+class TokenFile:
+    """A split being written: text or ids go in, and are counted and hashed on the way."""
+
+    def __init__(self, path, tokenizer):
+        self.file, self.tokenizer, self.rest = open(path, "wb"), tokenizer, ""
+        self.dtype = "uint16" if tokenizer.vocab_size <= 65535 else "uint32"
+        self.tokens, self.bytes, self.sha256 = 0, 0, hashlib.sha256()
+
+    def add_text(self, text, last=False):
+        text = self.rest + text
+        cut = safe_cut(text) if isinstance(self.tokenizer, BPETokenizer) and not last else len(text)
+        self.rest, text = text[cut:], text[:cut]
+        self.add(self.tokenizer.encode(text), len(text.encode()))
+
+    def add(self, ids, n_bytes):
+        data = np.asarray(ids).astype(np.dtype(self.dtype).newbyteorder("<")).tobytes()
+        self.file.write(data)
+        self.sha256.update(data)
+        self.tokens, self.bytes = self.tokens + len(ids), self.bytes + n_bytes
+
+    def close(self):
+        """What meta.json says of the split."""
+        self.add_text("", last=True)
+        self.file.close()
+        return {"tokens": self.tokens, "bytes": self.bytes, "sha256": self.sha256.hexdigest()}
+
+
+def sha256_of(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def visits(order, size, first, count):
+    """Entries first .. first + count - 1 of order(0), order(1), ... written one after the other, each of `size` entries."""
+    found = []
+    while count > 0:
+        epoch, k = divmod(first, size)
+        found.append(order(epoch)[k : k + count])
+        first, count = first + len(found[-1]), count - len(found[-1])
+    return np.concatenate(found)
 
 
 class Batches:
@@ -120,12 +185,7 @@ class Batches:
 
     def get(self, first, count):
         """Samples first .. first + count - 1: x and its successors y, both (count, block_size) int64."""
-        starts = []
-        while count > 0:
-            epoch, k = divmod(first, self.windows_per_epoch)
-            starts.append(self.starts(epoch)[k : k + count])
-            first, count = first + len(starts[-1]), count - len(starts[-1])
-        windows = self.windows[np.concatenate(starts)]  # (count, block_size + 1)
+        windows = self.windows[visits(self.starts, self.windows_per_epoch, first, count)]  # (count, block_size + 1)
         return windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
 
 

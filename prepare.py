@@ -5,8 +5,9 @@ Text in, token files out:
     python prepare.py shakespeare                         tiny-shakespeare, GPT-2's tokens
     python prepare.py openwebtext                         8 million web pages, GPT-2's tokens
     python prepare.py mybook --input=book.txt --tokenizer=gpt2
+    python prepare.py mypairs --input=pairs.jsonl --tokenizer=gpt2     prompt/answer pairs, to fine-tune on (pairs.py)
 
-The first 90 % of the characters are for training, the rest for validation, as in nanoGPT. The set is
+The first 90 % of the characters, or pairs, are for training, the rest for validation, as in nanoGPT. The set is
 written beside its place and renamed when it is whole. Memory does not grow with the text.
 """
 import codecs
@@ -21,23 +22,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 from tqdm import tqdm
 
 import sources
 from configurator import build, load
-from corpus import KNOWN
+from corpus import KNOWN, TokenFile, sha256_of
 from errors import UserError, run
-from tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
+from pairs import write_pairs
+from tokenizer import ByteTokenizer, CharTokenizer
 
 SMALL = ("shakespeare_char", "shakespeare")  # made in seconds: train.py makes them when they are missing
 FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")  # what a set is made of; other files in its folder are the user's
+MASKS = ("train.mask.bin", "val.mask.bin")  # and a set of pairs has these
 CHUNK = 1 << 20  # bytes of text read at a time
 
 
 @dataclass
 class PrepareConfig:
-    input: str | None = None  # the text, a utf-8 file; the known sets find theirs
+    input: str | None = None  # the text, a utf-8 file, or prompt/answer pairs in a .jsonl; the known sets find theirs
     tokenizer: Literal["auto", "char", "byte", "gpt2"] = "auto"  # auto: what the set is known for, char for a new one
     data_dir: str = "data"  # where the sets are
 
@@ -57,47 +59,6 @@ def read_text(path):
                 yield decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:  # its object is what was read last, with what was left over before
                 raise UserError(f"the text is not utf-8: byte {read - len(error.object) + error.start:,}", path, "save it as utf-8") from None
-
-
-def safe_cut(text):
-    """The last place where BPE gives the same tokens for the two sides as for the whole: before white
-    space that follows something else, since no piece of GPT-2's pattern reaches across. 0 if none."""
-    at = len(text) - 1
-    while at > 0 and not (text[at].isspace() and not text[at - 1].isspace()):
-        at -= 1
-    return max(at, 0)
-
-
-class TokenFile:
-    """A split being written: text or ids go in, and are counted and hashed on the way."""
-
-    def __init__(self, path, tokenizer):
-        self.file, self.tokenizer, self.rest = open(path, "wb"), tokenizer, ""
-        self.dtype = "uint16" if tokenizer.vocab_size <= 65535 else "uint32"
-        self.tokens, self.bytes, self.sha256 = 0, 0, hashlib.sha256()
-
-    def add_text(self, text, last=False):
-        text = self.rest + text
-        cut = safe_cut(text) if isinstance(self.tokenizer, BPETokenizer) and not last else len(text)
-        self.rest, text = text[cut:], text[:cut]
-        self.add(self.tokenizer.encode(text), len(text.encode()))
-
-    def add(self, ids, n_bytes):
-        data = np.asarray(ids).astype(np.dtype(self.dtype).newbyteorder("<")).tobytes()
-        self.file.write(data)
-        self.sha256.update(data)
-        self.tokens, self.bytes = self.tokens + len(ids), self.bytes + n_bytes
-
-    def close(self):
-        """What meta.json says of the split."""
-        self.add_text("", last=True)
-        self.file.close()
-        return {"tokens": self.tokens, "bytes": self.bytes, "sha256": self.sha256.hexdigest()}
-
-
-def sha256_of(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_text(path, kind, folder):
@@ -160,7 +121,7 @@ def settle(folder):
         old.rename(folder)
     elif old.exists():
         for path in old.iterdir():
-            path.unlink() if path.name in FILES else path.rename(folder / path.name)
+            path.unlink() if path.name in FILES + MASKS else path.rename(folder / path.name)
         old.rmdir()
     if new.exists():
         shutil.rmtree(new)
@@ -196,6 +157,8 @@ def describe(meta, tokenizer, folder):
     print(f"  vocabulary: {meta['vocab_size']:,} {dict(char='characters', byte='bytes', gpt2='GPT-2 tokens')[meta['tokenizer']]}{chars}")
     for split, entry in meta["splits"].items():
         print(f"  {str(folder / split) + '.bin'}  {entry['tokens']:,} tokens of {entry['bytes']:,} bytes, sha256 {entry['sha256'][:12]}")
+        if "pairs" in entry:
+            print(f"    {entry['pairs']:,} pairs, the longest of {entry['longest']:,} tokens: a block_size of {entry['longest'] - 1:,} holds it")
 
 
 def prepare(name, input=None, tokenizer="auto", data_dir="data"):
@@ -231,7 +194,7 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data"):
             print(f"  text: {source}, {path.stat().st_size:,} bytes, sha256 {sha256_of(path)[:12]}")
             if name not in KNOWN and tokenizer == "auto":
                 print("  a token is a character; --tokenizer=gpt2 or byte for others")
-            coder, splits, sha256 = write_text(path, kind, new)
+            coder, splits, sha256 = write_pairs(path, kind, new) if path.suffix == ".jsonl" else write_text(path, kind, new)
         dtype = "uint16" if coder.vocab_size <= 65535 else "uint32"
         meta = {"name": name, "tokenizer": kind, "vocab_size": coder.vocab_size, "dtype": dtype, "splits": splits, "source": str(source), "source_sha256": sha256}
         if name in SMALL:

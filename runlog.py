@@ -11,11 +11,18 @@ from tqdm import tqdm
 
 from checkpoint import find, load_model, steps, write
 from errors import UserError
+from pairs import Pairs
 from sample import SampleConfig, write_sample
 
 # nanoGPT's words first, so that scripts that read its logs read ours.
 REPORT = "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, lr {lr:.2e}, norm {grad_norm:.2f}"
 EVALUATION = "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}, {bits_per_byte:.4f} bits per byte"
+
+
+def evaluation_lines(row):
+    """The row of an evaluation as it is printed: a line, and one more for each of several data sets."""
+    sets = [f"  {name}: val loss {loss:.4f}, {row['val_bits_per_byte'][name]:.4f} bits per byte" for name, loss in row.get("val_losses", {}).items()]
+    return "\n".join([EVALUATION.format(**row), *sets])
 
 
 def check_out_dir(out_dir, resuming=False, overwrite=False):
@@ -157,7 +164,7 @@ class RunLog:
         """A row about an evaluation: a line that stays, and the curves drawn anew."""
         self.keep(row)
         self.bar.clear()
-        self.show(EVALUATION.format(**row))
+        self.show(evaluation_lines(row))
         self.bar.refresh()
         draw(self.rows, self.picture)
 
@@ -172,10 +179,17 @@ class RunLog:
         self.file.close()
 
 
-def describe(model, optimizers, config, runtime, meta, splits):
+def describe(model, optimizers, config, runtime, sources):
     """Print what was chosen, and the parts of the model in a small table."""
     print("\n".join(runtime.reasons))
-    print(f"data {config.dataset}: {len(splits['train']):,} tokens to train on, {len(splits['val']):,} to validate, vocabulary {meta['vocab_size']}")
+    for source in sources:
+        train, val = source.splits["train"], source.splits["val"]
+        share = f"{source.weight:.2%} of the samples, " if len(sources) > 1 else ""
+        print(f"data {source.name}: {share}{len(train):,} tokens to train on, {len(val):,} to validate, vocabulary {source.meta['vocab_size']}")
+        if isinstance(train, Pairs):
+            left_out, cut = train.left_out + val.left_out, train.cut + val.cut
+            print(f"  {len(train.starts):,} pairs to train on, {len(val.starts):,} to validate" + f"; {left_out:,} more left out: their answers begin beyond block_size" * bool(left_out)
+                  + f"; {cut:,} cut there" * bool(cut))
     print(f"model {config.model}: {sum(p.numel() for p in model.parameters()):,} parameters")
     counts = {}
     for name, p in model.named_parameters():
@@ -189,14 +203,20 @@ def describe(model, optimizers, config, runtime, meta, splits):
             count = sum(p.numel() for p in group["params"])
             print(f"{type(optimizer).__name__}: {count:,} parameters in {len(group['params'])} tensors, weight decay {group['weight_decay']}")
     step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
-    print(f"{config.max_iters} steps of {step_tokens:,} tokens: {config.max_iters * step_tokens / len(splits['train']):.1f} times the training data")
+    samples = config.max_iters * config.batch_size * config.gradient_accumulation_steps
+    times = [f"{samples * source.weight / source.batches.windows_per_epoch:.1f} times {source.name if len(sources) > 1 else 'the training data'}" for source in sources]
+    print(f"{config.max_iters} steps of {step_tokens:,} tokens: {', '.join(times)}")
 
 
 def finish(run, argv, speed):
     """The last words of a run: what it reached, a sample, and what to type next."""
     out, state = shlex.quote(run.config.out_dir), run.state
-    print(f"\nbest validation loss {state['best_val_loss']:.4f} nats per token, {state['best_val_loss'] * run.bits_per_byte:.4f} bits per byte, at step {state['best_step']}; "
+    print(f"\nbest validation loss {state['best_val_loss']:.4f} nats per token, {state['best_bits_per_byte']:.4f} bits per byte, at step {state['best_step']}; "
           f"{state['seconds']:.0f} s of training, {speed:,.0f} tokens/s\n")
+    if len(run.sources) > 1:
+        drawn = [state.get("samples", {}).get(source.name, 0) for source in run.sources]
+        print("samples drawn: " + "; ".join(f"{n:,} of {source.name}, {n / max(1, sum(drawn)):.2%} (asked for: {source.weight:.2%}), {n / source.batches.windows_per_epoch:.2f} "
+              "times through it" for n, source in zip(drawn, run.sources)) + "\n")
     folder = find(run.config.out_dir)
     model = load_model(folder, run.everything, run.runtime.device).eval()  # whole, also where the ranks share the weights out
     write_sample(model, run.tokenizer, run.tokenizer.decode([run.tokenizer.start]), run.runtime, SampleConfig(max_new_tokens=300))

@@ -2,6 +2,7 @@
 The settings of a training run: TrainConfig declares each key once, and read_config makes one of config files, the
 command line and, when resuming, the checkpoint.
 """
+import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -21,13 +22,15 @@ class TrainConfig:
     # where things are
     out_dir: str = "out"
     data_dir: str = "data"
-    dataset: str = "openwebtext"  # a folder in data_dir
+    dataset: str = "openwebtext"  # a folder in data_dir, or several with commas between them: mixed (mixture.py)
+    data_weights: str | None = None  # the share of each in the samples, as in 0.7,0.2,0.1; None: by data_alpha
+    data_alpha: float = 1.0  # shares as (training tokens)^alpha: 1 = in proportion, 0 = the same of each
     init_from: str = "scratch"  # scratch, resume, gpt2[-medium|-large|-xl], a folder or hub name of Hugging Face weights, or FILE.gguf
     overwrite: bool = False  # start anew in a used out_dir; the old run is moved aside
     allow_data_change: bool = False  # resume although the data are not those the run began with
     # looking
     eval_interval: int = 2000  # steps between evaluations, each of which saves a checkpoint
-    eval_tokens: int = 0  # how much of the validation split is scored, in tokens; 0 = all of it
+    eval_tokens: int = 0  # how much of each set's validation split is scored, in tokens; 0 = all of it
     eval_only: bool = False  # evaluate once and stop
     log_interval: int = 10  # steps between reports
     wandb_log: bool = False
@@ -61,7 +64,7 @@ class TrainConfig:
         for key in ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key}={getattr(self, key)} is below 1: give 1 or more")
-        for key in ("max_iters", "warmup_iters", "eval_tokens", "weight_decay", "grad_clip", "min_lr", "seed", "data_seed", "lr_decay_iters"):
+        for key in ("max_iters", "warmup_iters", "eval_tokens", "weight_decay", "grad_clip", "min_lr", "seed", "data_seed", "lr_decay_iters", "data_alpha"):
             if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"{key}={getattr(self, key)} is negative: give 0 or more")
         for key in ("beta1", "beta2"):
@@ -78,13 +81,29 @@ class TrainConfig:
             raise ValueError("eval_tokens=1 scores nothing: the first token has no context; give 0 for all, or 2 or more")
         if not self.out_dir:
             raise ValueError("out_dir is empty: name a folder")
+        if not all(self.datasets) or len(set(self.datasets)) < len(self.datasets):
+            raise ValueError(f"dataset={self.dataset} names no set, or one twice: write --dataset=a,b,c")
+        if self.data_weights is not None:
+            try:
+                parts = [float(part) for part in self.data_weights.split(",")]
+            except ValueError:
+                parts = []
+            if len(parts) != len(self.datasets) or not all(0 < part < math.inf for part in parts):
+                raise ValueError(f"data_weights={self.data_weights} is not a number above 0 for each of {', '.join(self.datasets)}: write --data_weights=0.7,0.3, without spaces")
+            if self.data_alpha != 1:
+                raise ValueError(f"data_weights={self.data_weights} and data_alpha={self.data_alpha} both set the shares: leave one of them out")
+
+    @property
+    def datasets(self):
+        """The names of the sets."""
+        return [name.strip() for name in self.dataset.split(",")]
 
 
 # Sizes of the model that may be 0; the others are at least 1.
 ZERO_IS_NONE = ("window", "full_every", "block_local", "low_rank")
 # Keys that change the course of a run when they change on resuming.
 COURSE = ("optimizer", "schedule", "learning_rate", "min_lr", "warmup_iters", "lr_decay_iters", "max_iters", "batch_size", "gradient_accumulation_steps",
-          "weight_decay", "beta1", "beta2", "grad_clip", "seed", "data_seed", "dtype")
+          "weight_decay", "beta1", "beta2", "grad_clip", "seed", "data_seed", "data_weights", "data_alpha", "dtype")
 # Keys of nanoGPT's that have another name here.
 RENAMED = {
     "eval_iters": "use --eval_tokens=N: evaluation scores fixed tokens, each once",

@@ -27,12 +27,14 @@ import errors
 import formats
 import parallel
 from configurator import build
-from corpus import Batches, eval_batches, fingerprint, load_meta, load_split, load_tokenizer
+from corpus import eval_batches, load_meta, load_tokenizer
 from costs import match
 from errors import Failure, UserError
+from mixture import mixed_fingerprint, open_batches, open_sources
 from optim import learning_rate, make_optimizers
+from pairs import Pairs
 from prepare import SMALL, prepare
-from runlog import EVALUATION, RunLog, check_out_dir, describe, finish, open_out_dir, start_wandb
+from runlog import RunLog, check_out_dir, describe, evaluation_lines, finish, open_out_dir, start_wandb
 from runtime import Runtime, StopRequest, seed_for, set_up, versions
 from settings import TrainConfig, read_config
 from variants import VariantConfig, choose, idle
@@ -51,35 +53,44 @@ class Run:
     net: torch.nn.Module  # the same weights as they are trained: compiled, with gradients averaged over the ranks
     optimizers: list
     scaler: torch.amp.GradScaler  # of the loss in float16; elsewhere it does nothing
-    batches: Batches
-    splits: dict  # {"train", "val": token ids}
+    sources: list  # of mixture.Source: the data sets
+    batches: object  # the training samples in their order
     tokenizer: object
-    bits_per_byte: float  # of the validation tokens scored: this times nats per token
     step: int
-    state: dict  # saved beside the weights: best loss, seconds, fingerprint of the data
+    state: dict  # saved beside the weights: best loss, seconds, fingerprint of the data, samples drawn from each of several sets
     folder: Path | None  # the checkpoint that the run goes on from
     everything: dict  # the resolved configuration, as it is saved
 
     @property
     def step_tokens(self):
-        return self.config.batch_size * self.config.gradient_accumulation_steps * self.model.config.block_size
+        return self.step_samples * self.model.config.block_size
+
+    @property
+    def step_samples(self):
+        return self.config.batch_size * self.config.gradient_accumulation_steps
 
 
 # ---------------------------------------------------------------- before the first step
 
 
 def find_data(config, runtime):
-    """(meta, tokenizer) of the data set, which is prepared first if it is small, known and missing."""
-    folder = Path(config.data_dir) / config.dataset
+    """({name: meta.json}, tokenizer) of the data sets. One that is small, known and missing is prepared first."""
+    folders = {name: Path(config.data_dir) / name for name in config.datasets}
 
     def prepare_if_missing():
-        if config.dataset in SMALL and not (folder / "meta.json").exists():
-            print(f"{folder} is not there yet: preparing it, as `python prepare.py {config.dataset}` does")
-            prepare(config.dataset, data_dir=config.data_dir)
+        for name, folder in folders.items():
+            if name in SMALL and not (folder / "meta.json").exists():
+                print(f"{folder} is not there yet: preparing it, as `python prepare.py {name}` does")
+                prepare(name, data_dir=config.data_dir)
 
     parallel.main_first(prepare_if_missing, runtime)  # the others wait for rank 0, whatever they see
-    meta = load_meta(folder)
-    return meta, load_tokenizer(folder, meta)
+    metas = {name: load_meta(folder) for name, folder in folders.items()}
+    tokenizers = {name: load_tokenizer(folder, metas[name]) for name, folder in folders.items()}
+    first, *others = tokenizers
+    for other in others:
+        if tokenizers[other].to_json() != tokenizers[first].to_json():
+            raise UserError(f"{first} and {other} have different tokenizers", f"dataset={config.dataset}", "prepare both with the same one: gpt2 or byte (characters depend on the text)")
+    return metas, tokenizers[first]
 
 
 def make_model(config, given, folder, meta):
@@ -135,16 +146,18 @@ def make_run(config, given, folder, state, runtime):
         raise UserError(f"{what}, and fsdp shares them out", "parallel=fsdp", "choose --parallel=ddp, or --optimizer=adamw with --dtype=bfloat16")
     if not config.eval_only:
         parallel.main_first(lambda: check_out_dir(config.out_dir, folder is not None, config.overwrite), runtime)
-    meta, tokenizer = find_data(config, runtime)
-    data = fingerprint(meta)
+    metas, tokenizer = find_data(config, runtime)
+    data = mixed_fingerprint(metas.values())
     if folder is None:
         state = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0, "data": data}
     elif state["data"] != data and not config.allow_data_change:
         raise UserError(f"the data in {config.dataset} are not those this run began with", folder, "prepare the same text again, train in another out_dir, or give --allow_data_change")
     state["data"] = data
-    model = make_model(config, given, folder, meta).to(runtime.device)
-    splits = {split: load_split(Path(config.data_dir) / config.dataset, split, model.config.block_size) for split in ("train", "val")}
-    batches = Batches(splits["train"], model.config.block_size, config.seed if config.data_seed is None else config.data_seed)
+    model = make_model(config, given, folder, metas[config.datasets[0]]).to(runtime.device)
+    sources = open_sources(config, metas, tokenizer, model.config.block_size)
+    if state["best_val_loss"] is not None:  # a checkpoint from before mixtures has one set, and its loss alone
+        state.setdefault("best_bits_per_byte", state["best_val_loss"] * sources[0].bits_per_byte)
+    batches = open_batches(config, sources)
     if config.activation_checkpointing:  # Chen et al. 2016, arXiv:1604.06174
         for block in model.blocks:
             block.forward = functools.partial(recompute, block.forward, use_reentrant=False)
@@ -154,15 +167,13 @@ def make_run(config, given, folder, state, runtime):
     if folder is not None:
         parallel.scatter(model, optimizers, checkpoint.optimizer_tensors(folder))
         scaler.load_state_dict(state.get("scaler", {}))
-    scored = splits["val"][1 : config.eval_tokens or None]  # all but the first token, which nothing comes before
-    bits_per_byte = len(scored) / len(tokenizer.decode_bytes(scored)) / math.log(2)
     everything = asdict(config) | asdict(model.config) | {"versions": versions()}
-    ready = Run(config, runtime, model, model, optimizers, scaler, batches, splits, tokenizer, bits_per_byte, state["step"], state, folder, everything)
+    ready = Run(config, runtime, model, model, optimizers, scaler, sources, batches, tokenizer, state["step"], state, folder, everything)
     flops = 6 * sum(p.numel() for p in model.parameters()) * ready.step_tokens * (config.max_iters - ready.step)
     runtime.choose_compile(config.compile, flops)
     ready.net = parallel.trained(model, runtime.compile, runtime)
     if runtime.main:
-        describe(model, optimizers, config, runtime, meta, splits)
+        describe(model, optimizers, config, runtime, sources)
     return ready
 
 
@@ -172,10 +183,10 @@ def make_run(config, given, folder, state, runtime):
 @torch.no_grad()
 def evaluate(model, tokens, config, runtime, limit, stop=None):
     """Mean loss in nats per token over the first `limit` tokens of a split (0: all), dropout off, each
-    token scored once. The ranks share the batches. None if a stop is asked for meanwhile, of one process; several
-    go through with it, as all must do the same."""
+    token scored once, of pairs those of the answers. The ranks share the batches. None if a stop is asked for
+    meanwhile, of one process; several go through with it, as all must do the same."""
     total = torch.zeros(2, dtype=torch.float64)  # sum of losses, number of tokens
-    batches = list(eval_batches(tokens, model.config.block_size, config.batch_size, limit))
+    batches = list(tokens.eval_batches(config.batch_size, limit) if isinstance(tokens, Pairs) else eval_batches(tokens, model.config.block_size, config.batch_size, limit))
     model.eval()
     for first in range(0, len(batches), runtime.world_size):
         if stop is not None and stop.status and runtime.world_size == 1:
@@ -194,13 +205,22 @@ def evaluate(model, tokens, config, runtime, limit, stop=None):
 
 
 def score(run, stop=None):
-    """The row of an evaluation, None if a stop is asked for meanwhile."""
-    config, (train, val) = run.config, (run.splits["train"], run.splits["val"])
-    train_loss = evaluate(run.model, train, config, run.runtime, min(EVAL_TRAIN_TOKENS, config.eval_tokens or len(val)), stop)
-    val_loss = evaluate(run.model, val, config, run.runtime, config.eval_tokens, stop)
-    if train_loss is None or val_loss is None:
+    """The row of an evaluation, None if a stop is asked for meanwhile. Of several data sets the losses and bits per byte are
+    the means by the sets' weights; those of each are in val_losses and val_bits_per_byte, and samples is what was drawn."""
+    config, names = run.config, [source.name for source in run.sources]
+    train_losses, val_losses = [], []
+    for source in run.sources:
+        train, val = source.splits["train"], source.splits["val"]
+        train_losses.append(evaluate(run.model, train, config, run.runtime, min(EVAL_TRAIN_TOKENS, config.eval_tokens or len(val)), stop))
+        val_losses.append(evaluate(run.model, val, config, run.runtime, config.eval_tokens, stop))
+    if None in train_losses + val_losses:
         return None
-    return {"step": run.step, "train_loss": train_loss, "val_loss": val_loss, "bits_per_byte": val_loss * run.bits_per_byte, "seconds": run.state["seconds"]}
+    bits = [loss * source.bits_per_byte for loss, source in zip(val_losses, run.sources)]
+    means = [sum(source.weight * value for source, value in zip(run.sources, values)) for values in (train_losses, val_losses, bits)]
+    row = dict(zip(("train_loss", "val_loss", "bits_per_byte"), means))
+    if len(names) > 1:
+        row |= {"val_losses": dict(zip(names, val_losses)), "val_bits_per_byte": dict(zip(names, bits)), "samples": run.state.get("samples", {})}
+    return {"step": run.step, **row, "seconds": run.state["seconds"]}
 
 
 def train_step(run):
@@ -238,6 +258,9 @@ def train_step(run):
             run.scaler.step(optimizer)
         optimizer.zero_grad()
     run.scaler.update()  # half as large after an overflow, twice as large after 2000 steps without one
+    if len(run.sources) > 1:
+        drawn = run.batches.drawn(step * run.step_samples, run.step_samples)
+        run.state["samples"] = {name: run.state.get("samples", {}).get(name, 0) + n for name, n in drawn.items()}
     run.step += 1
     return loss, norm
 
@@ -266,7 +289,7 @@ def train(run, log):
                 state["evaluated"] = run.step
                 best = state["best_val_loss"] is None or row["val_loss"] < state["best_val_loss"]
                 if best:
-                    state |= {"best_val_loss": row["val_loss"], "best_step": run.step}
+                    state |= {"best_val_loss": row["val_loss"], "best_bits_per_byte": row["bits_per_byte"], "best_step": run.step}
                 if log:
                     log.evaluation(row)
                 if run.step:
@@ -314,7 +337,7 @@ def main(argv):
     if config.eval_only:
         row = score(run)
         if runtime.main:
-            print(EVALUATION.format(**row))
+            print(evaluation_lines(row))
         return 0
     if folder is not None and (run.step > config.max_iters or run.step == config.max_iters == run.state.get("evaluated")):
         if runtime.main:

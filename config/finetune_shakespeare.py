@@ -1,0 +1,29 @@
+# Fine-tune GPT-2 on Shakespeare, as nanoGPT's config of this name does with gpt2-xl (--init_from=gpt2-xl does here, too).
+#   python train.py config/finetune_shakespeare.py
+#   python sample.py --out_dir=out-finetuned --checkpoint=best --start="ROMEO:" --num_samples=1
+# `python prepare.py shakespeare` is done first if need be: 301,966 tokens to train on, 36,059 to validate.
+# To expect: not run by us yet, GPT-2's weights are not where we test. The loss of the first evaluation is the pretrained
+# model's own on this text, those after it fall within the 20 steps; more steps soon learn the text by heart.
+init_from = "gpt2"  # 124 M parameters
+dataset = "shakespeare"
+out_dir = "out-finetuned"
+wandb_run_name = "finetune-shakespeare"
+
+batch_size = 1
+if device == "cpu":
+    # 4 * 512 = 2,048 tokens a step: 6 * 124 M * 2,048 = 1.5 TFLOP, at 100 GFLOP/s 15 s; 20 steps are 41 k tokens, 0.14 epochs,
+    # in 5 minutes. An evaluation: 2 * 124 M * 2 * 4,096 tokens = 2 TFLOP, 20 s; five of them. 16 bytes a parameter: 2 GB,
+    # and as much again for what happens in between.
+    block_size = 512
+    gradient_accumulation_steps = 4
+    eval_tokens = 4096
+else:
+    # nanoGPT's: 32 * 1024 = 32,768 tokens a step, an epoch in 9.2 steps, 20 steps 2.2 epochs.
+    block_size = 1024
+    gradient_accumulation_steps = 32
+max_iters = 20
+eval_interval = 5
+log_interval = 1
+
+# finetune at a constant, small rate: the weights are near where they should be
+learning_rate, schedule, warmup_iters = 3e-5, "constant", 0
