@@ -34,6 +34,8 @@ def allowed(kind):
 def from_text(text, kind):
     """The Python value of a command line's text, which stays text where the key takes any text."""
     types_, words = allowed(kind)
+    if text in words:
+        return text  # "none" may be a word
     if str in types_ and not words and not (text == "None" and types.NoneType in types_):
         return text
     try:
@@ -113,7 +115,7 @@ def load(argv, classes, usage, scope=lambda values: {}, renamed={}, defaults={})
             raise UserError(f"cannot read {arg}", "command line", "write --key=value")
         else:
             kind = find(key, known, renamed, arg)
-            if not equals and kind is not bool:
+            if not equals and bool not in allowed(kind)[0]:
                 raise UserError(f"{key} has no value", arg, f"write --{key}=value, without spaces")
             values[key] = check(key, from_text(text if equals else "True", kind), kind, arg)
     given = dict(values)

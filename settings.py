@@ -32,6 +32,9 @@ class TrainConfig:
     eval_interval: int = 2000  # steps between evaluations, each of which saves a checkpoint
     eval_tokens: int = 0  # how much of each set's validation split is scored, in tokens; 0 = all of it
     eval_only: bool = False  # evaluate once and stop
+    dry_run: bool = False  # say what the run would cost, and stop
+    doctor: bool = False  # check device, disk, data, model and optimizer, and stop
+    check: bool | Literal["record"] = False  # compare the first losses with the golden curve of the config file, and stop; record: make one
     log_interval: int = 10  # steps between reports
     wandb_log: bool = False
     wandb_project: str = "transformer-parts"
@@ -60,6 +63,11 @@ class TrainConfig:
     parallel: Literal["ddp", "fsdp"] = "ddp"  # over several ranks: the model on each, or its weights shared out among them
     activation_checkpointing: bool = False  # forget what happens inside a block and compute it again in the backward pass: less memory, a third more work
 
+    @property
+    def trains(self):
+        """Whether the run writes into out_dir, and does not only answer a question."""
+        return not (self.eval_only or self.dry_run or self.doctor or self.check)
+
     def __post_init__(self):
         for key in ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval"):
             if getattr(self, key) < 1:
@@ -79,6 +87,8 @@ class TrainConfig:
             raise ValueError(f"warmup_iters={self.warmup_iters} is not below the {end} steps of the schedule: give --warmup_iters=N")
         if self.eval_tokens == 1:
             raise ValueError("eval_tokens=1 scores nothing: the first token has no context; give 0 for all, or 2 or more")
+        if (self.eval_only + self.dry_run + self.doctor + bool(self.check)) > 1:
+            raise ValueError("eval_only, dry_run, doctor and check each stop when they have answered: choose one")
         if not self.out_dir:
             raise ValueError("out_dir is empty: name a folder")
         if not all(self.datasets) or len(set(self.datasets)) < len(self.datasets):
@@ -136,7 +146,7 @@ def read_config(argv, help_text):
         course = [changed[key] for key in COURSE if key in changed]
         if course:
             print(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
-        once = ("versions", "overwrite", "eval_only", "out_dir", "allow_data_change")  # said of one start, or of a folder that may have moved
+        once = ("versions", "overwrite", "eval_only", "dry_run", "doctor", "check", "out_dir", "allow_data_change")  # said of one start, or of a folder that may have moved
         values = {key: value for key, value in stored.items() if key not in once} | {"out_dir": out_dir} | values
     config = build(TrainConfig, values)
     model_keys = keys(choose(values)[0])

@@ -25,10 +25,13 @@ from torch.utils.checkpoint import checkpoint as recompute
 import checkpoint
 import errors
 import formats
+import golden
 import parallel
 from configurator import build
 from corpus import eval_batches, load_meta, load_tokenizer
 from costs import match
+from doctor import doctor
+from dry_run import dry_run
 from errors import Failure, UserError
 from mixture import mixed_fingerprint, open_batches, open_sources
 from optim import learning_rate, make_optimizers
@@ -144,7 +147,7 @@ def make_run(config, given, folder, state, runtime):
     if config.parallel == "fsdp" and world > 1 and (config.optimizer == "muon" or config.dtype == "float16"):
         what = "muon needs whole matrices" if config.optimizer == "muon" else "the scale of a float16 loss is each rank's own"
         raise UserError(f"{what}, and fsdp shares them out", "parallel=fsdp", "choose --parallel=ddp, or --optimizer=adamw with --dtype=bfloat16")
-    if not config.eval_only:
+    if config.trains:
         parallel.main_first(lambda: check_out_dir(config.out_dir, folder is not None, config.overwrite), runtime)
     metas, tokenizer = find_data(config, runtime)
     data = mixed_fingerprint(metas.values())
@@ -333,12 +336,23 @@ def explain(error, run):
 def main(argv):
     config, given, (folder, state) = read_config(argv, __doc__)
     runtime = set_up(config.device, config.dtype)
+    if config.check is True:
+        golden.read(argv)  # it may not be there: say so before data are prepared
+    if runtime.main:
+        print(f"this run: {shlex.join(['python', 'train.py', *argv])}")
     run = make_run(config, given, folder, state, runtime)
     if config.eval_only:
         row = score(run)
         if runtime.main:
             print(evaluation_lines(row))
         return 0
+    if not config.trains:
+        try:
+            if config.dry_run:
+                return dry_run(run, train_step, score, EVAL_TRAIN_TOKENS)
+            return doctor(run, train_step) if config.doctor else golden.check(run, argv, train_step)
+        except (FloatingPointError, RuntimeError) as error:
+            raise explain(error, run) or error
     if folder is not None and (run.step > config.max_iters or run.step == config.max_iters == run.state.get("evaluated")):
         if runtime.main:
             print(f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N trains on)")

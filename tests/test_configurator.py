@@ -25,6 +25,8 @@ class Keys:
     dtype: Literal["float32", "bfloat16"] = "float32"
     start: str = "\n"
     name: str | None = None
+    norm: Literal["rms", "none"] = "rms"
+    bias: bool | Literal["none", "all"] = "all"
     device: str = "auto"
 
     def __post_init__(self):
@@ -44,6 +46,7 @@ def read(*argv, **more):
     ("--n_kv_head=2", "n_kv_head", 2),
     ("--compile=false", "compile", False),
     ("--compile=True", "compile", True),
+    ("--compile", "compile", True),
     ("--compile=auto", "compile", "auto"),
     ("--eval_only", "eval_only", True),
     ("--eval_only=False", "eval_only", False),
@@ -53,6 +56,9 @@ def read(*argv, **more):
     ("--start=", "start", ""),
     ("--start=None", "start", "None"),
     ("--name=None", "name", None),
+    ("--norm=none", "norm", "none"),
+    ("--bias=none", "bias", "none"),
+    ("--bias=true", "bias", True),
 ])
 def test_values(text, key, value):
     found = getattr(read(text), key)
@@ -145,7 +151,7 @@ def test_options_are_frozen():
     from variants import CORNERS
 
     assert " ".join(keys(TrainConfig)) == (
-        "model arch match out_dir data_dir dataset data_weights data_alpha init_from overwrite allow_data_change eval_interval eval_tokens eval_only log_interval wandb_log wandb_project "
+        "model arch match out_dir data_dir dataset data_weights data_alpha init_from overwrite allow_data_change eval_interval eval_tokens eval_only dry_run doctor check log_interval wandb_log wandb_project "
         "wandb_run_name batch_size gradient_accumulation_steps optimizer schedule learning_rate max_iters weight_decay beta1 beta2 grad_clip warmup_iters "
         "lr_decay_iters min_lr seed data_seed device dtype compile parallel activation_checkpointing")
     assert " ".join(keys(CORNERS["gpt2"][0])) == "block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings"
