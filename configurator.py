@@ -34,10 +34,8 @@ def allowed(kind):
 def from_text(text, kind):
     """The Python value of a command line's text, which stays text where the key takes any text."""
     types_, words = allowed(kind)
-    if text in words:
-        return text  # "none" may be a word
-    if str in types_ and not words and not (text == "None" and types.NoneType in types_):
-        return text
+    if text in words or str in types_ and not words and not (text == "None" and types.NoneType in types_):
+        return text  # a word such as none is a word, not None
     try:
         return ast.literal_eval(text.capitalize() if text in ("true", "false", "none") else text)
     except (ValueError, SyntaxError):
