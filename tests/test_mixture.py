@@ -152,7 +152,7 @@ def test_fingerprint_of_several(sets):
 ])
 def test_mistakes_are_found_before_anything_is_written(sets, tmp_path, more, words):
     with pytest.raises(UserError, match=words) as caught:
-        train.main(arguments(sets, tmp_path / "run", *more))
+        train.main(arguments(sets, tmp_path / "run", "--max_iters=1", *more))
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
