@@ -19,6 +19,7 @@ from checkpoint import open_run
 from configurator import build, load
 from errors import UserError, run
 from formats import open_pretrained
+from inference import prepare
 from runtime import seed_for, set_up
 
 
@@ -36,7 +37,7 @@ class SampleConfig:
     context: int | None = None  # tokens the model looks back on at most; None: its block_size
     seed: int = 1337
     device: str = "auto"  # cpu, cuda, cuda:N, mps
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"  # of the weights; int8: a quarter of the memory, the fastest on a CPU
 
     def __post_init__(self):
         if self.temperature < 0:
@@ -129,7 +130,7 @@ def main(argv):
         raise UserError(f"cannot read {words[0]}", "command line", "write --key=value")
     config = build(SampleConfig, values)
     prompt = read_prompt(config.start)
-    runtime = set_up(config.device, config.dtype)
+    runtime = set_up(config.device, "float32" if config.dtype == "int8" else config.dtype)
     if config.init_from == "resume":
         model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint, runtime.device)
         origin = f"{trained['model']} after {state['step']} steps, from {config.out_dir}"
@@ -140,7 +141,9 @@ def main(argv):
     learned = getattr(model.config, "position", "learned") == "learned" and hasattr(model, "wpe")
     if learned and (config.context or 0) > model.config.block_size:
         raise UserError(f"this model has positions for {model.config.block_size} tokens only", f"context={config.context}", "leave it out")
-    print(f"{origin}; {', '.join(runtime.reasons)}", file=sys.stderr, flush=True)
+    model, chosen = prepare(model, "int8" if config.dtype == "int8" else runtime.dtype, config.num_samples * config.max_new_tokens)
+    runtime.dtype = "float32"  # the weights carry it now: no autocast
+    print(f"{origin}; {', '.join(runtime.reasons + chosen)}", file=sys.stderr, flush=True)
     if not prompt:
         print("the prompt is empty: starting from " + repr(tokenizer.decode([tokenizer.start])), file=sys.stderr, flush=True)
     for number in range(config.num_samples):

@@ -3,6 +3,7 @@ How long a training step takes with each part swapped, whole models against whol
 
     python bench/speed.py slots      # a Variant filled as a corner beside the readable model: the slots cost nothing
     python bench/speed.py norm       # all words of a slot, each beside its base (any slot of variants.py)
+    python bench/speed.py decode     # how fast it writes, beside the peers (and gqa: what sharing keys buys): speed_decode.py
     python bench/speed.py norm --compile --model=gpt2 --n_layer=6 --n_embd=384 --block_size=256 --batch_size=8
     python bench/speed.py train --help  # beside other libraries (speed_train.py); optimizer: speed_optimizer.py
 
@@ -22,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
+import speed_decode  # noqa: E402
 import speed_optimizer  # noqa: E402
 import speed_train  # noqa: E402
 from configurator import allowed, build, keys, load  # noqa: E402
@@ -98,7 +100,7 @@ def arms_of(what, config):
 
 
 def main(argv):
-    for word, script in {"train": speed_train, "optimizer": speed_optimizer}.items():
+    for word, script in {"train": speed_train, "optimizer": speed_optimizer, "decode": speed_decode, "gqa": speed_decode}.items():
         if word in argv:
             return script.main(argv)
     values, words = load(argv, [SpeedConfig], __doc__)
