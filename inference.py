@@ -243,8 +243,11 @@ def prepare(model, dtype="float32", tokens=0, compile="auto"):
     fast = Fast(model, columns=on_cpu and dtype == "float32" and not compile)
     if compile:
         began = time.perf_counter()
-        if not path.exists():
-            compile_step(model.config, fast.w, path)
-            why += f"; {time.perf_counter() - began:.0f} s, once for this shape"
-        fast.load(path)
+        try:
+            if not path.exists():
+                compile_step(model.config, fast.w, path)
+                why += f"; {time.perf_counter() - began:.0f} s, once for this shape"
+            fast.load(path)
+        except Exception as error:  # a compiler, a full disk, a home that cannot be written: slower is better than nothing
+            compile, why = False, f"compiling failed: {type(error).__name__} {' '.join(str(error).split())[:100]}"
     return fast, reasons + [f"decoding {'compiled' if compile else 'eager'} ({why})"]

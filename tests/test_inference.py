@@ -217,6 +217,19 @@ def test_compile_is_chosen_by_the_number_of_tokens(monkeypatch, tmp_path):
     assert chosen(10**6)[0] == []
 
 
+def test_where_compiling_fails_it_is_said_and_eager_serves(monkeypatch, tmp_path):
+    def fail(*args):
+        raise PermissionError("Read-only file system")
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(inference, "compile_step", fail)
+    plain = trained("llama")
+    fast, reasons = inference.prepare(copy.deepcopy(plain), compile=True)
+    assert any("eager (compiling failed: PermissionError Read-only file system)" in reason for reason in reasons)
+    idx = torch.tensor([[1]])
+    torch.testing.assert_close(fast(idx, cache=KVCache())[0], plain(idx, cache=KVCache())[0])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_what_is_compiled_computes_the_same_before_it_is(corner, dtype):
     fast, _ = prepare(copy.deepcopy(corner), dtype)
