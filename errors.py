@@ -12,6 +12,7 @@ class UserError(Exception):
 
     def __init__(self, what, where, fix):
         super().__init__(f"{what} ({where}): {fix}")
+        self.parts = what, where, fix
 
 
 class Failure(UserError):

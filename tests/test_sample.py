@@ -1,4 +1,5 @@
 """Sampling: cached = uncached, the arithmetic of the draw, and what is done with odd input."""
+import json
 import random
 import re
 import shutil
@@ -9,6 +10,7 @@ import torch
 import sample
 import train
 from cache import LayerCache
+from checkpoint import sha256
 from errors import UserError
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
@@ -152,6 +154,21 @@ def test_odd_but_allowed(out_dir, capsys):
     (["--context=0"], "context=0 shows the model nothing"),
     (["--num_samples=-1"], "cannot be negative"),
     (["--max_new_tokens=-1"], "cannot be negative"),
+    (["--min_p=1.5"], "min_p=1.5 is no part"),
+    (["--min_p=-0.1"], "min_p=-0.1 is no part"),
+    (["--repetition_penalty=0"], "repetition_penalty=0.0 is not above 0"),
+    (["--repetition_penalty=-2"], "repetition_penalty=-2.0 is not above 0"),
+    (["--seed=-1"], "cannot be negative"),
+    (["--draft_tokens=0"], "draft_tokens=0 drafts nothing"),
+    (["--start=a", "--prompts=b"], "start and prompts both"),
+    (["--prompts=nowhere.txt"], "cannot read the prompts.*nowhere.txt"),
+    (["--score=nowhere.txt"], "cannot read the text.*nowhere.txt"),
+    (["--draft=nowhere"], "no checkpoint here.*nowhere"),
+    (["--compare=nowhere,else"], "no checkpoint here.*nowhere"),
+    (["--compare=a,b", "--draft=lookup"], "leave init_from, draft, attention and show_probs out"),
+    (["--attention=no/such/map.png"], "no such folder.*no/such/map.png"),
+    (["--attention=map.png", "--layer=2"], "no layer 2.*0 to 1"),
+    (["--attention=map.png", "--prompts=b"], "attention shows one prompt"),
     (["--checkpoint=77"], r"no checkpoint of step 77.*\[150\]"),
     (["--out_dir=nowhere"], "no checkpoint here.*nowhere"),
 ])
@@ -168,3 +185,132 @@ def test_gpt2_refuses_what_it_has_no_position_for_and_llama_goes_on():
         gpt(torch.zeros(1, 5, dtype=torch.long))
     llama = Llama(LlamaConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=5, block_size=4))
     assert llama(torch.zeros(1, 50, dtype=torch.long))[0].shape == (1, 50, 5)
+
+
+# ---------------------------------------------------------------- many prompts, programs, stop
+
+
+def lines(capsys):
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_prompts_are_written_as_if_alone(out_dir, tmp_path, capsys):
+    """A ragged batch, past the context: each text is that of its prompt alone, whatever its neighbours."""
+    prompts, alone = ["the king of rome shall ", "shall", "", "the king"], []
+    for prompt in prompts:
+        run(out_dir, f"--start={prompt}", "--num_samples=2", "--max_new_tokens=20", "--jsonl", "--temperature=1.5")
+        alone += lines(capsys)
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
+    run(out_dir, f"--prompts={tmp_path / 'prompts.txt'}", "--num_samples=2", "--max_new_tokens=20", "--jsonl", "--temperature=1.5")
+    batch = lines(capsys)
+    assert [line["prompt"] for line in batch] == [prompt for prompt in prompts for _ in range(2)]
+    assert len({line["text"] for line in batch}) > 5
+    for one, two in zip(alone, batch):
+        assert (one["text"], one["tokens"]) == (two["text"], two["tokens"])
+        assert one["logprobs"] == pytest.approx(two["logprobs"], abs=1e-5) and max(one["logprobs"]) <= 0 < one["seconds"]
+    run(out_dir, f"--prompts={tmp_path / 'prompts.txt'}", "--num_samples=2", "--max_new_tokens=20", "--temperature=1.5")
+    assert capsys.readouterr().out == "".join(f"{line['prompt']}{line['text']}\n---------------\n" for line in batch)
+
+
+def test_stop_and_show_probs(out_dir, capsys):
+    run(out_dir, "--start=the k", "--stop=ro", "--temperature=0", "--num_samples=1")
+    assert capsys.readouterr().out == "the king of \n---------------\n"
+    run(out_dir, "--start=the k", "--stop=ro", "--temperature=0", "--num_samples=1", "--jsonl", "--show_probs")
+    line, = lines(capsys)
+    assert line["text"] == "ing of " and len(line["tokens"]) == len(line["logprobs"]) == len(line["top"]) == 9
+    assert all(top[0][0] == token and top == sorted(top, key=lambda pair: -pair[1]) for token, top in zip(line["tokens"], line["top"]))
+    run(out_dir, "--start=the k", "--temperature=0", "--num_samples=1", "--max_new_tokens=2", "--show_probs")
+    assert re.fullmatch(r"the kin\nstep  drawn .*\n   1  'i' .*\n   2  'n' .*\n-+\n", capsys.readouterr().out)
+
+
+def test_unknown_characters_are_named_or_skipped(out_dir, tmp_path, capsys):
+    (tmp_path / "prompts.txt").write_text("the\nsh€all 9\n", encoding="utf-8")
+    with pytest.raises(UserError, match="'€' is not in the vocabulary .character 3 of the text, line 2 of .*skip_unknown"):
+        run(out_dir, f"--prompts={tmp_path / 'prompts.txt'}")
+    run(out_dir, f"--prompts={tmp_path / 'prompts.txt'}", "--skip_unknown", "--num_samples=1", "--max_new_tokens=0")
+    shown = capsys.readouterr()
+    assert shown.out == "the\n---------------\nshall \n---------------\n" and "2 characters are not in the vocabulary and left out: '9' '€'" in shown.err
+
+
+def test_end_of_the_context_is_said_once(out_dir, capsys):
+    run(out_dir, "--start=the king", "--num_samples=2", "--max_new_tokens=9")
+    assert capsys.readouterr().err.count("beyond 16 tokens the last 8 to 16 are what is read") == 1
+    run(out_dir, "--start=the king", "--num_samples=2", "--max_new_tokens=8")
+    assert "beyond" not in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- several models, other views
+
+
+@pytest.fixture(scope="module")
+def byte_run(tmp_path_factory):
+    """A run folder with another tokenizer, barely trained."""
+    folder = tmp_path_factory.mktemp("bytes")
+    (folder / "text.txt").write_text("the king of rome\n" * 200, encoding="utf-8")
+    prepare("words", input=str(folder / "text.txt"), tokenizer="byte", data_dir=str(folder))
+    train.main(["--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=16", "--batch_size=4", "--max_iters=2", "--warmup_iters=1", "--eval_interval=2", "--device=cpu",
+                "--dataset=words", f"--data_dir={folder}", f"--out_dir={folder / 'run'}"])
+    return folder / "run"
+
+
+def test_compare_and_score(out_dir, byte_run, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("the king of rome shall speak no more\n", encoding="utf-8")
+    both = [f"--compare={out_dir},{byte_run}", f"--score={tmp_path / 'text.txt'}"]
+    run(out_dir, *both)
+    shown = capsys.readouterr()
+    assert "only bits per byte compares" in shown.out and "'k'" in shown.out and "\033" not in shown.out and "empty" not in shown.err
+    run(out_dir, *both, "--start=the k", "--temperature=0", "--num_samples=1", "--max_new_tokens=4", "--jsonl")
+    one, two, first, second = lines(capsys)
+    assert one["bits_per_byte"] < 2 < 7 < two["bits_per_byte"] and one["bytes"] == two["bytes"] == 37 == len(one["surprise"])
+    assert one["model"] == first["model"] == str(out_dir) and first["text"] == "ing " and second["model"] == str(byte_run)
+    run(out_dir, both[0], "--start=the k", "--temperature=0", "--num_samples=1", "--max_new_tokens=4")
+    assert capsys.readouterr().out.startswith(f"{out_dir}:\nthe king \n\n{byte_run}:\nthe k")
+    (tmp_path / "text.txt").write_text("")
+    with pytest.raises(UserError, match="nothing to score"):
+        run(out_dir, *both)
+
+
+def test_what_int8_loses_is_told_beside_the_whole(out_dir, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("the king of rome shall speak no more\n", encoding="utf-8")
+    run(out_dir, f"--score={tmp_path / 'text.txt'}", "--dtype=int8", "--jsonl")
+    small, whole = lines(capsys)
+    assert (small["model"], whole["model"]) == (str(out_dir), f"{out_dir} in float32")
+    assert 0 < abs(small["nats_per_token"] - whole["nats_per_token"]) < 0.1
+
+
+def test_draft(out_dir, byte_run, capsys):
+    common = ["--start=the king of rome the k", "--temperature=0", "--num_samples=1", "--max_new_tokens=40"]
+    run(out_dir, *common)
+    alone = capsys.readouterr().out
+    for draft in ("lookup", str(out_dir)):
+        run(out_dir, *common, f"--draft={draft}")
+        shown = capsys.readouterr()
+        assert shown.out == alone and re.search(r"draft .*: \d+ % of \d+ drafted tokens accepted; [1-5]\.\d+ tokens each time", shown.err)
+    with pytest.raises(UserError, match="the draft has another vocabulary"):
+        run(out_dir, *common, f"--draft={byte_run}")
+
+
+def test_attention_is_written_as_a_picture(out_dir, tmp_path, capsys):
+    run(out_dir, "--start=the king of rome shall", f"--attention={tmp_path / 'map.png'}", "--layer=1")
+    shown = capsys.readouterr()
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG") and shown.out == "" and "layer 1" in shown.err
+
+
+@pytest.mark.parametrize("key", ["out_dir", "draft", "compare"])
+@pytest.mark.parametrize("harm, words", [
+    (lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-9]), "corrupt"),
+    (lambda folder: (folder / "state.json").unlink(), "not whole"),
+    (lambda folder: newer(folder), "has format 99"),
+])
+def test_harmed_checkpoints_are_refused(out_dir, tmp_path, capsys, key, harm, words):
+    shutil.copytree(out_dir, tmp_path / "run")
+    harm(tmp_path / "run" / "ckpt" / "000150")
+    with pytest.raises(UserError, match=words) as caught:
+        run(out_dir, f"--{key}={out_dir},{tmp_path / 'run'}" if key == "compare" else f"--{key}={tmp_path / 'run'}")
+    assert caught.value.status == 2 and capsys.readouterr().out == ""
+
+
+def newer(folder):
+    state, sums = folder / "state.json", folder / "checksums.json"
+    state.write_text(state.read_text().replace('"format": 1', '"format": 99'))
+    sums.write_text(json.dumps(json.loads(sums.read_text()) | {"state.json": sha256(state)}))
