@@ -10,6 +10,7 @@ A checkpoint is written under a temporary name, with checksums, fsynced, and ren
 `latest` and `best` change afterwards. So at every instant at least one whole checkpoint exists.
 Tensors are safetensors and everything else JSON: nothing is ever unpickled.
 """
+import errno
 import hashlib
 import json
 import os
@@ -17,26 +18,37 @@ import shutil
 from pathlib import Path
 
 import safetensors.torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from configurator import build
 from errors import Failure, UserError
 from tokenizer import tokenizer_from_json
-from variants import choose
+from variants import CORNERS, choose
 
 FORMAT = 1  # of the checkpoint folder; raised when an older reader could no longer understand it
+OVERHEAD = 1 << 16  # bytes of a checkpoint besides its tensors and texts: headers, checksums, the ends of blocks
 
 
 def write(path, data):
-    """Write text or bytes to `path` atomically: temporary name, fsync, rename, fsync of the folder."""
+    """Write text or bytes to `path` atomically: temporary name, fsync, rename, fsync of the folder. Failure
+    when the disk refuses; then what was there is as it was."""
     path = Path(path)
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(data.encode() if isinstance(data, str) else data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync(path.parent)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise Failure(f"cannot write: {error.strerror}", path, remedy(error)) from error
+
+
+def remedy(error):
+    """What to do about a disk that refuses."""
+    return "make the folder writable" if getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS) else "free the disk"
 
 
 def sync(path):
@@ -61,16 +73,20 @@ def save(out_dir, step, weights, moments, state, config, tokenizer, best):
     JSON can hold; best: whether it is the best so far. The last two and the best are
     kept. Failure when the disk refuses; then the checkpoints of before are as they were."""
     root = Path(out_dir) / "ckpt"
-    root.mkdir(parents=True, exist_ok=True)
-    settle(out_dir)
     folder, temporary = root / f"{step:06d}", root / f"{step:06d}.tmp"
+    texts = {"state": json.dumps({**state, "format": FORMAT, "step": step}, indent=1), "config": json.dumps(config, indent=1), "tokenizer": json.dumps(tokenizer)}
+    needed = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values())) + sum(map(len, texts.values())) + OVERHEAD
     try:
+        root.mkdir(parents=True, exist_ok=True)
+        settle(out_dir)
+        free = shutil.disk_usage(root).free
+        if free < needed:
+            raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed, {free:,} are free")
         temporary.mkdir()
         safetensors.torch.save_file(weights, temporary / "model.safetensors")
         safetensors.torch.save_file(moments, temporary / "optimizer.safetensors")
-        (temporary / "state.json").write_text(json.dumps({**state, "format": FORMAT, "step": step}, indent=1))
-        (temporary / "config.json").write_text(json.dumps(config, indent=1))
-        (temporary / "tokenizer.json").write_text(json.dumps(tokenizer))
+        for name, text in texts.items():
+            (temporary / f"{name}.json").write_text(text)
         sums = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
         (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
         for path in temporary.iterdir():
@@ -83,29 +99,34 @@ def save(out_dir, step, weights, moments, state, config, tokenizer, best):
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, (OSError, SafetensorError)):  # a full disk, most often
-            last = pointer(out_dir, "latest")
-            raise Failure(f"cannot save step {step}: {getattr(error, 'strerror', None) or error}", folder, f"free the disk, then --init_from=resume goes on from {f'step {last}' if last else 'the start'}") from error
+            last = (steps(out_dir) or [None])[-1]
+            way_on = f"then --init_from=resume goes on from step {last}" if last else "then start again"
+            raise Failure(f"cannot save step {step}: {getattr(error, 'strerror', None) or error}", folder, f"{remedy(error)}, {way_on}") from error
         raise
     write(Path(out_dir) / "latest", f"{step}\n")
-    if best:
-        write(Path(out_dir) / "best", f"{step}\n")
+    best_one = step if best else pointer(out_dir, "best")
+    if best_one is not None:
+        write(Path(out_dir) / "best", f"{best_one}\n")
     settle(out_dir)
-    keep = {*steps(out_dir)[-2:], pointer(out_dir, "best"), step}
+    keep = {*steps(out_dir)[-2:], best_one, step}
     for old in steps(out_dir):
-        if old not in keep:
-            shutil.rmtree(root / f"{old:06d}")
+        if old not in keep:  # renamed first: what bears a step's name is whole, also when killed here
+            os.rename(root / f"{old:06d}", root / f"{old:06d}.tmp")
+            shutil.rmtree(root / f"{old:06d}.tmp")
     return folder
 
 
-def settle(out_dir):
-    """End what a killed save began: bring back a checkpoint that stepped aside for one that never came, and
-    drop what is left."""
+def bring_back(out_dir):
+    """Give a checkpoint its name again that stepped aside for one that never came."""
     for old in (Path(out_dir) / "ckpt").glob("*.old"):
-        if old.with_suffix("").exists():
-            shutil.rmtree(old)
-        else:
+        if not old.with_suffix("").exists():
             old.rename(old.with_suffix(""))
-    for leftover in (Path(out_dir) / "ckpt").glob("*.tmp"):
+
+
+def settle(out_dir):
+    """End what a killed save began, and drop what is left of it."""
+    bring_back(out_dir)
+    for leftover in [*(Path(out_dir) / "ckpt").glob("*.old"), *(Path(out_dir) / "ckpt").glob("*.tmp")]:
         shutil.rmtree(leftover)
 
 
@@ -118,20 +139,21 @@ def steps(out_dir):
 
 
 def pointer(out_dir, name):
-    """The step that out_dir/latest or out_dir/best names, None if there is none."""
+    """The step that out_dir/latest or out_dir/best names, None if there is none. What is best, the newest checkpoint
+    knows better than the file, which a kill may have left as it was."""
     try:
-        return int((Path(out_dir) / name).read_text())
-    except (OSError, ValueError):
+        newest = Path(out_dir) / "ckpt" / f"{steps(out_dir)[-1]:06d}"
+        known = json.loads((newest / "state.json").read_text())["best_step"] if name == "best" else None
+        return known if known in steps(out_dir) else int((Path(out_dir) / name).read_text())
+    except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
 def find(out_dir, which="latest"):
     """The checkpoint folder that `which` (latest, best, or a step) names in a run folder."""
     out_dir, which = Path(out_dir), str(which)
+    bring_back(out_dir)
     there = steps(out_dir)
-    if not there and list((out_dir / "ckpt").glob("*.old")):
-        settle(out_dir)
-        there = steps(out_dir)
     if not there:
         raise UserError("no checkpoint here", f"out_dir={out_dir}", "train first, or name another run folder with --out_dir")
     if which not in ("latest", "best") and not which.isdigit():
@@ -143,44 +165,55 @@ def find(out_dir, which="latest"):
     return out_dir / "ckpt" / f"{step:06d}"
 
 
-def verify(folder):
-    """Compare every file of a checkpoint with its checksum; UserError naming the first bad one, and the
-    checkpoint to go back to."""
-    others = [step for step in steps(folder.parent.parent) if step != int(folder.name)]
-    fix = f"go back to step {others[-1]}: remove this folder" if others else "no other checkpoint is left here"
+def flaw(folder):
+    """What is wrong with a checkpoint by its checksums, as (what, where); None if it is whole."""
     try:
         sums = json.loads((folder / "checksums.json").read_text())
         for name, expected in (dict.fromkeys(("model.safetensors", "state.json", "config.json", "tokenizer.json")) | sums).items():
             found = sha256(folder / name)
             if found != expected:
-                raise UserError(f"the checkpoint is corrupt: sha256 {found[:12]}, not {str(expected)[:12]}", folder / name, fix)
+                return f"the checkpoint is corrupt: sha256 {found[:12]}, not {str(expected)[:12]}", folder / name
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"the checkpoint is not whole: {error}", folder, fix) from None
+        return f"the checkpoint is not whole: {error}", folder
+
+
+def verify(folder):
+    """Compare every file of a checkpoint with its checksum; UserError naming the first bad one, and the
+    newest whole checkpoint to go back to."""
+    wrong = flaw(folder)
+    if wrong:
+        others = [step for step in reversed(steps(folder.parent.parent)) if step != int(folder.name)]
+        good = next((step for step in others if not flaw(folder.with_name(f"{step:06d}"))), None)
+        raise UserError(*wrong, "no other checkpoint is left here" if good is None else f"go back to step {good}: remove this folder")
 
 
 def read(folder):
     """(state, config, tokenizer) of a checkpoint folder, verified."""
     folder = Path(folder)
     verify(folder)
-    state, config, tokenizer = (json.loads((folder / f"{name}.json").read_text()) for name in ("state", "config", "tokenizer"))
-    if not {"format", "step", "data"} <= state.keys() or not isinstance(config.get("model"), str):
-        raise UserError("this is no checkpoint of ours", folder, "name a folder that train.py wrote")
+    try:
+        state, config, tokenizer = (json.loads((folder / f"{name}.json").read_text()) for name in ("state", "config", "tokenizer"))
+        missing = [key for key in ("format", "step", "data", "best_val_loss", "best_step", "seconds") if key not in state]
+        if missing or type(state["format"]) is not int or not isinstance(config["model"], str) or not isinstance(tokenizer, dict):
+            raise ValueError(f"state.json without {', '.join(missing)}" if missing else "an entry of another kind")
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"this is no checkpoint of ours: {type(error).__name__} {error}", folder, "name a folder that train.py wrote") from None
     if state["format"] > FORMAT:
-        raise UserError(f"the checkpoint has format {state['format']}, this code reads {FORMAT}", folder, "update this repo")
+        commit = (config.get("versions") or {}).get("git_commit")
+        raise UserError(f"the checkpoint has format {state['format']}, this code reads {FORMAT}", folder, f"update this repo; commit {commit} wrote it")
+    if config["model"] not in CORNERS:
+        raise UserError(f"unknown model {config['model']}", folder, "update this repo")
     return state, config, tokenizer
 
 
 def load_model(folder, config, device="cpu"):
     """The model of a checkpoint folder on `device`, from its stored configuration."""
-    try:
-        config_class, model_class, values = choose(config)
-    except KeyError:
-        raise UserError(f"unknown model {config['model']}", folder, "update this repo") from None
+    config_class, model_class, values = choose(config)
     model = model_class(build(config_class, values))
     try:
         safetensors.torch.load_model(model, str(Path(folder) / "model.safetensors"))
     except (RuntimeError, SafetensorError) as error:
-        raise UserError(f"the weights do not fit the model: {first_names(error)}", folder, "was it saved by another model?") from None
+        raise UserError(f"the weights do not fit the model: {first_names([line.strip() for line in str(error).splitlines() if line.strip()])}", folder, "was it saved by another model?") from None
     return model.to(device)
 
 
@@ -189,12 +222,23 @@ def optimizer_tensors(folder):
     path = Path(folder) / "optimizer.safetensors"
     if not path.exists():
         raise UserError("this checkpoint has weights only", folder, "it samples but cannot be resumed")
-    return safetensors.torch.load_file(path)
+    try:
+        tensors = safetensors.torch.load_file(path)
+        with safe_open(Path(folder) / "model.safetensors", "pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}
+    except SafetensorError as error:
+        raise UserError(f"this is no safetensors file: {error}", path, "it was not written by train.py") from None
+    whose = {key: key.rpartition("/")[0] for key in tensors}
+    wrong = [key for key, name in whose.items() if name not in shapes or tensors[key].dim() and list(tensors[key].shape) != shapes[name]]
+    if tensors:  # before the first step there is no state at all; after it, all matrices have one
+        wrong += [name for name, shape in shapes.items() if len(shape) > 1 and name not in whose.values()]
+    if wrong:
+        raise UserError(f"the optimizer state does not fit the model: {first_names(wrong)}", path, "was it saved by another model?")
+    return tensors
 
 
-def first_names(error, most=3):
-    """A long error of missing or misshapen weights, cut to its first few lines."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+def first_names(lines, most=3):
+    """A long list of missing or misshapen weights, cut to its first few."""
     return "; ".join(lines[:most]) + (f"; and {len(lines) - most} more" if len(lines) > most else "")
 
 

@@ -1,4 +1,5 @@
 """A run folder while a run is in it: its lock, the first and last words, the status line, log.jsonl, loss.png, Weights & Biases."""
+import errno
 import fcntl
 import json
 import math
@@ -9,8 +10,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from checkpoint import find, load_model, steps, write
-from errors import UserError
+from checkpoint import find, load_model, remedy, steps, write
+from errors import Failure, UserError
 from pairs import Pairs
 from sample import SampleConfig, write_sample
 
@@ -88,7 +89,7 @@ def read_rows(path, last_step=None):
 
 
 def draw(rows, path):
-    """The loss curves of some rows as a PNG. A failure to draw is one warning: it never stops a run."""
+    """The loss curves of some rows as a PNG; whether it could be drawn. A failure is a warning: it never stops a run."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -108,8 +109,10 @@ def draw(rows, path):
         axes.grid(alpha=0.25)
         axes.legend(frameon=False)
         figure.savefig(path, dpi=110)
+        return True
     except Exception as error:
         print(f"warning: no {path}: {one_line(error)}", file=sys.stderr)
+        return False
 
 
 def start_wandb(project, name, config, state):
@@ -123,11 +126,15 @@ def start_wandb(project, name, config, state):
         print(f"warning: wandb does not start, the run goes on without it: {one_line(error)}", file=sys.stderr)
         return None
 
+    lost = []
+
     def log(row):
         try:
             run.log(row, step=row["step"])
         except Exception as error:
-            print(f"warning: wandb lost a row: {one_line(error)}", file=sys.stderr)
+            if not lost:
+                print(f"warning: wandb loses rows, log.jsonl has them: {one_line(error)}", file=sys.stderr)
+            lost.append(row["step"])
 
     return log
 
@@ -137,7 +144,7 @@ class RunLog:
 
     def __init__(self, out_dir, step, max_iters, wandb_log=None):
         path = Path(out_dir) / "log.jsonl"
-        self.picture = Path(out_dir) / "loss.png"
+        self.picture, self.drawing = Path(out_dir) / "loss.png", True  # until it fails: one warning is enough
         self.rows = [] if step is None else read_rows(path, step)
         write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.file = open(path, "a", encoding="utf-8")
@@ -148,8 +155,12 @@ class RunLog:
     def keep(self, row):
         row = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}  # JSON has no infinity
         self.rows.append(row)
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
+        try:
+            line = (json.dumps(row) + "\n").encode()
+            if os.write(self.file.fileno(), line) < len(line):  # past the buffers, which would try again at the exit
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise Failure(f"cannot write: {error.strerror}", self.file.name, f"{remedy(error)}, then go on with --init_from=resume") from error
         if self.wandb_log:
             self.wandb_log(row)
 
@@ -166,7 +177,7 @@ class RunLog:
         self.bar.clear()
         self.show(evaluation_lines(row))
         self.bar.refresh()
-        draw(self.rows, self.picture)
+        self.drawing = self.drawing and draw(self.rows, self.picture)
 
     def show(self, line):
         try:
