@@ -14,9 +14,10 @@ import torch
 
 import parallel
 from corpus import FULL_SCAN
-from dry_run import room, size, splits
+from dry_run import room, size
 from errors import UserError
 from optim import make_optimizers
+from pairs import Pairs
 from runlog import check_out_dir, one_line
 
 SEARCHED = 20_000_000  # tokens; a few seconds
@@ -78,7 +79,8 @@ def check_disk(run, train_step):
 def check_data(run, train_step):
     """A hundred stretches of each validation split are looked for in its train split, as far as that is searched."""
     good, said = True, [f"fingerprint {run.state['data']}"]
-    for tokens in splits(run):
+    for source in run.sources:  # of pairs the answers: prompts may well begin alike
+        tokens = {name: split.tokens[split.mask == 1] if isinstance(split, Pairs) else split for name, split in source.splits.items()}
         train, val = tokens["train"][:SEARCHED], tokens["val"]
         text, width, length = train.tobytes(), train.dtype.itemsize, min(64, len(val))
         starts = range(0, len(val) - length + 1, max(1, (len(val) - length) // 100))
@@ -114,6 +116,10 @@ class Fixed:
         rows = [k % len(self.x) for k in range(first, first + count)]
         return self.x[rows], self.y[rows]
 
+    def drawn(self, first, count):
+        """Nothing is drawn from the data sets of a mixture."""
+        return {}
+
 
 def check_overfit(run, train_step):
     """One batch of at most four samples, at the peak learning rate, until its loss is a tenth of ln V; a minute at most."""
@@ -140,7 +146,8 @@ def check_accumulation(run, train_step):
     if getattr(run.model.config, "norm", "") == "batchnorm":
         return True, "not compared: batchnorm knows what else is in a batch"
     x, y = run.batches.get(0, 4)
-    y[0, 1:], y[1, : y.shape[1] // 2] = -1, -1
+    first = (y >= 0).argmax(1)  # of a pair the answer's; each row keeps that one
+    y[0, first[0] + 1 :], y[1, max(first[1] + 1, y.shape[1] // 2) :] = -1, -1
     found = []
     for batch, parts in ((4, 1), (1, 4)):
         other = like(run, batch_size=batch, gradient_accumulation_steps=parts, grad_clip=0.0)

@@ -63,7 +63,7 @@ def check(run, argv, train_step):
     curves = read(argv)
     differing = [[f"{key} {theirs} -> {ours}" for key, ours in settings.items() if ours != (theirs := curve["settings"].get(key, default(key)))] for curve in curves]
     if min(map(len, differing)):
-        raise UserError("the golden curve is of other settings: " + ", ".join(min(differing, key=len)), path, "leave these out, or put your own on record with --check=record")
+        raise UserError("the golden curve is of other settings: " + ", ".join(min(differing, key=len)), path, "leave out what you gave of these (the shipped curves are of a CPU: --device=cpu), or put your own on record with --check=record")
     curve = next((curve for curve, other in zip(curves, differing) if not other and curve["data"] == data), None)
     if curve is None:
         raise UserError(f"the golden curves are of other data than {run.config.dataset}, {data}", path, "prepare the text anew, or put your own on record with --check=record")
@@ -86,6 +86,8 @@ def check(run, argv, train_step):
 def record(run, path, settings, names, train_step):
     """Write a golden curve. What it tolerates is ten times what rounding does to it: two more runs begin from weights
     that are changed by eight roundings each."""
+    if not run.config.max_iters:
+        raise UserError("no step to put on record", "max_iters=0", "give 1 or more")
     if run.runtime.world_size > 1:
         raise UserError("a golden curve is put on record by one process", "check=record", "start it with python, not with torchrun")
     curves = []

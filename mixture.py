@@ -39,7 +39,7 @@ class Source:
 
 def weights(given, alpha, counts):
     """The shares, which sum to 1, of sets with `counts` training tokens: by the text `given`, or by the rule where it is None."""
-    parts = np.array(given.split(","), dtype=float) if given is not None else np.array(counts, dtype=float) ** alpha
+    parts = np.array(given.split(","), dtype=float) if given is not None else (np.array(counts, dtype=float) / (max(counts) if alpha > 1 else 1)) ** alpha
     return (parts / parts.sum()).tolist()
 
 
@@ -71,7 +71,7 @@ def open_sources(config, metas, tokenizer, block_size):
     parts = weights(config.data_weights, config.data_alpha, [meta["splits"]["train"]["tokens"] for meta in metas.values()])
     sources = []
     for i, ((name, meta), weight) in enumerate(zip(metas.items(), parts)):
-        if weight * BLOCK < 1:
+        if not weight * BLOCK >= 1:
             raise UserError(f"{name} would be {weight:.2g} of the samples, less than one in {BLOCK:,}", "data_weights, data_alpha", "give it more, or leave it out of dataset")
         folder, splits = Path(config.data_dir) / name, {}
         for split in ("train", "val"):

@@ -86,12 +86,16 @@ def gather(model, optimizers, runtime):
     once = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     options = StateDictOptions(full_state_dict=True, cpu_offload=runtime.world_size > 1)
     weights = {name: tensor for name, tensor in get_model_state_dict(model, options=options).items() if name in once}
-    state = get_optimizer_state_dict(model, optimizers, options=options).get("state", {})  # nothing on other ranks
+    # torch makes up the state of an optimizer that has taken no step by taking one, which then counts
+    begun = any(optimizer.state for optimizer in optimizers)
+    state = get_optimizer_state_dict(model, optimizers, options=options).get("state", {}) if begun else {}  # nothing on other ranks
     return weights, {f"{name}/{key}": value for name, values in state.items() for key, value in values.items()}
 
 
 def scatter(model, optimizers, tensors):
     """Put optimizer state, whole as gather returns it, into the optimizers of `model`, whatever its layout."""
+    if not tensors:  # saved before the first step
+        return
     state = {}
     for name, value in tensors.items():
         parameter, _, key = name.rpartition("/")

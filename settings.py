@@ -138,9 +138,13 @@ def read_config(argv, help_text):
         folder = checkpoint.find(out_dir)
         state, stored, _ = checkpoint.read(folder)
         config_class, _, filled = choose(stored | values)
+        if values.get("data_weights") is not None and "data_alpha" not in values:
+            stored = stored | {"data_alpha": TrainConfig.data_alpha}  # the one given takes the other's place
+        elif "data_alpha" in values and "data_weights" not in values:
+            stored = stored | {"data_weights": None}
         now = stored | values | asdict(build(config_class, filled))  # as it would be stored
         changed = {key: f"{key} {stored[key]} -> {now[key]}" for key in now if key in stored and now[key] != stored[key]}
-        other = [text for key, text in changed.items() if key == "model" or key not in keys(TrainConfig)]
+        other = [text for key, text in changed.items() if key in ("model", "match") or key not in keys(TrainConfig)]
         if other:
             raise UserError("the checkpoint has another architecture: " + ", ".join(other), folder, "leave these keys out, or train from scratch in another out_dir")
         course = [changed[key] for key in COURSE if key in changed]

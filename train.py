@@ -155,6 +155,8 @@ def make_run(config, given, folder, state, runtime):
         state = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0, "data": data}
     elif state["data"] != data and not config.allow_data_change:
         raise UserError(f"the data in {config.dataset} are not those this run began with", folder, "prepare the same text again, train in another out_dir, or give --allow_data_change")
+    if state["data"] != data:  # losses on other data say nothing about these
+        state |= {"best_val_loss": None, "best_bits_per_byte": None, "best_step": None, "evaluated": None, "samples": {}}
     state["data"] = data
     model = make_model(config, given, folder, metas[config.datasets[0]]).to(runtime.device)
     sources = open_sources(config, metas, tokenizer, model.config.block_size)
@@ -295,7 +297,7 @@ def train(run, log):
                     state |= {"best_val_loss": row["val_loss"], "best_bits_per_byte": row["bits_per_byte"], "best_step": run.step}
                 if log:
                     log.evaluation(row)
-                if run.step:
+                if run.step or not config.max_iters:
                     save(run, best)
                     saved = run.step
         if stop.agreed(run.runtime) or run.step >= config.max_iters:

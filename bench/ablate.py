@@ -150,6 +150,8 @@ class Sweep:
         values = asdict(build(TrainConfig, self.arms["base"].values)) | asdict(c)
         arms = {arm.name: {"changes": arm.changes, "against": arm.against, "match": arm.match, "again": arm.again, "interaction_of": arm.pair, "config_hash": arm.config_hash} for arm in self.arms.values()}
         looks = [n * self.config.seeds for n in LOOKS] if self.config.budget_seconds else [self.config.seeds]
+        if (self.out / "report.md").exists() and before.get("code_hash") == self.code_hash and before.get("base_values") == json.loads(json.dumps(values)):
+            looks = sorted({*before["looks"], *looks})  # its report has been read: more seeds after it are a further look, and p pays for it
         told = {"question": self.config.question, "design": self.config.design or "arms", "match": self.config.match, "base": "base", "base_values": values, "arms": arms, "lr_grid": self.config.lr_grid,
                 "chosen_lr": self.chosen, "seeds": self.config.seeds, "looks": looks, "budget_seconds": self.config.budget_seconds, "margin": self.config.margin, "metric": self.config.metric,
                 "max_iters": values["max_iters"], "block_size": values["block_size"], "command": shlex.join(["python", "bench/ablate.py", *argv]), "data": self.data, "code_hash": self.code_hash,
@@ -235,11 +237,12 @@ def more_seeds(sweep, told, stop):
     import stats
 
     for first, end in zip(told["looks"], told["looks"][1:]):
-        open_ = dict(stats.undecided(told, list(sweep.rows.values())))
-        used = sum(row["wall_seconds"] for row in sweep.rows.values()) / len(sweep.places)
+        past = [row for row in sweep.rows.values() if row["purpose"] == "tune" or row["seed"] < first]  # also when it goes on: what was known at this look
+        open_ = dict(stats.undecided(told, past))
+        used = sum(row["wall_seconds"] for row in past) / len(sweep.places)
         wanted, names = told["budget_seconds"] - used, set()
         for name in sorted(open_, key=lambda name: open_[name] or math.inf):
-            chain = {name, "base", "base again"} & set(sweep.arms) | {sweep.arms[name].against}
+            chain = {name, "base", "base again"} & set(sweep.arms) | {sweep.arms[name].against, *(sweep.arms[name].pair or ())}
             cost = sum(sweep.predicted[other] for other in names | chain) * (end - first) / len(sweep.places)
             if cost <= wanted:
                 names |= chain
@@ -273,9 +276,10 @@ def main(argv, trainer=launch.TRAINER):
     sweep = Sweep(argv, trainer)
     config, cuda = sweep.config, sweep.base["device"].startswith("cuda")
     sweep.predicted, new = {}, []
+    jobs = [*sweep.tuning(), *sweep.reporting(sweep.arms, 0, config.seeds)]
     if not config.emit:
         new = sweep.measure(5 if config.dry_run else measure.ROUNDS)
-        jobs = [*sweep.tuning(), *sweep.reporting(sweep.arms, 0, config.seeds)]
+        jobs = [*sweep.tuning(), *sweep.reporting(sweep.arms, 0, config.seeds)]  # anew: match=time settles their steps
         total = sum(sweep.predicted[job.arm] for job in jobs) / len(sweep.places)
         plan(sweep)
         print(f"{len(sweep.arms)} arms, {len(sweep.tuning())} runs to choose rates, {len(jobs) - len(sweep.tuning())} to report; {len(sweep.places)} at a time: about {clock(total)}"

@@ -28,8 +28,8 @@ from settings import RENAMED, TrainConfig, read_config  # noqa: E402
 from variants import ARCH, Variant, VariantConfig, choose, idle  # noqa: E402
 
 DESIGNS = ("leave_one_in", "leave_one_out", "ladder", "axis", "archs", "pairs", "arms")
-OWNED = ("seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change", "wandb_run_name")  # keys of train.py that the sweep gives each run
-DATA = ("dataset", "data_dir", "eval_tokens", "eval_interval", "vocab_size", "device", "dtype", "compile", "parallel", "log_interval", "wandb_log", "wandb_project")  # the same for all arms
+OWNED = ("seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change", "wandb_run_name", "dry_run", "doctor", "check")  # keys of train.py that the sweep gives each run
+DATA = ("dataset", "data_weights", "data_alpha", "data_dir", "eval_tokens", "eval_interval", "vocab_size", "device", "dtype", "compile", "parallel", "log_interval", "wandb_log", "wandb_project")  # the same for all arms
 BY_VALUE = ("dropout", "block_size")  # keys of the model that bite in training alone
 
 
@@ -62,6 +62,8 @@ class AblateConfig:
         for key in ("seeds", "tune_seeds", "workers"):
             if getattr(self, key) is not None and getattr(self, key) < 1:
                 raise ValueError(f"{key}={getattr(self, key)} is below 1: give 1 or more")
+        if self.emit and self.match == "time":
+            raise ValueError("match=time needs the arms timed on the machine that trains: leave emit out, or give match=params")
         self.lr_grid = self.lr_grid or [1]
         if any(type(multiple) not in (int, float) or multiple <= 0 for multiple in self.lr_grid):
             raise ValueError(f"lr_grid={self.lr_grid} holds what is no multiple of a learning rate: give numbers above 0")
@@ -201,6 +203,9 @@ def check_bite(arm, other, vocab_size):
         dead(f"{', '.join(without)} has no effect on the parts chosen")
     a, b = (values | {"vocab_size": values.get("vocab_size", vocab_size)} for values in (arm.values, other.values))
     configs, training = [variant_config(values) for values in (a, b)], [build(TrainConfig, values) for values in (a, b)]
+    for t in training:  # what None stands for
+        t.lr_decay_iters = t.max_iters if t.lr_decay_iters is None else t.lr_decay_iters
+        t.min_lr = t.learning_rate / 10 if t.min_lr is None else t.min_lr
     differ = {key for key, value in asdict(configs[0]).items() if value != getattr(configs[1], key)}
     if training[0] != training[1].__class__(**(asdict(training[1]) | {"arch": training[0].arch})) or differ & set(BY_VALUE):
         return  # another optimizer, rate, schedule or dropout: it shows in training alone

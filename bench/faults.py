@@ -109,7 +109,7 @@ def signals(lab):
         else:
             problem = "six signals missed the evaluation"
         problem = problem or (f"{seconds:.0f} s until the end" if seconds > 20 else "")
-        command = re.search(r"python (train\.py .*)", process.said()[0])
+        command = re.search(r"go on with: python (train\.py .*)", process.said()[0])
         skip = lab.short and moment == "an evaluation"
         lab.check(f"{number.name} within {moment}", problem or ("" if skip else lab.to_the_end(out, shlex.split(command[1]))))
 

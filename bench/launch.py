@@ -323,12 +323,12 @@ def slurm(jobs, out_dir, threads, cuda, limit):
     for job in jobs:
         make_ready(job)
         latest = shlex.quote(f"{job.out_dir}/latest")
-        lines.append(f"if test -e {latest}; then {told(job, True)}; else {told(job)}; fi")
+        lines.append(f"if test -e {latest}; then exec {told(job, True)}; else exec {told(job)}; fi")  # in the shell's place, so that it gets the signal
     checkpoint.write(out_dir / "commands.txt", "".join(line + "\n" for line in lines))
     minutes = [f"#SBATCH --time={max(1, round(limit / 60))}"] if limit else []
     name = shlex.quote(str(out_dir / "commands.txt"))
     text = ["#!/bin/bash", f"#SBATCH --job-name={out_dir.name}", f"#SBATCH --array=0-{len(jobs) - 1}", f"#SBATCH --cpus-per-task={threads}",
-            *["#SBATCH --gres=gpu:1"] * cuda, *minutes, "#SBATCH --signal=TERM@60", "#SBATCH --requeue", f"#SBATCH --output={out_dir}/slurm-%a.txt",
+            *["#SBATCH --gres=gpu:1"] * cuda, *minutes, "#SBATCH --signal=B:TERM@60", "#SBATCH --requeue", f"#SBATCH --output={out_dir}/slurm-%a.txt",
             f"export OMP_NUM_THREADS={threads}", f'eval "$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {name})"']
     checkpoint.write(out_dir / "slurm.sh", "\n".join(text) + "\n")
     return out_dir / "slurm.sh"

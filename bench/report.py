@@ -62,7 +62,8 @@ def gather(folders):
     for folder in map(Path, folders):
         try:
             sweep = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            sweep["arms"][sweep["base"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError("no sweep here", folder / "sweep.json", "name a folder that bench/ablate.py wrote") from error
         rows, priced = read_rows(folder / "rows.jsonl"), read_rows(folder / "costs.jsonl")
         for group in groups:
@@ -159,7 +160,7 @@ def floor_words(section):
     text = f"Over {n} seed{'s' * (n != 1)} the base ends at {analysis.base_mean:.4f}" + (f", sd {analysis.base_sd:.4f}" if n > 1 else "") + "."
     if floor and len(floor.seeds) > 1:
         text += (f" The base once more, from other initialisations on the same data in the same order, differs by {signed(floor.mean)} ({signed(floor.low)} to {signed(floor.high)}); "
-                 f"the differences have sd {floor.sd:.4f}, the pairs a correlation of {signed(floor.correlation, 2)}.")
+                 f"the differences have sd {floor.sd:.4f}" + (f", the pairs a correlation of {signed(floor.correlation, 2)}." if len(floor.seeds) > 2 else "."))
     if analysis.visible:
         text += f" An effect of {analysis.visible:.3f} or more would be found 80 times in 100 (sd of the median arm's differences, Holm's first step)."
     return text

@@ -83,9 +83,9 @@ class Analysis:
 
 def sort_rows(sweep, rows):
     """Runs from the rows of a sweep: the last row of a run counts."""
-    last = {(row["arm"], row["seed"], row["lr"], row["purpose"]): row for row in rows}
+    last = {(row["arm"], row["seed"], row["lr"], row["purpose"], row["code_hash"], row["config_hash"]): row for row in rows}
     runs = Runs({arm: {} for arm in sweep["arms"]})
-    for (arm, seed, lr, purpose), row in sorted(last.items()):
+    for (arm, seed, lr, purpose, *_), row in sorted(last.items()):
         planned = sweep["arms"].get(arm)
         changed = planned is None or row["code_hash"] != sweep["code_hash"] or row["config_hash"] != planned.get("config_hash", row["config_hash"])
         if changed or purpose == "report" and lr != sweep["chosen_lr"].get(arm, 1):
@@ -309,7 +309,7 @@ def caveats(sweep, runs, costs, analysis):
     edge = [f"{arm} ({lr:g} x)" for arm, lr in chosen.items() if len(grid) > 1 and lr in (min(grid), max(grid))]
     say("The best learning rate is at the edge of the grid, so a better one may lie outside: " + each(edge) + ".", edge)
     say("No learning rate was chosen yet; the rows are at the base's.", len(grid) > 1 and not chosen)
-    off = [f"{arm} ({facts['match']['residual_percent']:+.2f} %)" for arm, facts in arms.items() if facts.get("match") and abs(facts["match"]["residual_percent"]) > 0.5]
+    off = [f"{arm} ({facts['match']['residual_percent']:+.2f} %)" for arm, facts in arms.items() if facts.get("match") and abs(facts["match"]["residual_percent"]) > 0.5 and sweep["match"] != "none"]
     say(f"Not matched in {sweep['match']} within 0.5 %: " + each(off) + ".", off)
     say("Nothing was matched: arms differ in parameters and in compute.", sweep["match"] == "none")
     machines = sorted({row["hardware"] for row in rows})
@@ -324,6 +324,14 @@ def caveats(sweep, runs, costs, analysis):
     elsewhere = {cost["hardware"] for arm, cost in costs.items() if arm in arms}
     say("The costs are from different hardware and do not compare: " + each(sorted(elsewhere)) + ".", len(elsewhere) > 1)
     say("Peak memory is computed in closed form on this device, not measured.", any(cost.get("peak_memory") == "closed form" for arm, cost in costs.items() if arm in arms))
+    step = {arm: costs[arm]["milliseconds_per_step"]["median"] for arm in arms if (costs.get(arm) or {}).get("milliseconds_per_step")}
+    for again in (arm for arm in arms if arms[arm].get("again") and arm in step and base in step):
+        off = step[again] / step[base] - 1
+        say(f"Base and base again, the same model, were timed {off:+.0%} apart per step: times are no more certain than that, and neither are verdicts at equal time, which take them as exact.", abs(off) > 0.01)
+    busy = [arm for arm in arms if (costs.get(arm) or {}).get("load_average", 0) > 0.5 * costs[arm].get("threads", 1)]
+    say("Costs were timed on a busy machine, so speeds and verdicts at equal time are unsure: " + each(busy) + ".", busy)
+    odd = [arm for arm, facts in arms.items() if {"batch_size", "block_size", "gradient_accumulation_steps"} & facts["changes"].keys()]
+    say("Not paired batch by batch, and perhaps not of the same number of tokens: " + each(odd) + ".", odd)
     say(f"The margin of a tie ({analysis.margin:.4f} nats) is one sd of the base's runs, itself uncertain with {len(runs.done[base])} of them.", sweep["margin"] is None and analysis.margin > 0)
     say(f"The sweep may stop early: it decides at {each(map(str, sorted(sweep['looks'])))} seeds, each p multiplied by {len(sweep['looks'])} (Bonferroni over the planned looks).", len(sweep["looks"]) > 1)
     return said

@@ -204,6 +204,10 @@ def test_every_shipped_sweep_is_valid(path, device):
     (["--design=leave_one_in", "--budget=1s"], r"3 seeds of each arm take about"),
     (["--design=leave_one_in", "--prompt=é"], r"is not in the vocabulary"),
     (["--design=leave_one_in", "--lr_grid=[0]"], r"lr_grid=\[0\]"),
+    (["--design=leave_one_in", "--match=time", "--emit=slurm"], r"match=time needs the arms timed"),
+    ([arm(end=dict(lr_decay_iters=4)), "--max_iters=4"], r"the arm end changes nothing"),
+    ([arm(alpha=dict(data_alpha=0.5))], r"arm alpha: data_alpha is the same for all arms"),
+    (["--design=leave_one_in", "--doctor"], r"the sweep gives each run its own doctor"),
     (["--design=leave_one_in", "--multiple_of=8"], r"arm base: multiple_of means nothing to model=gpt2"),
 ])
 def test_a_mistake_is_found_before_anything_is_written(data_dir, tmp_path, quick, stub, what, wanted):
@@ -360,6 +364,7 @@ def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, cap
     printed = capsys.readouterr().out
     assert not out.exists() and "7 arms, 0 runs to choose rates, 21 to report; 2 at a time: about" in printed
     assert sum(line.startswith("python ") and "--data_seed=" in line for line in printed.splitlines()) == 21
+    assert ablate.main(arguments(data_dir, out, "--design=leave_one_in", "--dry_run", "--emit=slurm"), stub) == 0 and not out.exists()
 
 
 def test_a_slurm_array_is_written_and_gathered(data_dir, tmp_path, quick, stub, capsys):

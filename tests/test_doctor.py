@@ -357,7 +357,7 @@ def test_a_mistake_in_the_code_is_told(ask, monkeypatch, spoil, words):
 
 
 @pytest.mark.parametrize("more, words", [
-    (["--learning_rate=2e-2"], r"of other settings: learning_rate 0\.01 -> 0\.02 \(.*tiny\.json\): leave these out"),
+    (["--learning_rate=2e-2"], r"of other settings: learning_rate 0\.01 -> 0\.02 \(.*tiny\.json\): leave out what you gave"),
     (["--position=none", "--n_layer=1"], "of other settings: n_layer 2 -> 1, position rope -> none"),
     (["--dtype=bfloat16"], "dtype float32 -> bfloat16"),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else None)

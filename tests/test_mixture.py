@@ -131,6 +131,28 @@ def test_a_changed_mixture_is_named_when_resuming(sets, tmp_path, capsys):
     assert sum(checkpoint.read(checkpoint.find(tmp_path / "run"))[0]["samples"].values()) == 12  # those before count, too
 
 
+def test_the_best_loss_is_of_the_data_that_are_trained_on(sets, tmp_path):
+    run = arguments(sets, tmp_path / "run", "--dataset=a,b", "--max_iters=2", "--eval_interval=2")
+    train.main(run)
+    train.main([*run, "--dataset=c", "--init_from=resume", "--allow_data_change", "--max_iters=3", "--learning_rate=1e-9", "--min_lr=1e-9"])
+    state = checkpoint.read(checkpoint.find(tmp_path / "run"))[0]
+    assert (state["best_val_loss"], state["best_step"]) in [(loss, step) for step, loss in losses(tmp_path / "run", "val_loss")[2:]]
+
+
+def test_one_way_to_weigh_takes_the_place_of_the_other_when_resuming(sets, tmp_path):
+    run = arguments(sets, tmp_path / "run", "--dataset=a,b", "--max_iters=2", "--data_alpha=0.5")
+    train.main(run)
+    resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}"]
+    assert not train.main([*resume, "--max_iters=3", "--data_weights=2,1"])
+    assert not train.main([*resume, "--max_iters=4", "--data_alpha=0.3"])
+
+
+def test_the_doctor_looks_at_a_mixture(sets, tmp_path, capsys):
+    train.main(arguments(sets, tmp_path / "run", "--dataset=a,b", "--max_iters=4", "--learning_rate=1e-2", "--doctor"))
+    printed = capsys.readouterr().out
+    assert printed.count("FAILED") == printed.count("data          FAILED") == 1, printed  # the sets repeat themselves
+
+
 def test_fingerprint_of_several(sets):
     a, b = (load_meta(sets / name) for name in "ab")
     assert mixed_fingerprint([a]) == fingerprint(a)

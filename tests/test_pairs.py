@@ -201,6 +201,13 @@ def naive_loss(model, pairs):
     return total / count
 
 
+def test_the_doctor_looks_at_the_answers(tmp_path, capsys):
+    """Prompts that all begin alike, as instructions do, are no overlap of the splits."""
+    rng = random.Random(1)
+    prepared(tmp_path, [("Below is an instruction that describes a task. Write a response that completes it. Add: ", "".join(rng.choice("abcdefgh ") for _ in range(90))) for _ in range(40)])
+    assert train.main(arguments(tmp_path, tmp_path / "run", "--max_iters=4", "--dataset=pairs", "--block_size=180", "--learning_rate=1e-2", "--doctor")) == 0, capsys.readouterr().out
+
+
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
     """Of a step, its gradient, and an evaluation, beside a computation pair by pair. Prompts and neighbours do not count."""

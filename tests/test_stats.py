@@ -143,6 +143,7 @@ def test_the_last_row_of_a_run_counts_and_others_are_left_out(tmp_path):
         runs = stats.sort_rows(sweep, changed)
         assert (len(runs.stale), len(runs.failed) - 5) == (stale, failed)
         assert by_arm(analyse(sweep, changed))["rope"].mean == before
+    assert by_arm(analyse(sweep, rows + [rope | {"final_val_loss": 9.9, "code_hash": "other"}]))["rope"].mean == before  # a stale row hides no valid one
     assert by_arm(analyse(sweep, rows + [rope | {"final_val_loss": 9.9}]))["rope"].mean > before + 1
     assert by_arm(analyse(sweep, rows + [rope | {"status": "failed", "reason": "killed"}]))["rope"].seeds == [2, 3, 4, 5]
 

@@ -93,6 +93,31 @@ def test_interrupted_and_resumed_is_uninterrupted(data_dir, tmp_path, more):
     assert equal(weights(tmp_path / "stopped"), weights(tmp_path / "straight"))
 
 
+def test_stopped_before_the_first_step(data_dir, tmp_path):
+    """An optimizer that has taken no step has no state, and none is made up for the checkpoint."""
+    run = ["--max_iters=3", "--dropout=0.1"]
+    train.main(arguments(data_dir, tmp_path / "straight", *run))
+    real = train.score
+
+    def stop(run, request=None):
+        train.score = real
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(run, request)
+
+    train.score = stop
+    assert train.main(arguments(data_dir, tmp_path / "stopped", *run)) == 143
+    assert checkpoint.steps(tmp_path / "stopped") == [0]
+    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
+    assert equal(weights(tmp_path / "stopped"), weights(tmp_path / "straight"))
+
+
+def test_no_steps_at_all_is_a_run_folder(data_dir, tmp_path, capsys):
+    """As to convert pretrained weights."""
+    assert not train.main(arguments(data_dir, tmp_path / "run", "--max_iters=0"))
+    assert checkpoint.steps(tmp_path / "run") == [0] and "best validation loss" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("when", [3, 4, 6])
 def test_an_evaluation_that_was_cut_short_is_made_up_for(data_dir, tmp_path, when):
     """A signal within the evaluation of a step: the step is saved, the evaluation comes after the resume."""
