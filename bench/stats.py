@@ -328,7 +328,7 @@ def caveats(sweep, runs, costs, analysis):
     for again in (arm for arm in arms if arms[arm].get("again") and arm in step and base in step):
         off = step[again] / step[base] - 1
         say(f"Base and base again, the same model, were timed {off:+.0%} apart per step: times are no more certain than that, and neither are verdicts at equal time, which take them as exact.", abs(off) > 0.01)
-    busy = [arm for arm in arms if (costs.get(arm) or {}).get("load_average", 0) > 0.5 * costs[arm].get("threads", 1)]
+    busy = [arm for arm in arms if arm in costs and costs[arm].get("load_average", 0) > 0.5 * costs[arm].get("threads", 1)]
     say("Costs were timed on a busy machine, so speeds and verdicts at equal time are unsure: " + each(busy) + ".", busy)
     odd = [arm for arm, facts in arms.items() if {"batch_size", "block_size", "gradient_accumulation_steps"} & facts["changes"].keys()]
     say("Not paired batch by batch, and perhaps not of the same number of tokens: " + each(odd) + ".", odd)
