@@ -226,8 +226,12 @@ def test_more_seeds_are_as_many_as_the_power_needs():
 
 
 def test_caveats_are_computed_from_the_data(tmp_path):
-    def said(number, **keys):
+    def said(number, again=36.0, load=0.1, **keys):
         sweep, rows, costs = make_sweep(tmp_path / str(number), **keys)
+        for name in costs:
+            costs[name]["load_average"] = load
+        if "base-again" in costs:
+            costs["base-again"]["milliseconds_per_step"]["median"] = again
         runs = stats.sort_rows(sweep, rows)
         return "\n".join(stats.caveats(sweep, runs, costs, stats.analyse(sweep, runs, costs)))
     text = said(1)
@@ -236,6 +240,7 @@ def test_caveats_are_computed_from_the_data(tmp_path):
         assert words in text, words
     clean = {"effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1}, "failed": (), "stale": False, "seeds": 12, "margin": 0.02}
     assert said(2, **clean) == ""
+    assert "the same model, were timed +25% apart per step" in said(10, 45.0, **clean) and "on a busy machine" in said(11, load=3.0, **clean)
     assert "not re-tuned" in said(3, **clean | {"lr_grid": [1]})
     assert "may stop early: it decides at 4, 8, 12 seeds, each p multiplied by 3" in said(4, **clean | {"looks": [4, 8, 12]})
     assert "Too few seeds: with 3" in said(5, **clean | {"seeds": 3}) and "Nothing was matched" in said(6, **clean | {"match": "none"})
