@@ -51,7 +51,7 @@ def forest(section, tips):
         dot, = axes.plot(v.mean, place, mark, color=color, markersize=7, markerfacecolor="none" if v.word in ("undecided", "noise") else color, markeredgewidth=1.6)
         for artist in (line, dot):
             tip(tips, artist, f"{v.arm}: {v} — {v.mean:+.4f} [{low:+.4f}, {high:+.4f}] over {len(v.seeds)} seeds")
-    axes.set(yticks=range(len(verdicts)), ylim=(len(verdicts) - 0.4, -0.6), xlabel="difference, nats per token (left is better)")
+    axes.set(yticks=range(len(verdicts)), ylim=(len(verdicts) - 0.4, -0.6), xlabel="nats per token (left: better)")
     axes.set_yticklabels([("× " if v.interaction else "") + v.arm for v in verdicts])
     axes.locator_params(axis="x", nbins=5)
     axes.grid(axis="y", visible=False)

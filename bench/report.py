@@ -201,7 +201,7 @@ def effects_table(section):
         against = f"against {v.against}; " if v.against != sweep["base"] else ""
         rows.append([Cell(name(v), kind="arm"), verdict_cell(v),
                      Cell(f"{signed(v.mean)} [{signed(v.low)}, {signed(v.high)}]" if len(v.seeds) > 1 else signed(v.mean), v.mean),
-                     number(v.p_holm, ".2g", tip=f"alone: {v.p:.2g}") if v.seeds else Cell("\u2013"), *losses(v.loss, v.loss_sd), number(len(v.seeds), "d", tip=v.why), Cell(against + ("other initialisations" if v.word == "noise" else change(sweep["arms"][v.arm])))])
+                     number(v.p_holm, ".3g", tip=f"alone: {v.p:.2g}") if v.seeds else Cell("\u2013"), *losses(v.loss, v.loss_sd), number(len(v.seeds), "d", tip=v.why), Cell(against + ("other initialisations" if v.word == "noise" else change(sweep["arms"][v.arm])))])
     return ("Verdicts", f"Differences in nats per token, negative is better. Loss: {stats.MEASURES[analysis.measure]}, mean (sd over seeds).",
             ["arm", "verdict", "difference [95 %]", "p (Holm)", "loss (sd)", "bits/byte", "seeds", "what changes"], rows)
 
