@@ -106,7 +106,7 @@ def test_the_tables_say_what_the_rows_say(written):
     rope = next(verdict for verdict in section.main.verdicts if verdict.arm == "rope")
     found = {row[0]: row for row in effects[1:]}
     assert list(found) == ["base", "base-again", "rope", "alibi", "rmsnorm", "swiglu", "untied", "gqa", "post"]
-    assert found["rope"] == ["rope", "better", f"−{-rope.mean:.4f} [−{-rope.low:.4f}, −{-rope.high:.4f}]", f"{rope.p_holm:.2g}", f"{rope.loss:.4f} ({rope.loss_sd:.4f})", f"{rope.loss * 1.4427:.4f}", "5", "position=rope"]
+    assert found["rope"] == ["rope", "better", f"−{-rope.mean:.4f} [−{-rope.low:.4f}, −{-rope.high:.4f}]", f"{rope.p_holm:.3g}", f"{rope.loss:.4f} ({rope.loss_sd:.4f})", f"{rope.loss * 1.4427:.4f}", "5", "position=rope"]
     assert found["post"][1:4] == ["failed", "–", "–"] and found["swiglu"][1].startswith("undecided (about")
     priced = {row[0]: dict(zip(costs[0], row)) for row in costs[1:]}
     assert priced["gqa"]["KV bytes/token"] == "2,048" and priced["gqa"]["tokens/s"] == "16,100" and priced["gqa"]["decode ms/token"] == "2.67" and priced["gqa"]["2×"] == "–"
