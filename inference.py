@@ -26,8 +26,8 @@ from model_llama import Llama, rotary
 from runtime import cpu_name
 
 # Tokens from which the compiled step repays its start: at 6 layers of width 384 it saves about 2 ms per token, and takes
-# half a minute to compile, or a tenth of a second to load where an earlier run has compiled it.
-COMPILE_PAYS, LOAD_PAYS = 20_000, 100
+# half a minute to compile. What is on disk already does not count: the same command writes the same text each time.
+COMPILE_PAYS = 20_000
 
 # ---------------------------------------------------------------- fewer bytes: int8
 
@@ -236,7 +236,7 @@ def prepare(model, dtype="float32", tokens=0, compile="auto"):
     if not on_cpu or dtype in ("bfloat16", "float16") or not shutil.which(os.environ.get("CXX", "g++")):
         compile, why = False, "compiled for a CPU only, with a C++ compiler, in float32 and int8"
     elif compile == "auto":
-        compile = tokens >= (LOAD_PAYS if path.exists() else COMPILE_PAYS)
+        compile = tokens >= COMPILE_PAYS
         why = f"{tokens} tokens " + ("repay it" if compile else "would not repay it")
     else:
         why = "as asked"

@@ -63,6 +63,7 @@ class SampleConfig:
     layer: int = 0  # of attention, from 0
     device: str = "auto"  # cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = "auto"  # of the weights; int8: a quarter of the memory, the fastest on a CPU
+    compile: bool | Literal["auto"] = "auto"  # on a CPU: half a minute once for each shape of a model, then a faster token; auto: for 20,000 tokens or more
 
     def __post_init__(self):
         if self.temperature < 0:
@@ -156,9 +157,6 @@ def write_sample(model, tokenizer, prompt, runtime, config, number=0, draft=None
     return sample
 
 
-# ---------------------------------------------------------------- the command
-
-
 class Opened(NamedTuple):
     name: str
     model: torch.nn.Module
@@ -186,7 +184,7 @@ def open_model(name, config, runtime, texts, kind):
         raise UserError(f"this model has positions for {limit} tokens only", f"context={context}", "leave it out")
     if config.num_samples and config.writes() and max(len(tokenizer.encode(text)) for text in prompts) + config.max_new_tokens > context:
         note(f"beyond {context} tokens the last {context - context // 2} to {context} are what is read ({f'it has positions for {limit} only' if learned else '--context looks further back'})")
-    model, chosen = prepare(model, kind, config.num_samples * config.max_new_tokens if config.writes() and not config.prompts else 0)
+    model, chosen = prepare(model, kind, config.num_samples * config.max_new_tokens if config.writes() and not config.prompts else 0, config.compile)
     note(", ".join(chosen))
     if not all(prompts) and (config.writes() or config.attention):
         note("the prompt is empty: starting from " + repr(tokenizer.decode([tokenizer.start])))
@@ -210,7 +208,7 @@ def report(opened, samples, config, streamed=False):
 
 
 def main(argv):
-    values, words = load(argv, [SampleConfig], __doc__, renamed={"compile": "leave it out: sampling is eager", "eval_iters": "leave it out"})
+    values, words = load(argv, [SampleConfig], __doc__, renamed={"eval_iters": "leave it out"})
     if words:
         raise UserError(f"cannot read {words[0]}", "command line", "write --key=value")
     config = build(SampleConfig, values)

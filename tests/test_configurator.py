@@ -161,7 +161,7 @@ def test_options_are_frozen():
         "block_size vocab_size n_layer n_head n_kv_head n_embd multiple_of ffn_dim_multiplier rope_theta norm_eps dropout tie_embeddings")
     assert " ".join(keys(SampleConfig)) == (
         "init_from out_dir checkpoint compare start prompts skip_unknown num_samples max_new_tokens stop temperature top_k top_p min_p repetition_penalty "
-        "context seed draft draft_tokens jsonl show_probs score attention layer device dtype")
+        "context seed draft draft_tokens jsonl show_probs score attention layer device dtype compile")
     assert " ".join(keys(PrepareConfig)) == "input tokenizer data_dir"
 
 
