@@ -180,6 +180,11 @@ def timed(arm, n):
     return tokens if isinstance(tokens, tuple) else (tokens, n / (time.perf_counter() - began))
 
 
+def typed(argv):
+    """The command line without this machine's paths."""
+    return " ".join(f"{arg.partition('=')[0]}=PATH" if "/" in arg else arg for arg in argv)
+
+
 def decode(argv, values):
     config = build(DecodeConfig, values)
     model, text = build_llama(config)
@@ -188,7 +193,7 @@ def decode(argv, values):
     facts = versions()
     lines = [
         "# Writing, one token after another: batch 1, greedy", "",
-        f"{facts['hardware']}, {facts['cpus']} CPUs, torch {facts['torch']}; commit {facts['git_commit']}. `python bench/speed.py {' '.join(argv)}`", "",
+        f"{facts['hardware']}, {facts['cpus']} CPUs, torch {facts['torch']}; commit {facts['git_commit']}. `python bench/speed.py {typed(argv)}`", "",
         f"A LLaMA of {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters ({c.n_layer} layers, {c.n_head} heads, {c.n_embd} wide, vocabulary {c.vocab_size}), "
         f"{n} tokens after one; median of {config.rounds} alternating rounds, the fastest in brackets. Share: bytes of weights read per second over what this machine "
         "reads in sequence from memory (what stays in its caches may exceed it). Same text: tokens equal to the model's own greedy text before the first other one. "
@@ -264,7 +269,7 @@ def gqa(argv, values):
     kinds = {"MHA": H, "GQA": min((k for k in range(2, H + 1) if H % k == 0), key=lambda k: abs(k - H / 4), default=1), "MQA": 1}
     lines = [
         "# What sharing keys and values buys", "",
-        f"{facts['hardware']}, {device}, {config.threads} thread{'s' * (config.threads > 1)}, torch {facts['torch']}; commit {facts['git_commit']}. `python bench/speed.py {' '.join(argv)}`", "",
+        f"{facts['hardware']}, {device}, {config.threads} thread{'s' * (config.threads > 1)}, torch {facts['torch']}; commit {facts['git_commit']}. `python bench/speed.py {typed(argv)}`", "",
         f"A random LLaMA, {config.n_layer} layers, {config.n_embd} wide, {H} heads, fp32, eager; ms for one more token of every row, the median of {config.rounds} in turn.", "",
         "| context | batch | " + " | ".join(f"{kind} ({k}): ms" for kind, k in kinds.items()) + " | tokens/s | GQA / MHA | MQA / MHA | cache MB |",
         "|---|---|" + "---|" * len(kinds) + "---|---|---|---|"]
