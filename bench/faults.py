@@ -47,12 +47,12 @@ class FaultsConfig:
 
 def kills(lab):
     """kill -9 at random moments, and within the writing of a checkpoint; each time the same command goes on."""
-    aimed, arms, width, inside, late = "kill -9 aimed at the writing of a checkpoint", itertools.cycle(ARMS), 0.02, 0, 0
-    plan = [True] * (lab.kills // 2) + [False] * (lab.kills - lab.kills // 2)
-    lab.random.shuffle(plan)
-    plan = [False, True] if lab.short else plan  # the last one comes first
-    while plan:
-        arm, out = next(arms), lab.folder()
+    aimed, width, inside, late = "kill -9 aimed at the writing of a checkpoint", 0.02, 0, 0
+    todo = [(ARMS[0], [False, True])] if lab.short else [(arm, []) for arm in ARMS]  # whether each kill is aimed; the last comes first
+    for n in range(0 if lab.short else lab.kills):
+        todo[n % len(ARMS)][1].append(n // len(ARMS) % 2 == 1)
+    while todo:
+        (arm, plan), out = todo[0], lab.folder()
         last = rows(lab.reference(arm))[-1]
         interval = last["seconds"] / last["step"] * lab.every  # seconds between two checkpoints
         while True:
@@ -78,6 +78,8 @@ def kills(lab):
             behind = max((row["step"] for row in rows(out)), default=0) - newest(out)
             lab.check(row, broken(out) or (f"{behind} steps lost" if behind > lab.every else ""))
         lab.check("runs killed and resumed until they end", process.ended(0) or differs(out, lab.reference(arm)))
+        if not plan:
+            todo.pop(0)
         late += bool(plan)
         if late > 10 + lab.kills:
             raise RuntimeError(f"{len(plan)} kills never came in time")
