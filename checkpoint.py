@@ -11,7 +11,6 @@ A checkpoint is written under a temporary name, with checksums, fsynced, and ren
 Tensors are safetensors and everything else JSON: nothing is ever unpickled.
 """
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 
 from configurator import build
+from corpus import sha256_of
 from errors import Failure, UserError
 from tokenizer import tokenizer_from_json
 from variants import CORNERS, choose
@@ -60,11 +60,6 @@ def sync(path):
         os.close(number)
 
 
-def sha256(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 # ---------------------------------------------------------------- saving
 
 
@@ -87,7 +82,7 @@ def save(out_dir, step, weights, moments, state, config, tokenizer, best):
         safetensors.torch.save_file(moments, temporary / "optimizer.safetensors")
         for name, text in texts.items():
             (temporary / f"{name}.json").write_text(text)
-        sums = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
+        sums = {path.name: sha256_of(path) for path in sorted(temporary.iterdir())}
         (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
         for path in temporary.iterdir():
             sync(path)
@@ -170,7 +165,7 @@ def flaw(folder):
     try:
         sums = json.loads((folder / "checksums.json").read_text())
         for name, expected in (dict.fromkeys(("model.safetensors", "state.json", "config.json", "tokenizer.json")) | sums).items():
-            found = sha256(folder / name)
+            found = sha256_of(folder / name)
             if found != expected:
                 return f"the checkpoint is corrupt: sha256 {found[:12]}, not {str(expected)[:12]}", folder / name
     except (OSError, ValueError, TypeError) as error:

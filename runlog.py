@@ -51,6 +51,14 @@ def hold(out_dir):
     return held
 
 
+def sign(held):
+    """Write into a lock who holds it; returns the lock."""
+    held.truncate(0)
+    held.write(str(os.getpid()))
+    held.flush()
+    return held
+
+
 def open_out_dir(out_dir, resuming=False, overwrite=False):
     """Make a run folder ready and return its lock. An old run in it is resumed, or moved aside."""
     out_dir = Path(out_dir)
@@ -65,10 +73,7 @@ def open_out_dir(out_dir, resuming=False, overwrite=False):
         out_dir.rename(aside)
         print(f"the run that was in {out_dir} is now in {aside}")
         return open_out_dir(out_dir)
-    held.truncate(0)
-    held.write(str(os.getpid()))
-    held.flush()
-    return held
+    return sign(held)
 
 
 def one_line(error):

@@ -30,7 +30,7 @@ import measure  # noqa: E402
 from arms import OWNED, AblateConfig, check_arm, check_bite, code_hash, data_of, enumerate_arms, match_arm, read  # noqa: E402
 from configurator import build, help_text  # noqa: E402
 from errors import Failure, UserError, run  # noqa: E402
-from runlog import hold, read_rows  # noqa: E402
+from runlog import hold, read_rows, sign  # noqa: E402
 from runtime import Runtime, StopRequest, seed_for, set_up, versions  # noqa: E402
 from settings import TrainConfig  # noqa: E402
 
@@ -294,10 +294,7 @@ def main(argv, trainer=launch.TRAINER):
         (sweep.out / "runs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write here: {error.strerror}", f"out_dir={sweep.out}", "choose another --out_dir") from None
-    held = hold(sweep.out)
-    held.truncate(0)
-    held.write(str(os.getpid()))
-    held.flush()
+    held = sign(hold(sweep.out))  # noqa: F841, the lock
     for row in new:
         append(sweep.out / "costs.jsonl", row)
     told = sweep.describe(argv)

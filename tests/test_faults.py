@@ -45,7 +45,7 @@ def resume(out, data_dir, *more):
 def reseal(folder):
     """Make the checksums those of the files as they are now, as whoever crafts a checkpoint would."""
     names = [path.name for path in folder.iterdir() if path.name != "checksums.json"]
-    (folder / "checksums.json").write_text(json.dumps({name: checkpoint.sha256(folder / name) for name in sorted(names)}))
+    (folder / "checksums.json").write_text(json.dumps({name: checkpoint.sha256_of(folder / name) for name in sorted(names)}))
 
 
 def step_aside(out, step):

@@ -10,7 +10,7 @@ import torch
 import sample
 import train
 from cache import LayerCache
-from checkpoint import sha256
+from corpus import sha256_of
 from errors import UserError
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
@@ -313,4 +313,4 @@ def test_harmed_checkpoints_are_refused(out_dir, tmp_path, capsys, key, harm, wo
 def newer(folder):
     state, sums = folder / "state.json", folder / "checksums.json"
     state.write_text(state.read_text().replace('"format": 1', '"format": 99'))
-    sums.write_text(json.dumps(json.loads(sums.read_text()) | {"state.json": sha256(state)}))
+    sums.write_text(json.dumps(json.loads(sums.read_text()) | {"state.json": sha256_of(state)}))
