@@ -107,10 +107,10 @@ def fingerprint(meta):
 
 
 def safe_cut(text):
-    """The last place where BPE gives the same tokens for the two sides as for the whole: before white
-    space that follows something else, since no piece of GPT-2's pattern reaches across. 0 if none."""
+    """The last place where BPE gives the same tokens for the two sides as for the whole: before white space
+    that follows a letter or digit, where no piece of GPT-2's pattern, or of those after it, reaches across. 0 if none."""
     at = len(text) - 1
-    while at > 0 and not (text[at].isspace() and not text[at - 1].isspace()):
+    while at > 0 and not (text[at].isspace() and text[at - 1].isalnum()):
         at -= 1
     return max(at, 0)
 

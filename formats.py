@@ -177,7 +177,7 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
     return config, out
 
 
-def fetch(name):
+def fetch(name, key):
     """The folder of a model of the hub, downloaded at first use."""
     try:
         from huggingface_hub import HfApi, snapshot_download
@@ -190,7 +190,7 @@ def fetch(name):
     except Exception as error:  # the network, the hub and its client fail in many ways, all mean the same here
         why = (str((error.__context__ or error)).strip() or type(error).__name__).splitlines()[0]
         fix = f"download config.json and *.safetensors of huggingface.co/{name} elsewhere and give that folder"
-        raise UserError(f"no such folder, and the hub does not answer: {why}", f"init_from={name}", fix) from None
+        raise UserError(f"no such folder, and the hub does not answer: {why}", f"{key}={name}", fix) from None
 
 
 def read_folder(folder):
@@ -213,15 +213,16 @@ def read_folder(folder):
     return config, tensors
 
 
-def find(name):
-    """The folder, or the GGUF file, that a name stands for."""
+def find(name, key="init_from"):
+    """The folder, or the GGUF file, that a name stands for; a message calls it what `key` says."""
     path = Path(name).expanduser()
     if name in HUB or not path.exists():
         if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name)) or name.endswith(".gguf"):
-            raise UserError("no such folder or file", f"init_from={name}", f"give scratch, resume, {', '.join(HUB)}, a folder, a .gguf file, or owner/name of the hub")
-        path = fetch(HUB.get(name, name))
+            words = ", ".join(["scratch", "resume", *HUB] if key == "init_from" else HUB)
+            raise UserError("no such folder or file", f"{key}={name}", f"give {words}, a folder, a .gguf file, or owner/name of the hub")
+        path = fetch(HUB.get(name, name), key)
     if not path.is_dir() and path.suffix != ".gguf":
-        raise UserError("this is not a folder", f"init_from={name}", "give the folder that holds config.json and *.safetensors, or a .gguf file")
+        raise UserError("this is not a folder", f"{key}={name}", "give the folder that holds config.json and *.safetensors, or a .gguf file")
     return path
 
 
@@ -234,9 +235,9 @@ def load_pretrained(name):
     return to_ours(*read_folder(path), path / "config.json")
 
 
-def load_tokenizer(name):
+def load_tokenizer(name, key="init_from"):
     """The tokenizer that belongs to the weights of load_pretrained(name)."""
-    path = find(name)
+    path = find(name, key)
     if path.suffix == ".gguf":
         return tokenizer_from_json(gguf_format.read_tokenizer(path))
     path = path / "tokenizer.json"

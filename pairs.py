@@ -15,10 +15,8 @@ import json
 
 import numpy as np
 
-import sources
 from corpus import TokenFile, sha256_of, visits
 from errors import UserError
-from tokenizer import ByteTokenizer, CharTokenizer
 
 
 def read_pairs(path):
@@ -47,21 +45,24 @@ def read_pairs(path):
             raise UserError("the pairs are not utf-8", f"{path}, after line {number}", "save them as utf-8") from None
 
 
-def write_pairs(path, kind, folder):
-    """Token files and masks of a JSONL file: one pass to count its pairs and characters, one to write; the first 90 % of
-    the pairs are for training. Returns (tokenizer, the splits' entries in meta.json, sha256 of the file)."""
+def write_pairs(path, tokenizer_of, folder):
+    """Token files and masks of a JSONL file: one pass to count its pairs and characters, one to write, with the tokenizer
+    that is tokenizer_of(characters); the first 90 % of the pairs are for training. Returns (tokenizer, the splits'
+    entries in meta.json, sha256 of the file)."""
     count, chars = 0, {"\n"}
     for count, (_, prompt, answer) in enumerate(read_pairs(path), 1):
         chars |= {*prompt, *answer}
     if count < 2:
         raise UserError("pairs to train on and to validate are two or more", path, "add some")
-    tokenizer = CharTokenizer("".join(sorted(chars))) if kind == "char" else ByteTokenizer() if kind == "byte" else sources.gpt2_tokenizer()
-    pairs, entries = read_pairs(path), {}
+    tokenizer, pairs, entries = tokenizer_of(chars), read_pairs(path), {}
+    by_line = tokenizer.decode([tokenizer.start]) == "\n"  # a newline ends an answer
+    if not by_line and tokenizer.decode([tokenizer.start]) != "<|endoftext|>":
+        raise UserError("this tokenizer has no <|endoftext|> to end an answer with", "--tokenizer", "use --tokenizer=gpt2, or that of another model")
     for split, n in ("train", max(1, int(0.9 * count))), ("val", count - max(1, int(0.9 * count))):
         file, longest = TokenFile(folder / f"{split}.bin", tokenizer), 0
         with open(folder / f"{split}.mask.bin", "wb") as mask:
             for _, (number, prompt, answer) in zip(range(n), pairs):
-                if kind != "gpt2" and "\n" in answer:
+                if by_line and "\n" in answer:
                     raise UserError("the answer has several lines, and a newline is what ends it", f"{path}:{number}", "use --tokenizer=gpt2")
                 asked = tokenizer.encode(prompt) if prompt else [tokenizer.start]
                 told = [*tokenizer.encode(answer), tokenizer.start]

@@ -5,6 +5,7 @@ Text in, token files out:
     python prepare.py shakespeare                         tiny-shakespeare, GPT-2's tokens
     python prepare.py openwebtext                         8 million web pages, GPT-2's tokens
     python prepare.py mybook --input=book.txt --tokenizer=gpt2
+    python prepare.py mybook --input=book.txt --tokenizer=SmolLM2.gguf      the tokens of a pretrained model, to fine-tune it
     python prepare.py mypairs --input=pairs.jsonl --tokenizer=gpt2     prompt/answer pairs, to fine-tune on (pairs.py)
 
 The first 90 % of the characters, or pairs, are for training, the rest for validation, as in nanoGPT. The set is
@@ -12,6 +13,7 @@ written beside its place and renamed when it is whole. Memory does not grow with
 """
 import codecs
 import fcntl
+import functools
 import hashlib
 import io
 import json
@@ -20,7 +22,6 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from tqdm import tqdm
 
@@ -40,7 +41,7 @@ CHUNK = 1 << 20  # bytes of text read at a time
 @dataclass
 class PrepareConfig:
     input: str | None = None  # the text, a utf-8 file, or prompt/answer pairs in a .jsonl; the known sets find theirs
-    tokenizer: Literal["auto", "char", "byte", "gpt2"] = "auto"  # auto: what the set is known for, char for a new one
+    tokenizer: str = "auto"  # char, byte, gpt2, or whose it is: a folder or hub name of Hugging Face weights, or FILE.gguf; auto: what the set is known for, char for a new one
     data_dir: str = "data"  # where the sets are
 
 
@@ -61,6 +62,17 @@ def read_text(path):
                 raise UserError(f"the text is not utf-8: byte {read - len(error.object) + error.start:,}", path, "save it as utf-8") from None
 
 
+def tokenizer_of(kind, chars):
+    """The tokenizer that --tokenizer=kind names, of a text with these characters."""
+    if kind == "char":
+        return CharTokenizer("".join(sorted(chars)))
+    if kind in ("byte", "gpt2"):
+        return ByteTokenizer() if kind == "byte" else sources.gpt2_tokenizer()
+    import formats  # it needs torch, which takes seconds to load
+
+    return formats.load_tokenizer(kind, "--tokenizer")
+
+
 def write_text(path, kind, folder):
     """Token files of a text file: one pass to count its characters, one to write. Returns (tokenizer,
     the splits' entries in meta.json, sha256 of the file)."""
@@ -69,7 +81,7 @@ def write_text(path, kind, folder):
         count, chars = count + len(text), chars | set(text)
     if count < 2 or len(chars) < 2:
         raise UserError("the text is empty" if not count else "the text is one character and nothing else", path, "choose a longer text")
-    tokenizer = CharTokenizer("".join(sorted(chars))) if kind == "char" else ByteTokenizer() if kind == "byte" else sources.gpt2_tokenizer()
+    tokenizer = tokenizer_of(kind, chars)
     train, val = TokenFile(folder / "train.bin", tokenizer), TokenFile(folder / "val.bin", tokenizer)
     left = int(0.9 * count)  # characters still to go to train
     for text in tqdm(read_text(path), "writing tokens", pieces, disable=None, leave=False, unit="MB"):
@@ -143,6 +155,8 @@ def check_request(name, kind, input, kept):
     """UserError if prepare cannot do what it was asked for; nothing is written yet."""
     if input is not None and not Path(input).is_file():
         raise UserError("no such file", f"--input={input}", "check the path")
+    if kind not in ("char", "byte", "gpt2") and not Path(kind).expanduser().exists() and "/" not in kind:
+        raise UserError("no such tokenizer", f"--tokenizer={kind}", "choose auto, char, byte or gpt2, or name the folder or the .gguf file of a pretrained model")
     if name not in KNOWN and input is None and not kept.is_file():
         raise UserError(f"{name} is not a set known here", "--input", f"name its text, `python prepare.py {name} --input=TEXTFILE`, or choose from {', '.join(KNOWN)}")
     if name == "openwebtext" and kind != "gpt2":
@@ -154,7 +168,7 @@ def describe(meta, tokenizer, folder):
     if not meta.get("canonical", True):
         print("  NOTE: this is not the canonical tiny-shakespeare file: losses on it compare only roughly with published ones.")
     chars = f": {''.join(tokenizer.chars)!r}" if meta["tokenizer"] == "char" and meta["vocab_size"] <= 100 else ""
-    print(f"  vocabulary: {meta['vocab_size']:,} {dict(char='characters', byte='bytes', gpt2='GPT-2 tokens')[meta['tokenizer']]}{chars}")
+    print(f"  vocabulary: {meta['vocab_size']:,} {dict(char='characters', byte='bytes', gpt2='GPT-2 tokens', bpe='tokens')[meta['tokenizer']]}{chars}")
     for split, entry in meta["splits"].items():
         print(f"  {str(folder / split) + '.bin'}  {entry['tokens']:,} tokens of {entry['bytes']:,} bytes, sha256 {entry['sha256'][:12]}")
         if "pairs" in entry:
@@ -193,10 +207,10 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data"):
                 path.write_bytes(text)
             print(f"  text: {source}, {path.stat().st_size:,} bytes, sha256 {sha256_of(path)[:12]}")
             if name not in KNOWN and tokenizer == "auto":
-                print("  a token is a character; --tokenizer=gpt2 or byte for others")
-            coder, splits, sha256 = write_pairs(path, kind, new) if path.suffix == ".jsonl" else write_text(path, kind, new)
+                print("  a token is a character; --tokenizer=gpt2, byte or a model's for others")
+            coder, splits, sha256 = write_pairs(path, functools.partial(tokenizer_of, kind), new) if path.suffix == ".jsonl" else write_text(path, kind, new)
         dtype = "uint16" if coder.vocab_size <= 65535 else "uint32"
-        meta = {"name": name, "tokenizer": kind, "vocab_size": coder.vocab_size, "dtype": dtype, "splits": splits, "source": str(source), "source_sha256": sha256}
+        meta = {"name": name, "tokenizer": "gpt2" if kind == "gpt2" else coder.to_json()["kind"], "vocab_size": coder.vocab_size, "dtype": dtype, "splits": splits, "source": str(source), "source_sha256": sha256}
         if name in SMALL:
             meta["canonical"] = sha256 == sources.CANONICAL
         (new / "tokenizer.json").write_text(json.dumps(coder.to_json()), encoding="utf-8")

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiktoken
 
 import prepare
 import sources
+import tokenizer_formats
 from corpus import load_meta, load_split
 from test_corpus import gpt2_or_skip, message, no_network, tiny_bpe
-from tokenizer import tokenizer_from_json
+from test_export import bpe
+from tokenizer import BPETokenizer, tokenizer_from_json
 
 ENVIRONMENT = dict(os.environ)  # as it was before the tests changed it
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,6 +63,29 @@ def contents(folder):
 
 
 # a text of one's own
+
+
+@pytest.mark.parametrize("pattern", [*tokenizer_formats.PATTERNS.values(), r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"], ids=["gpt-2", "smollm", "llama 3"])
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
+def test_with_the_tokenizer_of_a_pretrained_model(book, pattern, chunk, monkeypatch, capsys):
+    monkeypatch.setattr(prepare, "CHUNK", chunk)
+    ranks = {**bpe(pattern).encoding._mergeable_ranks}
+    ranks[b"!\n"] = len(ranks)  # one piece in LLaMA 3's pattern
+    theirs = BPETokenizer(tiktoken.Encoding("theirs", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)}))
+    Path("weights").mkdir()
+    Path("weights/tokenizer.json").write_text(json.dumps(tokenizer_formats.to_tokenizer_json(theirs.to_json())), encoding="utf-8")
+    meta = prepare.prepare("mybook", book, "weights")
+    cut = int(0.9 * len(TEXT))
+    assert (meta["tokenizer"], meta["vocab_size"]) == ("bpe", theirs.vocab_size)
+    for split, text in (("train", TEXT[:cut]), ("val", TEXT[cut:])):
+        assert (read("mybook", split) == theirs.encode(text)).all()  # in pieces as in one
+
+
+def test_no_such_tokenizer(book, capsys):
+    assert "no such tokenizer (--tokenizer=bert)" in message(lambda: prepare.prepare("mybook", book, "bert"))
+    Path("weights").mkdir()
+    assert "tokenizer.json" in message(lambda: prepare.prepare("mybook", book, "weights"))
+    assert not Path("data/mybook").exists()
 
 
 @pytest.mark.parametrize("kind", ["auto", "char", "byte", "gpt2"])
@@ -426,7 +452,7 @@ def test_command_line(book):
 
 
 def test_command_line_mistakes(book):
-    for args, word in [((), "python prepare.py NAME"), (("mybook", "other"), "one data set"), (("mybook", "--imput=x"), "did you mean input?"), (("mybook", f"--input={book}", "--tokenizer=word"), "char, byte, gpt2")]:
+    for args, word in [((), "python prepare.py NAME"), (("mybook", "other"), "one data set"), (("mybook", "--imput=x"), "did you mean input?"), (("mybook", f"--input={book}", "--tokenizer=word"), "char, byte or gpt2")]:
         status, out, err = command(*args)
         assert status == 2 and err.startswith("error: ") and err.count("\n") == 1 and word in err
     assert command("--help")[0] == 0
