@@ -3,6 +3,9 @@ import math
 
 import torch
 
+from runtime import multiplies_bfloat16
+
+TOGETHER = 2**24  # numbers in the matrices that Muon makes orthogonal at once, 64 MB of them: large ones gain nothing
 # How much of learning_rate is left (above min_lr) at t, from 0 after the warm-up to 1 at lr_decay_iters.
 SCHEDULE = {
     "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t)),  # Loshchilov & Hutter 2016, arXiv:1608.03983
@@ -37,6 +40,51 @@ def parameter_groups(model, weight_decay):
     ]
 
 
+def orthogonal(x, steps, coefficients, eps):
+    """Each matrix of x (n, rows, columns) with its singular values brought near 1, between 0.7 and 1.2 for all but
+    the smallest: a quintic Newton-Schulz iteration (Jordan et al. 2024)."""
+    a, b, c = coefficients
+    tall = x.size(1) > x.size(2)
+    x = x.mT if tall else x  # (n, short, long)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT  # (n, short, short)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # a x + (b gram + c gram²) x
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Muon):
+    """torch.optim.Muon (match_rms_adamw) that makes the matrices of one shape orthogonal together, and in float32 where
+    the device does not multiply bfloat16 itself: a third to a tenth of the time, the same steps but for rounding."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            shapes = {}
+            for p in group["params"]:
+                if p.grad is not None:
+                    shapes.setdefault(p.shape, []).append(p)
+            for shape, same in shapes.items():
+                together = max(1, TOGETHER // shape.numel())
+                for first in range(0, len(same), together):
+                    self.update(same[first : first + together], group)
+        return loss
+
+    def update(self, matrices, group):
+        """Take the step of some matrices of one shape."""
+        dtype = torch.bfloat16 if multiplies_bfloat16(matrices[0].device.type) else torch.float32
+        looking_ahead = []  # Nesterov's: the momentum as the next gradient, if it is like this one, will make it
+        for p in matrices:
+            momentum = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+            momentum.lerp_(p.grad, 1 - group["momentum"])
+            looking_ahead.append(p.grad.lerp(momentum, group["momentum"]).to(dtype))
+        updates = orthogonal(torch.stack(looking_ahead), group["ns_steps"], group["ns_coefficients"], group["eps"])
+        for p, update in zip(matrices, updates):
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))  # entries as large as AdamW's steps usually are
+
+
 def make_optimizers(model, config, device):
     """The optimizers, each of its own parameters.
 
@@ -49,7 +97,7 @@ def make_optimizers(model, config, device):
     if config.optimizer == "muon":
         matrices = [(name, p) for group in groups for name, p in zip(group["names"], group["params"]) if name.startswith("blocks.") and p.dim() == 2]
         ours = {"params": [p for _, p in matrices], "names": [name for name, _ in matrices]}
-        optimizers.append(torch.optim.Muon([ours], lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon([ours], lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"))
         for group in groups:
             rest = [(name, p) for name, p in zip(group["names"], group["params"]) if name not in ours["names"]]
             group["names"], group["params"] = [name for name, _ in rest], [p for _, p in rest]
