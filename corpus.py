@@ -189,13 +189,36 @@ class Batches:
         return windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
 
 
-def eval_batches(tokens, block_size, batch_size, limit=None):
-    """Yield (x, y), (batch_size, block_size) int64, such that each of the first `limit` tokens (None or
-    0: all) after the very first is a target exactly once. Windows do not overlap; all batches have the
-    same shape, so that a compiled model sees one: beyond the end x is 0 and y is -1."""
-    last = min(limit or len(tokens), len(tokens)) - 1  # the number of targets
-    for start in range(0, last, batch_size * block_size):
-        part = np.asarray(tokens[start : min(start + batch_size * block_size, last) + 1]).astype(np.int64)
-        x, y = np.zeros(batch_size * block_size, np.int64), np.full(batch_size * block_size, -1)
-        x[: len(part) - 1], y[: len(part) - 1] = part[:-1], part[1:]
-        yield x.reshape(batch_size, block_size), y.reshape(batch_size, block_size)
+class Text:
+    """A split of running text: N token ids, read in windows of block_size."""
+
+    def __init__(self, tokens, block_size):
+        self.tokens, self.block_size = tokens, block_size
+
+    def __len__(self):
+        return len(self.tokens)
+
+    @property
+    def learned(self):
+        """The ids whose loss counts, as targets."""
+        return self.tokens
+
+    def batches(self, seed):
+        """The samples of the split in their endless order."""
+        return Batches(self.tokens, self.block_size, seed)
+
+    def eval_batches(self, batch_size, limit=None):
+        """Yield (x, y), (batch_size, block_size) int64, such that each of the first `limit` tokens (None or
+        0: all) after the very first is a target exactly once. Windows do not overlap; all batches have the
+        same shape, so that a compiled model sees one: beyond the end x is 0 and y is -1."""
+        last, size = min(limit or len(self.tokens), len(self.tokens)) - 1, batch_size * self.block_size  # the number of targets
+        for start in range(0, last, size):
+            part = np.asarray(self.tokens[start : min(start + size, last) + 1]).astype(np.int64)
+            x, y = np.zeros(size, np.int64), np.full(size, -1)
+            x[: len(part) - 1], y[: len(part) - 1] = part[:-1], part[1:]
+            yield x.reshape(batch_size, self.block_size), y.reshape(batch_size, self.block_size)
+
+    def scored(self, limit=None):
+        """(number of targets, their ids) of what eval_batches yields."""
+        told = self.tokens[1 : limit or None]
+        return len(told), told

@@ -17,7 +17,6 @@ from corpus import FULL_SCAN
 from dry_run import room, size
 from errors import UserError
 from optim import make_optimizers
-from pairs import Pairs
 from runlog import check_out_dir, one_line
 
 SEARCHED = 20_000_000  # tokens; a few seconds
@@ -79,8 +78,8 @@ def check_disk(run, train_step):
 def check_data(run, train_step):
     """A hundred stretches of each validation split are looked for in its train split, as far as that is searched."""
     good, said = True, [f"fingerprint {run.state['data']}"]
-    for source in run.sources:  # of pairs the answers: prompts may well begin alike
-        tokens = {name: split.tokens[split.mask == 1] if isinstance(split, Pairs) else split for name, split in source.splits.items()}
+    for source in run.sources:
+        tokens = {name: split.learned for name, split in source.splits.items()}
         train, val = tokens["train"][:SEARCHED], tokens["val"]
         text, width, length = train.tobytes(), train.dtype.itemsize, min(64, len(val))
         starts = range(0, len(val) - length + 1, max(1, (len(val) - length) // 100))

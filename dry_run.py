@@ -26,7 +26,7 @@ def variant(run):
 
 def splits(run):
     """[{"train", "val": token ids}] of the data sets of a run."""
-    return [{name: getattr(split, "tokens", split) for name, split in source.splits.items()} for source in run.sources]
+    return [{name: split.tokens for name, split in source.splits.items()} for source in run.sources]
 
 
 def memory(run):

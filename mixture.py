@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from corpus import Batches, fingerprint, load_mask, load_split, visits
+from corpus import Batches, Text, fingerprint, load_mask, load_split, visits
 from errors import UserError
 from pairs import PairBatches, Pairs
 
@@ -32,7 +32,7 @@ class Source:
     name: str
     meta: dict  # its meta.json
     weight: float  # its share of the samples; all sum to 1
-    splits: dict  # {"train", "val": token ids (N,), or Pairs}
+    splits: dict  # {"train", "val": Text or Pairs}
     batches: Batches | PairBatches
     bits_per_byte: float  # of the validation tokens scored: this times nats per token; of pairs the answers' bytes count
 
@@ -53,8 +53,7 @@ def shares(weights):
 
 def bits_per_byte(split, tokenizer, limit):
     """What turns nats per token scored into bits per byte, of the first `limit` tokens of a split (0: all)."""
-    told = split[1 : limit or None] if not isinstance(split, Pairs) else None  # all but the first token, which nothing comes before
-    targets, ids = split.scored(limit) if told is None else (len(told), told)
+    targets, ids = split.scored(limit)
     return targets / len(tokenizer.decode_bytes(ids)) / math.log(2)
 
 
@@ -77,12 +76,11 @@ def open_sources(config, metas, tokenizer, block_size):
         for split in ("train", "val"):
             mask = load_mask(folder, split)
             tokens = load_split(folder, split, block_size if mask is None else 0)
-            splits[split] = tokens if mask is None else Pairs(tokens, mask, block_size)
+            splits[split] = Text(tokens, block_size) if mask is None else Pairs(tokens, mask, block_size)
             if mask is not None and not len(splits[split].starts):
                 raise UserError(f"all answers of the {split} split begin beyond block_size={block_size:,}", folder, "choose a larger block_size, or shorter prompts")
         own = seed if i == 0 else int(np.random.SeedSequence([seed, i]).generate_state(1)[0])  # sets of one length in orders of their own
-        batches = PairBatches(splits["train"], own) if isinstance(splits["train"], Pairs) else Batches(splits["train"], block_size, own)
-        sources.append(Source(name, meta, weight, splits, batches, bits_per_byte(splits["val"], tokenizer, config.eval_tokens)))
+        sources.append(Source(name, meta, weight, splits, splits["train"].batches(own), bits_per_byte(splits["val"], tokenizer, config.eval_tokens)))
     return sources
 
 

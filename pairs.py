@@ -94,6 +94,15 @@ class Pairs:
     def __len__(self):
         return len(self.tokens)
 
+    @property
+    def learned(self):
+        """The ids whose loss counts, as targets: prompts may well begin alike."""
+        return self.tokens[self.mask == 1]
+
+    def batches(self, seed):
+        """The samples of the split in their endless order."""
+        return PairBatches(self, seed)
+
     def rows(self, which):
         """x and its successors y, both (count, block_size) int64, of the pairs `which`. y is -1 where the loss does not count
         (the prompt) and beyond the pair's end, where x is 0."""

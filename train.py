@@ -28,14 +28,13 @@ import formats
 import golden
 import parallel
 from configurator import build
-from corpus import eval_batches, load_meta, load_tokenizer
+from corpus import load_meta, load_tokenizer
 from costs import match
 from doctor import doctor
 from dry_run import dry_run
 from errors import Failure, UserError
 from mixture import mixed_fingerprint, open_batches, open_sources
 from optim import learning_rate, make_optimizers
-from pairs import Pairs
 from prepare import SMALL, prepare
 from runlog import RunLog, check_out_dir, describe, evaluation_lines, finish, open_out_dir, start_wandb
 from runtime import Runtime, StopRequest, seed_for, set_up, versions
@@ -186,12 +185,12 @@ def make_run(config, given, folder, state, runtime):
 
 
 @torch.no_grad()
-def evaluate(model, tokens, config, runtime, limit, stop=None):
+def evaluate(model, split, config, runtime, limit, stop=None):
     """Mean loss in nats per token over the first `limit` tokens of a split (0: all), dropout off, each
     token scored once, of pairs those of the answers. The ranks share the batches. None if a stop is asked for
     meanwhile, of one process; several go through with it, as all must do the same."""
     total = torch.zeros(2, dtype=torch.float64)  # sum of losses, number of tokens
-    batches = list(tokens.eval_batches(config.batch_size, limit) if isinstance(tokens, Pairs) else eval_batches(tokens, model.config.block_size, config.batch_size, limit))
+    batches = list(split.eval_batches(config.batch_size, limit))
     model.eval()
     for first in range(0, len(batches), runtime.world_size):
         if stop is not None and stop.status and runtime.world_size == 1:

@@ -12,7 +12,7 @@ import pytest
 
 import corpus
 import sources
-from corpus import Batches, eval_batches, fingerprint, load_meta, load_split
+from corpus import Batches, Text, fingerprint, load_meta, load_split
 from errors import UserError
 from tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, tokenizer_from_json
 
@@ -378,7 +378,7 @@ def test_batches_are_fast():
 @pytest.mark.parametrize("n, limit", [(2, None), (8, 0), (9, None), (10, None), (100, None), (100, 0), (100, 33), (100, 1000), (65, None), (66, None), (100, 2)])
 def test_evaluation_scores_each_token_once(n, limit, block_size=8, batch_size=4):
     tokens = np.arange(1000, 1000 + n).astype(np.uint16)
-    batches = list(eval_batches(tokens, block_size, batch_size, limit))
+    batches = list(Text(tokens, block_size).eval_batches(batch_size, limit))
     scored = []
     for x, y in batches:
         assert x.shape == y.shape == (batch_size, block_size) and x.dtype == y.dtype == np.int64
@@ -390,5 +390,5 @@ def test_evaluation_scores_each_token_once(n, limit, block_size=8, batch_size=4)
 
 
 def test_evaluation_windows_begin_where_the_last_ended():
-    (x, y), = eval_batches(np.arange(20), 8, 3)
+    (x, y), = Text(np.arange(20), 8).eval_batches(3)
     assert x[:2, 0].tolist() == [0, 8] and x[2].tolist() == [16, 17, 18, 0, 0, 0, 0, 0] and y[2].tolist() == [17, 18, 19, -1, -1, -1, -1, -1]

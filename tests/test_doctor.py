@@ -136,7 +136,7 @@ def disk_refuses(run, monkeypatch):
 
 
 def overlap(run, monkeypatch):
-    run.sources[0].splits["val"] = run.sources[0].splits["train"][1000:1600]
+    run.sources[0].splits["val"].tokens = run.sources[0].splits["train"].tokens[1000:1600]
 
 
 def loud_head(run, monkeypatch):
