@@ -54,8 +54,8 @@ def orthogonal(x, steps, coefficients, eps):
 
 
 class Muon(torch.optim.Muon):
-    """torch.optim.Muon (match_rms_adamw) that makes the matrices of one shape orthogonal together, and in float32 where
-    the device does not multiply bfloat16 itself: a third to a tenth of the time, the same steps but for rounding."""
+    """torch.optim.Muon (match_rms_adamw) that makes the matrices of one shape orthogonal together, and in float32 where the
+    device does not multiply bfloat16 itself: the same steps but for rounding, in less time (bench/speed_optimizer.py)."""
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -76,7 +76,9 @@ class Muon(torch.optim.Muon):
         dtype = torch.bfloat16 if multiplies_bfloat16(matrices[0].device.type) else torch.float32
         looking_ahead = []  # Nesterov's: the momentum as the next gradient, if it is like this one, will make it
         for p in matrices:
-            momentum = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            momentum = self.state[p]["momentum_buffer"]
             momentum.lerp_(p.grad, 1 - group["momentum"])
             looking_ahead.append(p.grad.lerp(momentum, group["momentum"]).to(dtype))
         updates = orthogonal(torch.stack(looking_ahead), group["ns_steps"], group["ns_coefficients"], group["eps"])
@@ -90,14 +92,14 @@ def make_optimizers(model, config, device):
 
     adamw: AdamW for all (Loshchilov & Hutter 2017, arXiv:1711.05101), fused: one kernel over all of them.
     muon: Muon (Jordan et al. 2024) for the matrices of the blocks, whose momentum it makes orthogonal, with
-    steps as large as AdamW's so that one learning_rate serves both (Liu et al. 2025, arXiv:2502.16982);
-    AdamW for embeddings, head, norms and biases."""
+    steps as large as AdamW's so that one learning_rate serves both (Liu et al. 2025, arXiv:2502.16982) and
+    beta1 as its momentum; AdamW for embeddings, head, norms and biases."""
     groups = parameter_groups(model, config.weight_decay)
     optimizers = []
     if config.optimizer == "muon":
         matrices = [(name, p) for group in groups for name, p in zip(group["names"], group["params"]) if name.startswith("blocks.") and p.dim() == 2]
         ours = {"params": [p for _, p in matrices], "names": [name for name, _ in matrices]}
-        optimizers.append(Muon([ours], lr=config.learning_rate, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon([ours], lr=config.learning_rate, weight_decay=config.weight_decay, momentum=config.beta1, adjust_lr_fn="match_rms_adamw"))
         for group in groups:
             rest = [(name, p) for name, p in zip(group["names"], group["params"]) if name not in ours["names"]]
             group["names"], group["params"] = [name for name, _ in rest], [p for _, p in rest]

@@ -48,7 +48,7 @@ class TrainConfig:
     learning_rate: float = 6e-4
     max_iters: int = 600000  # steps
     weight_decay: float = 0.1
-    beta1: float = 0.9
+    beta1: float = 0.9  # of the gradients' mean; Muon's momentum
     beta2: float = 0.95
     grad_clip: float = 1.0  # largest gradient norm; 0 = no clipping
     warmup_iters: int = 2000

@@ -1,9 +1,9 @@
 """
-How long a step of AdamW takes beside one of Muon, for our LLaMA at the sizes of speed_train.py:
+How long a step of AdamW takes beside one of Muon, ours and torch's, for our LLaMA at the sizes of speed_train.py:
 
     python bench/speed.py optimizer
 
-Both are optim.py's, on the same gradients, in turn. Writes bench/results/speed_optimizer.md.
+AdamW and Muon are optim.py's; all work on the same gradients, in turn. Writes bench/results/speed_optimizer.md.
 """
 import statistics
 import time
@@ -39,7 +39,7 @@ def main(argv):
         "# Time of a step of the optimizer", "",
         f"{facts['hardware']}, {device}, {config.threads} thread{'s' * (config.threads > 1)}, torch {facts['torch']}, float32; commit {facts['git_commit']}.",
         f"Our LLaMA, eager; medians of {config.steps} rounds. `python bench/speed.py {' '.join(argv)}`", "",
-        "| shape | forward and backward, ms | AdamW, ms | Muon, ms | Muon / AdamW | 95 % interval | the whole step |", "|---|---|---|---|---|---|---|"]
+        "| shape | forward and backward, ms | AdamW, ms | Muon, ms | torch's Muon, ms | torch's / ours | 95 % interval | the whole step with Muon |", "|---|---|---|---|---|---|---|---|"]
     for shape in ("S", "M"):
         c = SimpleNamespace(**dict(zip(FIELDS, SHAPES[shape])))
         torch.manual_seed(0)
@@ -48,6 +48,8 @@ def main(argv):
         x, y = torch.randint(c.vocab_size, (2, c.batch_size, c.block_size), device=device)
         settings = SimpleNamespace(learning_rate=1e-4, weight_decay=0.1, beta1=0.9, beta2=0.99)
         sets = {name: make_optimizers(model, SimpleNamespace(optimizer=name, **vars(settings)), device) for name in ("adamw", "muon")}
+        matrices = sets["muon"][0].param_groups[0]
+        sets["torch"] = [torch.optim.Muon(matrices["params"], lr=1e-4, adjust_lr_fn=matrices["adjust_lr_fn"]), *sets["muon"][1:]]
         times = {name: [] for name in ("model", *sets)}
 
         def timed(name, call):
@@ -62,8 +64,8 @@ def main(argv):
             timed("model", lambda: loss(x, y).backward())
             for name in list(sets)[:: 1 if i % 2 else -1]:
                 timed(name, lambda: [each.step() for each in sets[name]])
-        model_time, adamw, muon = (np.array(times[name][3:]) for name in times)
-        ratio, low, high = interval(muon / adamw)
+        model_time, adamw, muon, theirs = (np.array(times[name][3:]) for name in times)
+        ratio, low, high = interval(theirs / muon)
         whole = statistics.median((model_time + muon) / (model_time + adamw))
-        lines.append(f"| {shape} | {np.median(model_time) * 1000:.1f} | {np.median(adamw) * 1000:.2f} | {np.median(muon) * 1000:.2f} | {ratio:.1f} | {low:.1f} to {high:.1f} | {whole:.2f} times as long |")
+        lines.append(f"| {shape} | {np.median(model_time) * 1000:.1f} | {np.median(adamw) * 1000:.2f} | {np.median(muon) * 1000:.2f} | {np.median(theirs) * 1000:.2f} | {ratio:.2f} | {low:.2f} to {high:.2f} | {whole:.2f} times as long as with AdamW |")
     write(lines, "speed_optimizer")
