@@ -79,6 +79,7 @@ def curves(section, tips):
         against = sweep["arms"][arm].get("against") if arm != sweep["base"] else None
         both = sorted(rows.keys() & shown.get(against, {}).keys())
         if both:
+            grid = grid[grid <= min(shown[against][seed][-1, 0] for seed in both)]  # with match=time one of the two may end earlier
             differences = np.array([np.interp(grid, *rows[seed].T) - np.interp(grid, *shown[against][seed].T) for seed in both])
             mean = differences.mean(0)
             line, = below.plot(grid, mean, **style)

@@ -48,13 +48,6 @@ def short(value):
     return f"{value:.3g}"
 
 
-def listed(words, most=6):
-    words = list(words)
-    if len(words) > most:
-        words[most - 1 :] = [f"{len(words) - most + 1} more"]
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
-
-
 def name(verdict):
     return f"{verdict.arm}: beyond {verdict.against}" if verdict.interaction else verdict.arm
 
@@ -81,12 +74,12 @@ def answer(section):
     groups = {word: sorted((v for v in section.main.verdicts if v.word == word and not v.interaction), key=lambda v: -abs(v.mean)) for word in ("better", "worse", "tie", "undecided", "failed", "not run")}
     rungs = any(v.against != section.sweep["base"] and not v.interaction for v in section.main.verdicts)
     other = "what each is compared with" if rungs else f"the base ({section.sweep['base_values'].get('model', section.sweep['base'])})"
-    clear = [f"{listed(map(effect, v), 4)} {'does' if len(v) == 1 else 'do'} {word}" for word, v in groups.items() if word in ("better", "worse") and v]
+    clear = [f"{stats.listed(map(effect, v), 4)} {'does' if len(v) == 1 else 'do'} {word}" for word, v in groups.items() if word in ("better", "worse") and v]
     if clear:
         first = f"By {stats.MEASURES[section.main.measure]} (difference in nats per token, 95 % interval), against {other}: " + ", while ".join(clear) + "."
     else:
         first = f"By {stats.MEASURES[section.main.measure]}, no arm is shown to differ from {other}."
-    rest = [f"{listed(map(name, v))} {text if len(v) > 1 else single}" for v, text, single in (
+    rest = [f"{stats.listed(map(name, v))} {text if len(v) > 1 else single}" for v, text, single in (
         (groups["tie"], f"tie (differ by less than {section.main.margin:.3f})", f"ties (differs by less than {section.main.margin:.3f})"), (groups["undecided"], "are undecided", "is undecided"),
         ([v for v in section.main.verdicts if v.interaction and v.word in ("better", "worse")], "do not add up", "does not add up"), (groups["failed"], "failed", "failed"), (groups["not run"], "have not run", "has not run")) if v]
     second = "; ".join(rest) or "Every arm is decided"
@@ -110,7 +103,7 @@ def floor_words(section):
 def method(section):
     sweep, judged = section.sweep, [v for v in section.main.verdicts if v.word != "noise"]
     looks = ("one look, planned" if len(sweep["looks"]) == 1 else
-             f"{len(sweep['looks'])} planned looks at {listed(map(str, sorted(sweep['looks'])))} seeds, each p times {len(sweep['looks'])} (Bonferroni over the looks: valid however the arms that go on are chosen)")
+             f"{len(sweep['looks'])} planned looks at {stats.listed(map(str, sorted(sweep['looks'])))} seeds, each p times {len(sweep['looks'])} (Bonferroni over the looks: valid however the arms that go on are chosen)")
     margin = f"{section.main.margin:.4f} nats" + (" (one sd of the base's runs)" if sweep["margin"] is None else " (given)") if section.main.margin > 0 else "not known yet"
     return (f"Verdicts are by {stats.MEASURES[section.main.measure]}. Each is a paired t test over the seeds that an arm and the arm it is compared with share (same batches, same order; initialisations apart); {looks}; "
             f"p corrected by Holm over {len(judged)} comparisons, at {stats.ALPHA}. A tie is two one-sided t tests within a margin of {margin}, at {stats.ALPHA} per comparison. Intervals are 95 % t intervals, "

@@ -262,16 +262,20 @@ def undecided(sweep, rows, costs=None):
     return [(arm, None if None in more else max(more)) for arm, more in found.items()]
 
 
+def listed(words, most=6):
+    """Words for a sentence, at most so many."""
+    words = list(words)
+    if len(words) > most:
+        words[most - 1 :] = [f"{len(words) - most + 1} more"]
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
 def caveats(sweep, runs, costs, analysis):
     """Sentences that the data themselves demand, most weighty first."""
     said, arms, base = [], sweep["arms"], sweep["base"]
     compared = [verdict for verdict in analysis.verdicts if verdict.word != "noise"]
     n = max((len(verdict.seeds) for verdict in compared), default=0)
     rows = [row for done in runs.done.values() for row in done.values()]
-
-    def each(words):  # names of arms, at most six
-        words = list(words)
-        return ", ".join(words[:6]) + (f" and {len(words) - 6} more" if len(words) > 6 else "")
 
     def say(sentence, found=True):
         if found:
@@ -280,10 +284,10 @@ def caveats(sweep, runs, costs, analysis):
     failures = {}
     for row in runs.failed:
         failures.setdefault((row["arm"], row.get("reason") or "no reason given"), []).append(str(row["seed"]))
-    say(f"{len(runs.failed)} failed run{'s' * (len(runs.failed) > 1)}: " + each(f"{arm} seed {' '.join(seeds)} ({reason})" for (arm, reason), seeds in failures.items())
+    say(f"{len(runs.failed)} failed run{'s' * (len(runs.failed) > 1)}: " + listed(f"{arm} seed {' '.join(seeds)} ({reason})" for (arm, reason), seeds in failures.items())
         + ". They are in no mean; where bad runs fail, the seeds that are left flatter the arm.", failures)
     say(f"{len(runs.stale)} stale row{'s' * (len(runs.stale) > 1)} (other code, configuration or learning rate than the sweep's), left out: "
-        + each(f"{row['arm']} seed {row['seed']}" for row in runs.stale) + ".", runs.stale)
+        + listed(f"{row['arm']} seed {row['seed']}" for row in runs.stale) + ".", runs.stale)
     say("One seed: no interval, no verdict.", n == 1)
     say(f"Too few seeds: with {n} and a spread of the differences as measured, only an effect of about {analysis.visible or 0:.3f} nats would be found 80 times in 100.",
         analysis.visible and (n < 5 or analysis.visible > 3 * (analysis.margin or 0)))
@@ -294,44 +298,44 @@ def caveats(sweep, runs, costs, analysis):
         say(f"The base differs from itself by {floor.mean:+.4f} (p = {floor.p:.3f}): chance does that once in twenty sweeps, a fault of the set-up more often.", floor.p <= ALPHA)
         say(f"The shared order of the data makes no closer pairs here (correlation {floor.correlation:+.2f}): pairing gains nothing.", len(floor.seeds) > 2 and floor.correlation < 0.1)
     wide = [verdict for verdict in compared if len(verdict.seeds) > 2 and verdict.loss_sd > 2 * analysis.base_sd]
-    say("More than twice the base's spread over seeds: " + each(f"{v.arm} (sd {v.loss_sd:.4f} to {analysis.base_sd:.4f})" for v in wide) + ".", wide)
+    say("More than twice the base's spread over seeds: " + listed(f"{v.arm} (sd {v.loss_sd:.4f} to {analysis.base_sd:.4f})" for v in wide) + ".", wide)
     over = {}
     for arm, done in runs.done.items():
         gap, share = (np.mean([facts(row) for row in done.values()]) if done else 0
                       for facts in (lambda row: row["final_val_loss"] - row["best_val_loss"], lambda row: row["best_step"] / (row["curve"][-1][0] or 1)))
         if gap > 0.01 and share < 0.8:
             over[arm] = gap, share
-    say("Overfitting, the best loss long before the end: " + each(f"{arm} (at {share:.0%} of its steps, the final loss {gap:.3f} above it)" for arm, (gap, share) in over.items())
+    say("Overfitting, the best loss long before the end: " + listed(f"{arm} (at {share:.0%} of its steps, the final loss {gap:.3f} above it)" for arm, (gap, share) in over.items())
         + ". The final loss then ranks arms by how much they overfit: read the best loss beside it.", over)
     say("The best loss is chosen on the split that it is reported on: a little flattering to every arm.", analysis.measure == "best_val_loss")
     grid, chosen = sweep["lr_grid"], sweep["chosen_lr"]
     say("Learning rates were not re-tuned: every arm trains at the base's, which favours arms that like it.", len(grid) < 2)
     edge = [f"{arm} ({lr:g} x)" for arm, lr in chosen.items() if len(grid) > 1 and lr in (min(grid), max(grid))]
-    say("The best learning rate is at the edge of the grid, so a better one may lie outside: " + each(edge) + ".", edge)
+    say("The best learning rate is at the edge of the grid, so a better one may lie outside: " + listed(edge) + ".", edge)
     say("No learning rate was chosen yet; the rows are at the base's.", len(grid) > 1 and not chosen)
     off = [f"{arm} ({facts['match']['residual_percent']:+.2f} %)" for arm, facts in arms.items() if facts.get("match") and abs(facts["match"]["residual_percent"]) > 0.5 and sweep["match"] != "none"]
-    say(f"Not matched in {sweep['match']} within 0.5 %: " + each(off) + ".", off)
+    say(f"Not matched in {sweep['match']} within 0.5 %: " + listed(off) + ".", off)
     say("Nothing was matched: arms differ in parameters and in compute.", sweep["match"] == "none")
     machines = sorted({row["hardware"] for row in rows})
-    say("The rows are from different hardware: " + each(machines) + ".", len(machines) > 1)
+    say("The rows are from different hardware: " + listed(machines) + ".", len(machines) > 1)
     broken = [f"{v.arm} seed {seed}" for v in compared if not v.interaction for seed in v.seeds
               if runs.done[v.arm][seed]["hardware"] != runs.done[v.against][seed]["hardware"]]
-    say("Pairs whose two runs were on different hardware: " + each(broken) + ".", broken)
+    say("Pairs whose two runs were on different hardware: " + listed(broken) + ".", broken)
     old = [arm for arm in arms if arm in costs and costs[arm]["code_hash"] != sweep["code_hash"]]
-    say("Costs measured on other code than the sweep's, left out: " + each(old) + ".", old)
+    say("Costs measured on other code than the sweep's, left out: " + listed(old) + ".", old)
     missing = [arm for arm in arms if arm not in costs and arm in runs.done and runs.done[arm]]
-    say("Costs not measured: " + each(missing) + ".", missing)
+    say("Costs not measured: " + listed(missing) + ".", missing)
     elsewhere = {cost["hardware"] for arm, cost in costs.items() if arm in arms}
-    say("The costs are from different hardware and do not compare: " + each(sorted(elsewhere)) + ".", len(elsewhere) > 1)
+    say("The costs are from different hardware and do not compare: " + listed(sorted(elsewhere)) + ".", len(elsewhere) > 1)
     say("Peak memory is computed in closed form on this device, not measured.", any(cost.get("peak_memory") == "closed form" for arm, cost in costs.items() if arm in arms))
     step = {arm: costs[arm]["milliseconds_per_step"]["median"] for arm in arms if (costs.get(arm) or {}).get("milliseconds_per_step")}
     for again in (arm for arm in arms if arms[arm].get("again") and arm in step and base in step):
         off = step[again] / step[base] - 1
         say(f"Base and base again, the same model, were timed {off:+.0%} apart per step: times are no more certain than that, and neither are verdicts at equal time, which take them as exact.", abs(off) > 0.01)
     busy = [arm for arm in arms if arm in costs and costs[arm].get("load_average", 0) > 0.5 * costs[arm].get("threads", 1)]
-    say("Costs were timed on a busy machine, so speeds and verdicts at equal time are unsure: " + each(busy) + ".", busy)
+    say("Costs were timed on a busy machine, so speeds and verdicts at equal time are unsure: " + listed(busy) + ".", busy)
     odd = [arm for arm, facts in arms.items() if {"batch_size", "block_size", "gradient_accumulation_steps"} & facts["changes"].keys()]
-    say("Not paired batch by batch, and perhaps not of the same number of tokens: " + each(odd) + ".", odd)
+    say("Not paired batch by batch, and perhaps not of the same number of tokens: " + listed(odd) + ".", odd)
     say(f"The margin of a tie ({analysis.margin:.4f} nats) is one sd of the base's runs, itself uncertain with {len(runs.done[base])} of them.", sweep["margin"] is None and analysis.margin > 0)
-    say(f"The sweep may stop early: it decides at {each(map(str, sorted(sweep['looks'])))} seeds, each p multiplied by {len(sweep['looks'])} (Bonferroni over the planned looks).", len(sweep["looks"]) > 1)
+    say(f"The sweep may stop early: it decides at {listed(map(str, sorted(sweep['looks'])))} seeds, each p multiplied by {len(sweep['looks'])} (Bonferroni over the planned looks).", len(sweep["looks"]) > 1)
     return said

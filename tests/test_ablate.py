@@ -102,14 +102,6 @@ def stub(tmp_path_factory):
     return str(path)
 
 
-@pytest.fixture(autouse=True)
-def own_signals():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    yield
-    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before):
-        signal.signal(number, handler)
-
-
 @pytest.fixture
 def quick(monkeypatch):
     """A report that is not looked at here, and short measurements."""

@@ -2,7 +2,6 @@
 import dataclasses
 import inspect
 import json
-import math
 import re
 from collections import namedtuple
 from pathlib import Path

@@ -12,7 +12,7 @@ from corpus import Batches, fingerprint, load_meta
 from errors import UserError
 from mixture import BLOCK, Mixture, mixed_fingerprint, shares, weights
 from prepare import prepare
-from test_train import arguments, equal, losses, own_signals, stop_after  # noqa: F401, a fixture among them
+from test_train import arguments, equal, losses, stop_after
 from test_train import weights as weights_of
 
 

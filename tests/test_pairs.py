@@ -17,7 +17,7 @@ from pairs import PairBatches, Pairs
 from prepare import prepare
 from sample import generate
 from test_corpus import message, tiny_bpe
-from test_train import arguments, data_dir, losses, own_signals, two_ranks  # noqa: F401, fixtures among them
+from test_train import arguments, data_dir, losses, two_ranks  # noqa: F401, a fixture among them
 
 PAIRS = [("the king of", " rome"), ("shall", " speak no more"), ("", "é"), ("no\nmore", "x"), ("rome ", "is the king of no more speak")] * 4
 

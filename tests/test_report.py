@@ -183,7 +183,7 @@ def test_folders_of_one_sweep_are_put_together_and_others_get_a_section(tmp_path
     assert len(rope.seeds) == 10 and rope.bootstrap and rope.word == "better" and sections[0].sweep["looks"] == [10]
     report.write([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
     text = (tmp_path / "a/report.md").read_text(encoding="utf-8")
-    assert "different hardware: H200, Xeon" in text and "# Another?" in text and "](2-forest.png)" in text and (tmp_path / "a/2-forest.png").exists()
+    assert "different hardware: H200 and Xeon" in text and "# Another?" in text and "](2-forest.png)" in text and (tmp_path / "a/2-forest.png").exists()
 
 
 def test_a_folder_without_a_sweep_is_an_error_of_one_line(tmp_path):

@@ -242,12 +242,12 @@ def test_caveats_are_computed_from_the_data(tmp_path):
     assert said(2, **clean) == ""
     assert "the same model, were timed +25% apart per step" in said(10, 45.0, **clean) and "on a busy machine" in said(11, load=3.0, **clean)
     assert "not re-tuned" in said(3, **clean | {"lr_grid": [1]})
-    assert "may stop early: it decides at 4, 8, 12 seeds, each p multiplied by 3" in said(4, **clean | {"looks": [4, 8, 12]})
+    assert "may stop early: it decides at 4, 8 and 12 seeds, each p multiplied by 3" in said(4, **clean | {"looks": [4, 8, 12]})
     assert "Too few seeds: with 3" in said(5, **clean | {"seeds": 3}) and "Nothing was matched" in said(6, **clean | {"match": "none"})
-    assert "Costs not measured: base, base-again, rope" in said(7, **clean | {"costs": False})
+    assert "Costs not measured: base, base-again and rope" in said(7, **clean | {"costs": False})
     assert "No noise arm" in said(8, **clean | {"effects": {"base": 0.0, "rope": -0.1}})
     sweep, rows, costs = make_sweep(tmp_path / "9", **clean)
     mixed = [row | {"hardware": "H200"} if row["arm"] == "rope" else row for row in rows]
     runs = stats.sort_rows(sweep, mixed)
     text = "\n".join(stats.caveats(sweep, runs, costs | {"rope": costs["rope"] | {"code_hash": "old", "peak_memory": "closed form"}}, stats.analyse(sweep, runs)))
-    assert "different hardware: H200, Xeon" in text and "Pairs whose two runs were on different hardware: rope seed 1" in text and "Costs measured on other code" in text and "closed form" in text
+    assert "different hardware: H200 and Xeon" in text and "Pairs whose two runs were on different hardware: rope seed 1" in text and "Costs measured on other code" in text and "closed form" in text

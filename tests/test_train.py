@@ -43,15 +43,6 @@ def data_dir(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
-def own_signals():
-    """train.main takes over the signals; give them back."""
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    yield
-    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before):
-        signal.signal(number, handler)
-
-
 def arguments(data_dir, out_dir, *more):
     return [*SIZE, f"--data_dir={data_dir}", "--dataset=words", f"--out_dir={out_dir}", *more]
 
