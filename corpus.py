@@ -107,12 +107,14 @@ def fingerprint(meta):
 
 
 def safe_cut(text):
-    """The last place where BPE gives the same tokens for the two sides as for the whole: before white space
-    that follows a letter or digit, where no piece of GPT-2's pattern, or of those after it, reaches across. 0 if none."""
-    at = len(text) - 1
-    while at > 0 and not (text[at].isspace() and text[at - 1].isalnum()):
-        at -= 1
-    return max(at, 0)
+    """The last place where BPE gives the same tokens for the two sides as for the whole: before white space that
+    follows a letter or digit, or between a line's end and a letter. No piece of GPT-2's pattern, or of those after it,
+    reaches across, and none is told apart by what comes after. 0 if there is none."""
+    for at in range(len(text) - 1, 1, -1):
+        before, last, first = text[at - 2 : at + 1]
+        if first.isspace() and last.isalnum() or first.isalpha() and last == "\n" and not before.isspace():
+            return at
+    return 0
 
 
 class TokenFile:

@@ -12,6 +12,7 @@ Weights from and to other formats: one readable table per family, used in both d
 What our model, or theirs, cannot express is refused: never weights that almost fit. Only safetensors and
 GGUF are read and written: a .bin or .pt file would have to be unpickled, which can run any code.
 """
+import functools
 import json
 import re
 import shutil
@@ -33,7 +34,8 @@ from tokenizer_formats import from_tokenizer_json, to_tokenizer_json
 from variants import ARCH, CORNERS, VariantConfig, choose, idle
 
 HUB = {name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
-FETCHED = ["config.json", "model*.safetensors*", "tokenizer*", "vocab.json", "merges.txt"]
+TOKENIZER = ["tokenizer.json"]
+FETCHED = ["config.json", "model*.safetensors*", *TOKENIZER]
 BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")  # tables in older files, no weights
 NULL = ("sliding_window", "num_key_value_heads")  # keys whose null says something else than their absence
 USUAL = {field.name: field.default for field in fields(VariantConfig)}
@@ -177,19 +179,21 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
     return config, out
 
 
-def fetch(name, key):
-    """The folder of a model of the hub, downloaded at first use."""
+@functools.cache
+def fetch(name, key="init_from"):
+    """The folder of a model of the hub, downloaded at first use: all that is needed, or its tokenizer alone."""
+    wanted = FETCHED if key == "init_from" else TOKENIZER
     try:
         from huggingface_hub import HfApi, snapshot_download
 
         try:
             commit = HfApi().model_info(name, timeout=5).sha  # without the timeout a silent network is waited for forever
-            return Path(snapshot_download(name, revision=commit, allow_patterns=FETCHED))
+            return Path(snapshot_download(name, revision=commit, allow_patterns=wanted))
         except Exception:
-            return Path(snapshot_download(name, allow_patterns=FETCHED, local_files_only=True))  # from an earlier download
+            return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=True))  # from an earlier download
     except Exception as error:  # the network, the hub and its client fail in many ways, all mean the same here
         why = (str((error.__context__ or error)).strip() or type(error).__name__).splitlines()[0]
-        fix = f"download config.json and *.safetensors of huggingface.co/{name} elsewhere and give that folder"
+        fix = f"download {' and '.join(wanted)} of huggingface.co/{name} elsewhere and give that folder"
         raise UserError(f"no such folder, and the hub does not answer: {why}", f"{key}={name}", fix) from None
 
 
@@ -216,13 +220,13 @@ def read_folder(folder):
 def find(name, key="init_from"):
     """The folder, or the GGUF file, that a name stands for; a message calls it what `key` says."""
     path = Path(name).expanduser()
-    if name in HUB or not path.exists():
+    if name in HUB or not name or not path.exists():
         if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name)) or name.endswith(".gguf"):
-            words = ", ".join(["scratch", "resume", *HUB] if key == "init_from" else HUB)
+            words = ", ".join(["scratch", "resume", *HUB] if key == "init_from" else ["auto", "char", "byte", *HUB])
             raise UserError("no such folder or file", f"{key}={name}", f"give {words}, a folder, a .gguf file, or owner/name of the hub")
         path = fetch(HUB.get(name, name), key)
     if not path.is_dir() and path.suffix != ".gguf":
-        raise UserError("this is not a folder", f"{key}={name}", "give the folder that holds config.json and *.safetensors, or a .gguf file")
+        raise UserError("this is not a folder", f"{key}={name}", "give the folder of a model, with its config.json, *.safetensors and tokenizer.json, or a .gguf file")
     return path
 
 
@@ -246,6 +250,16 @@ def load_tokenizer(name, key="init_from"):
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the tokenizer: {error}", path, "prepare the text with a tokenizer of ours") from None
     return tokenizer_from_json(from_tokenizer_json(whole, path))
+
+
+def same_tokens(name, tokenizer):
+    """Whether a tokenizer gives the ids that the weights of load_pretrained(name) know; None where theirs cannot be read."""
+    try:
+        theirs = load_tokenizer(name)
+    except UserError:
+        return None
+    size = range(min(tokenizer.vocab_size, theirs.vocab_size))
+    return all(tokenizer.decode_bytes([i]) == theirs.decode_bytes([i]) for i in size)
 
 
 @torch.no_grad()

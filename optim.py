@@ -3,8 +3,6 @@ import math
 
 import torch
 
-from runtime import multiplies_bfloat16
-
 TOGETHER = 2**24  # numbers in the matrices that Muon makes orthogonal at once, 64 MB of them: large ones gain nothing
 # How much of learning_rate is left (above min_lr) at t, from 0 after the warm-up to 1 at lr_decay_iters.
 SCHEDULE = {
@@ -54,8 +52,8 @@ def orthogonal(x, steps, coefficients, eps):
 
 
 class Muon(torch.optim.Muon):
-    """torch.optim.Muon (match_rms_adamw) that makes the matrices of one shape orthogonal together, and in float32 where the
-    device does not multiply bfloat16 itself: the same steps but for rounding, in less time (bench/speed_optimizer.py)."""
+    """torch.optim.Muon (match_rms_adamw) in less time (bench/speed_optimizer.py): the matrices of one shape are made orthogonal
+    together; and, but on a GPU that has bfloat16, in float32: there bfloat16 is slow, or rounds so that losses drift apart."""
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -73,7 +71,7 @@ class Muon(torch.optim.Muon):
 
     def update(self, matrices, group):
         """Take the step of some matrices of one shape."""
-        dtype = torch.bfloat16 if multiplies_bfloat16(matrices[0].device.type) else torch.float32
+        dtype = torch.bfloat16 if matrices[0].is_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
         looking_ahead = []  # Nesterov's: the momentum as the next gradient, if it is like this one, will make it
         for p in matrices:
             if "momentum_buffer" not in self.state[p]:

