@@ -32,7 +32,7 @@ NANOGPT = ("config/train_shakespeare_char.py --device=cpu --compile=False --eval
 OURS = ["config/llama_shakespeare.py", "config/gpt2_shakespeare.py"]
 # To 1.70: nanoGPT's rate, its end and the length were searched for (AdamW and cosine are all it has), of ours the length.
 SPRINT = "1.70"
-NANOGPT_SPRINT = [*NANOGPT, *"--learning_rate=5e-3 --min_lr=0 --max_iters=2700 --lr_decay_iters=2700".split()]
+NANOGPT_SPRINT = [*NANOGPT, *"--learning_rate=5e-3 --min_lr=0.0 --max_iters=2700 --lr_decay_iters=2700".split()]
 OURS_SPRINT = [OURS[0], "--max_iters=380", "--eval_interval=380"]
 MARKS = (1.886, 1.75, 1.70, 1.65, 1.60)
 
