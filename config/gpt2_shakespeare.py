@@ -1,5 +1,5 @@
 # GPT-2 on the characters of Shakespeare: 1,003,854 to train on, 111,540 to validate.
-# CPU (two cores): about 95 s, validation loss 1.70. GPU: nanoGPT's character setting (there 1.47; not run by us yet).
+# CPU (two cores): about 100 s, validation loss 1.69. GPU: nanoGPT's character setting (there 1.47; not run by us yet).
 # Its twin is config/llama_shakespeare.py: the same sizes, budget and schedule, one model for the other.
 model = "gpt2"
 out_dir = "out-gpt2-shakespeare"
