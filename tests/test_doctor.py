@@ -2,6 +2,7 @@
 import dataclasses
 import inspect
 import json
+import math
 import re
 from collections import namedtuple
 from pathlib import Path
@@ -407,3 +408,21 @@ def test_shipped_golden_curves_are_those_of_the_shipped_configs(name, monkeypatc
         pytest.skip(str(error))
     monkeypatch.setattr(golden, "read", lambda argv: [curve | {"losses": curve["losses"][:12]} for curve in curves])
     assert train.main([str(ROOT / "config" / f"{name}.py"), "--device=cpu", "--check", f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'run'}"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama_124m", "gpt2_124m"])
+def test_golden_curves_of_large_models(name, monkeypatch, tmp_path):
+    """On tiny-shakespeare alone, in GPT-2's tokens: four steps of 124 M parameters."""
+    from prepare import prepare
+
+    files = [f"config/{name}.py", "config/first_steps.py"]
+    curve, = golden.read(files)
+    assert len(curve["losses"]) == 10 and abs(curve["losses"][0] - math.log(50304)) < 0.3
+    try:
+        if not prepare("shakespeare", data_dir=str(tmp_path))["canonical"]:
+            pytest.skip("not the canonical text")
+    except UserError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(golden, "read", lambda argv: [curve | {"losses": curve["losses"][:4]}])
+    assert train.main([*(str(ROOT / file) for file in files), "--device=cpu", "--check", f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'run'}"]) == 0
