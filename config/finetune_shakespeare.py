@@ -2,8 +2,9 @@
 #   python train.py config/finetune_shakespeare.py
 #   python sample.py --out_dir=out-finetuned --checkpoint=best --start="ROMEO:" --num_samples=1
 # `python prepare.py shakespeare` is done first if need be: 301,966 tokens to train on, 36,059 to validate.
-# To expect: not run by us yet, GPT-2's weights are not where we test. The loss of the first evaluation is the pretrained
-# model's own on this text, those after it fall within the 20 steps; more steps soon learn the text by heart.
+# To expect: the loss of the first evaluation is the pretrained model's own on this text, those after it fall within the 20
+# steps; more steps soon learn the text by heart. GPT-2's weights were not where we test. SmolLM2-135M's (--init_from=FILE.gguf, the
+# text prepared with --tokenizer=FILE.gguf) went on a CPU from 3.41 to 3.24 in 10 steps, 4 minutes of training.
 init_from = "gpt2"  # 124 M parameters
 dataset = "shakespeare"
 out_dir = "out-finetuned"
