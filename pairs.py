@@ -15,8 +15,9 @@ import json
 
 import numpy as np
 
-from corpus import TokenFile, sha256_of, visits
+from corpus import sha256_of, visits
 from errors import UserError
+from token_file import TokenFile
 
 
 def read_pairs(path):
@@ -45,16 +46,16 @@ def read_pairs(path):
             raise UserError("the pairs are not utf-8", f"{path}, after line {number}", "save them as utf-8") from None
 
 
-def write_pairs(path, tokenizer_of, folder):
+def write_pairs(path, make_tokenizer, folder):
     """Token files and masks of a JSONL file: one pass to count its pairs and characters, one to write, with the tokenizer
-    that is tokenizer_of(characters); the first 90 % of the pairs are for training. Returns (tokenizer, the splits'
+    that is make_tokenizer(characters); the first 90 % of the pairs are for training. Returns (tokenizer, the splits'
     entries in meta.json, sha256 of the file)."""
     count, chars = 0, {"\n"}
     for count, (_, prompt, answer) in enumerate(read_pairs(path), 1):
         chars |= {*prompt, *answer}
     if count < 2:
         raise UserError("pairs to train on and to validate are two or more", path, "add some")
-    tokenizer, pairs, entries = tokenizer_of(chars), read_pairs(path), {}
+    tokenizer, pairs, entries = make_tokenizer(chars), read_pairs(path), {}
     by_line = tokenizer.decode([tokenizer.start]) == "\n"  # a newline ends an answer
     if not by_line and tokenizer.decode([tokenizer.start]) != "<|endoftext|>":
         raise UserError("this tokenizer has no <|endoftext|> to end an answer with", "--tokenizer", "use --tokenizer=gpt2, or that of another model")

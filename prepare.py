@@ -26,9 +26,10 @@ from tqdm import tqdm
 
 import sources
 from configurator import build, load
-from corpus import KNOWN, TokenFile, sha256_of
+from corpus import KNOWN, sha256_of
 from errors import UserError, run
 from pairs import write_pairs
+from token_file import TokenFile
 from tokenizer import ByteTokenizer, CharTokenizer
 
 SMALL = ("shakespeare_char", "shakespeare")  # made in seconds: train.py makes them when they are missing
@@ -74,15 +75,15 @@ def tokenizer_of(kind):
     return lambda chars: found
 
 
-def write_text(path, tokenizer_of, folder):
+def write_text(path, make_tokenizer, folder):
     """Token files of a text file: one pass to count its characters, one to write, with the tokenizer that is
-    tokenizer_of(characters). Returns (tokenizer, the splits' entries in meta.json, sha256 of the file)."""
+    make_tokenizer(characters). Returns (tokenizer, the splits' entries in meta.json, sha256 of the file)."""
     count, chars, pieces = 0, set(), path.stat().st_size // CHUNK + 1
     for text in tqdm(read_text(path), "reading", pieces, disable=None, leave=False, unit="MB"):
         count, chars = count + len(text), chars | set(text)
     if count < 2 or len(chars) < 2:
         raise UserError("the text is empty" if not count else "the text is one character and nothing else", path, "choose a longer text")
-    tokenizer = tokenizer_of(chars)
+    tokenizer = make_tokenizer(chars)
     train, val = TokenFile(folder / "train.bin", tokenizer), TokenFile(folder / "val.bin", tokenizer)
     left = int(0.9 * count)  # characters still to go to train
     for text in tqdm(read_text(path), "writing tokens", pieces, disable=None, leave=False, unit="MB"):

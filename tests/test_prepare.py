@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tiktoken
 
-import corpus
 import prepare
 import sources
 import tokenizer_formats
@@ -79,8 +78,8 @@ def test_with_the_tokenizer_of_a_pretrained_model(text, pattern, chunk, tmp_path
     theirs = BPETokenizer(tiktoken.Encoding("theirs", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)}))
     Path("weights").mkdir()
     Path("weights/tokenizer.json").write_text(json.dumps(tokenizer_formats.to_tokenizer_json(theirs.to_json())), encoding="utf-8")
-    held, add_text = [], corpus.TokenFile.add_text
-    monkeypatch.setattr(corpus.TokenFile, "add_text", lambda file, *args, **more: (add_text(file, *args, **more), held.append(len(file.rest))))
+    held, add_text = [], prepare.TokenFile.add_text
+    monkeypatch.setattr(prepare.TokenFile, "add_text", lambda file, *args, **more: (add_text(file, *args, **more), held.append(len(file.rest))))
     meta = prepare.prepare("mybook", "text.txt", "weights")
     cut = int(0.9 * len(text))
     assert (meta["tokenizer"], meta["vocab_size"]) == ("bpe", theirs.vocab_size)
