@@ -24,13 +24,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-import sources
-from configurator import build, load
-from corpus import KNOWN, sha256_of
-from errors import UserError, run
-from pairs import write_pairs
-from token_file import TokenFile
-from tokenizer import ByteTokenizer, CharTokenizer
+from tokens import sources
+from common.configurator import build, load
+from tokens.batches import KNOWN, sha256_of
+from common.errors import UserError, run
+from tokens.pairs import write_pairs
+from tokens.token_files import TokenFile
+from tokens.tokenizer import ByteTokenizer, CharTokenizer
 
 SMALL = ("shakespeare_char", "shakespeare")  # made in seconds: train.py makes them when they are missing
 FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")  # what a set is made of; other files in its folder are the user's
@@ -69,9 +69,9 @@ def tokenizer_of(kind):
     if kind in ("byte", "gpt2"):
         found = ByteTokenizer() if kind == "byte" else sources.gpt2_tokenizer()
     else:
-        import formats  # it needs torch, which takes seconds to load
+        from weights import pretrained  # it needs torch, which takes seconds to load
 
-        found = formats.load_tokenizer(kind, "--tokenizer")
+        found = pretrained.load_tokenizer(kind, "--tokenizer")
     return lambda chars: found
 
 

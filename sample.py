@@ -20,17 +20,17 @@ from typing import Literal, NamedTuple
 
 import torch
 
-import look
-from attention_map import write_map
-from checkpoint import open_run
-from configurator import build, load
-from decoding import Reader, Sample, Step, draw, probabilities, ragged
-from errors import UserError, run
-from formats import open_pretrained
-from inference import prepare
-from prompts import fit, read_prompts, read_text
-from runtime import seed_for, set_up
-from speculative import Tally, open_draft, speculate
+from sampling import terminal
+from sampling.attention_map import write_map
+from weights.checkpoint import open_run
+from common.configurator import build, load
+from sampling.decoding import Reader, Sample, Step, draw, probabilities, ragged
+from common.errors import UserError, run
+from weights.pretrained import open_pretrained
+from sampling.fast import prepare
+from sampling.prompts import fit, read_prompts, read_text
+from common.runtime import seed_for, set_up
+from sampling.speculative import Tally, open_draft, speculate
 
 ROWS = 64  # of a batch
 
@@ -151,7 +151,7 @@ def write_sample(model, tokenizer, prompt, runtime, config, number=0, draft=None
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    show(look.paint(prompt, "1") if look.colours(sys.stdout) else prompt)
+    show(terminal.paint(prompt, "1") if terminal.colours(sys.stdout) else prompt)
     sample, = write_samples(model, tokenizer, [(prompt, number)], runtime, config, draft, tally, show)
     show("\n")
     return sample
@@ -201,9 +201,9 @@ def report(opened, samples, config, streamed=False):
     if not streamed:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         texts = [sample.prompt + sample.text for sample in samples]
-        print(look.columns([o.name for o in opened], texts, width) if config.compare else texts[0])
+        print(terminal.columns([o.name for o in opened], texts, width) if config.compare else texts[0])
     if config.show_probs:
-        print(look.alternatives_table(opened[0].tokenizer, samples[0].tokens, samples[0].logprobs, samples[0].top))
+        print(terminal.alternatives_table(opened[0].tokenizer, samples[0].tokens, samples[0].logprobs, samples[0].top))
     print("---------------", flush=True)
 
 
@@ -225,7 +225,7 @@ def main(argv):
     if config.score:
         whole = [open_model(name, config, runtime, texts, "float32")._replace(name=f"{name} in float32") for name in names if kind == "int8"]
         readable = [fit(o.tokenizer, scored, config.score, config.skip_unknown) for o in opened + whole]
-        look.report_score(opened + whole, readable, config.score, config.context, config.jsonl)
+        terminal.report_score(opened + whole, readable, config.score, config.context, config.jsonl)
     if config.attention:
         write_map(config.attention, *opened[0][:3], opened[0].prompts[0], config.layer, config.context)
         note(f"attention of layer {config.layer}: {config.attention}")

@@ -22,24 +22,24 @@ from pathlib import Path
 import torch
 from torch.utils.checkpoint import checkpoint as recompute
 
-import checkpoint
-import errors
-import formats
-import golden
-import parallel
-from configurator import build
-from corpus import load_meta, load_tokenizer
-from costs import match
-from doctor import doctor
-from dry_run import dry_run
-from errors import Failure, UserError
-from mixture import mixed_fingerprint, open_batches, open_sources
-from optim import learning_rate, make_optimizers
+from weights import checkpoint
+from common import errors
+from weights import pretrained
+from training import check
+from training import parallel
+from common.configurator import build
+from tokens.batches import load_meta, load_tokenizer
+from parts.costs import match
+from training.doctor import doctor
+from training.dry_run import dry_run
+from common.errors import Failure, UserError
+from tokens.mixture import mixed_fingerprint, open_batches, open_sources
+from training.optim import learning_rate, make_optimizers
 from prepare import SMALL, prepare
-from runlog import RunLog, check_out_dir, describe, evaluation_lines, finish, open_out_dir, start_wandb
-from runtime import Runtime, StopRequest, seed_for, set_up, versions
-from settings import TrainConfig, read_config
-from variants import VariantConfig, choose, idle
+from training.run_folder import RunLog, check_out_dir, describe, evaluation_lines, finish, open_out_dir, start_wandb
+from common.runtime import Runtime, StopRequest, seed_for, set_up, versions
+from training.settings import TrainConfig, read_config
+from parts.variant import VariantConfig, choose, idle
 
 BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
 EVAL_TRAIN_TOKENS = 32768  # of the train split, scored beside the validation split
@@ -104,7 +104,7 @@ def make_model(config, given, folder, meta):
         return model
     weights = None
     if config.init_from != "scratch":
-        word, imported, weights = formats.load_pretrained(config.init_from)
+        word, imported, weights = pretrained.load_pretrained(config.init_from)
         if given.get("model", word) != word:
             raise UserError(f"these are weights of a {word} model", f"init_from={config.init_from}", f"leave model={given['model']} out")
         config.model, given = word, imported | given
@@ -121,7 +121,7 @@ def make_model(config, given, folder, meta):
     torch.manual_seed(seed_for(config.seed, 0))
     model = model_class(model_config)
     if weights is not None:
-        formats.load_weights(model, weights)
+        pretrained.load_weights(model, weights)
     return model
 
 
@@ -158,7 +158,7 @@ def make_run(config, given, folder, state, runtime):
         state |= {"best_val_loss": None, "best_bits_per_byte": None, "best_step": None, "evaluated": None, "samples": {}}
     state["data"] = data
     model = make_model(config, given, folder, metas[config.datasets[0]]).to(runtime.device)
-    if folder is None and config.init_from != "scratch" and runtime.main and formats.same_tokens(config.init_from, tokenizer) is False:
+    if folder is None and config.init_from != "scratch" and runtime.main and pretrained.same_tokens(config.init_from, tokenizer) is False:
         print(f"warning: {config.dataset} was not prepared with the tokenizer of these weights: `python prepare.py NAME --input=TEXTFILE --tokenizer={config.init_from}` does that")
     sources = open_sources(config, metas, tokenizer, model.config.block_size)
     if state["best_val_loss"] is not None:  # a checkpoint from before mixtures has one set, and its loss alone
@@ -340,7 +340,7 @@ def main(argv):
     config, given, (folder, state) = read_config(argv, __doc__)
     runtime = set_up(config.device, config.dtype)
     if config.check is True:
-        golden.read(argv)  # it may not be there: say so before data are prepared
+        check.read(argv)  # it may not be there: say so before data are prepared
     if runtime.main:
         print(f"this run: {shlex.join(['python', 'train.py', *argv])}")
     run = make_run(config, given, folder, state, runtime)
@@ -353,7 +353,7 @@ def main(argv):
         try:
             if config.dry_run:
                 return dry_run(run, train_step, score, EVAL_TRAIN_TOKENS)
-            return doctor(run, train_step) if config.doctor else golden.check(run, argv, train_step)
+            return doctor(run, train_step) if config.doctor else check.check(run, argv, train_step)
         except (FloatingPointError, RuntimeError) as error:
             raise explain(error, run) or error
     if folder is not None and (run.step > config.max_iters or run.step == config.max_iters == run.state.get("evaluated")):

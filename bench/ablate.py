@@ -20,19 +20,17 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "bench")) if path not in sys.path]
-
-import checkpoint  # noqa: E402
-import costs  # noqa: E402
-import launch  # noqa: E402
-import measure  # noqa: E402
-from arms import OWNED, AblateConfig, check_arm, check_bite, code_hash, data_of, enumerate_arms, match_arm, read  # noqa: E402
-from configurator import build, help_text  # noqa: E402
-from errors import Failure, UserError, run  # noqa: E402
-from runlog import hold, read_rows, sign  # noqa: E402
-from runtime import Runtime, StopRequest, seed_for, set_up, versions  # noqa: E402
-from settings import TrainConfig  # noqa: E402
+import repo_root  # noqa: F401
+from weights import checkpoint
+from parts import costs
+from bench.ablation import launch
+from bench.ablation import measure
+from bench.ablation.arms import OWNED, AblateConfig, check_arm, check_bite, code_hash, data_of, enumerate_arms, match_arm, read
+from common.configurator import build, help_text
+from common.errors import Failure, UserError, run
+from training.run_folder import hold, read_rows, sign
+from common.runtime import Runtime, StopRequest, seed_for, set_up, versions
+from training.settings import TrainConfig
 
 TUNING_SEED = 1000  # the first of the seeds that choose a learning rate; reported ones count from 0
 LOOKS = (1, 2, 4)  # times `seeds`: the numbers of seeds after which a sweep with a budget looks
@@ -234,7 +232,7 @@ def run_jobs(sweep, jobs, stop):
 def more_seeds(sweep, told, stop):
     """A sweep with a budget: after each look, more seeds for the arms that they could decide, those that need fewest
     first, while the predicted time lasts. The looks are planned beforehand, which is what makes looking several times honest."""
-    import stats
+    from bench.ablation import stats
 
     for first, end in zip(told["looks"], told["looks"][1:]):
         past = [row for row in sweep.rows.values() if row["purpose"] == "tune" or row["seed"] < first]  # also when it goes on: what was known at this look
@@ -318,7 +316,7 @@ def main(argv, trainer=launch.TRAINER):
     if not going:
         print(f"stopped, saved; the same command goes on: {told['command']}")
         return stop.status
-    import report
+    from bench.ablation import report
 
     report.write([sweep.out])
     print(report.table(sweep.out))

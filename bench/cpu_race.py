@@ -20,12 +20,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from configurator import build, load  # noqa: E402
-from errors import UserError, run  # noqa: E402
-from runtime import versions  # noqa: E402
+import repo_root  # noqa: F401
+from common.configurator import build, load
+from common.errors import UserError, run
+from common.files import ROOT
+from common.runtime import versions
 
 NANOGPT = ("config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 "
            "--n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0").split()

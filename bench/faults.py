@@ -18,20 +18,19 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from outside import FILES, ROOT, Lab, Process, broken, changed, differs, digest, logged, newest, rows, tensors, tree
+import repo_root  # noqa: F401
+from bench.timing.outside import FILES, Lab, Process, broken, changed, differs, digest, logged, newest, rows, tensors, tree
 
-sys.path.insert(0, str(ROOT))
-
-from configurator import build, load  # noqa: E402
-from errors import UserError, run  # noqa: E402
-from optim import OPTIMIZER, SCHEDULE  # noqa: E402
-from runtime import versions  # noqa: E402
+from common.configurator import build, load
+from common.errors import UserError, run
+from common.files import ROOT
+from training.optim import OPTIMIZER, SCHEDULE
+from common.runtime import versions
 
 ARMS = [(f"--model={('llama', 'gpt2')[i % 2]}", f"--optimizer={OPTIMIZER[i % len(OPTIMIZER)]}", f"--schedule={list(SCHEDULE)[i % len(SCHEDULE)]}")
         for i in range(max(len(OPTIMIZER), len(SCHEDULE)))]

@@ -11,26 +11,23 @@ Two models take steps in turn, so that a busy machine slows both alike; a ratio 
 the 95 % bootstrap interval of that median (scipy). Writes bench/results/speed_<what>.md.
 """
 import statistics
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import numpy as np
+import torch
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-
-import speed_decode  # noqa: E402
-import speed_optimizer  # noqa: E402
-import speed_train  # noqa: E402
-from configurator import allowed, build, keys, load  # noqa: E402
-from errors import UserError, run  # noqa: E402
-from optim import parameter_groups  # noqa: E402
-from runtime import find_device, versions  # noqa: E402
-from variants import VariantConfig, choose  # noqa: E402
+import repo_root  # noqa: F401
+from bench.timing import decode
+from bench.timing import optimizer as speed_optimizer
+from bench.timing import train
+from common.configurator import allowed, build, keys, load
+from common.errors import UserError, run
+from common.files import ROOT
+from training.optim import parameter_groups
+from common.runtime import find_device, versions
+from parts.variant import VariantConfig, choose
 
 
 @dataclass
@@ -100,7 +97,7 @@ def arms_of(what, config):
 
 
 def main(argv):
-    for word, script in {"train": speed_train, "optimizer": speed_optimizer, "decode": speed_decode, "gqa": speed_decode}.items():
+    for word, script in {"train": train, "optimizer": speed_optimizer, "decode": decode, "gqa": decode}.items():
         if word in argv:
             return script.main(argv)
     values, words = load(argv, [SpeedConfig], __doc__)

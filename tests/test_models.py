@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import model
 import model_llama
-from cache import KVCache
+from parts.cache import KVCache
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig, rotary, rotate
 

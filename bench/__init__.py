@@ -1,0 +1,1 @@
+"""Measurements: each script here answers one question."""

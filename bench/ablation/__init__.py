@@ -1,0 +1,1 @@
+"""The inside of bench/ablate.py: designs, runs, costs, verdicts, report, plots."""

@@ -1,0 +1,5 @@
+"""Puts the repo's root on the path, so that `python bench/SCRIPT.py` finds the rooms from any folder."""
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

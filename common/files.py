@@ -1,0 +1,4 @@
+"""Where the repo is."""
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent

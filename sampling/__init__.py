@@ -1,0 +1,1 @@
+"""What writing text needs around sample.py."""

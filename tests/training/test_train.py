@@ -1,0 +1,820 @@
+"""The training loop: exactness, run folders, faults. Every run is tiny and on one thread."""
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from weights import checkpoint
+from training import parallel
+from training import run_folder
+import train
+from tokens.batches import load_split
+from common.errors import Failure, UserError
+from training import optim
+from training.optim import learning_rate, make_optimizers, parameter_groups
+from prepare import prepare
+from common.runtime import Runtime, StopRequest
+from parts.variant import CORNERS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SIZE = "--n_layer=2 --n_head=2 --n_embd=32 --block_size=16 --batch_size=4 --log_interval=1 --warmup_iters=0 --device=cpu".split()
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory):
+    """A data set of 6,000 characters: words of a small language, so that there is something to learn."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = random.Random(0)
+    words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
+    text = "".join(rng.choice(words) + rng.choice("    \n") for _ in range(1200))
+    (folder / "words.txt").write_text(text, encoding="utf-8")
+    prepare("words", input=str(folder / "words.txt"), tokenizer="char", data_dir=str(folder))
+    return folder
+
+
+def arguments(data_dir, out_dir, *more):
+    return [*SIZE, f"--data_dir={data_dir}", "--dataset=words", f"--out_dir={out_dir}", *more]
+
+
+def losses(out_dir, key="loss"):
+    rows = [json.loads(line) for line in (Path(out_dir) / "log.jsonl").read_text().splitlines()]
+    return [(row["step"], row[key]) for row in rows if key in row]
+
+
+def weights(out_dir):
+    """All tensors of the newest checkpoint: weights and optimizer."""
+    folder = checkpoint.find(out_dir)
+    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+# ---------------------------------------------------------------- exactness
+
+
+@pytest.mark.parametrize("more", [
+    ["--model=gpt2"], ["--model=llama"], ["--model=llama", "--optimizer=muon"], ["--schedule=wsd"], ["--schedule=linear"], ["--schedule=constant"],
+    ["--data_seed=7"], ["--norm=batchnorm"], ["--arch=gpt-neox", "--n_embd=32"]], ids=" ".join)
+def test_interrupted_and_resumed_is_uninterrupted(data_dir, tmp_path, more):
+    """Bit for bit, in every loss, weight and moment: dropout on, two forward passes per step."""
+    run = ["--max_iters=9", "--eval_interval=20", "--dropout=0.2", "--gradient_accumulation_steps=2", "--warmup_iters=3", *more]
+    train.main(arguments(data_dir, tmp_path / "straight", *run))
+    stopped = arguments(data_dir, tmp_path / "stopped", *run)
+    for step in (2, 5, 6):  # more than once
+        stop_after(step)
+        assert train.main(stopped) == 143
+        assert checkpoint.steps(tmp_path / "stopped")[-1] == checkpoint.read(checkpoint.find(tmp_path / "stopped"))[0]["step"] == step
+        stopped = ["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"]
+    assert not train.main(stopped)
+    for key in ("loss", "val_loss"):
+        assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
+    assert len(losses(tmp_path / "straight")) == 9
+    assert equal(weights(tmp_path / "stopped"), weights(tmp_path / "straight"))
+
+
+def test_stopped_before_the_first_step(data_dir, tmp_path):
+    """An optimizer that has taken no step has no state, and none is made up for the checkpoint."""
+    run = ["--max_iters=3", "--dropout=0.1"]
+    train.main(arguments(data_dir, tmp_path / "straight", *run))
+    real = train.score
+
+    def stop(run, request=None):
+        train.score = real
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(run, request)
+
+    train.score = stop
+    assert train.main(arguments(data_dir, tmp_path / "stopped", *run)) == 143
+    assert checkpoint.steps(tmp_path / "stopped") == [0]
+    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
+    assert equal(weights(tmp_path / "stopped"), weights(tmp_path / "straight"))
+
+
+def test_no_steps_at_all_is_a_run_folder(data_dir, tmp_path, capsys):
+    """As to convert pretrained weights."""
+    assert not train.main(arguments(data_dir, tmp_path / "run", "--max_iters=0"))
+    assert checkpoint.steps(tmp_path / "run") == [0] and "best validation loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("when", [3, 4, 6])
+def test_an_evaluation_that_was_cut_short_is_made_up_for(data_dir, tmp_path, when):
+    """A signal within the evaluation of a step: the step is saved, the evaluation comes after the resume."""
+    run = ["--max_iters=6", "--eval_interval=3"]
+    train.main(arguments(data_dir, tmp_path / "straight", *run))
+    real, calls = train.evaluate, []
+
+    def cut(*args):
+        calls.append(0)
+        if len(calls) == when:  # two calls an evaluation: train and validation, at steps 0, 3 and 6
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args)
+
+    train.evaluate = cut
+    try:
+        assert train.main(arguments(data_dir, tmp_path / "stopped", *run)) == 143
+    finally:
+        train.evaluate = real
+    assert checkpoint.steps(tmp_path / "stopped")[-1] == (when - 1) // 2 * 3
+    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
+    for key in ("loss", "val_loss"):
+        assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
+    assert checkpoint.pointer(tmp_path / "stopped", "best") == checkpoint.pointer(tmp_path / "straight", "best")
+
+
+def stop_after(steps, real=train.train_step):
+    """Ask this process to stop while it takes its step number `steps`, as `kill` would; only once."""
+    def step_and_signal(run):
+        if run.step == steps - 1:
+            train.train_step = real
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(run)
+
+    train.train_step = step_and_signal
+
+
+def test_same_command_same_bits_and_another_seed_another_run(data_dir, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train.main(arguments(data_dir, tmp_path / name, "--max_iters=3", "--dropout=0.1", f"--seed={seed}"))
+    assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not equal(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+def test_looking_changes_no_training_loss(data_dir, tmp_path):
+    train.main(arguments(data_dir, tmp_path / "a", "--max_iters=6", "--dropout=0.1", "--eval_interval=6"))
+    train.main(arguments(data_dir, tmp_path / "b", "--max_iters=6", "--dropout=0.1", "--eval_interval=1", "--eval_tokens=100"))
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+def test_micro_batches_are_one_batch(data_dir, tmp_path):
+    train.main(arguments(data_dir, tmp_path / "one", "--max_iters=4", "--batch_size=8"))
+    train.main(arguments(data_dir, tmp_path / "four", "--max_iters=4", "--batch_size=2", "--gradient_accumulation_steps=4"))
+    for (_, a), (_, b) in zip(losses(tmp_path / "one"), losses(tmp_path / "four")):
+        assert abs(a - b) < 1e-5
+    for (_, a), (_, b) in zip(losses(tmp_path / "one", "grad_norm"), losses(tmp_path / "four", "grad_norm")):
+        assert abs(a - b) < 1e-4
+
+
+def two_ranks(*argv, **more):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", *argv]
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+@pytest.mark.parametrize("first,then,model", [("ddp", "one", "gpt2"), ("fsdp", "ddp", "gpt2"), ("one", "fsdp", "llama")])
+def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first, then, model):
+    """Half in one layout, half in another: the losses, weights and moments of a run in one process."""
+    run = arguments(data_dir, tmp_path / "moved", "--max_iters=6", "--gradient_accumulation_steps=4", "--batch_size=2", "--eval_interval=3", "--eval_tokens=450", f"--model={model}")  # 15 batches, which two ranks share unevenly
+    one = [*run, f"--out_dir={tmp_path / 'one'}"]
+    train.main(one)
+    for layout, more in (first, ["--max_iters=3", "--lr_decay_iters=6"]), (then, ["--init_from=resume", "--max_iters=6"]):
+        if layout == "one":
+            assert not train.main([*run, *more])
+        else:
+            process = two_ranks(*run, *more, f"--parallel={layout}")
+            out, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err
+            assert "best validation loss" in out
+    for key in ("loss", "val_loss", "grad_norm"):
+        a, b = losses(tmp_path / "one", key), losses(tmp_path / "moved", key)
+        assert len(a) == len(b) >= 3 and all(abs(x - y) < 1e-5 * (1 + abs(x)) for (_, x), (_, y) in zip(a, b)), (a, b)
+    a, b = weights(tmp_path / "one"), weights(tmp_path / "moved")
+    assert a.keys() == b.keys()
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], atol=1e-4, rtol=1e-3)
+
+
+def test_one_rank_dies_and_all_end(data_dir, tmp_path):
+    out = tmp_path / "run"
+    process = two_ranks(*arguments(data_dir, out, "--max_iters=100000", "--eval_interval=5", "--gradient_accumulation_steps=2"))
+    for _ in range(600):
+        if checkpoint.steps(out):
+            break
+        time.sleep(0.1)
+    workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    began = time.monotonic()
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0 and time.monotonic() - began < 60
+    assert "lost another rank" in err and "--init_from=resume" in err
+    checkpoint.read(checkpoint.find(out))
+
+
+def test_a_mistake_found_by_rank_0_ends_all(data_dir, tmp_path):
+    """Only rank 0 looks at the run folder; the other must not wait for it."""
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=1"))
+    process = two_ranks(*arguments(data_dir, tmp_path / "run", "--max_iters=1", "--gradient_accumulation_steps=2"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert err.count("error: ") >= 1 and "there is a run here already" in err and "Connection closed" not in err
+
+
+def test_rank_0_tells_the_others_what_it_found(monkeypatch, capsys):
+    """Seen from rank 1, to which rank 0 sends the status of its mistake."""
+    def broadcast(tensor, source):
+        tensor.fill_(status)
+
+    monkeypatch.setattr(parallel.dist, "broadcast", broadcast)
+    one = Runtime("cpu", "float32", 1, 2, [])
+    status = 0
+    assert parallel.main_first(lambda: pytest.fail("this is rank 0's work"), one) is None
+    status = 2
+    with pytest.raises(UserError, match="rank 0 cannot go on") as caught:
+        parallel.main_first(lambda: None, one)
+    assert caught.value.status == 2
+
+
+def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
+    """A signal reaches the ranks at different moments: if one left and the other stayed to save, both would wait."""
+    run = ready(data_dir, tmp_path)
+    stop = StopRequest()
+    stop.status = 143
+    assert train.score(run, stop) is None
+    run.runtime.world_size = 2
+    monkeypatch.setattr(parallel.dist, "all_reduce", lambda tensor: None)
+    assert train.score(run, stop)["val_loss"] > 0
+
+
+@pytest.mark.parametrize("more", [["--optimizer=muon"], ["--dtype=float16"]], ids=" ".join)
+def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, more):
+    config, given, _ = train.read_config(arguments(data_dir, tmp_path / "run", "--parallel=fsdp", "--gradient_accumulation_steps=2", *more), "")
+    with pytest.raises(UserError, match="parallel=fsdp"):
+        train.make_run(config, given, None, None, Runtime("cpu", "float32", 0, 2, []))
+
+
+def ready(data_dir, tmp_path, *more):
+    """A Run that is ready for its first step."""
+    config, given, (folder, state) = train.read_config(arguments(data_dir, tmp_path / "ready", "--max_iters=50", *more), "")
+    return train.make_run(config, given, folder, state, train.set_up(config.device, config.dtype))
+
+
+class Masked:
+    """Batches of which only some targets count: none at all in every third sample."""
+
+    masked = True
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def get(self, first, count):
+        x, y = self.batches.get(first, count)
+        for row, k in zip(y, range(first, first + count)):
+            row[: 3 + 5 * (k % 3)] = -1
+        return x, y
+
+
+def test_micro_batches_are_one_batch_whatever_is_masked(data_dir, tmp_path):
+    """A target weighs the same in a micro-batch with few of them as in one with many."""
+    losses = {}
+    for size in ("--batch_size=6", "--batch_size=2", "--batch_size=1"):
+        run = ready(data_dir, tmp_path, size, f"--gradient_accumulation_steps={6 // int(size[-1])}")
+        run.batches = Masked(run.batches)
+        losses[size] = [value for _ in range(3) for value in train.train_step(run)]
+    for size in losses:
+        assert all(abs(a - b) < 1e-5 for a, b in zip(losses[size], losses["--batch_size=6"])), losses
+
+
+def test_float16_halves_its_scale_on_overflow_skips_the_step_and_grows_again(data_dir, tmp_path):
+    run = ready(data_dir, tmp_path, "--dtype=float16")
+    run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
+    before = {name: p.clone() for name, p in run.model.named_parameters()}
+    skipped = 0
+    while not math.isfinite(train.train_step(run)[1]):
+        skipped += 1
+        assert run.scaler.get_scale() == 2.0 ** (40 - skipped)
+        assert all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
+        assert not any(optimizer.state for optimizer in run.optimizers)
+    assert skipped > 3 and run.step == skipped + 1
+    assert not all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
+    scale = run.scaler.get_scale()
+    for _ in range(2):
+        train.train_step(run)
+    assert run.scaler.get_scale() == 2 * scale  # three steps without an overflow
+
+
+def test_float16_that_does_not_recover_stops(data_dir, tmp_path):
+    run = ready(data_dir, tmp_path, "--dtype=float16")
+    run.scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    next(run.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(FloatingPointError, match="gradient norm"):
+        train.train_step(run)
+
+
+def test_float16_resumed_is_uninterrupted(data_dir, tmp_path):
+    """The scale and its counter are in the checkpoint. An overflow is no number in the log, so it is null."""
+    run = ["--max_iters=8", "--eval_interval=20", "--dtype=float16"]
+    real = torch.amp.GradScaler
+
+    def scaler(*args, **more):  # grows and overflows within these few steps
+        return real(*args, init_scale=2.0**30, growth_interval=2, **more)
+
+    torch.amp.GradScaler = scaler
+    try:
+        train.main(arguments(data_dir, tmp_path / "straight", *run))
+        stop_after(5)
+        assert train.main(arguments(data_dir, tmp_path / "stopped", *run)) == 143
+        assert checkpoint.read(checkpoint.find(tmp_path / "stopped"))[0]["scaler"]["scale"] != 2.0**30
+        train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
+    finally:
+        torch.amp.GradScaler = real
+    for key in ("loss", "grad_norm"):
+        assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
+    assert None in dict(losses(tmp_path / "straight", "grad_norm")).values()
+    assert equal(weights(tmp_path / "stopped"), weights(tmp_path / "straight"))
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_activation_checkpointing_changes_no_bit_and_keeps_less(data_dir, tmp_path, model):
+    kept = {}
+    for name, more in (("a", []), ("b", ["--activation_checkpointing"])):
+        train.main(arguments(data_dir, tmp_path / name, "--max_iters=4", "--dropout=0.2", f"--model={model}", *more))
+        run = ready(data_dir, tmp_path, f"--model={model}", *more)
+        kept[name] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept[name].append(tensor.numel()) or tensor, lambda tensor: tensor):
+            run.model(*map(torch.from_numpy, run.batches.get(0, 4)))
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert sum(kept["b"]) < 0.6 * sum(kept["a"])
+
+
+def test_every_parameter_is_in_one_group_and_only_matrices_decay():
+    for config_class, model_class in CORNERS.values():
+        model = model_class(config_class(n_layer=2, n_head=2, n_embd=16, vocab_size=10, block_size=8))
+        groups = parameter_groups(model, 0.1)
+        grouped = [p for group in groups for p in group["params"]]
+        assert sorted(map(id, grouped)) == sorted(id(p) for p in model.parameters())
+        for group in groups:
+            assert all((p.dim() >= 2) == (group["weight_decay"] == 0.1) for p in group["params"])
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
+    config = train.TrainConfig(optimizer="muon", beta1=0.8)
+    for config_class, model_class in CORNERS.values():
+        model = model_class(config_class(n_layer=2, n_head=2, n_embd=16, vocab_size=10, block_size=8))
+        muon, adamw = make_optimizers(model, config, "cpu")
+        assert muon.param_groups[0]["momentum"] == adamw.param_groups[0]["betas"][0] == 0.8
+        names = [[name for group in optimizer.param_groups for name in group["names"]] for optimizer in (muon, adamw)]
+        assert sorted(names[0] + names[1]) == sorted(name for name, _ in model.named_parameters())
+        assert all(name.startswith("blocks.") and name.endswith("weight") and "norm" not in name for name in names[0])
+        assert {"wte.weight", "norm_f.weight"} <= set(names[1]) and not any(name.endswith("wq.weight") for name in names[1])
+
+
+def test_muon_takes_the_steps_of_torchs(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda tensor: tensor.clone())  # torch's rounds there; ours does not on a CPU
+    monkeypatch.setattr(optim, "TOGETHER", 3 * 8 * 24)  # two stacks of the five
+    torch.manual_seed(0)
+    shapes = [(8, 24)] * 5 + [(24, 8), (16, 16), (16, 16), (4, 4)]
+    ours, theirs = ([torch.nn.Parameter(torch.full(shape, 0.5)) for shape in shapes] for _ in range(2))
+    options = dict(lr=0.1, weight_decay=0.2, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    steppers = optim.Muon(ours, **options), torch.optim.Muon(theirs, **options)
+    for step in range(4):
+        for a, b in zip(ours, theirs):
+            a.grad = b.grad = None if step == 2 and a.shape == (16, 16) else torch.randn(a.shape) * (1e-8 if a.shape == (4, 4) else 1)
+        for stepper in steppers:
+            stepper.step()
+    for a, b in zip(ours, theirs):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+        torch.testing.assert_close(steppers[0].state[a]["momentum_buffer"], steppers[1].state[b]["momentum_buffer"], atol=0, rtol=0)
+
+
+def test_data_seed_sets_the_order_apart_from_the_initialisation(data_dir, tmp_path):
+    """Runs of one data_seed see the same batches whatever their seed: with the weights frozen, the same losses
+    up to what the initialisation makes; here shown by the batches themselves."""
+    seen = {}
+    real = train.train_step
+    for name, seeds in dict(a=["--seed=1", "--data_seed=5"], b=["--seed=2", "--data_seed=5"], c=["--seed=1", "--data_seed=6"], d=["--seed=5"]).items():
+        def spy(run, name=name):
+            seen.setdefault(name, []).append(run.batches.get(run.step * run.config.batch_size, run.config.batch_size)[0].tolist())
+            return real(run)
+
+        train.train_step = spy
+        try:
+            train.main(arguments(data_dir, tmp_path / name, "--max_iters=2", *seeds))
+        finally:
+            train.train_step = real
+    assert seen["a"] == seen["b"] == seen["d"] != seen["c"]
+    assert losses(tmp_path / "a") != losses(tmp_path / "b")
+
+
+def test_other_schedules():
+    config = train.TrainConfig(learning_rate=1.0, min_lr=0.0, warmup_iters=0, max_iters=100)
+    for schedule, expected in dict(linear=[1, 0.5, 0.1, 0], wsd=[1, 1, 0.5, 0], constant=[1, 1, 1, 1]).items():
+        config.schedule = schedule
+        assert [learning_rate(step, config) for step in (0, 50, 90, 100)] == pytest.approx(expected)
+
+
+def test_learning_rate_schedule():
+    config = train.TrainConfig(learning_rate=1.0, min_lr=0.1, warmup_iters=10, max_iters=110)
+    assert learning_rate(0, config) == 1 / 11
+    assert learning_rate(10, config) == 1.0
+    assert math.isclose(learning_rate(60, config), 0.55)  # half way down the cosine
+    assert learning_rate(110, config) == learning_rate(10**6, config) == 0.1
+    rates = [learning_rate(step, config) for step in range(10, 111)]
+    assert rates == sorted(rates, reverse=True)
+
+
+# ---------------------------------------------------------------- what a run leaves behind
+
+
+def test_run_folder_and_last_words(data_dir, tmp_path, capsys):
+    out = tmp_path / "run"
+    train.main(arguments(data_dir, out, "--max_iters=60", "--eval_interval=20", "--learning_rate=1e-2", "--warmup_iters=5", "--min_lr=1e-3", "--model=llama"))
+    assert sorted(path.name for path in out.iterdir()) == ["best", "ckpt", "config.json", "latest", "lock", "log.jsonl", "loss.png"]
+    assert checkpoint.steps(out)[-2:] == [40, 60]
+    best = checkpoint.pointer(out, "best")
+    scored = dict(losses(out, "val_loss"))
+    assert scored[best] == min(scored.values()) < scored[0] - 1  # it learns
+    assert abs(scored[0] - math.log(json.loads((out / "config.json").read_text())["vocab_size"])) < 0.1
+    bits = dict(losses(out, "bits_per_byte"))
+    assert bits[60] == pytest.approx(scored[60] / math.log(2))  # ASCII: a character is a byte
+    printed = capsys.readouterr().out
+    assert f"best validation loss {scored[best]:.4f}" in printed and "bits per byte" in printed and "loss.png" in printed
+    assert re.search(r"^iter 10: loss \d\.\d{4}, time [\d.]+ms", printed, re.MULTILINE)  # nanoGPT's form
+    assert re.search(r"^step 20: train loss \d\.\d{4}, val loss \d\.\d{4}", printed, re.MULTILINE)
+    assert f"python sample.py --out_dir={out}" in printed
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_best_survives_worse_ones_and_two_more_are_kept(data_dir, tmp_path):
+    out = tmp_path / "run"
+    train.main(arguments(data_dir, out, "--max_iters=16", "--eval_interval=8", "--learning_rate=1e-2", "--warmup_iters=5"))
+    wreck = ["--learning_rate=3", "--min_lr=3", "--warmup_iters=0", "--max_iters=40"]
+    train.main(["--init_from=resume", f"--out_dir={out}", *wreck])
+    scored = {step: loss for step, loss in losses(out, "val_loss") if step}
+    best = checkpoint.pointer(out, "best")
+    assert best == min(scored, key=scored.get) == 16
+    assert checkpoint.steps(out) == [best, 32, 40] and checkpoint.pointer(out, "latest") == 40
+
+
+def test_finished_run_resumed_has_nothing_to_do(data_dir, tmp_path, capsys):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=3"))
+    before = (tmp_path / "run" / "log.jsonl").read_bytes()
+    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
+    assert "nothing to do" in capsys.readouterr().out
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
+
+
+def test_eval_only_writes_nothing_and_agrees_with_the_log(data_dir, tmp_path, capsys):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=3"))
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    capsys.readouterr()
+    train.main(["--init_from=resume", "--eval_only", f"--out_dir={tmp_path / 'run'}"])
+    assert f"val loss {losses(tmp_path / 'run', 'val_loss')[-1][1]:.4f}" in capsys.readouterr().out
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+
+
+def test_resume_drops_what_the_log_says_beyond_the_checkpoint(data_dir, tmp_path):
+    out = tmp_path / "run"
+    train.main(arguments(data_dir, out, "--max_iters=4", "--eval_interval=2"))
+    (out / "log.jsonl").write_text((out / "log.jsonl").read_text() + '{"step": 5, "loss": 9.9}\n{"step": 6, "lo')
+    train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=6"])
+    assert [step for step, _ in losses(out)] == [1, 2, 3, 4, 5, 6]
+    assert losses(out)[4][1] < 9
+
+
+def test_wandb_that_fails_is_one_warning(data_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2", "--wandb_log"))
+    assert capsys.readouterr().err.count("warning: wandb") == 1
+    assert len(losses(tmp_path / "run")) == 2
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(data_dir, tmp_path):
+    out = tmp_path / "run"
+    run = arguments(data_dir, out, "--max_iters=50", "--eval_interval=2", "--learning_rate=1e30", "--min_lr=1e30", "--warmup_iters=0", "--grad_clip=0")
+    with pytest.raises(Failure, match=r"at step \d+, learning rate .* \((last good checkpoint: .*|no checkpoint yet)\): nothing of this step"):
+        train.main(run)
+    for tensors in map(load_file, out.glob("ckpt/*/model.safetensors")):
+        assert all(torch.isfinite(value).all() for value in tensors.values())
+
+
+def test_an_evaluation_that_is_not_finite_saves_nothing(data_dir, tmp_path):
+    run = arguments(data_dir, tmp_path / "run", "--eval_interval=1", "--learning_rate=1e30", "--min_lr=1e30", "--grad_clip=0", "--max_iters=5")
+    with pytest.raises(Failure, match="not finite|nan|inf"):
+        train.main(run)
+    assert not checkpoint.steps(tmp_path / "run")
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))  # a folder without a checkpoint is free
+    assert [step for step, _ in losses(tmp_path / "run", "val_loss")] == [0, 2]
+
+
+def test_a_run_folder_that_was_copied_goes_on_by_itself(data_dir, tmp_path):
+    train.main(arguments(data_dir, tmp_path / "a", "--max_iters=2"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'b'}", "--max_iters=4"])
+    assert checkpoint.steps(tmp_path / "a") == [2] and checkpoint.steps(tmp_path / "b") == [2, 4]
+
+
+@pytest.mark.parametrize("more", [["--position=alibi"], ["--model=llama", "--n_kv_head=None"], ["--arch=mistral", "--n_embd=32"]], ids=" ".join)
+def test_the_same_command_resumes(data_dir, tmp_path, more):
+    run = arguments(data_dir, tmp_path / "run", *more)
+    train.main([*run, "--max_iters=2"])
+    train.main([*run, "--max_iters=3", "--init_from=resume"])
+    assert checkpoint.steps(tmp_path / "run") == [2, 3]
+
+
+def test_match_sets_the_width_of_the_mlp(data_dir, tmp_path, capsys):
+    train.main(arguments(data_dir, tmp_path / "base", "--max_iters=1", "--model=llama", "--multiple_of=8"))
+    run = arguments(data_dir, tmp_path / "run", "--max_iters=1", "--model=llama", "--multiple_of=8", "--mlp=gelu", "--n_kv_head=1", "--match=params")
+    train.main(run)
+    assert re.search(r"match params: mlp_width \d+, [+-]0\.\d\d %", capsys.readouterr().out)
+    base, model = (sum(p.numel() for p in checkpoint.open_run(tmp_path / name)[0].parameters()) for name in ("base", "run"))
+    assert abs(model / base - 1) < 0.005
+    train.main([*run, "--init_from=resume", "--max_iters=2"])
+
+
+def test_a_signal_during_the_agreement_of_the_ranks_is_not_lost(monkeypatch):
+    stop = StopRequest()
+
+    def all_reduce(tensor, op):  # Python runs the handler as soon as the call returns
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    two = Runtime("cpu", "float32", 0, 2, [])
+    stop.agreed(two)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: None)
+    assert stop.agreed(two) and stop.status == 143
+
+
+def test_whoever_reads_the_output_may_leave(data_dir, tmp_path):
+    """As in `| head`: the run saves and stops."""
+    command = [sys.executable, "train.py", *arguments(data_dir, tmp_path / "run", "--max_iters=100000", "--eval_interval=50000")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    for line in process.stdout:
+        if line.startswith("iter 5:"):
+            break
+    process.stdout.close()
+    assert process.wait(timeout=30) == 141 and "Traceback" not in process.stderr.read()
+    assert checkpoint.steps(tmp_path / "run")[-1] >= 5
+
+
+def test_a_used_folder_is_refused_or_moved_aside(data_dir, tmp_path, capsys):
+    run = arguments(data_dir, tmp_path / "run", "--max_iters=2")
+    train.main(run)
+    old = weights(tmp_path / "run")
+    with pytest.raises(UserError, match="there is a run here already.*resume.*overwrite"):
+        train.main(run)
+    train.main([*run, "--overwrite", "--seed=5"])
+    assert equal(weights(tmp_path / "run.old1"), old) and not equal(weights(tmp_path / "run"), old)
+
+
+def test_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(data_dir, tmp_path):
+    out = tmp_path / "run"
+    held = run_folder.open_out_dir(out)
+    with pytest.raises(UserError, match=f"process {os.getpid()} is training here"):
+        run_folder.open_out_dir(out)
+    held.close()  # as the system does for a process that dies
+    run_folder.open_out_dir(out).close()
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_finish_the_step_and_save(data_dir, tmp_path, number, status):
+    out = tmp_path / "run"
+    command = [sys.executable, "-u", "train.py", *arguments(data_dir, out, "--max_iters=100000", "--eval_interval=50000")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    for line in process.stdout:
+        if line.startswith("iter 5:"):
+            break
+    process.send_signal(number)
+    printed, _ = process.communicate(timeout=30)
+    assert process.returncode == status
+    assert "--init_from=resume" in printed
+    step = checkpoint.steps(out)[-1]
+    assert checkpoint.read(checkpoint.find(out))[0]["step"] == step >= 5
+
+
+def test_killed_inside_a_save_leaves_the_last_checkpoint(data_dir, tmp_path, monkeypatch):
+    """At whatever file the write stops: what was there is whole, the leftovers go at the next save."""
+    out = tmp_path / "run"
+    train.main(arguments(data_dir, out, "--max_iters=2"))
+    real, calls = checkpoint.sync, []
+
+    class Killed(BaseException):
+        pass
+
+    def die(path):
+        calls.append(path)
+        if len(calls) == 3:
+            raise Killed
+        real(path)
+
+    monkeypatch.setattr(checkpoint, "sync", die)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *args, **kwargs: None)  # kill -9 cleans nothing up
+    with pytest.raises(Killed):
+        train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=4"])
+    monkeypatch.undo()
+    assert checkpoint.steps(out) == [2] and list(out.glob("ckpt/*.tmp"))
+    train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=4"])
+    assert checkpoint.steps(out) == [2, 4] and not list(out.glob("ckpt/*.tmp"))
+
+
+def test_full_disk_is_one_line_and_the_last_checkpoint_stays(data_dir, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    train.main(arguments(data_dir, out, "--max_iters=2"))
+    before = weights(out)
+
+    def full(tensors, path, **more):
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.safetensors.torch, "save_file", full)
+    with pytest.raises(Failure, match=r"cannot save step 4: No space left on device \(.*000004\): free the disk.*step 2") as caught:
+        train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=4"])
+    assert caught.value.status == 1
+    monkeypatch.undo()
+    assert equal(weights(out), before) and [path.name for path in out.glob("ckpt/*")] == ["000002"]
+
+
+def test_out_of_memory_names_what_would_fit(data_dir, tmp_path, monkeypatch):
+    def step(*args):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+
+    monkeypatch.setattr(train, "train_step", step)
+    with pytest.raises(Failure, match="out of memory .*batch_size=4.*--batch_size=2 --gradient_accumulation_steps=2"):
+        train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))
+
+
+def test_killed_while_a_step_is_saved_again(data_dir, tmp_path, monkeypatch):
+    """The one checkpoint there is steps aside for its successor, and is found there."""
+    out = tmp_path / "run"
+    train.main(arguments(data_dir, out, "--max_iters=2"))
+    before, real = weights(out), os.rename
+
+    def die(source, target):
+        if str(source).endswith(".tmp"):
+            raise KeyboardInterrupt
+        real(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "rename", die)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(out, 2, {}, {}, {}, {}, {}, False)
+    monkeypatch.undo()
+    assert equal(weights(out), before)
+    train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=3"])
+    assert checkpoint.steps(out) == [2, 3] and len(list(out.glob("ckpt/*"))) == 2
+
+
+def broken_checkpoints():
+    def flip(folder):
+        path = folder / "model.safetensors"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    def truncate(folder):
+        path = folder / "optimizer.safetensors"
+        path.write_bytes(path.read_bytes()[:100])
+
+    def pickled(folder):
+        import pickle
+
+        class Bomb:
+            def __reduce__(self):
+                return os.system, ("touch exploded",)
+
+        (folder / "model.safetensors").write_bytes(pickle.dumps(Bomb()))
+
+    return [flip, truncate, pickled,
+            lambda folder: (folder / "config.json").unlink(),
+            lambda folder: (folder / "checksums.json").write_text("{"),
+            lambda folder: (folder / "checksums.json").write_text("{}"),
+            lambda folder: (folder / "state.json").write_text("")]
+
+
+@pytest.mark.parametrize("spoil", broken_checkpoints(), ids=["flipped bit", "truncated", "pickle", "missing file", "garbage checksums", "no checksums", "empty state"])
+def test_corrupt_checkpoint_is_named_with_the_one_before(data_dir, tmp_path, spoil, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=4", "--eval_interval=2"))
+    folder = checkpoint.find(tmp_path / "run")
+    spoil(folder)
+    with pytest.raises(UserError, match=r"(corrupt|not whole).*000004.*go back to step 2"):
+        train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=6"])
+    assert not Path("exploded").exists()
+    shutil.rmtree(folder)  # as the message says
+    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=4"])
+    assert checkpoint.steps(tmp_path / "run") == [2, 4]
+
+
+def test_weights_only_samples_but_does_not_resume(data_dir, tmp_path):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))
+    folder = checkpoint.find(tmp_path / "run")
+    (folder / "optimizer.safetensors").unlink()
+    sums = json.loads((folder / "checksums.json").read_text())
+    del sums["optimizer.safetensors"]
+    (folder / "checksums.json").write_text(json.dumps(sums))
+    checkpoint.open_run(tmp_path / "run")
+    with pytest.raises(UserError, match="weights only"):
+        train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=6"])
+
+
+def test_resume_refuses_another_architecture_and_other_data(data_dir, tmp_path):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))
+    resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=6"]
+    with pytest.raises(UserError, match="another architecture: n_layer 2 -> 3"):
+        train.main([*resume, "--n_layer=3"])
+    with pytest.raises(UserError, match="another architecture: model gpt2 -> llama"):
+        train.main([*resume, "--model=llama"])
+    (tmp_path / "other.txt").write_text("the king of rome shall speak no more\n" * 100)
+    prepare("words", input=str(tmp_path / "other.txt"), tokenizer="char", data_dir=str(tmp_path))
+    with pytest.raises(UserError, match="not those this run began with"):
+        train.main([*resume, f"--data_dir={tmp_path}"])
+    assert not train.main([*resume, f"--data_dir={tmp_path}", "--allow_data_change"])
+    assert checkpoint.steps(tmp_path / "run") == [2, 6]
+    (tmp_path / "more.txt").write_text("abcdefghijklmnopqrstuvwxyz 0123456789\n" * 100)
+    prepare("words", input=str(tmp_path / "more.txt"), tokenizer="char", data_dir=str(tmp_path))
+    with pytest.raises(UserError, match="the model knows 17 tokens, the data have 38"):
+        train.main([*resume, f"--data_dir={tmp_path}", "--allow_data_change"])
+
+
+def test_warning_when_the_course_changes(data_dir, tmp_path, capsys):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))
+    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=3", "--learning_rate=1e-5"])
+    assert "warning: learning_rate 0.0006 -> 1e-05, max_iters 2 -> 3: the run will differ" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more, words", [
+    (["--n_head=3"], "n_embd=32 is not divisible by n_head=3"),
+    (["--model=llama", "--n_kv_head=4"], "n_head=2 is not divisible by n_kv_head=4"),
+    (["--model=llama", "--n_head=32"], "odd head size"),
+    (["--rope_theta=5.0"], "rope_theta means nothing to model=gpt2"),
+    (["--rope_theta=5.0", "--model=gpt2"], "rope_theta means nothing to model=gpt2"),
+    (["--mlp=foo"], "mlp cannot be 'foo'.*relu, gelu.*swiglu"),
+    (["--arch=vgg"], "arch cannot be 'vgg'.*falcon"),
+    (["--window=8", "--block_local=8"], "window=8 and block_local=8"),
+    (["--window=-1"], "window is out of range"),
+    (["--block_size=5000"], "5,?000"),
+    (["--dropout=1.0"], "dropout is out of range"),
+    (["--n_layer=0"], "n_layer is out of range"),
+    (["--batch_size=0"], "batch_size=0 is below 1"),
+    (["--beta1=1.5"], "beta1=1.5 is out of range"),
+    (["--learning_rate=1e999"], "learning_rate cannot be inf"),
+    (["--min_lr=1"], "min_lr=1.0 is above learning_rate"),
+    (["--warmup_iters=10", "--max_iters=10"], "warmup_iters=10 is not below the 10 steps"),
+    (["--eval_tokens=1"], "eval_tokens=1 scores nothing"),
+    (["--device=cpu:x"], "unknown device cpu:x"),
+    (["--position=rope", "--rope_fraction=7"], "rope_fraction=7.0 is above 1"),
+    (["--model=llama", "--rope_theta=0"], "rope_theta=0.0"),
+    (["--model=llama", "--norm_eps=-1"], "norm_eps=-1.0"),
+    (["--model=llama", "--ffn_dim_multiplier=-1"], "ffn_dim_multiplier=-1.0"),
+    (["--attn_softcap=-3"], "attn_softcap=-3.0 is negative"),
+    (["--out_dir="], "out_dir is empty"),
+    (["--seed=-1"], "seed=-1 is negative"),
+    (["--max_iters=-1"], "max_iters=-1 is negative"),
+    (["--device=cuda"], "no CUDA device is visible.*--device=cpu"),
+    (["--device=tpu"], "unknown device tpu"),
+    (["--dataset=nowhere"], "prepare.py nowhere"),
+    (["--vocab_size=5"], "vocab_size=5 is below the data's"),
+    (["--eval_iters=5"], "eval_tokens"),
+    (["--init_from=nowhere/at-all"], "nowhere/at-all"),
+    (["--init_from=resume"], "no checkpoint here"),
+    (["word"], "cannot read word"),
+])
+def test_mistakes_are_found_before_anything_is_written(data_dir, tmp_path, more, words):
+    if more == ["--device=cuda"] and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(UserError) as caught:
+        train.main(arguments(data_dir, tmp_path / "run", *more))
+    assert re.search(words, str(caught.value)) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_pretrained_weights_go_on_training(data_dir, tmp_path, capsys):
+    """From a folder that transformers wrote: the first evaluation is transformers' own loss."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=20, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=16)).eval()
+    reference.save_pretrained(tmp_path / "hf")
+    run = ["--batch_size=4", "--log_interval=1", "--warmup_iters=0", "--device=cpu", f"--data_dir={data_dir}", "--dataset=words", f"--init_from={tmp_path / 'hf'}"]
+    train.main([*run, f"--out_dir={tmp_path / 'run'}", "--max_iters=2", "--eval_interval=2", "--eval_tokens=17"])
+    tokens = torch.from_numpy(load_split(data_dir / "words", "val", 16)[:17].astype("int64"))[None]
+    expected = reference(tokens[:, :-1]).logits.log_softmax(-1).gather(2, tokens[:, 1:, None]).mean()
+    scored = dict(losses(tmp_path / "run", "val_loss"))
+    assert abs(scored[0] + expected.item()) < 1e-5 and scored[2] != scored[0]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"] == "llama"
+    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])  # it knows its width without the folder
+    assert checkpoint.open_run(tmp_path / "run")[0].blocks[0].mlp.gate.weight.shape == (40, 24)
+    with pytest.raises(UserError, match="these are weights of a llama model"):
+        train.main([*run, "--model=gpt2", f"--out_dir={tmp_path / 'other'}"])
+    with pytest.raises(UserError, match="vocab_size=20 is below|leave out the keys"):
+        train.main([*run, "--vocab_size=30", f"--out_dir={tmp_path / 'other'}"])
+
+
+def test_folder_that_cannot_be_written(data_dir, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write here"):
+        train.main(arguments(data_dir, tmp_path / "file", "--max_iters=1"))

@@ -1,0 +1,1 @@
+"""What a training run needs around the loop in train.py."""

@@ -1,0 +1,1 @@
+"""Weights on disk: our checkpoints, and other people's formats."""
