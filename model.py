@@ -8,6 +8,7 @@ GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners
 Read it beside model_llama.py: `diff model.py model_llama.py` is the list of what LLaMA changed.
 Shapes: B batch, T tokens, C = n_embd, H = n_head, D = C / H, S keys (past and present), V vocabulary.
 """
+
 import math
 from dataclasses import dataclass
 
@@ -61,9 +62,13 @@ class Attention(nn.Module):
         q = self.wq(x).view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
         k = self.wk(x).view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
         v = self.wv(x).view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
-        k, v, mask = (k, v, None) if cache is None else cache.update(k, v)  # past ones too: (B, heads, S, D)
+        k, v, mask = (
+            (k, v, None) if cache is None else cache.update(k, v)
+        )  # past ones too: (B, heads, S, D)
         p = self.dropout.p if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, dropout_p=p)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, dropout_p=p
+        )
         y = y.transpose(1, 2).reshape(B, T, C)  # heads side by side
         return self.dropout(self.wo(y))
 
@@ -127,7 +132,9 @@ class GPT(nn.Module):
         for name, p in self.named_parameters():
             if p.dim() == 2:
                 residual = name.endswith(("wo.weight", "down.weight"))
-                nn.init.normal_(p, 0.0, 0.02 / math.sqrt(2 * self.config.n_layer) if residual else 0.02)
+                nn.init.normal_(
+                    p, 0.0, 0.02 / math.sqrt(2 * self.config.n_layer) if residual else 0.02
+                )
             else:
                 nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
 
@@ -140,11 +147,19 @@ class GPT(nn.Module):
         B, T = idx.size()
         past = 0 if cache is None else cache.length
         if past + T > self.config.block_size:
-            raise ValueError(f"cannot read {past + T} tokens: block_size is {self.config.block_size}")
-        pos = torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)  # (B or 1, T)
+            raise ValueError(
+                f"cannot read {past + T} tokens: block_size is {self.config.block_size}"
+            )
+        pos = (
+            torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
+        )  # (B or 1, T)
         x = self.dropout(self.wte(idx) + self.wpe(pos))  # (B, T, C)
         for i, block in enumerate(self.blocks):
             x = block(x, None if cache is None else cache[i])
         logits = self.lm_head(self.norm_f(x[:, -1:] if last_only else x))  # (B, T or 1, V)
-        loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        loss = (
+            None
+            if targets is None
+            else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        )
         return logits, loss

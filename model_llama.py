@@ -9,6 +9,7 @@ Read it beside model.py: `diff model.py model_llama.py` is the list of what LLaM
 Shapes: B batch, T tokens, C = n_embd, H = n_head, K = n_kv_head, D = C / H, S keys (past and present),
 F width of the MLP, V vocabulary.
 """
+
 import math
 from dataclasses import dataclass
 
@@ -23,10 +24,14 @@ class LlamaConfig:
     vocab_size: int = 50257
     n_layer: int = 12
     n_head: int = 12
-    n_kv_head: int | None = None  # heads of keys and values; None: n_head (multi-head), 1: multi-query
+    n_kv_head: int | None = (
+        None  # heads of keys and values; None: n_head (multi-head), 1: multi-query
+    )
     n_embd: int = 768  # width of the model
     multiple_of: int = 256  # the MLP's width is rounded up to a multiple of this
-    ffn_dim_multiplier: float | None = None  # scales the MLP's width (1.3 in LLaMA 2 70B, LLaMA 3 8B)
+    ffn_dim_multiplier: float | None = (
+        None  # scales the MLP's width (1.3 in LLaMA 2 70B, LLaMA 3 8B)
+    )
     rope_theta: float = 10000.0  # base of the rotary frequencies
     norm_eps: float = 1e-5
     dropout: float = 0.0
@@ -39,7 +44,9 @@ class LlamaConfig:
         if self.n_head % self.n_kv_head:
             raise ValueError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}")
         if self.n_embd // self.n_head % 2:
-            raise ValueError(f"n_embd={self.n_embd} over n_head={self.n_head} gives an odd head size: RoPE turns pairs")
+            raise ValueError(
+                f"n_embd={self.n_embd} over n_head={self.n_head} gives an odd head size: RoPE turns pairs"
+            )
 
 
 class RMSNorm(nn.Module):
@@ -57,7 +64,9 @@ class RMSNorm(nn.Module):
 def rotary(pos, theta, D):
     """cos and sin (B or 1, 1, T, D/2) of the angles pos * theta^(-2i/D), pos (B or 1, T) (Su et al. 2021,
     arXiv:2104.09864). Made in fp32 at each forward: no table to outgrow, or to lose bits when a model is cast."""
-    freq = 1.0 / theta ** (torch.arange(0, D, 2, device=pos.device, dtype=torch.float32) / D)  # (D/2)
+    freq = 1.0 / theta ** (
+        torch.arange(0, D, 2, device=pos.device, dtype=torch.float32) / D
+    )  # (D/2)
     angle = pos[:, None, :, None] * freq  # (B or 1, 1, T, D/2)
     return angle.cos(), angle.sin()
 
@@ -87,9 +96,13 @@ class Attention(nn.Module):
         k = self.wk(x).view(B, T, self.n_kv_head, -1).transpose(1, 2)  # (B, K, T, D)
         v = self.wv(x).view(B, T, self.n_kv_head, -1).transpose(1, 2)  # (B, K, T, D)
         q, k = rotate(q, *rope), rotate(k, *rope)
-        k, v, mask = (k, v, None) if cache is None else cache.update(k, v)  # past ones too: (B, heads, S, D)
+        k, v, mask = (
+            (k, v, None) if cache is None else cache.update(k, v)
+        )  # past ones too: (B, heads, S, D)
         p = self.dropout.p if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, dropout_p=p, enable_gqa=True)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, dropout_p=p, enable_gqa=True
+        )
         y = y.transpose(1, 2).reshape(B, T, C)  # heads side by side
         return self.dropout(self.wo(y))
 
@@ -99,7 +112,9 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        width = int((config.ffn_dim_multiplier or 1) * int(2 * 4 * config.n_embd / 3))  # as in Meta's code
+        width = int(
+            (config.ffn_dim_multiplier or 1) * int(2 * 4 * config.n_embd / 3)
+        )  # as in Meta's code
         width = config.multiple_of * math.ceil(width / config.multiple_of)
         self.gate = nn.Linear(config.n_embd, width, bias=False)
         self.up = nn.Linear(config.n_embd, width, bias=False)
@@ -149,7 +164,9 @@ class Llama(nn.Module):
         for name, p in self.named_parameters():
             if p.dim() == 2:
                 residual = name.endswith(("wo.weight", "down.weight"))
-                nn.init.normal_(p, 0.0, 0.02 / math.sqrt(2 * self.config.n_layer) if residual else 0.02)
+                nn.init.normal_(
+                    p, 0.0, 0.02 / math.sqrt(2 * self.config.n_layer) if residual else 0.02
+                )
             else:
                 nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
 
@@ -160,11 +177,17 @@ class Llama(nn.Module):
         cross-entropy in nats per token, or None without targets. It runs past block_size.
         """
         B, T = idx.size()
-        pos = torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)  # (B or 1, T)
+        pos = (
+            torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
+        )  # (B or 1, T)
         rope = rotary(pos, self.config.rope_theta, self.config.n_embd // self.config.n_head)
         x = self.dropout(self.wte(idx))  # (B, T, C)
         for i, block in enumerate(self.blocks):
             x = block(x, rope, None if cache is None else cache[i])
         logits = self.lm_head(self.norm_f(x[:, -1:] if last_only else x))  # (B, T or 1, V)
-        loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        loss = (
+            None
+            if targets is None
+            else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        )
         return logits, loss

@@ -11,6 +11,7 @@ Text in, token files out:
 The first 90 % of the characters, or pairs, are for training, the rest for validation, as in nanoGPT. The set is
 written beside its place and renamed when it is whole. Memory does not grow with the text.
 """
+
 import codecs
 import fcntl
 import hashlib
@@ -24,23 +25,33 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tokens import sources
 from common.configurator import build, load
-from tokens.batches import KNOWN, sha256_of
 from common.errors import UserError, run
+from common.files import sha256_of
+from tokens import sources
 from tokens.pairs import write_pairs
-from tokens.token_files import TokenFile
+from tokens.token_files import KNOWN, TokenFile
 from tokens.tokenizer import ByteTokenizer, CharTokenizer
 
-SMALL = ("shakespeare_char", "shakespeare")  # made in seconds: train.py makes them when they are missing
-FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")  # what a set is made of; other files in its folder are the user's
+SMALL = (
+    "shakespeare_char",
+    "shakespeare",
+)  # made in seconds: train.py makes them when they are missing
+FILES = (
+    "train.bin",
+    "val.bin",
+    "tokenizer.json",
+    "meta.json",
+)  # what a set is made of; other files in its folder are the user's
 MASKS = ("train.mask.bin", "val.mask.bin")  # and a set of pairs has these
 CHUNK = 1 << 20  # bytes of text read at a time
 
 
 @dataclass
 class PrepareConfig:
-    input: str | None = None  # the text, a utf-8 file, or prompt/answer pairs in a .jsonl; the known sets find theirs
+    input: str | None = (
+        None  # the text, a utf-8 file, or prompt/answer pairs in a .jsonl; the known sets find theirs
+    )
     tokenizer: str = "auto"  # char, byte, gpt2, or whose it is: a folder or hub name of Hugging Face weights, or FILE.gguf; auto: what the set is known for, char for a new one
     data_dir: str = "data"  # where the sets are
 
@@ -50,7 +61,9 @@ class PrepareConfig:
 
 def read_text(path):
     """The text of a utf-8 file in pieces, newlines as \\n; UserError naming the first byte that is no utf-8."""
-    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
+    decoder = io.IncrementalNewlineDecoder(
+        codecs.getincrementaldecoder("utf-8-sig")(), translate=True
+    )
     read, data = 0, b"-"
     with open(path, "rb") as file:
         while data:
@@ -58,8 +71,14 @@ def read_text(path):
             read += len(data)
             try:
                 yield decoder.decode(data, final=not data)
-            except UnicodeDecodeError as error:  # its object is what was read last, with what was left over before
-                raise UserError(f"the text is not utf-8: byte {read - len(error.object) + error.start:,}", path, "save it as utf-8") from None
+            except (
+                UnicodeDecodeError
+            ) as error:  # its object is what was read last, with what was left over before
+                raise UserError(
+                    f"the text is not utf-8: byte {read - len(error.object) + error.start:,}",
+                    path,
+                    "save it as utf-8",
+                ) from None
 
 
 def tokenizer_of(kind):
@@ -82,11 +101,20 @@ def write_text(path, make_tokenizer, folder):
     for text in tqdm(read_text(path), "reading", pieces, disable=None, leave=False, unit="MB"):
         count, chars = count + len(text), chars | set(text)
     if count < 2 or len(chars) < 2:
-        raise UserError("the text is empty" if not count else "the text is one character and nothing else", path, "choose a longer text")
+        raise UserError(
+            "the text is empty" if not count else "the text is one character and nothing else",
+            path,
+            "choose a longer text",
+        )
     tokenizer = make_tokenizer(chars)
-    train, val = TokenFile(folder / "train.bin", tokenizer), TokenFile(folder / "val.bin", tokenizer)
+    train, val = (
+        TokenFile(folder / "train.bin", tokenizer),
+        TokenFile(folder / "val.bin", tokenizer),
+    )
     left = int(0.9 * count)  # characters still to go to train
-    for text in tqdm(read_text(path), "writing tokens", pieces, disable=None, leave=False, unit="MB"):
+    for text in tqdm(
+        read_text(path), "writing tokens", pieces, disable=None, leave=False, unit="MB"
+    ):
         train.add_text(text[:left])
         val.add_text(text[left:])
         left = max(left - len(text), 0)
@@ -102,10 +130,17 @@ def write_documents(path, folder):
     splits, source = {}, hashlib.sha256()
     for split, part in (("train", "train"), ("val", "test")):
         out = TokenFile(folder / f"{split}.bin", tokenizer)
-        with tqdm(total=len(parts[part]), desc=f"writing {split}", disable=None, unit=" documents") as bar:
+        with tqdm(
+            total=len(parts[part]), desc=f"writing {split}", disable=None, unit=" documents"
+        ) as bar:
             for batch in parts[part].iter(batch_size=1024):
                 texts = [text.encode() for text in batch["text"]]
-                for text, ids in zip(texts, tokenizer.encoding.encode_ordinary_batch(batch["text"], num_threads=os.cpu_count())):
+                for text, ids in zip(
+                    texts,
+                    tokenizer.encoding.encode_ordinary_batch(
+                        batch["text"], num_threads=os.cpu_count()
+                    ),
+                ):
                     source.update(text)
                     out.add(ids + [tokenizer.start], len(text))
                 bar.update(len(texts))
@@ -120,9 +155,13 @@ def hold(folder):
     """Wait until no other process prepares a set here; the handle returned keeps others waiting."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder.parent, os.O_RDONLY)  # the folder is the lock: no file is left behind
+        handle = os.open(
+            folder.parent, os.O_RDONLY
+        )  # the folder is the lock: no file is left behind
     except OSError as error:
-        raise UserError(f"the data cannot be written: {error.strerror}", folder, "choose another --data_dir") from None
+        raise UserError(
+            f"the data cannot be written: {error.strerror}", folder, "choose another --data_dir"
+        ) from None
     fcntl.flock(handle, fcntl.LOCK_EX)
     return handle
 
@@ -158,30 +197,58 @@ def check_request(name, kind, input, kept):
     if input is not None and not Path(input).is_file():
         raise UserError("no such file", f"--input={input}", "check the path")
     if name not in KNOWN and input is None and not kept.is_file():
-        raise UserError(f"{name} is not a set known here", "--input", f"name its text, `python prepare.py {name} --input=TEXTFILE`, or choose from {', '.join(KNOWN)}")
+        raise UserError(
+            f"{name} is not a set known here",
+            "--input",
+            f"name its text, `python prepare.py {name} --input=TEXTFILE`, or choose from {', '.join(KNOWN)}",
+        )
     if name == "openwebtext" and kind != "gpt2":
-        raise UserError("openwebtext needs GPT-2's <|endoftext|> between its documents", f"--tokenizer={kind}", "leave it out")
+        raise UserError(
+            "openwebtext needs GPT-2's <|endoftext|> between its documents",
+            f"--tokenizer={kind}",
+            "leave it out",
+        )
 
 
 def describe(meta, tokenizer, folder):
     """Print what was made."""
     if not meta.get("canonical", True):
-        print("  NOTE: this is not the canonical tiny-shakespeare file: losses on it compare only roughly with published ones.")
-    chars = f": {''.join(tokenizer.chars)!r}" if meta["tokenizer"] == "char" and meta["vocab_size"] <= 100 else ""
-    print(f"  vocabulary: {meta['vocab_size']:,} {dict(char='characters', byte='bytes', gpt2='GPT-2 tokens', bpe='tokens')[meta['tokenizer']]}{chars}")
+        print(
+            "  NOTE: this is not the canonical tiny-shakespeare file: losses on it compare only roughly with published ones."
+        )
+    chars = (
+        f": {''.join(tokenizer.chars)!r}"
+        if meta["tokenizer"] == "char" and meta["vocab_size"] <= 100
+        else ""
+    )
+    print(
+        f"  vocabulary: {meta['vocab_size']:,} {dict(char='characters', byte='bytes', gpt2='GPT-2 tokens', bpe='tokens')[meta['tokenizer']]}{chars}"
+    )
     for split, entry in meta["splits"].items():
-        print(f"  {str(folder / split) + '.bin'}  {entry['tokens']:,} tokens of {entry['bytes']:,} bytes, sha256 {entry['sha256'][:12]}")
+        print(
+            f"  {str(folder / split) + '.bin'}  {entry['tokens']:,} tokens of {entry['bytes']:,} bytes, sha256 {entry['sha256'][:12]}"
+        )
         if "pairs" in entry:
-            print(f"    {entry['pairs']:,} pairs, the longest of {entry['longest']:,} tokens: a block_size of {entry['longest'] - 1:,} holds it")
+            print(
+                f"    {entry['pairs']:,} pairs, the longest of {entry['longest']:,} tokens: a block_size of {entry['longest'] - 1:,} holds it"
+            )
 
 
 def prepare(name, input=None, tokenizer="auto", data_dir="data"):
     """Make the data set data_dir/name and return its meta.json; see PrepareConfig for the arguments."""
     if not re.fullmatch(r"\w[\w-]*", name):
-        raise UserError(f"{name!r} is no name for a data set", "name", "use letters, digits, - and _")
+        raise UserError(
+            f"{name!r} is no name for a data set", "name", "use letters, digits, - and _"
+        )
     folder = Path(data_dir, name)
     kept, new = folder / "input.txt", folder.with_name(name + ".new")
-    kind = tokenizer if tokenizer != "auto" else "gpt2" if name in ("shakespeare", "openwebtext") else "char"
+    kind = (
+        tokenizer
+        if tokenizer != "auto"
+        else "gpt2"
+        if name in ("shakespeare", "openwebtext")
+        else "char"
+    )
     if not folder.parent.is_dir():  # a mistake makes no folder
         check_request(name, kind, input, kept)
     held = hold(folder)
@@ -191,13 +258,19 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data"):
     try:
         new.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"the data cannot be written: {error.strerror}", new, "choose another --data_dir") from None
+        raise UserError(
+            f"the data cannot be written: {error.strerror}", new, "choose another --data_dir"
+        ) from None
     try:
         if name == "openwebtext":
             source = input or "Skylion007/openwebtext"
             if not input:
-                print("  8 million documents, 9 billion tokens. Needs about 70 GB for the cache of `datasets` and 18 GB for the tokens")
-                print(f"  ({shutil.disk_usage(new).free / 1e9:.0f} GB are free here), some 2 GB of memory, and an hour or more besides the download.")
+                print(
+                    "  8 million documents, 9 billion tokens. Needs about 70 GB for the cache of `datasets` and 18 GB for the tokens"
+                )
+                print(
+                    f"  ({shutil.disk_usage(new).free / 1e9:.0f} GB are free here), some 2 GB of memory, and an hour or more besides the download."
+                )
             coder, splits, sha256 = write_documents(input, new)
         else:
             path, source = (Path(input), input) if input else (kept, str(kept))
@@ -208,9 +281,19 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data"):
             print(f"  text: {source}, {path.stat().st_size:,} bytes, sha256 {sha256_of(path)[:12]}")
             if name not in KNOWN and tokenizer == "auto":
                 print("  a token is a character; --tokenizer=gpt2, byte or a model's for others")
-            coder, splits, sha256 = (write_pairs if path.suffix == ".jsonl" else write_text)(path, tokenizer_of(kind), new)
+            coder, splits, sha256 = (write_pairs if path.suffix == ".jsonl" else write_text)(
+                path, tokenizer_of(kind), new
+            )
         dtype = "uint16" if coder.vocab_size <= 65535 else "uint32"
-        meta = {"name": name, "tokenizer": "gpt2" if kind == "gpt2" else coder.to_json()["kind"], "vocab_size": coder.vocab_size, "dtype": dtype, "splits": splits, "source": str(source), "source_sha256": sha256}
+        meta = {
+            "name": name,
+            "tokenizer": "gpt2" if kind == "gpt2" else coder.to_json()["kind"],
+            "vocab_size": coder.vocab_size,
+            "dtype": dtype,
+            "splits": splits,
+            "source": str(source),
+            "source_sha256": sha256,
+        }
         if name in SMALL:
             meta["canonical"] = sha256 == sources.CANONICAL
         (new / "tokenizer.json").write_text(json.dumps(coder.to_json()), encoding="utf-8")
@@ -226,7 +309,11 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data"):
 def main(argv):
     values, words = load(argv, [PrepareConfig], __doc__)
     if len(words) != 1:
-        raise UserError("one data set at a time, please", "command line", f"`python prepare.py NAME`, where NAME is {', '.join(KNOWN)} or one of yours with --input=TEXTFILE")
+        raise UserError(
+            "one data set at a time, please",
+            "command line",
+            f"`python prepare.py NAME`, where NAME is {', '.join(KNOWN)} or one of yours with --input=TEXTFILE",
+        )
     config = build(PrepareConfig, values)
     prepare(words[0], config.input, config.tokenizer, config.data_dir)
 

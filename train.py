@@ -10,66 +10,34 @@ A missing data set that is small and known is prepared first. The run folder (ch
 all that resuming and sampling need. On a CPU a run that was interrupted and resumed gives the same
 bits as one that was not: the batch and the dropout of a step are functions of (seed, step).
 """
-import functools
+
 import json
 import math
 import shlex
 import statistics
 import time
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch.utils.checkpoint import checkpoint as recompute
 
-from weights import checkpoint
-from common import errors
-from weights import pretrained
-from training import check
-from training import parallel
-from common.configurator import build
-from tokens.batches import load_meta, load_tokenizer
-from parts.costs import match
+from common import errors, files
+from common.errors import Failure, UserError
+from common.runtime import StopRequest, seed_for, set_up
+from prepare import SMALL, prepare
+from sample import SampleConfig, write_sample
+from tokens.token_files import load_meta, load_tokenizer
+from training import check, parallel
 from training.doctor import doctor
 from training.dry_run import dry_run
-from common.errors import Failure, UserError
-from tokens.mixture import mixed_fingerprint, open_batches, open_sources
-from training.optim import learning_rate, make_optimizers
-from prepare import SMALL, prepare
-from training.run_folder import RunLog, check_out_dir, describe, evaluation_lines, finish, open_out_dir, start_wandb
-from common.runtime import Runtime, StopRequest, seed_for, set_up, versions
-from training.settings import TrainConfig, read_config
-from parts.variant import VariantConfig, choose, idle
+from training.optim import learning_rate
+from training.run_folder import RunLog, evaluation_lines, open_out_dir, start_wandb
+from training.settings import read_config
+from training.start import make_run
+from weights import checkpoint
+from weights.checkpoint import find, load_model
 
 BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
 EVAL_TRAIN_TOKENS = 32768  # of the train split, scored beside the validation split
-
-
-@dataclass
-class Run:
-    """A run that is ready for the step after `step`."""
-
-    config: TrainConfig
-    runtime: Runtime
-    model: torch.nn.Module  # what is evaluated, saved and sampled
-    net: torch.nn.Module  # the same weights as they are trained: compiled, with gradients averaged over the ranks
-    optimizers: list
-    scaler: torch.amp.GradScaler  # of the loss in float16; elsewhere it does nothing
-    sources: list  # of mixture.Source: the data sets
-    batches: object  # the training samples in their order
-    tokenizer: object
-    step: int
-    state: dict  # saved beside the weights: best loss, seconds, fingerprint of the data, samples drawn from each of several sets
-    folder: Path | None  # the checkpoint that the run goes on from
-    everything: dict  # the resolved configuration, as it is saved
-
-    @property
-    def step_tokens(self):
-        return self.step_samples * self.model.config.block_size
-
-    @property
-    def step_samples(self):
-        return self.config.batch_size * self.config.gradient_accumulation_steps
 
 
 # ---------------------------------------------------------------- before the first step
@@ -82,105 +50,25 @@ def find_data(config, runtime):
     def prepare_if_missing():
         for name, folder in folders.items():
             if name in SMALL and not (folder / "meta.json").exists():
-                print(f"{folder} is not there yet: preparing it, as `python prepare.py {name}` does")
+                print(
+                    f"{folder} is not there yet: preparing it, as `python prepare.py {name}` does"
+                )
                 prepare(name, data_dir=config.data_dir)
 
-    parallel.main_first(prepare_if_missing, runtime)  # the others wait for rank 0, whatever they see
+    parallel.main_first(
+        prepare_if_missing, runtime
+    )  # the others wait for rank 0, whatever they see
     metas = {name: load_meta(folder) for name, folder in folders.items()}
     tokenizers = {name: load_tokenizer(folder, metas[name]) for name, folder in folders.items()}
     first, *others = tokenizers
     for other in others:
         if tokenizers[other].to_json() != tokenizers[first].to_json():
-            raise UserError(f"{first} and {other} have different tokenizers", f"dataset={config.dataset}", "prepare both with the same one, and not with char: characters depend on the text")
+            raise UserError(
+                f"{first} and {other} have different tokenizers",
+                f"dataset={config.dataset}",
+                "prepare both with the same one, and not with char: characters depend on the text",
+            )
     return metas, tokenizers[first]
-
-
-def make_model(config, given, folder, meta):
-    """The model to train, on the CPU: new, from the checkpoint `folder`, or from pretrained weights."""
-    if folder is not None:
-        model = checkpoint.load_model(folder, given)
-        if model.config.vocab_size < meta["vocab_size"]:
-            raise UserError(f"the model knows {model.config.vocab_size} tokens, the data have {meta['vocab_size']}", f"dataset={config.dataset}", "prepare the text with the model's tokenizer")
-        return model
-    weights = None
-    if config.init_from != "scratch":
-        word, imported, weights = pretrained.load_pretrained(config.init_from)
-        if given.get("model", word) != word:
-            raise UserError(f"these are weights of a {word} model", f"init_from={config.init_from}", f"leave model={given['model']} out")
-        config.model, given = word, imported | given
-    given = {"vocab_size": meta["vocab_size"]} | given
-    if given["vocab_size"] < meta["vocab_size"]:
-        raise UserError(f"vocab_size={given['vocab_size']} is below the data's {meta['vocab_size']}", f"dataset={config.dataset}", "prepare the text with the model's tokenizer, or leave vocab_size out")
-    config_class, model_class, values = choose({"model": config.model} | given)
-    unused = [key for key in idle(values) if key in given] if config_class is VariantConfig else []
-    if unused:
-        print(f"note: {', '.join(unused)} has no effect on the parts chosen")
-    model_config = build(config_class, values)
-    if config.match != "none" and config_class is VariantConfig:
-        model_config = matched(model_config, config, given)
-    torch.manual_seed(seed_for(config.seed, 0))
-    model = model_class(model_config)
-    if weights is not None:
-        pretrained.load_weights(model, weights)
-    return model
-
-
-def matched(model_config, config, given):
-    """A variant's configuration with the MLP width at which it costs what the model it starts from does."""
-    sizes = {key: value for key, value in given.items() if key in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "multiple_of")}
-    base = build(VariantConfig, choose(sizes | {"model": config.model, "arch": config.model, "vocab_size": model_config.vocab_size})[2])
-    try:
-        width, residual = match(model_config, base, config.match)
-    except ValueError as error:
-        raise UserError(str(error), f"match={config.match}", "leave match out") from None
-    print(f"match {config.match}: mlp_width {width}, {residual:+.2f} % beside {config.model}")
-    return replace(model_config, mlp_width=width)
-
-
-def make_run(config, given, folder, state, runtime):
-    """The Run of a configuration, from the checkpoint `folder` with its `state`, or new if they are None. Everything
-    that can be wrong is found here, before out_dir is touched."""
-    world = runtime.world_size
-    if config.gradient_accumulation_steps % world:
-        raise UserError(f"gradient_accumulation_steps={config.gradient_accumulation_steps} is not divisible by {world} ranks", "gradient_accumulation_steps", "make it a multiple of the number of processes")
-    if config.parallel == "fsdp" and world > 1 and (config.optimizer == "muon" or config.dtype == "float16"):
-        what = "muon needs whole matrices" if config.optimizer == "muon" else "the scale of a float16 loss is each rank's own"
-        raise UserError(f"{what}, and fsdp shares them out", "parallel=fsdp", "choose --parallel=ddp, or --optimizer=adamw with --dtype=bfloat16")
-    if config.trains:
-        parallel.main_first(lambda: check_out_dir(config.out_dir, folder is not None, config.overwrite), runtime)
-    metas, tokenizer = find_data(config, runtime)
-    data = mixed_fingerprint(metas.values())
-    if folder is None:
-        state = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0, "data": data}
-    elif state["data"] != data and not config.allow_data_change:
-        raise UserError(f"the data in {config.dataset} are not those this run began with", folder, "prepare the same text again, train in another out_dir, or give --allow_data_change")
-    if state["data"] != data:  # losses on other data say nothing about these
-        state |= {"best_val_loss": None, "best_bits_per_byte": None, "best_step": None, "evaluated": None, "samples": {}}
-    state["data"] = data
-    model = make_model(config, given, folder, metas[config.datasets[0]]).to(runtime.device)
-    if folder is None and config.init_from != "scratch" and runtime.main and pretrained.same_tokens(config.init_from, tokenizer) is False:
-        print(f"warning: {config.dataset} was not prepared with the tokenizer of these weights: `python prepare.py NAME --input=TEXTFILE --tokenizer={config.init_from}` does that")
-    sources = open_sources(config, metas, tokenizer, model.config.block_size)
-    if state["best_val_loss"] is not None:  # a checkpoint from before mixtures has one set, and its loss alone
-        state.setdefault("best_bits_per_byte", state["best_val_loss"] * sources[0].bits_per_byte)
-    batches = open_batches(config, sources)
-    if config.activation_checkpointing:  # Chen et al. 2016, arXiv:1604.06174
-        for block in model.blocks:
-            block.forward = functools.partial(recompute, block.forward, use_reentrant=False)
-    parallel.spread(model, config.parallel, runtime)
-    optimizers = make_optimizers(model, config, runtime.device)
-    scaler = torch.amp.GradScaler(runtime.device.split(":")[0], enabled=runtime.dtype == "float16")
-    if folder is not None:
-        parallel.scatter(model, optimizers, checkpoint.optimizer_tensors(folder))
-        scaler.load_state_dict(state.get("scaler", {}))
-    everything = asdict(config) | asdict(model.config) | {"versions": versions()}
-    ready = Run(config, runtime, model, model, optimizers, scaler, sources, batches, tokenizer, state["step"], state, folder, everything)
-    flops = 6 * sum(p.numel() for p in model.parameters()) * ready.step_tokens * (config.max_iters - ready.step)
-    runtime.choose_compile(config.compile, flops)
-    ready.net = parallel.trained(model, runtime.compile, runtime)
-    if runtime.main:
-        describe(model, optimizers, config, runtime, sources)
-    return ready
 
 
 # ---------------------------------------------------------------- training
@@ -198,7 +86,9 @@ def evaluate(model, split, config, runtime, limit, stop=None):
         if stop is not None and stop.status and runtime.world_size == 1:
             return None
         mine = first + runtime.rank < len(batches)
-        x, y = batches[first + runtime.rank if mine else first]  # with fsdp a forward needs every rank
+        x, y = batches[
+            first + runtime.rank if mine else first
+        ]  # with fsdp a forward needs every rank
         x, y = torch.from_numpy(x).to(runtime.device), torch.from_numpy(y).to(runtime.device)
         with runtime.autocast():
             loss = model(x, y)[1]
@@ -217,15 +107,31 @@ def score(run, stop=None):
     train_losses, val_losses = [], []
     for source in run.sources:
         train, val = source.splits["train"], source.splits["val"]
-        train_losses.append(evaluate(run.model, train, config, run.runtime, min(EVAL_TRAIN_TOKENS, config.eval_tokens or len(val)), stop))
+        train_losses.append(
+            evaluate(
+                run.model,
+                train,
+                config,
+                run.runtime,
+                min(EVAL_TRAIN_TOKENS, config.eval_tokens or len(val)),
+                stop,
+            )
+        )
         val_losses.append(evaluate(run.model, val, config, run.runtime, config.eval_tokens, stop))
     if None in train_losses + val_losses:
         return None
     bits = [loss * source.bits_per_byte for loss, source in zip(val_losses, run.sources)]
-    means = [sum(source.weight * value for source, value in zip(run.sources, values)) for values in (train_losses, val_losses, bits)]
+    means = [
+        sum(source.weight * value for source, value in zip(run.sources, values))
+        for values in (train_losses, val_losses, bits)
+    ]
     row = dict(zip(("train_loss", "val_loss", "bits_per_byte"), means))
     if len(names) > 1:
-        row |= {"val_losses": dict(zip(names, val_losses)), "val_bits_per_byte": dict(zip(names, bits)), "samples": run.state.get("samples", {})}
+        row |= {
+            "val_losses": dict(zip(names, val_losses)),
+            "val_bits_per_byte": dict(zip(names, bits)),
+            "samples": run.state.get("samples", {}),
+        }
     return {"step": run.step, **row, "seconds": run.state["seconds"]}
 
 
@@ -236,37 +142,60 @@ def train_step(run):
     lr = learning_rate(step, config)
     parts = config.gradient_accumulation_steps
     mine = range(runtime.rank, parts, runtime.world_size)
-    samples = [run.batches.get((step * parts + part) * config.batch_size, config.batch_size) for part in mine]  # x, y: (batch_size, block_size)
+    samples = [
+        run.batches.get((step * parts + part) * config.batch_size, config.batch_size)
+        for part in mine
+    ]  # x, y: (batch_size, block_size)
     # A micro-batch weighs as much as the targets it has, so that k of them are one large batch, whatever is masked.
     counts = [int((y >= 0).sum()) for _, y in samples]
-    every = parallel.total(torch.tensor(sum(counts)), runtime).item() if run.batches.masked else run.step_tokens
+    every = (
+        parallel.total(torch.tensor(sum(counts)), runtime).item()
+        if run.batches.masked
+        else run.step_tokens
+    )
     loss_sum = torch.zeros((), device=runtime.device)
     for part, (x, y), count in zip(mine, samples, counts):
         x, y = torch.from_numpy(x).to(runtime.device), torch.from_numpy(y).to(runtime.device)
-        torch.manual_seed(seed_for(config.seed, 1, step, part))  # dropout, too, is a function of (seed, step)
+        torch.manual_seed(
+            seed_for(config.seed, 1, step, part)
+        )  # dropout, too, is a function of (seed, step)
         with parallel.accumulating(run.net, run.model, last=part == mine[-1]):
             with runtime.autocast():
-                loss = run.net(x, y)[1] / (every / (count * runtime.world_size))  # ranks average their gradients
+                loss = run.net(x, y)[1] / (
+                    every / (count * runtime.world_size)
+                )  # ranks average their gradients
             run.scaler.scale(loss).backward()
         loss_sum += loss.detach()
     loss = parallel.total(loss_sum, runtime).item() / runtime.world_size
     groups = [group for optimizer in run.optimizers for group in optimizer.param_groups]
     for optimizer in run.optimizers:
         run.scaler.unscale_(optimizer)
-    norm = parallel.whole(torch.nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], config.grad_clip or math.inf)).item()
-    overflow = run.scaler.is_enabled() and not math.isfinite(norm) and run.scaler.get_scale() > 1  # too large a scale, not too bad a loss
+    norm = parallel.whole(
+        torch.nn.utils.clip_grad_norm_(
+            [p for group in groups for p in group["params"]], config.grad_clip or math.inf
+        )
+    ).item()
+    overflow = (
+        run.scaler.is_enabled() and not math.isfinite(norm) and run.scaler.get_scale() > 1
+    )  # too large a scale, not too bad a loss
     if not math.isfinite(loss) or not math.isfinite(norm) and not overflow:
-        raise FloatingPointError(f"loss {loss:.4g}, gradient norm {norm:.4g} at step {step + 1}, learning rate {lr:.3g}")
+        raise FloatingPointError(
+            f"loss {loss:.4g}, gradient norm {norm:.4g} at step {step + 1}, learning rate {lr:.3g}"
+        )
     for group in groups:
         group["lr"] = lr
     for optimizer in run.optimizers:
-        if not overflow:  # else no optimizer takes the step, also not one whose own gradients are finite
+        if (
+            not overflow
+        ):  # else no optimizer takes the step, also not one whose own gradients are finite
             run.scaler.step(optimizer)
         optimizer.zero_grad()
     run.scaler.update()  # half as large after an overflow, twice as large after 2000 steps without one
     if len(run.sources) > 1:
         drawn = run.batches.drawn(step * run.step_samples, run.step_samples)
-        run.state["samples"] = {name: run.state.get("samples", {}).get(name, 0) + n for name, n in drawn.items()}
+        run.state["samples"] = {
+            name: run.state.get("samples", {}).get(name, 0) + n for name, n in drawn.items()
+        }
     run.step += 1
     return loss, norm
 
@@ -276,7 +205,16 @@ def save(run, best=False):
     weights, moments = parallel.gather(run.model, run.optimizers, run.runtime)
     if run.runtime.main:
         run.state |= {"step": run.step, "scaler": run.scaler.state_dict()}
-        checkpoint.save(run.config.out_dir, run.step, weights, moments, run.state, run.everything, run.tokenizer.to_json(), best)
+        checkpoint.save(
+            run.config.out_dir,
+            run.step,
+            weights,
+            moments,
+            run.state,
+            run.everything,
+            run.tokenizer.to_json(),
+            best,
+        )
 
 
 def train(run, log):
@@ -287,15 +225,23 @@ def train(run, log):
     stop = StopRequest()
     while True:
         due = run.step % config.eval_interval == 0 or run.step == config.max_iters
-        if due and state.get("evaluated") != run.step:  # a run that was stopped within an evaluation does it now
+        if (
+            due and state.get("evaluated") != run.step
+        ):  # a run that was stopped within an evaluation does it now
             row = score(run, stop)
             if row is not None:
                 if not math.isfinite(row["val_loss"]):
-                    raise FloatingPointError(f"validation loss {row['val_loss']:.4g} at step {run.step}")
+                    raise FloatingPointError(
+                        f"validation loss {row['val_loss']:.4g} at step {run.step}"
+                    )
                 state["evaluated"] = run.step
                 best = state["best_val_loss"] is None or row["val_loss"] < state["best_val_loss"]
                 if best:
-                    state |= {"best_val_loss": row["val_loss"], "best_bits_per_byte": row["bits_per_byte"], "best_step": run.step}
+                    state |= {
+                        "best_val_loss": row["val_loss"],
+                        "best_bits_per_byte": row["bits_per_byte"],
+                        "best_step": run.step,
+                    }
                 if log:
                     log.evaluation(row)
                 if run.step or not config.max_iters:
@@ -313,8 +259,18 @@ def train(run, log):
             if log.broken:  # whoever read our output has gone: stop as for a signal
                 stop.status = BROKEN_PIPE
             if run.step % config.log_interval == 0:
-                log.report({"step": run.step, "loss": loss, "lr": learning_rate(run.step - 1, config), "grad_norm": norm, "tokens": run.step * run.step_tokens,
-                            "seconds": state["seconds"], "milliseconds": seconds * 1000, "tokens_per_second": run.step_tokens / seconds})
+                log.report(
+                    {
+                        "step": run.step,
+                        "loss": loss,
+                        "lr": learning_rate(run.step - 1, config),
+                        "grad_norm": norm,
+                        "tokens": run.step * run.step_tokens,
+                        "seconds": state["seconds"],
+                        "milliseconds": seconds * 1000,
+                        "tokens_per_second": run.step_tokens / seconds,
+                    }
+                )
     if stop.status and saved != run.step:
         save(run)
     return stop.status, statistics.median(speeds or [0])
@@ -324,16 +280,71 @@ def explain(error, run):
     """The Failure that tells in one line what ended a run; None if `error` is nothing that was foreseen."""
     config, text = run.config, str(error)
     there = checkpoint.steps(config.out_dir)
-    good = f"last good checkpoint: {Path(config.out_dir) / 'ckpt' / f'{there[-1]:06d}'}" if there else "no checkpoint yet"
+    good = (
+        f"last good checkpoint: {Path(config.out_dir) / 'ckpt' / f'{there[-1]:06d}'}"
+        if there
+        else "no checkpoint yet"
+    )
     if isinstance(error, FloatingPointError):
         return Failure(text, good, "nothing of this step was kept; try a lower learning_rate")
     if isinstance(error, torch.OutOfMemoryError) or "alloc_cpu" in text:
         half = max(1, config.batch_size // 2)
         fix = f"--batch_size={half} --gradient_accumulation_steps={config.gradient_accumulation_steps * config.batch_size // half} takes the same steps in less memory"
-        return Failure("out of memory", f"batch_size={config.batch_size}, block_size={run.model.config.block_size}", fix if config.batch_size > 1 else "choose a smaller block_size or model, or --activation_checkpointing")
-    if run.runtime.world_size > 1 and isinstance(error, RuntimeError) and any(word in text for word in ("onnection", "peer", "NCCL")):
-        return Failure(f"rank {run.runtime.rank} lost another rank", good, "go on with --init_from=resume")
+        return Failure(
+            "out of memory",
+            f"batch_size={config.batch_size}, block_size={run.model.config.block_size}",
+            fix
+            if config.batch_size > 1
+            else "choose a smaller block_size or model, or --activation_checkpointing",
+        )
+    if (
+        run.runtime.world_size > 1
+        and isinstance(error, RuntimeError)
+        and any(word in text for word in ("onnection", "peer", "NCCL"))
+    ):
+        return Failure(
+            f"rank {run.runtime.rank} lost another rank", good, "go on with --init_from=resume"
+        )
     return None
+
+
+def finish(run, argv, speed):
+    """The last words of a run: what it reached, a sample, and what to type next."""
+    out, state = shlex.quote(run.config.out_dir), run.state
+    print(
+        f"\nbest validation loss {state['best_val_loss']:.4f} nats per token, {state['best_bits_per_byte']:.4f} bits per byte, at step {state['best_step']}; "
+        f"{state['seconds']:.0f} s of training, {speed:,.0f} tokens/s\n"
+    )
+    if len(run.sources) > 1:
+        drawn = [state.get("samples", {}).get(source.name, 0) for source in run.sources]
+        print(
+            "samples drawn: "
+            + "; ".join(
+                f"{n:,} of {source.name}, {n / max(1, sum(drawn)):.2%} (asked for: {source.weight:.2%}), {n / source.batches.windows_per_epoch:.2f} "
+                "times through it"
+                for n, source in zip(drawn, run.sources)
+            )
+            + "\n"
+        )
+    folder = find(run.config.out_dir)
+    model = load_model(
+        folder, run.everything, run.runtime.device
+    ).eval()  # whole, also where the ranks share the weights out
+    write_sample(
+        model,
+        run.tokenizer,
+        run.tokenizer.decode([run.tokenizer.start]),
+        run.runtime,
+        SampleConfig(max_new_tokens=300),
+    )
+    print(f"\ncheckpoint: {folder}   curves: {Path(run.config.out_dir) / 'loss.png'}")
+    print(f"sample more:        python sample.py --out_dir={out}")
+    for path in argv:
+        other = path.replace("llama", "gpt2") if "llama" in path else path.replace("gpt2", "llama")
+        if path.endswith(".py") and other != path and Path(other).exists():
+            print(
+                f"compare with {'GPT-2' if 'gpt2' in other else 'LLaMA'}: python train.py {other}"
+            )
 
 
 def main(argv):
@@ -343,7 +354,7 @@ def main(argv):
         check.read(argv)  # it may not be there: say so before data are prepared
     if runtime.main:
         print(f"this run: {shlex.join(['python', 'train.py', *argv])}")
-    run = make_run(config, given, folder, state, runtime)
+    run = make_run(config, given, folder, state, runtime, find_data)
     if config.eval_only:
         row = score(run)
         if runtime.main:
@@ -356,17 +367,32 @@ def main(argv):
             return doctor(run, train_step) if config.doctor else check.check(run, argv, train_step)
         except (FloatingPointError, RuntimeError) as error:
             raise explain(error, run) or error
-    if folder is not None and (run.step > config.max_iters or run.step == config.max_iters == run.state.get("evaluated")):
+    if folder is not None and (
+        run.step > config.max_iters or run.step == config.max_iters == run.state.get("evaluated")
+    ):
         if runtime.main:
             print(f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N trains on)")
         return 0
 
-    held = parallel.main_first(lambda: open_out_dir(config.out_dir, folder is not None, config.overwrite), runtime)  # noqa: F841, the lock
+    held = parallel.main_first(
+        lambda: open_out_dir(config.out_dir, folder is not None, config.overwrite), runtime
+    )  # noqa: F841, the lock
     log = None
     if runtime.main:
-        checkpoint.write(Path(config.out_dir) / "config.json", json.dumps(run.everything, indent=1))
-        to_wandb = start_wandb(config.wandb_project, config.wandb_run_name or config.out_dir, run.everything, run.state) if config.wandb_log else None
-        log = RunLog(config.out_dir, run.step if folder is not None else None, config.max_iters, to_wandb)
+        files.write(Path(config.out_dir) / "config.json", json.dumps(run.everything, indent=1))
+        to_wandb = (
+            start_wandb(
+                config.wandb_project,
+                config.wandb_run_name or config.out_dir,
+                run.everything,
+                run.state,
+            )
+            if config.wandb_log
+            else None
+        )
+        log = RunLog(
+            config.out_dir, run.step if folder is not None else None, config.max_iters, to_wandb
+        )
     try:
         status, speed = train(run, log)
     except (FloatingPointError, RuntimeError) as error:
@@ -376,7 +402,9 @@ def main(argv):
         if status is None:
             finish(run, argv, speed)
         elif status != BROKEN_PIPE:
-            print(f"stopped after step {run.step}, saved; go on with: python train.py --init_from=resume --out_dir={shlex.quote(config.out_dir)}")
+            print(
+                f"stopped after step {run.step}, saved; go on with: python train.py --init_from=resume --out_dir={shlex.quote(config.out_dir)}"
+            )
     if runtime.world_size > 1:
         torch.distributed.barrier()  # rank 0 may still be writing its sample
         torch.distributed.destroy_process_group()

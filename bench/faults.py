@@ -9,6 +9,7 @@ Runs have dropout, two micro-batches a step, and each optimizer and schedule in 
 must end as the undisturbed one: every logged loss, the sha256 of its weights and optimizer state. Ends with
 `N passed, N failed`, and exits 1 if one failed. Without --short and --only it writes bench/results/faults.md.
 """
+
 import itertools
 import os
 import platform
@@ -24,16 +25,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import repo_root  # noqa: F401
-from bench.timing.outside import FILES, Lab, Process, broken, changed, differs, digest, logged, newest, rows, tensors, tree
 
+from bench.timing.outside import (
+    FILES,
+    Lab,
+    Process,
+    broken,
+    changed,
+    differs,
+    digest,
+    logged,
+    newest,
+    rows,
+    tensors,
+    tree,
+)
 from common.configurator import build, load
 from common.errors import UserError, run
 from common.files import ROOT
-from training.optim import OPTIMIZER, SCHEDULE
 from common.runtime import versions
+from training.optim import OPTIMIZER, SCHEDULE
 
-ARMS = [(f"--model={('llama', 'gpt2')[i % 2]}", f"--optimizer={OPTIMIZER[i % len(OPTIMIZER)]}", f"--schedule={list(SCHEDULE)[i % len(SCHEDULE)]}")
-        for i in range(max(len(OPTIMIZER), len(SCHEDULE)))]
+ARMS = [
+    (
+        f"--model={('llama', 'gpt2')[i % 2]}",
+        f"--optimizer={OPTIMIZER[i % len(OPTIMIZER)]}",
+        f"--schedule={list(SCHEDULE)[i % len(SCHEDULE)]}",
+    )
+    for i in range(max(len(OPTIMIZER), len(SCHEDULE)))
+]
 
 
 @dataclass
@@ -47,7 +67,9 @@ class FaultsConfig:
 def kills(lab):
     """kill -9 at random moments, and within the writing of a checkpoint; each time the same command goes on."""
     aimed, width, inside, late = "kill -9 aimed at the writing of a checkpoint", 0.02, 0, 0
-    todo = [(ARMS[0], [False, True])] if lab.short else [(arm, []) for arm in ARMS]  # whether each kill is aimed; the last comes first
+    todo = (
+        [(ARMS[0], [False, True])] if lab.short else [(arm, []) for arm in ARMS]
+    )  # whether each kill is aimed; the last comes first
     for n in range(0 if lab.short else lab.kills):
         todo[n % len(ARMS)][1].append(n // len(ARMS) % 2 == 1)
     while todo:
@@ -62,21 +84,43 @@ def kills(lab):
                     time.sleep(lab.random.uniform(0, width))
             elif plan:
                 if lab.short or lab.random.random() < 0.8:  # the others fall into the start
-                    process.until(lambda: len(rows(out)) != known and (newest(out) or not lab.short))
-                time.sleep(lab.random.uniform(0, interval if lab.short else 1.5 * max(interval, 0.5)))
+                    process.until(
+                        lambda: len(rows(out)) != known and (newest(out) or not lab.short)
+                    )
+                time.sleep(
+                    lab.random.uniform(0, interval if lab.short else 1.5 * max(interval, 0.5))
+                )
             if not plan or not process.kill():
                 break
             if plan.pop():
-                half = [*out.glob("ckpt/*.tmp"), *out.glob("ckpt/*.old"), *out.glob("latest.tmp"), *out.glob("best.tmp")]
-                landed = bool(half) or newest(out) and (not (out / "latest").exists() or int((out / "latest").read_text()) != newest(out))
-                inside, width = inside + bool(landed), min(0.2, max(0.002, width * (1.1 if landed else 0.8)))
+                half = [
+                    *out.glob("ckpt/*.tmp"),
+                    *out.glob("ckpt/*.old"),
+                    *out.glob("latest.tmp"),
+                    *out.glob("best.tmp"),
+                ]
+                landed = (
+                    bool(half)
+                    or newest(out)
+                    and (
+                        not (out / "latest").exists()
+                        or int((out / "latest").read_text()) != newest(out)
+                    )
+                )
+                inside, width = (
+                    inside + bool(landed),
+                    min(0.2, max(0.002, width * (1.1 if landed else 0.8))),
+                )
                 lab.notes[aimed] = f"{inside} within it"
                 row = aimed
             else:
                 row = "kill -9 at a random moment"
             behind = max((row["step"] for row in rows(out)), default=0) - newest(out)
             lab.check(row, broken(out) or (f"{behind} steps lost" if behind > lab.every else ""))
-        lab.check("runs killed and resumed until they end", process.ended(0) or differs(out, lab.reference(arm)))
+        lab.check(
+            "runs killed and resumed until they end",
+            process.ended(0) or differs(out, lab.reference(arm)),
+        )
         if not plan:
             todo.pop(0)
         late += bool(plan)
@@ -94,16 +138,24 @@ def stamp(out):
 
 def signals(lab):
     """SIGTERM and Ctrl-C within a step and within an evaluation: saved, and the printed command goes on."""
-    for (number, status), moment in itertools.product(((signal.SIGTERM, 143), (signal.SIGINT, 130)), ("a step", "an evaluation")):
+    for (number, status), moment in itertools.product(
+        ((signal.SIGTERM, 143), (signal.SIGINT, 130)), ("a step", "an evaluation")
+    ):
         if lab.short and (status == 143) != (moment == "a step"):
             continue
         for _ in range(6):  # until the signal comes where it should, and not after the evaluation
             out = lab.folder()
-            process, step = lab.start(out), lab.every + (0 if moment == "an evaluation" else lab.random.randrange(1, lab.every - 2))
+            process, step = (
+                lab.start(out),
+                lab.every
+                + (0 if moment == "an evaluation" else lab.random.randrange(1, lab.every - 2)),
+            )
             process.until(lambda: logged(out, step, "loss"))
             began = time.time()
             process.popen.send_signal(number)
-            problem = process.ended(status, "go on with: python train.py --init_from=resume", 60) or broken(out)
+            problem = process.ended(
+                status, "go on with: python train.py --init_from=resume", 60
+            ) or broken(out)
             seconds = time.time() - began
             if problem or moment == "a step" or not logged(out, step, "val_loss"):
                 break
@@ -112,7 +164,10 @@ def signals(lab):
         problem = problem or (f"{seconds:.0f} s until the end" if seconds > 20 else "")
         command = re.search(r"go on with: python (train\.py .*)", process.said()[0])
         skip = lab.short and moment == "an evaluation"
-        lab.check(f"{number.name} within {moment}", problem or ("" if skip else lab.to_the_end(out, shlex.split(command[1]))))
+        lab.check(
+            f"{number.name} within {moment}",
+            problem or ("" if skip else lab.to_the_end(out, shlex.split(command[1]))),
+        )
 
 
 def second_signal(lab):
@@ -125,31 +180,59 @@ def second_signal(lab):
     process.popen.send_signal(signal.SIGTERM)
     process.until(lambda: "stopping" in process.said()[1])
     process.popen.send_signal(signal.SIGINT)
-    lab.check("a second signal", process.ended(130, "stopping", 5) or changed(before, out / "ckpt") or lab.to_the_end(out))
+    lab.check(
+        "a second signal",
+        process.ended(130, "stopping", 5) or changed(before, out / "ckpt") or lab.to_the_end(out),
+    )
 
 
 def full_disk(lab):
     """A limit on the size of files; where user namespaces are allowed, also a file system without room for a third
     checkpoint, and one without room at all."""
     out = lab.part_way()
-    before, size = tree(out / "ckpt"), sum(path.stat().st_size for path in (out / "ckpt").rglob("*") if path.is_file()) // 2
-    problem = lab.start(out, limits={resource.RLIMIT_FSIZE: size * 2 // 5}).ended(1, rf"error: cannot save step {lab.steps}.*{out}.*goes on from step {lab.every * 2}")
-    lab.check("no more room for a file (RLIMIT_FSIZE)", problem or changed(before, out / "ckpt") or ("" if lab.short else lab.to_the_end(out)))
+    before, size = (
+        tree(out / "ckpt"),
+        sum(path.stat().st_size for path in (out / "ckpt").rglob("*") if path.is_file()) // 2,
+    )
+    problem = lab.start(out, limits={resource.RLIMIT_FSIZE: size * 2 // 5}).ended(
+        1, rf"error: cannot save step {lab.steps}.*{out}.*goes on from step {lab.every * 2}"
+    )
+    lab.check(
+        "no more room for a file (RLIMIT_FSIZE)",
+        problem or changed(before, out / "ckpt") or ("" if lab.short else lab.to_the_end(out)),
+    )
     mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-    if lab.short or shutil.which("unshare") is None or subprocess.run([*mount, f"mount -t tmpfs none {lab.scratch}/data"], capture_output=True).returncode:
+    if (
+        lab.short
+        or shutil.which("unshare") is None
+        or subprocess.run(
+            [*mount, f"mount -t tmpfs none {lab.scratch}/data"], capture_output=True
+        ).returncode
+    ):
         return
-    for ballast, words in ((False, rf"error: cannot save step {lab.steps}: [\d,]+ bytes are needed, [\d,]+ are free"), (True, "error: cannot write: No space left")):
+    for ballast, words in (
+        (False, rf"error: cannot save step {lab.steps}: [\d,]+ bytes are needed, [\d,]+ are free"),
+        (True, "error: cannot write: No space left"),
+    ):
         out, disk = lab.part_way(), lab.scratch / "disk"
         disk.mkdir(exist_ok=True)
-        script = (f"mount -t tmpfs -o size={size * 3} none {disk} && cp -r {out} {disk}/out && {f'cat /dev/zero > {disk}/ballast 2>/dev/null' if ballast else 'false'}; "
-                  f"\"$0\" \"$@\"; status=$?; rm -r {out}/ckpt; cp -r {disk}/out/ckpt {out}/; exit $status")
-        problem = lab.start(out, f"--out_dir={disk}/out", prefix=[*mount, script]).ended(1, words + rf".*{disk}/out")
-        lab.check("a full disk (tmpfs)", problem or changed(before, out / "ckpt") or lab.to_the_end(out))
+        script = (
+            f"mount -t tmpfs -o size={size * 3} none {disk} && cp -r {out} {disk}/out && {f'cat /dev/zero > {disk}/ballast 2>/dev/null' if ballast else 'false'}; "
+            f'"$0" "$@"; status=$?; rm -r {out}/ckpt; cp -r {disk}/out/ckpt {out}/; exit $status'
+        )
+        problem = lab.start(out, f"--out_dir={disk}/out", prefix=[*mount, script]).ended(
+            1, words + rf".*{disk}/out"
+        )
+        lab.check(
+            "a full disk (tmpfs)", problem or changed(before, out / "ckpt") or lab.to_the_end(out)
+        )
 
 
 def read_only(lab):
     """Folders that are read-only before the start, or become it while the run goes on."""
-    prefix = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []  # root may write everywhere, unless told not to
+    prefix = (
+        ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+    )  # root may write everywhere, unless told not to
     if prefix and shutil.which("setpriv") is None:
         return
     out = lab.part_way()
@@ -162,29 +245,49 @@ def read_only(lab):
         return
     before = tree(out / "ckpt")
     (out / "ckpt").chmod(0o555)
-    problem = lab.start(out, prefix=prefix).ended(1, rf"error: cannot save step {lab.steps}: Permission denied .*{out}.*writable.*step {lab.every * 2}")
+    problem = lab.start(out, prefix=prefix).ended(
+        1,
+        rf"error: cannot save step {lab.steps}: Permission denied .*{out}.*writable.*step {lab.every * 2}",
+    )
     (out / "ckpt").chmod(0o755)
-    lab.check("a folder that becomes read-only", problem or changed(before, out / "ckpt") or lab.to_the_end(out))
+    lab.check(
+        "a folder that becomes read-only",
+        problem or changed(before, out / "ckpt") or lab.to_the_end(out),
+    )
 
 
 def damage(lab):
     """A file of the latest checkpoint is not what was written: it is named, and following the advice leads to the same end."""
+
     def flip(path):
         data = bytearray(path.read_bytes())
         data[lab.random.randrange(len(data))] ^= 1 << lab.random.randrange(8)
         path.write_bytes(data)
 
-    ways = {"a flipped bit": flip, "a truncated file": lambda path: os.truncate(path, path.stat().st_size // 2), "an empty file": lambda path: os.truncate(path, 0), "a missing file": Path.unlink}
+    ways = {
+        "a flipped bit": flip,
+        "a truncated file": lambda path: os.truncate(path, path.stat().st_size // 2),
+        "an empty file": lambda path: os.truncate(path, 0),
+        "a missing file": Path.unlink,
+    }
     for (name, spoil), file in itertools.product(ways.items(), FILES):
-        if lab.short and (name, file) not in (("a flipped bit", "model.safetensors"), ("a missing file", "config.json")):
+        if lab.short and (name, file) not in (
+            ("a flipped bit", "model.safetensors"),
+            ("a missing file", "config.json"),
+        ):
             continue
         out = lab.part_way()
         folder = out / "ckpt" / f"{newest(out):06d}"
         spoil(folder / file)
-        before, words = tree(out), rf"error: the checkpoint is (corrupt|not whole).*\({folder}.*go back to step {lab.every}: remove this folder"
+        before, words = (
+            tree(out),
+            rf"error: the checkpoint is (corrupt|not whole).*\({folder}.*go back to step {lab.every}: remove this folder",
+        )
         problem = lab.start(out).ended(2, words)
         if name == "a flipped bit" and not lab.short:
-            problem = problem or Process(["sample.py", f"--out_dir={out}", "--device=cpu"]).ended(2, words)
+            problem = problem or Process(["sample.py", f"--out_dir={out}", "--device=cpu"]).ended(
+                2, words
+            )
         problem = problem or changed(before, out)
         if not problem and not (lab.short and file == "config.json"):
             shutil.rmtree(folder)  # as the message says
@@ -197,60 +300,120 @@ def two_trainers(lab):
     out, endless = lab.folder(), ["--max_iters=100000", "--lr_decay_iters=100000"]
     first = lab.start(out, *endless)
     first.until(lambda: newest(out))
-    problem = lab.start(out, *endless).ended(2, rf"error: process {first.popen.pid} is training here \(out_dir={out}\)")
-    lab.check("a second trainer in one folder", problem or ("" if first.kill() else "the first one ended"))
+    problem = lab.start(out, *endless).ended(
+        2, rf"error: process {first.popen.pid} is training here \(out_dir={out}\)"
+    )
+    lab.check(
+        "a second trainer in one folder", problem or ("" if first.kill() else "the first one ended")
+    )
     if not lab.short:
         after = lab.start(out, *endless)
         before = newest(out)
-        lab.check("the lock of a dead process", "" if after.until(lambda: newest(out) > before) else after.ended(0))
+        lab.check(
+            "the lock of a dead process",
+            "" if after.until(lambda: newest(out) > before) else after.ended(0),
+        )
         after.kill()
 
 
 def used_folder(lab):
     """From scratch into a used folder; another architecture; other data; a finished run: nothing may change."""
     out = lab.part_way()
-    plan = [("from scratch into a used folder", out, 2, r"error: there is a run here already.*resume.*--overwrite", ["--init_from=scratch"]),
-            ("another architecture on resuming", out, 2, "error: the checkpoint has another architecture: n_layer 2 -> 3, n_embd 32 -> 64", ["--n_layer=3", "--n_embd=64"]),
-            ("other data on resuming", out, 2, "error: the data in words are not those this run began with", [f"--data_dir={lab.scratch}/other"]),
-            ("a finished run resumed", lab.reference(), 0, "nothing to do", [])]
+    plan = [
+        (
+            "from scratch into a used folder",
+            out,
+            2,
+            r"error: there is a run here already.*resume.*--overwrite",
+            ["--init_from=scratch"],
+        ),
+        (
+            "another architecture on resuming",
+            out,
+            2,
+            "error: the checkpoint has another architecture: n_layer 2 -> 3, n_embd 32 -> 64",
+            ["--n_layer=3", "--n_embd=64"],
+        ),
+        (
+            "other data on resuming",
+            out,
+            2,
+            "error: the data in words are not those this run began with",
+            [f"--data_dir={lab.scratch}/other"],
+        ),
+        ("a finished run resumed", lab.reference(), 0, "nothing to do", []),
+    ]
     for row, where, status, words, more in plan[:2] if lab.short else plan:
         before = tree(where)
         lab.check(row, lab.start(where, *more).ended(status, words) or changed(before, where))
     if not lab.short:
-        problem = lab.start(out, "--init_from=scratch", "--overwrite").ended(0) or differs(out, lab.reference())
+        problem = lab.start(out, "--init_from=scratch", "--overwrite").ended(0) or differs(
+            out, lab.reference()
+        )
         aside = out.with_name(out.name + ".old1")
-        lab.check("--overwrite keeps the old run aside", problem or broken(aside) or ("" if newest(aside) == lab.every * 2 else "the old run is gone"))
+        lab.check(
+            "--overwrite keeps the old run aside",
+            problem
+            or broken(aside)
+            or ("" if newest(aside) == lab.every * 2 else "the old run is gone"),
+        )
 
 
 def torn_log(lab):
     """A log whose last line a crash tore, with a row beyond the checkpoint: neither is left, and no step comes twice."""
     out = lab.part_way()
     with open(out / "log.jsonl", "a") as file:
-        file.write(f'{{"step": {lab.every * 2 + 1}, "loss": 9.9}}\n{{"step": {lab.every * 2 + 2}, "lo')
+        file.write(
+            f'{{"step": {lab.every * 2 + 1}, "loss": 9.9}}\n{{"step": {lab.every * 2 + 2}, "lo'
+        )
     lab.check("a torn last line of the log", lab.to_the_end(out))
 
 
 def plugins(lab):
     """Weights & Biases that fails on import, at its start or at every row, and drawing that fails: one warning, and the same run."""
     ready = "class Run:\n    id = 'x'\n    def log(self, *a, **k): raise OSError('no network')\n\ndef init(**more): return Run()"
-    ways = {"import": ("wandb", "raise ImportError('broken')"), "start": ("wandb", "def init(**more): raise OSError('no network')"), "log": ("wandb", ready),
-            "drawing": ("matplotlib", "raise ImportError('broken')")}
+    ways = {
+        "import": ("wandb", "raise ImportError('broken')"),
+        "start": ("wandb", "def init(**more): raise OSError('no network')"),
+        "log": ("wandb", ready),
+        "drawing": ("matplotlib", "raise ImportError('broken')"),
+    }
     for name, (module, code) in ways.items():
         folder, out = lab.scratch / name, lab.folder()
         folder.mkdir()
         (folder / f"{module}.py").write_text(code)
-        process = lab.start(out, *["--wandb_log"] * (module == "wandb"), environment={"PYTHONPATH": str(folder)})
-        problem = process.ended(0, "warning: ") or ("" if process.said()[1].count("warning:") == 1 else "more than one warning")
-        lab.check({"wandb": "Weights & Biases fails", "matplotlib": "drawing fails"}[module], problem or differs(out, lab.reference()))
+        process = lab.start(
+            out, *["--wandb_log"] * (module == "wandb"), environment={"PYTHONPATH": str(folder)}
+        )
+        problem = process.ended(0, "warning: ") or (
+            "" if process.said()[1].count("warning:") == 1 else "more than one warning"
+        )
+        lab.check(
+            {"wandb": "Weights & Biases fails", "matplotlib": "drawing fails"}[module],
+            problem or differs(out, lab.reference()),
+        )
 
 
 def not_finite(lab):
     """A learning rate that blows the weights up: stopped before the update, with the checkpoint to go back to."""
     out = lab.part_way()
     good, before = out / "ckpt" / f"{newest(out):06d}", tree(out / "ckpt")
-    process = lab.start(out, "--learning_rate=1e30", "--min_lr=1e30", "--grad_clip=0", "--max_iters=1000", "--eval_interval=1000")
-    problem = process.ended(1, rf"error: loss .* at step \d+, learning rate 1e\+30 \(last good checkpoint: {good}\)") or changed(before, out / "ckpt")
-    problem = problem or ("" if all(value.isfinite().all() for value in tensors(good).values()) else "weights that are not finite")
+    process = lab.start(
+        out,
+        "--learning_rate=1e30",
+        "--min_lr=1e30",
+        "--grad_clip=0",
+        "--max_iters=1000",
+        "--eval_interval=1000",
+    )
+    problem = process.ended(
+        1, rf"error: loss .* at step \d+, learning rate 1e\+30 \(last good checkpoint: {good}\)"
+    ) or changed(before, out / "ckpt")
+    problem = problem or (
+        ""
+        if all(value.isfinite().all() for value in tensors(good).values())
+        else "weights that are not finite"
+    )
     lab.check("a loss that is not finite", problem or lab.to_the_end(out))
 
 
@@ -261,39 +424,68 @@ def ranks(lab):
         out = lab.folder()
         process = Process([*launch, *lab.argv(out)])
         process.until(lambda: newest(out) and logged(out, lab.every + 4, "loss"))
-        found = subprocess.run(["pgrep", "-P", str(process.popen.pid), "-f", "train.py"], capture_output=True, text=True).stdout.split()
+        found = subprocess.run(
+            ["pgrep", "-P", str(process.popen.pid), "-f", "train.py"],
+            capture_output=True,
+            text=True,
+        ).stdout.split()
         began = time.time()
         os.kill(int(found[rank]), number)
         status = process.popen.wait(timeout=120)
         seconds = time.time() - began
-        left = subprocess.run(["pgrep", "-f", f"out_dir={out} "], capture_output=True, text=True).stdout.split()
-        problem = broken(out) if status and seconds < 60 and not left else f"exit {status} after {seconds:.0f} s, processes left: {left}"
+        left = subprocess.run(
+            ["pgrep", "-f", f"out_dir={out} "], capture_output=True, text=True
+        ).stdout.split()
+        problem = (
+            broken(out)
+            if status and seconds < 60 and not left
+            else f"exit {status} after {seconds:.0f} s, processes left: {left}"
+        )
         if number == signal.SIGTERM and newest(out) == lab.every:
             problem = problem or "nothing was saved"
         problem = problem or Process(lab.argv(out)).ended(0)  # by one process
         if not problem:
             ours, theirs = digest(out), digest(lab.reference())
-            far = max(abs(ours.get(key, 1e9) - value) for key, value in theirs.items() if "loss of" in key)
+            far = max(
+                abs(ours.get(key, 1e9) - value) for key, value in theirs.items() if "loss of" in key
+            )
             problem = f"losses {far} away" if far > 1e-4 else ""
         lab.check(f"one rank of two gets {number.name}", problem)
     before = tree(out)
     process = Process([*launch, *lab.argv(out, "--init_from=scratch")])
-    told = (process.popen.wait(timeout=60), process.said()[1].count("error: there is a run here already"))
-    lab.check("two ranks in a used folder", changed(before, out) or ("" if told[0] and told[1] == 1 else f"exit {told[0]}, told {told[1]} times"))
+    told = (
+        process.popen.wait(timeout=60),
+        process.said()[1].count("error: there is a run here already"),
+    )
+    lab.check(
+        "two ranks in a used folder",
+        changed(before, out)
+        or ("" if told[0] and told[1] == 1 else f"exit {told[0]}, told {told[1]} times"),
+    )
     out = lab.folder()
     process = Process([*launch, *lab.argv(out, "--gradient_accumulation_steps=3")])
-    fine = process.popen.wait(timeout=60) and "is not divisible by 2 ranks" in process.said()[1] and not out.exists()
+    fine = (
+        process.popen.wait(timeout=60)
+        and "is not divisible by 2 ranks" in process.said()[1]
+        and not out.exists()
+    )
     lab.check("micro-batches that two ranks cannot share", "" if fine else process.said()[1][-300:])
 
 
 QUICK = (kills, signals, full_disk, read_only, damage, two_trainers, used_folder)
-FAULTS = {fault.__name__: fault for fault in (*QUICK, second_signal, torn_log, plugins, not_finite, ranks)}
+FAULTS = {
+    fault.__name__: fault for fault in (*QUICK, second_signal, torn_log, plugins, not_finite, ranks)
+}
 
 
 def main(argv):
     values, words = load(argv, [FaultsConfig], __doc__)
     config = build(FaultsConfig, values)
-    chosen = config.only.split(",") if config.only else [name for name, fault in FAULTS.items() if fault in QUICK or not config.short]
+    chosen = (
+        config.only.split(",")
+        if config.only
+        else [name for name, fault in FAULTS.items() if fault in QUICK or not config.short]
+    )
     unknown = [*words, *(name for name in chosen if name not in FAULTS)]
     if unknown:
         raise UserError(f"unknown fault {unknown[0]}", "only", "choose from " + ", ".join(FAULTS))
@@ -311,16 +503,30 @@ def main(argv):
             for process in Process.started:
                 process.kill()
     passed, tries = (sum(numbers) for numbers in zip(*lab.score.values()))
-    table = ["| fault | passed | of | |", "|---|---|---|---|", *(f"| {row} | {good} | {of} | {lab.notes.get(row, '')} |" for row, (good, of) in lab.score.items())]
+    table = [
+        "| fault | passed | of | |",
+        "|---|---|---|---|",
+        *(
+            f"| {row} | {good} | {of} | {lab.notes.get(row, '')} |"
+            for row, (good, of) in lab.score.items()
+        ),
+    ]
     print("\n".join(table))
     print(f"{passed} passed, {tries - passed} failed")
     if not config.short and not config.only:
         facts = versions()
-        head = ["# Faults, from outside", "",
-                f"{facts['hardware']}, {facts['cpus']} cores, torch {facts['torch']}, Python {facts['python']}, {platform.system()}; commit {facts['git_commit']}.",
-                f"`{' '.join(['python bench/faults.py', *argv])}`: {passed} passed, {tries - passed} failed.", "",
-                "A try passes if the run says what is owed and, resumed, ends with the losses, weights and optimizer state of an undisturbed run.", ""]
-        (ROOT / "bench" / "results" / "faults.md").write_text("\n".join(head + table) + "\n", encoding="utf-8")
+        head = [
+            "# Faults, from outside",
+            "",
+            f"{facts['hardware']}, {facts['cpus']} cores, torch {facts['torch']}, Python {facts['python']}, {platform.system()}; commit {facts['git_commit']}.",
+            f"`{' '.join(['python bench/faults.py', *argv])}`: {passed} passed, {tries - passed} failed.",
+            "",
+            "A try passes if the run says what is owed and, resumed, ends with the losses, weights and optimizer state of an undisturbed run.",
+            "",
+        ]
+        (ROOT / "bench" / "results" / "faults.md").write_text(
+            "\n".join(head + table) + "\n", encoding="utf-8"
+        )
     return 1 if tries > passed else 0
 
 

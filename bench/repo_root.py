@@ -1,4 +1,5 @@
 """Puts the repo's root on the path, so that `python bench/SCRIPT.py` finds the rooms from any folder."""
+
 import sys
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """The report of one or several sweeps, from their rows alone: python bench/report.py OUT [OUT2 ...]"""
+
 import repo_root  # noqa: F401
+
 from bench.ablation.report import main
 from common.errors import run
 

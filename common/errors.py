@@ -1,5 +1,6 @@
 """How a script ends: exit 0 when done, 2 on a mistake of the user's, 1 on a failure while running; an error is one
 line, `error: <what> (<key or file>): <what to do>`."""
+
 import os
 import sys
 import traceback
@@ -25,7 +26,9 @@ def run(main):
     """Run `main(argv)` as a script: exit 0 when done, 2 on a user's mistake, 1 on a failure while
     running. An error is one line on stderr; `--debug` adds the traceback."""
     debug = [arg for arg in sys.argv[1:] if arg.partition("=")[0] == "--debug"]
-    sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
+    sys.stdout.reconfigure(
+        errors="replace"
+    )  # a terminal that cannot show a character shows a question mark
     try:
         status = main([arg for arg in sys.argv[1:] if arg not in debug]) or 0
         sys.stdout.flush()
@@ -39,11 +42,23 @@ def run(main):
         if debug and not debug[0].lower().endswith("=false"):
             traceback.print_exc()
         status = getattr(error, "status", 1)
-        where = "" if isinstance(error, UserError) else f" ({type(error).__name__}): run again with --debug to see where"
-        if status == 1 or os.environ.get("RANK", "0") == "0":  # all ranks find the same mistake: one tells
+        where = (
+            ""
+            if isinstance(error, UserError)
+            else f" ({type(error).__name__}): run again with --debug to see where"
+        )
+        if (
+            status == 1 or os.environ.get("RANK", "0") == "0"
+        ):  # all ranks find the same mistake: one tells
             print(f"error: {' '.join(str(error).split())}{where}", file=sys.stderr)
-    if "RANK" in os.environ:  # a rank of torchrun: gloo's threads can abort an interpreter that takes itself down
+    if (
+        "RANK" in os.environ
+    ):  # a rank of torchrun: gloo's threads can abort an interpreter that takes itself down
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def one_line(error):
+    return " ".join(str(error).split())[:160]

@@ -1,4 +1,166 @@
-"""Where the repo is."""
+"""Files that survive a crash: atomic writes, temporary names of our own, locks, JSON, hashes."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import sys
 from pathlib import Path
 
+from common.errors import Failure, UserError, one_line
+
 ROOT = Path(__file__).resolve().parent.parent
+
+UMASK = os.umask(0)
+os.umask(UMASK)
+
+# What a file system answers when it does not know an operation at all (FUSE, CIFS, Lustre).
+UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.ENOLCK)
+
+warned = set()  # warnings that were printed already
+
+
+def warn_once(text):
+    """Print a warning to stderr, the first time it is asked for."""
+    if text not in warned:
+        warned.add(text)
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def partial(path):
+    """A temporary name beside `path` for something that is not finished yet. It is hidden, and its
+    16 random digits make it a name that no person gives, so that `leftovers` may remove it."""
+    path = Path(path)
+    return path.with_name(f".{path.name}.partial-{secrets.token_hex(8)}")
+
+
+def leftovers(path):
+    """The temporary files and folders that interrupted writes of `path` left beside it."""
+    path = Path(path)
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.partial-[0-9a-f]{{16}}")
+    if not path.parent.is_dir():
+        return []
+    return [other for other in path.parent.iterdir() if pattern.fullmatch(other.name)]
+
+
+def remove(path):
+    """Remove a file or folder of ours. A file system that refuses (NFS: EBUSY) is a warning: what
+    is left behind costs space, while ending the run would cost the run."""
+    path = Path(path)
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        warn_once(f"cannot remove {path}: {error.strerror}; remove it by hand")
+
+
+def write(path, data):
+    """Write text or bytes to `path` atomically: temporary name, fsync, rename, fsync of the folder.
+    Raises Failure if the disk refuses; the old file is then untouched."""
+    path = Path(path)
+    temporary = partial(path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise Failure(f"cannot write: {error.strerror}", path, remedy(error)) from error
+
+
+def remedy(error):
+    """What the user can do about an OSError of writing."""
+    if getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "make the folder writable"
+    return "free the disk"
+
+
+def sync(path):
+    """Flush a file or a folder to the disk. Some file systems (FUSE, CIFS) cannot flush a folder;
+    that is a warning, since only a power cut in the next seconds could lose the rename."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED or not Path(path).is_dir():
+            raise
+        warn_once(f"{path} is on a file system that cannot flush folders: {error.strerror}")
+    finally:
+        os.close(number)
+
+
+def share(path):
+    """Give a file the permissions that the umask allows. Some libraries write with mode 0600,
+    so that a colleague could not read the file."""
+    os.chmod(path, 0o666 & ~UMASK)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def sha256_of(path):
+    """The sha256 of a file's bytes, as hexadecimal text."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def not_a_number(text):
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def parse_json(text):
+    """The value of a JSON text (str or bytes). Raises ValueError for whatever is not JSON: bad
+    utf-8, NaN and Infinity, or a nesting so deep that Python gives up."""
+    try:
+        return json.loads(text, parse_constant=not_a_number)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def read_json(path, fix, kind=dict):
+    """The content of a JSON file, an object unless `kind` says otherwise. Raises UserError, with
+    `fix` as the advice, if the file is missing, unreadable, not JSON, or of another kind."""
+    try:
+        value = parse_json(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read: {error.strerror}", path, fix) from None
+    except ValueError as error:
+        raise UserError(f"this is not JSON: {one_line(error)}", path, fix) from None
+    if not isinstance(value, kind):
+        what = f"a JSON {type(value).__name__} where a {kind.__name__} is needed"
+        raise UserError(what, path, fix)
+    return value
+
+
+# ---------------------------------------------------------------- locks
+
+
+def lock(path):
+    """Open `path` and lock it until the returned file is closed, or the process ends in any way.
+    Raises BlockingIOError if another process holds the lock. On a file system without locks
+    (Lustre, some FUSE) the file is returned unlocked, with a warning."""
+    file = open(path, "a+")  # noqa: SIM115 (the caller keeps it open)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            file.close()
+            raise
+        folder = Path(path).parent
+        warn_once(f"{folder} is on a file system without locks: start only one process there")
+    return file

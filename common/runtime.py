@@ -1,4 +1,5 @@
 """Where a run runs: device, number format, compiling, ranks, signals, and the status line."""
+
 import contextlib
 import os
 import platform
@@ -45,16 +46,27 @@ class Runtime:
         kind = self.device.split(":")[0]
         compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
         if asked is True and kind == "cpu" and not compiler:
-            raise UserError("torch.compile needs a C++ compiler on a CPU, and there is none", "compile=True", "install g++, or leave compile out")
+            raise UserError(
+                "torch.compile needs a C++ compiler on a CPU, and there is none",
+                "compile=True",
+                "install g++, or leave compile out",
+            )
         if asked != "auto":
             self.compile, why = asked, "as asked"
         elif kind != "cpu":
-            self.compile, why = kind == "cuda", "it pays on CUDA" if kind == "cuda" else "eager is safer on Metal"
+            self.compile, why = (
+                kind == "cuda",
+                "it pays on CUDA" if kind == "cuda" else "eager is safer on Metal",
+            )
         elif not compiler:
             self.compile, why = False, "no C++ compiler here"
         else:
             self.compile = flops > COMPILE_PAYS
-            why = "a run this long repays it" if self.compile else "a run this short would not repay it"
+            why = (
+                "a run this long repays it"
+                if self.compile
+                else "a run this short would not repay it"
+            )
         self.reasons.append(f"compile {self.compile} ({why})")
 
 
@@ -62,15 +74,31 @@ def find_device(device="auto"):
     """`device`, or with auto the best there is; UserError if it is not there. Asks CUDA nothing else."""
     kind = device.split(":")[0]
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return (
+            "cuda"
+            if torch.cuda.is_available()
+            else "mps"
+            if torch.backends.mps.is_available()
+            else "cpu"
+        )
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
-        raise UserError(f"unknown device {device}", "device", "choose auto, cpu, cuda, cuda:N or mps")
+        raise UserError(
+            f"unknown device {device}", "device", "choose auto, cpu, cuda, cuda:N or mps"
+        )
     if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError("no CUDA device is visible", f"device={device}", "use --device=cpu, or install a CUDA build of torch")
+        raise UserError(
+            "no CUDA device is visible",
+            f"device={device}",
+            "use --device=cpu, or install a CUDA build of torch",
+        )
     if kind == "mps" and not torch.backends.mps.is_available():
         raise UserError("no Metal device is visible", f"device={device}", "use --device=cpu")
     if kind == "cuda" and ":" in device and int(device.split(":")[1]) >= torch.cuda.device_count():
-        raise UserError(f"only {torch.cuda.device_count()} CUDA devices are visible", f"device={device}", "choose a smaller number")
+        raise UserError(
+            f"only {torch.cuda.device_count()} CUDA devices are visible",
+            f"device={device}",
+            "choose a smaller number",
+        )
     return device
 
 
@@ -86,10 +114,19 @@ def set_up(device="auto", dtype="auto"):
         torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
     reasons = [f"device {device}" + (" (the best one here)" if asked == "auto" else "")]
     if dtype == "auto":
-        dtype, why = "float32", {"cpu": "most CPUs are no faster in bfloat16", "mps": "the safe choice on Metal"}.get(kind)
+        dtype, why = (
+            "float32",
+            {"cpu": "most CPUs are no faster in bfloat16", "mps": "the safe choice on Metal"}.get(
+                kind
+            ),
+        )
         if kind == "cuda":
             modern = torch.cuda.is_bf16_supported(including_emulation=False)
-            dtype, why = ("bfloat16", "this GPU has it") if modern else ("float32", "this GPU has no bfloat16")
+            dtype, why = (
+                ("bfloat16", "this GPU has it")
+                if modern
+                else ("float32", "this GPU has no bfloat16")
+            )
         reasons.append(f"dtype {dtype} ({why})")
     else:
         reasons.append(f"dtype {dtype}")
@@ -132,7 +169,9 @@ class StopRequest:
 def cpu_name():
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+            return next(
+                line.split(":")[1].strip() for line in file if line.startswith("model name")
+            )
     except (OSError, StopIteration):  # not Linux, or a processor without a name there
         return platform.processor() or platform.machine()
 
@@ -141,9 +180,21 @@ def versions():
     """What the numbers of a run depend on besides its configuration."""
     here = os.path.dirname(os.path.abspath(__file__))
     try:
-        commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=here, capture_output=True, text=True, timeout=10).stdout.strip()
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         commit = ""
     hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()
-    return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
-            "git_commit": commit or None, "hardware": hardware, "cpus": os.cpu_count()}
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "git_commit": commit or None,
+        "hardware": hardware,
+        "cpus": os.cpu_count(),
+    }

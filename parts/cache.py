@@ -5,6 +5,7 @@ new token costs one token's work. The cache owns positions and padding; the mode
     cache = KVCache()
     model(prompt, cache=cache); model(next_token, cache=cache); ...
 """
+
 import torch
 
 
@@ -46,14 +47,33 @@ class LayerCache:
         return self.k[:, :, :end], self.v[:, :, :end], self.cache.mask
 
     def update_ring(self, k, v, window):
-        pos, T, size = self.cache.kpos[:, -k.size(2) :], k.size(2), window + self.cache.spare  # pos (B or 1, T)
+        pos, T, size = (
+            self.cache.kpos[:, -k.size(2) :],
+            k.size(2),
+            window + self.cache.spare,
+        )  # pos (B or 1, T)
         if self.k is None:
-            self.k, self.v = k.new_zeros(*k.shape[:2], size, k.size(3)), v.new_zeros(*v.shape[:2], size, v.size(3))
-            self.ring = pos.new_full((pos.size(0), size), -1)  # the position in each place of the ring, -1 where none is
-        slots = torch.arange(self.cache.length - T, self.cache.length, device=k.device)[-size:] % size  # (T or size)
+            self.k, self.v = (
+                k.new_zeros(*k.shape[:2], size, k.size(3)),
+                v.new_zeros(*v.shape[:2], size, v.size(3)),
+            )
+            self.ring = pos.new_full(
+                (pos.size(0), size), -1
+            )  # the position in each place of the ring, -1 where none is
+        slots = (
+            torch.arange(self.cache.length - T, self.cache.length, device=k.device)[-size:] % size
+        )  # (T or size)
         if T > 1:  # earlier queries of a piece still see keys that its later tokens push out
-            k_all, v_all, self.kpos = torch.cat((self.k, k), 2), torch.cat((self.v, v), 2), torch.cat((self.ring, pos), 1)
-        self.k[:, :, slots], self.v[:, :, slots], self.ring[:, slots] = k[:, :, -size:], v[:, :, -size:], pos[:, -size:]
+            k_all, v_all, self.kpos = (
+                torch.cat((self.k, k), 2),
+                torch.cat((self.v, v), 2),
+                torch.cat((self.ring, pos), 1),
+            )
+        self.k[:, :, slots], self.v[:, :, slots], self.ring[:, slots] = (
+            k[:, :, -size:],
+            v[:, :, -size:],
+            pos[:, -size:],
+        )
         if T == 1:
             k_all, v_all, self.kpos = self.k, self.v, self.ring
         return k_all, v_all, visible(self.cache.pos, self.kpos, window)
@@ -77,7 +97,9 @@ class KVCache:
     def __init__(self, pad=None, spare=0):
         self.pad, self.spare = pad, spare
         self.layers = []
-        self.length = self.peak = 0  # tokens read so far, padding included, and the most there ever were
+        self.length = self.peak = (
+            0  # tokens read so far, padding included, and the most there ever were
+        )
         self.pos = self.kpos = self.mask = self.slots = None
 
     def __getitem__(self, i):
@@ -90,11 +112,15 @@ class KVCache:
         start, self.length = self.length, self.length + idx.size(1)
         self.peak = max(self.peak, self.length)
         if self.slots is None or self.slots.size(1) < self.length:
-            self.slots = torch.arange(max(64, 2 * self.length), device=idx.device)[None]  # (1, capacity)
+            self.slots = torch.arange(max(64, 2 * self.length), device=idx.device)[
+                None
+            ]  # (1, capacity)
             if self.pad is not None:
                 self.slots = self.slots - self.pad.to(idx.device)[:, None]  # (B, capacity)
         self.kpos = self.slots[:, : self.length]  # (B or 1, S), below 0 is padding
-        self.pos = self.kpos[:, start:].clamp(min=0)  # padding reads as position 0; nobody attends to it
+        self.pos = self.kpos[:, start:].clamp(
+            min=0
+        )  # padding reads as position 0; nobody attends to it
         # A whole prompt is plainly causal, and a single token sees everything: no mask.
         plain = self.pad is None and (start == 0 or idx.size(1) == 1)
         self.mask = None if plain else visible(self.pos, self.kpos)
@@ -106,10 +132,20 @@ class KVCache:
             ring = getattr(layer, "ring", None)
             if ring is not None:
                 if self.peak - length > self.spare and self.peak > ring.size(1):
-                    raise ValueError(f"cannot go back from {self.peak} tokens to {length}: the ring has {self.spare} spare slots")
-                ring[ring >= (length if self.pad is None else length - self.pad.to(ring.device)[:, None])] = -1
+                    raise ValueError(
+                        f"cannot go back from {self.peak} tokens to {length}: the ring has {self.spare} spare slots"
+                    )
+                ring[
+                    ring
+                    >= (length if self.pad is None else length - self.pad.to(ring.device)[:, None])
+                ] = -1
         self.length = length
 
     def size(self):
         """Bytes held: keys and values of all layers."""
-        return sum(t.numel() * t.element_size() for layer in self.layers for t in (layer.k, layer.v) if t is not None)
+        return sum(
+            t.numel() * t.element_size()
+            for layer in self.layers
+            for t in (layer.k, layer.v)
+            if t is not None
+        )

@@ -9,17 +9,19 @@ between is an experiment.
 
 Filled as GPT-2 it computes what model.py does, filled as LLaMA what model_llama.py does, to the last bit.
 """
+
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from model import GPT, GPTConfig
-from model_llama import Llama, LlamaConfig
-from parts.attention import MLP, NORM, POSITION, ROPE_SCALING, Attention, Where
+from parts.attention import Attention
+from parts.mlp import MLP
+from parts.norm import NORM
+from parts.position import POSITION, ROPE_SCALING, Where
 
 # ---------------------------------------------------------------- structure: block
 
@@ -59,7 +61,9 @@ def parallel2(b, x, attn):
     return x + attn(b.norm1(x)) + b.mlp(b.norm2(x))
 
 
-BLOCK = dict(pre=pre, post=post, output=output, sandwich=sandwich, parallel=parallel, parallel2=parallel2)
+BLOCK = dict(
+    pre=pre, post=post, output=output, sandwich=sandwich, parallel=parallel, parallel2=parallel2
+)
 
 
 class Block(nn.Module):
@@ -72,7 +76,9 @@ class Block(nn.Module):
             self.norm2 = NORM[config.norm](config.n_embd, config)
         self.mlp = MLP[config.mlp](config)
         if self.form is sandwich:
-            self.norm1_out, self.norm2_out = (NORM[config.norm](config.n_embd, config) for _ in range(2))
+            self.norm1_out, self.norm2_out = (
+                NORM[config.norm](config.n_embd, config) for _ in range(2)
+            )
 
     def forward(self, x, where, cache=None):
         return self.form(self, x, lambda h: self.attn(h, where, cache))
@@ -87,11 +93,15 @@ class VariantConfig:
     vocab_size: int = 50257
     n_layer: int = 12
     n_head: int = 12
-    n_kv_head: int | None = None  # heads of keys and values; None: n_head (multi-head), 1: multi-query
+    n_kv_head: int | None = (
+        None  # heads of keys and values; None: n_head (multi-head), 1: multi-query
+    )
     n_embd: int = 768  # width of the model
     dropout: float = 0.0
     tie_embeddings: bool = False  # head = token embedding
-    bias: bool | Literal["none", "norm", "all"] = "none"  # norm: in the norms alone (Falcon); False and True: none and all
+    bias: bool | Literal["none", "norm", "all"] = (
+        "none"  # norm: in the norms alone (Falcon); False and True: none and all
+    )
     position: Literal[*POSITION] = "rope"
     norm: Literal[*NORM] = "rmsnorm"
     block: Literal[*BLOCK] = "pre"  # where the norms stand, serial or parallel
@@ -123,27 +133,50 @@ class VariantConfig:
         if self.n_head % self.n_kv_head:
             raise ValueError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}")
         if self.window and self.block_local:
-            raise ValueError(f"window={self.window} and block_local={self.block_local} are two ways to look at less: choose one")
+            raise ValueError(
+                f"window={self.window} and block_local={self.block_local} are two ways to look at less: choose one"
+            )
         if self.full_every and not self.window:
-            raise ValueError(f"full_every={self.full_every} makes exceptions from a window: give window too")
+            raise ValueError(
+                f"full_every={self.full_every} makes exceptions from a window: give window too"
+            )
         for key in ("rope_theta", "rope_fraction", "norm_eps", "ffn_dim_multiplier"):
             if getattr(self, key) is not None and getattr(self, key) <= 0:
-                raise ValueError(f"{key}={getattr(self, key)} is not above 0: leave it out or give more")
+                raise ValueError(
+                    f"{key}={getattr(self, key)} is not above 0: leave it out or give more"
+                )
         for key in ("attn_softcap", "logit_softcap"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key}={getattr(self, key)} is negative: 0 is none")
         if self.rope_fraction > 1:
-            raise ValueError(f"rope_fraction={self.rope_fraction} is above 1: it is a part of each head")
-        if self.position == "rope" and (self.n_embd // self.n_head % 2 or not 0 < self.rope_fraction * (self.n_embd // self.n_head) // 2):
-            raise ValueError(f"rope turns pairs, and n_embd={self.n_embd} over n_head={self.n_head} with rope_fraction={self.rope_fraction} has an odd half or none")
+            raise ValueError(
+                f"rope_fraction={self.rope_fraction} is above 1: it is a part of each head"
+            )
+        if self.position == "rope" and (
+            self.n_embd // self.n_head % 2
+            or not self.rope_fraction * (self.n_embd // self.n_head) // 2 > 0
+        ):
+            raise ValueError(
+                f"rope turns pairs, and n_embd={self.n_embd} over n_head={self.n_head} with rope_fraction={self.rope_fraction} has an odd half or none"
+            )
         if self.rope_scaling != "none" and self.rope_factor < 1:
-            raise ValueError(f"rope_factor={self.rope_factor} is below 1: it says how many times longer the texts are")
+            raise ValueError(
+                f"rope_factor={self.rope_factor} is below 1: it says how many times longer the texts are"
+            )
         if (self.rope_scaling != "none" or self.rope_fraction != 1) and self.position != "rope":
-            raise ValueError(f"rope_scaling and rope_fraction mean nothing to position={self.position}: leave them out")
+            raise ValueError(
+                f"rope_scaling and rope_fraction mean nothing to position={self.position}: leave them out"
+            )
         if self.rope_factor != 1 and self.rope_scaling == "none":
-            raise ValueError(f"rope_factor={self.rope_factor} scales nothing: give rope_scaling too")
-        if self.bias == "norm" and not any(name == "bias" for name, _ in NORM[self.norm](1, self).named_parameters()):
-            raise ValueError(f"bias=norm changes nothing, norm={self.norm} has no bias: choose another of them")
+            raise ValueError(
+                f"rope_factor={self.rope_factor} scales nothing: give rope_scaling too"
+            )
+        if self.bias == "norm" and not any(
+            name == "bias" for name, _ in NORM[self.norm](1, self).named_parameters()
+        ):
+            raise ValueError(
+                f"bias=norm changes nothing, norm={self.norm} has no bias: choose another of them"
+            )
 
 
 class Variant(nn.Module):
@@ -152,10 +185,14 @@ class Variant(nn.Module):
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = POSITION[config.position](config)
-        self.norm_e = NORM[config.norm](config.n_embd, config) if config.embed_norm else nn.Identity()
+        self.norm_e = (
+            NORM[config.norm](config.n_embd, config) if config.embed_norm else nn.Identity()
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.norm_f = nn.Identity() if config.block == "post" else NORM[config.norm](config.n_embd, config)
+        self.norm_f = (
+            nn.Identity() if config.block == "post" else NORM[config.norm](config.n_embd, config)
+        )
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.wte.weight
@@ -166,7 +203,11 @@ class Variant(nn.Module):
         """As in the corners; the two factors of a low-rank matrix are such that their product is alike."""
         for name, p in self.named_parameters():
             if p.dim() == 2:
-                std = 0.02 / math.sqrt(2 * self.config.n_layer) if ".wo." in name or ".down." in name else 0.02
+                std = (
+                    0.02 / math.sqrt(2 * self.config.n_layer)
+                    if ".wo." in name or ".down." in name
+                    else 0.02
+                )
                 if name.endswith((".u.weight", ".v.weight")):
                     std = math.sqrt(std / math.sqrt(self.config.low_rank))
                 nn.init.normal_(p, 0.0, std)
@@ -179,7 +220,9 @@ class Variant(nn.Module):
         past = 0 if cache is None else cache.length
         if self.wpe.limit and past + T > self.wpe.limit:
             raise ValueError(f"cannot read {past + T} tokens: block_size is {self.wpe.limit}")
-        pos = torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)  # (B or 1, T)
+        pos = (
+            torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
+        )  # (B or 1, T)
         where = Where(self.wpe, pos, self.wpe.angles(pos))
         x = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
         for i, block in enumerate(self.blocks):
@@ -187,60 +230,9 @@ class Variant(nn.Module):
         logits = self.lm_head(self.norm_f(x[:, -1:] if last_only else x))  # (B, T or 1, V)
         if self.config.logit_softcap:
             logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)
-        loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        loss = (
+            None
+            if targets is None
+            else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        )
         return logits, loss
-
-
-# ---------------------------------------------------------------- named architectures
-
-
-def shared(by):
-    """n_kv_head such that `by` query heads share a key and value head, or the next fewer that divide n_head."""
-    return lambda c: c["n_head"] // next(n for n in range(by, 0, -1) if c["n_head"] % n == 0)
-
-
-# A value that depends on the sizes is a function of them.
-GPT2 = dict(position="learned", norm="layernorm", block="pre", mlp="gelu", bias="all", tie_embeddings=True)
-LLAMA = dict(position="rope", norm="rmsnorm", block="pre", mlp="swiglu", bias="none", tie_embeddings=False)
-ARCH = {
-    "gpt2": GPT2,
-    "llama": LLAMA,  # LLaMA 1, LLaMA 2 7B and 13B
-    "llama2-70b": LLAMA | dict(n_kv_head=shared(8), ffn_dim_multiplier=1.3),
-    "llama3": LLAMA | dict(n_kv_head=shared(4), ffn_dim_multiplier=1.3, rope_theta=5e5, rope_scaling="llama3", rope_factor=8.0, rope_original=lambda c: max(1, c["block_size"] // 16)),
-    "mistral": LLAMA | dict(n_kv_head=shared(4), window=lambda c: max(1, c["block_size"] // 2), ffn_dim_multiplier=1.3),
-    "bloom": GPT2 | dict(position="alibi", embed_norm=True),
-    "falcon": dict(position="rope", norm="layernorm", block="parallel", mlp="gelu_erf", bias="norm", n_kv_head=1, tie_embeddings=True),  # 7B
-    "gpt-neox": dict(position="rope", rope_fraction=0.25, norm="layernorm", block="parallel2", mlp="gelu_erf", bias="all", tie_embeddings=False),
-    "olmo2": LLAMA | dict(block="output", qk_norm="full", rope_theta=5e5, norm_eps=1e-6),
-    "qwen3": LLAMA | dict(n_kv_head=shared(4), qk_norm="head", rope_theta=1e6, norm_eps=1e-6, tie_embeddings=True),
-    "transformer2017": dict(position="sinusoidal", norm="layernorm", block="post", mlp="relu", bias="all", tie_embeddings=True),  # decoder only
-    "balanced": LLAMA | dict(mlp="gelu", n_kv_head=shared(4)),
-}
-CORNERS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
-# {key: (slot, the words that read it)}: what a key belongs to, without which it says nothing.
-GATED = [word for word, part in MLP.items() if part.func.gated]
-OWNER = dict.fromkeys(("rope_theta", "rope_fraction", "rope_scaling", "rope_factor", "rope_original"), ("position", ["rope"])) | {
-    "relative_clip": ("position", ["relative"]), "norm_eps": ("norm", ["rmsnorm"]), "multiple_of": ("mlp", GATED), "ffn_dim_multiplier": ("mlp", GATED)}
-
-
-def idle(values):
-    """The keys among `values` that have no effect because the part they belong to is not there."""
-    normed = values.get("qk_norm", "none") != "none"  # an RMSNorm too
-    return [key for key, (slot, words) in OWNER.items() if key in values and values.get(slot) not in words and not (key == "norm_eps" and normed)]
-
-
-def choose(values):
-    """(configuration class, model class, values) for the keys that a user, or a checkpoint, gives.
-
-    values["model"] names the corner to start from. If a slot is given, or an `arch` that fills them all, it is
-    a Variant, with the corner's parts in all other slots; else it is the corner's own readable model."""
-    config_class, model_class = CORNERS[values.get("model", "gpt2")]
-    names = {field.name for field in fields(VariantConfig)}
-    slots = names - {field.name for field in fields(config_class)} - set(idle(dict.fromkeys(OWNER) | ARCH[values.get("model", "gpt2")]))
-    if not values.get("arch") and not slots & values.keys() and not isinstance(values.get("bias"), str):
-        return config_class, model_class, values
-    filled = ARCH[values.get("arch") or values.get("model", "gpt2")] | {key: value for key, value in values.items() if key in names}
-    sizes = {field.name: field.default for field in fields(VariantConfig)} | values
-    filled = {key: value(sizes) if callable(value) else value for key, value in filled.items()}
-    return VariantConfig, Variant, filled
-

@@ -2,6 +2,7 @@
 One step of writing: what a model is shown of a text that grows, and how the next token is drawn from what it says.
 Shapes: B rows, T tokens, V vocabulary.
 """
+
 import codecs
 import time
 from typing import NamedTuple
@@ -26,7 +27,12 @@ class Reader:
     many tokens before each row are padding. spare: tokens that rewind may drop."""
 
     def __init__(self, model, context=None, vocab_size=None, use_cache=True, pad=None, spare=0):
-        self.model, self.vocab_size, self.use_cache, self.spare = model, vocab_size, use_cache, spare
+        self.model, self.vocab_size, self.use_cache, self.spare = (
+            model,
+            vocab_size,
+            use_cache,
+            spare,
+        )
         self.context = context or model.config.block_size
         self.pad = pad or [0]  # without padding all rows are alike
         self.cache = self.starts = None
@@ -51,7 +57,9 @@ class Reader:
             self.cache = KVCache(torch.tensor(hidden) if any(hidden) else None, self.spare)
             self.starts, self.known = starts, T - max(shown)
         new, self.known = idx[:, self.known :], T
-        return self.model(new, cache=self.cache, last_only=last == 1)[0][:, -last:, : self.vocab_size]
+        return self.model(new, cache=self.cache, last_only=last == 1)[0][
+            :, -last:, : self.vocab_size
+        ]
 
     def rewind(self, length):
         """Forget the tokens of idx after the first `length`."""
@@ -70,7 +78,9 @@ def penalised(logits, seen, penalty):
     return logits.scatter(1, seen, new)
 
 
-def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None, repetition_penalty=1.0, seen=None):
+def probabilities(
+    logits, temperature=1.0, top_k=None, top_p=None, min_p=None, repetition_penalty=1.0, seen=None
+):
     """Probabilities (B, V) to draw the next token from, given logits (B, V) and the text so far, seen (B, T). In this
     order: the repetition penalty, the temperature (0: all on the likeliest), top-k, top-p (nucleus, Holtzman et al.
     2019, arXiv:1904.09751): the smallest set of the likeliest tokens that together reach probability top_p, and
@@ -80,7 +90,9 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None, r
         logits = penalised(logits, seen, repetition_penalty)
     if temperature == 0:
         return F.one_hot(logits.argmax(-1), logits.size(-1)).float()
-    logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, 1e-30)  # the largest is 0, however cold
+    logits = (logits - logits.amax(-1, keepdim=True)) / max(
+        temperature, 1e-30
+    )  # the largest is 0, however cold
     if top_k is not None and top_k < logits.size(-1):
         least = logits.topk(top_k).values[:, -1:]  # (B, 1) the k-th largest
         logits = logits.masked_fill(logits < least, -torch.inf)
@@ -88,7 +100,9 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None, r
     if top_p is not None and top_p < 1:
         ordered, order = p.sort(descending=True, stable=True)  # (B, V)
         before = ordered.cumsum(-1) - ordered  # probability of all likelier tokens
-        p = p.masked_fill(torch.zeros_like(p, dtype=torch.bool).scatter(1, order, before >= top_p), 0.0)
+        p = p.masked_fill(
+            torch.zeros_like(p, dtype=torch.bool).scatter(1, order, before >= top_p), 0.0
+        )
     if min_p:
         p = p.masked_fill(p < min_p * p.amax(-1, keepdim=True), 0.0)
     return p / p.sum(-1, keepdim=True)
@@ -96,7 +110,9 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None, r
 
 def draw(p, generators):
     """A token (B, 1) of every row of p (B, V), each from its own random generator."""
-    return torch.stack([torch.multinomial(row, 1, generator=generator) for row, generator in zip(p, generators)])
+    return torch.stack(
+        [torch.multinomial(row, 1, generator=generator) for row, generator in zip(p, generators)]
+    )
 
 
 def ragged(rows, device="cpu"):
@@ -104,7 +120,10 @@ def ragged(rows, device="cpu"):
     before the prompts and repeats their own first token, which no setting takes for a new one."""
     longest = max(len(row) for row in rows)
     pad = [longest - len(row) for row in rows]
-    idx = torch.tensor([[int(row[0])] * n + [int(token) for token in row] for n, row in zip(pad, rows)], device=device)
+    idx = torch.tensor(
+        [[int(row[0])] * n + [int(token) for token in row] for n, row in zip(pad, rows)],
+        device=device,
+    )
     return idx, pad if any(pad) else None
 
 
@@ -118,9 +137,23 @@ class Sample:
     """What is written after a prompt, as its tokens come, cut where `stop` first appears."""
 
     def __init__(self, prompt, tokenizer, stop="", explain=False):
-        self.explain, self.prompt, self.tokenizer, self.stop, self.text, self.shown, self.done = explain, prompt, tokenizer, stop, "", 0, False
-        self.tokens, self.logprobs, self.top = [], [], []  # by the model alone, whatever the settings
-        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a character may span tokens
+        self.explain, self.prompt, self.tokenizer, self.stop, self.text, self.shown, self.done = (
+            explain,
+            prompt,
+            tokenizer,
+            stop,
+            "",
+            0,
+            False,
+        )
+        self.tokens, self.logprobs, self.top = (
+            [],
+            [],
+            [],
+        )  # by the model alone, whatever the settings
+        self.decoder = codecs.getincrementaldecoder("utf-8")(
+            errors="replace"
+        )  # a character may span tokens
         self.began, self.seconds = time.perf_counter(), 0.0
 
     def add(self, token, logits):
@@ -134,7 +167,11 @@ class Sample:
         at = self.text.find(self.stop, self.shown) if self.stop else -1
         if at >= 0:
             self.text, self.done = self.text[:at], True
-        begun = (n for n in range(len(self.stop) - 1, 0, -1) if self.text.endswith(self.stop[:n]) and not self.done)
+        begun = (
+            n
+            for n in range(len(self.stop) - 1, 0, -1)
+            if self.text.endswith(self.stop[:n]) and not self.done
+        )
         return self.upto(len(self.text) - next(begun, 0))
 
     def end(self):

@@ -8,6 +8,7 @@ int8), in an order that streams, in few large operations, and where a generation
 compiled function whose artefact stays on disk. Prompts, batches, losses and Variants go through the model itself.
 Shapes: C = n_embd, H = n_head, K = n_kv_head, D = C / H, L layers, F width of the MLP, S keys, V vocabulary.
 """
+
 import hashlib
 import os
 import shutil
@@ -20,10 +21,10 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from parts.cache import grown
+from common.runtime import cpu_name
 from model import GPT, gelu
 from model_llama import Llama, rotary
-from common.runtime import cpu_name
+from parts.cache import grown
 
 # Tokens from which the compiled step repays its start: at 6 layers of width 384 it saves about 2 ms per token, and takes
 # half a minute to compile. What is on disk already does not count: the same command writes the same text each time.
@@ -43,7 +44,9 @@ def int8_linear(x, weight, scale):
     the weights as int8 and x as bfloat16 (and past the end of a row that is no multiple of its step); for many rows
     the weights are widened once."""
     if x.device.type == "cpu" and x.numel() <= 8 * x.size(-1) and x.size(-1) % 64 == 0:
-        rows = torch._weight_int8pack_mm(x.flatten(0, -2).bfloat16(), weight, torch.ones_like(scale, dtype=torch.bfloat16))
+        rows = torch._weight_int8pack_mm(
+            x.flatten(0, -2).bfloat16(), weight, torch.ones_like(scale, dtype=torch.bfloat16)
+        )
         return rows.view(*x.shape[:-1], -1).type_as(x) * scale
     return F.linear(x, weight.type_as(x)) * scale.type_as(x)
 
@@ -80,11 +83,15 @@ def stacked(w, name, groups, columns):
     The layers themselves go on as views of it: no weight is held twice."""
     for part in ("weight", "scale", "bias"):
         if getattr(groups[0][0], part, None) is not None:
-            whole = torch.stack([torch.cat([getattr(layer, part).detach() for layer in group]) for group in groups])
+            whole = torch.stack(
+                [torch.cat([getattr(layer, part).detach() for layer in group]) for group in groups]
+            )
             whole = by_columns(whole) if columns and part == "weight" else whole
             w[name if part == "weight" else f"{name}.{part}"] = whole
             for group, rows in zip(groups, whole):
-                for layer, piece in zip(group, rows.split([len(getattr(layer, part)) for layer in group])):
+                for layer, piece in zip(
+                    group, rows.split([len(getattr(layer, part)) for layer in group])
+                ):
                     getattr(layer, part).data = piece
 
 
@@ -93,16 +100,29 @@ def gather(model, columns):
     w, blocks, config = {}, model.blocks, model.config
     stacked(w, "qkv", [[b.attn.wq, b.attn.wk, b.attn.wv] for b in blocks], columns)
     stacked(w, "wo", [[b.attn.wo] for b in blocks], columns)
-    stacked(w, "up", [[b.mlp.gate, b.mlp.up] if hasattr(b.mlp, "gate") else [b.mlp.up] for b in blocks], columns)
+    stacked(
+        w,
+        "up",
+        [[b.mlp.gate, b.mlp.up] if hasattr(b.mlp, "gate") else [b.mlp.up] for b in blocks],
+        columns,
+    )
     stacked(w, "down", [[b.mlp.down] for b in blocks], columns)
-    stacked(w, "norm", [[norm] for b in blocks for norm in (b.norm1, b.norm2)] + [[model.norm_f]], False)  # (2L + 1, C)
+    stacked(
+        w, "norm", [[norm] for b in blocks for norm in (b.norm1, b.norm2)] + [[model.norm_f]], False
+    )  # (2L + 1, C)
     stacked(w, "head", [[model.lm_head]], columns)
     w["wte"] = model.wte.weight.detach()
     if isinstance(model, GPT):
         w["wpe"] = model.wpe.weight.detach()
     else:
-        cos, sin = rotary(torch.arange(config.block_size, device=w["wte"].device)[None], config.rope_theta, config.n_embd // config.n_head)
-        w["rope"] = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 3)[0, 0]  # (block_size, 2, D)
+        cos, sin = rotary(
+            torch.arange(config.block_size, device=w["wte"].device)[None],
+            config.rope_theta,
+            config.n_embd // config.n_head,
+        )
+        w["rope"] = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 3)[
+            0, 0
+        ]  # (block_size, 2, D)
     return w
 
 
@@ -133,7 +153,9 @@ class Compiled:
         q = q.unflatten(1, (k.size(1), -1))  # (1, K, H/K, 1, D)
         scores = Compiled.kept((q * k[:, :, None]).sum(-1)) * q.size(-1) ** -0.5  # (1, K, H/K, S)
         p = Compiled.kept((scores - scores.amax(-1, keepdim=True)).exp())
-        return Compiled.kept((p[..., None] * v[:, :, None]).sum(-2) / p.sum(-1, keepdim=True))  # (1, K, H/K, D)
+        return Compiled.kept(
+            (p[..., None] * v[:, :, None]).sum(-2) / p.sum(-1, keepdim=True)
+        )  # (1, K, H/K, D)
 
 
 def step(token, kpos, w, ks, vs, config, ops):
@@ -141,7 +163,7 @@ def step(token, kpos, w, ks, vs, config, ops):
     positions up to the token's own; the caches ks, vs, a (1, K, capacity, D) per layer, get its key and value."""
     H, C, S, pos = config.n_head, config.n_embd, kpos.size(0), kpos[-1:]
     K, D, half = getattr(config, "n_kv_head", H), C // H, C // H // 2
-    torch._check(S <= ks[0].size(2))
+    torch._check(ks[0].size(2) >= S)
 
     def linear(x, name, i):
         y = ops.linear(x, w[name][i], w[f"{name}.scale"][i] if f"{name}.scale" in w else None)
@@ -150,7 +172,11 @@ def step(token, kpos, w, ks, vs, config, ops):
     def norm(x, i):
         if "rope" in w:
             return ops.kept(F.rms_norm(x, (C,), w["norm"][i], config.norm_eps))
-        return ops.kept(F.layer_norm(x, (C,), w["norm"][i], w["norm.bias"][i] if "norm.bias" in w else None, 1e-5))
+        return ops.kept(
+            F.layer_norm(
+                x, (C,), w["norm"][i], w["norm.bias"][i] if "norm.bias" in w else None, 1e-5
+            )
+        )
 
     x = w["wte"][token] if "rope" in w else w["wte"][token] + w["wpe"][pos]  # (1, C)
     cos, sin = w["rope"][pos].unbind(1) if "rope" in w else (None, None)  # (1, D) each
@@ -174,25 +200,41 @@ def step(token, kpos, w, ks, vs, config, ops):
 
 def artefact(model, dtype):
     """Where the compiled step of such a model is kept. It holds no weights: any checkpoint of this shape uses it."""
-    what = repr((model.config, dtype, torch.__version__, cpu_name(), torch.get_num_threads())) + Path(__file__).read_text(encoding="utf-8")
+    what = repr(
+        (model.config, dtype, torch.__version__, cpu_name(), torch.get_num_threads())
+    ) + Path(__file__).read_text(encoding="utf-8")
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or Path.home() / ".cache" / "torchinductor"
     return Path(folder) / "decode" / f"{hashlib.sha256(what.encode()).hexdigest()[:24]}.pt2"
 
 
 def compile_step(config, w, path):
     """Compile `step` ahead of time for a CPU, for any number of keys, into `path`."""
-    auto, K, D = torch.export.Dim.AUTO, getattr(config, "n_kv_head", config.n_head), config.n_embd // config.n_head
+    auto, K, D = (
+        torch.export.Dim.AUTO,
+        getattr(config, "n_kv_head", config.n_head),
+        config.n_embd // config.n_head,
+    )
     ks, vs = ([torch.zeros(1, K, 64, D) for _ in range(config.n_layer)] for _ in range(2))
 
     class Step(nn.Module):
         def forward(self, token, kpos, w, ks, vs):
             return step(token, kpos, w, ks, vs, config, Compiled)
 
-    shapes = (None, {0: auto}, dict.fromkeys(w), [{2: auto}] * config.n_layer, [{2: auto}] * config.n_layer)
+    shapes = (
+        None,
+        {0: auto},
+        dict.fromkeys(w),
+        [{2: auto}] * config.n_layer,
+        [{2: auto}] * config.n_layer,
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.stem}.{os.getpid()}.pt2")
     with warnings.catch_warnings(action="ignore"):
-        program = torch.export.export(Step(), (torch.zeros(1, dtype=torch.long), torch.arange(11), w, ks, vs), dynamic_shapes=shapes)
+        program = torch.export.export(
+            Step(),
+            (torch.zeros(1, dtype=torch.long), torch.arange(11), w, ks, vs),
+            dynamic_shapes=shapes,
+        )
         torch._inductor.aoti_compile_and_package(program, package_path=str(temporary))
     os.replace(temporary, path)
 
@@ -205,7 +247,9 @@ class Fast(nn.Module):
         super().__init__()
         self.model, self.config = model, model.config
         self.w = gather(model, columns)
-        layers = {name: t if name in ("wte", "wpe", "rope") else t.unbind() for name, t in self.w.items()}
+        layers = {
+            name: t if name in ("wte", "wpe", "rope") else t.unbind() for name, t in self.w.items()
+        }
         self.run = partial(step, w=layers, config=self.config, ops=Eager)
 
     def load(self, path):
@@ -214,13 +258,26 @@ class Fast(nn.Module):
         self.run = lambda token, kpos, ks, vs: compiled(token, kpos, self.w, ks, vs)
 
     def forward(self, idx, targets=None, cache=None, last_only=False):
-        if idx.shape != (1, 1) or targets is not None or cache is None or cache.pad is not None or not 0 < cache.length < self.config.block_size:
+        if (
+            idx.shape != (1, 1)
+            or targets is not None
+            or cache is None
+            or cache.pad is not None
+            or not 0 < cache.length < self.config.block_size
+        ):
             return self.model(idx, targets, cache=cache, last_only=last_only)
         cache.advance(idx)
         if cache[0].k.size(2) < cache.length:
             for layer in cache.layers:
-                layer.k, layer.v = (grown(old, old[:, :, :1], cache.length - 1) for old in (layer.k, layer.v))
-        return self.run(idx[0], cache.kpos[0], ks=[layer.k for layer in cache.layers], vs=[layer.v for layer in cache.layers])[None], None
+                layer.k, layer.v = (
+                    grown(old, old[:, :, :1], cache.length - 1) for old in (layer.k, layer.v)
+                )
+        return self.run(
+            idx[0],
+            cache.kpos[0],
+            ks=[layer.k for layer in cache.layers],
+            vs=[layer.v for layer in cache.layers],
+        )[None], None
 
 
 @torch.no_grad()
@@ -231,9 +288,15 @@ def prepare(model, dtype="float32", tokens=0, compile="auto"):
     reasons = ["weights int8"] if dtype == "int8" else []
     quantize(model) if dtype == "int8" else model.to(getattr(torch, dtype))
     if type(model) not in (GPT, Llama):
-        return model, reasons + ["decoding by its own forward pass: the fast one knows the two corners only"]
+        return model, reasons + [
+            "decoding by its own forward pass: the fast one knows the two corners only"
+        ]
     path, on_cpu = artefact(model, dtype), model.wte.weight.is_cpu
-    if not on_cpu or dtype in ("bfloat16", "float16") or not shutil.which(os.environ.get("CXX", "g++")):
+    if (
+        not on_cpu
+        or dtype in ("bfloat16", "float16")
+        or not shutil.which(os.environ.get("CXX", "g++"))
+    ):
         compile, why = False, "compiled for a CPU only, with a C++ compiler, in float32 and int8"
     elif compile == "auto":
         compile = tokens >= COMPILE_PAYS
@@ -249,5 +312,8 @@ def prepare(model, dtype="float32", tokens=0, compile="auto"):
                 why += f"; {time.perf_counter() - began:.0f} s, once for this shape"
             fast.load(path)
         except Exception as error:  # a compiler, a full disk, a home that cannot be written: slower is better than nothing
-            compile, why = False, f"compiling failed: {type(error).__name__} {' '.join(str(error).split())[:100]}"
+            compile, why = (
+                False,
+                f"compiling failed: {type(error).__name__} {' '.join(str(error).split())[:100]}",
+            )
     return fast, reasons + [f"decoding {'compiled' if compile else 'eager'} ({why})"]

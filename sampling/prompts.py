@@ -1,4 +1,5 @@
 """Texts that a person gives: from the command line or a file, and what of them a vocabulary has."""
+
 import sys
 
 from common.errors import UserError
@@ -12,7 +13,9 @@ def read_text(path, what, fix):
     except OSError as error:
         raise UserError(f"cannot read the {what}: {error.strerror}", path, fix) from None
     except UnicodeDecodeError as error:
-        raise UserError(f"the {what} is not utf-8: byte {error.start}", path, "save it as utf-8") from None
+        raise UserError(
+            f"the {what} is not utf-8: byte {error.start}", path, "save it as utf-8"
+        ) from None
 
 
 def read_prompts(start, path=""):
@@ -37,10 +40,18 @@ def fit(tokenizer, text, where, skip_unknown=False):
     except UserError as error:
         if not skip_unknown:
             what, place, fix = error.parts
-            raise UserError(what, f"{place}, {where}" if where else place, f"{fix}; or drop it with --skip_unknown") from None
+            raise UserError(
+                what,
+                f"{place}, {where}" if where else place,
+                f"{fix}; or drop it with --skip_unknown",
+            ) from None
     unknown = {c for c in set(text) if not has(tokenizer, c)}
     count = sum(c in unknown for c in text)
-    print(f"{where or 'the prompt'}: {count} characters are not in the vocabulary and left out: {' '.join(map(repr, sorted(unknown)[:10]))}", file=sys.stderr, flush=True)
+    print(
+        f"{where or 'the prompt'}: {count} characters are not in the vocabulary and left out: {' '.join(map(repr, sorted(unknown)[:10]))}",
+        file=sys.stderr,
+        flush=True,
+    )
     return "".join(c for c in text if c not in unknown)
 
 

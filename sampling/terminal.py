@@ -2,6 +2,7 @@
 Looking at what models say, in a terminal: how much each token of a text surprises one, what else could have come, and
 the texts of several side by side.
 """
+
 import codecs
 import json
 import math
@@ -13,10 +14,17 @@ import unicodedata
 import torch
 from torch.nn import functional as F
 
-from sampling.decoding import Reader
 from common.errors import UserError
+from sampling.decoding import Reader
 
-LEVELS = [(0.5, ""), (1, "38;5;16;48;5;230"), (2, "38;5;16;48;5;222"), (4, "38;5;16;48;5;208"), (8, "97;48;5;160"), (math.inf, "97;48;5;53")]  # nats below, colour
+LEVELS = [
+    (0.5, ""),
+    (1, "38;5;16;48;5;230"),
+    (2, "38;5;16;48;5;222"),
+    (4, "38;5;16;48;5;208"),
+    (8, "97;48;5;160"),
+    (math.inf, "97;48;5;53"),
+]  # nats below, colour
 SHOWN = 4000  # tokens that are painted at most; all are counted
 
 
@@ -42,14 +50,23 @@ def surprise(model, ids, first, context=None, vocab_size=None):
 def summary(nats, n_bytes):
     """{name: number} of a text from the surprise of its tokens (N,) and its size in bytes."""
     mean = nats.mean().item()
-    return {"tokens": len(nats), "bytes": n_bytes, "nats_per_token": mean, "bits_per_byte": nats.sum().item() / math.log(2) / n_bytes, "perplexity": math.exp(min(mean, 700))}
+    return {
+        "tokens": len(nats),
+        "bytes": n_bytes,
+        "nats_per_token": mean,
+        "bits_per_byte": nats.sum().item() / math.log(2) / n_bytes,
+        "perplexity": math.exp(min(mean, 700)),
+    }
 
 
 def score_table(names, summaries, alike):
     """A row per model; alike: whether their tokenizers are the same."""
     width = max(map(len, names))
     lines = [f"{'':{width}}    tokens  nats/token  perplexity  bits/byte"]
-    lines += [f"{name:{width}}  {s['tokens']:8,}  {s['nats_per_token']:10.4f}  {s['perplexity']:10.4g}  {s['bits_per_byte']:9.4f}" for name, s in zip(names, summaries)]
+    lines += [
+        f"{name:{width}}  {s['tokens']:8,}  {s['nats_per_token']:10.4f}  {s['perplexity']:10.4g}  {s['bits_per_byte']:9.4f}"
+        for name, s in zip(names, summaries)
+    ]
     return "\n".join(lines + ["the tokenizers differ: only bits per byte compares"] * (not alike))
 
 
@@ -76,7 +93,10 @@ def shade(text, nats):
 
 def legend():
     edges = [0] + [below for below, _ in LEVELS]
-    return "nats: " + " ".join(paint(f" {low:g} to {high:g} " if high < math.inf else f" {low:g} or more ", colour) for low, high, (_, colour) in zip(edges, edges[1:], LEVELS))
+    return "nats: " + " ".join(
+        paint(f" {low:g} to {high:g} " if high < math.inf else f" {low:g} or more ", colour)
+        for low, high, (_, colour) in zip(edges, edges[1:], LEVELS)
+    )
 
 
 def coloured(texts, nats):
@@ -96,16 +116,37 @@ def report_score(opened, texts, path, context, as_json):
     ids = [tokenizer.encode(text).tolist() for tokenizer, text in zip(tokenizers, texts)]
     if not all(ids):
         raise UserError("there is nothing to score", path, "give a text that is not empty")
-    nats = [surprise(model, tokens, t.start, context, t.vocab_size) for model, t, tokens in zip(models, tokenizers, ids)]
+    nats = [
+        surprise(model, tokens, t.start, context, t.vocab_size)
+        for model, t, tokens in zip(models, tokenizers, ids)
+    ]
     found = [summary(n, len(t.decode_bytes(tokens))) for n, t, tokens in zip(nats, tokenizers, ids)]
     if not as_json:
-        print(score_table(names, found, all(t.to_json() == tokenizers[0].to_json() for t in tokenizers)))
+        print(
+            score_table(
+                names, found, all(t.to_json() == tokenizers[0].to_json() for t in tokenizers)
+            )
+        )
     for name, t, tokens, n, numbers in zip(names, tokenizers, ids, nats, found):
         parts = pieces(t, tokens)
         if as_json:
-            print(json.dumps({"model": name, "score": path, **numbers, "pieces": parts, "surprise": n.tolist()}))
+            print(
+                json.dumps(
+                    {
+                        "model": name,
+                        "score": path,
+                        **numbers,
+                        "pieces": parts,
+                        "surprise": n.tolist(),
+                    }
+                )
+            )
         else:
-            print(f"\n{name}, nats per token:\n" + (coloured(parts, n) if colours(sys.stdout) else plain(parts, n)) + "\n")
+            print(
+                f"\n{name}, nats per token:\n"
+                + (coloured(parts, n) if colours(sys.stdout) else plain(parts, n))
+                + "\n"
+            )
 
 
 # ---------------------------------------------------------------- alternatives
@@ -113,13 +154,17 @@ def report_score(opened, texts, path, context, as_json):
 
 def alternatives_table(tokenizer, tokens, logprobs, tops):
     """A row per step: the token drawn with its probability, and the likeliest ones, by the model alone."""
+
     def said(token):
         return repr(tokenizer.decode([token]))
 
     width = max([5, *(len(said(token)) for row in tops for token, _ in row)])
     lines = [f"step  {'drawn':{width}}      p   the likeliest, with their p at temperature 1"]
     for i, (token, logprob, top) in enumerate(zip(tokens, logprobs, tops), 1):
-        lines.append(f"{i:4}  {said(token):{width}} {math.exp(logprob):6.3f}   " + "  ".join(f"{said(other):{width}} {p:5.3f}" for other, p in top))
+        lines.append(
+            f"{i:4}  {said(token):{width}} {math.exp(logprob):6.3f}   "
+            + "  ".join(f"{said(other):{width}} {p:5.3f}" for other, p in top)
+        )
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -128,12 +173,17 @@ def alternatives_table(tokenizer, tokens, logprobs, tops):
 
 def clean(text):
     """text without the characters that would steer a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "    " if c == "\t" else "�" for c in text)
+    return "".join(
+        c if c.isprintable() or c == "\n" else "    " if c == "\t" else "�" for c in text
+    )
 
 
 def cells(text):
     """How many cells a terminal takes for it."""
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
 
 
 def wrap(text, width):
@@ -159,6 +209,12 @@ def columns(titles, texts, width):
     each = (width - 3 * (len(texts) - 1)) // len(texts)
     if each < 32:
         return "\n\n".join(f"{title}:\n{text}" for title, text in zip(titles, texts))
-    parts = [wrap(title, each) + ["-" * each] + wrap(text, each) for title, text in zip(titles, texts)]
-    rows = [[part[i] if i < len(part) else "" for part in parts] for i in range(max(map(len, parts)))]
-    return "\n".join(" | ".join(cell + " " * (each - cells(cell)) for cell in row).rstrip() for row in rows)
+    parts = [
+        wrap(title, each) + ["-" * each] + wrap(text, each) for title, text in zip(titles, texts)
+    ]
+    rows = [
+        [part[i] if i < len(part) else "" for part in parts] for i in range(max(map(len, parts)))
+    ]
+    return "\n".join(
+        " | ".join(cell + " " * (each - cells(cell)) for cell in row).rstrip() for row in rows
+    )

@@ -1,4 +1,5 @@
 """What all tests share: the repo's root on the path, one thread, so that sums have one order, and the signals' own handlers."""
+
 import signal
 import sys
 from pathlib import Path
@@ -7,7 +8,12 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests"), *map(str, (ROOT / "tests").glob("[a-z]*/"))]
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "bench"),
+    str(ROOT / "tests"),
+    *map(str, (ROOT / "tests").glob("[a-z]*/")),
+]
 torch.set_num_threads(1)
 
 

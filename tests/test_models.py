@@ -4,6 +4,7 @@ Parity tests make every parameter random: with a gain of 1 and a bias of 0 a for
 
     python -m pytest tests/test_models.py
 """
+
 import ast
 import difflib
 import math
@@ -16,9 +17,9 @@ from torch.nn import functional as F
 
 import model
 import model_llama
-from parts.cache import KVCache
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig, rotary, rotate
+from parts.cache import KVCache
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {
@@ -32,7 +33,11 @@ def tiny(word, std=0.3, dtype=torch.float32, **changes):
     """A small model of odd sizes with every parameter random, in evaluation mode; std=None: as initialised."""
     torch.manual_seed(0)
     model_class, config_class, sizes = TINY[word]
-    made = model_class(config_class(**(dict(block_size=16, vocab_size=99) | sizes | changes))).to(dtype).eval()
+    made = (
+        model_class(config_class(**(dict(block_size=16, vocab_size=99) | sizes | changes)))
+        .to(dtype)
+        .eval()
+    )
     return made if std is None else random_weights(made, std)
 
 
@@ -64,7 +69,9 @@ def test_gpt2_124m():
     untied = on_meta(GPT, GPTConfig(tie_embeddings=False))
     assert count(untied) == 124_439_808 + 50257 * 768
     # without biases: 12 blocks of 2 norms, 4 C x C, C x 4C and 4C x C, and the last norm
-    assert count(on_meta(GPT, GPTConfig(bias=False))) == 124_439_808 - (12 * (2 + 4 + 4 + 1) + 1) * 768
+    assert (
+        count(on_meta(GPT, GPTConfig(bias=False))) == 124_439_808 - (12 * (2 + 4 + 4 + 1) + 1) * 768
+    )
 
 
 def test_llama_7b():
@@ -74,15 +81,28 @@ def test_llama_7b():
     assert count(on_meta(Llama, config)) == 6_738_415_616 - 32000 * 4096
 
 
-@pytest.mark.parametrize("n_embd, multiplier, multiple_of, width", [
-    (4096, None, 256, 11008),  # LLaMA 7B
-    (8192, 1.3, 4096, 28672),  # LLaMA 2 70B; the multiplier before the two thirds would give 32768
-    (4096, 1.3, 1024, 14336),  # LLaMA 3 8B
-    (48, None, 7, 133),  # 128 rounded up
-    (48, None, 1, 128),
-])
+@pytest.mark.parametrize(
+    "n_embd, multiplier, multiple_of, width",
+    [
+        (4096, None, 256, 11008),  # LLaMA 7B
+        (
+            8192,
+            1.3,
+            4096,
+            28672,
+        ),  # LLaMA 2 70B; the multiplier before the two thirds would give 32768
+        (4096, 1.3, 1024, 14336),  # LLaMA 3 8B
+        (48, None, 7, 133),  # 128 rounded up
+        (48, None, 1, 128),
+    ],
+)
 def test_mlp_width(n_embd, multiplier, multiple_of, width):
-    mlp = on_meta(model_llama.MLP, LlamaConfig(n_head=8, n_embd=n_embd, ffn_dim_multiplier=multiplier, multiple_of=multiple_of))
+    mlp = on_meta(
+        model_llama.MLP,
+        LlamaConfig(
+            n_head=8, n_embd=n_embd, ffn_dim_multiplier=multiplier, multiple_of=multiple_of
+        ),
+    )
     assert mlp.gate.weight.shape == mlp.up.weight.shape == (width, n_embd)
     assert mlp.down.weight.shape == (n_embd, width)
 
@@ -98,7 +118,11 @@ def test_worked_example(monkeypatch):
     llama, shapes = Llama(config), {}
     attn, real = llama.blocks[0].attn, F.scaled_dot_product_attention
     for name, module in llama.named_modules():
-        module.register_forward_hook(lambda m, args, out, name=name: shapes.update({name: out.shape}) if torch.is_tensor(out) else None)
+        module.register_forward_hook(
+            lambda m, args, out, name=name: (
+                shapes.update({name: out.shape}) if torch.is_tensor(out) else None
+            )
+        )
 
     def spy(q, k, v, **kwargs):
         y = real(q, k, v, **kwargs)
@@ -143,11 +167,17 @@ def test_worked_example(monkeypatch):
 def test_layernorm():
     for bias in (True, False):
         norm = random_weights(model.LayerNorm(35, bias).double(), 1.0)
-        x = 2 + 1e-2 * torch.randn(7, 35, dtype=torch.float64)  # of a variance that lets eps be seen
+        x = 2 + 1e-2 * torch.randn(
+            7, 35, dtype=torch.float64
+        )  # of a variance that lets eps be seen
 
         def naive(eps):
             mean = x.mean(-1, keepdim=True)
-            y = (x - mean) / torch.sqrt(((x - mean) ** 2).mean(-1, keepdim=True) + eps) * norm.weight
+            y = (
+                (x - mean)
+                / torch.sqrt(((x - mean) ** 2).mean(-1, keepdim=True) + eps)
+                * norm.weight
+            )
             return y + norm.bias if bias else y
 
         assert (norm(x) - naive(1e-5)).abs().max() < 1e-12
@@ -158,7 +188,7 @@ def test_layernorm():
 def test_rmsnorm():
     norm = random_weights(model_llama.RMSNorm(48, 1e-4).double(), 1.0)
     x = 1e-2 * (1 + torch.randn(7, 48, dtype=torch.float64))
-    naive = lambda eps: x / torch.sqrt((x ** 2).mean(-1, keepdim=True) + eps) * norm.weight
+    naive = lambda eps: x / torch.sqrt((x**2).mean(-1, keepdim=True) + eps) * norm.weight
     assert (norm(x) - naive(1e-4)).abs().max() < 1e-12
     assert (norm(x) - naive(1e-5)).abs().max() > 1e-2
 
@@ -168,11 +198,13 @@ def test_rmsnorm_is_computed_in_fp32():
     x = 30 * torch.randn(50, 768).bfloat16()
     naive = lambda x, weight: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
     in_fp32 = naive(x.float(), norm.weight.float())
-    step = in_fp32.abs() * 2.0 ** -8  # the most that one rounding to bf16 takes away
+    step = in_fp32.abs() * 2.0**-8  # the most that one rounding to bf16 takes away
     y = norm(x)
     assert y.dtype == torch.bfloat16
     assert ((y.float() - in_fp32).abs() <= step).all()
-    assert ((naive(x, norm.weight).float() - in_fp32).abs() > step).any(), "computed in bf16 it would not pass"
+    assert ((naive(x, norm.weight).float() - in_fp32).abs() > step).any(), (
+        "computed in bf16 it would not pass"
+    )
 
 
 def test_gelu_is_the_tanh_form():
@@ -180,7 +212,7 @@ def test_gelu_is_the_tanh_form():
     x = torch.randn(500, 10, dtype=torch.float64)
     u = x @ mlp.up.weight.T + mlp.up.bias
     after = lambda h: h @ mlp.down.weight.T + mlp.down.bias
-    formula = 0.5 * u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u ** 3)))
+    formula = 0.5 * u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3)))
     assert (mlp(x) - after(formula)).abs().max() < 1e-12
     erf = 0.5 * u * (1 + torch.erf(u / math.sqrt(2)))
     assert (formula - erf).abs().max() > 1e-4 and (mlp(x) - after(erf)).abs().max() > 1e-4
@@ -191,7 +223,9 @@ def test_swiglu():
     x = torch.randn(50, 48, dtype=torch.float64)
     gate, up = x @ mlp.gate.weight.T, x @ mlp.up.weight.T
     assert (mlp(x) - (gate / (1 + torch.exp(-gate)) * up) @ mlp.down.weight.T).abs().max() < 1e-9
-    assert (mlp(x) - (up / (1 + torch.exp(-up)) * gate) @ mlp.down.weight.T).abs().max() > 1, "gate and up are not alike"
+    assert (mlp(x) - (up / (1 + torch.exp(-up)) * gate) @ mlp.down.weight.T).abs().max() > 1, (
+        "gate and up are not alike"
+    )
 
 
 def attention(q, k, v):
@@ -225,8 +259,12 @@ def test_grouped_queries_are_neighbours():
     k = rotate(attn.wk(x).unflatten(-1, (2, 8)).transpose(1, 2), *rope)
     v = attn.wv(x).unflatten(-1, (2, 8)).transpose(1, 2)
     out = lambda k, v: attn.wo(attention(q, k, v).transpose(1, 2).flatten(2))
-    assert (y - out(k.repeat_interleave(3, dim=1), v.repeat_interleave(3, dim=1))).abs().max() < 1e-12
-    assert (y - out(k.repeat(1, 3, 1, 1), v.repeat(1, 3, 1, 1))).abs().max() > 0.1, "tiled heads are another model"
+    assert (
+        y - out(k.repeat_interleave(3, dim=1), v.repeat_interleave(3, dim=1))
+    ).abs().max() < 1e-12
+    assert (y - out(k.repeat(1, 3, 1, 1), v.repeat(1, 3, 1, 1))).abs().max() > 0.1, (
+        "tiled heads are another model"
+    )
 
 
 @pytest.mark.parametrize("theta", [10000.0, 100.0])
@@ -234,21 +272,35 @@ def test_rope_is_metas_complex_form(theta):
     """Meta turns neighbouring pairs (x_2i, x_2i+1) as complex numbers; ours pairs (x_i, x_i+D/2). The same
     scores come out once the rows of wq and wk are sorted, within each head: even ones first, then odd."""
     attn, x, rope, y = llama_attention(theta)
-    interleaved = lambda w: w.unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2)  # our rows in Meta's order
-    angle = torch.outer(torch.arange(9, dtype=torch.float64), theta ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8))
+    interleaved = lambda w: (
+        w.unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2)
+    )  # our rows in Meta's order
+    angle = torch.outer(
+        torch.arange(9, dtype=torch.float64),
+        theta ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8),
+    )
     turn = torch.polar(torch.ones_like(angle), angle)[:, None]  # (T, 1, D/2) complex
 
     def metas(wq, wk):
         q = (x @ wq.T).unflatten(-1, (6, 4, 2))  # (B, T, H, D/2, 2)
         k = (x @ wk.T).unflatten(-1, (2, 4, 2))
-        q, k = (torch.view_as_real(torch.view_as_complex(z) * turn).flatten(-2).transpose(1, 2) for z in (q, k))
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(z) * turn).flatten(-2).transpose(1, 2)
+            for z in (q, k)
+        )
         v = attn.wv(x).unflatten(-1, (2, 8)).transpose(1, 2)
-        return attn.wo(attention(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)).transpose(1, 2).flatten(2))
+        return attn.wo(
+            attention(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1))
+            .transpose(1, 2)
+            .flatten(2)
+        )
 
     wq, wk = attn.wq.weight, attn.wk.weight
     assert (y - metas(interleaved(wq), interleaved(wk))).abs().max() < 1e-5  # our angles are fp32
     assert (y - metas(wq, wk)).abs().max() > 0.1, "without the permutation it is another model"
-    assert torch.equal(interleaved(torch.arange(16.0))[:8], torch.tensor([0.0, 4, 1, 5, 2, 6, 3, 7]))
+    assert torch.equal(
+        interleaved(torch.arange(16.0))[:8], torch.tensor([0.0, 4, 1, 5, 2, 6, 3, 7])
+    )
 
 
 def test_rope_is_relative_and_keeps_norms():
@@ -270,7 +322,9 @@ def test_rope_of_a_cast_model_is_fp32():
     # the last angle: 2999 radians would be 2992 or 3008 in bf16
     assert abs(cos[0, 0, 2999, 0].double() - math.cos(2999)) < 1e-3
     assert rotate(torch.ones(1, 1, 3000, 8).bfloat16(), cos, sin).dtype == torch.bfloat16
-    assert not any("rope" in name or "freq" in name for name in tiny("llama").state_dict()), "no table in checkpoints"
+    assert not any("rope" in name or "freq" in name for name in tiny("llama").state_dict()), (
+        "no table in checkpoints"
+    )
 
 
 # ---------------------------------------------------------------- whole models
@@ -286,7 +340,9 @@ def test_causality(word):
         other[:, t] = (other[:, t] + 1) % 99
         changed = made(other)[0]
         assert torch.equal(changed[:, :t], logits[:, :t])
-        assert (changed[:, t:] - logits[:, t:]).abs().amax(-1).min() > 1e-3, "and it reaches every logit from t on"
+        assert (changed[:, t:] - logits[:, t:]).abs().amax(-1).min() > 1e-3, (
+            "and it reaches every logit from t on"
+        )
 
 
 @both
@@ -295,8 +351,8 @@ def test_cached_is_uncached(word, chunks):
     made, idx, cache, start = tiny(word), tokens(3, 16), KVCache(), 0
     logits = made(idx)[0]
     for chunk in chunks:
-        out = made(idx[:, start:start + chunk], cache=cache)[0]
-        assert (out - logits[:, start:start + chunk]).abs().max() < 1e-5
+        out = made(idx[:, start : start + chunk], cache=cache)[0]
+        assert (out - logits[:, start : start + chunk]).abs().max() < 1e-5
         start += chunk
 
 
@@ -305,10 +361,12 @@ def test_llama_runs_past_block_size(chunks):
     made, idx, cache, start = tiny("llama"), tokens(2, 100), KVCache(), 0
     logits = made(idx)[0]
     for chunk in chunks:
-        out = made(idx[:, start:start + chunk], cache=cache)[0]
-        assert (out - logits[:, start:start + chunk]).abs().max() < 1e-5
+        out = made(idx[:, start : start + chunk], cache=cache)[0]
+        assert (out - logits[:, start : start + chunk]).abs().max() < 1e-5
         start += chunk
-    assert torch.equal(made(idx[:, :50])[0], tiny("llama", block_size=999)(idx[:, :50])[0]), "block_size changes nothing"
+    assert torch.equal(made(idx[:, :50])[0], tiny("llama", block_size=999)(idx[:, :50])[0]), (
+        "block_size changes nothing"
+    )
 
 
 def test_gpt2_refuses_past_block_size():
@@ -330,12 +388,12 @@ def test_ragged_batch_is_one_at_a_time(word):
     for chunks in ([7, 1, 1, 1, 1], [7, 3, 1], [11], [2, 6, 3]):
         cache, start, out = KVCache(pad=pad), 0, []
         for chunk in chunks:
-            out.append(made(idx[:, start:start + chunk], cache=cache)[0])
+            out.append(made(idx[:, start : start + chunk], cache=cache)[0])
             start += chunk
         out = torch.cat(out, dim=1)
         assert out.isfinite().all(), "padding reads nothing, and must not turn into nan"
         for row, skip in enumerate(pad.tolist()):
-            alone = made(idx[row:row + 1, skip:])[0]
+            alone = made(idx[row : row + 1, skip:])[0]
             assert (out[row, skip:] - alone[0]).abs().max() < 1e-5
 
 
@@ -380,24 +438,35 @@ def test_dropout_is_for_training(word):
 def test_dropout_acts_where_gpt2_had_it(word, monkeypatch):
     """On the embedding, the attention's weights, and what each sublayer adds."""
     made, real, calls = tiny(word, dropout=0.25), F.scaled_dot_product_attention, []
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **kw: calls.append(("weights", kw["dropout_p"])) or real(*args, **kw))
+    monkeypatch.setattr(
+        F,
+        "scaled_dot_product_attention",
+        lambda *args, **kw: calls.append(("weights", kw["dropout_p"])) or real(*args, **kw),
+    )
     for name, module in made.named_modules():
         if isinstance(module, torch.nn.Dropout):
-            module.register_forward_hook(lambda m, args, out, name=name: calls.append((name, m.p if m.training else 0.0)))
+            module.register_forward_hook(
+                lambda m, args, out, name=name: calls.append((name, m.p if m.training else 0.0))
+            )
     for p in (0.25, 0.0):
         calls.clear()
         made.train(p > 0)(tokens(2, 16))
         assert calls == [("dropout", p)] + [
-            (place, p) for i in range(2) for place in ("weights", f"blocks.{i}.attn.dropout", f"blocks.{i}.mlp.dropout")
+            (place, p)
+            for i in range(2)
+            for place in ("weights", f"blocks.{i}.attn.dropout", f"blocks.{i}.mlp.dropout")
         ]
 
 
-@pytest.mark.parametrize("make, words", [
-    (lambda: GPTConfig(n_embd=100, n_head=12), "n_embd=100 .*n_head=12"),
-    (lambda: LlamaConfig(n_embd=100, n_head=12), "n_embd=100 .*n_head=12"),
-    (lambda: LlamaConfig(n_head=12, n_kv_head=5), "n_head=12 .*n_kv_head=5"),
-    (lambda: LlamaConfig(n_embd=35, n_head=5), "n_embd=35 .*n_head=5.*odd"),
-])
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: GPTConfig(n_embd=100, n_head=12), "n_embd=100 .*n_head=12"),
+        (lambda: LlamaConfig(n_embd=100, n_head=12), "n_embd=100 .*n_head=12"),
+        (lambda: LlamaConfig(n_head=12, n_kv_head=5), "n_head=12 .*n_kv_head=5"),
+        (lambda: LlamaConfig(n_embd=35, n_head=5), "n_embd=35 .*n_head=5.*odd"),
+    ],
+)
 def test_impossible_sizes(make, words):
     with pytest.raises(ValueError, match=words):
         make()
@@ -408,13 +477,17 @@ def test_impossible_sizes(make, words):
 
 @both
 def test_initialisation(word):
-    made = tiny(word, std=None, n_layer=8, n_embd=60, vocab_size=999, block_size=100, tie_embeddings=False)
+    made = tiny(
+        word, std=None, n_layer=8, n_embd=60, vocab_size=999, block_size=100, tie_embeddings=False
+    )
     kinds = set()
     for name, p in made.named_parameters():
         if p.dim() == 2:
             residual = name.endswith(("attn.wo.weight", "mlp.down.weight"))
             expected = 0.02 / math.sqrt(16) if residual else 0.02
-            assert abs(p.std() / expected - 1) < 5 / math.sqrt(2 * p.numel()), name  # five standard errors
+            assert abs(p.std() / expected - 1) < 5 / math.sqrt(2 * p.numel()), (
+                name
+            )  # five standard errors
             assert abs(p.mean()) < 5 * expected / math.sqrt(p.numel()), name
             kinds.add(residual)
         else:
@@ -430,7 +503,7 @@ def test_initial_loss(word, tie):
     idx, targets = tokens(8, 64, vocab=999), tokens(64, 8, vocab=999).T
     logits, loss = made(idx)[0], made(idx, targets)[1]
     variance = logits.var(-1).mean().item()
-    assert abs(variance / (300 * 0.02 ** 2) - 1) < 0.1
+    assert abs(variance / (300 * 0.02**2) - 1) < 0.1
     assert abs(loss.item() - math.log(999) - variance / 2) < 0.1
 
 
@@ -454,7 +527,9 @@ def test_gradient_reaches_every_parameter(word, tie):
     made(tokens(4, 16), tokens(16, 4).T)[1].backward()
     for name, p in made.named_parameters():
         rows = p.grad.flatten(1).abs().amax(1) if p.dim() == 2 else p.grad.abs()
-        if name.endswith("wk.bias"):  # it adds the same to all scores of a query, which softmax does not see
+        if name.endswith(
+            "wk.bias"
+        ):  # it adds the same to all scores of a query, which softmax does not see
             assert rows.max() < 1e-12, name
         elif name == "wte.weight" and not tie:  # rows of tokens that do not occur
             assert (rows > 0).sum() == tokens(4, 16).unique().numel()
@@ -467,8 +542,14 @@ def test_gradient_reaches_every_parameter(word, tie):
 
 def test_the_two_files_stay_close():
     """`diff model.py model_llama.py` is the list of what LLaMA changed: it must not grow by accident."""
-    a, b = ((ROOT / name).read_text("utf-8").splitlines() for name in ("model.py", "model_llama.py"))
-    changed = [line for line in difflib.unified_diff(a, b, n=0, lineterm="") if line[0] in "+-" and line[:3] not in ("+++", "---")]
+    a, b = (
+        (ROOT / name).read_text("utf-8").splitlines() for name in ("model.py", "model_llama.py")
+    )
+    changed = [
+        line
+        for line in difflib.unified_diff(a, b, n=0, lineterm="")
+        if line[0] in "+-" and line[:3] not in ("+++", "---")
+    ]
     assert len(changed) <= 120
     assert len(a) <= 150 and len(b) <= 170
 
@@ -479,8 +560,17 @@ def test_the_same_classes_in_the_same_order():
     rename = {"GPTConfig": "LlamaConfig", "LayerNorm": "RMSNorm", "GPT": "Llama"}
     assert [rename.get(name, name) for name in a] == b
     for name in set(a) & set(b) | {"GPT"}:
-        c, d = (next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in (name, rename.get(name))) for tree in trees)
-        assert [f.name for f in c.body if isinstance(f, ast.FunctionDef)] == [f.name for f in d.body if isinstance(f, ast.FunctionDef)]
+        c, d = (
+            next(
+                node
+                for node in tree.body
+                if isinstance(node, ast.ClassDef) and node.name in (name, rename.get(name))
+            )
+            for tree in trees
+        )
+        assert [f.name for f in c.body if isinstance(f, ast.FunctionDef)] == [
+            f.name for f in d.body if isinstance(f, ast.FunctionDef)
+        ]
 
 
 @pytest.mark.parametrize("name", ["model.py", "model_llama.py", "cache.py"])

@@ -1,22 +1,29 @@
 """What the README says: its commands are accepted, its files exist, its words are those of the dictionaries."""
+
 import ast
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from test_variants import SLOTS
 
 import prepare
 import sample
 import train
 from common.configurator import build, load
-from test_variants import SLOTS
-from parts.variant import ARCH, VariantConfig, choose
+from parts.architectures import ARCH, choose
+from parts.variant import VariantConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-COMMANDS = [line for block in BLOCKS for line in block.splitlines() if re.match(r"(\.venv/bin/)?python |torchrun ", line)]
+COMMANDS = [
+    line
+    for block in BLOCKS
+    for line in block.splitlines()
+    if re.match(r"(\.venv/bin/)?python |torchrun ", line)
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -51,7 +58,8 @@ def test_the_first_two_commands_do_all_the_set_up():
     setups = [line for block in BLOCKS for line in block.splitlines() if "venv" in line]
     assert setups == [
         "python3 -m venv .venv && .venv/bin/pip install -r requirements.txt && .venv/bin/python train.py config/llama_shakespeare.py",
-        "python3 -m venv .venv && .venv/bin/pip install -r requirements-dev.txt && .venv/bin/python -m pytest"]
+        "python3 -m venv .venv && .venv/bin/pip install -r requirements-dev.txt && .venv/bin/python -m pytest",
+    ]
 
 
 def test_every_script_and_room_is_in_the_map():
@@ -62,22 +70,48 @@ def test_every_script_and_room_is_in_the_map():
 
 
 def test_every_file_is_python_3_11():
-    files = [path for pattern in ("*.py", "[a-z]*/*.py", "[a-z]*/[a-z]*/*.py") for path in ROOT.glob(pattern)]
+    files = [
+        path
+        for pattern in ("*.py", "[a-z]*/*.py", "[a-z]*/[a-z]*/*.py")
+        for path in ROOT.glob(pattern)
+    ]
     assert len(files) > 60
     for path in files:
         ast.parse(path.read_text(encoding="utf-8"), path.name, feature_version=(3, 11))
 
 
 # Lower rooms first: an import may point to a lower room, or stay in its own. Two rooms of one level do not know each other.
-LEVELS = {"model": 0, "model_llama": 0, "common": 0, "tokens": 1, "parts": 1, "weights": 2, "training": 3, "sampling": 3, "prepare": 4, "sample": 4, "train": 5, "bench": 6}
+LEVELS = {
+    "model": 0,
+    "model_llama": 0,
+    "common": 0,
+    "tokens": 1,
+    "parts": 1,
+    "weights": 2,
+    "training": 3,
+    "sampling": 3,
+    "prepare": 4,
+    "sample": 4,
+    "train": 5,
+    "bench": 6,
+}
 
 
 def arrows():
     """(file, room of the file, module imported, room of the module) of every import of ours, also those within functions."""
-    for path in [*ROOT.glob("*.py"), *(path for room in LEVELS for path in (ROOT / room).glob("**/*.py"))]:
+    for path in [
+        *ROOT.glob("*.py"),
+        *(path for room in LEVELS for path in (ROOT / room).glob("**/*.py")),
+    ]:
         own = path.relative_to(ROOT).parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else []
+            )
             for name in names:
                 if name.split(".")[0] in LEVELS:
                     yield path.relative_to(ROOT), own, name, name.split(".")[0]
@@ -86,7 +120,11 @@ def arrows():
 def test_arrows_of_import_point_down():
     found = list(arrows())
     assert len(found) > 150
-    wrong = [f"{path} imports {name}" for path, own, name, other in found if own != other and LEVELS[other] >= LEVELS[own] and own not in ("bench",)]
+    wrong = [
+        f"{path} imports {name}"
+        for path, own, name, other in found
+        if own != other and LEVELS[other] >= LEVELS[own] and own not in ("bench",)
+    ]
     assert not wrong
 
 
@@ -100,7 +138,18 @@ def test_every_word_is_in_the_table():
     words = set(re.findall(r"[\w-]+", table))
     for slot, choices in (SLOTS | {"arch": list(ARCH)}).items():
         assert {slot, *choices} <= words, slot
-    for key in ("n_kv_head", "window", "full_every", "block_local", "attn_softcap", "logit_softcap", "tie_embeddings", "low_rank", "embed_norm", "mlp_width"):
+    for key in (
+        "n_kv_head",
+        "window",
+        "full_every",
+        "block_local",
+        "attn_softcap",
+        "logit_softcap",
+        "tie_embeddings",
+        "low_rank",
+        "embed_norm",
+        "mlp_width",
+    ):
         assert key in words and key in VariantConfig.__dataclass_fields__
 
 

@@ -9,6 +9,7 @@ The data of a run: one set, or several that are mixed. Each set is a Source with
 A sample is a window of block_size tokens, or a prompt/answer pair; the two may be mixed. As every target that counts
 weighs the same in the loss, a set of pairs then has a smaller part in the gradient than in the samples.
 """
+
 import functools
 import hashlib
 import json
@@ -18,9 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tokens.batches import Batches, Text, fingerprint, load_mask, load_split, visits
 from common.errors import UserError
+from tokens.batches import Batches, Text, visits
 from tokens.pairs import PairBatches, Pairs
+from tokens.token_files import fingerprint, load_mask, load_split
 
 BLOCK = 10_000  # samples in which every source has exactly its share
 
@@ -39,7 +41,11 @@ class Source:
 
 def weights(given, alpha, counts):
     """The shares, which sum to 1, of sets with `counts` training tokens: by the text `given`, or by the rule where it is None."""
-    parts = np.array(given.split(","), dtype=float) if given is not None else (np.array(counts, dtype=float) / (max(counts) if alpha > 1 else 1)) ** alpha
+    parts = (
+        np.array(given.split(","), dtype=float)
+        if given is not None
+        else (np.array(counts, dtype=float) / (max(counts) if alpha > 1 else 1)) ** alpha
+    )
     return (parts / parts.sum()).tolist()
 
 
@@ -67,26 +73,55 @@ def open_sources(config, metas, tokenizer, block_size):
     """The list of Sources of a TrainConfig, given {name: meta.json}; UserError for files that are not whole or too short,
     and for a weight so small that a block would have no sample of its set."""
     seed = config.seed if config.data_seed is None else config.data_seed
-    parts = weights(config.data_weights, config.data_alpha, [meta["splits"]["train"]["tokens"] for meta in metas.values()])
+    parts = weights(
+        config.data_weights,
+        config.data_alpha,
+        [meta["splits"]["train"]["tokens"] for meta in metas.values()],
+    )
     sources = []
     for i, ((name, meta), weight) in enumerate(zip(metas.items(), parts)):
         if not weight * BLOCK >= 1:
-            raise UserError(f"{name} would be {weight:.2g} of the samples, less than one in {BLOCK:,}", "data_weights, data_alpha", "give it more, or leave it out of dataset")
+            raise UserError(
+                f"{name} would be {weight:.2g} of the samples, less than one in {BLOCK:,}",
+                "data_weights, data_alpha",
+                "give it more, or leave it out of dataset",
+            )
         folder, splits = Path(config.data_dir) / name, {}
         for split in ("train", "val"):
             mask = load_mask(folder, split)
             tokens = load_split(folder, split, block_size if mask is None else 0)
-            splits[split] = Text(tokens, block_size) if mask is None else Pairs(tokens, mask, block_size)
+            splits[split] = (
+                Text(tokens, block_size) if mask is None else Pairs(tokens, mask, block_size)
+            )
             if mask is not None and not len(splits[split].starts):
-                raise UserError(f"all answers of the {split} split begin beyond block_size={block_size:,}", folder, "choose a larger block_size, or shorter prompts")
-        own = seed if i == 0 else int(np.random.SeedSequence([seed, i]).generate_state(1)[0])  # sets of one length in orders of their own
-        sources.append(Source(name, meta, weight, splits, splits["train"].batches(own), bits_per_byte(splits["val"], tokenizer, config.eval_tokens)))
+                raise UserError(
+                    f"all answers of the {split} split begin beyond block_size={block_size:,}",
+                    folder,
+                    "choose a larger block_size, or shorter prompts",
+                )
+        own = (
+            seed if i == 0 else int(np.random.SeedSequence([seed, i]).generate_state(1)[0])
+        )  # sets of one length in orders of their own
+        sources.append(
+            Source(
+                name,
+                meta,
+                weight,
+                splits,
+                splits["train"].batches(own),
+                bits_per_byte(splits["val"], tokenizer, config.eval_tokens),
+            )
+        )
     return sources
 
 
 def open_batches(config, sources):
     """The training samples of a run: those of its one source, or of the mixture."""
-    return sources[0].batches if len(sources) == 1 else Mixture(sources, config.seed if config.data_seed is None else config.data_seed)
+    return (
+        sources[0].batches
+        if len(sources) == 1
+        else Mixture(sources, config.seed if config.data_seed is None else config.data_seed)
+    )
 
 
 class Mixture:
@@ -104,7 +139,9 @@ class Mixture:
 
     def shuffled(self, block):
         """(BLOCK,) the source of each sample of a block. The 1 keeps this stream apart from those of the epochs."""
-        return np.random.default_rng([self.seed, block, 1]).permutation(np.repeat(np.arange(len(self.sources)), self.shares))
+        return np.random.default_rng([self.seed, block, 1]).permutation(
+            np.repeat(np.arange(len(self.sources)), self.shares)
+        )
 
     def counts(self, n):
         """(S,) how many of the first n samples are from each source."""
@@ -113,14 +150,21 @@ class Mixture:
 
     def drawn(self, first, count):
         """{name: how many} of the samples first .. first + count - 1."""
-        return {source.name: int(n) for source, n in zip(self.sources, self.counts(first + count) - self.counts(first))}
+        return {
+            source.name: int(n)
+            for source, n in zip(self.sources, self.counts(first + count) - self.counts(first))
+        }
 
     def get(self, first, count):
         """Samples first .. first + count - 1: x and its successors y, both (count, block_size) int64."""
         who, before = visits(self.order, BLOCK, first, count), self.counts(first)
         rows = [[], []]
         for i in np.unique(who):
-            for found, part in zip(rows, self.sources[i].batches.get(int(before[i]), int((who == i).sum()))):
+            for found, part in zip(
+                rows, self.sources[i].batches.get(int(before[i]), int((who == i).sum()))
+            ):
                 found.append(part)
-        place = np.argsort(np.argsort(who, kind="stable"))  # where each sample is among those sorted by source
+        place = np.argsort(
+            np.argsort(who, kind="stable")
+        )  # where each sample is among those sorted by source
         return tuple(np.concatenate(parts)[place] for parts in rows)

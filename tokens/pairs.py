@@ -10,13 +10,15 @@ A line is {"prompt": "...", "answer": "..."}. As tokens a pair is
 and only what has mask 1 is learned: the loss of a prompt says nothing about answering (Ouyang et al. 2022,
 arXiv:2203.02155; Zhou et al. 2023, arXiv:2305.11206). A pair begins wherever the mask goes from 1 to 0.
 """
+
 import functools
 import json
 
 import numpy as np
 
-from tokens.batches import sha256_of, visits
 from common.errors import UserError
+from common.files import sha256_of
+from tokens.batches import visits
 from tokens.token_files import TokenFile
 
 
@@ -32,18 +34,35 @@ def read_pairs(path):
                 try:
                     pair = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    raise UserError(f"no JSON: {getattr(error, 'msg', 'too deep')}", where, 'a line is {"prompt": "...", "answer": "..."}') from None
-                texts = [pair.get(key) if isinstance(pair, dict) else None for key in ("prompt", "answer")]
+                    raise UserError(
+                        f"no JSON: {getattr(error, 'msg', 'too deep')}",
+                        where,
+                        'a line is {"prompt": "...", "answer": "..."}',
+                    ) from None
+                texts = [
+                    pair.get(key) if isinstance(pair, dict) else None
+                    for key in ("prompt", "answer")
+                ]
                 for key, text in zip(("prompt", "answer"), texts):
                     if not isinstance(text, str):
-                        raise UserError(f"no {key} that is a text", where, 'a line is {"prompt": "...", "answer": "..."}')
+                        raise UserError(
+                            f"no {key} that is a text",
+                            where,
+                            'a line is {"prompt": "...", "answer": "..."}',
+                        )
                     if any("\ud800" <= letter <= "\udfff" for letter in text):
-                        raise UserError(f"the {key} holds half a character, \\ud800 to \\udfff", where, "write it whole")
+                        raise UserError(
+                            f"the {key} holds half a character, \\ud800 to \\udfff",
+                            where,
+                            "write it whole",
+                        )
                 if not texts[1].strip():
                     raise UserError("the answer is empty", where, "leave the pair out, or answer")
                 yield number, *texts
         except UnicodeDecodeError:
-            raise UserError("the pairs are not utf-8", f"{path}, after line {number}", "save them as utf-8") from None
+            raise UserError(
+                "the pairs are not utf-8", f"{path}, after line {number}", "save them as utf-8"
+            ) from None
 
 
 def write_pairs(path, make_tokenizer, folder):
@@ -58,19 +77,31 @@ def write_pairs(path, make_tokenizer, folder):
     tokenizer, pairs, entries = make_tokenizer(chars), read_pairs(path), {}
     by_line = tokenizer.decode([tokenizer.start]) == "\n"  # a newline ends an answer
     if not by_line and tokenizer.decode([tokenizer.start]) != "<|endoftext|>":
-        raise UserError("this tokenizer has no <|endoftext|> to end an answer with", "--tokenizer", "use --tokenizer=gpt2, or that of another model")
+        raise UserError(
+            "this tokenizer has no <|endoftext|> to end an answer with",
+            "--tokenizer",
+            "use --tokenizer=gpt2, or that of another model",
+        )
     for split, n in ("train", max(1, int(0.9 * count))), ("val", count - max(1, int(0.9 * count))):
         file, longest = TokenFile(folder / f"{split}.bin", tokenizer), 0
         with open(folder / f"{split}.mask.bin", "wb") as mask:
             for _, (number, prompt, answer) in zip(range(n), pairs):
                 if by_line and "\n" in answer:
-                    raise UserError("the answer has several lines, and a newline is what ends it", f"{path}:{number}", "use --tokenizer=gpt2")
+                    raise UserError(
+                        "the answer has several lines, and a newline is what ends it",
+                        f"{path}:{number}",
+                        "use --tokenizer=gpt2",
+                    )
                 asked = tokenizer.encode(prompt) if prompt else [tokenizer.start]
                 told = [*tokenizer.encode(answer), tokenizer.start]
                 file.add([*asked, *told], len((prompt + answer).encode()))
                 mask.write(bytes(len(asked)) + b"\1" * len(told))
                 longest = max(longest, len(asked) + len(told))
-        entries[split] = file.close() | {"pairs": n, "longest": longest, "mask_sha256": sha256_of(folder / f"{split}.mask.bin")}
+        entries[split] = file.close() | {
+            "pairs": n,
+            "longest": longest,
+            "mask_sha256": sha256_of(folder / f"{split}.mask.bin"),
+        }
     return tokenizer, entries, sha256_of(path)
 
 
@@ -84,12 +115,20 @@ class Pairs:
     def __init__(self, tokens, mask, block_size):
         if len(mask) != len(tokens) or mask[0] or not mask[-1]:
             raise ValueError("the mask does not fit the tokens")
-        change = np.diff(mask.astype(np.int8), prepend=np.int8(1), append=np.int8(0))  # -1 where a pair begins, and at the very end
+        change = np.diff(
+            mask.astype(np.int8), prepend=np.int8(1), append=np.int8(0)
+        )  # -1 where a pair begins, and at the very end
         bounds, answers = np.flatnonzero(change == -1), np.flatnonzero(change == 1)
         fits = answers - bounds[:-1] <= block_size  # the first token of the answer is a target
-        self.starts, self.answers, self.ends = bounds[:-1][fits], answers[fits], bounds[1:][fits]  # (P,) each
+        self.starts, self.answers, self.ends = (
+            bounds[:-1][fits],
+            answers[fits],
+            bounds[1:][fits],
+        )  # (P,) each
         self.left_out = int((~fits).sum())
-        self.cut = int((self.ends - self.starts > block_size + 1).sum())  # pairs whose last tokens are beyond it
+        self.cut = int(
+            (self.ends - self.starts > block_size + 1).sum()
+        )  # pairs whose last tokens are beyond it
         self.tokens, self.mask, self.block_size = tokens, mask, block_size
 
     def __len__(self):
@@ -128,8 +167,12 @@ class Pairs:
     def scored(self, limit=None):
         """(number of targets, ids of the answers without their end tokens) of what eval_batches yields."""
         last = np.minimum(self.ends, self.starts + self.block_size + 1)
-        spans = [slice(*span) for span in zip(self.answers, np.minimum(last, self.ends - 1))][: self.within(limit)]
-        return int((last - self.answers)[: self.within(limit)].sum()), np.concatenate([self.tokens[span] for span in spans])
+        spans = [slice(*span) for span in zip(self.answers, np.minimum(last, self.ends - 1))][
+            : self.within(limit)
+        ]
+        return int((last - self.answers)[: self.within(limit)].sum()), np.concatenate(
+            [self.tokens[span] for span in spans]
+        )
 
 
 class PairBatches:
@@ -141,7 +184,9 @@ class PairBatches:
         if not len(pairs.starts):
             raise ValueError("no pair's answer begins within block_size")
         self.pairs, self.seed, self.windows_per_epoch = pairs, seed, len(pairs.starts)
-        self.order = functools.lru_cache(2)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(self.windows_per_epoch))
+        self.order = functools.lru_cache(2)(
+            lambda epoch: np.random.default_rng([seed, epoch]).permutation(self.windows_per_epoch)
+        )
 
     def get(self, first, count):
         """Samples first .. first + count - 1, as Pairs.rows gives them. Every row has a target."""

@@ -2,6 +2,7 @@
 Tokenizers. They share one small interface: `vocab_size`, `start` (the id to begin from when the prompt is empty),
 `encode(text)`, `decode(ids)`, `decode_bytes(ids)`, `to_json()`; tokenizer_from_json is the way back.
 """
+
 import base64
 
 import numpy as np
@@ -17,7 +18,9 @@ class CharTokenizer:
         self.vocab_size = len(chars)
         self.start = max(chars.find("\n"), 0)
         self.codes = np.frombuffer(chars.encode("utf-32-le"), "<u4")  # (V,) code points
-        self.ids = np.full(self.codes.max() + 2, -1)  # id of a code point; the last entry answers for all above
+        self.ids = np.full(
+            self.codes.max() + 2, -1
+        )  # id of a code point; the last entry answers for all above
         self.ids[self.codes] = np.arange(self.vocab_size)
 
     def encode(self, text):
@@ -26,8 +29,16 @@ class CharTokenizer:
         ids = self.ids[np.minimum(codes, len(self.ids) - 1)]
         if (ids < 0).any():
             at = int((ids < 0).argmax())
-            known = repr(self.chars) if self.vocab_size <= 100 else f"{self.vocab_size} characters, such as {self.chars[-20:]!r}"
-            raise UserError(f"{text[at]!r} is not in the vocabulary", f"character {at + 1} of the text", f"leave it out; the vocabulary is {known}")
+            known = (
+                repr(self.chars)
+                if self.vocab_size <= 100
+                else f"{self.vocab_size} characters, such as {self.chars[-20:]!r}"
+            )
+            raise UserError(
+                f"{text[at]!r} is not in the vocabulary",
+                f"character {at + 1} of the text",
+                f"leave it out; the vocabulary is {known}",
+            )
         return ids
 
     def decode(self, ids):
@@ -72,10 +83,16 @@ class BPETokenizer:
     def encode(self, text):
         try:
             return np.array(self.encoding.encode_ordinary(text), dtype=np.int64)
-        except BaseException as error:  # tiktoken's Rust panics where the vocabulary lacks one of the 256 bytes
+        except (
+            BaseException
+        ) as error:  # tiktoken's Rust panics where the vocabulary lacks one of the 256 bytes
             if type(error).__name__ != "PanicException":
                 raise
-            raise UserError("the tokenizer has no token for a byte of the text", "prompt or text", "leave rare and control characters out") from None
+            raise UserError(
+                "the tokenizer has no token for a byte of the text",
+                "prompt or text",
+                "leave rare and control characters out",
+            ) from None
 
     def decode(self, ids):
         return self.decode_bytes(ids).decode("utf-8", "replace")
@@ -105,10 +122,26 @@ def tokenizer_from_json(data):
         if data["kind"] == "bpe":
             import tiktoken
 
-            ranks = {base64.b64decode(token, validate=True): rank for rank, token in enumerate(data["ranks"])}
-            return BPETokenizer(tiktoken.Encoding(data["name"], pat_str=data["pat_str"], mergeable_ranks=ranks, special_tokens=data["special_tokens"]))
+            ranks = {
+                base64.b64decode(token, validate=True): rank
+                for rank, token in enumerate(data["ranks"])
+            }
+            return BPETokenizer(
+                tiktoken.Encoding(
+                    data["name"],
+                    pat_str=data["pat_str"],
+                    mergeable_ranks=ranks,
+                    special_tokens=data["special_tokens"],
+                )
+            )
         raise ValueError(f"kind {data['kind']!r}")
     except ImportError:
-        raise UserError("this tokenizer needs tiktoken", "tokenizer.json", "pip install tiktoken") from None
+        raise UserError(
+            "this tokenizer needs tiktoken", "tokenizer.json", "pip install tiktoken"
+        ) from None
     except Exception as error:  # whatever garbled data leads to
-        raise UserError(f"the tokenizer is garbled: {type(error).__name__} {error}", "tokenizer.json", "prepare the data again, or take another checkpoint") from None
+        raise UserError(
+            f"the tokenizer is garbled: {type(error).__name__} {error}",
+            "tokenizer.json",
+            "prepare the data again, or take another checkpoint",
+        ) from None

@@ -1,14 +1,21 @@
 """Which parameters decay, the optimizers, and the learning rate at each step."""
+
 import math
 
 import torch
 
-TOGETHER = 2**24  # numbers in the matrices that Muon makes orthogonal at once, 64 MB of them: large ones gain nothing
+TOGETHER = (
+    2**24
+)  # numbers in the matrices that Muon makes orthogonal at once, 64 MB of them: large ones gain nothing
 # How much of learning_rate is left (above min_lr) at t, from 0 after the warm-up to 1 at lr_decay_iters.
 SCHEDULE = {
-    "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t)),  # Loshchilov & Hutter 2016, arXiv:1608.03983
+    "cosine": lambda t: (
+        0.5 * (1 + math.cos(math.pi * t))
+    ),  # Loshchilov & Hutter 2016, arXiv:1608.03983
     "linear": lambda t: 1 - t,
-    "wsd": lambda t: min(1.0, (1 - t) / 0.2),  # warm-up, stable, decay over the last fifth (Hu et al. 2024, arXiv:2404.06395)
+    "wsd": lambda t: min(
+        1.0, (1 - t) / 0.2
+    ),  # warm-up, stable, decay over the last fifth (Hu et al. 2024, arXiv:2404.06395)
     "constant": lambda t: 1.0,
 }
 OPTIMIZER = ("adamw", "muon")
@@ -29,12 +36,19 @@ def parameter_groups(model, weight_decay):
     """AdamW's two groups: matrices (embeddings too) decay, biases and norm weights do not.
 
     Returns [{"params", "names", "weight_decay"}, ...]; every trainable parameter is in exactly one."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]  # tied weights come once
+    named = [
+        (name, p) for name, p in model.named_parameters() if p.requires_grad
+    ]  # tied weights come once
     matrices = [(name, p) for name, p in named if p.dim() >= 2]
     vectors = [(name, p) for name, p in named if p.dim() < 2]
     return [
-        {"params": [p for _, p in group], "names": [name for name, _ in group], "weight_decay": decay}
-        for group, decay in ((matrices, weight_decay), (vectors, 0.0)) if group
+        {
+            "params": [p for _, p in group],
+            "names": [name for name, _ in group],
+            "weight_decay": decay,
+        }
+        for group, decay in ((matrices, weight_decay), (vectors, 0.0))
+        if group
     ]
 
 
@@ -47,7 +61,9 @@ def orthogonal(x, steps, coefficients, eps):
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT  # (n, short, short)
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # a x + (b gram + c gram²) x
+        x = torch.baddbmm(
+            x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a
+        )  # a x + (b gram + c gram²) x
     return x.mT if tall else x
 
 
@@ -72,7 +88,11 @@ class Muon(torch.optim.Muon):
 
     def update(self, matrices, group):
         """Take the step of some matrices of one shape."""
-        dtype = torch.bfloat16 if matrices[0].is_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+        dtype = (
+            torch.bfloat16
+            if matrices[0].is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+            else torch.float32
+        )
         looking_ahead = []  # Nesterov's: the momentum as the next gradient, if it is like this one, will make it
         for p in matrices:
             if "momentum_buffer" not in self.state[p]:
@@ -80,10 +100,14 @@ class Muon(torch.optim.Muon):
             momentum = self.state[p]["momentum_buffer"]
             momentum.lerp_(p.grad, 1 - group["momentum"])
             looking_ahead.append(p.grad.lerp(momentum, group["momentum"]).to(dtype))
-        updates = orthogonal(torch.stack(looking_ahead), group["ns_steps"], group["ns_coefficients"], group["eps"])
+        updates = orthogonal(
+            torch.stack(looking_ahead), group["ns_steps"], group["ns_coefficients"], group["eps"]
+        )
         for p, update in zip(matrices, updates):
             p.mul_(1 - group["lr"] * group["weight_decay"])
-            p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))  # entries as large as AdamW's steps usually are
+            p.add_(
+                update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape))
+            )  # entries as large as AdamW's steps usually are
 
 
 def make_optimizers(model, config, device):
@@ -96,12 +120,33 @@ def make_optimizers(model, config, device):
     groups = parameter_groups(model, config.weight_decay)
     optimizers = []
     if config.optimizer == "muon":
-        matrices = [(name, p) for group in groups for name, p in zip(group["names"], group["params"]) if name.startswith("blocks.") and p.dim() == 2]
+        matrices = [
+            (name, p)
+            for group in groups
+            for name, p in zip(group["names"], group["params"])
+            if name.startswith("blocks.") and p.dim() == 2
+        ]
         ours = {"params": [p for _, p in matrices], "names": [name for name, _ in matrices]}
-        optimizers.append(Muon([ours], lr=config.learning_rate, weight_decay=config.weight_decay, momentum=config.beta1, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(
+            Muon(
+                [ours],
+                lr=config.learning_rate,
+                weight_decay=config.weight_decay,
+                momentum=config.beta1,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
         for group in groups:
-            rest = [(name, p) for name, p in zip(group["names"], group["params"]) if name not in ours["names"]]
+            rest = [
+                (name, p)
+                for name, p in zip(group["names"], group["params"])
+                if name not in ours["names"]
+            ]
             group["names"], group["params"] = [name for name, _ in rest], [p for _, p in rest]
     fused = device.startswith(("cuda", "cpu"))
-    optimizers.append(torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused))
+    optimizers.append(
+        torch.optim.AdamW(
+            groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused
+        )
+    )
     return optimizers

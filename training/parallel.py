@@ -7,11 +7,17 @@ Several processes of torchrun that train one model: gradients, state and mistake
 
 Either way a checkpoint holds whole tensors, so that a run moves between one process, ddp and fsdp.
 """
+
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -85,11 +91,21 @@ def gather(model, optimizers, runtime):
     share them, else as they are. Every rank must call it; a tied weight comes once."""
     once = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     options = StateDictOptions(full_state_dict=True, cpu_offload=runtime.world_size > 1)
-    weights = {name: tensor for name, tensor in get_model_state_dict(model, options=options).items() if name in once}
+    weights = {
+        name: tensor
+        for name, tensor in get_model_state_dict(model, options=options).items()
+        if name in once
+    }
     # torch makes up the state of an optimizer that has taken no step by taking one, which then counts
     begun = any(optimizer.state for optimizer in optimizers)
-    state = get_optimizer_state_dict(model, optimizers, options=options).get("state", {}) if begun else {}  # nothing on other ranks
-    return weights, {f"{name}/{key}": value for name, values in state.items() for key, value in values.items()}
+    state = (
+        get_optimizer_state_dict(model, optimizers, options=options).get("state", {})
+        if begun
+        else {}
+    )  # nothing on other ranks
+    return weights, {
+        f"{name}/{key}": value for name, values in state.items() for key, value in values.items()
+    }
 
 
 def scatter(model, optimizers, tensors):
@@ -101,4 +117,9 @@ def scatter(model, optimizers, tensors):
         parameter, _, key = name.rpartition("/")
         state.setdefault(parameter, {})[key] = value
     groups = get_optimizer_state_dict(model, optimizers)["param_groups"]
-    set_optimizer_state_dict(model, optimizers, {"state": state, "param_groups": groups}, options=StateDictOptions(full_state_dict=True))
+    set_optimizer_state_dict(
+        model,
+        optimizers,
+        {"state": state, "param_groups": groups},
+        options=StateDictOptions(full_state_dict=True),
+    )

@@ -1,19 +1,18 @@
 """A run folder while a run is in it: its lock, the first and last words, the status line, log.jsonl, loss.png, Weights & Biases."""
+
 import errno
 import fcntl
 import json
 import math
 import os
-import shlex
 import sys
 from pathlib import Path
 
 from tqdm import tqdm
 
-from weights.checkpoint import find, load_model, remedy, steps, write
-from common.errors import Failure, UserError
-from tokens.pairs import Pairs
-from sample import SampleConfig, write_sample
+from common.errors import Failure, UserError, one_line
+from common.files import remedy, write
+from weights.checkpoint import steps
 
 # nanoGPT's words first, so that scripts that read its logs read ours.
 REPORT = "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, lr {lr:.2e}, norm {grad_norm:.2f}"
@@ -22,7 +21,10 @@ EVALUATION = "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f},
 
 def evaluation_lines(row):
     """The row of an evaluation as it is printed: a line, and one more for each of several data sets."""
-    sets = [f"  {name}: val loss {loss:.4f}, {row['val_bits_per_byte'][name]:.4f} bits per byte" for name, loss in row.get("val_losses", {}).items()]
+    sets = [
+        f"  {name}: val loss {loss:.4f}, {row['val_bits_per_byte'][name]:.4f} bits per byte"
+        for name, loss in row.get("val_losses", {}).items()
+    ]
     return "\n".join([EVALUATION.format(**row), *sets])
 
 
@@ -36,7 +38,11 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
     if (out_dir / "lock").exists():
         hold(out_dir).close()
     if steps(out_dir) and not resuming and not overwrite:
-        raise UserError("there is a run here already", f"out_dir={out_dir}", "go on with --init_from=resume, start anew with --overwrite, or choose another --out_dir")
+        raise UserError(
+            "there is a run here already",
+            f"out_dir={out_dir}",
+            "go on with --init_from=resume, start anew with --overwrite, or choose another --out_dir",
+        )
 
 
 def hold(out_dir):
@@ -47,7 +53,11 @@ def hold(out_dir):
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         held.seek(0)
-        raise UserError(f"process {held.read().strip() or '?'} is training here", f"out_dir={out_dir}", "wait for it, or choose another --out_dir") from None
+        raise UserError(
+            f"process {held.read().strip() or '?'} is training here",
+            f"out_dir={out_dir}",
+            "wait for it, or choose another --out_dir",
+        ) from None
     return held
 
 
@@ -66,18 +76,20 @@ def open_out_dir(out_dir, resuming=False, overwrite=False):
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot write here: {error.strerror}", f"out_dir={out_dir}", "choose another --out_dir") from None
+        raise UserError(
+            f"cannot write here: {error.strerror}", f"out_dir={out_dir}", "choose another --out_dir"
+        ) from None
     held = hold(out_dir)
     if steps(out_dir) and not resuming:
-        aside = next(path for n in range(1, 10**6) if not (path := out_dir.with_name(f"{out_dir.name}.old{n}")).exists())
+        aside = next(
+            path
+            for n in range(1, 10**6)
+            if not (path := out_dir.with_name(f"{out_dir.name}.old{n}")).exists()
+        )
         out_dir.rename(aside)
         print(f"the run that was in {out_dir} is now in {aside}")
         return open_out_dir(out_dir)
     return sign(held)
-
-
-def one_line(error):
-    return " ".join(str(error).split())[:160]
 
 
 def read_rows(path, last_step=None):
@@ -110,7 +122,9 @@ def draw(rows, path):
             points = [(row["step"], row[key]) for row in rows if key in row]
             if points:
                 axes.plot(*zip(*points), label=label, **style)
-        axes.set(xlabel="step", ylabel="loss, nats per token", title=Path(path).resolve().parent.name)
+        axes.set(
+            xlabel="step", ylabel="loss, nats per token", title=Path(path).resolve().parent.name
+        )
         axes.grid(alpha=0.25)
         axes.legend(frameon=False)
         figure.savefig(path, dpi=110)
@@ -125,10 +139,15 @@ def start_wandb(project, name, config, state):
     try:
         import wandb
 
-        run = wandb.init(project=project, name=name, config=config, id=state.get("wandb_id"), resume="allow")
+        run = wandb.init(
+            project=project, name=name, config=config, id=state.get("wandb_id"), resume="allow"
+        )
         state["wandb_id"] = run.id  # a resumed run goes on in the same chart
     except Exception as error:
-        print(f"warning: wandb does not start, the run goes on without it: {one_line(error)}", file=sys.stderr)
+        print(
+            f"warning: wandb does not start, the run goes on without it: {one_line(error)}",
+            file=sys.stderr,
+        )
         return None
 
     lost = []
@@ -138,7 +157,10 @@ def start_wandb(project, name, config, state):
             run.log(row, step=row["step"])
         except Exception as error:
             if not lost:
-                print(f"warning: wandb loses rows, log.jsonl has them: {one_line(error)}", file=sys.stderr)
+                print(
+                    f"warning: wandb loses rows, log.jsonl has them: {one_line(error)}",
+                    file=sys.stderr,
+                )
             lost.append(row["step"])
 
     return log
@@ -149,30 +171,51 @@ class RunLog:
 
     def __init__(self, out_dir, step, max_iters, wandb_log=None):
         path = Path(out_dir) / "log.jsonl"
-        self.picture, self.drawing = Path(out_dir) / "loss.png", True  # until it fails: one warning is enough
+        self.picture, self.drawing = (
+            Path(out_dir) / "loss.png",
+            True,
+        )  # until it fails: one warning is enough
         self.rows = [] if step is None else read_rows(path, step)
         write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.file = open(path, "a", encoding="utf-8")
         self.wandb_log = wandb_log
         self.broken = False  # whether whoever reads our output has gone
-        self.bar = tqdm(total=max_iters, initial=step or 0, unit="step", disable=not sys.stdout.isatty(), dynamic_ncols=True, file=sys.stdout)
+        self.bar = tqdm(
+            total=max_iters,
+            initial=step or 0,
+            unit="step",
+            disable=not sys.stdout.isatty(),
+            dynamic_ncols=True,
+            file=sys.stdout,
+        )
 
     def keep(self, row):
-        row = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}  # JSON has no infinity
+        row = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in row.items()
+        }  # JSON has no infinity
         self.rows.append(row)
         try:
             line = (json.dumps(row) + "\n").encode()
-            if os.write(self.file.fileno(), line) < len(line):  # past the buffers, which would try again at the exit
+            if os.write(self.file.fileno(), line) < len(
+                line
+            ):  # past the buffers, which would try again at the exit
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            raise Failure(f"cannot write: {error.strerror}", self.file.name, f"{remedy(error)}, then go on with --init_from=resume") from error
+            raise Failure(
+                f"cannot write: {error.strerror}",
+                self.file.name,
+                f"{remedy(error)}, then go on with --init_from=resume",
+            ) from error
         if self.wandb_log:
             self.wandb_log(row)
 
     def report(self, row):
         """A row about a step: shown on the bar, or as a line where there is no terminal."""
         self.keep(row)
-        self.bar.set_postfix_str(f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s", refresh=False)
+        self.bar.set_postfix_str(
+            f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s", refresh=False
+        )
         if self.bar.disable:
             self.show(REPORT.format(**row))
 
@@ -193,52 +236,3 @@ class RunLog:
     def close(self):
         self.bar.close()
         self.file.close()
-
-
-def describe(model, optimizers, config, runtime, sources):
-    """Print what was chosen, and the parts of the model in a small table."""
-    print("\n".join(runtime.reasons))
-    for source in sources:
-        train, val = source.splits["train"], source.splits["val"]
-        share = f"{source.weight:.2%} of the samples, " if len(sources) > 1 else ""
-        print(f"data {source.name}: {share}{len(train):,} tokens to train on, {len(val):,} to validate, vocabulary {source.meta['vocab_size']}")
-        if isinstance(train, Pairs):
-            left_out, cut = train.left_out + val.left_out, train.cut + val.cut
-            print(f"  {len(train.starts):,} pairs to train on, {len(val.starts):,} to validate" + f"; {left_out:,} more left out: their answers begin beyond block_size" * bool(left_out)
-                  + f"; {cut:,} cut there" * bool(cut))
-    print(f"model {config.model}: {sum(p.numel() for p in model.parameters()):,} parameters")
-    counts = {}
-    for name, p in model.named_parameters():
-        words = name.split(".")
-        part = f"{words[2]} (in {model.config.n_layer} blocks)" if words[0] == "blocks" else words[0]
-        counts[part] = counts.get(part, 0) + p.numel()
-    for part, count in counts.items():
-        print(f"  {part:<22}{count:>12,}")
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            count = sum(p.numel() for p in group["params"])
-            print(f"{type(optimizer).__name__}: {count:,} parameters in {len(group['params'])} tensors, weight decay {group['weight_decay']}")
-    step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
-    samples = config.max_iters * config.batch_size * config.gradient_accumulation_steps
-    times = [f"{samples * source.weight / source.batches.windows_per_epoch:.1f} times {source.name if len(sources) > 1 else 'the training data'}" for source in sources]
-    print(f"{config.max_iters} steps of {step_tokens:,} tokens: {', '.join(times)}")
-
-
-def finish(run, argv, speed):
-    """The last words of a run: what it reached, a sample, and what to type next."""
-    out, state = shlex.quote(run.config.out_dir), run.state
-    print(f"\nbest validation loss {state['best_val_loss']:.4f} nats per token, {state['best_bits_per_byte']:.4f} bits per byte, at step {state['best_step']}; "
-          f"{state['seconds']:.0f} s of training, {speed:,.0f} tokens/s\n")
-    if len(run.sources) > 1:
-        drawn = [state.get("samples", {}).get(source.name, 0) for source in run.sources]
-        print("samples drawn: " + "; ".join(f"{n:,} of {source.name}, {n / max(1, sum(drawn)):.2%} (asked for: {source.weight:.2%}), {n / source.batches.windows_per_epoch:.2f} "
-              "times through it" for n, source in zip(drawn, run.sources)) + "\n")
-    folder = find(run.config.out_dir)
-    model = load_model(folder, run.everything, run.runtime.device).eval()  # whole, also where the ranks share the weights out
-    write_sample(model, run.tokenizer, run.tokenizer.decode([run.tokenizer.start]), run.runtime, SampleConfig(max_new_tokens=300))
-    print(f"\ncheckpoint: {folder}   curves: {Path(run.config.out_dir) / 'loss.png'}")
-    print(f"sample more:        python sample.py --out_dir={out}")
-    for path in argv:
-        other = path.replace("llama", "gpt2") if "llama" in path else path.replace("gpt2", "llama")
-        if path.endswith(".py") and other != path and Path(other).exists():
-            print(f"compare with {'GPT-2' if 'gpt2' in other else 'LLaMA'}: python train.py {other}")

@@ -6,38 +6,44 @@ Weights from and to other formats: one readable table per family, used in both d
     model = model_class(build(config_class, values))
     load_weights(model, tensors)
 
-    python -m weights.pretrained --export=hf --out_dir=out-llama-shakespeare --dest=llama-hf
-    python -m weights.pretrained --export=gguf --out_dir=out-llama-shakespeare --dest=llama.gguf
+    python -m weights.export --export=hf --out_dir=out-llama-shakespeare --dest=llama-hf
+    python -m weights.export --export=gguf --out_dir=out-llama-shakespeare --dest=llama.gguf
 
 What our model, or theirs, cannot express is refused: never weights that almost fit. Only safetensors and
 GGUF are read and written: a .bin or .pt file would have to be unpickled, which can run any code.
 """
+
 import functools
 import json
 import re
-import shutil
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from weights import gguf_format
-from weights.checkpoint import open_run
-from common.configurator import build, load
-from common.errors import UserError, run
-from weights.families import FAMILIES, NEOX, READS, ROPE_NUMBERS
+from common.configurator import build
+from common.errors import UserError
+from parts.architectures import ARCH, CORNERS, choose, idle
+from parts.variant import VariantConfig
 from tokens.tokenizer import tokenizer_from_json
-from weights.tokenizer_formats import from_tokenizer_json, to_tokenizer_json
-from parts.variant import ARCH, CORNERS, VariantConfig, choose, idle
+from weights import gguf_format
+from weights.families import FAMILIES, NEOX, READS, ROPE_NUMBERS
+from weights.tokenizer_formats import from_tokenizer_json
 
-HUB = {name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
+HUB = {
+    name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+}
 TOKENIZER = ["tokenizer.json"]
 FETCHED = ["config.json", "model*.safetensors*", *TOKENIZER]
-BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")  # tables in older files, no weights
-NULL = ("sliding_window", "num_key_value_heads")  # keys whose null says something else than their absence
+BUFFERS = re.compile(
+    r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$"
+)  # tables in older files, no weights
+NULL = (
+    "sliding_window",
+    "num_key_value_heads",
+)  # keys whose null says something else than their absence
 USUAL = {field.name: field.default for field in fields(VariantConfig)}
 BIASES = ("none", "norm", "all")  # each with those before
 
@@ -46,10 +52,20 @@ def rows(family, values):
     """(theirs, [ours], layout) of every tensor, layers and suffixes filled in."""
     for theirs, ours, layout in family.names:
         norm = "norm" in ours[0]
-        biased = norm and values["norm"] == "layernorm" or not norm and values["bias"] == "all" and ours[0].startswith("blocks.")
+        biased = (
+            norm
+            and values["norm"] == "layernorm"
+            or not norm
+            and values["bias"] == "all"
+            and ours[0].startswith("blocks.")
+        )
         for i in range(values["n_layer"] if "{}" in theirs else 1):
             for suffix in ("weight", "bias") if biased else ("weight",):
-                yield f"{theirs.format(i)}.{suffix}", [f"{name.format(i)}.{suffix}" for name in ours], layout
+                yield (
+                    f"{theirs.format(i)}.{suffix}",
+                    [f"{name.format(i)}.{suffix}" for name in ours],
+                    layout,
+                )
 
 
 def some(names):
@@ -65,23 +81,52 @@ def understand(config, where):
     """(family, values of VariantConfig) of their config.json."""
     kind = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise UserError(f"cannot read a model of model_type {kind!r}", where, "choose from " + ", ".join(FAMILIES))
+        raise UserError(
+            f"cannot read a model of model_type {kind!r}",
+            where,
+            "choose from " + ", ".join(FAMILIES),
+        )
     family = FAMILIES[kind]
-    rope = config.get("rope_parameters") or config.get("rope_scaling")  # the newer and the older place
+    rope = config.get("rope_parameters") or config.get(
+        "rope_scaling"
+    )  # the newer and the older place
     if rope:
         config = config | (rope if isinstance(rope, dict) else {"type": rope})
         config = {"rope_type": config.get("type")} | config
-    config = {family.older.get(key, key): value for key, value in config.items() if value is not None or key in NULL}
-    numbers = {ROPE_NUMBERS[ours]: float if ours == "rope_factor" else int for ours in READS.get(str(config.get("rope_type")), [])}
-    for key, default in (dict.fromkeys(family.keys.values(), int) | family.defaults | numbers).items():
-        value, kind = config.setdefault(key, default), default if isinstance(default, type) else int if default is None else type(default)
+    config = {
+        family.older.get(key, key): value
+        for key, value in config.items()
+        if value is not None or key in NULL
+    }
+    numbers = {
+        ROPE_NUMBERS[ours]: float if ours == "rope_factor" else int
+        for ours in READS.get(str(config.get("rope_type")), [])
+    }
+    for key, default in (
+        dict.fromkeys(family.keys.values(), int) | family.defaults | numbers
+    ).items():
+        value, kind = (
+            config.setdefault(key, default),
+            default if isinstance(default, type) else int if default is None else type(default),
+        )
         fits = type(value) is kind or kind is float and type(value) is int
         if value is not None and (not fits or kind in (int, float) and value <= 0):
-            raise UserError(f"{key} is {'missing' if value is default else repr(value)}", where, "is this the config.json of a Hugging Face model?")
-    allowed = {theirs: [word for group in words.values() for word in group] for theirs, words in family.words.values()}
+            raise UserError(
+                f"{key} is {'missing' if value is default else repr(value)}",
+                where,
+                "is this the config.json of a Hugging Face model?",
+            )
+    allowed = {
+        theirs: [word for group in words.values() for word in group]
+        for theirs, words in family.words.values()
+    }
     for key, fitting in (allowed | family.must(config) | {"quantization_config": (None,)}).items():
         if config.get(key, fitting[0]) not in fitting:
-            raise UserError(f"our model cannot express {key}={config[key]!r}", where, f"it needs {' or '.join(map(repr, fitting))} there")
+            raise UserError(
+                f"our model cannot express {key}={config[key]!r}",
+                where,
+                f"it needs {' or '.join(map(repr, fitting))} there",
+            )
     values = family.slots | {ours: config[theirs] for ours, theirs in family.keys.items()}
     for ours, (theirs, words) in family.words.items():
         values[ours] = next(word for word, group in words.items() if config[theirs] in group)
@@ -92,10 +137,18 @@ def simplest(values):
     """(word, values) for variants.choose: a readable model's where all its parts are the same."""
     word = "gpt2" if values["norm"] == "layernorm" else "llama"
     own = {field.name for field in fields(CORNERS[word][0])}
-    usual = USUAL | ARCH[word] | {"mlp_width": 4 * values["n_embd"] if word == "gpt2" else values["mlp_width"]}
+    usual = (
+        USUAL
+        | ARCH[word]
+        | {"mlp_width": 4 * values["n_embd"] if word == "gpt2" else values["mlp_width"]}
+    )
     if any(usual[key] != value for key, value in values.items() if key not in own):
         return word, {key: value for key, value in values.items() if key not in idle(values)}
-    further = {"bias": values["bias"] == "all"} if word == "gpt2" else llama_width(values["mlp_width"], values["n_embd"])
+    further = (
+        {"bias": values["bias"] == "all"}
+        if word == "gpt2"
+        else llama_width(values["mlp_width"], values["n_embd"])
+    )
     return word, {key: value for key, value in values.items() if key in own} | further
 
 
@@ -108,8 +161,15 @@ def to_ours(config, tensors, where="config.json"):
     """(word of our model, values of its configuration, its tensors) from their config.json and tensors."""
     family, values = understand(config, where)
     word, told = simplest(values)
-    names = {name: name.replace("lm_head.", "embed_out.") if family is NEOX else name for name in tensors}  # NeoX's has had both
-    left = {name if name.startswith((family.prefix, "lm_head.", "embed_out.")) else family.prefix + name: tensors[old] for old, name in names.items()}
+    names = {
+        name: name.replace("lm_head.", "embed_out.") if family is NEOX else name for name in tensors
+    }  # NeoX's has had both
+    left = {
+        name
+        if name.startswith((family.prefix, "lm_head.", "embed_out."))
+        else family.prefix + name: tensors[old]
+        for old, name in names.items()
+    }
     found, missing, fix = {}, [], "these are not the weights of this config.json"
     for theirs, ours, layout in rows(family, values):
         if theirs in left:
@@ -121,62 +181,13 @@ def to_ours(config, tensors, where="config.json"):
             missing.append(theirs)
     left = [name for name in left if not BUFFERS.search(name)]
     if missing or left:
-        what = f"there is no tensor {some(missing)}" if missing else f"our {word} model has no place for {some(left)}"
+        what = (
+            f"there is no tensor {some(missing)}"
+            if missing
+            else f"our {word} model has no place for {some(left)}"
+        )
         raise UserError(what, where, fix)
     return word, told, found
-
-
-# ---------------------------------------------------------------- ours to theirs
-
-
-def complete(word, values, tensors):
-    """The values of VariantConfig that say all of a model of ours, (those that have an effect)."""
-    v = USUAL | ARCH[word] | values
-    up = tensors.get("blocks.0.mlp.up.weight", tensors.get("blocks.0.mlp.up.v.weight"))
-    bias = {True: "all", False: "none"}.get(v["bias"], v["bias"])
-    v |= {"mlp_width": v["mlp_width"] if up is None else len(up), "n_kv_head": v["n_kv_head"] or v["n_head"], "bias": "none" if (bias, v["norm"]) == ("norm", "rmsnorm") else bias}
-    silent = {"dropout", "multiple_of", "ffn_dim_multiplier", *idle(v)} | {*ROPE_NUMBERS} - {*READS.get(v["rope_scaling"], [])}
-    return v, v.keys() - silent
-
-
-def blocking(family, config, v, heard):
-    """What a family's configuration, read back, does not say of our model: {key: value}."""
-    try:
-        _, back = understand(config, "export")
-    except UserError:
-        return dict.fromkeys(heard)  # nothing of it
-    back = USUAL | back
-    back["n_kv_head"] = back["n_kv_head"] or back["n_head"]
-    if BIASES.index(v["bias"]) < BIASES.index(back["bias"]):  # where they have biases and ours has none, zeros
-        back["bias"] = v["bias"]
-    return {key: v[key] for key in sorted(heard) if back[key] != v[key]}
-
-
-def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
-    """(their config.json, their tensors) from the word, the configuration and the tensors of a model of ours, as
-    one of the `kinds`. A family can express it if the family's configuration, read back, is the model's."""
-    v, heard = complete(word, values, tensors)
-    found = {}
-    for kind in kinds:
-        family = FAMILIES[kind]
-        config = {"model_type": kind, "architectures": [family.architecture], "bos_token_id": None, "eos_token_id": None}
-        config |= {theirs: v[ours] for ours, theirs in family.keys.items()} | family.theirs(v)
-        config |= {theirs: words[v[ours]][0] for ours, (theirs, words) in family.words.items() if v[ours] in words and ours != "rope_scaling"}
-        found[kind] = config, blocking(family, config, v, heard)
-    kind = min(found, key=lambda kind: len(found[kind][1]))
-    config, blocks = found[kind]
-    if blocks:
-        what = ", ".join(f"{key}={value}" for key, value in blocks.items())
-        models = "GGUF's llama has not" if kinds == ("llama",) else f"no Hugging Face model has, beside the other parts (the closest is {kind})"
-        raise UserError(f"{what}: that {models}", "export", "it stays in our own format")
-    family, out = FAMILIES[kind], {}
-    expected = v | understand(config, "export")[1]
-    for theirs, ours, layout in rows(family, expected):
-        if ours != ["lm_head.weight"] or not v["tie_embeddings"]:
-            zeros = [torch.zeros(len(tensors[name.replace(".bias", ".weight")])) if name.endswith(".bias") and name not in tensors else None for name in ours]
-            parts = [tensors[name] if zero is None else zero.to(tensors["wte.weight"]) for name, zero in zip(ours, zeros)]
-            out[theirs] = layout.join(parts, v).contiguous()
-    return config, out
 
 
 @functools.cache
@@ -187,14 +198,22 @@ def fetch(name, key="init_from"):
         from huggingface_hub import HfApi, snapshot_download
 
         try:
-            commit = HfApi().model_info(name, timeout=5).sha  # without the timeout a silent network is waited for forever
+            commit = (
+                HfApi().model_info(name, timeout=5).sha
+            )  # without the timeout a silent network is waited for forever
             return Path(snapshot_download(name, revision=commit, allow_patterns=wanted))
         except Exception:
-            return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=True))  # from an earlier download
-    except Exception as error:  # the network, the hub and its client fail in many ways, all mean the same here
-        why = (str((error.__context__ or error)).strip() or type(error).__name__).splitlines()[0]
+            return Path(
+                snapshot_download(name, allow_patterns=wanted, local_files_only=True)
+            )  # from an earlier download
+    except (
+        Exception
+    ) as error:  # the network, the hub and its client fail in many ways, all mean the same here
+        why = (str(error.__context__ or error).strip() or type(error).__name__).splitlines()[0]
         fix = f"download {' and '.join(wanted)} of huggingface.co/{name} elsewhere and give that folder"
-        raise UserError(f"no such folder, and the hub does not answer: {why}", f"{key}={name}", fix) from None
+        raise UserError(
+            f"no such folder, and the hub does not answer: {why}", f"{key}={name}", fix
+        ) from None
 
 
 def read_folder(folder):
@@ -202,17 +221,32 @@ def read_folder(folder):
     tensors, path = {}, folder / "config.json"
     try:
         config = json.loads(path.read_text("utf-8"))
-        files = [path] if (path := folder / "model.safetensors").exists() else sorted(folder.glob("*.safetensors"))
+        files = (
+            [path]
+            if (path := folder / "model.safetensors").exists()
+            else sorted(folder.glob("*.safetensors"))
+        )
         if (path := folder / "model.safetensors.index.json").exists():
-            files = sorted({folder / name for name in json.loads(path.read_text("utf-8"))["weight_map"].values()})
+            files = sorted(
+                {
+                    folder / name
+                    for name in json.loads(path.read_text("utf-8"))["weight_map"].values()
+                }
+            )
         for path in files:
             tensors |= load_file(path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise UserError(f"cannot read this part of the model: {why}", path, "download the file again") from None
+        raise UserError(
+            f"cannot read this part of the model: {why}", path, "download the file again"
+        ) from None
     if not tensors:
         pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
-        what = f"{some(pickles)} would need unpickling, which can run any code" if pickles else "there is no *.safetensors here"
+        what = (
+            f"{some(pickles)} would need unpickling, which can run any code"
+            if pickles
+            else "there is no *.safetensors here"
+        )
         raise UserError(what, folder, "get the model as safetensors")
     return config, tensors
 
@@ -222,11 +256,23 @@ def find(name, key="init_from"):
     path = Path(name).expanduser()
     if name in HUB or not name or not path.exists():
         if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name)) or name.endswith(".gguf"):
-            words = ", ".join(["scratch", "resume", *HUB] if key == "init_from" else ["auto", "char", "byte", *HUB])
-            raise UserError("no such folder or file", f"{key}={name}", f"give {words}, a folder, a .gguf file, or owner/name of the hub")
+            words = ", ".join(
+                ["scratch", "resume", *HUB]
+                if key == "init_from"
+                else ["auto", "char", "byte", *HUB]
+            )
+            raise UserError(
+                "no such folder or file",
+                f"{key}={name}",
+                f"give {words}, a folder, a .gguf file, or owner/name of the hub",
+            )
         path = fetch(HUB.get(name, name), key)
     if not path.is_dir() and path.suffix != ".gguf":
-        raise UserError("this is not a folder", f"{key}={name}", "give the folder of a model, with its config.json, *.safetensors and tokenizer.json, or a .gguf file")
+        raise UserError(
+            "this is not a folder",
+            f"{key}={name}",
+            "give the folder of a model, with its config.json, *.safetensors and tokenizer.json, or a .gguf file",
+        )
     return path
 
 
@@ -248,7 +294,9 @@ def load_tokenizer(name, key="init_from"):
     try:
         whole = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the tokenizer: {error}", path, "prepare the text with a tokenizer of ours") from None
+        raise UserError(
+            f"cannot read the tokenizer: {error}", path, "prepare the text with a tokenizer of ours"
+        ) from None
     return tokenizer_from_json(from_tokenizer_json(whole, path))
 
 
@@ -271,14 +319,26 @@ def load_weights(model, tensors):
     if "lm_head.weight" not in own:  # tied: it is wte.weight
         head = tensors.pop("lm_head.weight")
         if head is not tensors.get("wte.weight") and not torch.equal(head, tensors["wte.weight"]):
-            raise UserError("these weights have a head apart from the embedding", "tie_embeddings=True", "use --tie_embeddings=False")
+            raise UserError(
+                "these weights have a head apart from the embedding",
+                "tie_embeddings=True",
+                "use --tie_embeddings=False",
+            )
     if own.keys() != tensors.keys():
         missing, left = own.keys() - tensors.keys(), tensors.keys() - own.keys()
-        what = f"there are no weights for {some(missing)}" if missing else f"the model has no place for {some(left)}"
+        what = (
+            f"there are no weights for {some(missing)}"
+            if missing
+            else f"the model has no place for {some(left)}"
+        )
         raise UserError(what, "init_from", fix)
     if "wpe.weight" in own:
         tensors["wpe.weight"] = tensors["wpe.weight"][: len(own["wpe.weight"])]
-    wrong = [f"{name} is {tuple(tensors[name].shape)}, not {tuple(p.shape)}" for name, p in own.items() if tensors[name].shape != p.shape]
+    wrong = [
+        f"{name} is {tuple(tensors[name].shape)}, not {tuple(p.shape)}"
+        for name, p in own.items()
+        if tensors[name].shape != p.shape
+    ]
     if wrong:
         raise UserError(some(wrong), "init_from", fix)
     for name, p in own.items():
@@ -292,55 +352,3 @@ def open_pretrained(name):
     model = model_class(build(config_class, values))
     load_weights(model, tensors)
     return model.eval(), load_tokenizer(name)
-
-
-# ---------------------------------------------------------------- the command
-
-
-@dataclass
-class ExportConfig:
-    export: Literal["hf", "gguf"] = "hf"  # a folder for Hugging Face transformers, or a file for llama.cpp
-    out_dir: str = "out"  # the run folder
-    dest: str = ""  # the folder or file to write; it must not be there yet
-    checkpoint: str = "latest"  # latest, best, or a step
-
-
-def write_folder(folder, config, tensors, tokenizer, context):
-    """A folder that AutoModelForCausalLM and AutoTokenizer open."""
-    folder.mkdir()
-    config |= dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.get("special_tokens", {}).get("<|endoftext|>"))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, "model_max_length": context}
-    about |= {key: "<|endoftext|>" for key in ("bos_token", "eos_token") if "<|endoftext|>" in tokenizer.get("special_tokens", {})}
-    for name, content in {"config": config, "tokenizer": to_tokenizer_json(tokenizer), "tokenizer_config": about}.items():
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False), "utf-8")
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
-def main(argv):
-    values, words = load(argv, [ExportConfig], __doc__)
-    config = build(ExportConfig, values)
-    dest = Path(config.dest).expanduser()
-    if words or not config.dest:
-        raise UserError(f"cannot read {words[0]}" if words else "dest is missing", "command line", "write --export=hf --out_dir=RUN --dest=FOLDER")
-    if dest.exists() or not dest.absolute().parent.is_dir():
-        raise UserError("it is there already" if dest.exists() else "there is no folder to put it in", f"dest={dest}", "choose another --dest")
-    model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint)
-    kinds = ("llama",) if config.export == "gguf" else tuple(FAMILIES)
-    theirs, tensors = to_hf(trained["model"], vars(model.config), model.state_dict(), kinds)
-    temporary = dest.with_name(dest.name + ".tmp")  # dest appears whole or not at all
-    try:
-        if config.export == "hf":
-            left_out = write_folder(temporary, theirs, tensors, tokenizer.to_json(), model.config.block_size)
-        else:
-            left_out = gguf_format.write(temporary, theirs, tensors, tokenizer.to_json())
-        temporary.rename(dest)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.unlink(missing_ok=True)
-    print(f"{dest}: the model after {state['step']} steps, as {theirs['architectures'][0]}, {sum(t.numel() for t in tensors.values()):,} parameters")
-    if left_out:
-        print(f"left out: {left_out}")
-
-
-if __name__ == "__main__":
-    run(main)

@@ -3,6 +3,7 @@ Running the runs of a sweep: each is train.py in a process of its own, started b
 type, so that a crash is one failed row. On this machine (a queue over workers and GPUs), on a Ray cluster, or as a
 SLURM array job. A run that is stopped, with its driver or alone, goes on at its last checkpoint.
 """
+
 import ctypes
 import hashlib
 import json
@@ -15,11 +16,12 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from weights import checkpoint
-from common.errors import UserError
-from common.files import ROOT
 from bench.ablation.measure import finished, row_of
-from training.run_folder import hold, one_line
+from common import files
+from common.errors import UserError, one_line
+from common.files import ROOT
+from training.run_folder import hold
+from weights import checkpoint
 
 TRAINER = str(ROOT / "train.py")
 POLL = 0.2  # seconds between looks at the processes
@@ -50,7 +52,9 @@ class Job:
 
     @property
     def name(self):
-        return f"{self.arm} seed {self.seed}" + f" lr x{self.lr:g}" * (self.purpose == "tune" or self.lr != 1)
+        return f"{self.arm} seed {self.seed}" + f" lr x{self.lr:g}" * (
+            self.purpose == "tune" or self.lr != 1
+        )
 
     @property
     def command(self):
@@ -67,7 +71,9 @@ class Job:
 
 def key(row):
     """The content hash by which a result is known: the code, the configuration, the seed, what it is for."""
-    return digest([row.get(name) for name in ("code_hash", "config_hash", "arm", "seed", "lr", "purpose")])
+    return digest(
+        [row.get(name) for name in ("code_hash", "config_hash", "arm", "seed", "lr", "purpose")]
+    )
 
 
 def digest(content):
@@ -78,7 +84,11 @@ def arguments(job, resume=False):
     """The words after `python`."""
     if resume:
         return [job.trainer, "--init_from=resume", f"--out_dir={job.out_dir}"]
-    return [job.trainer, *(f"--{name}={value}" for name, value in job.values.items()), f"--out_dir={job.out_dir}"]
+    return [
+        job.trainer,
+        *(f"--{name}={value}" for name, value in job.values.items()),
+        f"--out_dir={job.out_dir}",
+    ]
 
 
 def told(job, resume=False):
@@ -105,16 +115,24 @@ def make_ready(job):
         found = json.loads((folder / "run.json").read_text())
     except (OSError, ValueError):
         found = None
-    if found != job.identity() and folder.exists() and (found is not None or checkpoint.steps(folder)):
+    if (
+        found != job.identity()
+        and folder.exists()
+        and (found is not None or checkpoint.steps(folder))
+    ):
         set_aside(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "run.json").exists():
-        checkpoint.write(folder / "run.json", json.dumps(job.identity()))
+        files.write(folder / "run.json", json.dumps(job.identity()))
     return bool(checkpoint.steps(folder))
 
 
 def set_aside(folder):
-    aside = next(path for n in range(1, 10**6) if not (path := folder.with_name(f"{folder.name}.old{n}")).exists())
+    aside = next(
+        path
+        for n in range(1, 10**6)
+        if not (path := folder.with_name(f"{folder.name}.old{n}")).exists()
+    )
     folder.rename(aside)
 
 
@@ -132,19 +150,35 @@ class Run:
     """A job whose process runs."""
 
     def __init__(self, job, gpu=None):
-        self.job, self.gpu, self.began, self.over, self.again = job, gpu, time.perf_counter(), None, False
+        self.job, self.gpu, self.began, self.over, self.again = (
+            job,
+            gpu,
+            time.perf_counter(),
+            None,
+            False,
+        )
         self.resumed = make_ready(job)
         self.start()
 
     def start(self):
-        environment = os.environ | {"OMP_NUM_THREADS": str(self.job.threads), "PYTHONUNBUFFERED": "1"}
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(self.job.threads),
+            "PYTHONUNBUFFERED": "1",
+        }
         environment |= {} if self.gpu is None else {"CUDA_VISIBLE_DEVICES": str(self.gpu)}
         environment |= {"WANDB_RUN_GROUP": self.job.group} if self.job.group else {}
         folder = Path(self.job.out_dir)
         with open(folder / "stdout.txt", "ab") as out, open(folder / "stderr.txt", "wb") as error:
             # A session of its own: the terminal's Ctrl-C reaches the driver alone, which passes one signal on.
-            self.process = subprocess.Popen([sys.executable, *arguments(self.job, self.resumed)], stdin=subprocess.DEVNULL, stdout=out, stderr=error,
-                                            env=environment, start_new_session=True, preexec_fn=die_with_parent if LIBC else None)
+            self.process = subprocess.Popen(
+                [sys.executable, *arguments(self.job, self.resumed)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=error,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=die_with_parent if LIBC else None,
+            )
 
     def poll(self):
         """(why it failed or None, seconds) when the run has ended, else None."""
@@ -157,17 +191,25 @@ class Run:
             elif self.over is not None and seconds > self.over + min(GRACE, self.job.limit):
                 self.kill()
             return None
-        if status == 2 and self.resumed and not self.again and self.over is None:  # the checkpoint cannot be used: begin anew, once
+        if (
+            status == 2 and self.resumed and not self.again and self.over is None
+        ):  # the checkpoint cannot be used: begin anew, once
             self.again, self.resumed = True, False
             set_aside(Path(self.job.out_dir))
             make_ready(self.job)
             self.start()
             return None
-        reason = f"over the limit of {self.job.limit:.0f} s" if self.over is not None else status and self.reason(status)
+        reason = (
+            f"over the limit of {self.job.limit:.0f} s"
+            if self.over is not None
+            else status and self.reason(status)
+        )
         return reason or None, seconds
 
     def reason(self, status):
-        lines = (Path(self.job.out_dir) / "stderr.txt").read_text(errors="replace").strip().splitlines()
+        lines = (
+            (Path(self.job.out_dir) / "stderr.txt").read_text(errors="replace").strip().splitlines()
+        )
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         return one_line(lines[-1]).removeprefix("error: ") if lines and status > 0 else how
 
@@ -202,10 +244,16 @@ def slots(workers, device):
     if kind == "cuda":
         import torch
 
-        seen = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu] or list(range(torch.cuda.device_count()))
+        seen = [
+            gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu
+        ] or list(range(torch.cuda.device_count()))
         gpus = [seen[int(number)]] if number else seen
     workers = workers or len(gpus)
-    threads = max(1, (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) // workers)
+    threads = max(
+        1,
+        (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+        // workers,
+    )
     return [(gpus[i % len(gpus)], threads) for i in range(workers)]
 
 
@@ -242,7 +290,11 @@ def local(jobs, places, stop):
                     except OSError as error:  # the disk is full, most often
                         free.append(place)
                         ended.append((job, f"cannot start: {error}", 0.0))
-            for job, reason, seconds in ended:  # after the next ones have begun: this may take seconds
+            for (
+                job,
+                reason,
+                seconds,
+            ) in ended:  # after the next ones have begun: this may take seconds
                 yield job, row_of(job, reason, seconds)
             yield None
             if not ended:
@@ -276,7 +328,9 @@ def ray_engine(jobs, out_dir, share, threads, cuda, stop):
     try:
         import ray
     except ImportError:
-        raise UserError("ray is not installed", "engine=ray", f"pip install {RAY}, or leave engine out") from None
+        raise UserError(
+            "ray is not installed", "engine=ray", f"pip install {RAY}, or leave engine out"
+        ) from None
 
     def task(root, told, stop):  # pickled by value: a node needs nothing but the repo
         import sys
@@ -285,17 +339,29 @@ def ray_engine(jobs, out_dir, share, threads, cuda, stop):
         from bench.ablation import launch
 
         job = launch.Job(**told)
-        return (launch.run_one(job, stop) or {}) | {"key": job.key, "node": ray.get_runtime_context().get_node_id()}
+        return (launch.run_one(job, stop) or {}) | {
+            "key": job.key,
+            "node": ray.get_runtime_context().get_node_id(),
+        }
 
     if not ray.is_initialized():
-        ray.init(log_to_driver=False, logging_level="error")  # RAY_ADDRESS, or a cluster of this machine
+        ray.init(
+            log_to_driver=False, logging_level="error"
+        )  # RAY_ADDRESS, or a cluster of this machine
     remote = ray.remote(num_cpus=threads, num_gpus=1 / share if cuda else 0, max_retries=3)(task)
     wanted = {job.key: job for job in jobs}
-    pending, halt = {}, Path(out_dir).absolute() / "stop"  # a cancelled task would be killed before its run has saved
+    pending, halt = (
+        {},
+        Path(out_dir).absolute() / "stop",
+    )  # a cancelled task would be killed before its run has saved
     halt.unlink(missing_ok=True)
     for job in jobs:
         job.threads = threads
-        pending[remote.remote(str(ROOT), {**asdict(job), "out_dir": str(Path(job.out_dir).absolute())}, str(halt))] = job
+        pending[
+            remote.remote(
+                str(ROOT), {**asdict(job), "out_dir": str(Path(job.out_dir).absolute())}, str(halt)
+            )
+        ] = job
     try:
         while pending and not stop.status:
             ready, _ = ray.wait(list(pending), timeout=1.0)
@@ -321,12 +387,24 @@ def slurm(jobs, out_dir, threads, cuda, limit):
     for job in jobs:
         make_ready(job)
         latest = shlex.quote(f"{job.out_dir}/latest")
-        lines.append(f"if test -e {latest}; then exec {told(job, True)}; else exec {told(job)}; fi")  # in the shell's place, so that it gets the signal
-    checkpoint.write(out_dir / "commands.txt", "".join(line + "\n" for line in lines))
+        lines.append(
+            f"if test -e {latest}; then exec {told(job, True)}; else exec {told(job)}; fi"
+        )  # in the shell's place, so that it gets the signal
+    files.write(out_dir / "commands.txt", "".join(line + "\n" for line in lines))
     minutes = [f"#SBATCH --time={max(1, round(limit / 60))}"] if limit else []
     name = shlex.quote(str(out_dir / "commands.txt"))
-    text = ["#!/bin/bash", f"#SBATCH --job-name={out_dir.name}", f"#SBATCH --array=0-{len(jobs) - 1}", f"#SBATCH --cpus-per-task={threads}",
-            *["#SBATCH --gres=gpu:1"] * cuda, *minutes, "#SBATCH --signal=B:TERM@60", "#SBATCH --requeue", f"#SBATCH --output={out_dir}/slurm-%a.txt",
-            f"export OMP_NUM_THREADS={threads}", f'eval "$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {name})"']
-    checkpoint.write(out_dir / "slurm.sh", "\n".join(text) + "\n")
+    text = [
+        "#!/bin/bash",
+        f"#SBATCH --job-name={out_dir.name}",
+        f"#SBATCH --array=0-{len(jobs) - 1}",
+        f"#SBATCH --cpus-per-task={threads}",
+        *["#SBATCH --gres=gpu:1"] * cuda,
+        *minutes,
+        "#SBATCH --signal=B:TERM@60",
+        "#SBATCH --requeue",
+        f"#SBATCH --output={out_dir}/slurm-%a.txt",
+        f"export OMP_NUM_THREADS={threads}",
+        f'eval "$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {name})"',
+    ]
+    files.write(out_dir / "slurm.sh", "\n".join(text) + "\n")
     return out_dir / "slurm.sh"

@@ -9,6 +9,7 @@ and its own defaults besides (so transformers' GPT-2 has biases, which the other
 turn, eager and compiled, so that a busy machine slows all alike. A ratio is the median over the rounds, with its 95 %
 bootstrap interval. Writes bench/results/speed_train_<shape>.md.
 """
+
 import contextlib
 import importlib.util
 import io
@@ -25,12 +26,12 @@ import torch
 from torch.nn import functional as F
 
 from common.configurator import build, load
-from parts.costs import training_flops_per_token
 from common.errors import UserError
 from common.files import ROOT
-from training.optim import parameter_groups
 from common.runtime import find_device, versions
-from parts.variant import choose
+from parts.architectures import choose
+from parts.costs import training_flops_per_token
+from training.optim import parameter_groups
 
 SHAPES = {  # layers, heads, width, context, batch, vocabulary, rounding of LLaMA's MLP
     "S": (4, 4, 128, 64, 12, 65, 8),
@@ -39,26 +40,44 @@ SHAPES = {  # layers, heads, width, context, batch, vocabulary, rounding of LLaM
 }
 FIELDS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size", "multiple_of")
 # Dense bf16 peak, TFLOP/s, from the makers' data sheets; the first name that the GPU's own contains.
-PEAKS = {"B200": 2250, "H200": 989, "H100 PCIe": 756, "H100": 989, "A100": 312, "L40S": 362, "L4": 121, "4090": 165, "3090": 71}
+PEAKS = {
+    "B200": 2250,
+    "H200": 989,
+    "H100 PCIe": 756,
+    "H100": 989,
+    "A100": 312,
+    "L40S": 362,
+    "L4": 121,
+    "4090": 165,
+    "3090": 71,
+}
 
 
 @dataclass
 class TrainSpeedConfig:
     shape: Literal["S", "M", "124m"] = "S"
     nanogpt: str | None = None  # where nanoGPT is checked out
-    litgpt: str | None = None  # a folder that litgpt was installed into (pip install --target), where it cannot be imported
+    litgpt: str | None = (
+        None  # a folder that litgpt was installed into (pip install --target), where it cannot be imported
+    )
     compile: bool | Literal["both"] = "both"
     steps: int = 40  # rounds that are timed, after three that are not
     threads: int = 1
     batch_size: int | None = None  # None: the shape's
     device: str = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"  # bfloat16: by autocast
-    peak: float | None = None  # of the chip, dense, TFLOP/s, for the MFU; None: from a table of GPUs
+    peak: float | None = (
+        None  # of the chip, dense, TFLOP/s, for the MFU; None: from a table of GPUs
+    )
 
 
 def ours(name, c):
     tied = {"tie_embeddings": True} if c.vocab_size > 50000 else {}  # as config/llama_124m.py
-    config_class, model_class, values = choose({"model": name, "bias": False, **vars(c), **tied} if name == "gpt2" else {"model": name, **vars(c), **tied})
+    config_class, model_class, values = choose(
+        {"model": name, "bias": False, **vars(c), **tied}
+        if name == "gpt2"
+        else {"model": name, **vars(c), **tied}
+    )
     model = model_class(build(config_class, values))
     return model, lambda x, y: model(x, y)[1]
 
@@ -69,7 +88,11 @@ def nanogpt(path, c):
     sys.modules[spec.name] = module  # where torch.compile looks for it
     spec.loader.exec_module(module)
     with contextlib.redirect_stdout(io.StringIO()):
-        model = module.GPT(module.GPTConfig(c.block_size, c.vocab_size, c.n_layer, c.n_head, c.n_embd, dropout=0.0, bias=False))
+        model = module.GPT(
+            module.GPTConfig(
+                c.block_size, c.vocab_size, c.n_layer, c.n_head, c.n_embd, dropout=0.0, bias=False
+            )
+        )
     return model, lambda x, y: model(x, y)[1]
 
 
@@ -80,8 +103,20 @@ def cross_entropy(logits, y):
 def transformers_gpt2(c):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=c.vocab_size, n_positions=c.block_size, n_embd=c.n_embd, n_layer=c.n_layer, n_head=c.n_head,
-                                       resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, attn_implementation="sdpa"))
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=c.vocab_size,
+            n_positions=c.block_size,
+            n_embd=c.n_embd,
+            n_layer=c.n_layer,
+            n_head=c.n_head,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            use_cache=False,
+            attn_implementation="sdpa",
+        )
+    )
     return model, lambda x, y: cross_entropy(model(x).logits, y)
 
 
@@ -92,9 +127,19 @@ def swiglu_width(c):
 def transformers_llama(c):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=c.vocab_size, hidden_size=c.n_embd, intermediate_size=swiglu_width(c), num_hidden_layers=c.n_layer, num_attention_heads=c.n_head,
-        max_position_embeddings=c.block_size, use_cache=False, attn_implementation="sdpa", tie_word_embeddings=c.vocab_size > 50000))
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=c.vocab_size,
+            hidden_size=c.n_embd,
+            intermediate_size=swiglu_width(c),
+            num_hidden_layers=c.n_layer,
+            num_attention_heads=c.n_head,
+            max_position_embeddings=c.block_size,
+            use_cache=False,
+            attn_implementation="sdpa",
+            tie_word_embeddings=c.vocab_size > 50000,
+        )
+    )
     return model, lambda x, y: cross_entropy(model(x).logits, y)
 
 
@@ -104,8 +149,21 @@ def litgpt_llama(path, c):
     from litgpt.config import Config
     from litgpt.model import GPT
 
-    model = GPT(Config(block_size=c.block_size, padded_vocab_size=c.vocab_size, n_layer=c.n_layer, n_head=c.n_head, n_embd=c.n_embd, rotary_percentage=1.0,
-                       parallel_residual=False, bias=False, norm_class_name="RMSNorm", mlp_class_name="LLaMAMLP", intermediate_size=swiglu_width(c)))
+    model = GPT(
+        Config(
+            block_size=c.block_size,
+            padded_vocab_size=c.vocab_size,
+            n_layer=c.n_layer,
+            n_head=c.n_head,
+            n_embd=c.n_embd,
+            rotary_percentage=1.0,
+            parallel_residual=False,
+            bias=False,
+            norm_class_name="RMSNorm",
+            mlp_class_name="LLaMAMLP",
+            intermediate_size=swiglu_width(c),
+        )
+    )
     if c.vocab_size > 50000:
         model.lm_head.weight = model.transformer.wte.weight
     return model, lambda x, y: cross_entropy(model(x), y)
@@ -126,7 +184,9 @@ class Side:
     def step(self, loss):
         """Take one training step; returns its seconds."""
         began = time.perf_counter()
-        with torch.autocast(self.device.split(":")[0], self.dtype, enabled=self.dtype != torch.float32):
+        with torch.autocast(
+            self.device.split(":")[0], self.dtype, enabled=self.dtype != torch.float32
+        ):
             value = loss(self.x, self.y)
         value.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -142,7 +202,10 @@ class Side:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         self.step(loss)
-        own = [*self.model.parameters(), *(t for state in self.optimizer.state.values() for t in state.values())]
+        own = [
+            *self.model.parameters(),
+            *(t for state in self.optimizer.state.values() for t in state.values()),
+        ]
         return torch.cuda.max_memory_allocated() - before + sum(t.nbytes for t in own)
 
 
@@ -150,7 +213,9 @@ def interval(numbers):
     """(median, low, high): the 95 % bootstrap interval of the median."""
     from scipy.stats import bootstrap
 
-    found = bootstrap((numbers,), np.median, confidence_level=0.95, method="percentile", rng=0).confidence_interval
+    found = bootstrap(
+        (numbers,), np.median, confidence_level=0.95, method="percentile", rng=0
+    ).confidence_interval
     return float(np.median(numbers)), float(found.low), float(found.high)
 
 
@@ -159,7 +224,11 @@ def make_sides(config, c, device):
     makers = {"our GPT-2": lambda c: ours("gpt2", c), "our LLaMA": lambda c: ours("llama", c)}
     if config.nanogpt:
         makers["nanoGPT"] = lambda c: nanogpt(config.nanogpt, c)
-    makers |= {"transformers GPT-2": transformers_gpt2, "transformers LLaMA": transformers_llama, "litgpt LLaMA": lambda c: litgpt_llama(config.litgpt, c)}
+    makers |= {
+        "transformers GPT-2": transformers_gpt2,
+        "transformers LLaMA": transformers_llama,
+        "litgpt LLaMA": lambda c: litgpt_llama(config.litgpt, c),
+    }
     sides = {}
     for name, make in makers.items():
         try:
@@ -171,18 +240,37 @@ def make_sides(config, c, device):
 
 def race(sides, config):
     """({(name, mode): seconds of each round}, {(name, mode): bytes})."""
-    modes = ["eager", "compiled"] if config.compile == "both" else ["compiled"] if config.compile else ["eager"]
-    arms = {(name, mode): side.loss if mode == "eager" else torch.compile(side.loss, dynamic=False) for name, side in sides.items() for mode in modes}
+    modes = (
+        ["eager", "compiled"]
+        if config.compile == "both"
+        else ["compiled"]
+        if config.compile
+        else ["eager"]
+    )
+    arms = {
+        (name, mode): side.loss if mode == "eager" else torch.compile(side.loss, dynamic=False)
+        for name, side in sides.items()
+        for mode in modes
+    }
     for (name, mode), loss in arms.items():
         began = time.perf_counter()
         seconds = [sides[name].step(loss) for _ in range(3)]
-        print(f"{name}, {mode}: first step {seconds[0]:.1f} s, third {seconds[2] * 1000:.1f} ms; {time.perf_counter() - began:.0f} s", flush=True)
+        print(
+            f"{name}, {mode}: first step {seconds[0]:.1f} s, third {seconds[2] * 1000:.1f} ms; {time.perf_counter() - began:.0f} s",
+            flush=True,
+        )
     times = {arm: [] for arm in arms}
     for i in range(config.steps):
-        order = list(arms)[i % len(arms):] + list(arms)[:i % len(arms)]  # nobody always follows the same one first
+        order = (
+            list(arms)[i % len(arms) :] + list(arms)[: i % len(arms)]
+        )  # nobody always follows the same one first
         for arm in order if i % 2 else reversed(order):
             times[arm].append(sides[arm[0]].step(arms[arm]))
-    memory = {arm: sides[arm[0]].gpu_bytes(loss) for arm, loss in arms.items()} if "cuda" in next(iter(sides.values())).device else {}
+    memory = (
+        {arm: sides[arm[0]].gpu_bytes(loss) for arm, loss in arms.items()}
+        if "cuda" in next(iter(sides.values())).device
+        else {}
+    )
     return {arm: np.array(seconds) for arm, seconds in times.items()}, memory
 
 
@@ -191,36 +279,83 @@ def train(config, argv):
     c.batch_size = config.batch_size or c.batch_size
     device, facts, tokens = find_device(config.device), versions(), c.batch_size * c.block_size
     torch.set_num_threads(config.threads)
-    torch.set_float32_matmul_precision("high")  # TF32 on a GPU for what stays in float32; nothing on a CPU
-    peak = config.peak or next((peak for name, peak in PEAKS.items() if name in facts["hardware"]), None) if config.peak or device.startswith("cuda") else None
+    torch.set_float32_matmul_precision(
+        "high"
+    )  # TF32 on a GPU for what stays in float32; nothing on a CPU
+    peak = (
+        config.peak
+        or next((peak for name, peak in PEAKS.items() if name in facts["hardware"]), None)
+        if config.peak or device.startswith("cuda")
+        else None
+    )
     sides = make_sides(config, c, device)
     times, memory = race(sides, config)
-    best = {name: min((arm for arm in times if arm[0] == name), key=lambda arm: np.median(times[arm])) for name in sides}
-    where = device if device.startswith("cuda") else f"{device}, {config.threads} thread{'s' * (config.threads > 1)}"
-    command = " ".join(f"{arg.partition('=')[0]}=PATH" if arg.startswith(("--nanogpt", "--litgpt")) else arg for arg in argv)
+    best = {
+        name: min((arm for arm in times if arm[0] == name), key=lambda arm: np.median(times[arm]))
+        for name in sides
+    }
+    where = (
+        device
+        if device.startswith("cuda")
+        else f"{device}, {config.threads} thread{'s' * (config.threads > 1)}"
+    )
+    command = " ".join(
+        f"{arg.partition('=')[0]}=PATH" if arg.startswith(("--nanogpt", "--litgpt")) else arg
+        for arg in argv
+    )
     lines = [
-        f"# Time of a training step beside other libraries, shape {config.shape}", "",
+        f"# Time of a training step beside other libraries, shape {config.shape}",
+        "",
         f"{facts['hardware']}, {where}, torch {facts['torch']}, {config.dtype}; commit {facts['git_commit']}.",
         f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} wide, context {c.block_size}, batch {c.batch_size}, vocabulary {c.vocab_size}; medians of {config.steps} rounds. "
-        f"`python bench/speed.py {command}`", "",
-        "| | parameters | mode | ms a step | tokens/s |" + " MFU | peak memory, GB |" * bool(memory), "|---|---|---|---|---|" + "---|---|" * bool(memory)]
+        f"`python bench/speed.py {command}`",
+        "",
+        "| | parameters | mode | ms a step | tokens/s |"
+        + " MFU | peak memory, GB |" * bool(memory),
+        "|---|---|---|---|---|" + "---|---|" * bool(memory),
+    ]
     for (name, mode), seconds in times.items():
         median = statistics.median(seconds)
         size = sum(p.numel() for p in sides[name].model.parameters())
-        lines.append(f"| {name} | {size / 1e6:.2f} M | {mode} | {median * 1000:.1f} | {tokens / median:,.0f} |")
+        lines.append(
+            f"| {name} | {size / 1e6:.2f} M | {mode} | {median * 1000:.1f} | {tokens / median:,.0f} |"
+        )
         if memory:
-            flops = training_flops_per_token(costs_config("llama" if "LLaMA" in name else "gpt2", c), c.block_size)
+            flops = training_flops_per_token(
+                costs_config("llama" if "LLaMA" in name else "gpt2", c), c.block_size
+            )
             lines[-1] += f" {flops * tokens / median / peak / 1e10:.1f} % |" if peak else " |"
             lines[-1] += f" {memory[name, mode] / 1e9:.1f} |"
-    lines += ["", "Each in its better mode, tokens/s of the first over those of the second:", "", "| | ratio | 95 % interval |", "|---|---|---|"]
-    for mine, others in (("our GPT-2", ("nanoGPT", "transformers GPT-2")), ("our LLaMA", ("transformers LLaMA", "litgpt LLaMA", "nanoGPT"))):
+    lines += [
+        "",
+        "Each in its better mode, tokens/s of the first over those of the second:",
+        "",
+        "| | ratio | 95 % interval |",
+        "|---|---|---|",
+    ]
+    for mine, others in (
+        ("our GPT-2", ("nanoGPT", "transformers GPT-2")),
+        ("our LLaMA", ("transformers LLaMA", "litgpt LLaMA", "nanoGPT")),
+    ):
         for other in others:
             if other in sides:
                 ratio, low, high = interval(times[best[other]] / times[best[mine]])
-                lines.append(f"| {mine} ({best[mine][1]}) / {other} ({best[other][1]}) | {ratio:.3f} | {low:.3f} to {high:.3f} |")
+                lines.append(
+                    f"| {mine} ({best[mine][1]}) / {other} ({best[other][1]}) | {ratio:.3f} | {low:.3f} to {high:.3f} |"
+                )
     if memory:
-        lines += ["", f"MFU: 6 FLOPs per weight of a matrix and token, and 12 L T C for attention, over {peak} TFLOP/s, dense bf16." if peak else "No peak is known for this chip: give --peak=TFLOP/s."]
-    write(lines, f"speed_train_{config.shape}" + f"_{config.threads}threads" * (config.threads > 1) + "_cuda" * bool(memory))
+        lines += [
+            "",
+            f"MFU: 6 FLOPs per weight of a matrix and token, and 12 L T C for attention, over {peak} TFLOP/s, dense bf16."
+            if peak
+            else "No peak is known for this chip: give --peak=TFLOP/s.",
+        ]
+    write(
+        lines,
+        f"speed_train_{config.shape}"
+        + f"_{config.threads}threads" * (config.threads > 1)
+        + "_cuda" * bool(memory),
+    )
 
 
 def costs_config(name, c):
@@ -232,16 +367,22 @@ def costs_config(name, c):
 def write(lines, name):
     print("\n".join(lines))
     (ROOT / "bench" / "results").mkdir(exist_ok=True)
-    (ROOT / "bench" / "results" / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (ROOT / "bench" / "results" / f"{name}.md").write_text(
+        "\n".join(lines) + "\n", encoding="utf-8"
+    )
 
 
 def main(argv):
     values, words = load(argv, [TrainSpeedConfig], __doc__)
     if words != ["train"]:
-        raise UserError("one thing at a time, please", "command line", "python bench/speed.py train")
+        raise UserError(
+            "one thing at a time, please", "command line", "python bench/speed.py train"
+        )
     config = build(TrainSpeedConfig, values)
     if config.steps < 2:
         raise UserError("too few steps to compare", f"steps={config.steps}", "give 2 or more")
     if config.nanogpt and not Path(config.nanogpt, "model.py").exists():
-        raise UserError("no nanoGPT here", f"nanogpt={config.nanogpt}", "check it out, or leave the key out")
+        raise UserError(
+            "no nanoGPT here", f"nanogpt={config.nanogpt}", "check it out, or leave the key out"
+        )
     train(config, argv)

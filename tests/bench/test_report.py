@@ -1,4 +1,5 @@
 """bench/report.py on synthetic sweeps: it says what the rows say, its page needs nothing but itself, and nothing breaks where rows are few."""
+
 import html.parser
 import json
 import re
@@ -28,7 +29,11 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         given = dict(attributes)
-        self.fetched += [given[key] for key in ("src", "href", "xlink:href", "srcset", "data") if key in given and not given[key].startswith("#")]
+        self.fetched += [
+            given[key]
+            for key in ("src", "href", "xlink:href", "srcset", "data")
+            if key in given and not given[key].startswith("#")
+        ]
         self.tips += tag == "title" and len(self.open) > 2
         if tag == "table":
             self.tables.append([])
@@ -69,15 +74,27 @@ def written(tmp_path_factory):
 
 def test_the_first_lines_say_that_it_is_a_screening_and_what_came_out(written):
     lines = (written / "report.md").read_text(encoding="utf-8").splitlines()
-    assert lines[0] == "# Screening: Which piece of LLaMA helps a character-level GPT-2 at 0.8 M parameters?"
+    assert (
+        lines[0]
+        == "# Screening: Which piece of LLaMA helps a character-level GPT-2 at 0.8 M parameters?"
+    )
     assert "5 seeds per arm: it can only see large effects (here about 0.0" in lines[2]
-    assert re.search(r"against the base \(gpt2\): rope \(−0\.0\d\d, .*\) and alibi \(.*\) do better, while untied \(\+.*\) does worse\. rmsnorm ties .*; gqa and swiglu are undecided; post failed\.", lines[4])
+    assert re.search(
+        r"against the base \(gpt2\): rope \(−0\.0\d\d, .*\) and alibi \(.*\) do better, while untied \(\+.*\) does worse\. rmsnorm ties .*; gqa and swiglu are undecided; post failed\.",
+        lines[4],
+    )
     assert lines[6] == "![Effects](forest.png)"
 
 
 def test_pictures_are_there_and_the_page_is_one_file(written):
     pictures = re.findall(r"\]\((.+?)\)", (written / "report.md").read_text(encoding="utf-8"))
-    assert pictures == ["forest.png", "curves.png", "pareto.png", "extrapolation.png", "learning_rates.png"]
+    assert pictures == [
+        "forest.png",
+        "curves.png",
+        "pareto.png",
+        "extrapolation.png",
+        "learning_rates.png",
+    ]
     assert all((written / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
     text = (written / "report.html").read_text(encoding="utf-8")
     page = Page(text)
@@ -92,7 +109,10 @@ def test_plots_take_the_colours_of_the_page_and_their_ids_are_their_own(written)
     assert len(drawings) == 5
     for drawing in drawings:
         ElementTree.fromstring(drawing)
-        assert set(re.findall(r"#[0-9a-f]{6}\b", drawing)) <= {"#ffffff", "#000000"} and "var(--ink)" in drawing
+        assert (
+            set(re.findall(r"#[0-9a-f]{6}\b", drawing)) <= {"#ffffff", "#000000"}
+            and "var(--ink)" in drawing
+        )
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     for name in set(re.findall(r"var\((--[a-z]+\d?)\)", text)):
@@ -101,22 +121,67 @@ def test_plots_take_the_colours_of_the_page_and_their_ids_are_their_own(written)
 
 
 def test_the_tables_say_what_the_rows_say(written):
-    section, = report.gather([written])
+    (section,) = report.gather([written])
     effects, costs, measures = Page((written / "report.html").read_text(encoding="utf-8")).tables
     rope = next(verdict for verdict in section.main.verdicts if verdict.arm == "rope")
     found = {row[0]: row for row in effects[1:]}
-    assert list(found) == ["base", "base-again", "rope", "alibi", "rmsnorm", "swiglu", "untied", "gqa", "post"]
-    assert found["rope"] == ["rope", "better", f"−{-rope.mean:.4f} [−{-rope.low:.4f}, −{-rope.high:.4f}]", f"{rope.p_holm:.3g}", f"{rope.loss:.4f} ({rope.loss_sd:.4f})", f"{rope.loss * 1.4427:.4f}", "5", "position=rope"]
-    assert found["post"][1:4] == ["failed", "–", "–"] and found["swiglu"][1].startswith("undecided (about")
+    assert list(found) == [
+        "base",
+        "base-again",
+        "rope",
+        "alibi",
+        "rmsnorm",
+        "swiglu",
+        "untied",
+        "gqa",
+        "post",
+    ]
+    assert found["rope"] == [
+        "rope",
+        "better",
+        f"−{-rope.mean:.4f} [−{-rope.low:.4f}, −{-rope.high:.4f}]",
+        f"{rope.p_holm:.3g}",
+        f"{rope.loss:.4f} ({rope.loss_sd:.4f})",
+        f"{rope.loss * 1.4427:.4f}",
+        "5",
+        "position=rope",
+    ]
+    assert found["post"][1:4] == ["failed", "–", "–"] and found["swiglu"][1].startswith(
+        "undecided (about"
+    )
     priced = {row[0]: dict(zip(costs[0], row)) for row in costs[1:]}
-    assert priced["gqa"]["KV bytes/token"] == "2,048" and priced["gqa"]["tokens/s"] == "16,100" and priced["gqa"]["decode ms/token"] == "2.67" and priced["gqa"]["2×"] == "–"
-    assert float(priced["alibi"]["8×"]) == pytest.approx(float(priced["alibi"]["1×"]) + 0.03, abs=0.002)
-    assert measures[0][:8] == ["arm", "final loss", "verdict", "best loss", "verdict", "at equal time", "verdict", "sign-flip p"]
+    assert (
+        priced["gqa"]["KV bytes/token"] == "2,048"
+        and priced["gqa"]["tokens/s"] == "16,100"
+        and priced["gqa"]["decode ms/token"] == "2.67"
+        and priced["gqa"]["2×"] == "–"
+    )
+    assert float(priced["alibi"]["8×"]) == pytest.approx(
+        float(priced["alibi"]["1×"]) + 0.03, abs=0.002
+    )
+    assert measures[0][:8] == [
+        "arm",
+        "final loss",
+        "verdict",
+        "best loss",
+        "verdict",
+        "at equal time",
+        "verdict",
+        "sign-flip p",
+    ]
     assert {row[0]: row for row in measures[1:]}["rope"][7] == "0.062 (floor 0.062)"
     text = (written / "report.md").read_text(encoding="utf-8")
     for row in effects[1:]:
         assert "| " + " | ".join(row) + " |" in text
-    for words in ("post seed 1 2 3 4 5 (the loss is not finite at step 412)", "gqa seed 6", "Holm over 7 comparisons", "fingerprint 5f2b8c81aa01", "Xeon 2.1 GHz", "0123456789ab", "What say you, sir? the alibi"):
+    for words in (
+        "post seed 1 2 3 4 5 (the loss is not finite at step 412)",
+        "gqa seed 6",
+        "Holm over 7 comparisons",
+        "fingerprint 5f2b8c81aa01",
+        "Xeon 2.1 GHz",
+        "0123456789ab",
+        "What say you, sir? the alibi",
+    ):
         assert words in text, words
 
 
@@ -129,12 +194,27 @@ def test_the_same_rows_give_the_same_files(written, tmp_path):
 
 def test_a_terminal_gets_the_answer_and_the_tables(written, capsys):
     text = report.table(written)
-    assert "do better" in text and text.startswith("A screening") and re.search(r"^rope +better +−0\.05", text, re.MULTILINE)
+    assert (
+        "do better" in text
+        and text.startswith("A screening")
+        and re.search(r"^rope +better +−0\.05", text, re.MULTILINE)
+    )
     assert report.main([str(written)]) is None
     assert "rope" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("keys", [{"seeds": 1}, {"costs": False}, {"lr_grid": [1], "chosen_lr": {}}, {"failed": ("base", "rope")}, {"looks": [2, 5, 9], "metric": "best_val_loss"}, {"curve_points": 1}, {"noise": 0.0}])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"seeds": 1},
+        {"costs": False},
+        {"lr_grid": [1], "chosen_lr": {}},
+        {"failed": ("base", "rope")},
+        {"looks": [2, 5, 9], "metric": "best_val_loss"},
+        {"curve_points": 1},
+        {"noise": 0.0},
+    ],
+)
 def test_a_poor_sweep_still_gets_its_report(tmp_path, keys, recwarn):
     make_sweep(tmp_path, **FEW | keys)
     report.write([tmp_path])
@@ -143,7 +223,10 @@ def test_a_poor_sweep_still_gets_its_report(tmp_path, keys, recwarn):
     Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert [str(warning.message) for warning in recwarn] == []
     if keys == {"seeds": 1}:
-        assert "no arm is shown to differ" in text and "| rope | undecided (about 1 more seed) |" in text
+        assert (
+            "no arm is shown to differ" in text
+            and "| rope | undecided (about 1 more seed) |" in text
+        )
 
 
 def test_no_rows_yet_and_a_line_cut_off(tmp_path):
@@ -153,37 +236,91 @@ def test_no_rows_yet_and_a_line_cut_off(tmp_path):
     report.write([tmp_path])
     assert "| rope | not run |" in (tmp_path / "report.md").read_text()
     (tmp_path / "rows.jsonl").write_text(rows[:-40])
-    assert next(v for v in report.gather([tmp_path])[0].main.verdicts if v.arm == "rope").seeds == [1, 2, 3, 4]
+    assert next(v for v in report.gather([tmp_path])[0].main.verdicts if v.arm == "rope").seeds == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_costs_of_other_code_are_left_out(tmp_path):
     make_sweep(tmp_path, **FEW)
-    with open(tmp_path / "costs.jsonl", "a") as file:  # the last line of an arm counts, and this one is of other code
-        file.write(json.dumps({"arm": "rope", "code_hash": "older code", "hardware": "?", "tokens_per_second": 99999.0}) + "\n")
-    section, = report.gather([tmp_path])
-    assert "rope" not in section.costs and "base" in section.costs and "99,999" not in report.plain(report.costs_table(section))
+    with open(
+        tmp_path / "costs.jsonl", "a"
+    ) as file:  # the last line of an arm counts, and this one is of other code
+        file.write(
+            json.dumps(
+                {
+                    "arm": "rope",
+                    "code_hash": "older code",
+                    "hardware": "?",
+                    "tokens_per_second": 99999.0,
+                }
+            )
+            + "\n"
+        )
+    (section,) = report.gather([tmp_path])
+    assert (
+        "rope" not in section.costs
+        and "base" in section.costs
+        and "99,999" not in report.plain(report.costs_table(section))
+    )
 
 
 def test_an_interaction_and_a_ladder_have_their_lines(tmp_path):
-    make_sweep(tmp_path, effects={"base": 0.0, "rope": -0.1, "swiglu": -0.05, "both": -0.3}, arms={"both": {"against": "rope", "interaction_of": ["rope", "swiglu"]}}, failed=(), stale=False)
+    make_sweep(
+        tmp_path,
+        effects={"base": 0.0, "rope": -0.1, "swiglu": -0.05, "both": -0.3},
+        arms={"both": {"against": "rope", "interaction_of": ["rope", "swiglu"]}},
+        failed=(),
+        stale=False,
+    )
     report.write([tmp_path])
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "| both: beyond rope + swiglu | better |" in text and "against rope; " in text and "what each is compared with" in text and "both: beyond rope + swiglu does not add up" in text
+    assert (
+        "| both: beyond rope + swiglu | better |" in text
+        and "against rope; " in text
+        and "what each is compared with" in text
+        and "both: beyond rope + swiglu does not add up" in text
+    )
 
 
 def test_folders_of_one_sweep_are_put_together_and_others_get_a_section(tmp_path):
     make_sweep(tmp_path / "a", **FEW)
     make_sweep(tmp_path / "b", **FEW, hardware="H200")
-    rows = [json.loads(line) | {"code_hash": "code1"} for line in (tmp_path / "b/rows.jsonl").read_text().splitlines()]
-    (tmp_path / "b/rows.jsonl").write_text("".join(json.dumps(row | {"seed": row["seed"] + 5}) + "\n" for row in rows if row["purpose"] == "report"))
+    rows = [
+        json.loads(line) | {"code_hash": "code1"}
+        for line in (tmp_path / "b/rows.jsonl").read_text().splitlines()
+    ]
+    (tmp_path / "b/rows.jsonl").write_text(
+        "".join(
+            json.dumps(row | {"seed": row["seed"] + 5}) + "\n"
+            for row in rows
+            if row["purpose"] == "report"
+        )
+    )
     make_sweep(tmp_path / "c", **FEW, question="Another?", max_iters=1000)
     sections = report.gather([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
-    assert [[folder.name for folder in section.folders] for section in sections] == [["a", "b"], ["c"]]
+    assert [[folder.name for folder in section.folders] for section in sections] == [
+        ["a", "b"],
+        ["c"],
+    ]
     rope = next(verdict for verdict in sections[0].main.verdicts if verdict.arm == "rope")
-    assert len(rope.seeds) == 10 and rope.bootstrap and rope.word == "better" and sections[0].sweep["looks"] == [10]
+    assert (
+        len(rope.seeds) == 10
+        and rope.bootstrap
+        and rope.word == "better"
+        and sections[0].sweep["looks"] == [10]
+    )
     report.write([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
     text = (tmp_path / "a/report.md").read_text(encoding="utf-8")
-    assert "different hardware: H200 and Xeon" in text and "# Another?" in text and "](2-forest.png)" in text and (tmp_path / "a/2-forest.png").exists()
+    assert (
+        "different hardware: H200 and Xeon" in text
+        and "# Another?" in text
+        and "](2-forest.png)" in text
+        and (tmp_path / "a/2-forest.png").exists()
+    )
 
 
 def test_a_folder_without_a_sweep_is_an_error_of_one_line(tmp_path):
@@ -193,6 +330,6 @@ def test_a_folder_without_a_sweep_is_an_error_of_one_line(tmp_path):
 
 
 def test_the_page_has_a_dark_twin_of_each_colour():
-    text = (ROOT / "bench/report_template.html").read_text(encoding="utf-8")
+    text = (ROOT / "bench/ablation/report_template.html").read_text(encoding="utf-8")
     light = dict(re.findall(r"--(c\d): (#[0-9a-f]{6})", text[: text.index("@media (prefers")]))
     assert list(light.values()) == plots.COLORS

@@ -1,5 +1,6 @@
 """bench/stats.py against simulated sweeps whose truth is known. A simulation of a wrong statistic stands beside the right one, so
 that the check is seen to tell them apart."""
+
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
@@ -26,13 +27,17 @@ def sweeps(n, arms=7, number=1000, seed=0, effect=0.0, sds=1.0, base_sd=1.0):
     """Losses (arm, base) [n, number, arms] of simulated sweeps; the arms of a sweep share its base and the weather of a seed."""
     random = np.random.default_rng(seed)
     weather, base = random.normal(0, 1, (n, number, 1)), random.normal(0, base_sd, (n, number, 1))
-    return weather + random.normal(0, 1, (n, number, arms)) * sds + effect, np.broadcast_to(weather + base, (n, number, arms))
+    return weather + random.normal(0, 1, (n, number, arms)) * sds + effect, np.broadcast_to(
+        weather + base, (n, number, arms)
+    )
 
 
 def words(x, base, margin, looks):
     """What each arm of each sweep is called, [number, arms], when an arm gets no more seeds once it is decided."""
     test = stats.compare(x, base, margin, looks, len(looks))
-    return np.array([stats.judge(*parts)[0] for parts in zip(test["p_differ"], test["p_tie"], test["mean"])])
+    return np.array(
+        [stats.judge(*parts)[0] for parts in zip(test["p_differ"], test["p_tie"], test["mean"])]
+    )
 
 
 def claims(found):
@@ -44,7 +49,7 @@ def claims(found):
 def test_the_interval_covers_the_truth_95_times_in_100(n, sd):
     x, base = sweeps(n, arms=1, number=20000, effect=0.4, sds=sd)
     test = stats.compare(x, base, 1.0, [n], 1)
-    assert np.mean((test["low"] <= 0.4) & (0.4 <= test["high"])) == pytest.approx(0.95, abs=0.005)
+    assert np.mean((test["low"] <= 0.4) & (test["high"] >= 0.4)) == pytest.approx(0.95, abs=0.005)
     half = 1.96 * test["sd"] / np.sqrt(n)  # the normal distribution's interval, which is too short
     assert np.mean(abs(test["mean"] - 0.4) <= half) < 0.94
 
@@ -53,7 +58,9 @@ def test_the_interval_covers_the_truth_95_times_in_100(n, sd):
 @pytest.mark.parametrize("sds", [1.0, np.geomspace(0.2, 5, 7)])
 def test_no_claim_about_arms_that_equal_the_base_in_95_sweeps_of_100(looks, sds):
     x, base = sweeps(max(looks), number=4000, sds=sds)
-    assert claims(words(x, base, 0.0, looks)).any(1).mean() <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 4000)
+    assert claims(words(x, base, 0.0, looks)).any(1).mean() <= 0.05 + 2 * np.sqrt(
+        0.05 * 0.95 / 4000
+    )
 
 
 def test_without_the_corrections_there_are_false_claims():
@@ -61,7 +68,9 @@ def test_without_the_corrections_there_are_false_claims():
     x, base = sweeps(10, number=1000)
     single = scipy_stats.ttest_1samp(x - base, 0).pvalue
     assert (single <= 0.05).any(1).mean() > 0.15
-    peeked = stats.compare(x, base, 0.0, [2, 3, 4, 5, 6, 8, 10], 1)["p_differ"]  # seven looks that call themselves one
+    peeked = stats.compare(x, base, 0.0, [2, 3, 4, 5, 6, 8, 10], 1)[
+        "p_differ"
+    ]  # seven looks that call themselves one
     assert np.mean([claims(stats.judge(p, np.ones(7), np.ones(7))[0]).any() for p in peeked]) > 0.10
 
 
@@ -73,14 +82,18 @@ def test_a_claim_is_never_taken_back_at_a_later_look():
 
 
 def test_a_planted_effect_is_found_and_an_equal_arm_is_not_called_better():
-    x, base = sweeps(5, number=500, sds=0.008, base_sd=0.006, effect=np.array([-0.05, 0, 0, 0, 0, 0, 0.05]))  # sd of a difference .01
+    x, base = sweeps(
+        5, number=500, sds=0.008, base_sd=0.006, effect=np.array([-0.05, 0, 0, 0, 0, 0, 0.05])
+    )  # sd of a difference .01
     found = words(x, base, 0.006, [5])
     assert (found[:, 0] == "better").mean() > 0.98 and (found[:, 6] == "worse").mean() > 0.98
     assert claims(found[:, 1:6]).any(1).mean() <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 500)
 
 
 def test_an_equal_arm_ties_and_one_at_the_margin_does_not():
-    x, base = sweeps(30, number=1000, arms=2, effect=np.array([0.0, 1.0]))  # margin 1, sd of a difference 1.41
+    x, base = sweeps(
+        30, number=1000, arms=2, effect=np.array([0.0, 1.0])
+    )  # margin 1, sd of a difference 1.41
     ties = stats.compare(x, base, 1.0, [30], 1)["p_tie"] <= stats.ALPHA
     assert ties[:, 0].mean() > 0.95
     assert ties[:, 1].mean() == pytest.approx(0.05, abs=0.015)
@@ -94,9 +107,15 @@ def test_the_tests_are_the_textbook_s():
     reference = scipy_stats.ttest_rel(x, base)
     assert (test["p"], test["p_differ"]) == pytest.approx((reference.pvalue,) * 2)
     assert (test["low"], test["high"]) == pytest.approx(tuple(reference.confidence_interval(0.95)))
-    above, below = scipy_stats.ttest_rel(x, base - 0.1, alternative="greater").pvalue, scipy_stats.ttest_rel(x, base + 0.1, alternative="less").pvalue
+    above, below = (
+        scipy_stats.ttest_rel(x, base - 0.1, alternative="greater").pvalue,
+        scipy_stats.ttest_rel(x, base + 0.1, alternative="less").pvalue,
+    )
     assert test["p_tie"] == pytest.approx(max(above, below))
-    assert stats.judge([0.01, 0.04, 0.03, 0.9], [1, 1, 1, 0.02], [1, 1, -1, 1]) == (["worse", "undecided", "undecided", "tie"], pytest.approx([0.04, 0.09, 0.09, 0.9]))
+    assert stats.judge([0.01, 0.04, 0.03, 0.9], [1, 1, 1, 0.02], [1, 1, -1, 1]) == (
+        ["worse", "undecided", "undecided", "tie"],
+        pytest.approx([0.04, 0.09, 0.09, 0.9]),
+    )
 
 
 def test_sign_flips_have_a_floor_and_see_what_is_there():
@@ -112,7 +131,11 @@ def test_the_bootstrap_is_there_from_ten_seeds_on(tmp_path):
         found = by_arm(analyse(*make_sweep(tmp_path / str(seeds), seeds=seeds)[:2]))["rope"]
         assert (found.bootstrap is not None) == there
     low, high = found.bootstrap
-    assert low < found.mean < high and (low, high) == pytest.approx((found.low, found.high), abs=0.006) and (low, high) != (found.low, found.high)
+    assert (
+        low < found.mean < high
+        and (low, high) == pytest.approx((found.low, found.high), abs=0.006)
+        and (low, high) != (found.low, found.high)
+    )
 
 
 def test_a_whole_sweep(tmp_path):
@@ -120,13 +143,27 @@ def test_a_whole_sweep(tmp_path):
     analysis = analyse(sweep, rows, costs)
     found = by_arm(analysis)
     assert {arm: verdict.word for arm, verdict in found.items()} == {
-        "base-again": "noise", "rope": "better", "alibi": "better", "rmsnorm": "tie", "swiglu": "undecided", "untied": "worse", "gqa": "undecided", "post": "failed"}
-    base = [row["final_val_loss"] for row in rows if row["arm"] == "base" and row["purpose"] == "report"]
+        "base-again": "noise",
+        "rope": "better",
+        "alibi": "better",
+        "rmsnorm": "tie",
+        "swiglu": "undecided",
+        "untied": "worse",
+        "gqa": "undecided",
+        "post": "failed",
+    }
+    base = [
+        row["final_val_loss"] for row in rows if row["arm"] == "base" and row["purpose"] == "report"
+    ]
     assert analysis.base_sd == analysis.margin == pytest.approx(np.std(base, ddof=1))
-    rope = [row["final_val_loss"] for row in rows if row["arm"] == "rope" and row["purpose"] == "report"]
+    rope = [
+        row["final_val_loss"] for row in rows if row["arm"] == "rope" and row["purpose"] == "report"
+    ]
     assert found["rope"].mean == pytest.approx(np.mean(np.subtract(rope, base)))
     assert found["rope"].correlation == pytest.approx(np.corrcoef(rope, base)[0, 1])
-    assert found["rope"].p < found["rope"].p_holm == pytest.approx(7 * found["rope"].p)  # seven claims, one of them on an arm that failed
+    assert (
+        found["rope"].p < found["rope"].p_holm == pytest.approx(7 * found["rope"].p)
+    )  # seven claims, one of them on an arm that failed
     assert analysis.floor is found["base-again"] and np.isnan(analysis.floor.p_holm)
     assert "step 412" in found["post"].why and found["post"].seeds == []
     assert found["gqa"].seeds == [1, 2, 3, 4, 5]  # the stale row's .5 is nowhere
@@ -138,19 +175,35 @@ def test_the_last_row_of_a_run_counts_and_others_are_left_out(tmp_path):
     sweep, rows, _ = make_sweep(tmp_path, stale=False)
     before = by_arm(analyse(sweep, rows))["rope"].mean
     rope = next(row for row in rows if row["arm"] == "rope" and row["purpose"] == "report")
-    for change, stale, failed in ({"lr": 2}, 1, 0), ({"seed": 9, "code_hash": "other"}, 1, 0), ({"seed": 9, "config_hash": "other"}, 1, 0), ({"seed": 9, "final_val_loss": float("nan")}, 0, 1):
+    for change, stale, failed in (
+        ({"lr": 2}, 1, 0),
+        ({"seed": 9, "code_hash": "other"}, 1, 0),
+        ({"seed": 9, "config_hash": "other"}, 1, 0),
+        ({"seed": 9, "final_val_loss": float("nan")}, 0, 1),
+    ):
         changed = rows + [rope | {"final_val_loss": 9.9} | change]
         runs = stats.sort_rows(sweep, changed)
         assert (len(runs.stale), len(runs.failed) - 5) == (stale, failed)
         assert by_arm(analyse(sweep, changed))["rope"].mean == before
-    assert by_arm(analyse(sweep, rows + [rope | {"final_val_loss": 9.9, "code_hash": "other"}]))["rope"].mean == before  # a stale row hides no valid one
+    assert (
+        by_arm(analyse(sweep, rows + [rope | {"final_val_loss": 9.9, "code_hash": "other"}]))[
+            "rope"
+        ].mean
+        == before
+    )  # a stale row hides no valid one
     assert by_arm(analyse(sweep, rows + [rope | {"final_val_loss": 9.9}]))["rope"].mean > before + 1
-    assert by_arm(analyse(sweep, rows + [rope | {"status": "failed", "reason": "killed"}]))["rope"].seeds == [2, 3, 4, 5]
+    assert by_arm(analyse(sweep, rows + [rope | {"status": "failed", "reason": "killed"}]))[
+        "rope"
+    ].seeds == [2, 3, 4, 5]
 
 
 def test_one_seed_gives_no_verdict(tmp_path):
     analysis = analyse(*make_sweep(tmp_path, seeds=1, stale=False)[:2])
-    assert {verdict.word for verdict in analysis.verdicts} == {"undecided", "noise", "failed"} and np.isnan(analysis.margin) and analysis.visible is None
+    assert (
+        {verdict.word for verdict in analysis.verdicts} == {"undecided", "noise", "failed"}
+        and np.isnan(analysis.margin)
+        and analysis.visible is None
+    )
     assert all(verdict.more == 1 for verdict in analysis.verdicts if verdict.word == "undecided")
     assert by_arm(analysis)["rope"].mean < 0 and np.isnan(by_arm(analysis)["rope"].low)
 
@@ -160,9 +213,15 @@ def test_nothing_is_decided_before_the_first_look(tmp_path):
     early = [row for row in rows if row["seed"] != 6]
     assert by_arm(analyse(sweep, rows))["rope"].word == "better"
     rope = by_arm(analyse(sweep, early))["rope"]
-    assert rope.word == "undecided" and rope.more >= 1 and rope.p < 0.01 and "5 of the 6" in rope.why
+    assert (
+        rope.word == "undecided" and rope.more >= 1 and rope.p < 0.01 and "5 of the 6" in rope.why
+    )
     # a failed seed has been tried: the look is taken with what there is
-    failed = early + [row | {"status": "failed", "reason": "killed"} if row["arm"] == "rope" else row for row in rows if row["seed"] == 6]
+    failed = early + [
+        row | {"status": "failed", "reason": "killed"} if row["arm"] == "rope" else row
+        for row in rows
+        if row["seed"] == 6
+    ]
     assert by_arm(analyse(sweep, failed))["rope"].word == "better"
     # two planned looks cost a factor of two
     both = by_arm(analyse(sweep | {"looks": [5, 6]}, rows))["rope"]
@@ -174,7 +233,9 @@ def test_arms_without_noise_do_not_break_anything(tmp_path):
     sweep, rows, _ = make_sweep(tmp_path, noise=0.0, stale=False, failed=())
     found = by_arm(analyse(sweep, rows))
     assert found["rope"].word == "better" and found["rope"].p_holm < 1e-6
-    same = [row | {"final_val_loss": 1.75} if row["arm"] in ("rmsnorm", "base") else row for row in rows]
+    same = [
+        row | {"final_val_loss": 1.75} if row["arm"] in ("rmsnorm", "base") else row for row in rows
+    ]
     found = by_arm(analyse(sweep | {"margin": 0.01}, same))["rmsnorm"]
     assert found.word == "tie" and found.mean == 0 and found.p == 1
 
@@ -186,20 +247,48 @@ def test_small_but_certain_is_better_and_says_so(tmp_path):
 
 
 def test_a_ladder_compares_each_rung_with_the_one_before(tmp_path):
-    sweep, rows, _ = make_sweep(tmp_path, effects={"base": 0.0, "rope": -0.1, "swiglu": -0.16}, arms={"swiglu": {"against": "rope"}}, failed=(), stale=False)
+    sweep, rows, _ = make_sweep(
+        tmp_path,
+        effects={"base": 0.0, "rope": -0.1, "swiglu": -0.16},
+        arms={"swiglu": {"against": "rope"}},
+        failed=(),
+        stale=False,
+    )
     found = by_arm(analyse(sweep, rows))
-    assert found["swiglu"].against == "rope" and found["swiglu"].mean == pytest.approx(-0.06, abs=0.02) and found["swiglu"].word == "better"
+    assert (
+        found["swiglu"].against == "rope"
+        and found["swiglu"].mean == pytest.approx(-0.06, abs=0.02)
+        and found["swiglu"].word == "better"
+    )
 
 
 def test_the_interaction_is_what_two_swaps_do_beyond_each_alone(tmp_path):
     effects = {"base": 0.0, "rope": -0.1, "swiglu": -0.05, "rope+swiglu": -0.3}
-    sweep, rows, _ = make_sweep(tmp_path, effects=effects, arms={"rope+swiglu": {"interaction_of": ["rope", "swiglu"]}}, failed=(), stale=False, seeds=8)
+    sweep, rows, _ = make_sweep(
+        tmp_path,
+        effects=effects,
+        arms={"rope+swiglu": {"interaction_of": ["rope", "swiglu"]}},
+        failed=(),
+        stale=False,
+        seeds=8,
+    )
     analysis = analyse(sweep, rows)
     contrast = analysis.verdicts[-1]
     assert contrast.interaction and contrast.word == "better"
-    ends = {arm: np.array([row["final_val_loss"] for row in rows if row["arm"] == arm and row["purpose"] == "report"]) for arm in effects}
+    ends = {
+        arm: np.array(
+            [
+                row["final_val_loss"]
+                for row in rows
+                if row["arm"] == arm and row["purpose"] == "report"
+            ]
+        )
+        for arm in effects
+    }
     differences = ends["rope+swiglu"] - ends["rope"] - ends["swiglu"] + ends["base"]
-    assert contrast.mean == pytest.approx(differences.mean()) and contrast.sd == pytest.approx(differences.std(ddof=1))
+    assert contrast.mean == pytest.approx(differences.mean()) and contrast.sd == pytest.approx(
+        differences.std(ddof=1)
+    )
     assert contrast.mean == pytest.approx(-0.15, abs=0.03)
     assert contrast.p_holm == pytest.approx(contrast.p * 1, rel=4)  # in the family of four
 
@@ -207,21 +296,44 @@ def test_the_interaction_is_what_two_swaps_do_beyond_each_alone(tmp_path):
 def test_equal_time_reads_the_slower_arm_where_the_faster_ends():
     def row(curve):
         return {"curve": curve, "final_val_loss": curve[-1][1], "best_val_loss": 1.0}
-    runs = stats.Runs({"slow": {1: row([[0, 4.0], [100, 2.0]])}, "base": {1: row([[0, 4.0], [50, 3.0], [100, 2.5]])}, "unpriced": {1: row([[0, 4.0]])}})
-    costs = {arm: {"milliseconds_per_step": {"median": cost}} for arm, cost in (("slow", 20.0), ("base", 10.0))}
+
+    runs = stats.Runs(
+        {
+            "slow": {1: row([[0, 4.0], [100, 2.0]])},
+            "base": {1: row([[0, 4.0], [50, 3.0], [100, 2.5]])},
+            "unpriced": {1: row([[0, 4.0]])},
+        }
+    )
+    costs = {
+        arm: {"milliseconds_per_step": {"median": cost}}
+        for arm, cost in (("slow", 20.0), ("base", 10.0))
+    }
     seeds, x, reference = stats.pairs(runs, "slow", "base", "equal_time", costs)
-    assert (seeds, x, reference) == ([1], [3.0], [2.5])  # base ends at 1 s, where the slow arm is at its step 50
-    assert [found.tolist() for found in stats.pairs(runs, "base", "slow", "equal_time", costs)[1:]] == [[2.5], [3.0]]
+    assert (seeds, x, reference) == (
+        [1],
+        [3.0],
+        [2.5],
+    )  # base ends at 1 s, where the slow arm is at its step 50
+    assert [
+        found.tolist() for found in stats.pairs(runs, "base", "slow", "equal_time", costs)[1:]
+    ] == [[2.5], [3.0]]
     assert stats.pairs(runs, "unpriced", "base", "equal_time", costs)[0] == []
 
 
 def test_more_seeds_are_as_many_as_the_power_needs():
     from statsmodels.stats.power import TTestPower
+
     needed = TTestPower().solve_power(effect_size=0.8, alpha=0.05, power=0.8)
     assert stats.more_seeds(0.8, 1.0, None, 5, 1, 1) == int(np.ceil(needed)) - 5
     assert stats.more_seeds(0.8, 1.0, None, 5, 7, 2) > stats.more_seeds(0.8, 1.0, None, 5, 1, 1)
-    assert stats.more_seeds(0.0, 1.0, None, 5, 1, 1) is None and stats.more_seeds(0.0, 1.0, 1.0, 5, 1, 1) < 10 and stats.more_seeds(5.0, 1.0, None, 5, 1, 1) == 1
-    assert stats.smallest_visible(1.0, 5, 1, 1) == pytest.approx(TTestPower().solve_power(nobs=5, alpha=0.05, power=0.8), rel=0.01)
+    assert (
+        stats.more_seeds(0.0, 1.0, None, 5, 1, 1) is None
+        and stats.more_seeds(0.0, 1.0, 1.0, 5, 1, 1) < 10
+        and stats.more_seeds(5.0, 1.0, None, 5, 1, 1) == 1
+    )
+    assert stats.smallest_visible(1.0, 5, 1, 1) == pytest.approx(
+        TTestPower().solve_power(nobs=5, alpha=0.05, power=0.8), rel=0.01
+    )
     assert stats.smallest_visible(1.0, 1, 1, 1) is None
 
 
@@ -234,20 +346,55 @@ def test_caveats_are_computed_from_the_data(tmp_path):
             costs["base-again"]["milliseconds_per_step"]["median"] = again
         runs = stats.sort_rows(sweep, rows)
         return "\n".join(stats.caveats(sweep, runs, costs, stats.analyse(sweep, runs, costs)))
+
     text = said(1)
-    for words in ("5 failed runs: post seed 1 2 3 4 5 (the loss is not finite at step 412)", "1 stale row ", "gqa seed 6", "cannot be below 0.0625", "Overfitting", "untied (at 6",
-                  "edge of the grid, so a better one may lie outside: untied (2 x)", "within 0.5 %: untied (+0.80 %)", "one sd of the base's runs", "More than twice the base's spread over seeds: untied"):
+    for words in (
+        "5 failed runs: post seed 1 2 3 4 5 (the loss is not finite at step 412)",
+        "1 stale row ",
+        "gqa seed 6",
+        "cannot be below 0.0625",
+        "Overfitting",
+        "untied (at 6",
+        "edge of the grid, so a better one may lie outside: untied (2 x)",
+        "within 0.5 %: untied (+0.80 %)",
+        "one sd of the base's runs",
+        "More than twice the base's spread over seeds: untied",
+    ):
         assert words in text, words
-    clean = {"effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1}, "failed": (), "stale": False, "seeds": 12, "margin": 0.02}
+    clean = {
+        "effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1},
+        "failed": (),
+        "stale": False,
+        "seeds": 12,
+        "margin": 0.02,
+    }
     assert said(2, **clean) == ""
-    assert "the same model, were timed +25% apart per step" in said(10, 45.0, **clean) and "on a busy machine" in said(11, load=3.0, **clean)
+    assert "the same model, were timed +25% apart per step" in said(
+        10, 45.0, **clean
+    ) and "on a busy machine" in said(11, load=3.0, **clean)
     assert "not re-tuned" in said(3, **clean | {"lr_grid": [1]})
-    assert "may stop early: it decides at 4, 8 and 12 seeds, each p multiplied by 3" in said(4, **clean | {"looks": [4, 8, 12]})
-    assert "Too few seeds: with 3" in said(5, **clean | {"seeds": 3}) and "Nothing was matched" in said(6, **clean | {"match": "none"})
+    assert "may stop early: it decides at 4, 8 and 12 seeds, each p multiplied by 3" in said(
+        4, **clean | {"looks": [4, 8, 12]}
+    )
+    assert "Too few seeds: with 3" in said(
+        5, **clean | {"seeds": 3}
+    ) and "Nothing was matched" in said(6, **clean | {"match": "none"})
     assert "Costs not measured: base, base-again and rope" in said(7, **clean | {"costs": False})
     assert "No noise arm" in said(8, **clean | {"effects": {"base": 0.0, "rope": -0.1}})
     sweep, rows, costs = make_sweep(tmp_path / "9", **clean)
     mixed = [row | {"hardware": "H200"} if row["arm"] == "rope" else row for row in rows]
     runs = stats.sort_rows(sweep, mixed)
-    text = "\n".join(stats.caveats(sweep, runs, costs | {"rope": costs["rope"] | {"code_hash": "old", "peak_memory": "closed form"}}, stats.analyse(sweep, runs)))
-    assert "different hardware: H200 and Xeon" in text and "Pairs whose two runs were on different hardware: rope seed 1" in text and "Costs measured on other code" in text and "closed form" in text
+    text = "\n".join(
+        stats.caveats(
+            sweep,
+            runs,
+            costs | {"rope": costs["rope"] | {"code_hash": "old", "peak_memory": "closed form"}},
+            stats.analyse(sweep, runs),
+        )
+    )
+    assert (
+        "different hardware: H200 and Xeon" in text
+        and "Pairs whose two runs were on different hardware: rope seed 1" in text
+        and "Costs measured on other code" in text
+        and "closed form" in text
+    )

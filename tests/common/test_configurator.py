@@ -1,4 +1,5 @@
 """The grammar of config files and command lines, and what a mistake looks like from the outside."""
+
 import os
 import re
 import subprocess
@@ -39,51 +40,57 @@ def read(*argv, **more):
     return build(Keys, load(argv, [Keys], "usage", **more)[0])
 
 
-@pytest.mark.parametrize("text, key, value", [
-    ("--learning_rate=1", "learning_rate", 1.0),
-    ("--learning_rate=1e-4", "learning_rate", 1e-4),
-    ("--batch_size=1e3", "batch_size", 1000),
-    ("--n_kv_head=None", "n_kv_head", None),
-    ("--n_kv_head=2", "n_kv_head", 2),
-    ("--compile=false", "compile", False),
-    ("--compile=True", "compile", True),
-    ("--compile", "compile", True),
-    ("--compile=auto", "compile", "auto"),
-    ("--eval_only", "eval_only", True),
-    ("--eval_only=False", "eval_only", False),
-    ("--dtype=bfloat16", "dtype", "bfloat16"),
-    ("--norm=none", "norm", "none"),
-    ("--start=123", "start", "123"),
-    ("--start=a=b c", "start", "a=b c"),
-    ("--start=", "start", ""),
-    ("--start=None", "start", "None"),
-    ("--name=None", "name", None),
-    ("--norm=none", "norm", "none"),
-    ("--bias=none", "bias", "none"),
-    ("--bias=true", "bias", True),
-])
+@pytest.mark.parametrize(
+    "text, key, value",
+    [
+        ("--learning_rate=1", "learning_rate", 1.0),
+        ("--learning_rate=1e-4", "learning_rate", 1e-4),
+        ("--batch_size=1e3", "batch_size", 1000),
+        ("--n_kv_head=None", "n_kv_head", None),
+        ("--n_kv_head=2", "n_kv_head", 2),
+        ("--compile=false", "compile", False),
+        ("--compile=True", "compile", True),
+        ("--compile", "compile", True),
+        ("--compile=auto", "compile", "auto"),
+        ("--eval_only", "eval_only", True),
+        ("--eval_only=False", "eval_only", False),
+        ("--dtype=bfloat16", "dtype", "bfloat16"),
+        ("--norm=none", "norm", "none"),
+        ("--start=123", "start", "123"),
+        ("--start=a=b c", "start", "a=b c"),
+        ("--start=", "start", ""),
+        ("--start=None", "start", "None"),
+        ("--name=None", "name", None),
+        ("--norm=none", "norm", "none"),
+        ("--bias=none", "bias", "none"),
+        ("--bias=true", "bias", True),
+    ],
+)
 def test_values(text, key, value):
     found = getattr(read(text), key)
     assert found == value and type(found) is type(value)
 
 
-@pytest.mark.parametrize("text, words", [
-    ("--learning_rte=1", "unknown key learning_rte .*did you mean learning_rate?"),
-    ("--batch_size=1.5", "batch_size must be int, not 1.5"),
-    ("--batch_size=abc", "batch_size must be int, not 'abc'"),
-    ("--batch_size=True", "batch_size must be int, not True"),
-    ("--eval_only=1", "eval_only must be bool, not 1"),
-    ("--compile=maybe", "compile cannot be 'maybe'.*auto"),
-    ("--dtype=fp32", "dtype cannot be 'fp32'.*float32, bfloat16"),
-    ("--n_kv_head=x", "n_kv_head must be int or None, not 'x'"),
-    ("--batch_size", "batch_size has no value.*--batch_size=value"),
-    ("-b=1", "cannot read -b=1.*--key=value"),
-    ("--os=1", "unknown key os"),
-    ("--__name__=x", "unknown key __name__"),
-    ("--batch_size=0", "batch_size=0 is below 1.*give 1 or more"),
-    ("--old=1", "old has another name.*use --new"),
-    ("missing.py", "cannot read the config file.*missing.py"),
-])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("--learning_rte=1", "unknown key learning_rte .*did you mean learning_rate?"),
+        ("--batch_size=1.5", "batch_size must be int, not 1.5"),
+        ("--batch_size=abc", "batch_size must be int, not 'abc'"),
+        ("--batch_size=True", "batch_size must be int, not True"),
+        ("--eval_only=1", "eval_only must be bool, not 1"),
+        ("--compile=maybe", "compile cannot be 'maybe'.*auto"),
+        ("--dtype=fp32", "dtype cannot be 'fp32'.*float32, bfloat16"),
+        ("--n_kv_head=x", "n_kv_head must be int or None, not 'x'"),
+        ("--batch_size", "batch_size has no value.*--batch_size=value"),
+        ("-b=1", "cannot read -b=1.*--key=value"),
+        ("--os=1", "unknown key os"),
+        ("--__name__=x", "unknown key __name__"),
+        ("--batch_size=0", "batch_size=0 is below 1.*give 1 or more"),
+        ("--old=1", "old has another name.*use --new"),
+        ("missing.py", "cannot read the config file.*missing.py"),
+    ],
+)
 def test_mistakes_on_the_command_line(text, words):
     with pytest.raises(UserError) as caught:
         read(text, renamed={"old": "use --new"})
@@ -91,7 +98,9 @@ def test_mistakes_on_the_command_line(text, words):
 
 
 def test_files_then_command_line_and_files_read_it(tmp_path):
-    (tmp_path / "a.py").write_text("import math\n_half = 0.5\nbatch_size = 8\nlearning_rate = _half\nif device == 'gpu9':\n    start = 'seen'\nif batch_size == 8:\n    n_kv_head = 4\n")
+    (tmp_path / "a.py").write_text(
+        "import math\n_half = 0.5\nbatch_size = 8\nlearning_rate = _half\nif device == 'gpu9':\n    start = 'seen'\nif batch_size == 8:\n    n_kv_head = 4\n"
+    )
     (tmp_path / "b.py").write_text("batch_size = batch_size * 2\nlearning_rate = 1\n")
     scope = lambda given: {"device": "gpu9"}  # noqa: E731
     keys = read(str(tmp_path / "a.py"), str(tmp_path / "b.py"), "--learning_rate=3", scope=scope)
@@ -100,15 +109,18 @@ def test_files_then_command_line_and_files_read_it(tmp_path):
     assert read(str(tmp_path / "a.py"), "--batch_size=3", scope=scope).batch_size == 3
 
 
-@pytest.mark.parametrize("source, words", [
-    ("batch_size = 8\nlearning_rte = 1\n", "unknown key learning_rte .*c.py:2.*learning_rate"),
-    ("batch_size = 'x'\n", "batch_size must be int, not 'x' .*c.py:1"),
-    ("batch_size = \n", "c.py:1.*a config file is Python"),
-    ("x = 1 / 0\n", "ZeroDivisionError.*c.py:1"),
-    ("\nbatch_size = nowhere\n", "NameError.*c.py:2"),
-    ("old = 3\n", "old has another name .*c.py:1.*use --new"),
-    ("raise SystemExit\n", "SystemExit.*c.py:1"),
-])
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        ("batch_size = 8\nlearning_rte = 1\n", "unknown key learning_rte .*c.py:2.*learning_rate"),
+        ("batch_size = 'x'\n", "batch_size must be int, not 'x' .*c.py:1"),
+        ("batch_size = \n", "c.py:1.*a config file is Python"),
+        ("x = 1 / 0\n", "ZeroDivisionError.*c.py:1"),
+        ("\nbatch_size = nowhere\n", "NameError.*c.py:2"),
+        ("old = 3\n", "old has another name .*c.py:1.*use --new"),
+        ("raise SystemExit\n", "SystemExit.*c.py:1"),
+    ],
+)
 def test_mistakes_in_a_file(tmp_path, source, words):
     (tmp_path / "c.py").write_text(source)
     with pytest.raises(UserError) as caught:
@@ -127,13 +139,23 @@ def test_help_lists_every_key_once_with_default_and_comment(capsys):
 
 
 def script(*argv):
-    return subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=60, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return subprocess.run(
+        [sys.executable, *argv],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
 
 
 def test_exit_status_and_one_line(tmp_path):
     done = script("train.py", "--learning_rte=1", f"--out_dir={tmp_path / 'o'}")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: unknown key learning_rte (--learning_rte=1): did you mean learning_rate?\n"
+    assert (
+        done.stderr
+        == "error: unknown key learning_rte (--learning_rte=1): did you mean learning_rate?\n"
+    )
     assert "Traceback" in script("train.py", "--learning_rte=1", "--debug").stderr
     assert not (tmp_path / "o").exists()
 
@@ -147,36 +169,52 @@ def test_help_of_the_scripts(name):
 def test_options_are_frozen():
     """A new option is a cost to every reader: argue for it, then add it here."""
     from common.configurator import keys
+    from parts.architectures import CORNERS
     from prepare import PrepareConfig
     from sample import SampleConfig
-    from train import TrainConfig
-    from parts.variant import CORNERS
+    from training.settings import TrainConfig
 
     assert " ".join(keys(TrainConfig)) == (
         "model arch match out_dir data_dir dataset data_weights data_alpha init_from overwrite allow_data_change eval_interval eval_tokens eval_only dry_run doctor check log_interval wandb_log wandb_project "
         "wandb_run_name batch_size gradient_accumulation_steps optimizer schedule learning_rate max_iters weight_decay beta1 beta2 grad_clip warmup_iters "
-        "lr_decay_iters min_lr seed data_seed device dtype compile parallel activation_checkpointing")
-    assert " ".join(keys(CORNERS["gpt2"][0])) == "block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings"
+        "lr_decay_iters min_lr seed data_seed device dtype compile parallel activation_checkpointing"
+    )
+    assert (
+        " ".join(keys(CORNERS["gpt2"][0]))
+        == "block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings"
+    )
     assert " ".join(keys(CORNERS["llama"][0])) == (
-        "block_size vocab_size n_layer n_head n_kv_head n_embd multiple_of ffn_dim_multiplier rope_theta norm_eps dropout tie_embeddings")
+        "block_size vocab_size n_layer n_head n_kv_head n_embd multiple_of ffn_dim_multiplier rope_theta norm_eps dropout tie_embeddings"
+    )
     assert " ".join(keys(SampleConfig)) == (
         "init_from out_dir checkpoint compare start prompts skip_unknown num_samples max_new_tokens stop temperature top_k top_p min_p repetition_penalty "
-        "context seed draft draft_tokens jsonl show_probs score attention layer device dtype compile")
+        "context seed draft draft_tokens jsonl show_probs score attention layer device dtype compile"
+    )
     assert " ".join(keys(PrepareConfig)) == "input tokenizer data_dir"
 
 
 def test_every_config_file_is_read():
     """Each shipped config is accepted, within its budget of 40 lines, on a CPU and on a GPU."""
-    import train
-    from parts.variant import VariantConfig, choose
+    from parts.architectures import choose
+    from parts.variant import VariantConfig
+    from training.settings import TrainConfig
 
     for path in sorted((ROOT / "config").glob("*.py")):
         assert len(path.read_text().splitlines()) <= 40
         if "bench/ablate.py" in path.read_text():
             continue  # a sweep's: tests/test_ablate.py reads these
         for device in ("cpu", "cuda"):
-            values, _ = load([str(path)], [train.TrainConfig, VariantConfig], "", lambda given: {"device": device})
-            config = build(train.TrainConfig, values)
-            assert config.model in path.stem or config.init_from != "scratch" or path.stem == "first_steps"  # which follows another
+            values, _ = load(
+                [str(path)],
+                [TrainConfig, VariantConfig],
+                "",
+                lambda given: {"device": device},
+            )
+            config = build(TrainConfig, values)
+            assert (
+                config.model in path.stem
+                or config.init_from != "scratch"
+                or path.stem == "first_steps"
+            )  # which follows another
             config_class, _, values = choose(values)
             build(config_class, values)

@@ -4,6 +4,7 @@ size, what autograd really saves; the matching; the catalogue; and that the slot
 
     python -m pytest tests/test_costs.py
 """
+
 import itertools
 import re
 import subprocess
@@ -16,15 +17,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from parts import catalogue
-from parts import costs
-from parts import variant as variants
-from parts.cache import KVCache
 from common.configurator import keys
 from common.errors import UserError
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
-from parts.variant import ARCH, BLOCK, MLP, NORM, POSITION, Variant, VariantConfig, choose
+from parts import architectures, catalogue, costs
+from parts import variant as variant_module
+from parts.architectures import ARCH, choose
+from parts.cache import KVCache
+from parts.variant import BLOCK, MLP, NORM, POSITION, Variant, VariantConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHAKESPEARE = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=65)
@@ -32,10 +33,24 @@ ODD = dict(n_layer=7, n_head=5, n_embd=70, block_size=33, vocab_size=999, multip
 SMALL = dict(n_layer=2, n_head=4, n_embd=64, block_size=32, vocab_size=99, multiple_of=16)
 # Every word of every slot, and one or two values of every number that changes what is computed.
 ONE = [{slot: word} for slot, words in catalogue.SLOTS.items() for word in words] + [
-    dict(n_kv_head=1), dict(window=8), dict(window=8, full_every=2), dict(block_local=8), dict(attn_softcap=5.0), dict(logit_softcap=5.0),
-    dict(low_rank=3), dict(embed_norm=True), dict(tie_embeddings=True), dict(tie_embeddings=False), dict(mlp_width=50)]
-every = pytest.mark.parametrize("change", [dict(arch=word) for word in ARCH] + [dict(arch=base) | change for base in ("gpt2", "llama") for change in ONE],
-                                ids=lambda change: ",".join(f"{key}={value}" for key, value in change.items()))
+    dict(n_kv_head=1),
+    dict(window=8),
+    dict(window=8, full_every=2),
+    dict(block_local=8),
+    dict(attn_softcap=5.0),
+    dict(logit_softcap=5.0),
+    dict(low_rank=3),
+    dict(embed_norm=True),
+    dict(tie_embeddings=True),
+    dict(tie_embeddings=False),
+    dict(mlp_width=50),
+]
+every = pytest.mark.parametrize(
+    "change",
+    [dict(arch=word) for word in ARCH]
+    + [dict(arch=base) | change for base in ("gpt2", "llama") for change in ONE],
+    ids=lambda change: ",".join(f"{key}={value}" for key, value in change.items()),
+)
 
 
 def configure(**values):
@@ -60,7 +75,13 @@ def counted(module):
 # ---------------------------------------------------------------- parameters
 
 
-PARTS = {"wte": "embedding", "wpe": "position", "attn": "attention", "mlp": "mlp", "lm_head": "head"}  # the rest are norms
+PARTS = {
+    "wte": "embedding",
+    "wpe": "position",
+    "attn": "attention",
+    "mlp": "mlp",
+    "lm_head": "head",
+}  # the rest are norms
 
 
 @every
@@ -77,18 +98,26 @@ def test_parameters(change, sizes):
 
 def test_parameters_of_every_pair():
     tiny, seen = dict(n_layer=1, n_head=2, n_embd=8, block_size=4, vocab_size=11, multiple_of=4), 0
-    pairs = [(x, y) for x, y in itertools.combinations(ONE + [dict(relative_clip=3), dict(n_kv_head=2)], 2) if not x.keys() & y.keys()]
+    pairs = [
+        (x, y)
+        for x, y in itertools.combinations(ONE + [dict(relative_clip=3), dict(n_kv_head=2)], 2)
+        if not x.keys() & y.keys()
+    ]
     for x, y in pairs:
         try:
             c = VariantConfig(**choose(dict(arch="llama") | tiny | x | y)[2])
-        except ValueError:  # refused pairs: rope_scaling without rope, bias=norm without a bias, window with groups
+        except (
+            ValueError
+        ):  # refused pairs: rope_scaling without rope, bias=norm without a bias, window with groups
             continue
         seen += 1
         assert costs.parameters(c) == counted(on_meta(c)), (x, y)
     assert seen > 400
 
 
-@pytest.mark.parametrize("word, model_class, config", [("gpt2", GPT, GPTConfig), ("llama", Llama, LlamaConfig)])
+@pytest.mark.parametrize(
+    "word, model_class, config", [("gpt2", GPT, GPTConfig), ("llama", Llama, LlamaConfig)]
+)
 def test_the_corners_own_models(word, model_class, config):
     c = configure(arch=word, **SHAKESPEARE)
     model = on_meta(config(**SHAKESPEARE), model_class)
@@ -101,38 +130,75 @@ def test_published_counts():
     assert costs.parameters(configure(arch="gpt2")) == 124_439_808
     assert costs.parameters(configure(arch="gpt2", **SHAKESPEARE)) == 10_770_816
     assert costs.parameters(configure(arch="gpt2", bias=False, **SHAKESPEARE)) == 10_745_088
-    assert [costs.parameters(configure(n_kv_head=heads, **tied)) for heads in (6, 2, 3, 1)] == [10_646_784, 9_467_136, 9_762_048, 9_172_224]
+    assert [costs.parameters(configure(n_kv_head=heads, **tied)) for heads in (6, 2, 3, 1)] == [
+        10_646_784,
+        9_467_136,
+        9_762_048,
+        9_172_224,
+    ]
     llama7b = configure(n_layer=32, n_head=32, n_embd=4096, vocab_size=32000, block_size=2048)
     assert costs.parameters(llama7b) == 6_738_415_616
 
 
 def test_widths_of_llama():
     """The 2/3 is fixed, ffn_dim_multiplier comes after it."""
-    for C, multiplier, multiple, width in [(4096, None, 256, 11008), (8192, 1.3, 4096, 28672), (4096, 1.3, 1024, 14336)]:
-        assert costs.mlp_width(configure(n_head=32, n_embd=C, ffn_dim_multiplier=multiplier, multiple_of=multiple)) == width
+    for C, multiplier, multiple, width in [
+        (4096, None, 256, 11008),
+        (8192, 1.3, 4096, 28672),
+        (4096, 1.3, 1024, 14336),
+    ]:
+        assert (
+            costs.mlp_width(
+                configure(n_head=32, n_embd=C, ffn_dim_multiplier=multiplier, multiple_of=multiple)
+            )
+            == width
+        )
     # Three matrices of two thirds are as many numbers as two.
     assert costs.mlp_width(configure(n_embd=768, multiple_of=1)) * 3 == 4 * 768 * 2
-    assert costs.parameters(configure(mlp="gelu", mlp_width=3072)) == costs.parameters(configure(mlp="swiglu", mlp_width=2048))
+    assert costs.parameters(configure(mlp="gelu", mlp_width=3072)) == costs.parameters(
+        configure(mlp="swiglu", mlp_width=2048)
+    )
 
 
 def test_grouped_heads():
     """GQA and MQA: what they save, and that scores and sums cost what they did."""
+
     def attention(H, K, C, **more):
-        return costs.parameter_table(configure(n_layer=1, n_head=H, n_kv_head=K, n_embd=C, **more))["attention"]
+        return costs.parameter_table(configure(n_layer=1, n_head=H, n_kv_head=K, n_embd=C, **more))[
+            "attention"
+        ]
 
     assert (attention(8, 2, 512), attention(8, 8, 512)) == (655_360, 1_048_576)
-    assert (attention(8, 2, 512) - 512 * 512, attention(8, 8, 512) - 512 * 512) == (393_216, 786_432)  # without wo
+    assert (attention(8, 2, 512) - 512 * 512, attention(8, 8, 512) - 512 * 512) == (
+        393_216,
+        786_432,
+    )  # without wo
     whole, one, four = (attention(12, K, 768) for K in (12, 1, 4))
     wo, block, total = 768 * 768, 12 * 768 * 768, 124_439_808
-    saved = {"qkv": (whole - one) / (whole - wo), "attention": (whole - one) / whole, "kv": (whole - one) / (2 * wo), "block": (whole - one) / block}
-    assert {part: round(100 * share, 1) for part, share in saved.items()} == {"qkv": 61.1, "attention": 45.8, "kv": 91.7, "block": 15.3}
+    saved = {
+        "qkv": (whole - one) / (whole - wo),
+        "attention": (whole - one) / whole,
+        "kv": (whole - one) / (2 * wo),
+        "block": (whole - one) / block,
+    }
+    assert {part: round(100 * share, 1) for part, share in saved.items()} == {
+        "qkv": 61.1,
+        "attention": 45.8,
+        "kv": 91.7,
+        "block": 15.3,
+    }
     gpt2 = [costs.parameters(configure(arch="gpt2", n_kv_head=K)) for K in (12, 1, 4)]
     assert [round(100 * (1 - count / total), 1) for count in gpt2] == [0.0, 10.4, 7.6]
-    assert round(100 * (whole - four) / whole, 1) == 33.3 and round(100 * (whole - four) / block, 1) == 11.1
+    assert (
+        round(100 * (whole - four) / whole, 1) == 33.3
+        and round(100 * (whole - four) / block, 1) == 11.1
+    )
     caches = [costs.kv_bytes_per_token(configure(n_kv_head=K)) for K in (12, 4, 3, 1)]
     assert [round(100 * held / caches[0], 1) for held in caches] == [100.0, 33.3, 25.0, 8.3]
     for c in (configure(n_layer=1, n_head=8, n_kv_head=K, n_embd=512) for K in (8, 2)):
-        assert 100 * (costs.flops_per_token(c, 100) - costs.flops_per_token(c, 0)) == 2 * (2 * 8 * 100 * 100 * 64)
+        assert 100 * (costs.flops_per_token(c, 100) - costs.flops_per_token(c, 0)) == 2 * (
+            2 * 8 * 100 * 100 * 64
+        )
 
 
 # ---------------------------------------------------------------- FLOPs
@@ -177,8 +243,14 @@ def test_kv_bytes_are_the_caches(change):
 def test_kv_bytes_per_token():
     assert costs.kv_bytes_per_token(configure(**SHAKESPEARE)) == 2 * 384 * 6 * 4
     assert costs.kv_bytes_per_token(configure(**SHAKESPEARE), bytes=2) == 2 * 384 * 6 * 2
-    windowed = configure(window=64, full_every=3, **SHAKESPEARE)  # 2 layers of 6 see all 256, 4 a quarter
-    assert costs.kv_bytes(windowed, 256) == 2 * 384 * 4 * (2 * 256 + 4 * 64) == 256 * costs.kv_bytes_per_token(windowed)
+    windowed = configure(
+        window=64, full_every=3, **SHAKESPEARE
+    )  # 2 layers of 6 see all 256, 4 a quarter
+    assert (
+        costs.kv_bytes(windowed, 256)
+        == 2 * 384 * 4 * (2 * 256 + 4 * 64)
+        == 256 * costs.kv_bytes_per_token(windowed)
+    )
     assert costs.kv_bytes(windowed, 10) == costs.kv_bytes(configure(**SHAKESPEARE), 10)
 
 
@@ -188,7 +260,9 @@ def saved_bytes(model, B, T):
 
     def pack(tensor):
         if tensor.untyped_storage().data_ptr() not in own:
-            kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address is used twice
+            kept[tensor.untyped_storage().data_ptr()] = (
+                tensor  # held, so that no address is used twice
+            )
         return tensor
 
     x = torch.zeros(B, T, dtype=torch.long)
@@ -204,16 +278,24 @@ ACTIVATIONS = dict(n_layer=2, n_head=4, n_embd=128, block_size=64, vocab_size=99
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_activation_bytes(change, dropout):
     c = configure(**ACTIVATIONS | change | dict(dropout=dropout))
-    assert costs.activation_bytes(c, 3, 64) == pytest.approx(saved_bytes(Variant(c), 3, 64), rel=0.01)
+    assert costs.activation_bytes(c, 3, 64) == pytest.approx(
+        saved_bytes(Variant(c), 3, 64), rel=0.01
+    )
 
 
-@pytest.mark.parametrize("word, model_class, config", [("gpt2", GPT, GPTConfig), ("llama", Llama, LlamaConfig)])
+@pytest.mark.parametrize(
+    "word, model_class, config", [("gpt2", GPT, GPTConfig), ("llama", Llama, LlamaConfig)]
+)
 def test_activation_bytes_of_the_corners(word, model_class, config):
     for B, T, H in [(1, 64, 4), (5, 64, 32), (2, 17, 4)]:
         sizes = ACTIVATIONS | dict(n_head=H)
         c = configure(arch=word, **sizes)
-        assert costs.activation_bytes(c, B, T) == pytest.approx(saved_bytes(model_class(config(**sizes)), B, T), rel=0.0075)
-    assert costs.memory_bytes(c, 2, 17) == 16 * costs.parameters(c) + costs.activation_bytes(c, 2, 17)
+        assert costs.activation_bytes(c, B, T) == pytest.approx(
+            saved_bytes(model_class(config(**sizes)), B, T), rel=0.0075
+        )
+    assert costs.memory_bytes(c, 2, 17) == 16 * costs.parameters(c) + costs.activation_bytes(
+        c, 2, 17
+    )
 
 
 # ---------------------------------------------------------------- matching
@@ -231,19 +313,31 @@ def test_matching(change, what):
         except ValueError as refused:
             assert c.low_rank and "no MLP width" in str(refused)
             continue
-        cost = costs.parameters if what == "params" else lambda c: costs.flops_per_token(c, base.block_size)
+        cost = (
+            costs.parameters
+            if what == "params"
+            else lambda c: costs.flops_per_token(c, base.block_size)
+        )
         assert residual == pytest.approx(100 * (cost(replace(c, mlp_width=width)) / cost(base) - 1))
         assert abs(residual) <= 0.5
         assert width % 8 == 0 or sizes is SMALL
 
 
 def test_matching_by_hand():
-    gelu, swiglu = configure(arch="gpt2", **SHAKESPEARE), configure(arch="gpt2", mlp="swiglu", bias="none", **SHAKESPEARE)
+    gelu, swiglu = (
+        configure(arch="gpt2", **SHAKESPEARE),
+        configure(arch="gpt2", mlp="swiglu", bias="none", **SHAKESPEARE),
+    )
     assert costs.match(replace(gelu, bias="none"), swiglu) == (1536, 0.0)  # 4C
     assert costs.match(swiglu, replace(gelu, bias="none")) == (1024, 0.0)  # 8C/3
-    assert costs.match(swiglu, gelu, "none") == (1024, pytest.approx(100 * (10_745_088 / 10_770_816 - 1)))
+    assert costs.match(swiglu, gelu, "none") == (
+        1024,
+        pytest.approx(100 * (10_745_088 / 10_770_816 - 1)),
+    )
     one = costs.match(configure(n_kv_head=1, **SHAKESPEARE), configure(**SHAKESPEARE))
-    assert one[0] > 1024 * 1.15 and abs(one[1]) < 0.5  # what MQA saved goes to the MLP, as in LLaMA 2 (1.3)
+    assert (
+        one[0] > 1024 * 1.15 and abs(one[1]) < 0.5
+    )  # what MQA saved goes to the MLP, as in LLaMA 2 (1.3)
 
 
 def test_what_cannot_be_matched():
@@ -266,37 +360,74 @@ def output(capsys, *argv):
 def test_catalogue_prints_every_word(capsys, model):
     text = output(capsys, f"--model={model}")
     sections = dict(re.findall(r"^(\w+)\n((?:  .*\n)+)", text, re.MULTILINE))
-    for slot, words in {"position": POSITION, "norm": NORM, "block": BLOCK, "mlp": MLP, "rope_scaling": variants.ROPE_SCALING}.items():
+    for slot, words in {
+        "position": POSITION,
+        "norm": NORM,
+        "block": BLOCK,
+        "mlp": MLP,
+        "rope_scaling": variant_module.ROPE_SCALING,
+    }.items():
         lines = [line.split() for line in sections[slot].splitlines()]
         assert [words[0] for words in lines] == list(words)
-        assert all(re.search(r"arXiv:|20\d\d|GPT-2", " ".join(line)) for line in lines if line[0] != "none" or slot == "position")
+        assert all(
+            re.search(r"arXiv:|20\d\d|GPT-2", " ".join(line))
+            for line in lines
+            if line[0] != "none" or slot == "position"
+        )
     assert max(map(len, text.splitlines())) <= 100
     for word in ARCH:
         count = costs.parameters(configure(arch=word, **SHAKESPEARE))
         assert re.search(rf"^  {word} +{count:,} ", text, re.MULTILINE)
     # Every key of the configuration is a size, belongs to a part, or is in the catalogue.
-    sizes = {"block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "mlp_width", "full_every"}
-    assert set(keys(VariantConfig)) == sizes | set(variants.OWNER) | set(sections)
+    sizes = {
+        "block_size",
+        "vocab_size",
+        "n_layer",
+        "n_head",
+        "n_embd",
+        "dropout",
+        "mlp_width",
+        "full_every",
+    }
+    assert set(keys(VariantConfig)) == sizes | set(architectures.OWNER) | set(sections)
 
 
 def test_diff_names_what_differs(capsys):
     lines = [line.split() for line in output(capsys, "--diff=gpt2,llama").splitlines()]
     assert [(line[0], line[1], line[3]) for line in lines[1:-2]] == [
-        ("tie_embeddings", "True", "False"), ("bias", "all", "none"), ("position", "learned", "rope"), ("norm", "layernorm", "rmsnorm"), ("mlp", "gelu", "swiglu")]
+        ("tie_embeddings", "True", "False"),
+        ("bias", "all", "none"),
+        ("position", "learned", "rope"),
+        ("norm", "layernorm", "rmsnorm"),
+        ("mlp", "gelu", "swiglu"),
+    ]
 
 
 @pytest.mark.parametrize("pair", list(itertools.permutations(ARCH, 2)), ids=",".join)
 def test_diff_adds_up(capsys, pair):
     """The steps between any two architectures lead from the one's costs to the other's."""
-    *steps, a, b = [[float(word.replace(",", "")) for word in line.split()[-3:]] for line in output(capsys, f"--diff={','.join(pair)}").splitlines()[1:]]
+    *steps, a, b = [
+        [float(word.replace(",", "")) for word in line.split()[-3:]]
+        for line in output(capsys, f"--diff={','.join(pair)}").splitlines()[1:]
+    ]
     for column in range(3):
         assert a[column] + sum(step[column] for step in steps) == b[column]
     for word, row in zip(pair, (a, b)):
         c = configure(arch=word, **SHAKESPEARE)
-        assert row == [costs.parameters(c), costs.flops_per_token(c, 256), costs.kv_bytes_per_token(c)]
+        assert row == [
+            costs.parameters(c),
+            costs.flops_per_token(c, 256),
+            costs.kv_bytes_per_token(c),
+        ]
 
 
-MISTAKES = [("--diff=gpt2", "two named architectures"), ("--diff=gpt2,gpt5", "choose from gpt2"), ("--n_head=0", "n_head=0"), ("--n_head=5", "not divisible"), ("gpt2", "--key=value")]
+MISTAKES = [
+    ("--diff=gpt2", "two named architectures"),
+    ("--diff=gpt2,gpt5", "choose from gpt2"),
+    ("--n_head=0", "n_head=0"),
+    ("--n_head=5", "not divisible"),
+    ("gpt2", "--key=value"),
+]
 
 
 @pytest.mark.parametrize("arg, message", MISTAKES)
@@ -306,8 +437,17 @@ def test_catalogue_reports_mistakes(arg, message):
 
 
 def test_catalogue_is_a_script():
-    done = subprocess.run([sys.executable, "-m", "parts.catalogue", "--diff=gpt2"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: two named") and done.stderr.count("\n") == 1
+    done = subprocess.run(
+        [sys.executable, "-m", "parts.catalogue", "--diff=gpt2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (
+        done.returncode == 2
+        and done.stderr.startswith("error: two named")
+        and done.stderr.count("\n") == 1
+    )
 
 
 # ---------------------------------------------------------------- the slots cost nothing
@@ -332,13 +472,17 @@ def writes(model, x):
     model(x[:, :-1], cache=cache), model(x[:, -1:], cache=cache)
 
 
-@pytest.mark.parametrize("word, model_class, config", [("gpt2", GPT, GPTConfig), ("llama", Llama, LlamaConfig)])
+@pytest.mark.parametrize(
+    "word, model_class, config", [("gpt2", GPT, GPTConfig), ("llama", Llama, LlamaConfig)]
+)
 @pytest.mark.parametrize("sizes", [{}, dict(dropout=0.1)], ids=["plain", "dropout"])
 @pytest.mark.parametrize("task", [trains, writes])
 def test_the_slots_cost_nothing(word, model_class, config, sizes, task):
     """Variant filled as a corner runs the corner's operators, each as often; none is left out of the comparison."""
     sizes, x = SMALL | sizes, torch.zeros(2, 32, dtype=torch.long)
-    corner = model_class(config(**{key: value for key, value in sizes.items() if key in keys(config)}))
+    corner = model_class(
+        config(**{key: value for key, value in sizes.items() if key in keys(config)})
+    )
     variant = Variant(configure(arch=word, **sizes))
     wanted, got = (operators(lambda: task(model, x)) for model in (corner, variant))
     assert wanted["aten::mm"] + wanted["aten::addmm"] > 10

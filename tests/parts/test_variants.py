@@ -1,6 +1,7 @@
 """The gates that every part passes, made from the dictionaries: a new word is tested without writing a test.
 
 `python -m pytest -m slow tests/test_variants.py` runs the product of all words of all slots, too."""
+
 import itertools
 import math
 import typing
@@ -10,25 +11,57 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from parts import attention
-from parts.cache import KVCache, visible
 from common.configurator import build, keys
 from model import gelu
+from parts import attention, position
+from parts.architectures import ARCH, CORNERS, GATED, choose
+from parts.cache import KVCache, visible
+from parts.mlp import MLP
+from parts.position import POSITION, ROPE_SCALING, alibi_slopes
+from parts.variant import BLOCK, Variant, VariantConfig
 from training.optim import parameter_groups
-from parts.attention import MLP, POSITION, ROPE_SCALING, alibi_slopes
-from parts.variant import ARCH, BLOCK, CORNERS, GATED, Variant, VariantConfig, choose
 
 SIZES = dict(block_size=24, vocab_size=29, n_layer=2, n_head=4, n_embd=16, multiple_of=8)
 # {slot: its words}, read off the configuration: whatever is a choice of words there.
-SLOTS = {field.name: [word for part in (field.type, *typing.get_args(field.type)) if typing.get_origin(part) is typing.Literal for word in typing.get_args(part)]
-         for field in fields(VariantConfig)}
+SLOTS = {
+    field.name: [
+        word
+        for part in (field.type, *typing.get_args(field.type))
+        if typing.get_origin(part) is typing.Literal
+        for word in typing.get_args(part)
+    ]
+    for field in fields(VariantConfig)
+}
 SLOTS = {slot: words for slot, words in SLOTS.items() if words}
 # Numbers, switches, and values under which the words that need one show.
-NUMBERS = [dict(n_kv_head=2), dict(n_kv_head=1), dict(window=5), dict(window=5, full_every=2), dict(block_local=6), dict(attn_softcap=1.5), dict(logit_softcap=1.5),
-           dict(low_rank=3), dict(embed_norm=True), dict(tie_embeddings=True), dict(tie_embeddings=False), dict(mlp_width=40), dict(norm_eps=0.5, norm="rmsnorm"),
-           dict(bias="norm", norm="layernorm"), dict(bias="norm", norm="dyt"), dict(rope_theta=50.0, position="rope"), dict(rope_fraction=0.5, position="rope"), dict(relative_clip=3, position="relative"), dict(ffn_dim_multiplier=1.3, mlp="swiglu")]
+NUMBERS = [
+    dict(n_kv_head=2),
+    dict(n_kv_head=1),
+    dict(window=5),
+    dict(window=5, full_every=2),
+    dict(block_local=6),
+    dict(attn_softcap=1.5),
+    dict(logit_softcap=1.5),
+    dict(low_rank=3),
+    dict(embed_norm=True),
+    dict(tie_embeddings=True),
+    dict(tie_embeddings=False),
+    dict(mlp_width=40),
+    dict(norm_eps=0.5, norm="rmsnorm"),
+    dict(bias="norm", norm="layernorm"),
+    dict(bias="norm", norm="dyt"),
+    dict(rope_theta=50.0, position="rope"),
+    dict(rope_fraction=0.5, position="rope"),
+    dict(relative_clip=3, position="relative"),
+    dict(ffn_dim_multiplier=1.3, mlp="swiglu"),
+]
 SCALED = dict(position="rope", rope_factor=4.0, rope_original=16)
-ARMS = [{slot: word} | (SCALED if slot == "rope_scaling" and word != "none" else {}) for slot, words in SLOTS.items() for word in words if (slot, word) != ("bias", "norm")] + NUMBERS
+ARMS = [
+    {slot: word} | (SCALED if slot == "rope_scaling" and word != "none" else {})
+    for slot, words in SLOTS.items()
+    for word in words
+    if (slot, word) != ("bias", "norm")
+] + NUMBERS
 
 
 def name(arm):
@@ -41,7 +74,9 @@ bases = pytest.mark.parametrize("base", CORNERS)
 
 def config(base, arm=None, **more):
     """The configuration of a Variant: a corner with some of its parts swapped."""
-    return build(VariantConfig, choose(SIZES | {"model": base, "arch": base} | more | (arm or {}))[2])
+    return build(
+        VariantConfig, choose(SIZES | {"model": base, "arch": base} | more | (arm or {}))[2]
+    )
 
 
 def randomised(c, seed=0, std=0.4):
@@ -57,7 +92,9 @@ def randomised(c, seed=0, std=0.4):
 
 
 def tokens(c, B=2, T=None, seed=1):
-    return torch.randint(c.vocab_size, (B, T or c.block_size), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        c.vocab_size, (B, T or c.block_size), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def close(a, b, tolerance=1e-5):
@@ -94,14 +131,30 @@ def test_corner_is_the_readable_model_to_the_last_bit(base):
 
 
 def test_choose():
-    assert choose({"model": "llama", "n_layer": 3})[1] is CORNERS["llama"][1]  # no slot: the readable model
+    assert (
+        choose({"model": "llama", "n_layer": 3})[1] is CORNERS["llama"][1]
+    )  # no slot: the readable model
     assert choose({"model": "gpt2", "bias": False})[1] is CORNERS["gpt2"][1]
-    for given in ({"position": "rope"}, {"n_kv_head": 2}, {"window": 4}, {"bias": "norm"}, {"arch": "gpt2"}):
+    for given in (
+        {"position": "rope"},
+        {"n_kv_head": 2},
+        {"window": 4},
+        {"bias": "norm"},
+        {"arch": "gpt2"},
+    ):
         assert choose({"model": "gpt2"} | given)[1] is Variant
-    assert choose({"model": "llama", "n_kv_head": 2})[1] is CORNERS["llama"][1]  # LLaMA has that itself
+    assert (
+        choose({"model": "llama", "n_kv_head": 2})[1] is CORNERS["llama"][1]
+    )  # LLaMA has that itself
     assert choose({"model": "llama", "rope_scaling": "yarn"})[1] is Variant
     swapped = build(VariantConfig, choose({"model": "gpt2", "position": "rope"})[2])
-    assert (swapped.position, swapped.norm, swapped.mlp, swapped.bias, swapped.tie_embeddings) == ("rope", "layernorm", "gelu", "all", True)
+    assert (swapped.position, swapped.norm, swapped.mlp, swapped.bias, swapped.tie_embeddings) == (
+        "rope",
+        "layernorm",
+        "gelu",
+        "all",
+        True,
+    )
 
 
 @pytest.mark.parametrize("arch", ARCH)
@@ -122,8 +175,21 @@ def test_named_architectures_train(arch):
 # ---------------------------------------------------------------- gate 1: bite
 
 
-WHERE = dict(position="wpe", norm="norm", block="norm", mlp="mlp", mlp_width="mlp", ffn_dim_multiplier="mlp", qk_norm="attn", bias="", n_kv_head="attn", low_rank="",
-             embed_norm="norm_e", tie_embeddings="lm_head", relative_clip="wpe")  # which parameters a key may add, drop or reshape
+WHERE = dict(
+    position="wpe",
+    norm="norm",
+    block="norm",
+    mlp="mlp",
+    mlp_width="mlp",
+    ffn_dim_multiplier="mlp",
+    qk_norm="attn",
+    bias="",
+    n_kv_head="attn",
+    low_rank="",
+    embed_norm="norm_e",
+    tie_embeddings="lm_head",
+    relative_clip="wpe",
+)  # which parameters a key may add, drop or reshape
 
 
 @bases
@@ -135,8 +201,12 @@ def test_bites(base, arm):
         pytest.skip("this is the base itself")
     before, after = randomised(plain), randomised(swapped)
     old, new = dict(before.named_parameters()), dict(after.named_parameters())
-    for key in old.keys() ^ new.keys() | {key for key in old.keys() & new.keys() if old[key].shape != new[key].shape}:
-        assert any(WHERE.get(slot) is not None and WHERE[slot] in key for slot in arm), f"{key} changed"
+    for key in old.keys() ^ new.keys() | {
+        key for key in old.keys() & new.keys() if old[key].shape != new[key].shape
+    }:
+        assert any(WHERE.get(slot) is not None and WHERE[slot] in key for slot in arm), (
+            f"{key} changed"
+        )
     with torch.no_grad():
         for key in old.keys() & new.keys():
             if old[key].shape == new[key].shape:
@@ -160,7 +230,9 @@ def test_without_positions_order_shows_only_through_the_mask(base):
         model, x = randomised(c), tokens(c, 1, 10)
         traded = x[:, [3, 1, 2, 0, *range(4, 10)]]
         assert x[0, 0] != x[0, 3]
-        assert torch.allclose(model(x)[0][:, -1], model(traded)[0][:, -1], atol=1e-9) == (word == "none"), word
+        assert torch.allclose(model(x)[0][:, -1], model(traded)[0][:, -1], atol=1e-9) == (
+            word == "none"
+        ), word
 
 
 # ---------------------------------------------------------------- gates 2 and 3: causality and the cache
@@ -204,9 +276,14 @@ def test_cache(base, arm):
 def test_ragged_batch_is_one_at_a_time(base, arm):
     c = config(base, arm)
     model, x = randomised(c), tokens(c)
-    idx = torch.stack((x[0, :10], torch.cat((x[0, :4], x[1, :6]))))  # the second has 4 tokens of padding
+    idx = torch.stack(
+        (x[0, :10], torch.cat((x[0, :4], x[1, :6])))
+    )  # the second has 4 tokens of padding
     cache = KVCache(pad=torch.tensor([0, 4]))
-    first, then = model(idx, cache=cache)[0], model(torch.stack((x[0, 10:12], x[1, 6:8])), cache=cache)[0]
+    first, then = (
+        model(idx, cache=cache)[0],
+        model(torch.stack((x[0, 10:12], x[1, 6:8])), cache=cache)[0],
+    )
     for row, pad in ((0, 0), (1, 4)):
         alone = model(x[row : row + 1, : 12 - pad])[0][0]
         assert close(torch.cat((first[row, pad:], then[row])), alone)
@@ -215,7 +292,20 @@ def test_ragged_batch_is_one_at_a_time(base, arm):
 def test_missing_causal_mask_would_be_seen(monkeypatch):
     """A guide's multi-query and grouped-query attention forget the mask: caught by the gate."""
     real = attention.Attention.attend
-    monkeypatch.setattr(attention.Attention, "attend", lambda self, q, k, v, qpos, kpos, mask, bias: real(self, q, k, v, qpos, kpos, torch.ones(1, 1, q.size(2), k.size(2), dtype=torch.bool), bias))
+    monkeypatch.setattr(
+        attention.Attention,
+        "attend",
+        lambda self, q, k, v, qpos, kpos, mask, bias: real(
+            self,
+            q,
+            k,
+            v,
+            qpos,
+            kpos,
+            torch.ones(1, 1, q.size(2), k.size(2), dtype=torch.bool),
+            bias,
+        ),
+    )
     for heads in (1, 2):
         with pytest.raises(AssertionError, match="sees the future"):
             check_causality(config("llama", dict(n_kv_head=heads, embed_norm=True)))
@@ -223,7 +313,11 @@ def test_missing_causal_mask_would_be_seen(monkeypatch):
 
 def test_window_off_by_one_would_be_seen(monkeypatch):
     real = visible
-    monkeypatch.setattr(attention, "visible", lambda qpos, kpos, window=0, group=0: real(qpos, kpos, window and window + 1, group))
+    monkeypatch.setattr(
+        attention,
+        "visible",
+        lambda qpos, kpos, window=0, group=0: real(qpos, kpos, window and window + 1, group),
+    )
     with pytest.raises(AssertionError):
         check_cache(config("llama", dict(window=5)))
 
@@ -236,8 +330,15 @@ def test_batchnorm_leaks_while_training_as_its_docstring_says():
     assert not torch.equal(model(x)[0][:, 0], model(changed)[0][:, 0])
 
 
-FLEX = [dict(window=5), dict(window=5, full_every=2), dict(block_local=6), dict(position="alibi"), dict(attn_softcap=1.5),
-        dict(position="alibi", window=7, attn_softcap=2.0, n_kv_head=2), dict(n_kv_head=1, window=9)]
+FLEX = [
+    dict(window=5),
+    dict(window=5, full_every=2),
+    dict(block_local=6),
+    dict(position="alibi"),
+    dict(attn_softcap=1.5),
+    dict(position="alibi", window=7, attn_softcap=2.0, n_kv_head=2),
+    dict(n_kv_head=1, window=9),
+]
 
 
 @pytest.mark.parametrize("arm", FLEX, ids=name)
@@ -248,12 +349,20 @@ def test_flex_attention_is_attention(arm, monkeypatch):
     with torch.no_grad():
         plain = model(idx, idx)[0]
         monkeypatch.setattr(attention, "compiled_on_gpu", lambda x: True)
-        monkeypatch.setattr(attention, "flex_attention", lambda *args, **more: calls.append(1) or real(*args, **more))
+        monkeypatch.setattr(
+            attention,
+            "flex_attention",
+            lambda *args, **more: calls.append(1) or real(*args, **more),
+        )
         torch.testing.assert_close(model(idx, idx)[0], plain, atol=1e-4, rtol=1e-4)
     assert len(calls) == (1 if "full_every" in arm else 2)
 
 
-@pytest.mark.parametrize("arm", [{}, dict(position="relative"), dict(dropout=0.5, window=5), dict(window=5, n_embd=16)], ids=name)
+@pytest.mark.parametrize(
+    "arm",
+    [{}, dict(position="relative"), dict(dropout=0.5, window=5), dict(window=5, n_embd=16)],
+    ids=name,
+)
 def test_what_flex_attention_does_not_do_is_left_to_attention(arm, monkeypatch):
     monkeypatch.setattr(attention, "compiled_on_gpu", lambda x: True)
     monkeypatch.setattr(attention, "flex_attention", None)
@@ -261,7 +370,9 @@ def test_what_flex_attention_does_not_do_is_left_to_attention(arm, monkeypatch):
     assert model(tokens(model.config))[0].isfinite().all()
 
 
-@pytest.mark.parametrize("arm", [dict(window=5), dict(window=5, full_every=2), dict(block_local=6)], ids=name)
+@pytest.mark.parametrize(
+    "arm", [dict(window=5), dict(window=5, full_every=2), dict(block_local=6)], ids=name
+)
 def test_who_sees_whom(arm):
     """Through one layer, a token's logits depend on exactly the tokens that the definition names."""
     c = config("llama", arm | dict(n_layer=1, position="none"))
@@ -269,7 +380,7 @@ def test_who_sees_whom(arm):
     embedded = model.wte(x).detach().requires_grad_()
     model.wte.forward = lambda idx: embedded
     for q in range(c.block_size):
-        gradient, = torch.autograd.grad(model(x)[0][0, q].sum(), embedded)
+        (gradient,) = torch.autograd.grad(model(x)[0][0, q].sum(), embedded)
         seen = (gradient[0].abs().sum(-1) > 0).nonzero().flatten().tolist()
         first = q // 6 * 6 if "block_local" in arm else max(0, q - 4)
         assert seen == list(range(first, q + 1))
@@ -289,7 +400,12 @@ def test_memory_of_a_windowed_cache_stays_at_the_window():
     assert len(set(sizes)) == 1 and sizes[0] == 2 * c.n_layer * 5 * c.n_embd * 8  # float64
 
 
-PAIRS = [{a: v} | {b: w} for (a, vs), (b, ws) in itertools.combinations(SLOTS.items(), 2) for v in vs for w in ws]
+PAIRS = [
+    {a: v} | {b: w}
+    for (a, vs), (b, ws) in itertools.combinations(SLOTS.items(), 2)
+    for v in vs
+    for w in ws
+]
 TINY = dict(block_size=10, n_layer=1, n_head=2, n_embd=8, vocab_size=11, window=3)
 
 
@@ -371,12 +487,31 @@ def attention_scores(model, x):
     return seen
 
 
-@pytest.mark.parametrize("n, expected", [
-    (4, [2**-2, 2**-4, 2**-6, 2**-8]),
-    (8, [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8]),
-    (6, [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]),
-    (12, [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8, 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
-])
+@pytest.mark.parametrize(
+    "n, expected",
+    [
+        (4, [2**-2, 2**-4, 2**-6, 2**-8]),
+        (8, [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8]),
+        (6, [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]),
+        (
+            12,
+            [
+                2**-1,
+                2**-2,
+                2**-3,
+                2**-4,
+                2**-5,
+                2**-6,
+                2**-7,
+                2**-8,
+                2**-0.5,
+                2**-1.5,
+                2**-2.5,
+                2**-3.5,
+            ],
+        ),
+    ],
+)
 def test_alibi_slopes_are_the_authors(n, expected):
     assert alibi_slopes(n) == pytest.approx(expected, rel=1e-12)
     # A famous guide's rule takes the slopes of the power above as they come, and so repeats some.
@@ -403,8 +538,12 @@ def test_sinusoidal_is_vaswani():
     for pos in range(9):
         for i in range(6):
             angle = pos / 10000 ** (2 * i / 12)
-            assert out[0, pos, 2 * i] == pytest.approx(x[0, pos, 2 * i].item() * 12**0.5 + math.sin(angle), abs=1e-6)
-            assert out[0, pos, 2 * i + 1] == pytest.approx(x[0, pos, 2 * i + 1].item() * 12**0.5 + math.cos(angle), abs=1e-6)
+            assert out[0, pos, 2 * i] == pytest.approx(
+                x[0, pos, 2 * i].item() * 12**0.5 + math.sin(angle), abs=1e-6
+            )
+            assert out[0, pos, 2 * i + 1] == pytest.approx(
+                x[0, pos, 2 * i + 1].item() * 12**0.5 + math.cos(angle), abs=1e-6
+            )
 
 
 def test_relative_is_shaw():
@@ -426,15 +565,30 @@ def test_rope_scaling_is_transformers():
 
     pos = torch.arange(50)[None]
     for word, fields_ in dict(
-        linear=dict(rope_type="linear"), yarn=dict(rope_type="yarn", original_max_position_embeddings=16),
-        llama3=dict(rope_type="llama3", original_max_position_embeddings=16, low_freq_factor=1.0, high_freq_factor=4.0),
+        linear=dict(rope_type="linear"),
+        yarn=dict(rope_type="yarn", original_max_position_embeddings=16),
+        llama3=dict(
+            rope_type="llama3",
+            original_max_position_embeddings=16,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+        ),
     ).items():
         c = config("llama", SCALED | dict(rope_scaling=word, n_embd=64, n_head=2))
-        theirs = LlamaConfig(hidden_size=64, num_attention_heads=2, max_position_embeddings=64, rope_parameters=dict(rope_theta=10000.0, factor=4.0) | fields_)
+        theirs = LlamaConfig(
+            hidden_size=64,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+            rope_parameters=dict(rope_theta=10000.0, factor=4.0) | fields_,
+        )
         freq, temperature = rope.ROPE_INIT_FUNCTIONS[word](theirs, "cpu")
         cos, sin = ROPE_SCALING[word](pos, 32, c)
-        assert torch.allclose(cos[0, 0], (pos[0, :, None] * freq).cos() * temperature, atol=1e-6), word
-        assert torch.allclose(sin[0, 0], (pos[0, :, None] * freq).sin() * temperature, atol=1e-6), word
+        assert torch.allclose(cos[0, 0], (pos[0, :, None] * freq).cos() * temperature, atol=1e-6), (
+            word
+        )
+        assert torch.allclose(sin[0, 0], (pos[0, :, None] * freq).sin() * temperature, atol=1e-6), (
+            word
+        )
         plain = ROPE_SCALING["none"](pos, 32, c)[0]
         assert (plain - cos).abs().max() > 0.1
 
@@ -443,7 +597,9 @@ def test_ntk_stretches_the_slowest_pair_only():
     c = config("llama", SCALED | dict(rope_scaling="ntk", n_embd=64, n_head=2))
     base, scaled = (ROPE_SCALING[word](torch.ones(1, 1), 32, c) for word in ("none", "ntk"))
     angle, stretched = (torch.atan2(sin, cos).flatten() for cos, sin in (base, scaled))
-    assert stretched[0] == angle[0] and stretched[-1].item() == pytest.approx(angle[-1].item() / 4, rel=1e-4)
+    assert stretched[0] == angle[0] and stretched[-1].item() == pytest.approx(
+        angle[-1].item() / 4, rel=1e-4
+    )
 
 
 def test_partial_rope_turns_the_first_part_of_each_head():
@@ -451,12 +607,21 @@ def test_partial_rope_turns_the_first_part_of_each_head():
     model = randomised(c)
     q = torch.randn(1, 4, 6, 4, dtype=torch.float64)
     turned, _ = model.wpe.rotate(q, q, model.wpe.angles(torch.arange(6)[None]))
-    assert torch.equal(turned[..., 2:], q[..., 2:]) and not torch.equal(turned[..., 1:, :2], q[..., 1:, :2])
+    assert torch.equal(turned[..., 2:], q[..., 2:]) and not torch.equal(
+        turned[..., 1:, :2], q[..., 1:, :2]
+    )
     assert torch.allclose(turned.norm(dim=-1), q.norm(dim=-1), atol=1e-6)
 
 
-ACT = dict(relu=lambda x: max(x, 0), gelu=lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))), gelu_erf=lambda x: x / 2 * (1 + math.erf(x / 2**0.5)),
-           silu=lambda x: x / (1 + math.exp(-x)), relu2=lambda x: max(x, 0) ** 2, glu=lambda x: 1 / (1 + math.exp(-x)), bilinear=lambda x: x)
+ACT = dict(
+    relu=lambda x: max(x, 0),
+    gelu=lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    gelu_erf=lambda x: x / 2 * (1 + math.erf(x / 2**0.5)),
+    silu=lambda x: x / (1 + math.exp(-x)),
+    relu2=lambda x: max(x, 0) ** 2,
+    glu=lambda x: 1 / (1 + math.exp(-x)),
+    bilinear=lambda x: x,
+)
 ACT |= dict(reglu=ACT["relu"], geglu=ACT["gelu"], swiglu=ACT["silu"])
 
 
@@ -470,7 +635,9 @@ def test_mlp_formula(word):
     hidden = gate.detach().clone().apply_(ACT[word]) * (up if word in GATED else 1)
     assert torch.allclose(mlp(x), hidden @ mlp.down.weight.t() + mlp.down.bias, atol=1e-9)
     sizes = {key: p.shape for key, p in mlp.named_parameters()}
-    assert sizes["up.weight"] == ((48, 16) if word in GATED else (64, 16))  # 8/3 * 16 = 42.7, rounded up to 8
+    assert sizes["up.weight"] == (
+        (48, 16) if word in GATED else (64, 16)
+    )  # 8/3 * 16 = 42.7, rounded up to 8
 
 
 def test_norms_by_their_formulas():
@@ -478,15 +645,27 @@ def test_norms_by_their_formulas():
     norms = {word: randomised(config("gpt2", dict(norm=word))).norm_f for word in SLOTS["norm"]}
     centred = x - x.mean(-1, keepdim=True)
     n = norms["layernorm"]
-    assert torch.allclose(n(x), centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * n.weight + n.bias, atol=1e-12)
+    assert torch.allclose(
+        n(x),
+        centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * n.weight + n.bias,
+        atol=1e-12,
+    )
     n = norms["rmsnorm"]
-    assert torch.allclose(n(x), x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * n.weight, atol=1e-12)
+    assert torch.allclose(
+        n(x), x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * n.weight, atol=1e-12
+    )
     n = norms["dyt"]
     assert torch.allclose(n(x), torch.tanh(n.alpha * x) * n.weight + n.bias, atol=1e-12)
     n = norms["batchnorm"]
-    assert torch.allclose(n(x), (x - n.running_mean) / (n.running_var + 1e-5).sqrt() * n.weight + n.bias, atol=1e-12)
+    assert torch.allclose(
+        n(x), (x - n.running_mean) / (n.running_var + 1e-5).sqrt() * n.weight + n.bias, atol=1e-12
+    )
     flat = x.flatten(0, 1)
-    assert torch.allclose(n.train()(x).flatten(0, 1), (flat - flat.mean(0)) / (flat.var(0, unbiased=False) + 1e-5).sqrt() * n.weight + n.bias, atol=1e-12)
+    assert torch.allclose(
+        n.train()(x).flatten(0, 1),
+        (flat - flat.mean(0)) / (flat.var(0, unbiased=False) + 1e-5).sqrt() * n.weight + n.bias,
+        atol=1e-12,
+    )
     assert torch.equal(norms["none"](x), x)
 
 
@@ -498,10 +677,20 @@ def test_block_formula(word):
     b.attn.forward = lambda h, where, cache: h * 2 + 1
     n1, n2, m = b.norm1, getattr(b, "norm2", None), b.mlp
     a = lambda h: h * 2 + 1  # noqa: E731
-    mid = {"pre": lambda: x + a(n1(x)), "post": lambda: n1(x + a(x)), "output": lambda: x + n1(a(x)), "sandwich": lambda: x + b.norm1_out(a(n1(x)))}.get(word, lambda: x)()
+    mid = {
+        "pre": lambda: x + a(n1(x)),
+        "post": lambda: n1(x + a(x)),
+        "output": lambda: x + n1(a(x)),
+        "sandwich": lambda: x + b.norm1_out(a(n1(x))),
+    }.get(word, lambda: x)()
     expected = {
-        "pre": lambda: mid + m(n2(mid)), "post": lambda: n2(mid + m(mid)), "output": lambda: mid + n2(m(mid)), "sandwich": lambda: mid + b.norm2_out(m(n2(mid))),
-        "parallel": lambda: x + a(n1(x)) + m(n1(x)), "parallel2": lambda: x + a(n1(x)) + m(n2(x))}[word]()
+        "pre": lambda: mid + m(n2(mid)),
+        "post": lambda: n2(mid + m(mid)),
+        "output": lambda: mid + n2(m(mid)),
+        "sandwich": lambda: mid + b.norm2_out(m(n2(mid))),
+        "parallel": lambda: x + a(n1(x)) + m(n1(x)),
+        "parallel2": lambda: x + a(n1(x)) + m(n2(x)),
+    }[word]()
     assert torch.allclose(b(x, None), expected, atol=1e-12)
 
 
@@ -519,12 +708,18 @@ def test_softcap_and_qk_norm_by_their_formulas():
             q, k = rms(q, attn.q_norm.weight), rms(k, attn.k_norm.weight)
         heads = []
         for h in range(4):
-            qh, kh, vh = q[:, 4 * h : 4 * h + 4], k[:, 4 * (h // 2) : 4 * (h // 2) + 4], v[:, 4 * (h // 2) : 4 * (h // 2) + 4]
+            qh, kh, vh = (
+                q[:, 4 * h : 4 * h + 4],
+                k[:, 4 * (h // 2) : 4 * (h // 2) + 4],
+                v[:, 4 * (h // 2) : 4 * (h // 2) + 4],
+            )
             if qk_norm == "head":
                 qh, kh = rms(qh, attn.q_norm.weight), rms(kh, attn.k_norm.weight)
-            scores = 1.5 * torch.tanh(qh @ kh.t() / 2 / 1.5) + torch.full((6, 6), -math.inf, dtype=torch.float64).triu(1)
+            scores = 1.5 * torch.tanh(qh @ kh.t() / 2 / 1.5) + torch.full(
+                (6, 6), -math.inf, dtype=torch.float64
+            ).triu(1)
             heads.append(scores.softmax(-1) @ vh)
-        where = attention.Where(POSITION["none"](c), torch.arange(6)[None], None)
+        where = position.Where(POSITION["none"](c), torch.arange(6)[None], None)
         assert torch.allclose(attn(x, where), attn.wo(torch.cat(heads, -1))[None], atol=1e-12)
 
 
@@ -541,22 +736,34 @@ def test_options_are_frozen():
     """A new option is a cost to every reader: argue for it, then add it here."""
     assert " ".join(keys(VariantConfig)) == (
         "block_size vocab_size n_layer n_head n_kv_head n_embd dropout tie_embeddings bias position norm block mlp mlp_width multiple_of ffn_dim_multiplier norm_eps "
-        "rope_theta rope_fraction rope_scaling rope_factor rope_original relative_clip window full_every block_local qk_norm attn_softcap logit_softcap low_rank embed_norm")
-    tested = {key for arm in ARMS for key in arm} | {"block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout", "multiple_of"}
+        "rope_theta rope_fraction rope_scaling rope_factor rope_original relative_clip window full_every block_local qk_norm attn_softcap logit_softcap low_rank embed_norm"
+    )
+    tested = {key for arm in ARMS for key in arm} | {
+        "block_size",
+        "vocab_size",
+        "n_layer",
+        "n_head",
+        "n_embd",
+        "dropout",
+        "multiple_of",
+    }
     assert tested >= set(keys(VariantConfig)), "a new number needs an arm in NUMBERS"
 
 
-@pytest.mark.parametrize("arm, words", [
-    (dict(n_kv_head=3), "n_head=4 is not divisible by n_kv_head=3"),
-    (dict(window=4, block_local=4), "choose one"),
-    (dict(full_every=2), "give window too"),
-    (dict(position="rope", n_head=16), "rope turns pairs"),
-    (dict(position="alibi", rope_fraction=0.5), "mean nothing to position=alibi"),
-    (dict(position="alibi", rope_scaling="yarn"), "mean nothing to position=alibi"),
-    (dict(position="rope", rope_factor=2.0), "scales nothing.*give rope_scaling"),
-    (dict(norm="rmsnorm", bias="norm"), "norm=rmsnorm has no bias"),
-    (dict(position="rope", rope_scaling="yarn", rope_factor=0.5), "below 1"),
-])
+@pytest.mark.parametrize(
+    "arm, words",
+    [
+        (dict(n_kv_head=3), "n_head=4 is not divisible by n_kv_head=3"),
+        (dict(window=4, block_local=4), "choose one"),
+        (dict(full_every=2), "give window too"),
+        (dict(position="rope", n_head=16), "rope turns pairs"),
+        (dict(position="alibi", rope_fraction=0.5), "mean nothing to position=alibi"),
+        (dict(position="alibi", rope_scaling="yarn"), "mean nothing to position=alibi"),
+        (dict(position="rope", rope_factor=2.0), "scales nothing.*give rope_scaling"),
+        (dict(norm="rmsnorm", bias="norm"), "norm=rmsnorm has no bias"),
+        (dict(position="rope", rope_scaling="yarn", rope_factor=0.5), "below 1"),
+    ],
+)
 def test_impossible_pairs_are_refused_in_a_sentence(arm, words):
     from common.errors import UserError
 

@@ -1,21 +1,27 @@
 """Writing, word by word of every slot: what is cached, batched or beyond the context is the text that is written without.
 The models are trained until their text depends on the prompt."""
+
 import functools
 
 import pytest
 import torch
+from test_variants import ARMS, config, name
 
 from parts.cache import KVCache
-from sampling.decoding import Sample, probabilities, ragged
-from sample import generate, steps
-from test_variants import ARMS, config, name
-from tokens.tokenizer import ByteTokenizer
 from parts.variant import Variant
+from sample import generate, steps
+from sampling.decoding import Sample, probabilities, ragged
+from tokens.tokenizer import ByteTokenizer
 
 V, CONTEXT = 7, 12
 # Numbers that go on in equal strides, modulo 7: what comes next takes two tokens to tell, and the stride is the prompt's.
 BASE = config("llama")
-DIFFERENT = [{}, *(arm for arm in ARMS if config("llama", arm) != BASE), dict(arch="gpt2"), dict(window=5, block="parallel", position="alibi", n_kv_head=2)]
+DIFFERENT = [
+    {},
+    *(arm for arm in ARMS if config("llama", arm) != BASE),
+    dict(arch="gpt2"),
+    dict(window=5, block="parallel", position="alibi", n_kv_head=2),
+]
 
 
 def progression(start, stride, n):
@@ -27,10 +33,15 @@ def trained(key):
     """LLaMA with some parts swapped, trained for a moment."""
     torch.manual_seed(0)
     model = Variant(config("llama", dict(key), vocab_size=V, block_size=CONTEXT))
-    optimizer, rng = torch.optim.AdamW(model.parameters(), lr=2e-2, fused=True), torch.Generator().manual_seed(1)
+    optimizer, rng = (
+        torch.optim.AdamW(model.parameters(), lr=2e-2, fused=True),
+        torch.Generator().manual_seed(1),
+    )
     for _ in range(40):
         numbers = torch.randint(1, V, (24, 2), generator=rng)
-        idx = torch.stack([progression(start, stride, CONTEXT + 1) for start, stride in numbers.tolist()])
+        idx = torch.stack(
+            [progression(start, stride, CONTEXT + 1) for start, stride in numbers.tolist()]
+        )
         loss = model(idx[:, :-1], idx[:, 1:])[1]
         optimizer.zero_grad(), loss.backward(), optimizer.step()
     assert loss < 1.6  # ln 7 = 1.95 knows nothing
@@ -40,7 +51,9 @@ def trained(key):
 def written(model, idx, n, **more):
     """(tokens (B, n), logits (B, n, V))"""
     found = list(steps(model, idx, n, **more))
-    return torch.cat([step.token for step in found], dim=1), torch.stack([step.logits for step in found], dim=1)
+    return torch.cat([step.token for step in found], dim=1), torch.stack(
+        [step.logits for step in found], dim=1
+    )
 
 
 @pytest.mark.parametrize("arm", DIFFERENT, ids=name)
@@ -57,20 +70,38 @@ def test_cached_and_batched_text_is_the_text(arm):
             text, logits = written(model, row[None], n, seeds=[seed], use_cache=False, **more)
             cached, cached_logits = written(model, row[None], n, seeds=[seed], **more)
             assert torch.equal(text, cached) and torch.equal(text[0], got)
-            assert (logits - cached_logits).abs().max() < 1e-5 * max(1, logits.abs().max()) > (logits[0] - got_logits).abs().max()
+            assert (
+                (logits - cached_logits).abs().max()
+                < 1e-5 * max(1, logits.abs().max())
+                > (logits[0] - got_logits).abs().max()
+            )
         assert not torch.equal(*both), "the text depends on the prompt"
 
 
 def test_the_trained_models_know_the_language():
     for stride in range(1, V):
         prompt = progression(3, stride, 6)
-        assert torch.equal(torch.cat(list(generate(trained((("qk_norm", "head"),)), prompt[None], 6, temperature=0)), 1)[0], progression(3, stride, 12)[6:])
+        assert torch.equal(
+            torch.cat(
+                list(generate(trained((("qk_norm", "head"),)), prompt[None], 6, temperature=0)), 1
+            )[0],
+            progression(3, stride, 12)[6:],
+        )
 
 
-@pytest.mark.parametrize("wrong", [
-    ("cache.visible", lambda qpos, kpos, window=0, group=0: kpos[:, None, None, :] <= qpos[:, None, :, None]),
-    ("cache.KVCache.__init__", lambda self, pad=None, spare=0, init=KVCache.__init__: init(self, None, spare)),
-])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (
+            "cache.visible",
+            lambda qpos, kpos, window=0, group=0: kpos[:, None, None, :] <= qpos[:, None, :, None],
+        ),
+        (
+            "cache.KVCache.__init__",
+            lambda self, pad=None, spare=0, init=KVCache.__init__: init(self, None, spare),
+        ),
+    ],
+)
 def test_a_wrong_batch_would_be_seen(wrong, monkeypatch):
     """The comparison has teeth: where padding is looked at, or counted as text, it fails."""
     monkeypatch.setattr(*wrong)
@@ -79,7 +110,9 @@ def test_a_wrong_batch_would_be_seen(wrong, monkeypatch):
 
 
 @pytest.mark.parametrize("pad", [None, torch.tensor([0, 3])])
-@pytest.mark.parametrize("arm", [{}, dict(window=5), dict(window=5, full_every=2, position="alibi")], ids=name)
+@pytest.mark.parametrize(
+    "arm", [{}, dict(window=5), dict(window=5, full_every=2, position="alibi")], ids=name
+)
 def test_rewinding_forgets(arm, pad):
     """Reading, going back and reading something else is the same as having read that in the first place."""
     model, rng = trained(tuple(arm.items())), torch.Generator().manual_seed(0)
@@ -107,26 +140,71 @@ def test_a_ring_refuses_to_go_back_further_than_it_remembers():
 
 def test_min_p_and_repetition_penalty():
     logits = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
-    for p, kept in ((0, [1, 1, 1, 1]), (0.49, [0, 1, 1, 1]), (0.7, [0, 1, 0, 1]), (1, [0, 1, 0, 0])):
+    for p, kept in (
+        (0, [1, 1, 1, 1]),
+        (0.49, [0, 1, 1, 1]),
+        (0.7, [0, 1, 0, 1]),
+        (1, [0, 1, 0, 0]),
+    ):
         made = probabilities(logits, min_p=p)
         assert (made > 0).int().tolist() == [kept] and abs(made.sum() - 1) < 1e-6
     logits = torch.tensor([[2.0, -1.0, 0.5, 1.0]])
     got = probabilities(logits, repetition_penalty=2.0, seen=torch.tensor([[0, 1, 0]]))
     assert torch.allclose(got, torch.tensor([[1.0, -2.0, 0.5, 1.0]]).softmax(-1))
-    assert torch.equal(probabilities(logits, 0, repetition_penalty=4.0, seen=torch.tensor([[0]])), torch.tensor([[0.0, 0, 0, 1]]))
+    assert torch.equal(
+        probabilities(logits, 0, repetition_penalty=4.0, seen=torch.tensor([[0]])),
+        torch.tensor([[0.0, 0, 0, 1]]),
+    )
 
 
-@pytest.mark.parametrize("more", [dict(temperature=1e-300), dict(temperature=1e300), dict(repetition_penalty=1e300), dict(repetition_penalty=1e-300), dict(top_p=1e-9), dict(min_p=1)])
+@pytest.mark.parametrize(
+    "more",
+    [
+        dict(temperature=1e-300),
+        dict(temperature=1e300),
+        dict(repetition_penalty=1e300),
+        dict(repetition_penalty=1e-300),
+        dict(top_p=1e-9),
+        dict(min_p=1),
+    ],
+)
 def test_extreme_settings_are_still_probabilities(more):
-    p = probabilities(torch.tensor([[2.0, -1.0, 0.0, 1.0], [-3.0, -1.0, -2.0, -4.0]]), **more, seen=torch.tensor([[0, 1, 2, 3]] * 2))
+    p = probabilities(
+        torch.tensor([[2.0, -1.0, 0.0, 1.0], [-3.0, -1.0, -2.0, -4.0]]),
+        **more,
+        seen=torch.tensor([[0, 1, 2, 3]] * 2),
+    )
     assert torch.allclose(p.sum(-1), torch.ones(2)) and (p >= 0).all()
 
 
 def test_stop_is_never_shown_in_part_and_cuts_where_it_first_appears():
     sample = Sample("", ByteTokenizer(), stop="abac")
-    assert [sample.add(token, None) for token in b"xababacab"[:7]] == ["x", "", "", "", "ab", "", ""]
-    assert sample.done and sample.text == "xab" and sample.end() == "" and sample.tokens == list(b"xababac")
+    assert [sample.add(token, None) for token in b"xababacab"[:7]] == [
+        "x",
+        "",
+        "",
+        "",
+        "ab",
+        "",
+        "",
+    ]
+    assert (
+        sample.done
+        and sample.text == "xab"
+        and sample.end() == ""
+        and sample.tokens == list(b"xababac")
+    )
     sample = Sample("", ByteTokenizer(), stop="abac")
-    assert "".join([*(sample.add(token, None) for token in "aé".encode()), sample.add(ord("a"), None), sample.end()]) == "aéa" == sample.text
+    assert (
+        "".join(
+            [
+                *(sample.add(token, None) for token in "aé".encode()),
+                sample.add(ord("a"), None),
+                sample.end(),
+            ]
+        )
+        == "aéa"
+        == sample.text
+    )
     sample = Sample("", ByteTokenizer())
     assert [sample.add(token, None) for token in "é".encode()[:1]] + [sample.end()] == ["", "�"]

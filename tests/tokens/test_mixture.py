@@ -1,36 +1,59 @@
 """Several data sets as one: shares, order, evaluation, resuming. Run: python -m pytest tests/test_mixture.py"""
+
 import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-from weights import checkpoint
-from tokens import mixture
-import train
-from tokens.batches import Batches, fingerprint, load_meta
-from common.errors import UserError
-from tokens.mixture import BLOCK, Mixture, mixed_fingerprint, shares, weights
-from prepare import prepare
 from test_train import arguments, equal, losses, stop_after
 from test_train import weights as weights_of
+
+import train
+from common.errors import UserError
+from prepare import prepare
+from tokens import mixture
+from tokens.batches import Batches
+from tokens.mixture import BLOCK, Mixture, mixed_fingerprint, shares, weights
+from tokens.token_files import fingerprint, load_meta
+from training.settings import TrainConfig
+from weights import checkpoint
 
 
 def mixed(parts=(0.5, 0.3, 0.2), seed=1, sizes=(5000, 700, 90), block_size=8):
     """A Mixture whose source i has the tokens 100,000 i, 100,000 i + 1, ..."""
-    sources = [SimpleNamespace(name="abc"[i], weight=part, batches=Batches(100_000 * i + np.arange(n), block_size, seed + i)) for i, (part, n) in enumerate(zip(parts, sizes))]
+    sources = [
+        SimpleNamespace(
+            name="abc"[i],
+            weight=part,
+            batches=Batches(100_000 * i + np.arange(n), block_size, seed + i),
+        )
+        for i, (part, n) in enumerate(zip(parts, sizes))
+    ]
     return Mixture(sources, seed)
 
 
-@pytest.mark.parametrize("alpha, expected", [(1.0, [0.1, 0.2, 0.7]), (0.0, [1 / 3] * 3), (0.5, [0.31623, 0.44721, 0.83666])])
+@pytest.mark.parametrize(
+    "alpha, expected",
+    [(1.0, [0.1, 0.2, 0.7]), (0.0, [1 / 3] * 3), (0.5, [0.31623, 0.44721, 0.83666])],
+)
 def test_shares_by_the_rule(alpha, expected):
     expected = np.array(expected) / sum(expected)
     assert weights(None, alpha, [10**6, 2 * 10**6, 7 * 10**6]) == pytest.approx(expected, abs=1e-5)
-    assert weights("1,2,7", 1.0, [5, 5, 5]) == pytest.approx([0.1, 0.2, 0.7])  # what is given holds, whatever the sizes
+    assert weights("1,2,7", 1.0, [5, 5, 5]) == pytest.approx(
+        [0.1, 0.2, 0.7]
+    )  # what is given holds, whatever the sizes
 
 
-@pytest.mark.parametrize("parts, expected", [([1.0], [10000]), ([0.57, 0.29, 0.14], [5700, 2900, 1400]), ([1 / 3] * 3, [3334, 3333, 3333]),
-                                             ([1 / 7, 2 / 7, 4 / 7], [1429, 2857, 5714]), ([0.10004, 0.89996], [1000, 9000])])
+@pytest.mark.parametrize(
+    "parts, expected",
+    [
+        ([1.0], [10000]),
+        ([0.57, 0.29, 0.14], [5700, 2900, 1400]),
+        ([1 / 3] * 3, [3334, 3333, 3333]),
+        ([1 / 7, 2 / 7, 4 / 7], [1429, 2857, 5714]),
+        ([0.10004, 0.89996], [1000, 9000]),
+    ],
+)
 def test_shares_of_a_block_by_largest_remainder(parts, expected):
     assert shares(parts).tolist() == expected
 
@@ -41,18 +64,37 @@ def test_each_block_has_exactly_its_shares_in_an_order_of_its_own():
     assert [np.bincount(block).tolist() for block in seen] == [[5000, 3000, 2000]] * 3
     assert (seen[0] != seen[1]).any() and (seen[0][:5000] != 0).any()
     runs = (np.diff(seen[0]) != 0).mean()
-    assert 0.55 < runs < 0.69  # neighbours differ as often as in a shuffle: 1 - (0.25 + 0.09 + 0.04)
+    assert (
+        0.55 < runs < 0.69
+    )  # neighbours differ as often as in a shuffle: 1 - (0.25 + 0.09 + 0.04)
     assert (mixed(seed=2).get(0, BLOCK)[0] // 100_000 != batches.get(0, BLOCK)[0] // 100_000).any()
 
 
 def test_order_is_a_pure_function():
     x, y = mixed().get(0, 2 * BLOCK + 50)
-    assert x.shape == y.shape == (2 * BLOCK + 50, 8) and x.dtype == y.dtype == np.int64 and (y == x + 1).all()
+    assert (
+        x.shape == y.shape == (2 * BLOCK + 50, 8)
+        and x.dtype == y.dtype == np.int64
+        and (y == x + 1).all()
+    )
     wandering = mixed()
-    for first, count in [(2 * BLOCK - 7, 20), (0, 3), (BLOCK - 1, 2), (123, 12), (9000, BLOCK + 1050), (5, 1)]:  # back and forth, over the ends of blocks
-        assert all((a == b[first : first + count]).all() for a, b in zip(wandering.get(first, count), (x, y)))
+    for first, count in [
+        (2 * BLOCK - 7, 20),
+        (0, 3),
+        (BLOCK - 1, 2),
+        (123, 12),
+        (9000, BLOCK + 1050),
+        (5, 1),
+    ]:  # back and forth, over the ends of blocks
+        assert all(
+            (a == b[first : first + count]).all()
+            for a, b in zip(wandering.get(first, count), (x, y))
+        )
         assert sum(wandering.drawn(first, count).values()) == count
-        assert list(wandering.drawn(first, count).values()) == np.bincount(x[first : first + count, 0] // 100_000, minlength=3).tolist()
+        assert (
+            list(wandering.drawn(first, count).values())
+            == np.bincount(x[first : first + count, 0] // 100_000, minlength=3).tolist()
+        )
 
 
 def test_the_samples_of_a_source_are_its_own_order_without_replacement():
@@ -73,16 +115,32 @@ def test_the_samples_of_a_source_are_its_own_order_without_replacement():
 def sets(tmp_path_factory):
     """Three sets in bytes, of different lengths, and one in characters."""
     folder = tmp_path_factory.mktemp("sets")
-    for name, text, kind in [("a", "the king of rome shall speak no more\n" * 60, "byte"), ("b", "0123456789 é\n" * 40, "byte"), ("c", "x y z\n" * 40, "byte"), ("chars", "x y z\n" * 40, "char")]:
+    for name, text, kind in [
+        ("a", "the king of rome shall speak no more\n" * 60, "byte"),
+        ("b", "0123456789 é\n" * 40, "byte"),
+        ("c", "x y z\n" * 40, "byte"),
+        ("chars", "x y z\n" * 40, "char"),
+    ]:
         (folder / f"{name}.txt").write_text(text, encoding="utf-8")
         prepare(name, input=str(folder / f"{name}.txt"), tokenizer=kind, data_dir=str(folder))
     return folder
 
 
-@pytest.mark.parametrize("more", [["--data_weights=0.5,0.3,0.2"], ["--data_alpha=0.3", "--optimizer=muon"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "more", [["--data_weights=0.5,0.3,0.2"], ["--data_alpha=0.3", "--optimizer=muon"]], ids=" ".join
+)
 def test_interrupted_and_resumed_is_uninterrupted(sets, tmp_path, more, monkeypatch):
-    monkeypatch.setattr(mixture, "BLOCK", 30)  # so that 9 steps of 8 samples go over the ends of blocks
-    run = ["--dataset=a,b,c", "--max_iters=9", "--eval_interval=4", "--dropout=0.2", "--gradient_accumulation_steps=2", *more]
+    monkeypatch.setattr(
+        mixture, "BLOCK", 30
+    )  # so that 9 steps of 8 samples go over the ends of blocks
+    run = [
+        "--dataset=a,b,c",
+        "--max_iters=9",
+        "--eval_interval=4",
+        "--dropout=0.2",
+        "--gradient_accumulation_steps=2",
+        *more,
+    ]
     train.main(arguments(sets, tmp_path / "straight", *run))
     stopped = arguments(sets, tmp_path / "stopped", *run)
     for step in (2, 5):
@@ -93,7 +151,9 @@ def test_interrupted_and_resumed_is_uninterrupted(sets, tmp_path, more, monkeypa
     for key in ("loss", "val_loss", "val_losses", "samples"):
         assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
     assert equal(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "straight"))
-    states = [checkpoint.read(checkpoint.find(tmp_path / name))[0] for name in ("straight", "stopped")]
+    states = [
+        checkpoint.read(checkpoint.find(tmp_path / name))[0] for name in ("straight", "stopped")
+    ]
     assert states[0]["samples"] == states[1]["samples"] and sum(states[0]["samples"].values()) == 72
     assert states[0]["samples"] == dict(losses(tmp_path / "straight", "samples"))[9]
 
@@ -108,35 +168,67 @@ def test_evaluation_of_each_set_and_the_mean_by_weight(sets, tmp_path, capsys):
         for mean, each in ("val_loss", "val_losses"), ("bits_per_byte", "val_bits_per_byte"):
             assert list(row[each]) == ["a", "b"]
             assert row[mean] == pytest.approx(0.75 * row[each]["a"] + 0.25 * row[each]["b"])
-        assert f"  b: val loss {row['val_losses']['b']:.4f}, {row['val_bits_per_byte']['b']:.4f} bits per byte\n" in printed
+        assert (
+            f"  b: val loss {row['val_losses']['b']:.4f}, {row['val_bits_per_byte']['b']:.4f} bits per byte\n"
+            in printed
+        )
     for name in ("a", "b"):  # the first evaluation is that of the same model on the set alone
         train.main(arguments(sets, tmp_path / name, *run, f"--dataset={name}"))
         assert losses(tmp_path / name, "val_loss")[0][1] == rows[0]["val_losses"][name]
         assert losses(tmp_path / name, "bits_per_byte")[0][1] == rows[0]["val_bits_per_byte"][name]
-        assert not losses(tmp_path / name, "val_losses") and "samples" not in checkpoint.read(checkpoint.find(tmp_path / name))[0]
+        assert (
+            not losses(tmp_path / name, "val_losses")
+            and "samples" not in checkpoint.read(checkpoint.find(tmp_path / name))[0]
+        )
     drawn = rows[-1]["samples"]
-    assert sum(drawn.values()) == 12 and f"samples drawn: {drawn['a']} of a, {drawn['a'] / 12:.2%} (asked for: 75.00%)" in printed
-    assert f"best validation loss {min(row['val_loss'] for row in rows):.4f} nats per token, {rows[-1]['bits_per_byte']:.4f} bits per byte" in printed
+    assert (
+        sum(drawn.values()) == 12
+        and f"samples drawn: {drawn['a']} of a, {drawn['a'] / 12:.2%} (asked for: 75.00%)"
+        in printed
+    )
+    assert (
+        f"best validation loss {min(row['val_loss'] for row in rows):.4f} nats per token, {rows[-1]['bits_per_byte']:.4f} bits per byte"
+        in printed
+    )
 
 
 def test_a_changed_mixture_is_named_when_resuming(sets, tmp_path, capsys):
-    train.main(arguments(sets, tmp_path / "run", "--dataset=a,b", "--data_weights=3,1", "--max_iters=2"))
+    train.main(
+        arguments(sets, tmp_path / "run", "--dataset=a,b", "--data_weights=3,1", "--max_iters=2")
+    )
     resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=3"]
     for other in ("a", "b,a", "a,b,c"):
         with pytest.raises(UserError, match="not those this run began with"):
             train.main([*resume, f"--dataset={other}", "--data_weights=None"])
     capsys.readouterr()
     train.main([*resume, "--data_weights=1,1"])
-    assert "warning: max_iters 2 -> 3, data_weights 3,1 -> 1,1: the run will differ" in capsys.readouterr().out
-    assert sum(checkpoint.read(checkpoint.find(tmp_path / "run"))[0]["samples"].values()) == 12  # those before count, too
+    assert (
+        "warning: max_iters 2 -> 3, data_weights 3,1 -> 1,1: the run will differ"
+        in capsys.readouterr().out
+    )
+    assert (
+        sum(checkpoint.read(checkpoint.find(tmp_path / "run"))[0]["samples"].values()) == 12
+    )  # those before count, too
 
 
 def test_the_best_loss_is_of_the_data_that_are_trained_on(sets, tmp_path):
     run = arguments(sets, tmp_path / "run", "--dataset=a,b", "--max_iters=2", "--eval_interval=2")
     train.main(run)
-    train.main([*run, "--dataset=c", "--init_from=resume", "--allow_data_change", "--max_iters=3", "--learning_rate=1e-9", "--min_lr=1e-9"])
+    train.main(
+        [
+            *run,
+            "--dataset=c",
+            "--init_from=resume",
+            "--allow_data_change",
+            "--max_iters=3",
+            "--learning_rate=1e-9",
+            "--min_lr=1e-9",
+        ]
+    )
     state = checkpoint.read(checkpoint.find(tmp_path / "run"))[0]
-    assert (state["best_val_loss"], state["best_step"]) in [(loss, step) for step, loss in losses(tmp_path / "run", "val_loss")[2:]]
+    assert (state["best_val_loss"], state["best_step"]) in [
+        (loss, step) for step, loss in losses(tmp_path / "run", "val_loss")[2:]
+    ]
 
 
 def test_one_way_to_weigh_takes_the_place_of_the_other_when_resuming(sets, tmp_path):
@@ -148,9 +240,20 @@ def test_one_way_to_weigh_takes_the_place_of_the_other_when_resuming(sets, tmp_p
 
 
 def test_the_doctor_looks_at_a_mixture(sets, tmp_path, capsys):
-    train.main(arguments(sets, tmp_path / "run", "--dataset=a,b", "--max_iters=4", "--learning_rate=1e-2", "--doctor"))
+    train.main(
+        arguments(
+            sets,
+            tmp_path / "run",
+            "--dataset=a,b",
+            "--max_iters=4",
+            "--learning_rate=1e-2",
+            "--doctor",
+        )
+    )
     printed = capsys.readouterr().out
-    assert printed.count("FAILED") == printed.count("data          FAILED") == 1, printed  # the sets repeat themselves
+    assert printed.count("FAILED") == printed.count("data          FAILED") == 1, (
+        printed
+    )  # the sets repeat themselves
 
 
 def test_fingerprint_of_several(sets):
@@ -159,19 +262,31 @@ def test_fingerprint_of_several(sets):
     assert len({mixed_fingerprint(metas) for metas in ([a], [b], [a, b], [b, a])}) == 4
 
 
-@pytest.mark.parametrize("more, words", [
-    (["--dataset=a,chars"], "a and chars have different tokenizers .*dataset=a,chars.*same one"),
-    (["--dataset=a,b", "--data_weights=0.5"], "data_weights=0.5 is not a number above 0 for each of a, b"),
-    (["--dataset=a,b", "--data_weights=1,0"], "not a number above 0 for each"),
-    (["--dataset=a,b", "--data_weights=1,x"], "not a number above 0 for each"),
-    (["--dataset=a,b", "--data_weights=1,nan"], "not a number above 0 for each"),
-    (["--dataset=a,b", "--data_weights=1,2", "--data_alpha=0.5"], "both set the shares"),
-    (["--dataset=a,b", "--data_alpha=-1"], "data_alpha=-1.0 is negative"),
-    (["--dataset=a,a"], "names no set, or one twice"),
-    (["--dataset=a,,b"], "names no set, or one twice"),
-    (["--dataset=a,nowhere"], "prepare.py nowhere"),
-    (["--dataset=a,b", "--data_weights=1,0.00001"], "b would be 1e-05 of the samples, less than one in 10,000"),
-])
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (
+            ["--dataset=a,chars"],
+            "a and chars have different tokenizers .*dataset=a,chars.*same one",
+        ),
+        (
+            ["--dataset=a,b", "--data_weights=0.5"],
+            "data_weights=0.5 is not a number above 0 for each of a, b",
+        ),
+        (["--dataset=a,b", "--data_weights=1,0"], "not a number above 0 for each"),
+        (["--dataset=a,b", "--data_weights=1,x"], "not a number above 0 for each"),
+        (["--dataset=a,b", "--data_weights=1,nan"], "not a number above 0 for each"),
+        (["--dataset=a,b", "--data_weights=1,2", "--data_alpha=0.5"], "both set the shares"),
+        (["--dataset=a,b", "--data_alpha=-1"], "data_alpha=-1.0 is negative"),
+        (["--dataset=a,a"], "names no set, or one twice"),
+        (["--dataset=a,,b"], "names no set, or one twice"),
+        (["--dataset=a,nowhere"], "prepare.py nowhere"),
+        (
+            ["--dataset=a,b", "--data_weights=1,0.00001"],
+            "b would be 1e-05 of the samples, less than one in 10,000",
+        ),
+    ],
+)
 def test_mistakes_are_found_before_anything_is_written(sets, tmp_path, more, words):
     with pytest.raises(UserError, match=words) as caught:
         train.main(arguments(sets, tmp_path / "run", "--max_iters=1", *more))
@@ -181,7 +296,9 @@ def test_mistakes_are_found_before_anything_is_written(sets, tmp_path, more, wor
 def test_a_known_set_that_is_missing_is_prepared(sets, monkeypatch):
     asked = []
     monkeypatch.setattr(train, "prepare", lambda name, data_dir: asked.append((name, data_dir)))
-    config = train.TrainConfig(dataset="a,shakespeare_char, shakespeare", data_dir=str(sets))
-    with pytest.raises(UserError, match="prepare.py shakespeare_char"):  # since that prepare did nothing
+    config = TrainConfig(dataset="a,shakespeare_char, shakespeare", data_dir=str(sets))
+    with pytest.raises(
+        UserError, match="prepare.py shakespeare_char"
+    ):  # since that prepare did nothing
         train.find_data(config, train.set_up("cpu", "float32"))
     assert asked == [("shakespeare_char", str(sets)), ("shakespeare", str(sets))]

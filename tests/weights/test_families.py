@@ -5,44 +5,122 @@ does is tested too.
 
     python -m pytest tests/test_families.py
 """
+
 import importlib
 import json
 
 import pytest
 import safetensors.torch
 import torch
+from test_formats import difference, parts
+from test_models import random_weights, tokens
 
 from common.configurator import build
 from common.errors import UserError
-from weights.families import FAMILIES
-from weights.pretrained import load_weights, to_hf, to_ours
+from parts.architectures import ARCH, choose
+from parts.variant import Variant
 from sample import generate
-from test_formats import difference, parts
-from test_models import random_weights, tokens
-from parts.variant import ARCH, Variant, choose
+from weights.export import to_hf
+from weights.families import FAMILIES
+from weights.pretrained import load_weights, to_ours
 
 transformers = pytest.importorskip("transformers")
 
-SIZES = dict(vocab_size=999, hidden_size=84, num_hidden_layers=2, num_attention_heads=7, bos_token_id=0, eos_token_id=0, pad_token_id=0)
-LLAMA = SIZES | dict(max_position_embeddings=64, intermediate_size=107, num_attention_heads=14, num_key_value_heads=7, rms_norm_eps=1e-3)
+SIZES = dict(
+    vocab_size=999,
+    hidden_size=84,
+    num_hidden_layers=2,
+    num_attention_heads=7,
+    bos_token_id=0,
+    eos_token_id=0,
+    pad_token_id=0,
+)
+LLAMA = SIZES | dict(
+    max_position_embeddings=64,
+    intermediate_size=107,
+    num_attention_heads=14,
+    num_key_value_heads=7,
+    rms_norm_eps=1e-3,
+)
 THETA = {"rope_type": "default", "rope_theta": 500.0}
 SCALED = dict(rope_theta=500.0, factor=4.0, original_max_position_embeddings=16)
-LLAMA3 = dict(rope_parameters=SCALED | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0})
+LLAMA3 = dict(
+    rope_parameters=SCALED
+    | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+)
 CASES = {  # name: (model_type, its configuration, what our Variant is)
-    "gpt2": ("gpt2", dict(vocab_size=999, n_positions=64, n_embd=35, n_head=5, n_layer=2, n_inner=50, activation_function="gelu"), dict(mlp="gelu_erf", mlp_width=50)),
-    "llama-3": ("llama", LLAMA | LLAMA3, dict(rope_scaling="llama3", rope_factor=4.0, rope_original=16, rope_theta=500.0)),
-    "llama-linear": ("llama", LLAMA | dict(rope_parameters=THETA | {"rope_type": "linear", "factor": 2.5}), dict(rope_scaling="linear", rope_factor=2.5)),
-    "llama-yarn": ("llama", LLAMA | dict(hidden_size=84 * 4, rope_parameters=SCALED | {"rope_type": "yarn"}), dict(rope_scaling="yarn", rope_factor=4.0, rope_original=16)),
+    "gpt2": (
+        "gpt2",
+        dict(
+            vocab_size=999,
+            n_positions=64,
+            n_embd=35,
+            n_head=5,
+            n_layer=2,
+            n_inner=50,
+            activation_function="gelu",
+        ),
+        dict(mlp="gelu_erf", mlp_width=50),
+    ),
+    "llama-3": (
+        "llama",
+        LLAMA | LLAMA3,
+        dict(rope_scaling="llama3", rope_factor=4.0, rope_original=16, rope_theta=500.0),
+    ),
+    "llama-linear": (
+        "llama",
+        LLAMA | dict(rope_parameters=THETA | {"rope_type": "linear", "factor": 2.5}),
+        dict(rope_scaling="linear", rope_factor=2.5),
+    ),
+    "llama-yarn": (
+        "llama",
+        LLAMA | dict(hidden_size=84 * 4, rope_parameters=SCALED | {"rope_type": "yarn"}),
+        dict(rope_scaling="yarn", rope_factor=4.0, rope_original=16),
+    ),
     "llama-geglu": ("llama", LLAMA | dict(hidden_act="gelu_pytorch_tanh"), dict(mlp="geglu")),
-    "mistral": ("mistral", LLAMA | dict(sliding_window=9, rope_parameters=THETA), dict(window=9, n_kv_head=7)),
-    "bloom": ("bloom", dict(vocab_size=999, hidden_size=84, n_layer=2, n_head=6, bos_token_id=0, eos_token_id=0), dict(position="alibi", embed_norm=True, bias="all")),
-    "falcon": ("falcon", SIZES | dict(rope_parameters=THETA), dict(block="parallel", n_kv_head=1, bias="norm", mlp="gelu_erf")),
-    "falcon-bias": ("falcon", SIZES | dict(rope_parameters=THETA, bias=True, ffn_hidden_size=101), dict(block="parallel", bias="all", mlp_width=101)),
-    "gpt-neox": ("gpt_neox", SIZES | dict(intermediate_size=107, rope_parameters=THETA | {"partial_rotary_factor": 0.5}), dict(block="parallel2", rope_fraction=0.5, mlp="gelu_erf")),
-    "gpt-neox-serial": ("gpt_neox", SIZES | dict(intermediate_size=107, use_parallel_residual=False, hidden_act="relu", rope_parameters=THETA | {"partial_rotary_factor": 1.0}), dict(block="pre", mlp="relu")),
+    "mistral": (
+        "mistral",
+        LLAMA | dict(sliding_window=9, rope_parameters=THETA),
+        dict(window=9, n_kv_head=7),
+    ),
+    "bloom": (
+        "bloom",
+        dict(vocab_size=999, hidden_size=84, n_layer=2, n_head=6, bos_token_id=0, eos_token_id=0),
+        dict(position="alibi", embed_norm=True, bias="all"),
+    ),
+    "falcon": (
+        "falcon",
+        SIZES | dict(rope_parameters=THETA),
+        dict(block="parallel", n_kv_head=1, bias="norm", mlp="gelu_erf"),
+    ),
+    "falcon-bias": (
+        "falcon",
+        SIZES | dict(rope_parameters=THETA, bias=True, ffn_hidden_size=101),
+        dict(block="parallel", bias="all", mlp_width=101),
+    ),
+    "gpt-neox": (
+        "gpt_neox",
+        SIZES | dict(intermediate_size=107, rope_parameters=THETA | {"partial_rotary_factor": 0.5}),
+        dict(block="parallel2", rope_fraction=0.5, mlp="gelu_erf"),
+    ),
+    "gpt-neox-serial": (
+        "gpt_neox",
+        SIZES
+        | dict(
+            intermediate_size=107,
+            use_parallel_residual=False,
+            hidden_act="relu",
+            rope_parameters=THETA | {"partial_rotary_factor": 1.0},
+        ),
+        dict(block="pre", mlp="relu"),
+    ),
     "olmo2": ("olmo2", LLAMA | dict(rope_parameters=THETA), dict(block="output", qk_norm="full")),
     "qwen3": ("qwen3", LLAMA | dict(head_dim=6, rope_parameters=THETA), dict(qk_norm="head")),
-    "qwen3-llama3": ("qwen3", LLAMA | LLAMA3 | dict(head_dim=6, tie_word_embeddings=True), dict(qk_norm="head", rope_scaling="llama3", tie_embeddings=True)),
+    "qwen3-llama3": (
+        "qwen3",
+        LLAMA | LLAMA3 | dict(head_dim=6, tie_word_embeddings=True),
+        dict(qk_norm="head", rope_scaling="llama3", tie_embeddings=True),
+    ),
 }
 WORD = {"gpt2": "gpt2", "bloom": "gpt2", "falcon": "gpt2", "gpt_neox": "gpt2"}
 IDX = tokens(2, 61, vocab=999)
@@ -53,7 +131,9 @@ def theirs(case, **changes):
     """A random transformers model in float64, no gain 1 and no bias 0."""
     kind, config, _ = CASES[case]
     torch.manual_seed(0)
-    made = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **config | changes), attn_implementation="eager")
+    made = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(kind, **config | changes), attn_implementation="eager"
+    )
     return random_weights(made.double().eval(), 0.4)
 
 
@@ -69,16 +149,28 @@ def lift_float32(monkeypatch, kind):
     modeling = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     softmax = torch.nn.functional.softmax
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
-    forward = lambda self, x: self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+    forward = lambda self, x: (
+        self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+    )
     for name in dir(modeling):
         if name.endswith("RMSNorm"):
             monkeypatch.setattr(getattr(modeling, name), "forward", forward)
     if kind == "bloom":
-        slopes = lambda n: modeling.build_alibi_tensor_(torch.ones(1, 2), n, torch.float64)[:, 0, 1]  # of position 1
-        monkeypatch.setattr(modeling, "build_alibi_tensor_", modeling.build_alibi_tensor, raising=False)
-        alibi = lambda mask, n, dtype: (slopes(n)[:, None] * torch.arange(mask.shape[1])).repeat(len(mask), 1)[:, None]
+        slopes = lambda n: modeling.build_alibi_tensor_(torch.ones(1, 2), n, torch.float64)[
+            :, 0, 1
+        ]  # of position 1
+        monkeypatch.setattr(
+            modeling, "build_alibi_tensor_", modeling.build_alibi_tensor, raising=False
+        )
+        alibi = lambda mask, n, dtype: (slopes(n)[:, None] * torch.arange(mask.shape[1])).repeat(
+            len(mask), 1
+        )[:, None]
         monkeypatch.setattr(modeling, "build_alibi_tensor", alibi)
-        monkeypatch.setattr(modeling.BloomGelu, "forward", lambda self, x: torch.nn.functional.gelu(x, approximate="tanh"))  # its constant has 8 digits
+        monkeypatch.setattr(
+            modeling.BloomGelu,
+            "forward",
+            lambda self, x: torch.nn.functional.gelu(x, approximate="tanh"),
+        )  # its constant has 8 digits
 
 
 @cases
@@ -94,16 +186,39 @@ def test_equals_transformers(case, monkeypatch):
     assert difference(reference, made, IDX) < 1e-9
 
 
-@pytest.mark.parametrize("case, change", [
-    (case, {key: value}) for case, changes in {
-        "gpt2": dict(mlp="gelu"), "llama-3": dict(rope_scaling="none", rope_factor=4.5, rope_original=20, rope_theta=600.0, norm_eps=1e-5, window=40),
-        "llama-linear": dict(rope_scaling="ntk", rope_factor=2.6), "llama-yarn": dict(rope_scaling="linear", rope_factor=4.5, rope_original=64),
-        "llama-geglu": dict(mlp="swiglu"), "mistral": dict(window=10, position="none", attn_softcap=50.0, block_local=61, logit_softcap=100.0),
-        "bloom": dict(position="none", mlp="gelu_erf"), "falcon": dict(mlp="gelu", rope_theta=600.0, position="alibi", block="pre"), "falcon-bias": dict(rope_theta=10000.0),
-        "gpt-neox": dict(rope_fraction=1.0, block="pre", mlp="gelu", rope_theta=10000.0), "gpt-neox-serial": dict(block="parallel2", mlp="relu2"),
-        "olmo2": dict(block="pre", rope_theta=10000.0), "qwen3": dict(block="output", norm_eps=1e-6, rope_theta=10000.0), "qwen3-llama3": dict(rope_scaling="yarn"),
-    }.items() for key, value in changes.items()
-], ids=str)
+@pytest.mark.parametrize(
+    "case, change",
+    [
+        (case, {key: value})
+        for case, changes in {
+            "gpt2": dict(mlp="gelu"),
+            "llama-3": dict(
+                rope_scaling="none",
+                rope_factor=4.5,
+                rope_original=20,
+                rope_theta=600.0,
+                norm_eps=1e-5,
+                window=40,
+            ),
+            "llama-linear": dict(rope_scaling="ntk", rope_factor=2.6),
+            "llama-yarn": dict(rope_scaling="linear", rope_factor=4.5, rope_original=64),
+            "llama-geglu": dict(mlp="swiglu"),
+            "mistral": dict(
+                window=10, position="none", attn_softcap=50.0, block_local=61, logit_softcap=100.0
+            ),
+            "bloom": dict(position="none", mlp="gelu_erf"),
+            "falcon": dict(mlp="gelu", rope_theta=600.0, position="alibi", block="pre"),
+            "falcon-bias": dict(rope_theta=10000.0),
+            "gpt-neox": dict(rope_fraction=1.0, block="pre", mlp="gelu", rope_theta=10000.0),
+            "gpt-neox-serial": dict(block="parallel2", mlp="relu2"),
+            "olmo2": dict(block="pre", rope_theta=10000.0),
+            "qwen3": dict(block="output", norm_eps=1e-6, rope_theta=10000.0),
+            "qwen3-llama3": dict(rope_scaling="yarn"),
+        }.items()
+        for key, value in changes.items()
+    ],
+    ids=str,
+)
 def test_a_wrong_slot_shows(case, change):
     """Our Variant with one slot changed is far from the reference: the test above would notice."""
     if change in ({"rope_scaling": "none"},):
@@ -114,7 +229,9 @@ def test_a_wrong_slot_shows(case, change):
     word, values, tensors = to_ours(*parts(reference))
     assert difference(reference, ours(word, values, tensors), IDX) < 1e-5
     if change == {"block": "pre"} and case == "falcon":  # the norm that it lacks
-        tensors |= {name.replace("norm1", "norm2"): t for name, t in tensors.items() if "norm1" in name}
+        tensors |= {
+            name.replace("norm1", "norm2"): t for name, t in tensors.items() if "norm1" in name
+        }
     least = 1e-4 if "mlp" in change or "norm_eps" in change or "logit_softcap" in change else 1e-2
     assert difference(reference, ours(word, values, tensors, **change), IDX) > least
 
@@ -124,7 +241,12 @@ def test_a_wrong_layout_shows(case):
     """Queries, keys and values, or their norms, exchanged."""
     reference = theirs(case)
     word, values, tensors = to_ours(*parts(reference))
-    other = {name: tensors[name.replace(".wk.", ".wv.") if ".wk." in name else name.replace("q_norm", "k_norm")] for name in tensors}
+    other = {
+        name: tensors[
+            name.replace(".wk.", ".wv.") if ".wk." in name else name.replace("q_norm", "k_norm")
+        ]
+        for name in tensors
+    }
     assert difference(reference, ours(word, values, other), IDX) > 1e-2
 
 
@@ -138,14 +260,21 @@ def test_round_trip(case, tmp_path):
     new_config, new_tensors = to_hf(word, vars(made.config), made.state_dict())
     assert new_config["model_type"] == CASES[case][0]
     named = {name.replace("embed_out.", "lm_head."): t for name, t in new_tensors.items()}
-    assert named.keys() == tensors.keys() and all(torch.equal(named[name], tensors[name]) for name in tensors)
+    assert named.keys() == tensors.keys() and all(
+        torch.equal(named[name], tensors[name]) for name in tensors
+    )
     again, read, _ = to_ours(new_config, new_tensors)
     assert (again, read) == (word, values)
     (tmp_path / "config.json").write_text(json.dumps(new_config), "utf-8")
     safetensors.torch.save_file(new_tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    opened, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager", output_loading_info=True)
+    opened, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float64, attn_implementation="eager", output_loading_info=True
+    )
     assert type(opened) is type(reference) and not any(info.values())
-    assert difference(reference, made, IDX) < 1e-5 and (opened(IDX).logits - reference(IDX).logits).abs().max() < 1e-5
+    assert (
+        difference(reference, made, IDX) < 1e-5
+        and (opened(IDX).logits - reference(IDX).logits).abs().max() < 1e-5
+    )
 
 
 @cases
@@ -153,8 +282,12 @@ def test_the_same_greedy_text(case):
     """Past the window and the threshold, with both caches."""
     reference = theirs(case)
     made = ours(*to_ours(*parts(reference)))
-    expected = reference.generate(IDX[:, :13], max_new_tokens=12, do_sample=False, eos_token_id=None)
-    got = torch.cat([IDX[:, :13], *generate(made, IDX[:, :13], 12, temperature=0, context=64)], dim=1)
+    expected = reference.generate(
+        IDX[:, :13], max_new_tokens=12, do_sample=False, eos_token_id=None
+    )
+    got = torch.cat(
+        [IDX[:, :13], *generate(made, IDX[:, :13], 12, temperature=0, context=64)], dim=1
+    )
     assert torch.equal(got, expected)
 
 
@@ -164,10 +297,24 @@ def test_what_is_refused(kind):
     case = next(case for case, (model_type, _, _) in CASES.items() if model_type == kind)
     config, tensors = parts(theirs(case))
     wrong = {
-        "gpt2": {"layer_norm_epsilon": 1e-6}, "llama": {"attention_bias": True}, "mistral": {"head_dim": 10}, "bloom": {"apply_residual_connection_post_layernorm": True},
-        "falcon": {"new_decoder_architecture": True, "multi_query": False, "parallel_attn": False, "alibi": True, "layer_norm_epsilon": 1e-6},
-        "gpt_neox": {"attention_bias": False, "layer_norm_eps": 1e-6, "hidden_act": "quick_gelu"}, "olmo2": {"attention_bias": True},
-        "qwen3": {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True, "head_dim": 128},
+        "gpt2": {"layer_norm_epsilon": 1e-6},
+        "llama": {"attention_bias": True},
+        "mistral": {"head_dim": 10},
+        "bloom": {"apply_residual_connection_post_layernorm": True},
+        "falcon": {
+            "new_decoder_architecture": True,
+            "multi_query": False,
+            "parallel_attn": False,
+            "alibi": True,
+            "layer_norm_epsilon": 1e-6,
+        },
+        "gpt_neox": {"attention_bias": False, "layer_norm_eps": 1e-6, "hidden_act": "quick_gelu"},
+        "olmo2": {"attention_bias": True},
+        "qwen3": {
+            "layer_types": ["full_attention", "sliding_attention"],
+            "use_sliding_window": True,
+            "head_dim": 128,
+        },
     }[kind]
     for key, value in wrong.items():
         with pytest.raises(UserError, match=key):
@@ -185,13 +332,26 @@ def test_what_an_absent_key_means():
     with pytest.raises(UserError, match="head_dim=128"):
         to_ours(config, tensors)
     config, tensors = parts(theirs("mistral"))
-    assert to_ours(config | {"sliding_window": None}, tensors)[1].get("window", 0) == 0  # null: no window
+    assert (
+        to_ours(config | {"sliding_window": None}, tensors)[1].get("window", 0) == 0
+    )  # null: no window
     del config["sliding_window"]
     assert to_ours(config, tensors)[1]["window"] == 4096
 
 
 def test_numbers_that_nothing_reads_block_nothing():
-    _, _, values = choose({"model": "llama", "block_size": 64, "vocab_size": 99, "n_layer": 1, "n_head": 4, "n_embd": 32, "rope_original": 77, "rope_scaling": "none"})
+    _, _, values = choose(
+        {
+            "model": "llama",
+            "block_size": 64,
+            "vocab_size": 99,
+            "n_layer": 1,
+            "n_head": 4,
+            "n_embd": 32,
+            "rope_original": 77,
+            "rope_scaling": "none",
+        }
+    )
     made = Variant(build(choose({"position": "rope"})[0], values))
     assert to_hf("llama", vars(made.config), made.state_dict())[0]["model_type"] == "llama"
 
@@ -199,7 +359,9 @@ def test_numbers_that_nothing_reads_block_nothing():
 def test_an_odd_part_of_the_head_is_refused():
     config, tensors = parts(theirs("gpt-neox"))
     with pytest.raises(UserError, match="rotary_pct"):
-        to_ours(config | {"rope_parameters": THETA | {"partial_rotary_factor": 0.25}}, tensors)  # 3 of 12
+        to_ours(
+            config | {"rope_parameters": THETA | {"partial_rotary_factor": 0.25}}, tensors
+        )  # 3 of 12
 
 
 def test_absent_keys_mean_what_they_mean_upstream():
@@ -209,7 +371,11 @@ def test_absent_keys_mean_what_they_mean_upstream():
         flat = default | (default.get("rope_parameters") or {})
         for key, value in family.defaults.items():
             for name in (key, {new: old for old, new in family.older.items()}.get(key)):
-                if name in flat and (name != "num_key_value_heads" or value is not None) and key != "ffn_hidden_size":
+                if (
+                    name in flat
+                    and (name != "num_key_value_heads" or value is not None)
+                    and key != "ffn_hidden_size"
+                ):
                     assert flat[name] == value, (kind, key)
 
 
@@ -219,30 +385,55 @@ def test_named_architectures(arch):
     sizes = dict(block_size=64, vocab_size=99, n_layer=2, n_head=8, n_embd=64)
     config_class, model_class, values = choose({"model": "gpt2", "arch": arch} | sizes)
     made = random_weights(model_class(build(config_class, values)).eval(), 0.4)
-    blocked = {"transformer2017": "block=post, .*position=sinusoidal: that no", "balanced": "mlp=gelu: that no"}
+    blocked = {
+        "transformer2017": "block=post, .*position=sinusoidal: that no",
+        "balanced": "mlp=gelu: that no",
+    }
     if arch in blocked:
         with pytest.raises(UserError, match=blocked[arch]):
             to_hf("gpt2", vars(made.config), made.state_dict())
         return
     config, tensors = to_hf("gpt2", vars(made.config), made.state_dict())
-    assert config["model_type"] == {"llama2-70b": "llama", "llama3": "llama", "gpt-neox": "gpt_neox"}.get(arch, arch)
-    reference = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config), attn_implementation="eager").eval()
-    reference.load_state_dict({name.replace("embed_out.", "lm_head."): t for name, t in tensors.items()}, strict=False)
+    assert config["model_type"] == {
+        "llama2-70b": "llama",
+        "llama3": "llama",
+        "gpt-neox": "gpt_neox",
+    }.get(arch, arch)
+    reference = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(**config), attn_implementation="eager"
+    ).eval()
+    reference.load_state_dict(
+        {name.replace("embed_out.", "lm_head."): t for name, t in tensors.items()}, strict=False
+    )
     assert difference(reference, made, tokens(2, 61)) < 1e-3
 
 
-@pytest.mark.parametrize("change, blocks", [
-    (dict(position="relative"), "position=relative"),
-    (dict(norm="dyt"), "norm=dyt"),
-    (dict(low_rank=3), "low_rank=3"),
-    (dict(rope_scaling="ntk", rope_factor=2.0), "rope_scaling=ntk"),
-    (dict(logit_softcap=30.0), "logit_softcap=30.0"),
-    (dict(window=8, qk_norm="head"), "qk_norm=head"),  # Mistral has the window, Qwen 3 the norm
-    (dict(window=8, full_every=2), "full_every=2"),
-    (dict(bias="all"), "bias=all"),
-], ids=str)
+@pytest.mark.parametrize(
+    "change, blocks",
+    [
+        (dict(position="relative"), "position=relative"),
+        (dict(norm="dyt"), "norm=dyt"),
+        (dict(low_rank=3), "low_rank=3"),
+        (dict(rope_scaling="ntk", rope_factor=2.0), "rope_scaling=ntk"),
+        (dict(logit_softcap=30.0), "logit_softcap=30.0"),
+        (dict(window=8, qk_norm="head"), "qk_norm=head"),  # Mistral has the window, Qwen 3 the norm
+        (dict(window=8, full_every=2), "full_every=2"),
+        (dict(bias="all"), "bias=all"),
+    ],
+    ids=str,
+)
 def test_what_no_family_has(change, blocks):
-    _, _, values = choose({"model": "llama", "block_size": 64, "vocab_size": 99, "n_layer": 2, "n_head": 4, "n_embd": 32} | change)
+    _, _, values = choose(
+        {
+            "model": "llama",
+            "block_size": 64,
+            "vocab_size": 99,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_embd": 32,
+        }
+        | change
+    )
     made = Variant(build(choose({"position": "rope"})[0], values))
     with pytest.raises(UserError) as caught:
         to_hf("llama", vars(made.config), made.state_dict())
@@ -251,8 +442,20 @@ def test_what_no_family_has(change, blocks):
 
 def test_biases_that_are_not_there_are_zero():
     """A GPT-NeoX without biases, which transformers has only with them."""
-    _, _, values = choose({"arch": "gpt-neox", "block_size": 64, "vocab_size": 99, "n_layer": 2, "n_head": 4, "n_embd": 32, "bias": "none"})
-    made = random_weights(Variant(build(choose({"position": "rope"})[0], values)).double().eval(), 0.4)
+    _, _, values = choose(
+        {
+            "arch": "gpt-neox",
+            "block_size": 64,
+            "vocab_size": 99,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_embd": 32,
+            "bias": "none",
+        }
+    )
+    made = random_weights(
+        Variant(build(choose({"position": "rope"})[0], values)).double().eval(), 0.4
+    )
     config, tensors = to_hf("gpt2", vars(made.config), made.state_dict())
     word, values, found = to_ours(config, tensors)
     idx = tokens(2, 61)

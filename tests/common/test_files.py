@@ -1,0 +1,142 @@
+"""Files that survive a crash: only what is ours is removed, and what cannot be read is one line."""
+
+import errno
+import os
+import stat
+
+import pytest
+
+from common import files
+from common.configurator import Fraction, PositiveInt, Share, build
+from common.errors import Failure, UserError
+
+
+@pytest.fixture(autouse=True)
+def nothing_warned():
+    files.warned.clear()
+
+
+def refuse(number):
+    def fail(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_leftovers_are_ours_alone(tmp_path):
+    path = tmp_path / "data"
+    ours = [files.partial(path), files.partial(path)]
+    others = [
+        ".data.partial",
+        "data.tmp",
+        "data.old",
+        ".data.partial-0123",
+        ".datas.partial-" + "0" * 16,
+    ]
+    for other in [*ours, *(tmp_path / name for name in others)]:
+        other.mkdir()
+    assert set(files.leftovers(path)) == set(ours)
+    assert files.leftovers(tmp_path / "nowhere" / "data") == []
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    files.write(path, "old")
+    monkeypatch.setattr(files.os, "replace", refuse(errno.ENOSPC))
+    with pytest.raises(Failure, match=r"cannot write: No space left on device .*free the disk"):
+        files.write(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_removing_warns_once_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(files.shutil, "rmtree", refuse(errno.EBUSY))
+    files.remove(tmp_path)
+    files.remove(tmp_path)
+    assert capsys.readouterr().err.count("warning: cannot remove") == 1
+
+
+def test_a_link_is_removed_and_not_what_it_points_to(tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    files.remove(tmp_path / "link")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS])
+def test_a_file_system_that_cannot_flush_folders(tmp_path, monkeypatch, capsys, number):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(files.os, "fsync", refuse(number))
+    files.sync(tmp_path)
+    assert "cannot flush folders" in capsys.readouterr().err
+    with pytest.raises(OSError):  # a file that cannot be flushed is not safe
+        files.sync(tmp_path / "file")
+    monkeypatch.setattr(files.os, "fsync", refuse(errno.EIO))
+    with pytest.raises(OSError):
+        files.sync(tmp_path)
+
+
+def test_locks(tmp_path, monkeypatch, capsys):
+    held = files.lock(tmp_path / "lock")
+    with pytest.raises(BlockingIOError):
+        files.lock(tmp_path / "lock")
+    held.close()
+    files.lock(tmp_path / "lock").close()
+    monkeypatch.setattr(files.fcntl, "flock", refuse(errno.ENOSYS))
+    files.lock(tmp_path / "lock").close()
+    assert "without locks" in capsys.readouterr().err
+
+
+def test_permissions_follow_the_umask(tmp_path):
+    path = tmp_path / "file"
+    os.close(os.open(path, os.O_CREAT, 0o600))
+    files.share(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~files.UMASK
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b'{"a": NaN}', "NaN is not a JSON number"),
+        (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
+        (b"[" * 200_000 + b"]" * 200_000, "nested too deep"),
+        (b"[1]", "a JSON list where a dict is needed"),
+    ],
+)
+def test_json_that_cannot_be_read_is_one_line(tmp_path, content, words):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        files.read_json(path, "do this")
+    assert words in str(caught.value) and str(caught.value).endswith(f"({path}): do this")
+    assert "\n" not in str(caught.value)
+
+
+def test_json_that_is_missing_or_whole(tmp_path):
+    with pytest.raises(UserError, match="cannot read: No such file"):
+        files.read_json(tmp_path / "none.json", "do this")
+    (tmp_path / "list.json").write_text("[1]")
+    assert files.read_json(tmp_path / "list.json", "do this", list) == [1]
+
+
+def test_ranges_are_declared_with_the_key():
+    from dataclasses import dataclass
+
+    @dataclass
+    class Numbers:
+        count: PositiveInt = 1
+        maybe: PositiveInt | None = None
+        dropout: Fraction = 0.0
+        share: Share = 1.0
+
+    assert build(Numbers, {"count": 3, "dropout": 0}).count == 3
+    for values, words in (
+        ({"count": 0}, r"count=0 is below 1 \(Numbers\): give 1 or more"),
+        ({"maybe": 0}, "maybe=0 is below 1"),
+        ({"dropout": 1.0}, "dropout=1.0 is not below 1 .*from 0 up to, not including, 1"),
+        ({"dropout": -0.1}, "dropout=-0.1 is negative"),
+        ({"share": 0}, "share=0 is not above 0 .*a number above 0, at most 1"),
+    ):
+        with pytest.raises(UserError, match=words):
+            build(Numbers, values)
