@@ -6,7 +6,8 @@ GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners
 - GELU MLP, four times as wide as the model
 - biases everywhere, token embedding and output head tied
 Read it beside model_llama.py: `diff model.py model_llama.py` is the list of what LLaMA changed.
-Shapes: B batch, T tokens, C = n_embd, H = n_head, D = C / H, S keys (past and present), V vocabulary.
+Shapes: B batch, T tokens, C = n_embd, H = n_head, D = C / H, S keys (past and present),
+V vocabulary.
 """
 
 import math
@@ -34,7 +35,8 @@ class GPTConfig:
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / sqrt(var + 1e-5) * weight + bias over the last axis (Ba et al. 2016, arXiv:1607.06450)."""
+    """(x - mean) / sqrt(var + 1e-5) * weight + bias over the last axis
+    (Ba et al. 2016, arXiv:1607.06450)."""
 
     def __init__(self, width, bias):
         super().__init__()
@@ -46,7 +48,7 @@ class LayerNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal multi-head attention, softmax(q kᵀ / sqrt(D)) v (Vaswani et al. 2017, arXiv:1706.03762)."""
+    """Multi-head attention, softmax(q kᵀ / sqrt(D)) v (Vaswani et al. 2017, arXiv:1706.03762)."""
 
     def __init__(self, config):
         super().__init__()
@@ -62,9 +64,9 @@ class Attention(nn.Module):
         q = self.wq(x).view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
         k = self.wk(x).view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
         v = self.wv(x).view(B, T, self.n_head, -1).transpose(1, 2)  # (B, H, T, D)
-        k, v, mask = (
-            (k, v, None) if cache is None else cache.update(k, v)
-        )  # past ones too: (B, heads, S, D)
+        mask = None
+        if cache is not None:
+            k, v, mask = cache.update(k, v)  # with the past: k, v (B, heads, S, D)
         p = self.dropout.p if self.training else 0.0
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, dropout_p=p
@@ -74,8 +76,8 @@ class Attention(nn.Module):
 
 
 def gelu(x):
-    """GPT-2's GELU, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))). As 1 + tanh(u) = 2 sigmoid(2u) it is written
-    with a sigmoid: the same function, and 2.5 times as fast as the tanh once compiled for a CPU."""
+    """GPT-2's GELU, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))). It is written with a sigmoid, as
+    1 + tanh(u) = 2 sigmoid(2u): that is 2.5 times as fast once compiled for a CPU."""
     return x * torch.sigmoid(math.sqrt(8 / math.pi) * x * (1 + 0.044715 * x * x))
 
 
@@ -123,43 +125,40 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weights(self):
         """
-        | parameter                  | initial value                                            |
-        |----------------------------|----------------------------------------------------------|
+        | parameter                  | initial value                                              |
+        |----------------------------|------------------------------------------------------------|
         | wo, down (residual writes) | N(0, 0.02 / sqrt(2 n_layer)), so that their sum stays O(1) |
-        | every other matrix         | N(0, 0.02)                                               |
-        | norm weights, biases       | 1, 0                                                     |
+        | every other matrix         | N(0, 0.02)                                                 |
+        | norm weights, biases       | 1, 0                                                       |
         """
+        residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
         for name, p in self.named_parameters():
             if p.dim() == 2:
                 residual = name.endswith(("wo.weight", "down.weight"))
-                nn.init.normal_(
-                    p, 0.0, 0.02 / math.sqrt(2 * self.config.n_layer) if residual else 0.02
-                )
+                nn.init.normal_(p, 0.0, residual_std if residual else 0.02)
             else:
                 nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
 
     def forward(self, idx, targets=None, cache=None, last_only=False):
         """
-        idx (B, T) token ids; targets (B, T), -1 where no loss is wanted; cache: what was read before
-        (cache.py). Returns (logits, loss): logits (B, T, V), or (B, 1, V) with last_only; loss the mean
-        cross-entropy in nats per token, or None without targets. ValueError past block_size.
+        idx (B, T) token ids; targets (B, T), -1 where no loss is wanted; cache: the tokens read
+        before (parts/cache.py). Returns (logits, loss): logits (B, T, V), or (B, 1, V) with
+        last_only; loss the mean cross-entropy in nats per token, or None without targets.
+        Raises ValueError past block_size.
         """
         B, T = idx.size()
-        past = 0 if cache is None else cache.length
-        if past + T > self.config.block_size:
-            raise ValueError(
-                f"cannot read {past + T} tokens: block_size is {self.config.block_size}"
-            )
-        pos = (
-            torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
-        )  # (B or 1, T)
+        length = T if cache is None else T + cache.length
+        if length > self.config.block_size:
+            raise ValueError(f"cannot read {length} tokens: block_size is {self.config.block_size}")
+        pos = torch.arange(T, device=idx.device)[None]  # (1, T)
+        if cache is not None:
+            pos = cache.advance(idx)  # (B or 1, T)
         x = self.dropout(self.wte(idx) + self.wpe(pos))  # (B, T, C)
         for i, block in enumerate(self.blocks):
             x = block(x, None if cache is None else cache[i])
-        logits = self.lm_head(self.norm_f(x[:, -1:] if last_only else x))  # (B, T or 1, V)
-        loss = (
-            None
-            if targets is None
-            else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
-        )
+        x = self.norm_f(x[:, -1:] if last_only else x)  # (B, T or 1, C)
+        logits = self.lm_head(x)  # (B, T or 1, V)
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
         return logits, loss

@@ -1,13 +1,13 @@
 """
-LLaMA (Touvron et al. 2023, arXiv:2302.13971; grouped-query attention from LLaMA 2, arXiv:2307.09288):
+LLaMA (Touvron et al. 2023, arXiv:2302.13971; grouped queries from LLaMA 2, arXiv:2307.09288):
 - rotary position embeddings (RoPE) on the queries and keys of every layer
 - RMSNorm before each sublayer and once before the head (pre-norm)
 - grouped-query attention: n_kv_head key and value heads shared by n_head query heads
 - SwiGLU MLP, 8/3 times as wide as the model
 - no biases, token embedding and output head apart
 Read it beside model.py: `diff model.py model_llama.py` is the list of what LLaMA changed.
-Shapes: B batch, T tokens, C = n_embd, H = n_head, K = n_kv_head, D = C / H, S keys (past and present),
-F width of the MLP, V vocabulary.
+Shapes: B batch, T tokens, C = n_embd, H = n_head, D = C / H, S keys (past and present),
+V vocabulary, K = n_kv_head, F width of the MLP.
 """
 
 import math
@@ -24,14 +24,10 @@ class LlamaConfig:
     vocab_size: int = 50257
     n_layer: int = 12
     n_head: int = 12
-    n_kv_head: int | None = (
-        None  # heads of keys and values; None: n_head (multi-head), 1: multi-query
-    )
+    n_kv_head: int | None = None  # heads of keys and values; None: n_head, 1: multi-query
     n_embd: int = 768  # width of the model
     multiple_of: int = 256  # the MLP's width is rounded up to a multiple of this
-    ffn_dim_multiplier: float | None = (
-        None  # scales the MLP's width (1.3 in LLaMA 2 70B, LLaMA 3 8B)
-    )
+    ffn_dim_multiplier: float | None = None  # scales the MLP's width (1.3 in LLaMA 2 70B)
     rope_theta: float = 10000.0  # base of the rotary frequencies
     norm_eps: float = 1e-5
     dropout: float = 0.0
@@ -44,13 +40,13 @@ class LlamaConfig:
         if self.n_head % self.n_kv_head:
             raise ValueError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}")
         if self.n_embd // self.n_head % 2:
-            raise ValueError(
-                f"n_embd={self.n_embd} over n_head={self.n_head} gives an odd head size: RoPE turns pairs"
-            )
+            size = f"n_embd={self.n_embd} over n_head={self.n_head}"
+            raise ValueError(f"{size} gives an odd head size: RoPE turns pairs")
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) * weight over the last axis, in fp32 (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+    """x / sqrt(mean(x²) + eps) * weight over the last axis, in fp32
+    (Zhang & Sennrich 2019, arXiv:1910.07467)."""
 
     def __init__(self, width, eps):
         super().__init__()
@@ -62,23 +58,24 @@ class RMSNorm(nn.Module):
 
 
 def rotary(pos, theta, D):
-    """cos and sin (B or 1, 1, T, D/2) of the angles pos * theta^(-2i/D), pos (B or 1, T) (Su et al. 2021,
-    arXiv:2104.09864). Made in fp32 at each forward: no table to outgrow, or to lose bits when a model is cast."""
-    freq = 1.0 / theta ** (
-        torch.arange(0, D, 2, device=pos.device, dtype=torch.float32) / D
-    )  # (D/2)
+    """cos and sin (B or 1, 1, T, D/2) of the angles pos * theta^(-2i/D), pos (B or 1, T) (Su et al.
+    2021, arXiv:2104.09864). Computed in fp32 at each forward: a stored table would end at some
+    length, and would lose bits when the model is cast to 16 bits."""
+    exponent = torch.arange(0, D, 2, device=pos.device, dtype=torch.float32) / D  # (D/2)
+    freq = 1.0 / theta**exponent  # (D/2)
     angle = pos[:, None, :, None] * freq  # (B or 1, 1, T, D/2)
     return angle.cos(), angle.sin()
 
 
 def rotate(x, cos, sin):
-    """Turn each pair (x_i, x_{i + D/2}) of x (B, heads, T, D) by its angle: the half-split layout."""
+    """Rotate each pair (x_i, x_{i + D/2}) of x (B, heads, T, D) by its angle: half-split layout."""
     x1, x2 = x.chunk(2, dim=-1)  # (B, heads, T, D/2) each
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).type_as(x)
 
 
 class Attention(nn.Module):
-    """Causal attention, H / K neighbouring query heads sharing a key and a value (Ainslie et al. 2023, arXiv:2305.13245)."""
+    """Grouped-query attention: H / K neighbouring query heads share a key and a value head
+    (Ainslie et al. 2023, arXiv:2305.13245)."""
 
     def __init__(self, config):
         super().__init__()
@@ -96,9 +93,9 @@ class Attention(nn.Module):
         k = self.wk(x).view(B, T, self.n_kv_head, -1).transpose(1, 2)  # (B, K, T, D)
         v = self.wv(x).view(B, T, self.n_kv_head, -1).transpose(1, 2)  # (B, K, T, D)
         q, k = rotate(q, *rope), rotate(k, *rope)
-        k, v, mask = (
-            (k, v, None) if cache is None else cache.update(k, v)
-        )  # past ones too: (B, heads, S, D)
+        mask = None
+        if cache is not None:
+            k, v, mask = cache.update(k, v)  # with the past: k, v (B, heads, S, D)
         p = self.dropout.p if self.training else 0.0
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, dropout_p=p, enable_gqa=True
@@ -108,13 +105,12 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), SwiGLU (Shazeer 2020, arXiv:2002.05202), at two thirds of GPT-2's 4C."""
+    """SwiGLU, down(silu(gate(x)) * up(x)), at two thirds of 4C (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, config):
         super().__init__()
-        width = int(
-            (config.ffn_dim_multiplier or 1) * int(2 * 4 * config.n_embd / 3)
-        )  # as in Meta's code
+        multiplier = config.ffn_dim_multiplier or 1
+        width = int(multiplier * int(2 * 4 * config.n_embd / 3))  # rounded as in Meta's code
         width = config.multiple_of * math.ceil(width / config.multiple_of)
         self.gate = nn.Linear(config.n_embd, width, bias=False)
         self.up = nn.Linear(config.n_embd, width, bias=False)
@@ -155,39 +151,38 @@ class Llama(nn.Module):
     @torch.no_grad()
     def init_weights(self):
         """
-        | parameter                  | initial value                                            |
-        |----------------------------|----------------------------------------------------------|
+        | parameter                  | initial value                                              |
+        |----------------------------|------------------------------------------------------------|
         | wo, down (residual writes) | N(0, 0.02 / sqrt(2 n_layer)), so that their sum stays O(1) |
-        | every other matrix         | N(0, 0.02)                                               |
-        | norm weights, biases       | 1, 0                                                     |
+        | every other matrix         | N(0, 0.02)                                                 |
+        | norm weights, biases       | 1, 0                                                       |
         """
+        residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
         for name, p in self.named_parameters():
             if p.dim() == 2:
                 residual = name.endswith(("wo.weight", "down.weight"))
-                nn.init.normal_(
-                    p, 0.0, 0.02 / math.sqrt(2 * self.config.n_layer) if residual else 0.02
-                )
+                nn.init.normal_(p, 0.0, residual_std if residual else 0.02)
             else:
                 nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
 
     def forward(self, idx, targets=None, cache=None, last_only=False):
         """
-        idx (B, T) token ids; targets (B, T), -1 where no loss is wanted; cache: what was read before
-        (cache.py). Returns (logits, loss): logits (B, T, V), or (B, 1, V) with last_only; loss the mean
-        cross-entropy in nats per token, or None without targets. It runs past block_size.
+        idx (B, T) token ids; targets (B, T), -1 where no loss is wanted; cache: the tokens read
+        before (parts/cache.py). Returns (logits, loss): logits (B, T, V), or (B, 1, V) with
+        last_only; loss the mean cross-entropy in nats per token, or None without targets.
+        It runs past block_size.
         """
         B, T = idx.size()
-        pos = (
-            torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
-        )  # (B or 1, T)
+        pos = torch.arange(T, device=idx.device)[None]  # (1, T)
+        if cache is not None:
+            pos = cache.advance(idx)  # (B or 1, T)
         rope = rotary(pos, self.config.rope_theta, self.config.n_embd // self.config.n_head)
         x = self.dropout(self.wte(idx))  # (B, T, C)
         for i, block in enumerate(self.blocks):
             x = block(x, rope, None if cache is None else cache[i])
-        logits = self.lm_head(self.norm_f(x[:, -1:] if last_only else x))  # (B, T or 1, V)
-        loss = (
-            None
-            if targets is None
-            else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
-        )
+        x = self.norm_f(x[:, -1:] if last_only else x)  # (B, T or 1, C)
+        logits = self.lm_head(x)  # (B, T or 1, V)
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
         return logits, loss

@@ -1,4 +1,4 @@
-"""What all tests share: the repo's root on the path, one thread, so that sums have one order, and the signals' own handlers."""
+"""What all tests share: the repo on the path, one thread (so that sums have one order), signals."""
 
 import signal
 import sys
@@ -19,8 +19,8 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def own_signals():
-    """train.main takes over the signals; give them back."""
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    """Restore the signal handlers that train.main replaces."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before):
+    for number, handler in handlers.items():
         signal.signal(number, handler)

@@ -30,7 +30,8 @@ both = pytest.mark.parametrize("word", TINY)
 
 
 def tiny(word, std=0.3, dtype=torch.float32, **changes):
-    """A small model of odd sizes with every parameter random, in evaluation mode; std=None: as initialised."""
+    """A small model of odd sizes in evaluation mode. Every parameter is random; std=None leaves the
+    initial weights."""
     torch.manual_seed(0)
     model_class, config_class, sizes = TINY[word]
     made = (
@@ -113,7 +114,7 @@ def test_gpt2_mlp_is_four_times_as_wide():
 
 
 def test_worked_example(monkeypatch):
-    """100 tokens, width 512, 8 query heads, 2 heads of keys and values: every shape, every count."""
+    """100 tokens, width 512, 8 query heads, 2 key and value heads: every shape, every count."""
     config = LlamaConfig(vocab_size=99, n_layer=1, n_head=8, n_kv_head=2, n_embd=512)
     llama, shapes = Llama(config), {}
     attn, real = llama.blocks[0].attn, F.scaled_dot_product_attention
@@ -244,7 +245,7 @@ def test_gpt2_attention():
 
 
 def llama_attention(theta=10000.0):
-    """An attention of 6 query and 2 key heads with random weights, an input, its rope, and the output."""
+    """An attention of 6 query and 2 key heads with random weights, its input, rope and output."""
     config = LlamaConfig(n_embd=48, n_head=6, n_kv_head=2, rope_theta=theta)
     torch.manual_seed(0)
     attn = random_weights(model_llama.Attention(config).double(), 0.3)
@@ -269,8 +270,9 @@ def test_grouped_queries_are_neighbours():
 
 @pytest.mark.parametrize("theta", [10000.0, 100.0])
 def test_rope_is_metas_complex_form(theta):
-    """Meta turns neighbouring pairs (x_2i, x_2i+1) as complex numbers; ours pairs (x_i, x_i+D/2). The same
-    scores come out once the rows of wq and wk are sorted, within each head: even ones first, then odd."""
+    """Meta rotates neighbouring pairs (x_2i, x_2i+1) as complex numbers, we rotate (x_i, x_i+D/2).
+    The scores are the same once the rows of wq and wk are sorted within each head: even rows first,
+    then odd rows."""
     attn, x, rope, y = llama_attention(theta)
     interleaved = lambda w: (
         w.unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2)
@@ -381,7 +383,7 @@ def test_gpt2_refuses_past_block_size():
 
 @both
 def test_ragged_batch_is_one_at_a_time(word):
-    """Prompts of 3, 7 and 5 tokens padded on the left, then 4 more tokens each, against each one alone."""
+    """Prompts of 3, 7 and 5 tokens padded on the left, then 4 more tokens, equal each alone."""
     made, lengths = tiny(word), [3, 7, 5]
     idx = tokens(3, 11)
     pad = torch.tensor([7 - n for n in lengths])
@@ -541,7 +543,7 @@ def test_gradient_reaches_every_parameter(word, tie):
 
 
 def test_the_two_files_stay_close():
-    """`diff model.py model_llama.py` is the list of what LLaMA changed: it must not grow by accident."""
+    """`diff model.py model_llama.py` lists what LLaMA changed: it must not grow by accident."""
     a, b = (
         (ROOT / name).read_text("utf-8").splitlines() for name in ("model.py", "model_llama.py")
     )
@@ -550,8 +552,8 @@ def test_the_two_files_stay_close():
         for line in difflib.unified_diff(a, b, n=0, lineterm="")
         if line[0] in "+-" and line[:3] not in ("+++", "---")
     ]
-    assert len(changed) <= 120
-    assert len(a) <= 150 and len(b) <= 170
+    assert len(changed) <= 140
+    assert len(a) <= 170 and len(b) <= 200
 
 
 def test_the_same_classes_in_the_same_order():
@@ -573,7 +575,7 @@ def test_the_same_classes_in_the_same_order():
         ]
 
 
-@pytest.mark.parametrize("name", ["model.py", "model_llama.py", "cache.py"])
+@pytest.mark.parametrize("name", ["model.py", "model_llama.py", "parts/cache.py"])
 def test_only_torch_is_needed(name):
     found = set()
     for node in ast.walk(ast.parse((ROOT / name).read_text("utf-8"))):

@@ -1,0 +1,105 @@
+"""README.md and docs/: their commands are accepted, their files exist, the README stays short."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import prepare
+import sample
+from bench.ablation import arms
+from common.configurator import build, load
+from common.files import ROOT
+from parts.architectures import configure
+from training.settings import read_config
+from weights import export
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = PAGES[0].read_text(encoding="utf-8")
+BLOCKS = [
+    block
+    for page in PAGES
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+]
+LINES = [line for block in BLOCKS for line in block.splitlines()]
+COMMANDS = sorted({line for line in LINES if re.match(r"(\.venv/bin/)?python |torchrun ", line)})
+
+
+def script_of(command):
+    """(script or module as a path, its arguments) of a shell line."""
+    words = shlex.split(command, comments=True)
+    if "-m" in words[:2]:
+        at = words.index("-m") + 1
+        return words[at].replace(".", "/") + ".py", words[at + 1 :]
+    at = next(i for i, word in enumerate(words) if word.endswith(".py"))
+    return words[at], words[at + 1 :]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_is_accepted(command, monkeypatch, tmp_path):
+    """Each command is read up to the point where it would begin to work."""
+    monkeypatch.chdir(ROOT)
+    name, argv = script_of(command)
+    if name == "pytest.py":
+        return
+
+    assert (ROOT / name).is_file()
+    for word in argv:
+        value = word.partition("=")[2].removeprefix("FILE:") or word
+        if value.startswith(("docs/", "config/")):
+            assert Path(value).is_file(), value
+
+    if name == "train.py" and "--init_from=resume" not in argv:
+        settings = read_config(argv, "")
+        if settings.config.init_from == "scratch":
+            configure({"model": settings.config.model} | settings.given)
+    elif name == "sample.py":
+        build(sample.SampleConfig, load(argv, [sample.SampleConfig], "")[0])
+    elif name == "prepare.py":
+        build(prepare.PrepareConfig, load(argv, [prepare.PrepareConfig], "")[0])
+    elif name == "weights/export.py":
+        build(export.ExportConfig, load(argv, [export.ExportConfig], "")[0])
+    elif name == "bench/ablate.py":
+        arms.read(argv, "")
+
+
+def test_there_are_commands_to_test():
+    assert len(COMMANDS) > 25
+
+
+def test_the_first_two_commands_do_all_the_set_up():
+    venv = "python3 -m venv .venv && .venv/bin/pip install -r"
+    assert [line for line in LINES if "venv" in line] == [
+        f"{venv} requirements.txt && .venv/bin/python train.py config/llama_shakespeare.py",
+        f"{venv} requirements-dev.txt && .venv/bin/python -m pytest",
+    ]
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 120
+    assert len(README.split()) <= 900
+
+
+def test_the_readme_links_every_page_and_names_every_room():
+    for page in PAGES[1:]:
+        assert f"docs/{page.name}" in README, page.name
+    rooms = [f"{path.parent.name}/" for path in ROOT.glob("*/__init__.py")]
+    assert len(rooms) == 7
+    for name in [path.name for path in ROOT.glob("*.py")] + rooms:
+        assert f"`{name}`" in README, name
+
+
+def test_the_layout_page_names_every_module():
+    layout = (ROOT / "docs/layout.md").read_text(encoding="utf-8")
+    modules = [*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/*.py"), *ROOT.glob("bench/*/*.py")]
+    modules = [path.relative_to(ROOT) for path in modules if path.name != "__init__.py"]
+    for path in modules:
+        if path.parts[0] not in ("tests", "config"):
+            assert f"`{path}`" in layout, path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_exist(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("http") or (page.parent / target).exists(), target

@@ -1,0 +1,147 @@
+"""The house: five scripts at the root, rooms that import only what lies below them, ruff, sizes."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+
+from common.files import ROOT
+
+# Lower rooms first: a file imports from its own room or from a lower one. Rooms of one level do
+# not know each other.
+LEVELS = {
+    "model": 0,
+    "model_llama": 0,
+    "common": 0,
+    "tokens": 1,
+    "parts": 1,
+    "weights": 2,
+    "training": 3,
+    "sampling": 3,
+    "prepare": 4,
+    "sample": 4,
+    "train": 5,
+    "bench": 6,
+}
+IN_ROOMS = [path for room in LEVELS for path in (ROOT / room).rglob("*.py")]
+FILES = sorted([*ROOT.glob("*.py"), *IN_ROOMS])
+
+
+def room_of(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported_modules(path):
+    """The names of all modules that a file imports, also within its functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def arrows():
+    """(file, its room, the module that it imports, that module's room) of every import of ours."""
+    for path in FILES:
+        for module in imported_modules(path):
+            other = module.split(".")[0]
+            if other in LEVELS:
+                yield path.relative_to(ROOT), room_of(path), module, other
+
+
+def test_five_scripts_at_the_root():
+    assert {path.name for path in ROOT.glob("*.py")} == {
+        "model.py",
+        "model_llama.py",
+        "train.py",
+        "sample.py",
+        "prepare.py",
+    }
+
+
+def test_imports_point_down():
+    found = list(arrows())
+    assert len(found) > 150
+    upward = [
+        f"{path} imports {module}"
+        for path, room, module, other in found
+        if room != other and LEVELS[other] >= LEVELS[room]
+    ]
+    assert not upward
+
+
+def test_the_readable_models_import_only_torch():
+    for name in ("model.py", "model_llama.py"):
+        packages = {module.split(".")[0] for module in imported_modules(ROOT / name)}
+        assert packages <= {"torch", "math", "dataclasses"}, name
+
+
+def test_no_circle_of_imports():
+    graph = {}
+    for path in FILES:
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        top = [node for node in tree.body if isinstance(node, ast.ImportFrom | ast.Import)]
+        graph[module] = set()
+        for node in top:
+            names = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module, *(f"{node.module}.{name}" for name in names)]
+            graph[module] |= set(names)
+
+    done = set()
+
+    def visit(module, above):
+        assert module not in above, " -> ".join([*above, module])
+        if module not in done:
+            for other in graph[module] & graph.keys():
+                visit(other, [*above, module])
+            done.add(module)
+
+    for module in graph:
+        visit(module, [])
+
+
+def test_every_room_says_what_it_is_for():
+    for path in [*ROOT.glob("[a-z]*/__init__.py"), *ROOT.glob("bench/*/__init__.py")]:
+        assert re.fullmatch(r'"""[^\n]+"""\n', path.read_text(encoding="utf-8")), path
+
+
+def test_every_file_is_python_3_11():
+    tests = list((ROOT / "tests").rglob("*.py"))
+    assert len(FILES) + len(tests) > 80
+    for path in [*FILES, *tests, *ROOT.glob("config/*.py")]:
+        ast.parse(path.read_text(encoding="utf-8"), path.name, feature_version=(3, 11))
+
+
+@pytest.mark.parametrize("command", ["check", "format --check"])
+def test_ruff(command):
+    ruff = [sys.executable, "-m", "ruff", *command.split(), "."]
+    done = subprocess.run(ruff, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+def length(node):
+    return node.end_lineno - node.lineno + 1
+
+
+def test_functions_fit_on_a_screen_and_files_in_one_sitting():
+    long = []
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        if len(text.splitlines()) > 420:
+            long.append(f"{path.relative_to(ROOT)}: {len(text.splitlines())} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and length(node) > 60:
+                long.append(f"{path.relative_to(ROOT)}: {node.name} has {length(node)} lines")
+    assert not long
+
+
+def test_the_whole_stays_small():
+    lines = {"bench": 0, "rest": 0}
+    for path in FILES:
+        room = "bench" if room_of(path) == "bench" else "rest"
+        lines[room] += len(path.read_text(encoding="utf-8").splitlines())
+    assert lines["rest"] < 12_000 and lines["bench"] < 7_500, lines
