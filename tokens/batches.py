@@ -11,6 +11,8 @@ A data set is a folder that prepare.py makes:
 
 import numpy as np
 
+from tokens.token_files import check_length
+
 
 def visits(order, size, first, count):
     """Entries first .. first + count - 1 of order(0), order(1), ... written one after the other, each of `size` entries."""
@@ -34,7 +36,7 @@ class Batches:
             raise ValueError(f"{len(tokens)} tokens are too few for block_size={block_size}")
         # every window of block_size + 1 tokens, as a view: (N - block_size, block_size + 1)
         self.windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), block_size + 1)
-        self.block_size, self.seed = block_size, seed
+        self.tokens, self.block_size, self.seed = tokens, block_size, seed
         self.masked = False  # whether the loss of some targets does not count
         self.windows_per_epoch = max(1, (len(tokens) - block_size) // block_size)
         self.epochs = {}  # the window starts of the last two epochs asked for
@@ -51,7 +53,9 @@ class Batches:
         return self.epochs[epoch]
 
     def get(self, first, count):
-        """Samples first .. first + count - 1: x and its successors y, both (count, block_size) int64."""
+        """Samples first .. first + count - 1: x and its successors y, both (count, block_size) int64.
+        Raises Failure if the token file has become shorter."""
+        check_length(self.tokens)
         windows = self.windows[
             visits(self.starts, self.windows_per_epoch, first, count)
         ]  # (count, block_size + 1)
@@ -85,6 +89,7 @@ class Text:
             batch_size * self.block_size,
         )  # the number of targets
         for start in range(0, last, size):
+            check_length(self.tokens)
             part = np.asarray(self.tokens[start : min(start + size, last) + 1]).astype(np.int64)
             x, y = np.zeros(size, np.int64), np.full(size, -1)
             x[: len(part) - 1], y[: len(part) - 1] = part[:-1], part[1:]

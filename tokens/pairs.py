@@ -19,7 +19,7 @@ import numpy as np
 from common.errors import UserError
 from common.files import sha256_of
 from tokens.batches import visits
-from tokens.token_files import TokenFile
+from tokens.token_files import TokenFile, check_length
 
 
 def read_pairs(path):
@@ -146,6 +146,7 @@ class Pairs:
     def rows(self, which):
         """x and its successors y, both (count, block_size) int64, of the pairs `which`. y is -1 where the loss does not count
         (the prompt) and beyond the pair's end, where x is 0."""
+        check_length(self.tokens)
         at = self.starts[which][:, None] + np.arange(self.block_size + 1)  # (count, block_size + 1)
         inside = at < self.ends[which][:, None]
         at = np.minimum(at, len(self.tokens) - 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import UserError
+from common.errors import Failure, UserError
 from common.files import sha256_of
 from tokens.tokenizer import BPETokenizer, tokenizer_from_json
 
@@ -182,6 +182,22 @@ def load_split(folder, split, block_size):
             fix,
         )
     return tokens
+
+
+def check_length(tokens):
+    """Raise Failure if the file behind the token ids of `load_split` is shorter than when it was opened.
+    Reading ids that are no longer in the file would end the process by SIGBUS, without a message.
+
+    The file is asked, not its path: preparing the data again replaces the folder and disturbs no run."""
+    if not isinstance(tokens, np.memmap):
+        return  # in memory
+    size = tokens.base.size()  # bytes in the open file now
+    if size < tokens.nbytes:
+        raise Failure(
+            f"the token file shrank from {tokens.nbytes:,} to {size:,} bytes while it was read",
+            tokens.filename,
+            "prepare the data again, then go on from the last checkpoint with --init_from=resume",
+        )
 
 
 def load_mask(folder, split):

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import subprocess
 import time
 import zipfile
@@ -11,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import UserError
+from common.errors import Failure, UserError
 from tokens import sources, token_files
 from tokens.batches import Batches, Text
+from tokens.pairs import Pairs
 from tokens.token_files import fingerprint, load_meta, load_split
 from tokens.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, tokenizer_from_json
 
@@ -352,6 +354,28 @@ def test_split_not_longer_than_block_size(folder):
     text = message(load_split, folder, "val", 50)
     assert "val split has 50 tokens" in text and "block_size=50" in text and "smaller" in text
     load_split(folder, "val", 49)
+
+
+def test_a_token_file_cut_off_while_it_is_read(folder):
+    """A Failure that names the file: reading on would end the process by SIGBUS, without a message."""
+    text = Text(load_split(folder, "train", 8), 8)
+    pairs = Pairs(load_split(folder, "train", 8), np.tile(np.uint8([0, 1]), 50), 8)
+    samples = [split.batches(1) for split in (text, pairs)]
+    evaluations = [split.eval_batches(2) for split in (text, pairs)]
+    for reading in (*samples, *evaluations):
+        reading.get(0, 1) if reading in samples else next(reading)
+    os.truncate(folder / "train.bin", 20)
+    for reading in (*samples, *evaluations):
+        with pytest.raises(Failure, match="200 to 20 bytes .*train.bin.*--init_from=resume"):
+            reading.get(0, 1) if reading in samples else next(reading)
+
+
+def test_a_dataset_prepared_again_disturbs_no_reader(folder):
+    batches = Text(load_split(folder, "train", 8), 8).batches(1)
+    before = batches.get(0, 5)[0]
+    folder.rename(folder.with_name("aside"))
+    (folder.with_name("aside") / "train.bin").unlink()
+    assert (batches.get(0, 5)[0] == before).all()
 
 
 @pytest.mark.parametrize("at", [0, 150_000_000 - 1])
