@@ -12,7 +12,7 @@ import prepare
 import sample
 import train
 from common.configurator import build, load
-from parts.architectures import ARCH, choose
+from parts.architectures import ARCH, configure
 from parts.variant import VariantConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,10 +40,9 @@ def test_command_is_accepted(command, monkeypatch):
     argv = words[script + 1 :]
     assert (ROOT / name).is_file() or name == "pytest.py"
     if name == "train.py" and "--init_from=resume" not in argv:
-        config, given, _ = train.read_config(argv, train.__doc__)
-        if config.init_from == "scratch":
-            config_class, _, values = choose({"model": config.model} | given)
-            build(config_class, values)
+        settings = train.read_config(argv, train.__doc__)
+        if settings.config.init_from == "scratch":
+            configure({"model": settings.config.model} | settings.model)
     elif name == "sample.py":
         build(sample.SampleConfig, load(argv, [sample.SampleConfig], "")[0])
     elif name == "prepare.py":
