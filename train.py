@@ -6,21 +6,21 @@ Train a model:
     python train.py config/llama_shakespeare.py --init_from=resume
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py
 
-A missing data set that is small and known is prepared first. The run folder (checkpoint.py) holds
-all that resuming and sampling need. On a CPU a run that was interrupted and resumed gives the same
-bits as one that was not: the batch and the dropout of a step are functions of (seed, step).
+A small known dataset that is missing is prepared first. The run folder (weights/checkpoint.py)
+holds all that resuming and sampling need. On a CPU an interrupted and resumed run gives the same
+bits as an uninterrupted one: the batch and the dropout of a step are functions of (seed, step).
 """
 
-import json
 import math
 import shlex
 import statistics
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from common import errors, files
+from common import errors
 from common.errors import Failure, UserError
 from common.runtime import StopRequest, seed_for, set_up
 from prepare import SMALL, prepare
@@ -29,385 +29,373 @@ from tokens.token_files import load_meta, load_tokenizer
 from training import check, parallel
 from training.doctor import doctor
 from training.dry_run import dry_run
+from training.failures import explained
 from training.optim import learning_rate
-from training.run_folder import RunLog, evaluation_lines, open_out_dir, start_wandb
+from training.run_folder import evaluation_lines
 from training.settings import read_config
-from training.start import make_run
+from training.start import check_start, make_run, open_folder, open_log
 from weights import checkpoint
-from weights.checkpoint import find, load_model
 
 BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
-EVAL_TRAIN_TOKENS = 32768  # of the train split, scored beside the validation split
+EVAL_TRAIN_TOKENS = 32768  # tokens of the train split that an evaluation scores
 
 
-# ---------------------------------------------------------------- before the first step
+# ---------------------------------------------------------------- the step
 
 
-def find_data(config, runtime):
-    """({name: meta.json}, tokenizer) of the data sets. One that is small, known and missing is prepared first."""
-    folders = {name: Path(config.data_dir) / name for name in config.datasets}
+def train_step(run):
+    """Take one optimizer step on the global batch number run.step (from 0), and count it.
 
-    def prepare_if_missing():
-        for name, folder in folders.items():
-            if name in SMALL and not (folder / "meta.json").exists():
-                print(
-                    f"{folder} is not there yet: preparing it, as `python prepare.py {name}` does"
-                )
-                prepare(name, data_dir=config.data_dir)
+    Returns (mean loss in nats per token, gradient norm before clipping). Raises FloatingPointError,
+    before any weight changes, if one of the two is not finite."""
+    config, runtime, learner, batches = run.config, run.runtime, run.learner, run.data.batches
 
-    parallel.main_first(
-        prepare_if_missing, runtime
-    )  # the others wait for rank 0, whatever they see
-    metas = {name: load_meta(folder) for name, folder in folders.items()}
-    tokenizers = {name: load_tokenizer(folder, metas[name]) for name, folder in folders.items()}
-    first, *others = tokenizers
-    for other in others:
-        if tokenizers[other].to_json() != tokenizers[first].to_json():
-            raise UserError(
-                f"{first} and {other} have different tokenizers",
-                f"dataset={config.dataset}",
-                "prepare both with the same one, and not with char: characters depend on the text",
-            )
-    return metas, tokenizers[first]
+    # This rank's micro-batches, x and y (batch_size, block_size) each: every world_size-th one.
+    numbers = range(runtime.rank, config.gradient_accumulation_steps, runtime.world_size)
+    first = run.step * run.step_samples
+    samples = [batches.get(first + n * config.batch_size, config.batch_size) for n in numbers]
+
+    # Every target weighs the same in the loss, also where masks leave some micro-batches fewer.
+    counts = [int((y >= 0).sum()) for _, y in samples]
+    all_targets = run.step_tokens
+    if batches.masked:
+        all_targets = parallel.total(torch.tensor(sum(counts)), runtime).item()
+
+    # Forward and backward: gradients add up, and the ranks average theirs after the last one.
+    loss_sum = torch.zeros((), device=runtime.device)
+    for n, (x, y), count in zip(numbers, samples, counts, strict=True):
+        x, y = (torch.from_numpy(part).to(runtime.device) for part in (x, y))
+        torch.manual_seed(seed_for(config.seed, 1, run.step, n))  # of the dropout
+        with parallel.accumulating(learner.net, learner.model, last=n == numbers[-1]):
+            with runtime.autocast():
+                loss = learner.net(x, y)[1] / (all_targets / (count * runtime.world_size))
+            learner.scaler.scale(loss).backward()
+        loss_sum += loss.detach()
+    loss = parallel.total(loss_sum, runtime).item() / runtime.world_size
+
+    # Update the weights.
+    norm = update(run, loss, learning_rate(run.step, config))
+
+    # Count the samples of each dataset, and the step.
+    if len(run.data.sources) > 1:
+        counted = run.state.get("samples", {})
+        drawn = batches.drawn(first, run.step_samples)
+        run.state["samples"] = {name: counted.get(name, 0) + n for name, n in drawn.items()}
+    run.step += 1
+    return loss, norm
 
 
-# ---------------------------------------------------------------- training
+def update(run, loss, lr):
+    """Clip the gradients and let the optimizers update the weights; returns the gradient norm.
+
+    A gradient of a float16 loss that was scaled too much overflows: then no optimizer takes the
+    step, not even one whose own gradients are finite, and the scale is halved."""
+    learner, scaler = run.learner, run.learner.scaler
+    groups = [group for optimizer in learner.optimizers for group in optimizer.param_groups]
+    parameters = [p for group in groups for p in group["params"]]
+
+    for optimizer in learner.optimizers:
+        scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, run.config.grad_clip or math.inf)
+    norm = parallel.whole(norm).item()
+
+    overflow = scaler.is_enabled() and not math.isfinite(norm) and scaler.get_scale() > 1
+    if not math.isfinite(loss) or not (math.isfinite(norm) or overflow):
+        where = f"at step {run.step + 1}, learning rate {lr:.3g}"
+        raise FloatingPointError(f"loss {loss:.4g}, gradient norm {norm:.4g} {where}")
+
+    for group in groups:
+        group["lr"] = lr
+    for optimizer in learner.optimizers:
+        if not overflow:
+            scaler.step(optimizer)
+        optimizer.zero_grad()
+    scaler.update()  # halves the scale after an overflow, doubles it after 2000 good steps
+    return norm
+
+
+# ---------------------------------------------------------------- the evaluation
 
 
 @torch.no_grad()
-def evaluate(model, split, config, runtime, limit, stop=None):
-    """Mean loss in nats per token over the first `limit` tokens of a split (0: all), dropout off, each
-    token scored once, of pairs those of the answers. The ranks share the batches. None if a stop is asked for
-    meanwhile, of one process; several go through with it, as all must do the same."""
-    total = torch.zeros(2, dtype=torch.float64)  # sum of losses, number of tokens
-    batches = list(split.eval_batches(config.batch_size, limit))
+def evaluate(run, split, limit, stop=None):
+    """Mean loss over the first `limit` tokens of a split (0: all), in nats per token, dropout off.
+
+    Each token is scored once, except prompts, which do not count. The ranks share the batches.
+    Returns None if a stop signal arrives midway (single process only; with several ranks all
+    finish together)."""
+    model, runtime = run.learner.model, run.runtime
+    batches = list(split.eval_batches(run.config.batch_size, limit))
+    total = torch.zeros(2, dtype=torch.float64)  # the sum of the losses, the number of tokens
+
     model.eval()
     for first in range(0, len(batches), runtime.world_size):
         if stop is not None and stop.status and runtime.world_size == 1:
             return None
-        mine = first + runtime.rank < len(batches)
-        x, y = batches[
-            first + runtime.rank if mine else first
-        ]  # with fsdp a forward needs every rank
-        x, y = torch.from_numpy(x).to(runtime.device), torch.from_numpy(y).to(runtime.device)
+        own = first + runtime.rank
+        counts = own < len(batches)  # fsdp needs a forward pass of every rank, so repeat a batch
+        batch = batches[own if counts else first]
+        x, y = (torch.from_numpy(part).to(runtime.device) for part in batch)
         with runtime.autocast():
             loss = model(x, y)[1]
-        count = (y >= 0).sum().item()
-        if mine and count:
-            total += torch.tensor([loss.item() * count, count])
+        targets = (y >= 0).sum().item()
+        if counts and targets:
+            total += torch.tensor([loss.item() * targets, targets])
     model.train()
+
     total = parallel.total(total, runtime)
     return (total[0] / total[1]).item()
 
 
 def score(run, stop=None):
-    """The row of an evaluation, None if a stop is asked for meanwhile. Of several data sets the losses and bits per byte are
-    the means by the sets' weights; those of each are in val_losses and val_bits_per_byte, and samples is what was drawn."""
-    config, names = run.config, [source.name for source in run.sources]
+    """The log row of an evaluation of both splits; None if a stop signal arrives midway.
+
+    With several datasets the losses and bits per byte are means by the datasets' weights; the row
+    then holds those of each dataset, and how many samples of it were trained on."""
+    config, sources = run.config, run.data.sources
     train_losses, val_losses = [], []
-    for source in run.sources:
-        train, val = source.splits["train"], source.splits["val"]
-        train_losses.append(
-            evaluate(
-                run.model,
-                train,
-                config,
-                run.runtime,
-                min(EVAL_TRAIN_TOKENS, config.eval_tokens or len(val)),
-                stop,
-            )
-        )
-        val_losses.append(evaluate(run.model, val, config, run.runtime, config.eval_tokens, stop))
-    if None in train_losses + val_losses:
+    for source in sources:
+        train_split, val_split = source.splits["train"], source.splits["val"]
+        train_limit = min(EVAL_TRAIN_TOKENS, config.eval_tokens or len(val_split))
+        train_losses.append(evaluate(run, train_split, train_limit, stop))
+        val_losses.append(evaluate(run, val_split, config.eval_tokens, stop))
+    if None in train_losses or None in val_losses:
         return None
-    bits = [loss * source.bits_per_byte for loss, source in zip(val_losses, run.sources)]
-    means = [
-        sum(source.weight * value for source, value in zip(run.sources, values))
-        for values in (train_losses, val_losses, bits)
-    ]
-    row = dict(zip(("train_loss", "val_loss", "bits_per_byte"), means))
-    if len(names) > 1:
-        row |= {
-            "val_losses": dict(zip(names, val_losses)),
-            "val_bits_per_byte": dict(zip(names, bits)),
-            "samples": run.state.get("samples", {}),
-        }
-    return {"step": run.step, **row, "seconds": run.state["seconds"]}
+    bits = [loss * source.bits_per_byte for loss, source in zip(val_losses, sources, strict=True)]
+
+    def mean(values):
+        return sum(source.weight * value for source, value in zip(sources, values, strict=True))
+
+    row = {
+        "step": run.step,
+        "train_loss": mean(train_losses),
+        "val_loss": mean(val_losses),
+        "bits_per_byte": mean(bits),
+    }
+    if len(sources) > 1:
+        names = [source.name for source in sources]
+        row["val_losses"] = dict(zip(names, val_losses, strict=True))
+        row["val_bits_per_byte"] = dict(zip(names, bits, strict=True))
+        row["samples"] = run.state.get("samples", {})
+    return row | {"seconds": run.state["seconds"]}
 
 
-def train_step(run):
-    """One step of the optimizers on the global batch of run.step (from 0), which then goes up by one. Returns (loss,
-    gradient norm); FloatingPointError, before anything is updated, if they are not finite."""
-    config, runtime, step = run.config, run.runtime, run.step
-    lr = learning_rate(step, config)
-    parts = config.gradient_accumulation_steps
-    mine = range(runtime.rank, parts, runtime.world_size)
-    samples = [
-        run.batches.get((step * parts + part) * config.batch_size, config.batch_size)
-        for part in mine
-    ]  # x, y: (batch_size, block_size)
-    # A micro-batch weighs as much as the targets it has, so that k of them are one large batch, whatever is masked.
-    counts = [int((y >= 0).sum()) for _, y in samples]
-    every = (
-        parallel.total(torch.tensor(sum(counts)), runtime).item()
-        if run.batches.masked
-        else run.step_tokens
-    )
-    loss_sum = torch.zeros((), device=runtime.device)
-    for part, (x, y), count in zip(mine, samples, counts):
-        x, y = torch.from_numpy(x).to(runtime.device), torch.from_numpy(y).to(runtime.device)
-        torch.manual_seed(
-            seed_for(config.seed, 1, step, part)
-        )  # dropout, too, is a function of (seed, step)
-        with parallel.accumulating(run.net, run.model, last=part == mine[-1]):
-            with runtime.autocast():
-                loss = run.net(x, y)[1] / (
-                    every / (count * runtime.world_size)
-                )  # ranks average their gradients
-            run.scaler.scale(loss).backward()
-        loss_sum += loss.detach()
-    loss = parallel.total(loss_sum, runtime).item() / runtime.world_size
-    groups = [group for optimizer in run.optimizers for group in optimizer.param_groups]
-    for optimizer in run.optimizers:
-        run.scaler.unscale_(optimizer)
-    norm = parallel.whole(
-        torch.nn.utils.clip_grad_norm_(
-            [p for group in groups for p in group["params"]], config.grad_clip or math.inf
-        )
-    ).item()
-    overflow = (
-        run.scaler.is_enabled() and not math.isfinite(norm) and run.scaler.get_scale() > 1
-    )  # too large a scale, not too bad a loss
-    if not math.isfinite(loss) or not math.isfinite(norm) and not overflow:
-        raise FloatingPointError(
-            f"loss {loss:.4g}, gradient norm {norm:.4g} at step {step + 1}, learning rate {lr:.3g}"
-        )
-    for group in groups:
-        group["lr"] = lr
-    for optimizer in run.optimizers:
-        if (
-            not overflow
-        ):  # else no optimizer takes the step, also not one whose own gradients are finite
-            run.scaler.step(optimizer)
-        optimizer.zero_grad()
-    run.scaler.update()  # half as large after an overflow, twice as large after 2000 steps without one
-    if len(run.sources) > 1:
-        drawn = run.batches.drawn(step * run.step_samples, run.step_samples)
-        run.state["samples"] = {
-            name: run.state.get("samples", {}).get(name, 0) + n for name, n in drawn.items()
-        }
-    run.step += 1
-    return loss, norm
-
-
-def save(run, best=False):
-    """Save a checkpoint of this step. Every rank must call it."""
-    weights, moments = parallel.gather(run.model, run.optimizers, run.runtime)
-    if run.runtime.main:
-        run.state |= {"step": run.step, "scaler": run.scaler.state_dict()}
-        checkpoint.save(
-            run.config.out_dir,
-            run.step,
-            weights,
-            moments,
-            run.state,
-            run.everything,
-            run.tokenizer.to_json(),
-            best,
-        )
+# ---------------------------------------------------------------- the loop
 
 
 def train(run, log):
-    """Take all steps, with the evaluations and checkpoints between them. Returns the exit status of a stop that was
-    asked for, else None, and the median speed in tokens per second. `log` is a RunLog on rank 0, None elsewhere."""
+    """Take all steps, with the evaluations and checkpoints between them. `log` is a RunLog on
+    rank 0, None elsewhere. Returns (exit status of a stop signal or None, median tokens/s)."""
     config, state = run.config, run.state
-    speeds, saved = [], run.step if run.folder is not None else None
+    speeds = []
     stop = StopRequest()
     while True:
+        # Evaluate and save. An evaluation that a stop cut short is done after the resume.
         due = run.step % config.eval_interval == 0 or run.step == config.max_iters
-        if (
-            due and state.get("evaluated") != run.step
-        ):  # a run that was stopped within an evaluation does it now
-            row = score(run, stop)
-            if row is not None:
-                if not math.isfinite(row["val_loss"]):
-                    raise FloatingPointError(
-                        f"validation loss {row['val_loss']:.4g} at step {run.step}"
-                    )
-                state["evaluated"] = run.step
-                best = state["best_val_loss"] is None or row["val_loss"] < state["best_val_loss"]
-                if best:
-                    state |= {
-                        "best_val_loss": row["val_loss"],
-                        "best_bits_per_byte": row["bits_per_byte"],
-                        "best_step": run.step,
-                    }
-                if log:
-                    log.evaluation(row)
-                if run.step or not config.max_iters:
-                    save(run, best)
-                    saved = run.step
+        if due and state.get("evaluated") != run.step:
+            evaluate_and_save(run, log, stop)
+
         if stop.agreed(run.runtime) or run.step >= config.max_iters:
             break
+
+        # Take a step.
         began = time.perf_counter()
-        loss, norm = train_step(run)
+        with saved_if_data_fail(run):
+            loss, norm = train_step(run)
         seconds = time.perf_counter() - began
         state["seconds"] += seconds
         speeds.append(run.step_tokens / seconds)
+
+        # Report it.
         if log:
             log.bar.update()
-            if log.broken:  # whoever read our output has gone: stop as for a signal
-                stop.status = BROKEN_PIPE
             if run.step % config.log_interval == 0:
-                log.report(
-                    {
-                        "step": run.step,
-                        "loss": loss,
-                        "lr": learning_rate(run.step - 1, config),
-                        "grad_norm": norm,
-                        "tokens": run.step * run.step_tokens,
-                        "seconds": state["seconds"],
-                        "milliseconds": seconds * 1000,
-                        "tokens_per_second": run.step_tokens / seconds,
-                    }
-                )
-    if stop.status and saved != run.step:
+                log.report(step_row(run, loss, norm, seconds))
+            if log.broken:  # the reader of our output has gone (`| head`): stop as for a signal
+                stop.status = BROKEN_PIPE
+
+    if stop.status and run.saved != run.step:
         save(run)
     return stop.status, statistics.median(speeds or [0])
 
 
-def explain(error, run):
-    """The Failure that tells in one line what ended a run; None if `error` is nothing that was foreseen."""
-    config, text = run.config, str(error)
-    there = checkpoint.steps(config.out_dir)
-    good = (
-        f"last good checkpoint: {Path(config.out_dir) / 'ckpt' / f'{there[-1]:06d}'}"
-        if there
-        else "no checkpoint yet"
-    )
-    if isinstance(error, FloatingPointError):
-        return Failure(text, good, "nothing of this step was kept; try a lower learning_rate")
-    if isinstance(error, torch.OutOfMemoryError) or "alloc_cpu" in text:
-        half = max(1, config.batch_size // 2)
-        fix = f"--batch_size={half} --gradient_accumulation_steps={config.gradient_accumulation_steps * config.batch_size // half} takes the same steps in less memory"
-        return Failure(
-            "out of memory",
-            f"batch_size={config.batch_size}, block_size={run.model.config.block_size}",
-            fix
-            if config.batch_size > 1
-            else "choose a smaller block_size or model, or --activation_checkpointing",
-        )
-    if (
-        run.runtime.world_size > 1
-        and isinstance(error, RuntimeError)
-        and any(word in text for word in ("onnection", "peer", "NCCL"))
-    ):
-        return Failure(
-            f"rank {run.runtime.rank} lost another rank", good, "go on with --init_from=resume"
-        )
-    return None
+def step_row(run, loss, norm, seconds):
+    """The log row of the step that was just taken."""
+    return {
+        "step": run.step,
+        "loss": loss,
+        "lr": learning_rate(run.step - 1, run.config),
+        "grad_norm": norm,
+        "tokens": run.step * run.step_tokens,
+        "seconds": run.state["seconds"],
+        "milliseconds": seconds * 1000,
+        "tokens_per_second": run.step_tokens / seconds,
+    }
 
 
-def finish(run, argv, speed):
-    """The last words of a run: what it reached, a sample, and what to type next."""
-    out, state = shlex.quote(run.config.out_dir), run.state
-    print(
-        f"\nbest validation loss {state['best_val_loss']:.4f} nats per token, {state['best_bits_per_byte']:.4f} bits per byte, at step {state['best_step']}; "
-        f"{state['seconds']:.0f} s of training, {speed:,.0f} tokens/s\n"
-    )
-    if len(run.sources) > 1:
-        drawn = [state.get("samples", {}).get(source.name, 0) for source in run.sources]
-        print(
-            "samples drawn: "
-            + "; ".join(
-                f"{n:,} of {source.name}, {n / max(1, sum(drawn)):.2%} (asked for: {source.weight:.2%}), {n / source.batches.windows_per_epoch:.2f} "
-                "times through it"
-                for n, source in zip(drawn, run.sources)
+def evaluate_and_save(run, log, stop):
+    """Evaluate, note the best loss, and save a checkpoint; nothing if a stop signal arrives midway.
+    Raises FloatingPointError for a loss that is not finite, so that it is never saved."""
+    with saved_if_data_fail(run):
+        row = score(run, stop)
+    if row is None:
+        return
+    val_loss, state = row["val_loss"], run.state
+    if not math.isfinite(val_loss):
+        raise FloatingPointError(f"validation loss {val_loss:.4g} at step {run.step}")
+
+    state["evaluated"] = run.step
+    best = state["best_val_loss"] is None or val_loss < state["best_val_loss"]
+    if best:
+        state["best_val_loss"] = val_loss
+        state["best_bits_per_byte"] = row["bits_per_byte"]
+        state["best_step"] = run.step
+    if log:
+        log.evaluation(row)
+    if run.step or not run.config.max_iters:
+        save(run, best)
+
+
+def save(run, best=False):
+    """Save a checkpoint of this step. Every rank must call it."""
+    learner = run.learner
+    weights, moments = parallel.gather(learner.model, learner.optimizers, run.runtime)
+    if run.runtime.main:
+        run.state |= {"step": run.step, "scaler": learner.scaler.state_dict()}
+        tokenizer = run.data.tokenizer.to_json()
+        state, config, out_dir = run.state, run.saved_config, run.config.out_dir
+        checkpoint.save(out_dir, run.step, weights, moments, state, config, tokenizer, best)
+    run.saved = run.step
+
+
+@contextmanager
+def saved_if_data_fail(run):
+    """Save the steps taken so far if a token file shrinks while it is read, which is noticed before
+    anything is updated. Several ranks do not save: perhaps only one of them notices."""
+    try:
+        yield
+    except Failure as error:
+        if run.runtime.world_size == 1 and run.saved != run.step and run.step:
+            save(run)
+        what, where, _ = error.parts
+        resume = f"go on from step {run.saved} with --init_from=resume"
+        way_on = "start again: there is no checkpoint yet" if run.saved is None else resume
+        raise Failure(what, where, f"prepare the data again, then {way_on}") from error
+
+
+# ---------------------------------------------------------------- main
+
+
+def find_data(config, runtime):
+    """({name: meta.json}, tokenizer) of the datasets. Prepares small known ones if missing."""
+    folders = {name: Path(config.data_dir) / name for name in config.datasets}
+
+    def prepare_missing():
+        for name, folder in folders.items():
+            if name in SMALL and not (folder / "meta.json").exists():
+                print(f"{folder} is missing: preparing it, as `python prepare.py {name}` does")
+                prepare(name, data_dir=config.data_dir)
+
+    parallel.main_first(prepare_missing, runtime)
+    metas = {name: load_meta(folder) for name, folder in folders.items()}
+    tokenizers = {name: load_tokenizer(folder, metas[name]) for name, folder in folders.items()}
+
+    first, *others = tokenizers
+    for other in others:
+        if tokenizers[other].to_json() != tokenizers[first].to_json():
+            what, where = (
+                f"{first} and {other} have different tokenizers",
+                f"dataset={config.dataset}",
             )
-            + "\n"
-        )
-    folder = find(run.config.out_dir)
-    model = load_model(
-        folder, run.everything, run.runtime.device
-    ).eval()  # whole, also where the ranks share the weights out
-    write_sample(
-        model,
-        run.tokenizer,
-        run.tokenizer.decode([run.tokenizer.start]),
-        run.runtime,
-        SampleConfig(max_new_tokens=300),
-    )
-    print(f"\ncheckpoint: {folder}   curves: {Path(run.config.out_dir) / 'loss.png'}")
-    print(f"sample more:        python sample.py --out_dir={out}")
+            fix = "prepare both with the same one, and not with char: characters depend on the text"
+            raise UserError(what, where, fix)
+    return metas, tokenizers[first]
+
+
+def answer(run, argv):
+    """Answer --eval_only, --dry_run, --doctor or --check; returns the exit status."""
+    config = run.config
+    if config.eval_only:
+        row = score(run)
+        if run.runtime.main:
+            print(evaluation_lines(row))
+        return 0
+    if config.dry_run:
+        return dry_run(run, train_step, score, EVAL_TRAIN_TOKENS)
+    if config.doctor:
+        return doctor(run, train_step)
+    return check.check(run, argv, train_step)
+
+
+def finish(run, argv, status, speed):
+    """Print what the run reached, a sample of its text, and what to type next."""
+    state, data, out_dir = run.state, run.data, run.config.out_dir
+    if status == BROKEN_PIPE:
+        return
+    if status:
+        resume = f"--init_from=resume --out_dir={shlex.quote(out_dir)}"
+        print(f"stopped after step {run.step}, saved; go on with: python train.py {resume}")
+        return
+
+    best, bits = state["best_val_loss"], state["best_bits_per_byte"]
+    print(f"\nbest validation loss {best:.4f} nats per token, {bits:.4f} bits per byte")
+    seconds, step = state["seconds"], state["best_step"]
+    print(f"at step {step}; {seconds:.0f} s of training, {speed:,.0f} tokens/s")
+    if len(data.sources) > 1:
+        drawn = [state.get("samples", {}).get(source.name, 0) for source in data.sources]
+        for count, source in zip(drawn, data.sources, strict=True):
+            share, epochs = count / max(1, sum(drawn)), count / source.batches.windows_per_epoch
+            shares = f"{share:.2%} (asked for: {source.weight:.2%})"
+            print(f"samples drawn: {count:,} of {source.name}, {shares}, {epochs:.2f} epochs")
+    print()
+
+    folder = checkpoint.find(out_dir)  # with fsdp no rank has the whole model in memory
+    model = checkpoint.load_model(folder, run.saved_config, run.runtime.device).eval()
+    prompt = data.tokenizer.decode([data.tokenizer.start])
+    write_sample(model, data.tokenizer, prompt, run.runtime, SampleConfig(max_new_tokens=300))
+
+    print(f"\ncheckpoint: {folder}   curves: {Path(out_dir) / 'loss.png'}")
+    print(f"sample more:        python sample.py --out_dir={shlex.quote(out_dir)}")
     for path in argv:
-        other = path.replace("llama", "gpt2") if "llama" in path else path.replace("gpt2", "llama")
-        if path.endswith(".py") and other != path and Path(other).exists():
-            print(
-                f"compare with {'GPT-2' if 'gpt2' in other else 'LLaMA'}: python train.py {other}"
-            )
+        twin, name = path.replace("llama", "gpt2"), "GPT-2"
+        if twin == path:
+            twin, name = path.replace("gpt2", "llama"), "LLaMA"
+        if path.endswith(".py") and twin != path and Path(twin).exists():
+            print(f"compare with {name}: python train.py {twin}")
 
 
 def main(argv):
-    config, given, (folder, state) = read_config(argv, __doc__)
+    settings = read_config(argv, __doc__)
+    config = settings.config
     runtime = set_up(config.device, config.dtype)
-    if config.check is True:
-        check.read(argv)  # it may not be there: say so before data are prepared
     if runtime.main:
         print(f"this run: {shlex.join(['python', 'train.py', *argv])}")
-    run = make_run(config, given, folder, state, runtime, find_data)
-    if config.eval_only:
-        row = score(run)
-        if runtime.main:
-            print(evaluation_lines(row))
-        return 0
+
+    # Find every mistake before anything is written.
+    if config.check is True:
+        check.read(argv)
+    check_start(settings, runtime)
+    metas, tokenizer = find_data(config, runtime)
+    run = make_run(settings, metas, tokenizer, runtime)
     if not config.trains:
-        try:
-            if config.dry_run:
-                return dry_run(run, train_step, score, EVAL_TRAIN_TOKENS)
-            return doctor(run, train_step) if config.doctor else check.check(run, argv, train_step)
-        except (FloatingPointError, RuntimeError) as error:
-            raise explain(error, run) or error
-    if folder is not None and (
-        run.step > config.max_iters or run.step == config.max_iters == run.state.get("evaluated")
-    ):
+        with explained(run):
+            return answer(run, argv)
+    if run.finished:
         if runtime.main:
             print(f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N trains on)")
         return 0
 
-    held = parallel.main_first(
-        lambda: open_out_dir(config.out_dir, folder is not None, config.overwrite), runtime
-    )  # noqa: F841, the lock
-    log = None
-    if runtime.main:
-        files.write(Path(config.out_dir) / "config.json", json.dumps(run.everything, indent=1))
-        to_wandb = (
-            start_wandb(
-                config.wandb_project,
-                config.wandb_run_name or config.out_dir,
-                run.everything,
-                run.state,
-            )
-            if config.wandb_log
-            else None
-        )
-        log = RunLog(
-            config.out_dir, run.step if folder is not None else None, config.max_iters, to_wandb
-        )
-    try:
-        status, speed = train(run, log)
-    except (FloatingPointError, RuntimeError) as error:
-        raise explain(error, run) or error
-    if runtime.main:
-        log.close()
-        if status is None:
-            finish(run, argv, speed)
-        elif status != BROKEN_PIPE:
-            print(
-                f"stopped after step {run.step}, saved; go on with: python train.py --init_from=resume --out_dir={shlex.quote(config.out_dir)}"
-            )
-    if runtime.world_size > 1:
-        torch.distributed.barrier()  # rank 0 may still be writing its sample
-        torch.distributed.destroy_process_group()
+    # Train. Rank 0 holds the lock of the run folder until the end.
+    with open_folder(run):
+        log = open_log(run) if runtime.main else None
+        with explained(run):
+            status, speed = train(run, log)
+        if runtime.main:
+            log.close()
+            finish(run, argv, status, speed)
+        if runtime.world_size > 1:
+            torch.distributed.barrier()  # rank 0 may still be writing its sample
+            torch.distributed.destroy_process_group()
     return status
 
 

@@ -18,6 +18,14 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
+from common.configurator import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+)
 from parts.attention import Attention
 from parts.mlp import MLP
 from parts.norm import NORM
@@ -89,15 +97,15 @@ class Block(nn.Module):
 
 @dataclass
 class VariantConfig:
-    block_size: int = 1024  # context length, tokens
-    vocab_size: int = 50257
-    n_layer: int = 12
-    n_head: int = 12
-    n_kv_head: int | None = (
+    block_size: PositiveInt = 1024  # context length, tokens
+    vocab_size: PositiveInt = 50257
+    n_layer: PositiveInt = 12
+    n_head: PositiveInt = 12
+    n_kv_head: PositiveInt | None = (
         None  # heads of keys and values; None: n_head (multi-head), 1: multi-query
     )
-    n_embd: int = 768  # width of the model
-    dropout: float = 0.0
+    n_embd: PositiveInt = 768  # width of the model
+    dropout: Fraction = 0.0
     tie_embeddings: bool = False  # head = token embedding
     bias: bool | Literal["none", "norm", "all"] = (
         "none"  # norm: in the norms alone (Falcon); False and True: none and all
@@ -106,23 +114,23 @@ class VariantConfig:
     norm: Literal[*NORM] = "rmsnorm"
     block: Literal[*BLOCK] = "pre"  # where the norms stand, serial or parallel
     mlp: Literal[*MLP] = "swiglu"
-    mlp_width: int | None = None  # None: 4 n_embd, or two thirds of that where it is gated
-    multiple_of: int = 256  # a gated MLP's width is rounded up to a multiple of this
-    ffn_dim_multiplier: float | None = None  # scales a gated MLP's width
-    norm_eps: float = 1e-5  # of rmsnorm
-    rope_theta: float = 10000.0  # of rope
-    rope_fraction: float = 1.0  # of rope: the part of each head that is turned
+    mlp_width: PositiveInt | None = None  # None: 4 n_embd, or two thirds of that where it is gated
+    multiple_of: PositiveInt = 256  # a gated MLP's width is rounded up to a multiple of this
+    ffn_dim_multiplier: PositiveFloat | None = None  # scales a gated MLP's width
+    norm_eps: PositiveFloat = 1e-5  # of rmsnorm
+    rope_theta: PositiveFloat = 10000.0  # of rope
+    rope_fraction: Share = 1.0  # of rope: the part of each head that is turned
     rope_scaling: Literal[*ROPE_SCALING] = "none"  # of rope
     rope_factor: float = 1.0  # of rope_scaling: how many times longer the texts are
-    rope_original: int = 8192  # of yarn and llama3: the context before scaling
-    relative_clip: int = 16  # of relative: the largest distance with a vector of its own
-    window: int = 0  # tokens a query sees, itself included; 0: all
-    full_every: int = 0  # of window: every so many layers one sees all; 0: none
-    block_local: int = 0  # size of the groups that see themselves only; 0: no groups
+    rope_original: PositiveInt = 8192  # of yarn and llama3: the context before scaling
+    relative_clip: PositiveInt = 16  # of relative: the largest distance with a vector of its own
+    window: NonNegativeInt = 0  # tokens a query sees, itself included; 0: all
+    full_every: NonNegativeInt = 0  # of window: every so many layers one sees all; 0: none
+    block_local: NonNegativeInt = 0  # size of the groups that see themselves only; 0: no groups
     qk_norm: Literal["none", "head", "full"] = "none"
-    attn_softcap: float = 0.0  # 0: none
-    logit_softcap: float = 0.0  # 0: none
-    low_rank: int = 0  # rank of every matrix of the blocks; 0: full
+    attn_softcap: NonNegativeFloat = 0.0  # 0: none
+    logit_softcap: NonNegativeFloat = 0.0  # 0: none
+    low_rank: NonNegativeInt = 0  # rank of every matrix of the blocks; 0: full
     embed_norm: bool = False  # a norm after the embedding (BLOOM)
 
     def __post_init__(self):

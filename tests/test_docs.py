@@ -53,7 +53,7 @@ def test_command_is_accepted(command, monkeypatch, tmp_path):
     if name == "train.py" and "--init_from=resume" not in argv:
         settings = read_config(argv, "")
         if settings.config.init_from == "scratch":
-            configure({"model": settings.config.model} | settings.given)
+            configure({"model": settings.config.model} | settings.model)
     elif name == "sample.py":
         build(sample.SampleConfig, load(argv, [sample.SampleConfig], "")[0])
     elif name == "prepare.py":

@@ -1,11 +1,12 @@
 """
-Is my loss right? The first steps of a run beside those on record:
+Is my loss right? Compare the first steps of a run with a golden curve:
 
-    python train.py config/llama_shakespeare.py --check          trains them and answers; nothing is written
-    python train.py config/llama_shakespeare.py --check=record   puts them on record, in bench/results/golden/
+    python train.py config/llama_shakespeare.py --check          compares; nothing is written
+    python train.py config/llama_shakespeare.py --check=record   records bench/results/golden/
 
-A golden curve belongs to a config file, its settings and its data. What it tolerates is measured when it is made: far
-more than rounding changes, far less than a mistake does. Of what comes after its last step it says nothing.
+A golden curve belongs to a config file, its settings and its data. Its tolerance is measured when
+it is recorded: far more than what rounding changes, far less than what a mistake does. It says
+nothing of the steps after its last.
 """
 
 import json
@@ -27,142 +28,163 @@ STEPS = 100
 
 
 def find(argv):
-    """(the config files of a command line, where their golden curves are); UserError if there is no config file."""
+    """(the config files of a command line, the file of their golden curves). Raises UserError if
+    there is no config file."""
     names = [arg for arg in argv if arg.endswith(".py")]
     if not names:
-        raise UserError(
-            "golden curves belong to config files",
-            "check",
-            "name one: python train.py config/llama_shakespeare.py --check",
-        )
+        fix = "name one: python train.py config/llama_shakespeare.py --check"
+        raise UserError("golden curves belong to config files", "check", fix)
     return " ".join(names), GOLDEN / ("+".join(Path(name).stem for name in names) + ".json")
 
 
 def read(argv):
-    """The golden curves of a command line's config file; UserError if there are none."""
+    """The golden curves of a command line's config files. Raises UserError if there are none."""
     names, path = find(argv)
     if not path.is_file():
-        raise UserError(
-            f"no golden curve of {names} yet",
-            path,
-            "--check=record makes one, from code that you trust",
-        )
-    return json.loads(path.read_text(encoding="utf-8"))
+        fix = "--check=record makes one, from code that you trust"
+        raise UserError(f"no golden curve of {names} yet", path, fix)
+    return read_curves(path)
+
+
+def read_curves(path):
+    return files.read_json(path, "restore it from git, or remove it", list)
 
 
 def course(run):
     """{key: value} of all that decides the losses, except the data."""
-    tf32 = run.runtime.dtype == "float32" and run.runtime.device.startswith("cuda")
-    config = asdict(run.config) | {"dtype": "tf32" if tf32 else run.runtime.dtype}
-    return (
-        {key: config[key] for key in ("init_from", *COURSE)}
-        | asdict(variant(run))
-        | {"dropout": 0.0}
-    )
+    config = asdict(run.config)
+    settings = {key: config[key] for key in ("init_from", *COURSE)}
+    if run.runtime.dtype == "float32" and run.runtime.device.startswith("cuda"):
+        settings["dtype"] = "tf32"
+    return settings | asdict(variant(run)) | {"dropout": 0.0}
 
 
 def default(key):
-    """What a key that is newer than a golden curve was when it was made."""
+    """The value of a key that did not exist yet when a golden curve was recorded."""
     return getattr(TrainConfig, key, getattr(VariantConfig, key, None))
 
 
 def check(run, argv, train_step):
-    """Train the first steps, without dropout, which every device draws otherwise, and compare their losses with those
-    on record, or put them there. Returns 1 if one is off by more than the tolerance, else 0."""
+    """Compare the losses of the first steps with the golden curve, or record one. Dropout is off,
+    since its random numbers depend on the device. Returns 1 if a loss is off by more than the
+    tolerance, else 0."""
     names, path = find(argv)
-    settings, data = course(run), run.state["data"]
-    without_dropout(run.model)
+    settings = course(run)
+    without_dropout(run.learner.model)
     if run.config.check == "record":
         return record(run, path, settings, names, train_step)
-    curves = read(argv)
-    differing = [
-        [
-            f"{key} {theirs} -> {ours}"
-            for key, ours in settings.items()
-            if ours != (theirs := curve["settings"].get(key, default(key)))
-        ]
-        for curve in curves
-    ]
-    if min(map(len, differing)):
-        raise UserError(
-            "the golden curve is of other settings: " + ", ".join(min(differing, key=len)),
-            path,
-            "leave out what you gave of these (the shipped curves are of a CPU: --device=cpu), or put your own on record with --check=record",
-        )
-    curve = next(
-        (curve for curve, other in zip(curves, differing) if not other and curve["data"] == data),
-        None,
-    )
-    if curve is None:
-        raise UserError(
-            f"the golden curves are of other data than {run.config.dataset}, {data}",
-            path,
-            "prepare the text anew, or put your own on record with --check=record",
-        )
+
+    curve = matching_curve(read(argv), settings, run, path)
     losses = [train_step(run)[0] for _ in curve["losses"]]
-    off = [abs(ours - theirs) for ours, theirs in zip(losses, curve["losses"])]
-    worst, allowed = max(off), curve["tolerance"]
-    if not run.runtime.main:
-        return int(worst > allowed)
-    if worst <= allowed:
-        print(
-            f"\nyes, the loss is right: over {len(off)} steps the largest difference is {worst:.1e}, of {allowed} allowed"
+    differences = [abs(a - b) for a, b in zip(losses, curve["losses"], strict=True)]
+    good = max(differences) <= curve["tolerance"]
+    if run.runtime.main:
+        report(losses, curve, differences, good, rounding(run.runtime))
+    return int(not good)
+
+
+def matching_curve(curves, settings, run, path):
+    """The golden curve with these settings and the data of this run. Raises UserError if there is
+    none, naming the settings in which the nearest one differs."""
+    differing = []
+    for curve in curves:
+        recorded = {key: curve["settings"].get(key, default(key)) for key in settings}
+        texts = [
+            f"{key} {recorded[key]} -> {value}"
+            for key, value in settings.items()
+            if value != recorded[key]
+        ]
+        if not texts and curve["data"] == run.state["data"]:
+            return curve
+        differing.append(texts)
+
+    nearest = min(differing, key=len)
+    record_one = "record your own with --check=record"
+    if nearest:
+        raise UserError(
+            "the golden curve is of other settings: " + ", ".join(nearest),
+            path,
+            "leave out what you gave of these (the shipped curves are of a CPU: --device=cpu), or "
+            + record_one,
         )
-        return 0
-    first = next(i for i, value in enumerate(off) if value > allowed)
+    what = f"the golden curves are of other data than {run.config.dataset}, {run.state['data']}"
+    raise UserError(what, path, f"prepare the text again, or {record_one}")
+
+
+def report(losses, curve, differences, good, smallest):
+    """Print whether the losses are right and, if not, where to look. `smallest` is the relative
+    rounding error of a matrix product."""
+    tolerance, worst = curve["tolerance"], max(differences)
+    if good:
+        print(
+            f"\nyes, the loss is right: over {len(losses)} steps the largest difference is "
+            f"{worst:.1e}, of {tolerance} allowed"
+        )
+        return
+    first = next(i for i, value in enumerate(differences) if value > tolerance)
     print(
-        f"\nno: the loss of step {first + 1} is {losses[first]:.4f}, not {curve['losses'][first]:.4f}: {off[first]:.4f} off, of {allowed} allowed; the largest difference is {worst:.4f}"
+        f"\nno: the loss of step {first + 1} is {losses[first]:.4f}, not "
+        f"{curve['losses'][first]:.4f}: {differences[first]:.4f} off, of {tolerance} allowed; "
+        f"the largest difference is {worst:.4f}"
     )
-    # Rounding does not show in the first loss, so that a far smaller difference tells there than later.
-    print(
-        f"The first loss is {off[0]:.0e} off already: look at the initial weights, the forward pass (mask, positions, norms), the loss and the first batch"
-        if off[0] > min(allowed, 20 * rounding(run.runtime))
-        else "The first loss is right: look at the gradients, the optimizer, its learning rate, weight decay and clipping, and the batches that follow"
-    )
-    return 1
+
+    # Rounding does not show in the first loss, so even a small difference there means a mistake.
+    if differences[0] > min(tolerance, 20 * smallest):
+        print(
+            f"The first loss is {differences[0]:.0e} off already: look at the initial weights, "
+            "the forward pass (mask, positions, norms), the loss and the first batch"
+        )
+    else:
+        print(
+            "The first loss is right: look at the gradients, the optimizer, its learning rate, "
+            "weight decay and clipping, and the batches that follow"
+        )
 
 
 def record(run, path, settings, names, train_step):
-    """Write a golden curve. What it tolerates is ten times what rounding does to it: two more runs begin from weights
-    that are changed by eight roundings each."""
-    if not run.config.max_iters:
-        raise UserError("no step to put on record", "max_iters=0", "give 1 or more")
+    """Write a golden curve. Its tolerance is ten times what rounding does to it, as two more runs
+    show that start from weights changed by eight roundings each."""
+    steps = min(STEPS, run.config.max_iters)
+    if not steps:
+        raise UserError("there is no step to record", "max_iters=0", "give 1 or more")
     if run.runtime.world_size > 1:
-        raise UserError(
-            "a golden curve is put on record by one process",
-            "check=record",
-            "start it with python, not with torchrun",
-        )
-    curves = []
-    for k in range(3):
-        again, random = like(run), torch.Generator().manual_seed(k)
-        for p in again.model.parameters() if k else ():
-            p.data.mul_(
-                1 + 8 * rounding(run.runtime) * torch.randn(p.shape, generator=random).to(p.device)
-            )
-        curves.append(
-            [round(train_step(again)[0], 7) for _ in range(min(STEPS, run.config.max_iters))]
-        )
-    noise = max(abs(a - b) for other in curves[1:] for a, b in zip(curves[0], other))
-    # At least 0.001: of the shipped configs' losses two threads, compiling and accumulation change 3e-5 at most, no weight decay 4e-3.
+        fix = "start it with python, not with torchrun"
+        raise UserError("a golden curve is recorded by a single process", "check=record", fix)
+
+    losses, *others = (train_perturbed(run, seed, steps, train_step) for seed in range(3))
+    noise = max(abs(a - b) for other in others for a, b in zip(losses, other, strict=True))
+    # At least 0.001: in the shipped configs two threads, compiling and gradient accumulation change
+    # losses by 3e-5 at most, and a forgotten weight decay by 4e-3.
     tolerance = float(f"{max(1e-3, 10 * noise):.1g}")
+    machine = {"device": run.runtime.device, "threads": torch.get_num_threads()}
     curve = {
         "config": names,
         "dataset": run.config.dataset,
         "data": run.state["data"],
         "tolerance": tolerance,
-        "why": f"10 times {noise:.1e}, to which changes of all weights by 8 roundings grow over these steps, and at least 0.001",
-        "versions": run.everything["versions"]
-        | {"device": run.runtime.device, "threads": torch.get_num_threads()},
+        "why": f"10 times {noise:.1e}, to which changes of all weights by 8 roundings grow over "
+        "these steps, and at least 0.001",
+        "versions": run.saved_config["versions"] | machine,
         "settings": settings,
-        "losses": curves[0],
+        "losses": losses,
     }
-    others = [
-        other
-        for other in (json.loads(path.read_text()) if path.is_file() else [])
-        if (other["settings"], other["data"]) != (settings, curve["data"])
-    ]
+
+    curves = [curve]
+    if path.is_file():
+        same = settings, curve["data"]
+        kept = [other for other in read_curves(path) if (other["settings"], other["data"]) != same]
+        curves = [*kept, curve]
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, "[\n" + ",\n".join(json.dumps(curve) for curve in [*others, curve]) + "\n]\n")
-    print(f"\n{len(curves[0])} steps are on record in {path}, with a tolerance of {tolerance}")
+    files.write(path, "[\n" + ",\n".join(json.dumps(curve) for curve in curves) + "\n]\n")
+    print(f"\nrecorded {steps} steps in {path}, with a tolerance of {tolerance}")
     return 0
+
+
+def train_perturbed(run, seed, steps, train_step):
+    """The losses of a copy of the run; with a seed above 0 from weights changed by 8 roundings."""
+    copy, random = like(run), torch.Generator().manual_seed(seed)
+    if seed:
+        for p in copy.learner.model.parameters():
+            change = 8 * rounding(run.runtime) * torch.randn(p.shape, generator=random)
+            p.data.mul_(1 + change.to(p.device))
+    return [round(train_step(copy)[0], 7) for _ in range(steps)]

@@ -1,6 +1,7 @@
 """
-Is all in order? `python train.py CONFIG --doctor` looks at device, disk, data, model and optimizer, a line each, with the fix
-where something is wrong. Steps are those of train.py's own train_step, on copies of the run; nothing is written.
+`python train.py CONFIG --doctor` checks device, disk, data, model and optimizer, and prints a line
+for each, with the fix where something is wrong. It takes steps with train.py's own train_step, on
+copies of the run, and writes nothing.
 """
 
 import copy
@@ -19,139 +20,30 @@ from training import parallel
 from training.dry_run import room, size
 from training.optim import make_optimizers
 from training.run_folder import check_out_dir
+from training.start import Learner
 
-SEARCHED = 20_000_000  # tokens; a few seconds
+SEARCHED = 20_000_000  # tokens of the train split in which the doctor looks for validation text
+OVERFIT_STEPS = 200
+OVERFIT_SECONDS = 60
 
 
-def like(run, **changed):
-    """A new run from the weights of `run`, which it leaves as they are: eager, with other settings."""
-    config, model = replace(run.config, **changed), copy.deepcopy(run.model)
-    scaler = torch.amp.GradScaler(
-        run.runtime.device.split(":")[0], init_scale=256.0, enabled=run.scaler.is_enabled()
-    )  # low: no overflow
-    return replace(
-        run,
-        config=config,
-        model=model,
-        net=model,
-        optimizers=make_optimizers(model, config, run.runtime.device),
-        scaler=scaler,
-        state={},
+# ---------------------------------------------------------------- copies of a run
+
+
+def like(run, batches=None, **changed):
+    """A new run from a copy of the weights of `run`: eager, with other settings or batches."""
+    config, model = replace(run.config, **changed), copy.deepcopy(run.learner.model)
+    device = run.runtime.device
+    scaler = torch.amp.GradScaler(  # a low scale, so that nothing overflows
+        device.split(":")[0], init_scale=256.0, enabled=run.learner.scaler.is_enabled()
     )
-
-
-def without_dropout(model):
-    for part in model.modules():
-        if isinstance(part, torch.nn.Dropout):
-            part.p = 0.0
-
-
-def rounding(runtime):
-    """The relative error of a number of a matrix product: TF32 keeps 10 bits."""
-    return (
-        2**-10
-        if runtime.dtype == "float32" and runtime.device.startswith("cuda")
-        else torch.finfo(getattr(torch, runtime.dtype)).eps
-    )
-
-
-# ---------------------------------------------------------------- the checks: each returns (whether all is in order, what was found)
-
-
-def check_device(run, train_step):
-    a, b = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
-    with run.runtime.autocast():
-        c = a.to(run.runtime.device) @ b.to(run.runtime.device)
-    exact = a.double() @ b.double()
-    error = ((c.cpu().double() - exact).norm() / exact.norm()).item()
-    return (
-        error < 10 * rounding(run.runtime),
-        f"{run.runtime.device}, {run.runtime.dtype}: a matrix product is {error:.0e} off one in float64",
-    )
-
-
-def check_compile(run, train_step):
-    if not run.runtime.compile:
-        return True, f"not compiled ({run.runtime.reasons[-1].partition('(')[2]}"
-    x, y = (
-        torch.from_numpy(part).to(run.runtime.device)
-        for part in run.batches.get(0, run.config.batch_size)
-    )
-    losses = []
-    for net in (
-        run.net,
-        run.model,
-    ):  # in training mode, as it will run; the seed is that of the dropout
-        torch.manual_seed(0)
-        with run.runtime.autocast():
-            losses.append(net(x, y)[1].item())
-    limit = (
-        0.02 if getattr(run.model.config, "dropout", 0) else min(0.02, 100 * rounding(run.runtime))
-    )  # compiled dropout draws other numbers
-    return abs(
-        losses[0] / losses[1] - 1
-    ) < limit, f"loss {losses[0]:.6f} compiled, {losses[1]:.6f} eager"
-
-
-def check_disk(run, train_step):
-    check_out_dir(run.config.out_dir, run.folder is not None, run.config.overwrite)
-    folder, free, needed = room(run)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(bytes(1 << 20))
-        file.flush()
-        os.fsync(file.fileno())
-    return (
-        free > needed,
-        f"{size(free)} free in {folder}, {size(needed)} needed for four checkpoints",
-    )
-
-
-def check_data(run, train_step):
-    """A hundred stretches of each validation split are looked for in its train split, as far as that is searched."""
-    good, said = True, [f"fingerprint {run.state['data']}"]
-    for source in run.sources:
-        tokens = {name: split.learned for name, split in source.splits.items()}
-        train, val = tokens["train"][:SEARCHED], tokens["val"]
-        text, width, length = train.tobytes(), train.dtype.itemsize, min(64, len(val))
-        starts = range(0, len(val) - length + 1, max(1, (len(val) - length) // 100))
-        found = sum(
-            text.find(val[i : i + length].tobytes()) % width == 0 for i in starts
-        )  # -1: nowhere
-        good = good and found < max(2, len(starts) / 10)
-        where = (
-            "the train split"
-            if len(tokens["train"]) <= SEARCHED
-            else f"the first {SEARCHED:,} tokens of the train split"
-        )
-        said += [
-            "tokens as their sha256 says"
-            if len(tokens["train"]) <= FULL_SCAN
-            else "tokens too many to hash",
-            f"{found} of {len(starts)} stretches of {length} validation tokens are in {where}",
-        ]
-    return good, "; ".join(said)
-
-
-@torch.no_grad()
-def check_initial_loss(run, train_step):
-    """Before training the loss is ln V and what the spread of the logits adds: log Σ exp - mean, whatever the targets are."""
-    x, y = (
-        torch.from_numpy(part).to(run.runtime.device)
-        for part in run.batches.get(0, run.config.batch_size)
-    )
-    with run.runtime.autocast():
-        logits, loss = run.model.eval()(x, y)
-    run.model.train()
-    logits, loss, even = logits.double(), loss.item(), math.log(run.model.config.vocab_size)
-    spread = (logits.logsumexp(-1) - logits.mean(-1)).mean().item() - even
-    said = f"loss {loss:.3f}, ln V {even:.3f}, the logits' spread adds {spread:.3f}"
-    if run.step or run.config.init_from != "scratch":
-        return loss < even, said + " (weights are trained)"
-    return spread < 0.5 and abs(loss - even - spread) < 0.2, said
+    learner = Learner(model, model, make_optimizers(model, config, device), scaler)
+    data = run.data if batches is None else replace(run.data, batches=batches)
+    return replace(run, config=config, data=data, learner=learner, state={})
 
 
 class Fixed:
-    """In place of a run's batches: the same n samples, x and y (n, block_size), again and again."""
+    """Batches that repeat the same n samples, x and y (n, block_size), for ever."""
 
     def __init__(self, x, y):
         self.x, self.y, self.masked = x, y, bool((y < 0).any())
@@ -161,105 +53,226 @@ class Fixed:
         return self.x[rows], self.y[rows]
 
     def drawn(self, first, count):
-        """Nothing is drawn from the data sets of a mixture."""
+        """Counts no samples: none come from the datasets of a mixture."""
         return {}
 
 
+def first_batch(run):
+    """x and y (batch_size, block_size) of the first batch, on the device."""
+    batch = run.data.batches.get(0, run.config.batch_size)
+    return [torch.from_numpy(part).to(run.runtime.device) for part in batch]
+
+
+def without_dropout(model):
+    """Turn the dropout of a model off, also in training mode."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+
+
+def rounding(runtime):
+    """The relative rounding error of a matrix product in this number format; TF32 keeps 10 bits."""
+    if runtime.dtype == "float32" and runtime.device.startswith("cuda"):
+        return 2**-10
+    return torch.finfo(getattr(torch, runtime.dtype)).eps
+
+
+# ---------------------------------------------------------------- the checks
+# Each takes (run, train_step) and returns (whether all is in order, what was found).
+
+
+def check_device(run, train_step):
+    a, b = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
+    with run.runtime.autocast():
+        product = a.to(run.runtime.device) @ b.to(run.runtime.device)
+    exact = a.double() @ b.double()
+    error = ((product.cpu().double() - exact).norm() / exact.norm()).item()
+
+    found = f"a matrix product is {error:.0e} off one in float64"
+    return error < 10 * rounding(run.runtime), f"{run.runtime.device}, {run.runtime.dtype}: {found}"
+
+
+def check_compile(run, train_step):
+    runtime, learner = run.runtime, run.learner
+    if not runtime.compile:
+        why = runtime.reasons[-1].partition("(")[2]  # ends with a bracket
+        return True, f"not compiled ({why}"
+    x, y = first_batch(run)
+    losses = []
+    for net in (learner.net, learner.model):  # in training mode, as in training
+        torch.manual_seed(0)  # of the dropout
+        with runtime.autocast():
+            losses.append(net(x, y)[1].item())
+    compiled, eager = losses
+
+    limit = min(0.02, 100 * rounding(runtime))
+    if getattr(learner.model.config, "dropout", 0):
+        limit = 0.02  # compiled dropout draws other numbers
+    good = abs(compiled / eager - 1) < limit
+    return good, f"loss {compiled:.6f} compiled, {eager:.6f} eager"
+
+
+def check_disk(run, train_step):
+    check_out_dir(run.config.out_dir, run.folder is not None, run.config.overwrite)
+    folder, free, needed = room(run)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(1 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+    found = f"{size(free)} free in {folder}, {size(needed)} needed for four checkpoints"
+    return free > needed, found
+
+
+def check_data(run, train_step):
+    """Look for a hundred pieces of each validation split in its train split."""
+    good, found = True, [f"fingerprint {run.state['data']}"]
+    for source in run.data.sources:
+        tokens = {name: split.learned for name, split in source.splits.items()}
+        train, val = tokens["train"][:SEARCHED], tokens["val"]
+        text, width, length = train.tobytes(), train.dtype.itemsize, min(64, len(val))
+        starts = range(0, len(val) - length + 1, max(1, (len(val) - length) // 100))
+        places = [text.find(val[i : i + length].tobytes()) for i in starts]
+        copies = sum(place >= 0 and place % width == 0 for place in places)
+        good = good and copies < max(2, len(starts) / 10)
+
+        hashed = len(tokens["train"]) <= FULL_SCAN
+        found.append("tokens match their sha256" if hashed else "too many tokens to hash")
+        where = "the train split"
+        if len(tokens["train"]) > SEARCHED:
+            where = f"the first {SEARCHED:,} tokens of the train split"
+        pieces = f"{copies} of {len(starts)} pieces of {length} validation tokens"
+        found.append(f"{pieces} are in {where}")
+    return good, "; ".join(found)
+
+
+@torch.no_grad()
+def check_initial_loss(run, train_step):
+    """Before training the loss is ln V plus what the spread of the logits adds, which is
+    log Σ exp - mean - ln V, whatever the targets are."""
+    model = run.learner.model
+    x, y = first_batch(run)
+    with run.runtime.autocast():
+        logits, loss = model.eval()(x, y)
+    model.train()
+
+    logits, loss, even = logits.double(), loss.item(), math.log(model.config.vocab_size)
+    spread = (logits.logsumexp(-1) - logits.mean(-1)).mean().item() - even
+    found = f"loss {loss:.3f}, ln V {even:.3f}, the logits' spread adds {spread:.3f}"
+    if run.step or run.config.init_from != "scratch":
+        return loss < even, found + " (weights are trained)"
+    return spread < 0.5 and abs(loss - even - spread) < 0.2, found
+
+
 def check_overfit(run, train_step):
-    """One batch of at most four samples, at the peak learning rate, until its loss is a tenth of ln V; a minute at most."""
-    x, y = run.batches.get(0, min(4, run.config.batch_size))
+    """Train on one batch of at most four samples, at the peak learning rate, until its loss is a
+    tenth of ln V."""
+    x, y = run.data.batches.get(0, min(4, run.config.batch_size))
     tiny = like(
         run,
+        Fixed(x, y),
         batch_size=len(x),
         gradient_accumulation_steps=1,
         schedule="constant",
         warmup_iters=10,
-        max_iters=200,
+        max_iters=OVERFIT_STEPS,
         lr_decay_iters=None,
     )
-    tiny.batches, tiny.step = Fixed(x, y), 0
-    without_dropout(tiny.model)
-    losses, goal, began = [], 0.1 * math.log(run.model.config.vocab_size), time.perf_counter()
-    while (
-        len(losses) < 200 and (not losses or losses[-1] > goal) and time.perf_counter() - began < 60
-    ):
+    tiny.step = 0
+    without_dropout(tiny.learner.model)
+
+    goal, began = 0.1 * math.log(run.learner.model.config.vocab_size), time.perf_counter()
+    losses = [train_step(tiny)[0]]
+    while losses[-1] > goal and len(losses) < OVERFIT_STEPS:
+        if time.perf_counter() - began > OVERFIT_SECONDS:
+            break
         losses.append(train_step(tiny)[0])
-    slow = len(losses) < 200 and losses[-1] < 0.9 * losses[0]  # a large model on a slow device
-    return (
-        losses[-1] <= goal or slow,
-        f"{len(x)} samples: loss {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} steps at learning_rate={run.config.learning_rate} (wanted: {goal:.3f})",
-    )
+
+    # A large model on a slow device passes if its loss falls at all.
+    slow = len(losses) < OVERFIT_STEPS and losses[-1] < 0.9 * losses[0]
+    fall = f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} steps"
+    rate = f"learning_rate={run.config.learning_rate}"
+    found = f"{len(x)} samples: {fall} at {rate} (wanted: {goal:.3f})"
+    return losses[-1] <= goal or slow, found
 
 
 class Gradients(torch.optim.SGD):
-    """In place of an optimizer: keeps the gradients and leaves the weights as they are."""
+    """An optimizer that keeps the gradients and leaves the weights as they are."""
 
     def step(self):
         self.kept = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
 
 
 def check_accumulation(run, train_step):
-    """One batch of four and four micro-batches of one, of which the first have few targets: the same loss, the same gradient."""
-    if getattr(run.model.config, "norm", "") == "batchnorm":
-        return True, "not compared: batchnorm knows what else is in a batch"
-    x, y = run.batches.get(0, 4)
-    first = (y >= 0).argmax(1)  # of a pair the answer's; each row keeps that one
-    y[0, first[0] + 1 :], y[1, max(first[1] + 1, y.shape[1] // 2) :] = -1, -1
+    """Compare loss and gradient of one batch of four with those of four micro-batches of one, the
+    first of which have few targets."""
+    if getattr(run.learner.model.config, "norm", "") == "batchnorm":
+        return True, "not compared: batchnorm depends on what else is in a batch"
+    x, y = run.data.batches.get(0, 4)
+    first = (y >= 0).argmax(1)  # the first target of each row, which it keeps
+    y[0, first[0] + 1 :] = -1
+    y[1, max(first[1] + 1, y.shape[1] // 2) :] = -1
+
     found = []
-    for batch, parts in ((4, 1), (1, 4)):
-        other = like(run, batch_size=batch, gradient_accumulation_steps=parts, grad_clip=0.0)
-        other.batches, other.optimizers = Fixed(x, y), [Gradients(other.model.parameters(), lr=1.0)]
-        without_dropout(other.model)
-        found.append((train_step(other)[0], other.optimizers[0].kept))
+    for batch_size, micro_batches in ((4, 1), (1, 4)):
+        other = like(
+            run,
+            Fixed(x, y),
+            batch_size=batch_size,
+            gradient_accumulation_steps=micro_batches,
+            grad_clip=0.0,
+        )
+        optimizer = Gradients(other.learner.model.parameters(), lr=1.0)
+        other.learner.optimizers = [optimizer]
+        without_dropout(other.learner.model)
+        loss, _ = train_step(other)
+        found.append((loss, optimizer.kept))
     (loss, gradient), (loss4, gradient4) = found
+
     error = ((gradient4 - gradient).norm() / gradient.norm()).item()
     limit = min(0.05, 100 * rounding(run.runtime))
+    losses = f"loss {loss:.6f} at once, {loss4:.6f} in four micro-batches"
     return (
         error < limit and abs(loss4 / loss - 1) < limit,
-        f"loss {loss:.6f} at once, {loss4:.6f} in four micro-batches; gradients {error:.0e} apart",
+        f"{losses}; gradients {error:.0e} apart",
     )
 
 
-def same(run, other):
-    """Whether two runs have the same weights; on a CPU, where sums have one order, to the last bit."""
+def same_weights(run, other):
+    """Whether two runs have the same weights; on a CPU, where sums have one order, bit for bit."""
     limit = 0 if run.runtime.device == "cpu" else 100 * rounding(run.runtime)
-    return all(
-        (p.double() - q.double()).norm() <= limit * p.double().norm()
-        for p, q in zip(run.model.parameters(), other.model.parameters())
-    )
+    pairs = zip(run.learner.model.parameters(), other.learner.model.parameters(), strict=True)
+    return all((p.double() - q.double()).norm() <= limit * p.double().norm() for p, q in pairs)
 
 
 def check_repeat(run, train_step):
+    """Take two steps, twice."""
     runs = [like(run), like(run)]
-    losses = [[train_step(again)[0] for _ in range(2)] for again in runs]
-    return (
-        same(*runs),
-        f"two steps, twice: losses {losses[0][0]:.6f} {losses[0][1]:.6f} and {losses[1][0]:.6f} {losses[1][1]:.6f}",
-    )
+    losses = [" ".join(f"{train_step(again)[0]:.6f}" for _ in range(2)) for again in runs]
+    return same_weights(*runs), f"two steps, twice: losses {losses[0]} and {losses[1]}"
 
 
 def check_resume(run, train_step):
-    """A step, the bytes of a checkpoint, another step; beside two steps at once."""
+    """Take two steps at once; and one, a checkpoint in memory, and the other."""
     straight, stopped, resumed = like(run), like(run), like(run)
-    train_step(straight), train_step(stopped)
-    state = [
-        safetensors.torch.load(safetensors.torch.save(part))
-        for part in parallel.gather(stopped.model, stopped.optimizers, stopped.runtime)
-    ]
-    resumed.model.load_state_dict(state[0], strict=False)  # a tied weight comes once
-    parallel.scatter(resumed.model, resumed.optimizers, state[1])
-    resumed.scaler.load_state_dict(stopped.scaler.state_dict())
+    train_step(straight)
+    train_step(stopped)
+
+    tensors = parallel.gather(stopped.learner.model, stopped.learner.optimizers, stopped.runtime)
+    weights, moments = (safetensors.torch.load(safetensors.torch.save(part)) for part in tensors)
+    resumed.learner.model.load_state_dict(weights, strict=False)  # a tied weight comes once
+    parallel.scatter(resumed.learner.model, resumed.learner.optimizers, moments)
+    resumed.learner.scaler.load_state_dict(stopped.learner.scaler.state_dict())
     resumed.step = stopped.step
-    losses = [train_step(again)[0] for again in (straight, resumed)]
-    return same(
-        straight, resumed
-    ), f"the step after a checkpoint: loss {losses[1]:.6f}, without one {losses[0]:.6f}"
+
+    loss, again = train_step(straight)[0], train_step(resumed)[0]
+    found = f"the step after a checkpoint: loss {again:.6f}, without one {loss:.6f}"
+    return same_weights(straight, resumed), found
 
 
 CHECKS = {  # name: (check, what to do when it fails)
     "device": (
         check_device,
-        "try --dtype=float32, then --device=cpu; other programs' errors on this device would settle it",
+        "try --dtype=float32, then --device=cpu; if other programs err too, it is the device",
     ),
     "compile": (
         check_compile,
@@ -268,15 +281,17 @@ CHECKS = {  # name: (check, what to do when it fails)
     "disk": (check_disk, "free space, or choose another --out_dir"),
     "data": (
         check_data,
-        "a validation loss on text that was trained on says nothing: split by document, and prepare again",
+        "a validation loss on training text says nothing: split by document, and prepare again",
     ),
     "initial loss": (
         check_initial_loss,
-        "see init_weights and the last norm; a loss below the other two means that targets leak into the input",
+        "see init_weights and the last norm; if the loss is below the other two, "
+        "targets leak into the input",
     ),
     "one batch": (
         check_overfit,
-        "change --learning_rate (10 times less or more); if none does it, a gradient does not reach the weights",
+        "change --learning_rate (10 times less or more); if none does it, "
+        "a gradient does not reach the weights",
     ),
     "accumulation": (
         check_accumulation,
@@ -284,36 +299,32 @@ CHECKS = {  # name: (check, what to do when it fails)
     ),
     "determinism": (
         check_repeat,
-        "something draws random numbers outside of (seed, step): dropout, batches, or a part of your own",
+        "something draws random numbers outside of (seed, step): dropout, batches, or a new part",
     ),
     "resume": (
         check_resume,
-        "state is missing from the checkpoint: see parallel.gather, and buffers of a part of your own",
+        "state is missing from the checkpoint: see parallel.gather, and buffers of a new part",
     ),
 }
 
 
 def doctor(run, train_step):
-    """Print a line for every check, with the fix where one fails. Returns 1 if one does, else 0."""
+    """Print a line for every check, with the fix if it fails. Returns 1 if one fails, else 0."""
     if run.runtime.world_size > 1:
-        raise UserError(
-            "the doctor looks at one process",
-            "doctor=True",
-            "start it with python, not with torchrun",
-        )
+        fix = "start it with python, not with torchrun"
+        raise UserError("the doctor checks a single process", "doctor=True", fix)
     failed = 0
     print()
     for name, (check, fix) in CHECKS.items():
         try:
-            good, said = check(run, train_step)
-        except Exception as error:  # of any kind: that is what is being looked for
-            good, said = False, f"{type(error).__name__}: {one_line(error)}"
-        failed += not good
-        print(
-            f"{name:<14}{'ok    ' if good else 'FAILED'}  {said}" + ("" if good else f": {fix}"),
-            flush=True,
-        )
-    print(
-        f"{failed} of {len(CHECKS)} checks failed" if failed else f"all {len(CHECKS)} checks passed"
-    )
+            good, found = check(run, train_step)
+        except Exception as error:  # of any kind: that is what the doctor looks for
+            good, found = False, f"{type(error).__name__}: {one_line(error)}"
+        if good:
+            print(f"{name:<14}ok      {found}", flush=True)
+        else:
+            failed += 1
+            print(f"{name:<14}FAILED  {found}: {fix}", flush=True)
+    total = len(CHECKS)
+    print(f"{failed} of {total} checks failed" if failed else f"all {total} checks passed")
     return int(failed > 0)

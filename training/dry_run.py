@@ -1,6 +1,6 @@
 """
-What a run would cost, before it is begun: `python train.py CONFIG --dry_run`. Sizes and operations are those of costs.py's
-closed forms; seconds are measured, on steps and an evaluation that are thrown away.
+`python train.py CONFIG --dry_run` prints what a run would cost. Sizes and operations come from the
+closed forms of parts/costs.py. Times are measured, on steps and an evaluation that are thrown away.
 """
 
 import math
@@ -12,122 +12,133 @@ from pathlib import Path
 
 import torch
 
-from common.configurator import build
-from parts.architectures import choose
+from parts.architectures import configure
 from parts.costs import activation_bytes, parameters, training_flops_per_token
 from parts.variant import VariantConfig
 
 STEPS = 20  # timed, after the first
+UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
+
+
+# ---------------------------------------------------------------- sizes
 
 
 def variant(run):
-    """The model's configuration as that of a Variant, in which costs.py reads all models."""
-    c, word = run.model.config, run.config.model
-    return (
-        c
-        if isinstance(c, VariantConfig)
-        else build(VariantConfig, choose(asdict(c) | {"model": word, "arch": word})[2])
-    )
-
-
-def splits(run):
-    """[{"train", "val": token ids}] of the data sets of a run."""
-    return [{name: split.tokens for name, split in source.splits.items()} for source in run.sources]
+    """The model's configuration as a VariantConfig, which parts/costs.py reads."""
+    c, word = run.learner.model.config, run.config.model
+    if isinstance(c, VariantConfig):
+        return c
+    return configure(asdict(c) | {"model": word, "arch": word})
 
 
 def memory(run):
     """(bytes of weights, gradients and moments, bytes of activations) on one device."""
     c, config = variant(run), run.config
-    number = 4 if run.runtime.dtype == "float32" else 2  # bytes
-    if config.activation_checkpointing:  # what is inside one block, and what goes into the others
-        kept = activation_bytes(replace(c, n_layer=1), config.batch_size, c.block_size, number)
-        kept += number * (c.n_layer - 1) * config.batch_size * c.block_size * c.n_embd
+    item = 4 if run.runtime.dtype == "float32" else 2  # bytes of a number
+    if config.activation_checkpointing:  # the inside of one block, and the inputs of the others
+        kept = activation_bytes(replace(c, n_layer=1), config.batch_size, c.block_size, item)
+        kept += item * (c.n_layer - 1) * config.batch_size * c.block_size * c.n_embd
     else:
-        kept = activation_bytes(c, config.batch_size, c.block_size, number)
-    return 16 * parameters(c) // (run.runtime.world_size if config.parallel == "fsdp" else 1), kept
+        kept = activation_bytes(c, config.batch_size, c.block_size, item)
+    shards = run.runtime.world_size if config.parallel == "fsdp" else 1
+    return 16 * parameters(c) // shards, kept
 
 
 def checkpoint_bytes(run):
-    """Bytes of one checkpoint: weights and moments, of which AdamW has two per weight and Muon one."""
-    moments = [
-        (p, 1 if isinstance(optimizer, torch.optim.Muon) else 2)
-        for optimizer in run.optimizers
-        for group in optimizer.param_groups
-        for p in group["params"]
-    ]
-    return sum(
-        p.numel() * p.element_size() * n
-        for p, n in [*((p, 1) for p in (*run.model.parameters(), *run.model.buffers())), *moments]
-    )
+    """Bytes of one checkpoint: weights and moments; AdamW has two moments per weight, Muon one."""
+    model = run.learner.model
+    total = sum(p.nbytes for p in (*model.parameters(), *model.buffers()))
+    for optimizer in run.learner.optimizers:
+        moments = 1 if isinstance(optimizer, torch.optim.Muon) else 2
+        total += sum(
+            moments * p.nbytes for group in optimizer.param_groups for p in group["params"]
+        )
+    return total
 
 
 def room(run):
-    """(out_dir or the nearest folder above it that is there, bytes free in it, bytes that the run's checkpoints need: the
-    last two, the best, and the one being written)."""
+    """(out_dir or the nearest folder above it that exists, bytes free in it, bytes that the run's
+    checkpoints need: the last two, the best, and the one being written)."""
     out_dir = Path(run.config.out_dir).absolute()
     folder = next(path for path in (out_dir, *out_dir.parents) if path.exists())
     return folder, shutil.disk_usage(folder).free, 4 * checkpoint_bytes(run)
 
 
 def size(count):
-    """Bytes for people, as in 1.2 GB."""
+    """Bytes as text, such as 1.2 GB."""
     power = min(4, int(math.log(max(count, 1), 1000)))
-    return f"{count / 1000**power:.{1 if power else 0}f} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
+    digits = 1 if power else 0
+    return f"{count / 1000**power:.{digits}f} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def duration(seconds):
-    """Seconds for people, as in 3.5 h."""
-    unit, name = next(
-        (unit, name)
-        for unit, name in ((172800, "days"), (7200, "h"), (120, "min"), (0, "s"))
-        if seconds >= unit
-    )
-    return f"{seconds / {'days': 86400, 'h': 3600, 'min': 60, 's': 1}[name]:.{1 if seconds >= 0.1 else 3}f} {name}"
+    """Seconds as text, such as 3.5 h. A unit is used from two of it on."""
+    unit = next((unit for unit, length in UNITS.items() if seconds >= 2 * length), "s")
+    digits = 1 if seconds >= 0.1 else 3
+    return f"{seconds / UNITS[unit]:.{digits}f} {unit}"
+
+
+# ---------------------------------------------------------------- times
 
 
 def timed(work, *args):
+    """The seconds that work(*args) takes."""
     began = time.perf_counter()
     work(*args)
     return time.perf_counter() - began
 
 
-def dry_run(run, train_step, score, eval_train_tokens):
-    """Print what the run would cost from here on; returns the exit status 0. train_step(run) and score(run) are train.py's;
-    score reads up to eval_train_tokens of the train split."""
-    config, begin, c = run.config, run.step, variant(run)
-    first, *times = [timed(train_step, run) for _ in range(1 + STEPS)]
-    step = statistics.median(times)
-    # A small evaluation, scaled: a whole one may read a thousand times the tokens of a step. The first one warms up.
-    sets = splits(run)
-    whole = [config.eval_tokens or len(tokens["val"]) for tokens in sets]
+def time_evaluation(run, score, eval_train_tokens):
+    """The seconds of an evaluation, from a small one: a whole one may read a thousand times the
+    tokens of a step."""
+    config, block_size = run.config, run.learner.model.config.block_size
+    sources = run.data.sources
+    val_tokens = [config.eval_tokens or len(source.splits["val"].tokens) for source in sources]
     few = min(
-        *whole, eval_train_tokens, 4 * config.batch_size * c.block_size * run.runtime.world_size
+        *val_tokens, eval_train_tokens, 4 * config.batch_size * block_size * run.runtime.world_size
     )
     small = replace(run, config=replace(config, eval_tokens=few))
-    score(small)
-    evaluation = (
-        timed(score, small)
-        * sum(val + min(val, eval_train_tokens) for val in whole)
-        / (2 * few * len(sets))
-    )
-    evaluations = 1 + sum(at >= begin for at in range(0, config.max_iters, config.eval_interval))
-    steps, start = max(0, config.max_iters - begin), max(0.0, first - step)
+    score(small)  # warms up
+    tokens = sum(val + min(val, eval_train_tokens) for val in val_tokens)
+    return timed(score, small) * tokens / (2 * few * len(sources))
+
+
+def dry_run(run, train_step, score, eval_train_tokens):
+    """Print what the run would cost from here on; returns the exit status 0. train_step(run) and
+    score(run) are train.py's; score reads up to eval_train_tokens of the train split."""
+    config, runtime, c, begin = run.config, run.runtime, variant(run), run.step
+    first, *times = [timed(train_step, run) for _ in range(1 + STEPS)]
+    step = statistics.median(times)
+    start = max(0.0, first - step)
+    evaluation = time_evaluation(run, score, eval_train_tokens)
+
+    steps = max(0, config.max_iters - begin)
+    evaluations = 1 + sum(n >= begin for n in range(0, config.max_iters, config.eval_interval))
     seconds = steps * step + evaluations * evaluation + start
+    tokens = steps * run.step_tokens
+    train_tokens = sum(len(source.splits["train"].tokens) for source in run.data.sources)
     (fixed, kept), (folder, free, needed) = memory(run), room(run)
     flops = training_flops_per_token(c, c.block_size)
-    if run.runtime.main:
-        print(
-            "\nWhat this run would cost (the steps that were timed are thrown away, nothing was written):"
-        )
-        for name, text in {
-            "parameters": f"{parameters(c):,}",
-            "operations": f"{flops / 1e6:,.2f} MFLOP per token, forward and backward; {flops * run.step_tokens * steps:.2g} FLOP in all",
-            "memory": f"{size(fixed + kept)}: weights, gradients and moments {size(fixed)}, activations {size(kept)} if eager; the backward pass and libraries take some more",
-            "tokens": f"{steps * run.step_tokens:,} in {steps:,} steps: {steps * run.step_tokens / sum(len(tokens['train']) for tokens in sets):.2f} epochs",
-            "time": f"{duration(seconds)}: {steps:,} steps of {step * 1000:.1f} ms, {evaluations} evaluations of {duration(evaluation)}, "
-            f"{'compiling' if run.runtime.compile else 'the first step'} {duration(start)} more",
-            "speed": f"{run.step_tokens / step:,.0f} tokens/s, {flops * run.step_tokens / step / 1e9:,.1f} GFLOP/s (median of {STEPS} steps of {min(times) * 1000:.1f} to {max(times) * 1000:.1f} ms)",
-            "checkpoints": f"{size(checkpoint_bytes(run))} each, at most four at a time: {size(needed)}; {size(free)} free in {folder}",
-        }.items():
-            print(f"  {name:<12} {text}")
+    if not runtime.main:
+        return 0
+
+    speed, slowest = flops * run.step_tokens / step / 1e9, max(times) * 1000
+    rows = {
+        "parameters": f"{parameters(c):,}",
+        "operations": f"{flops / 1e6:,.2f} MFLOP per token, forward and backward; "
+        f"{flops * tokens:.2g} FLOP in all",
+        "memory": f"{size(fixed + kept)}: weights, gradients and moments {size(fixed)}, "
+        f"activations {size(kept)} if eager; the backward pass and libraries take some more",
+        "tokens": f"{tokens:,} in {steps:,} steps: {tokens / train_tokens:.2f} epochs",
+        "time": f"{duration(seconds)}: {steps:,} steps of {step * 1000:.1f} ms, "
+        f"{evaluations} evaluations of {duration(evaluation)}, "
+        f"{'compiling' if runtime.compile else 'the first step'} {duration(start)} more",
+        "speed": f"{run.step_tokens / step:,.0f} tokens/s, {speed:,.1f} GFLOP/s "
+        f"(median of {STEPS} steps of {min(times) * 1000:.1f} to {slowest:.1f} ms)",
+        "checkpoints": f"{size(checkpoint_bytes(run))} each, at most four at a time: "
+        f"{size(needed)}; {size(free)} free in {folder}",
+    }
+    print("\nWhat this run would cost (the timed steps are thrown away, nothing was written):")
+    for name, text in rows.items():
+        print(f"  {name:<12} {text}")
     return 0

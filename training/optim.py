@@ -1,29 +1,30 @@
-"""Which parameters decay, the optimizers, and the learning rate at each step."""
+"""The parameter groups, the optimizers, and the learning rate at each step."""
 
 import math
 
 import torch
 
-TOGETHER = (
-    2**24
-)  # numbers in the matrices that Muon makes orthogonal at once, 64 MB of them: large ones gain nothing
-# How much of learning_rate is left (above min_lr) at t, from 0 after the warm-up to 1 at lr_decay_iters.
+OPTIMIZER = ("adamw", "muon")
+
+# How much of learning_rate (above min_lr) is left at t, from 0 after the warm-up to 1 at
+# lr_decay_iters.
 SCHEDULE = {
-    "cosine": lambda t: (
-        0.5 * (1 + math.cos(math.pi * t))
-    ),  # Loshchilov & Hutter 2016, arXiv:1608.03983
+    # Loshchilov & Hutter 2016, arXiv:1608.03983
+    "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t)),
     "linear": lambda t: 1 - t,
-    "wsd": lambda t: min(
-        1.0, (1 - t) / 0.2
-    ),  # warm-up, stable, decay over the last fifth (Hu et al. 2024, arXiv:2404.06395)
+    # warm-up, stable, decay over the last fifth (Hu et al. 2024, arXiv:2404.06395)
+    "wsd": lambda t: min(1.0, (1 - t) / 0.2),
     "constant": lambda t: 1.0,
 }
-OPTIMIZER = ("adamw", "muon")
+
+# Numbers in the matrices that Muon makes orthogonal at once, 64 MB in float32. Larger matrices gain
+# nothing from being stacked.
+STACK = 2**24
 
 
 def learning_rate(step, config):
-    """The rate of step `step` (from 0): linear warm-up over warmup_iters, then config.schedule from
-    learning_rate to min_lr (None: a tenth of it) at lr_decay_iters (None: max_iters)."""
+    """The learning rate of a step (from 0): linear warm-up over warmup_iters, then config.schedule
+    from learning_rate to min_lr (None: a tenth of it) at lr_decay_iters (None: max_iters)."""
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
     end = config.max_iters if config.lr_decay_iters is None else config.lr_decay_iters
@@ -32,121 +33,111 @@ def learning_rate(step, config):
     return low + SCHEDULE[config.schedule](t) * (config.learning_rate - low)
 
 
+def group_of(named, weight_decay):
+    """A parameter group of torch's from [(name, parameter), ...]."""
+    names, params = [name for name, _ in named], [p for _, p in named]
+    return {"params": params, "names": names, "weight_decay": weight_decay}
+
+
 def parameter_groups(model, weight_decay):
     """AdamW's two groups: matrices (embeddings too) decay, biases and norm weights do not.
 
-    Returns [{"params", "names", "weight_decay"}, ...]; every trainable parameter is in exactly one."""
-    named = [
-        (name, p) for name, p in model.named_parameters() if p.requires_grad
-    ]  # tied weights come once
+    Returns [{"params", "names", "weight_decay"}, ...]; each trainable parameter is in one of them."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [(name, p) for name, p in named if p.dim() >= 2]
     vectors = [(name, p) for name, p in named if p.dim() < 2]
-    return [
-        {
-            "params": [p for _, p in group],
-            "names": [name for name, _ in group],
-            "weight_decay": decay,
-        }
-        for group, decay in ((matrices, weight_decay), (vectors, 0.0))
-        if group
-    ]
+    groups = [group_of(matrices, weight_decay), group_of(vectors, 0.0)]
+    return [group for group in groups if group["params"]]
 
 
 def orthogonal(x, steps, coefficients, eps):
-    """Each matrix of x (n, rows, columns) with its singular values brought near 1, between 0.7 and 1.2 for all but
-    the smallest: a quintic Newton-Schulz iteration (Jordan et al. 2024)."""
+    """Each matrix of x (n, rows, columns) with its singular values brought to between 0.7 and 1.2,
+    all but the smallest: a quintic Newton-Schulz iteration (Jordan et al. 2024)."""
     a, b, c = coefficients
     tall = x.size(1) > x.size(2)
     x = x.mT if tall else x  # (n, short, long)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT  # (n, short, short)
-        x = torch.baddbmm(
-            x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a
-        )  # a x + (b gram + c gram²) x
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b gram + c gram²
+        x = torch.baddbmm(x, polynomial, x, beta=a)  # a x + (b gram + c gram²) x
     return x.mT if tall else x
 
 
 class Muon(torch.optim.Muon):
-    """torch.optim.Muon (match_rms_adamw) in float32, but on a GPU that has bfloat16: rounded to that, the losses of one run drift
-    apart from CPU to CPU. The matrices of one shape are made orthogonal together, which pays for it where they are small
-    (0.86 of torch's time at a width of 128, 1.6 at 384, on a CPU with bfloat16 instructions: bench/speed_optimizer.py)."""
+    """torch.optim.Muon (match_rms_adamw), but in float32 except on a GPU that has bfloat16: rounded
+    to bfloat16, the losses of one run drift apart from CPU to CPU. Matrices of one shape are made
+    orthogonal together, which makes up for it where they are small (0.86 of torch's time at a width
+    of 128, 1.6 at 384, on a CPU with bfloat16 instructions: bench/speed.py optimizer)."""
 
     @torch.no_grad()
     def step(self, closure=None):
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            shapes = {}
+            by_shape = {}
             for p in group["params"]:
                 if p.grad is not None:
-                    shapes.setdefault(p.shape, []).append(p)
-            for shape, same in shapes.items():
-                together = max(1, TOGETHER // shape.numel())
-                for first in range(0, len(same), together):
-                    self.update(same[first : first + together], group)
+                    by_shape.setdefault(p.shape, []).append(p)
+            for shape, matrices in by_shape.items():
+                count = max(1, STACK // shape.numel())
+                for first in range(0, len(matrices), count):
+                    self.update(matrices[first : first + count], group)
         return loss
 
     def update(self, matrices, group):
-        """Take the step of some matrices of one shape."""
-        dtype = (
-            torch.bfloat16
-            if matrices[0].is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
-            else torch.float32
-        )
-        looking_ahead = []  # Nesterov's: the momentum as the next gradient, if it is like this one, will make it
+        """Update some matrices of one shape."""
+        dtype = torch.float32
+        if matrices[0].is_cuda and torch.cuda.is_bf16_supported(including_emulation=False):
+            dtype = torch.bfloat16
+
+        directions = []  # Nesterov's: the momentum after one more gradient like this one
         for p in matrices:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             momentum = self.state[p]["momentum_buffer"]
             momentum.lerp_(p.grad, 1 - group["momentum"])
-            looking_ahead.append(p.grad.lerp(momentum, group["momentum"]).to(dtype))
-        updates = orthogonal(
-            torch.stack(looking_ahead), group["ns_steps"], group["ns_coefficients"], group["eps"]
-        )
-        for p, update in zip(matrices, updates):
+            directions.append(p.grad.lerp(momentum, group["momentum"]).to(dtype))
+
+        stack = torch.stack(directions)  # (n, rows, columns)
+        updates = orthogonal(stack, group["ns_steps"], group["ns_coefficients"], group["eps"])
+        for p, update in zip(matrices, updates, strict=True):
             p.mul_(1 - group["lr"] * group["weight_decay"])
-            p.add_(
-                update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape))
-            )  # entries as large as AdamW's steps usually are
+            # Entries as large as those of AdamW's steps usually are.
+            p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
 
 
 def make_optimizers(model, config, device):
     """The optimizers, each of its own parameters.
 
-    adamw: AdamW for all (Loshchilov & Hutter 2017, arXiv:1711.05101), fused: one kernel over all of them.
-    muon: Muon (Jordan et al. 2024) for the matrices of the blocks, whose momentum it makes orthogonal, with
-    steps as large as AdamW's so that one learning_rate serves both (Liu et al. 2025, arXiv:2502.16982) and
-    beta1 as its momentum; AdamW for embeddings, head, norms and biases."""
+    adamw: AdamW for all (Loshchilov & Hutter 2017, arXiv:1711.05101), fused into one kernel.
+    muon: Muon (Jordan et al. 2024) for the matrices of the blocks, whose momentum it makes
+    orthogonal, and AdamW for embeddings, head, norms and biases. Muon's steps are as large as
+    AdamW's, so that one learning_rate serves both (Liu et al. 2025, arXiv:2502.16982), and its
+    momentum is beta1."""
+    lr, optimizers = config.learning_rate, []
     groups = parameter_groups(model, config.weight_decay)
-    optimizers = []
     if config.optimizer == "muon":
-        matrices = [
-            (name, p)
-            for group in groups
-            for name, p in zip(group["names"], group["params"])
-            if name.startswith("blocks.") and p.dim() == 2
-        ]
-        ours = {"params": [p for _, p in matrices], "names": [name for name, _ in matrices]}
-        optimizers.append(
-            Muon(
-                [ours],
-                lr=config.learning_rate,
-                weight_decay=config.weight_decay,
-                momentum=config.beta1,
-                adjust_lr_fn="match_rms_adamw",
-            )
+        matrices, groups = split_groups(groups)
+        muon = Muon(
+            [group_of(matrices, config.weight_decay)],
+            lr=lr,
+            momentum=config.beta1,
+            adjust_lr_fn="match_rms_adamw",
         )
-        for group in groups:
-            rest = [
-                (name, p)
-                for name, p in zip(group["names"], group["params"])
-                if name not in ours["names"]
-            ]
-            group["names"], group["params"] = [name for name, _ in rest], [p for _, p in rest]
+        optimizers.append(muon)
     fused = device.startswith(("cuda", "cpu"))
-    optimizers.append(
-        torch.optim.AdamW(
-            groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused
-        )
-    )
+    betas = (config.beta1, config.beta2)
+    optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused))
     return optimizers
+
+
+def split_groups(groups):
+    """([(name, matrix of a block), ...], the groups without them)."""
+    matrices, others = [], []
+    for group in groups:
+        rest = []
+        for name, p in zip(group["names"], group["params"], strict=True):
+            in_block = name.startswith("blocks.") and p.dim() == 2
+            (matrices if in_block else rest).append((name, p))
+        others.append(group_of(rest, group["weight_decay"]))
+    return matrices, others

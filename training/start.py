@@ -1,67 +1,46 @@
 """Builds a run, and finds every mistake before anything is written."""
 
 import functools
+import json
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from torch.utils.checkpoint import checkpoint as recompute
 
-from common.configurator import build
+from common import files
 from common.errors import UserError
 from common.runtime import Runtime, seed_for, versions
-from parts.architectures import choose, idle
+from parts.architectures import configure, idle, make
 from parts.costs import match
 from parts.variant import VariantConfig
 from tokens.mixture import mixed_fingerprint, open_batches, open_sources
 from tokens.pairs import Pairs
 from training import parallel
 from training.optim import make_optimizers
-from training.run_folder import check_out_dir
-from training.settings import TrainConfig
+from training.run_folder import RunLog, check_out_dir, open_out_dir, start_wandb
+from training.settings import TrainConfig, check_model
 from weights import checkpoint, pretrained
 
 
-def describe(model, optimizers, config, runtime, sources):
-    """Print what was chosen, and the parts of the model in a small table."""
-    print("\n".join(runtime.reasons))
-    for source in sources:
-        train, val = source.splits["train"], source.splits["val"]
-        share = f"{source.weight:.2%} of the samples, " if len(sources) > 1 else ""
-        print(
-            f"data {source.name}: {share}{len(train):,} tokens to train on, {len(val):,} to validate, vocabulary {source.meta['vocab_size']}"
-        )
-        if isinstance(train, Pairs):
-            left_out, cut = train.left_out + val.left_out, train.cut + val.cut
-            print(
-                f"  {len(train.starts):,} pairs to train on, {len(val.starts):,} to validate"
-                + f"; {left_out:,} more left out: their answers begin beyond block_size"
-                * bool(left_out)
-                + f"; {cut:,} cut there" * bool(cut)
-            )
-    print(f"model {config.model}: {sum(p.numel() for p in model.parameters()):,} parameters")
-    counts = {}
-    for name, p in model.named_parameters():
-        words = name.split(".")
-        part = (
-            f"{words[2]} (in {model.config.n_layer} blocks)" if words[0] == "blocks" else words[0]
-        )
-        counts[part] = counts.get(part, 0) + p.numel()
-    for part, count in counts.items():
-        print(f"  {part:<22}{count:>12,}")
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            count = sum(p.numel() for p in group["params"])
-            print(
-                f"{type(optimizer).__name__}: {count:,} parameters in {len(group['params'])} tensors, weight decay {group['weight_decay']}"
-            )
-    step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
-    samples = config.max_iters * config.batch_size * config.gradient_accumulation_steps
-    times = [
-        f"{samples * source.weight / source.batches.windows_per_epoch:.1f} times {source.name if len(sources) > 1 else 'the training data'}"
-        for source in sources
-    ]
-    print(f"{config.max_iters} steps of {step_tokens:,} tokens: {', '.join(times)}")
+@dataclass
+class Data:
+    """What a run reads."""
+
+    sources: list  # tokens.mixture.Source, one for each dataset
+    batches: object  # the training samples in their order: get(first, count) -> x, y
+    tokenizer: object
+
+
+@dataclass
+class Learner:
+    """The model of a run and what updates its weights."""
+
+    model: torch.nn.Module  # what is evaluated, saved and sampled
+    net: torch.nn.Module  # the same weights as they are trained: compiled, in DDP
+    optimizers: list
+    scaler: torch.amp.GradScaler  # of the loss in float16; otherwise it does nothing
 
 
 @dataclass
@@ -70,190 +49,279 @@ class Run:
 
     config: TrainConfig
     runtime: Runtime
-    model: torch.nn.Module  # what is evaluated, saved and sampled
-    net: (
-        torch.nn.Module
-    )  # the same weights as they are trained: compiled, with gradients averaged over the ranks
-    optimizers: list
-    scaler: torch.amp.GradScaler  # of the loss in float16; elsewhere it does nothing
-    sources: list  # of mixture.Source: the data sets
-    batches: object  # the training samples in their order
-    tokenizer: object
-    step: int
-    state: dict  # saved beside the weights: best loss, seconds, fingerprint of the data, samples drawn from each of several sets
-    folder: Path | None  # the checkpoint that the run goes on from
-    everything: dict  # the resolved configuration, as it is saved
+    data: Data
+    learner: Learner
+    step: int  # the number of steps taken
+    state: dict  # saved beside the weights: best loss, seconds, data fingerprint, samples drawn
+    folder: Path | None  # the checkpoint that the run resumes from
+    saved: int | None  # the step of the newest checkpoint
+    saved_config: dict  # the resolved configuration of training and model, as it is saved
 
     @property
-    def step_tokens(self):
-        return self.step_samples * self.model.config.block_size
+    def finished(self):
+        """Whether all steps are taken and the last one is evaluated."""
+        evaluated = self.state.get("evaluated") == self.step
+        return self.step > self.config.max_iters or self.step == self.config.max_iters and evaluated
 
     @property
     def step_samples(self):
+        """Samples in the global batch of one step."""
         return self.config.batch_size * self.config.gradient_accumulation_steps
 
+    @property
+    def step_tokens(self):
+        """Tokens in the global batch of one step."""
+        return self.step_samples * self.learner.model.config.block_size
 
-def make_model(config, given, folder, meta):
-    """The model to train, on the CPU: new, from the checkpoint `folder`, or from pretrained weights."""
-    if folder is not None:
-        model = checkpoint.load_model(folder, given)
-        if model.config.vocab_size < meta["vocab_size"]:
-            raise UserError(
-                f"the model knows {model.config.vocab_size} tokens, the data have {meta['vocab_size']}",
-                f"dataset={config.dataset}",
-                "prepare the text with the model's tokenizer",
-            )
+
+# ---------------------------------------------------------------- before the data are there
+
+
+def check_start(settings, runtime):
+    """Raise UserError if the run cannot start with this number of ranks, or in its out_dir."""
+    config, ranks = settings.config, runtime.world_size
+    if config.gradient_accumulation_steps % ranks:
+        raise UserError(
+            f"gradient_accumulation_steps={config.gradient_accumulation_steps} is not divisible "
+            f"by {ranks} ranks",
+            "gradient_accumulation_steps",
+            "make it a multiple of the number of processes",
+        )
+    if config.parallel == "fsdp" and ranks > 1:
+        fix = "choose --parallel=ddp, or --optimizer=adamw with --dtype=bfloat16"
+        if config.optimizer == "muon":
+            what = "muon needs whole matrices, and fsdp shards them"
+            raise UserError(what, "parallel=fsdp", fix)
+        if config.dtype == "float16":
+            what = "each rank would scale a float16 loss its own way, and fsdp shards the weights"
+            raise UserError(what, "parallel=fsdp", fix)
+    if config.trains:
+        resuming = settings.folder is not None
+        parallel.main_first(
+            lambda: check_out_dir(config.out_dir, resuming, config.overwrite), runtime
+        )
+
+
+# ---------------------------------------------------------------- the model
+
+
+def make_model(settings, meta):
+    """The model to train, on the CPU: from the checkpoint, from pretrained weights, or new."""
+    config, given = settings.config, settings.model
+    fix = "prepare the text with the model's tokenizer"
+    where = f"dataset={config.dataset}"
+    if settings.folder is not None:
+        model = checkpoint.load_model(settings.folder, given)
+        known, needed = model.config.vocab_size, meta["vocab_size"]
+        if known < needed:
+            raise UserError(f"the model knows {known} tokens, the data have {needed}", where, fix)
         return model
+
     weights = None
     if config.init_from != "scratch":
-        word, imported, weights = pretrained.load_pretrained(config.init_from)
-        if given.get("model", word) != word:
-            raise UserError(
-                f"these are weights of a {word} model",
-                f"init_from={config.init_from}",
-                f"leave model={given['model']} out",
-            )
-        config.model, given = word, imported | given
+        given, weights = load_pretrained(config, given)
+        check_model(given)
     given = {"vocab_size": meta["vocab_size"]} | given
     if given["vocab_size"] < meta["vocab_size"]:
-        raise UserError(
-            f"vocab_size={given['vocab_size']} is below the data's {meta['vocab_size']}",
-            f"dataset={config.dataset}",
-            "prepare the text with the model's tokenizer, or leave vocab_size out",
-        )
-    config_class, model_class, values = choose({"model": config.model} | given)
-    unused = [key for key in idle(values) if key in given] if config_class is VariantConfig else []
-    if unused:
-        print(f"note: {', '.join(unused)} has no effect on the parts chosen")
-    model_config = build(config_class, values)
-    if config.match != "none" and config_class is VariantConfig:
-        model_config = matched(model_config, config, given)
+        what = f"vocab_size={given['vocab_size']} is below the data's {meta['vocab_size']}"
+        raise UserError(what, where, fix + ", or leave vocab_size out")
+
+    model_config = configure({"model": config.model} | given)
+    if isinstance(model_config, VariantConfig):
+        unused = [key for key in idle(asdict(model_config)) if key in given]
+        if unused:
+            print(f"note: {', '.join(unused)} has no effect on the parts chosen")
+        if config.match != "none":
+            model_config = match_width(model_config, config, given)
+
     torch.manual_seed(seed_for(config.seed, 0))
-    model = model_class(model_config)
+    model = make(model_config)
     if weights is not None:
         pretrained.load_weights(model, weights)
     return model
 
 
-def matched(model_config, config, given):
-    """A variant's configuration with the MLP width at which it costs what the model it starts from does."""
-    sizes = {
-        key: value
-        for key, value in given.items()
-        if key in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "multiple_of")
-    }
-    base = build(
-        VariantConfig,
-        choose(
-            sizes
-            | {"model": config.model, "arch": config.model, "vocab_size": model_config.vocab_size}
-        )[2],
-    )
+def load_pretrained(config, given):
+    """(values of the model, weights) of pretrained weights; sets config.model to their model."""
+    word, imported, weights = pretrained.load_pretrained(config.init_from)
+    if given.get("model", word) != word:
+        raise UserError(
+            f"these are weights of a {word} model",
+            f"init_from={config.init_from}",
+            f"leave model={given['model']} out",
+        )
+    config.model = word
+    return {"model": word} | imported | given, weights
+
+
+def match_width(model_config, config, given):
+    """A variant's configuration with the MLP width at which it costs what its base does."""
+    shared = ("block_size", "n_layer", "n_head", "n_embd", "multiple_of")
+    sizes = {key: given[key] for key in shared if key in given}
+    word, vocab_size = config.model, model_config.vocab_size
+    base = configure(sizes | {"model": word, "arch": word, "vocab_size": vocab_size})
     try:
         width, residual = match(model_config, base, config.match)
     except ValueError as error:
         raise UserError(str(error), f"match={config.match}", "leave match out") from None
-    print(f"match {config.match}: mlp_width {width}, {residual:+.2f} % beside {config.model}")
+    print(f"match {config.match}: mlp_width {width}, {residual:+.2f} % beside {word}")
     return replace(model_config, mlp_width=width)
 
 
-def make_run(config, given, folder, state, runtime, find_data):
-    """The Run of a configuration, from the checkpoint `folder` with its `state`, or new if they are None. Everything
-    that can be wrong is found here, before out_dir is touched."""
-    world = runtime.world_size
-    if config.gradient_accumulation_steps % world:
-        raise UserError(
-            f"gradient_accumulation_steps={config.gradient_accumulation_steps} is not divisible by {world} ranks",
-            "gradient_accumulation_steps",
-            "make it a multiple of the number of processes",
-        )
-    if (
-        config.parallel == "fsdp"
-        and world > 1
-        and (config.optimizer == "muon" or config.dtype == "float16")
-    ):
-        what = (
-            "muon needs whole matrices"
-            if config.optimizer == "muon"
-            else "the scale of a float16 loss is each rank's own"
-        )
-        raise UserError(
-            f"{what}, and fsdp shares them out",
-            "parallel=fsdp",
-            "choose --parallel=ddp, or --optimizer=adamw with --dtype=bfloat16",
-        )
-    if config.trains:
-        parallel.main_first(
-            lambda: check_out_dir(config.out_dir, folder is not None, config.overwrite), runtime
-        )
-    metas, tokenizer = find_data(config, runtime)
-    data = mixed_fingerprint(metas.values())
-    if folder is None:
-        state = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0, "data": data}
-    elif state["data"] != data and not config.allow_data_change:
-        raise UserError(
-            f"the data in {config.dataset} are not those this run began with",
-            folder,
-            "prepare the same text again, train in another out_dir, or give --allow_data_change",
-        )
-    if state["data"] != data:  # losses on other data say nothing about these
-        state |= {
-            "best_val_loss": None,
-            "best_bits_per_byte": None,
-            "best_step": None,
-            "evaluated": None,
-            "samples": {},
-        }
-    state["data"] = data
-    model = make_model(config, given, folder, metas[config.datasets[0]]).to(runtime.device)
-    if (
-        folder is None
-        and config.init_from != "scratch"
-        and runtime.main
-        and pretrained.same_tokens(config.init_from, tokenizer) is False
-    ):
-        print(
-            f"warning: {config.dataset} was not prepared with the tokenizer of these weights: `python prepare.py NAME --input=TEXTFILE --tokenizer={config.init_from}` does that"
-        )
+# ---------------------------------------------------------------- the run
+
+
+def make_run(settings, metas, tokenizer, runtime):
+    """The Run of some Settings, on datasets {name: meta.json} with one tokenizer. Writes nothing.
+    Raises UserError if the data, the model or the checkpoint do not allow it."""
+    config, folder = settings.config, settings.folder
+    state = start_state(settings, mixed_fingerprint(metas.values()))
+    model = make_model(settings, metas[config.datasets[0]]).to(runtime.device)
+    if folder is None and config.init_from != "scratch" and runtime.main:
+        warn_of_other_tokens(config, tokenizer)
+
+    # The data.
     sources = open_sources(config, metas, tokenizer, model.config.block_size)
-    if (
-        state["best_val_loss"] is not None
-    ):  # a checkpoint from before mixtures has one set, and its loss alone
+    if state["best_val_loss"] is not None:  # checkpoints from before mixtures have one dataset
         state.setdefault("best_bits_per_byte", state["best_val_loss"] * sources[0].bits_per_byte)
-    batches = open_batches(config, sources)
+    data = Data(sources, open_batches(config, sources), tokenizer)
+
+    # The model as it is trained, and its optimizers.
     if config.activation_checkpointing:  # Chen et al. 2016, arXiv:1604.06174
         for block in model.blocks:
             block.forward = functools.partial(recompute, block.forward, use_reentrant=False)
-    parallel.spread(model, config.parallel, runtime)
+    parallel.shard(model, config.parallel, runtime)
     optimizers = make_optimizers(model, config, runtime.device)
-    scaler = torch.amp.GradScaler(runtime.device.split(":")[0], enabled=runtime.dtype == "float16")
+    kind = runtime.device.split(":")[0]
+    scaler = torch.amp.GradScaler(kind, enabled=runtime.dtype == "float16")
     if folder is not None:
         parallel.scatter(model, optimizers, checkpoint.optimizer_tensors(folder))
         scaler.load_state_dict(state.get("scaler", {}))
-    everything = asdict(config) | asdict(model.config) | {"versions": versions()}
-    ready = Run(
-        config,
-        runtime,
-        model,
-        model,
-        optimizers,
-        scaler,
-        sources,
-        batches,
-        tokenizer,
-        state["step"],
-        state,
-        folder,
-        everything,
-    )
-    flops = (
-        6
-        * sum(p.numel() for p in model.parameters())
-        * ready.step_tokens
-        * (config.max_iters - ready.step)
-    )
+
+    # What `auto` stands for is settled here and saved, so that a resumed run does not choose again.
+    step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
+    steps = config.max_iters - state["step"]
+    flops = 6 * sum(p.numel() for p in model.parameters()) * step_tokens * steps
     runtime.choose_compile(config.compile, flops)
-    ready.net = parallel.trained(model, runtime.compile, runtime)
+    device = kind if config.device == "auto" else config.device
+    config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
+
+    net = parallel.trained(model, runtime.compile, runtime)
+    learner = Learner(model, net, optimizers, scaler)
+    saved_config = asdict(config) | asdict(model.config) | {"versions": versions()}
+    step, saved = state["step"], None if folder is None else state["step"]
+    run = Run(config, runtime, data, learner, step, state, folder, saved, saved_config)
     if runtime.main:
-        describe(model, optimizers, config, runtime, sources)
-    return ready
+        describe(run)
+    return run
+
+
+def start_state(settings, fingerprint):
+    """The state that a run starts from: that of the checkpoint, or a new one. Raises UserError if
+    the data of the checkpoint are others."""
+    state, changed = settings.state, False
+    if state is None:
+        state = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0}
+    else:
+        changed = state["data"] != fingerprint
+    if changed and not settings.config.allow_data_change:
+        raise UserError(
+            f"the data in {settings.config.dataset} are not those this run began with",
+            settings.folder,
+            "prepare the same text again, train in another out_dir, or give --allow_data_change",
+        )
+    if changed:  # losses on other data cannot be compared with those to come
+        state |= dict.fromkeys(("best_val_loss", "best_bits_per_byte", "best_step", "evaluated"))
+        state["samples"] = {}
+    state["data"] = fingerprint
+    return state
+
+
+def warn_of_other_tokens(config, tokenizer):
+    """Warn if the data were prepared with another tokenizer than that of the pretrained weights."""
+    if pretrained.same_tokens(config.init_from, tokenizer) is False:
+        command = f"python prepare.py NAME --input=TEXTFILE --tokenizer={config.init_from}"
+        print(
+            f"warning: {config.dataset} was not prepared with the tokenizer of these weights: "
+            f"`{command}` does that"
+        )
+
+
+def open_folder(run):
+    """Make the run folder ready; returns a context in which rank 0 holds its lock."""
+    config, resuming = run.config, run.folder is not None
+    lock = parallel.main_first(
+        lambda: open_out_dir(config.out_dir, resuming, config.overwrite), run.runtime
+    )
+    return lock or nullcontext()
+
+
+def open_log(run):
+    """The RunLog of a run, after its configuration is written into the run folder."""
+    config, saved_config = run.config, run.saved_config
+    files.write(Path(config.out_dir) / "config.json", json.dumps(saved_config, indent=1))
+    to_wandb = None
+    if config.wandb_log:
+        name = config.wandb_run_name or config.out_dir
+        to_wandb = start_wandb(config.wandb_project, name, saved_config, run.state)
+    last_step = None if run.folder is None else run.step
+    return RunLog(config.out_dir, last_step, config.max_iters, to_wandb)
+
+
+# ---------------------------------------------------------------- the table that is printed
+
+
+def describe(run):
+    """Print what was chosen: the machine, the data, the parts of the model, the optimizers."""
+    config, model, sources = run.config, run.learner.model, run.data.sources
+    print("\n".join(run.runtime.reasons))
+    for source in sources:
+        describe_source(source, mixed=len(sources) > 1)
+
+    print(f"model {config.model}: {sum(p.numel() for p in model.parameters()):,} parameters")
+    for part, count in parameters_by_part(model).items():
+        print(f"  {part:<22}{count:>12,}")
+    for optimizer in run.learner.optimizers:
+        for group in optimizer.param_groups:
+            count, tensors = sum(p.numel() for p in group["params"]), len(group["params"])
+            print(
+                f"{type(optimizer).__name__}: {count:,} parameters in {tensors} tensors, "
+                f"weight decay {group['weight_decay']}"
+            )
+
+    samples, visits = config.max_iters * run.step_samples, []
+    for source in sources:
+        epochs = samples * source.weight / source.batches.windows_per_epoch
+        name = source.name if len(sources) > 1 else "the training data"
+        visits.append(f"{epochs:.1f} times {name}")
+    print(f"{config.max_iters} steps of {run.step_tokens:,} tokens: {', '.join(visits)}")
+
+
+def describe_source(source, mixed):
+    """Print the sizes of a dataset."""
+    train, val = source.splits["train"], source.splits["val"]
+    share = f"{source.weight:.2%} of the samples, " if mixed else ""
+    print(
+        f"data {source.name}: {share}{len(train):,} tokens to train on, {len(val):,} to validate, "
+        f"vocabulary {source.meta['vocab_size']}"
+    )
+    if isinstance(train, Pairs):
+        left_out, cut = train.left_out + val.left_out, train.cut + val.cut
+        words = [f"  {len(train.starts):,} pairs to train on, {len(val.starts):,} to validate"]
+        if left_out:
+            words.append(f"{left_out:,} more left out: their answers begin beyond block_size")
+        if cut:
+            words.append(f"{cut:,} cut at block_size")
+        print("; ".join(words))
+
+
+def parameters_by_part(model):
+    """{part: number of parameters}, the same part of all blocks together."""
+    counts = {}
+    for name, p in model.named_parameters():
+        words = name.split(".")
+        part = words[0]
+        if part == "blocks":
+            part = f"{words[2]} (in {model.config.n_layer} blocks)"
+        counts[part] = counts.get(part, 0) + p.numel()
+    return counts

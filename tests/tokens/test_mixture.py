@@ -278,8 +278,8 @@ def test_fingerprint_of_several(sets):
         (["--dataset=a,b", "--data_weights=1,nan"], "not a number above 0 for each"),
         (["--dataset=a,b", "--data_weights=1,2", "--data_alpha=0.5"], "both set the shares"),
         (["--dataset=a,b", "--data_alpha=-1"], "data_alpha=-1.0 is negative"),
-        (["--dataset=a,a"], "names no set, or one twice"),
-        (["--dataset=a,,b"], "names no set, or one twice"),
+        (["--dataset=a,a"], "names no dataset, or one twice"),
+        (["--dataset=a,,b"], "names no dataset, or one twice"),
         (["--dataset=a,nowhere"], "prepare.py nowhere"),
         (
             ["--dataset=a,b", "--data_weights=1,0.00001"],

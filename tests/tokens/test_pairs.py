@@ -264,10 +264,10 @@ def ready(pairs_dir, tmp_path, *more):
     argv = arguments(
         pairs_dir, tmp_path / "ready", "--max_iters=50", "--dataset=pairs", "--block_size=20", *more
     )
-    config, given, _ = train.read_config(argv, "")
-    return start.make_run(
-        config, given, None, None, train.set_up(config.device, config.dtype), train.find_data
-    )
+    settings = train.read_config(argv, "")
+    runtime = train.set_up(settings.config.device, settings.config.dtype)
+    metas, tokenizer = train.find_data(settings.config, runtime)
+    return start.make_run(settings, metas, tokenizer, runtime)
 
 
 def naive_loss(model, pairs):
@@ -327,7 +327,7 @@ def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
         "--weight_decay=0",
     )
     with torch.no_grad():
-        for p in run.model.parameters():
+        for p in run.learner.model.parameters():
             p.normal_(0, 0.2)  # far from uniform, so that every detail shows
     text = {
         tuple(x): pair
@@ -336,14 +336,14 @@ def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
             naive(some_pairs(60)[:54], 20),
         )
     }
-    batch = [text[tuple(x)] for x in run.batches.get(0, 18)[0].tolist()]
-    expected = naive_loss(run.model, batch)
+    batch = [text[tuple(x)] for x in run.data.batches.get(0, 18)[0].tolist()]
+    expected = naive_loss(run.learner.model, batch)
     expected.backward()
-    gradient = torch.sqrt(sum((p.grad**2).sum() for p in run.model.parameters())).item()
-    run.model.zero_grad()
+    gradient = torch.sqrt(sum((p.grad**2).sum() for p in run.learner.model.parameters())).item()
+    run.learner.model.zero_grad()
     with torch.no_grad():
         assert train.score(run)["val_loss"] == pytest.approx(
-            naive_loss(run.model, some_pairs(60)[54:]).item(), abs=1e-5
+            naive_loss(run.learner.model, some_pairs(60)[54:]).item(), abs=1e-5
         )
     loss, norm = train.train_step(run)
     assert loss == pytest.approx(expected.item(), abs=1e-5) and norm == pytest.approx(
@@ -354,11 +354,11 @@ def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
 def test_no_gradient_comes_from_the_prompts(pairs_dir, tmp_path):
     run = ready(pairs_dir, tmp_path)
     hidden = []
-    run.model.norm_f.register_forward_hook(
+    run.learner.model.norm_f.register_forward_hook(
         lambda module, given, out: (out.retain_grad(), hidden.append(out))[0]
     )
-    x, y = map(torch.from_numpy, run.batches.get(0, 30))
-    run.model(x, y)[1].backward()
+    x, y = map(torch.from_numpy, run.data.batches.get(0, 30))
+    run.learner.model(x, y)[1].backward()
     size = hidden[0].grad.abs().sum(-1)  # (30, block_size)
     assert (size[y < 0] == 0).all() and (size[y >= 0] > 0).all()
     assert ((y < 0) & (x > 0)).any() and ((y < 0) & (x == 0)).any()  # prompts, and padding
@@ -383,7 +383,7 @@ def test_micro_batches_of_pairs_are_one_batch(pairs_dir, tmp_path, dataset):
             f"--gradient_accumulation_steps={12 // size}",
             f"--dataset={dataset}",
         )
-        whole = run.model(*map(torch.from_numpy, run.batches.get(0, 12)))[
+        whole = run.learner.model(*map(torch.from_numpy, run.data.batches.get(0, 12)))[
             1
         ].item()  # the mean over all targets
         seen[size] = [value for _ in range(4) for value in train.train_step(run)]

@@ -61,7 +61,7 @@ def test_dry_run_foretells_the_run_and_writes_nothing(data_dir, tmp_path, capsys
         )
     )
     train.main(run)
-    count = sum(p.numel() for p in ready(data_dir, tmp_path, *more).model.parameters())
+    count = sum(p.numel() for p in ready(data_dir, tmp_path, *more).learner.model.parameters())
     tokens = len(token_files.load_split(data_dir / "words", "train", 16))
     assert told["parameters"] == f"{count:,}"
     assert told["tokens"] == f"896 in 7 steps: {896 / tokens:.2f} epochs"
@@ -142,12 +142,15 @@ def test_doctor_finds_a_healthy_run_healthy_and_writes_nothing(data_dir, tmp_pat
 
 def test_doctor_leaves_the_run_as_it_was(data_dir, tmp_path):  # noqa: F811
     run = ready(data_dir, tmp_path, "--learning_rate=1e-2", "--dropout=0.1")
-    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    before = {name: value.clone() for name, value in run.learner.model.state_dict().items()}
     assert doctor.doctor(run, train.train_step) == 0
     assert (
         run.step == 0
-        and run.model.training
-        and all(torch.equal(before[name], value) for name, value in run.model.state_dict().items())
+        and run.learner.model.training
+        and all(
+            torch.equal(before[name], value)
+            for name, value in run.learner.model.state_dict().items()
+        )
     )
 
 
@@ -170,11 +173,14 @@ def compiler_fails(run, monkeypatch):
     def net(x, y):
         raise RuntimeError("the compiler is broken\nin many lines")
 
-    run.runtime.compile, run.net = True, net
+    run.runtime.compile, run.learner.net = True, net
 
 
 def compiled_otherwise(run, monkeypatch):
-    run.runtime.compile, run.net = True, lambda x, y: (None, run.model(x, y)[1] * 1.05)
+    run.runtime.compile, run.learner.net = (
+        True,
+        lambda x, y: (None, run.learner.model(x, y)[1] * 1.05),
+    )
 
 
 def disk_full(run, monkeypatch):
@@ -191,30 +197,32 @@ def disk_refuses(run, monkeypatch):
 
 
 def overlap(run, monkeypatch):
-    run.sources[0].splits["val"].tokens = run.sources[0].splits["train"].tokens[1000:1600]
+    run.data.sources[0].splits["val"].tokens = run.data.sources[0].splits["train"].tokens[1000:1600]
 
 
 def loud_head(run, monkeypatch):
     with torch.no_grad():
-        run.model.lm_head.weight *= 30
+        run.learner.model.lm_head.weight *= 30
 
 
 def half_the_loss(run, monkeypatch):
-    forward = run.model.forward
-    run.model.forward = lambda *args: (lambda logits, loss: (logits, loss / 2))(*forward(*args))
+    forward = run.learner.model.forward
+    run.learner.model.forward = lambda *args: (lambda logits, loss: (logits, loss / 2))(
+        *forward(*args)
+    )
 
 
 def leak(run, monkeypatch):
     """The logits know the target, as with a mask that is off by one."""
-    forward = run.model.forward
+    forward = run.learner.model.forward
 
     def told(x, y):
         logits = forward(x, y)[0] + 0.5 * torch.nn.functional.one_hot(
-            y, run.model.config.vocab_size
+            y, run.learner.model.config.vocab_size
         )
         return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
 
-    run.model.forward = told
+    run.learner.model.forward = told
 
 
 def too_slow(run, monkeypatch):
@@ -222,21 +230,25 @@ def too_slow(run, monkeypatch):
 
 
 def blocks_learn_nothing(run, monkeypatch):
-    for name, p in run.model.named_parameters():
+    for name, p in run.learner.model.named_parameters():
         p.requires_grad_("norm" in name)
 
 
 def equal_micro_batches(run, monkeypatch):
-    return mutated(train.train_step, "(every / (count * runtime.world_size))", "parts")
+    return mutated(
+        train.train_step,
+        "(all_targets / (count * runtime.world_size))",
+        "config.gradient_accumulation_steps",
+    )
 
 
 def forgotten_division(run, monkeypatch):
-    return mutated(train.train_step, " / (every / (count * runtime.world_size))", "")
+    return mutated(train.train_step, " / (all_targets / (count * runtime.world_size))", "")
 
 
 def unseeded_dropout(run, monkeypatch):
     return mutated(
-        train.train_step, "torch.manual_seed(seed_for(config.seed, 1, step, part))", "pass"
+        train.train_step, "torch.manual_seed(seed_for(config.seed, 1, run.step, n))", "pass"
     )
 
 
@@ -254,7 +266,7 @@ def lost_buffer(run, monkeypatch):
             self.steps += self.training
             return x * (1 + 0.1 * self.steps)
 
-    run.model.norm_f = torch.nn.Sequential(run.model.norm_f, Counting())
+    run.learner.model.norm_f = torch.nn.Sequential(run.learner.model.norm_f, Counting())
 
 
 @pytest.mark.parametrize(

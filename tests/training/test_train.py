@@ -359,26 +359,23 @@ def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("more", [["--optimizer=muon"], ["--dtype=float16"]], ids=" ".join)
 def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, more):
-    config, given, _ = train.read_config(
-        arguments(
-            data_dir, tmp_path / "run", "--parallel=fsdp", "--gradient_accumulation_steps=2", *more
-        ),
-        "",
-    )
+    ranks = ["--parallel=fsdp", "--gradient_accumulation_steps=2"]
+    settings = train.read_config(arguments(data_dir, tmp_path / "run", *ranks, *more), "")
     with pytest.raises(UserError, match="parallel=fsdp"):
-        start.make_run(
-            config, given, None, None, Runtime("cpu", "float32", 0, 2, []), train.find_data
-        )
+        start.check_start(settings, Runtime("cpu", "float32", 0, 2, []))
 
 
 def ready(data_dir, tmp_path, *more):
     """A Run that is ready for its first step."""
-    config, given, (folder, state) = train.read_config(
-        arguments(data_dir, tmp_path / "ready", "--max_iters=50", *more), ""
-    )
-    return start.make_run(
-        config, given, folder, state, train.set_up(config.device, config.dtype), train.find_data
-    )
+    return made(arguments(data_dir, tmp_path / "ready", "--max_iters=50", *more))
+
+
+def made(argv):
+    """The Run of a command line, as train.main makes it."""
+    settings = train.read_config(argv, "")
+    runtime = train.set_up(settings.config.device, settings.config.dtype)
+    metas, tokenizer = train.find_data(settings.config, runtime)
+    return start.make_run(settings, metas, tokenizer, runtime)
 
 
 class Masked:
@@ -401,7 +398,7 @@ def test_micro_batches_are_one_batch_whatever_is_masked(data_dir, tmp_path):
     losses = {}
     for size in ("--batch_size=6", "--batch_size=2", "--batch_size=1"):
         run = ready(data_dir, tmp_path, size, f"--gradient_accumulation_steps={6 // int(size[-1])}")
-        run.batches = Masked(run.batches)
+        run.data.batches = Masked(run.data.batches)
         losses[size] = [value for _ in range(3) for value in train.train_step(run)]
     for size in losses:
         assert all(abs(a - b) < 1e-5 for a, b in zip(losses[size], losses["--batch_size=6"])), (
@@ -411,26 +408,26 @@ def test_micro_batches_are_one_batch_whatever_is_masked(data_dir, tmp_path):
 
 def test_float16_halves_its_scale_on_overflow_skips_the_step_and_grows_again(data_dir, tmp_path):
     run = ready(data_dir, tmp_path, "--dtype=float16")
-    run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
-    before = {name: p.clone() for name, p in run.model.named_parameters()}
+    run.learner.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
+    before = {name: p.clone() for name, p in run.learner.model.named_parameters()}
     skipped = 0
     while not math.isfinite(train.train_step(run)[1]):
         skipped += 1
-        assert run.scaler.get_scale() == 2.0 ** (40 - skipped)
-        assert all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
-        assert not any(optimizer.state for optimizer in run.optimizers)
+        assert run.learner.scaler.get_scale() == 2.0 ** (40 - skipped)
+        assert all(torch.equal(before[name], p) for name, p in run.learner.model.named_parameters())
+        assert not any(optimizer.state for optimizer in run.learner.optimizers)
     assert skipped > 3 and run.step == skipped + 1
-    assert not all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
-    scale = run.scaler.get_scale()
+    assert not all(torch.equal(before[name], p) for name, p in run.learner.model.named_parameters())
+    scale = run.learner.scaler.get_scale()
     for _ in range(2):
         train.train_step(run)
-    assert run.scaler.get_scale() == 2 * scale  # three steps without an overflow
+    assert run.learner.scaler.get_scale() == 2 * scale  # three steps without an overflow
 
 
 def test_float16_that_does_not_recover_stops(data_dir, tmp_path):
     run = ready(data_dir, tmp_path, "--dtype=float16")
-    run.scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
-    next(run.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    run.learner.scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    next(run.learner.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(FloatingPointError, match="gradient norm"):
         train.train_step(run)
 
@@ -479,7 +476,7 @@ def test_activation_checkpointing_changes_no_bit_and_keeps_less(data_dir, tmp_pa
         with torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: kept[name].append(tensor.numel()) or tensor, lambda tensor: tensor
         ):
-            run.model(*map(torch.from_numpy, run.batches.get(0, 4)))
+            run.learner.model(*map(torch.from_numpy, run.data.batches.get(0, 4)))
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
     assert sum(kept["b"]) < 0.6 * sum(kept["a"])
@@ -523,7 +520,7 @@ def test_muon_takes_the_steps_of_torchs(monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "bfloat16", lambda tensor: tensor.clone()
     )  # torch's rounds there; ours does not on a CPU
-    monkeypatch.setattr(optim, "TOGETHER", 3 * 8 * 24)  # two stacks of the five
+    monkeypatch.setattr(optim, "STACK", 3 * 8 * 24)  # two stacks of the five
     torch.manual_seed(0)
     shapes = [(8, 24)] * 5 + [(24, 8), (16, 16), (16, 16), (4, 4)]
     ours, theirs = (
@@ -564,7 +561,9 @@ def test_data_seed_sets_the_order_apart_from_the_initialisation(data_dir, tmp_pa
 
         def spy(run, name=name):
             seen.setdefault(name, []).append(
-                run.batches.get(run.step * run.config.batch_size, run.config.batch_size)[0].tolist()
+                run.data.batches.get(run.step * run.config.batch_size, run.config.batch_size)[
+                    0
+                ].tolist()
             )
             return real(run)
 
@@ -1067,15 +1066,15 @@ def test_warning_when_the_course_changes(data_dir, tmp_path, capsys):
         (["--mlp=foo"], "mlp cannot be 'foo'.*relu, gelu.*swiglu"),
         (["--arch=vgg"], "arch cannot be 'vgg'.*falcon"),
         (["--window=8", "--block_local=8"], "window=8 and block_local=8"),
-        (["--window=-1"], "window is out of range"),
+        (["--window=-1"], "window=-1 is negative"),
         (["--block_size=5000"], "5,?000"),
-        (["--dropout=1.0"], "dropout is out of range"),
-        (["--n_layer=0"], "n_layer is out of range"),
+        (["--dropout=1.0"], "dropout=1.0 is not below 1"),
+        (["--n_layer=0"], "n_layer=0 is below 1"),
         (["--batch_size=0"], "batch_size=0 is below 1"),
-        (["--beta1=1.5"], "beta1=1.5 is out of range"),
+        (["--beta1=1.5"], "beta1=1.5 is not below 1"),
         (["--learning_rate=1e999"], "learning_rate cannot be inf"),
         (["--min_lr=1"], "min_lr=1.0 is above learning_rate"),
-        (["--warmup_iters=10", "--max_iters=10"], "warmup_iters=10 is not below the 10 steps"),
+        (["--warmup_iters=10", "--max_iters=10"], "warmup_iters=10 is not below max_iters=10"),
         (["--eval_tokens=1"], "eval_tokens=1 scores nothing"),
         (["--device=cpu:x"], "unknown device cpu:x"),
         (["--position=rope", "--rope_fraction=7"], "rope_fraction=7.0 is above 1"),

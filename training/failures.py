@@ -1,0 +1,49 @@
+"""What ended a run, said in one line."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from common.errors import Failure
+from weights import checkpoint
+
+
+@contextmanager
+def explained(run):
+    """Turn an error that was foreseen into a Failure of one line."""
+    try:
+        yield
+    except (FloatingPointError, RuntimeError) as error:
+        failure = explain(error, run)
+        if failure is None:
+            raise
+        raise failure from error
+
+
+def explain(error, run):
+    """The Failure that says what ended a run; None if `error` was not foreseen."""
+    config, text = run.config, str(error)
+    saved = checkpoint.steps(config.out_dir)
+    good = "no checkpoint yet"
+    if saved:
+        good = f"last good checkpoint: {Path(config.out_dir) / 'ckpt' / f'{saved[-1]:06d}'}"
+
+    if isinstance(error, FloatingPointError):
+        return Failure(text, good, "nothing of this step was kept; try a lower learning_rate")
+
+    if isinstance(error, torch.OutOfMemoryError) or "alloc_cpu" in text:
+        half = max(1, config.batch_size // 2)
+        steps = config.gradient_accumulation_steps * config.batch_size // half
+        smaller = f"--batch_size={half} --gradient_accumulation_steps={steps}"
+        fix = f"{smaller} takes the same steps in less memory"
+        if config.batch_size == 1:
+            fix = "choose a smaller block_size or model, or --activation_checkpointing"
+        sizes = f"batch_size={config.batch_size}, block_size={run.learner.model.config.block_size}"
+        return Failure("out of memory", sizes, fix)
+
+    words = ("onnection", "peer", "NCCL")
+    if run.runtime.world_size > 1 and any(word in text for word in words):
+        lost = f"rank {run.runtime.rank} lost another rank"
+        return Failure(lost, good, "go on with --init_from=resume")
+    return None
