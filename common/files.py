@@ -1,9 +1,11 @@
 """Files that survive a crash: atomic writes, temporary names of our own, locks, JSON, hashes."""
 
+import contextlib
 import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -34,11 +36,12 @@ def warn_once(text):
 # ---------------------------------------------------------------- writing
 
 
-def partial(path):
-    """A temporary name beside `path` for something that is not finished yet. It is hidden, and its
-    16 random digits make it a name that no person gives, so that `leftovers` may remove it."""
+def partial(path, word="partial"):
+    """A temporary name beside `path` for something that is not finished yet, or for what another
+    `word` says. It is hidden, and its 16 random digits make it a name that no person gives, so that
+    whoever finds it later may remove it."""
     path = Path(path)
-    return path.with_name(f".{path.name}.partial-{secrets.token_hex(8)}")
+    return path.with_name(f".{path.name}.{word}-{secrets.token_hex(8)}")
 
 
 def leftovers(path):
@@ -82,8 +85,11 @@ def write(path, data):
 
 def remedy(error):
     """What the user can do about an OSError of writing."""
-    if getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS):
+    number = getattr(error, "errno", None)
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "make the folder writable"
+    if number in (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY):
+        return "move what has this name out of the way"
     return "free the disk"
 
 
@@ -103,8 +109,9 @@ def sync(path):
 
 def share(path):
     """Give a file the permissions that the umask allows. Some libraries write with mode 0600,
-    so that a colleague could not read the file."""
-    os.chmod(path, 0o666 & ~UMASK)
+    so that a colleague could not read the file. Some file systems have no permissions to change."""
+    with contextlib.suppress(OSError):
+        os.chmod(path, 0o666 & ~UMASK)
 
 
 # ---------------------------------------------------------------- reading
@@ -116,17 +123,29 @@ def sha256_of(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def not_a_number(text):
-    raise ValueError(f"{text} is not a JSON number")
-
-
 def parse_json(text):
     """The value of a JSON text (str or bytes). Raises ValueError for whatever is not JSON: bad
     utf-8, NaN and Infinity, or a nesting so deep that Python gives up."""
+    constants = []
+
+    def constant(word):
+        constants.append(word)
+        return float(word)
+
+    def finite(pairs):
+        for key, value in pairs:
+            if isinstance(value, float) and not math.isfinite(value):
+                word = constants[-1] if constants else value
+                raise ValueError(f"{key}: {word} is not a JSON number")
+        return dict(pairs)
+
     try:
-        return json.loads(text, parse_constant=not_a_number)
+        value = json.loads(text, parse_constant=constant, object_pairs_hook=finite)
     except RecursionError:
         raise ValueError("nested too deep") from None
+    if constants:
+        raise ValueError(f"{constants[0]} is not a JSON number")
+    return value
 
 
 def read_json(path, fix, kind=dict):

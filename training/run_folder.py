@@ -1,7 +1,6 @@
-"""A run folder while a run is in it: its lock, the first and last words, the status line, log.jsonl, loss.png, Weights & Biases."""
+"""A run folder while a run is in it: its lock, log.jsonl, loss.png, the status line, Weights & Biases."""
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -10,59 +9,98 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from common import files
 from common.errors import Failure, UserError, one_line
-from common.files import remedy, write
 from weights.checkpoint import steps
 
 # nanoGPT's words first, so that scripts that read its logs read ours.
-REPORT = "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, lr {lr:.2e}, norm {grad_norm:.2f}"
-EVALUATION = "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}, {bits_per_byte:.4f} bits per byte"
+REPORT = (
+    "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, "
+    "lr {lr:.2e}, norm {grad_norm:.2f}"
+)
+EVALUATION = (
+    "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}, "
+    "{bits_per_byte:.4f} bits per byte"
+)
+FILES = ("lock", "log.jsonl", "config.json", "latest", "best", "loss.png")
+CURVES = (  # key in log.jsonl, legend, style
+    ("loss", "training batches", dict(color="#bbbbbb", lw=0.8)),
+    ("train_loss", "train split", dict(color="#4477aa", marker=".")),
+    ("val_loss", "validation split", dict(color="#cc3311", marker=".")),
+)
 
 
 def evaluation_lines(row):
-    """The row of an evaluation as it is printed: a line, and one more for each of several data sets."""
-    sets = [
-        f"  {name}: val loss {loss:.4f}, {row['val_bits_per_byte'][name]:.4f} bits per byte"
-        for name, loss in row.get("val_losses", {}).items()
-    ]
-    return "\n".join([EVALUATION.format(**row), *sets])
+    """The row of an evaluation as it is printed: a line, and one for each of several datasets."""
+    lines = [EVALUATION.format(**row)]
+    for name, loss in row.get("val_losses", {}).items():
+        bits = row["val_bits_per_byte"][name]
+        lines.append(f"  {name}: val loss {loss:.4f}, {bits:.4f} bits per byte")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- the folder and its lock
 
 
 def check_out_dir(out_dir, resuming=False, overwrite=False):
-    """UserError if a run cannot go into out_dir: it cannot be written, another process trains there, or
-    it holds a run that is neither resumed nor moved aside. Nothing is written."""
+    """Raise UserError if a run cannot go into out_dir: it cannot be written, another process trains
+    there, or it holds a run that is neither resumed nor moved aside. Nothing is written."""
+    check_place(out_dir)
     out_dir = Path(out_dir)
-    nearest = next(path for path in (out_dir, *out_dir.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UserError("cannot write here", f"out_dir={out_dir}", "choose another --out_dir")
     if (out_dir / "lock").exists():
         hold(out_dir).close()
-    if steps(out_dir) and not resuming and not overwrite:
+    if resuming or not steps(out_dir):
+        return
+    if not overwrite:
         raise UserError(
             "there is a run here already",
             f"out_dir={out_dir}",
-            "go on with --init_from=resume, start anew with --overwrite, or choose another --out_dir",
+            "go on with --init_from=resume, start anew with --overwrite, "
+            "or choose another --out_dir",
         )
+    if Path.cwd().is_relative_to(out_dir.resolve()):
+        what = "this command runs inside the folder that --overwrite moves aside"
+        raise UserError(what, f"out_dir={out_dir}", "start it from outside of that folder")
+
+
+def check_place(out_dir):
+    """Raise UserError if no run folder can be at this path, or if a file of a run is a folder."""
+    path, where = Path(out_dir).absolute(), f"out_dir={out_dir}"
+    fix = "choose another --out_dir"
+    nearest = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError("cannot write here", where, fix)
+
+    longest = os.pathconf(nearest, "PC_NAME_MAX")  # bytes
+    for part in path.relative_to(nearest).parts:
+        if "\0" in part:
+            raise UserError("a name with a null character", f"out_dir={str(out_dir)!r}", fix)
+        if len(part.encode("utf-8", "surrogatepass")) > longest:
+            raise UserError(f"a name of more than {longest} bytes", where, fix)
+
+    for name in FILES:
+        if (path / name).is_dir():
+            fix = f"move it out of the way, or {fix}"
+            raise UserError("a folder where a run keeps a file", path / name, fix)
 
 
 def hold(out_dir):
-    """The lock of a run folder, held while the file returned is open, so until this process ends, however
-    it ends; UserError if another process holds it."""
-    held = open(out_dir / "lock", "a+")
+    """Take the lock of a run folder and return its open file. Closing it, or the end of this process
+    in any way, frees the lock. Raises UserError if another process holds it."""
+    path = Path(out_dir) / "lock"
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        held.seek(0)
-        raise UserError(
-            f"process {held.read().strip() or '?'} is training here",
-            f"out_dir={out_dir}",
-            "wait for it, or choose another --out_dir",
-        ) from None
-    return held
+        return files.lock(path)
+    except BlockingIOError:
+        what = f"process {path.read_text().strip() or '?'} is training here"
+        fix = "wait for it, or choose another --out_dir"
+        raise UserError(what, f"out_dir={out_dir}", fix) from None
+    except OSError as error:
+        what = f"cannot lock the run folder: {error.strerror}"
+        raise UserError(what, path, "choose another --out_dir") from None
 
 
 def sign(held):
-    """Write into a lock who holds it; returns the lock."""
+    """Write the number of this process into a lock that it holds; returns the lock."""
     held.truncate(0)
     held.write(str(os.getpid()))
     held.flush()
@@ -70,43 +108,79 @@ def sign(held):
 
 
 def open_out_dir(out_dir, resuming=False, overwrite=False):
-    """Make a run folder ready and return its lock. An old run in it is resumed, or moved aside."""
+    """Make a run folder ready and return its lock. An old run in it is resumed or moved aside."""
     out_dir = Path(out_dir)
     check_out_dir(out_dir, resuming, overwrite)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
+        held = hold(out_dir)
+        if steps(out_dir) and not resuming:
+            aside = next_free(out_dir)
+            out_dir.rename(aside)
+            print(f"the run that was in {out_dir} is now in {aside}")
+            return open_out_dir(out_dir)
     except OSError as error:
-        raise UserError(
-            f"cannot write here: {error.strerror}", f"out_dir={out_dir}", "choose another --out_dir"
-        ) from None
-    held = hold(out_dir)
-    if steps(out_dir) and not resuming:
-        aside = next(
-            path
-            for n in range(1, 10**6)
-            if not (path := out_dir.with_name(f"{out_dir.name}.old{n}")).exists()
-        )
-        out_dir.rename(aside)
-        print(f"the run that was in {out_dir} is now in {aside}")
-        return open_out_dir(out_dir)
+        what = f"cannot write here: {error.strerror}"
+        raise UserError(what, f"out_dir={out_dir}", "choose another --out_dir") from None
+
+    for name in FILES:
+        for leftover in files.leftovers(out_dir / name):
+            files.remove(leftover)
     return sign(held)
 
 
-def read_rows(path, last_step=None):
-    """The rows of a log.jsonl, up to a step; a line torn by a crash is passed over."""
-    path, rows = Path(path), []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+def next_free(out_dir):
+    """The first of NAME.old1, NAME.old2, ... that does not exist."""
+    number = 1
+    while os.path.lexists(out_dir.with_name(f"{out_dir.name}.old{number}")):
+        number += 1
+    return out_dir.with_name(f"{out_dir.name}.old{number}")
+
+
+# ---------------------------------------------------------------- the log
+
+
+def read_rows(path, valid=lambda row: True):
+    """The rows of a JSONL file, none if it does not exist. A line that is no JSON object, or not
+    `valid`, is skipped with one warning; a last line that a crash cut short, without one."""
+    try:
+        *lines, last = Path(path).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        what = f"cannot read: {error.strerror}"
+        raise UserError(what, path, "make it readable, or move it away") from None
+
+    rows, skipped = [], []
+    for number, line in enumerate([*lines, last], 1):
         try:
             row = json.loads(line)
-        except ValueError:
-            continue
-        if last_step is None or row["step"] <= last_step:
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict) and valid(row):
             rows.append(row)
+        elif line.strip() and number <= len(lines):
+            skipped.append(str(number))
+    if skipped:
+        shown = ", ".join(skipped[:3]) + ", ..." * (len(skipped) > 3)
+        files.warn_once(f"{path} is damaged and read without line {shown}")
     return rows
 
 
+def read_log(path, last_step=None):
+    """The rows of a log.jsonl, up to a step if one is given."""
+
+    def valid(row):
+        return type(row.get("step")) is int and not any(
+            isinstance(value, str | list) for value in row.values()
+        )
+
+    return [row for row in read_rows(path, valid) if last_step is None or row["step"] <= last_step]
+
+
 def draw(rows, path):
-    """The loss curves of some rows as a PNG; whether it could be drawn. A failure is a warning: it never stops a run."""
+    """Draw the loss curves of some rows as a PNG; returns whether it worked. A failure is a
+    warning: it never stops a run."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -114,17 +188,12 @@ def draw(rows, path):
         figure = Figure(figsize=(7, 4), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
-        for key, label, style in (
-            ("loss", "training batches", dict(color="#bbbbbb", lw=0.8)),
-            ("train_loss", "train split", dict(color="#4477aa", marker=".")),
-            ("val_loss", "validation split", dict(color="#cc3311", marker=".")),
-        ):
+        for key, label, style in CURVES:
             points = [(row["step"], row[key]) for row in rows if key in row]
             if points:
-                axes.plot(*zip(*points), label=label, **style)
-        axes.set(
-            xlabel="step", ylabel="loss, nats per token", title=Path(path).resolve().parent.name
-        )
+                axes.plot(*zip(*points, strict=True), label=label, **style)
+        run_name = Path(path).resolve().parent.name
+        axes.set(xlabel="step", ylabel="loss, nats per token", title=run_name)
         axes.grid(alpha=0.25)
         axes.legend(frameon=False)
         figure.savefig(path, dpi=110)
@@ -135,51 +204,47 @@ def draw(rows, path):
 
 
 def start_wandb(project, name, config, state):
-    """A function that logs a row to Weights & Biases. A failure, now or later, is one warning."""
+    """A function that logs a row to Weights & Biases, or None if wandb does not start. A failure,
+    now or later, is one warning. Stores the id of the run in `state`: a resumed run continues it."""
     try:
         import wandb
 
         run = wandb.init(
             project=project, name=name, config=config, id=state.get("wandb_id"), resume="allow"
         )
-        state["wandb_id"] = run.id  # a resumed run goes on in the same chart
+        state["wandb_id"] = run.id
     except Exception as error:
-        print(
-            f"warning: wandb does not start, the run goes on without it: {one_line(error)}",
-            file=sys.stderr,
-        )
+        what = f"wandb does not start, the run goes on without it: {one_line(error)}"
+        print(f"warning: {what}", file=sys.stderr)
         return None
 
-    lost = []
+    lost = []  # steps
 
     def log(row):
         try:
             run.log(row, step=row["step"])
         except Exception as error:
             if not lost:
-                print(
-                    f"warning: wandb loses rows, log.jsonl has them: {one_line(error)}",
-                    file=sys.stderr,
-                )
+                what = f"wandb loses rows, log.jsonl has them: {one_line(error)}"
+                print(f"warning: {what}", file=sys.stderr)
             lost.append(row["step"])
 
     return log
 
 
 class RunLog:
-    """The log of a run in out_dir from `step` on, None for a new one: rows beyond the step are dropped."""
+    """The log of a run in out_dir that continues after `step`, or begins if it is None. Rows of later
+    steps, which a killed run has logged and not saved, are dropped."""
 
     def __init__(self, out_dir, step, max_iters, wandb_log=None):
         path = Path(out_dir) / "log.jsonl"
-        self.picture, self.drawing = (
-            Path(out_dir) / "loss.png",
-            True,
-        )  # until it fails: one warning is enough
-        self.rows = [] if step is None else read_rows(path, step)
-        write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
-        self.file = open(path, "a", encoding="utf-8")
+        self.picture = Path(out_dir) / "loss.png"
+        self.drawing = True  # until it fails: one warning is enough
+        self.rows = [] if step is None else read_log(path, step)
+        files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open until close())
         self.wandb_log = wandb_log
-        self.broken = False  # whether whoever reads our output has gone
+        self.broken = False  # whether the program that reads our output has ended, as in `| head`
         self.bar = tqdm(
             total=max_iters,
             initial=step or 0,
@@ -190,37 +255,32 @@ class RunLog:
         )
 
     def keep(self, row):
+        """Write a row to log.jsonl. Raises Failure if the disk refuses."""
         row = {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in row.items()
         }  # JSON has no infinity
         self.rows.append(row)
-        try:
-            line = (json.dumps(row) + "\n").encode()
-            if os.write(self.file.fileno(), line) < len(
-                line
-            ):  # past the buffers, which would try again at the exit
+        line = (json.dumps(row) + "\n").encode()
+        try:  # without a buffer, which would try again at the exit
+            if os.write(self.file.fileno(), line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            raise Failure(
-                f"cannot write: {error.strerror}",
-                self.file.name,
-                f"{remedy(error)}, then go on with --init_from=resume",
-            ) from error
+            fix = f"{files.remedy(error)}, then go on with --init_from=resume"
+            raise Failure(f"cannot write: {error.strerror}", self.file.name, fix) from error
         if self.wandb_log:
             self.wandb_log(row)
 
     def report(self, row):
-        """A row about a step: shown on the bar, or as a line where there is no terminal."""
+        """Log a row about a step, and show it on the bar, or as a line where there is no terminal."""
         self.keep(row)
-        self.bar.set_postfix_str(
-            f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s", refresh=False
-        )
+        words = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s"
+        self.bar.set_postfix_str(words, refresh=False)
         if self.bar.disable:
             self.show(REPORT.format(**row))
 
     def evaluation(self, row):
-        """A row about an evaluation: a line that stays, and the curves drawn anew."""
+        """Log a row about an evaluation, show it as a line that stays, and draw the curves anew."""
         self.keep(row)
         self.bar.clear()
         self.show(evaluation_lines(row))

@@ -1,312 +1,334 @@
 """
-Run folders: atomic save and load, and the models by name.
+Checkpoints: how a run is saved, found, verified and loaded.
 
-    out_dir/config.json    the resolved configuration, versions, git commit
-    out_dir/log.jsonl      a line per report and evaluation
-    out_dir/ckpt/000250/   model.safetensors optimizer.safetensors state.json config.json tokenizer.json
-    out_dir/latest  best   the step each names
+    out_dir/ckpt/000250/   {model,optimizer}.safetensors {state,config,tokenizer,checksums}.json
+    out_dir/latest  best   the step that each names
 
 A checkpoint is written under a temporary name, with checksums, fsynced, and renamed to its step;
 `latest` and `best` change afterwards. So at every instant at least one whole checkpoint exists.
-Tensors are safetensors and everything else JSON: nothing is ever unpickled.
+Only the process that trains writes, renames or removes here; reading changes nothing.
+Tensors are safetensors and everything else is JSON: nothing is ever unpickled.
 """
 
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
 import safetensors.torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
-from common.configurator import build
+from common import files
 from common.errors import Failure, UserError
-from common.files import remedy, sha256_of, sync, write
-from parts.architectures import CORNERS, choose
+from parts.architectures import configure, make
 from tokens.tokenizer import tokenizer_from_json
+from weights.checks import (
+    FOREIGN,
+    FORMAT,
+    check_config,
+    check_format,
+    check_shapes,
+    check_sizes,
+    check_state,
+    first_names,
+    shapes_of,
+)
 
-FORMAT = 1  # of the checkpoint folder; raised when an older reader could no longer understand it
-OVERHEAD = (
-    1 << 16
-)  # bytes of a checkpoint besides its tensors and texts: headers, checksums, the ends of blocks
+OVERHEAD = 1 << 16  # bytes of headers, checksums and partly filled blocks
+STEP = r"(?:[0-9]{6}|[1-9][0-9]{6,})"
+NAMES = {  # the folders in ckpt/ that are ours; .tmp and .old are names of earlier versions
+    "whole": re.compile(STEP),
+    "renamed": re.compile(rf"\.{STEP}\.old-[0-9a-f]{{16}}|{STEP}\.old"),
+    "unfinished": re.compile(rf"\.{STEP}\.partial-[0-9a-f]{{16}}|{STEP}\.tmp"),
+}
+
+
+# ---------------------------------------------------------------- the folders
+
+
+def step_of(folder):
+    """The step of a checkpoint folder, also of one that a save has renamed."""
+    return int(re.search("[0-9]+", folder.name)[0])
+
+
+def folders_of(out_dir, kind):
+    """{step: folder} of one kind of NAMES."""
+    root = Path(out_dir) / "ckpt"
+    try:
+        return {
+            step_of(path): path
+            for path in sorted(root.iterdir())
+            if NAMES[kind].fullmatch(path.name) and path.is_dir()
+        }
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        what = f"cannot look for checkpoints: {getattr(error, 'strerror', None) or error}"
+        raise UserError(what, f"out_dir={str(out_dir)!r}", "choose another --out_dir") from None
+
+
+def checkpoints(out_dir):
+    """{step: folder} of the whole checkpoints in a run folder, ascending. To replace a checkpoint,
+    a save first renames it; until the new one is there, it is found under that other name."""
+    found = folders_of(out_dir, "renamed") | folders_of(out_dir, "whole")
+    return dict(sorted(found.items()))
+
+
+def steps(out_dir):
+    """The steps of the whole checkpoints in a run folder, ascending."""
+    return list(checkpoints(out_dir))
+
+
+def pointer(out_dir, name):
+    """The step that out_dir/latest or out_dir/best names, or None. The newest checkpoint also
+    stores the best step, and is right where a kill came before the file `best` was written."""
+    try:
+        if name == "best":
+            present = checkpoints(out_dir)
+            newest = [*present.values()][-1]
+            best_step = files.parse_json((newest / "state.json").read_bytes())["best_step"]
+            if best_step in [*present]:
+                return best_step
+        return int((Path(out_dir) / name).read_text())
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def find(out_dir, which="latest"):
+    """The checkpoint folder that `which` (latest, best, or a step) names in a run folder.
+    Raises UserError if it is not there."""
+    which, where = str(which), f"out_dir={out_dir}"
+    present = checkpoints(out_dir)
+    if not present:
+        fix = "train first, or name another run folder with --out_dir"
+        raise UserError("no checkpoint here", where, fix)
+
+    if which == "latest":  # not the file `latest`, which a kill may have left behind
+        step = max(present)
+    elif which == "best":
+        step = pointer(out_dir, "best")
+    elif re.fullmatch("[0-9]{1,18}", which):
+        step = int(which)
+    else:
+        raise UserError(f"no checkpoint is called {which}", where, "choose latest, best, or a step")
+    if step not in present:
+        raise UserError(f"no checkpoint of step {step}", where, f"there are {[*present]}")
+    return present[step]
 
 
 # ---------------------------------------------------------------- saving
 
 
 def save(out_dir, step, weights, moments, state, config, tokenizer, best):
-    """Save a checkpoint of `step`: weights {name: tensor}, optimizer state {"name/state name": tensor}, and what
-    JSON can hold; best: whether it is the best so far. The last two and the best are
-    kept. Failure when the disk refuses; then the checkpoints of before are as they were."""
-    root = Path(out_dir) / "ckpt"
-    folder, temporary = root / f"{step:06d}", root / f"{step:06d}.tmp"
+    """Save a checkpoint of `step` and return its folder: weights {name: tensor}, optimizer state
+    {"parameter name/state name": tensor}, and three dictionaries for JSON; best: whether it is the
+    best so far. The last two checkpoints and the best are kept. Raises Failure if the disk refuses;
+    the earlier checkpoints are then as they were."""
+    folder = Path(out_dir) / "ckpt" / f"{step:06d}"
+    temporary = files.partial(folder)
     texts = {
         "state": json.dumps({**state, "format": FORMAT, "step": step}, indent=1),
         "config": json.dumps(config, indent=1),
         "tokenizer": json.dumps(tokenizer),
     }
-    needed = (
-        sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
-        + sum(map(len, texts.values()))
-        + OVERHEAD
-    )
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         settle(out_dir)
-        free = shutil.disk_usage(root).free
-        if free < needed:
-            raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed, {free:,} are free")
-        temporary.mkdir()
-        safetensors.torch.save_file(weights, temporary / "model.safetensors")
-        safetensors.torch.save_file(moments, temporary / "optimizer.safetensors")
-        for name, text in texts.items():
-            (temporary / f"{name}.json").write_text(text)
-        sums = {path.name: sha256_of(path) for path in sorted(temporary.iterdir())}
-        (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
-        for path in temporary.iterdir():
-            sync(path)
-        sync(temporary)
-        if folder.exists():  # this step was saved before: it steps aside, and is looked for there
-            os.rename(folder, root / f"{step:06d}.old")
-        os.rename(temporary, folder)
-        sync(root)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, (OSError, SafetensorError)):  # a full disk, most often
-            last = (steps(out_dir) or [None])[-1]
-            way_on = (
-                f"then --init_from=resume goes on from step {last}" if last else "then start again"
-            )
-            raise Failure(
-                f"cannot save step {step}: {getattr(error, 'strerror', None) or error}",
-                folder,
-                f"{remedy(error)}, {way_on}",
-            ) from error
-        raise
-    write(Path(out_dir) / "latest", f"{step}\n")
-    best_one = step if best else pointer(out_dir, "best")
-    if best_one is not None:
-        write(Path(out_dir) / "best", f"{best_one}\n")
+        check_room(folder.parent, weights, moments, texts)
+        write_files(temporary, weights, moments, texts)
+        put_in_place(temporary, folder)
+    except (OSError, SafetensorError) as error:  # a full disk, most often
+        what = f"cannot save step {step}: {getattr(error, 'strerror', None) or error}"
+        last = max(checkpoints(out_dir), default=None)
+        resume = f"then --init_from=resume goes on from step {last}"
+        if last is None:
+            resume = "then start again"
+        raise Failure(what, folder, f"{files.remedy(error)}, {resume}") from error
+    finally:
+        if temporary.exists():
+            files.remove(temporary)
+
+    files.write(Path(out_dir) / "latest", f"{step}\n")
+    best_step = step if best else pointer(out_dir, "best")
+    if best_step is not None:
+        files.write(Path(out_dir) / "best", f"{best_step}\n")
     settle(out_dir)
-    keep = {*steps(out_dir)[-2:], best_one, step}
-    for old in steps(out_dir):
-        if (
-            old not in keep
-        ):  # renamed first: what bears a step's name is whole, also when killed here
-            os.rename(root / f"{old:06d}", root / f"{old:06d}.tmp")
-            shutil.rmtree(root / f"{old:06d}.tmp")
+    present = checkpoints(out_dir)
+    keep = {*[*present][-2:], best_step, step}
+    for old in present.keys() - keep:
+        discard(present[old])
     return folder
 
 
-def bring_back(out_dir):
-    """Give a checkpoint its name again that stepped aside for one that never came."""
-    for old in (Path(out_dir) / "ckpt").glob("*.old"):
-        if not old.with_suffix("").exists():
-            old.rename(old.with_suffix(""))
+def check_room(root, weights, moments, texts):
+    """Raise OSError if the disk has too little room for a checkpoint."""
+    needed = OVERHEAD + sum(len(text) for text in texts.values())
+    needed += sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
+    free = shutil.disk_usage(root).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed, {free:,} are free")
+
+
+def write_files(folder, weights, moments, texts):
+    """Write the files of a checkpoint into a new folder, with their checksums, and flush them."""
+    folder.mkdir()
+    for name, tensors in (("model", weights), ("optimizer", moments)):
+        path = folder / f"{name}.safetensors"
+        safetensors.torch.save_file(tensors, path)
+        files.share(path)
+    for name, text in texts.items():
+        (folder / f"{name}.json").write_text(text)
+    sums = {path.name: files.sha256_of(path) for path in sorted(folder.iterdir())}
+    (folder / "checksums.json").write_text(json.dumps(sums, indent=1))
+    for path in folder.iterdir():
+        files.sync(path)
+    files.sync(folder)
+
+
+def put_in_place(temporary, folder):
+    """Give a finished checkpoint its name. One of the same step is renamed first: a folder cannot
+    replace another in one operation, and `checkpoints` finds it meanwhile."""
+    if folder.is_dir():
+        os.rename(folder, files.partial(folder, "old"))
+    os.rename(temporary, folder)
+    files.sync(folder.parent)
 
 
 def settle(out_dir):
-    """End what a killed save began, and drop what is left of it."""
-    bring_back(out_dir)
-    for leftover in [
-        *(Path(out_dir) / "ckpt").glob("*.old"),
-        *(Path(out_dir) / "ckpt").glob("*.tmp"),
-    ]:
-        shutil.rmtree(leftover)
+    """Finish what an interrupted save began: restore a checkpoint that it renamed and never
+    replaced, and remove its leftovers. Only the process that trains may do this."""
+    for step, renamed in folders_of(out_dir, "renamed").items():
+        folder = renamed.with_name(f"{step:06d}")
+        if folder.exists():
+            discard(renamed)
+        else:
+            renamed.rename(folder)
+    for unfinished in folders_of(out_dir, "unfinished").values():
+        files.remove(unfinished)
+
+
+def discard(folder):
+    """Remove a checkpoint. It gets a temporary name first, so that the name of a checkpoint never
+    stands for a part of one, even if the process is killed here."""
+    doomed = files.partial(folder.with_name(f"{step_of(folder):06d}"))
+    try:
+        folder.rename(doomed)
+    except OSError as error:
+        files.warn_once(f"cannot remove {folder}: {error.strerror}; remove it by hand")
+    else:
+        files.remove(doomed)
+
+
+# ---------------------------------------------------------------- verifying
+
+
+def flaw(folder):
+    """What is wrong with a checkpoint by its checksums, as (what, where); None if it is whole."""
+    required = ("model.safetensors", "state.json", "config.json", "tokenizer.json")
+    try:
+        sums = files.parse_json((folder / "checksums.json").read_bytes())
+        for name, expected in (dict.fromkeys(required) | sums).items():
+            found = files.sha256_of(folder / name)
+            if found != expected:
+                what = f"sha256 {found[:12]}, not {str(expected)[:12]}"
+                return f"the checkpoint is corrupt: {what}", folder / name
+    except PermissionError as error:
+        raise UserError(
+            f"cannot read the checkpoint: {error.strerror}",
+            error.filename,
+            "ask its owner for the permission to read",
+        ) from None
+    except (OSError, ValueError, TypeError) as error:
+        return f"the checkpoint is not whole: {error}", folder
+    return None
+
+
+def verify(folder):
+    """Compare every file of a checkpoint with its checksum. Raises UserError naming the first bad
+    one, and the newest whole checkpoint to go back to."""
+    wrong = flaw(folder)
+    if not wrong:
+        return
+    others = checkpoints(folder.parent.parent)
+    others.pop(step_of(folder), None)
+    good = next((step for step in reversed(others) if not flaw(others[step])), None)
+    fix = f"go back to step {good}: remove this folder"
+    raise UserError(*wrong, "no other checkpoint is left here" if good is None else fix)
+
+
+def read(folder):
+    """(state, config, tokenizer) of a checkpoint folder, as dictionaries. Raises UserError unless
+    the checksums fit and every value has the type and range that later code relies on."""
+    folder = Path(folder)
+    verify(folder)
+    state, config, tokenizer = (
+        files.read_json(folder / name, FOREIGN)
+        for name in ("state.json", "config.json", "tokenizer.json")
+    )
+    check_format(state, config, folder / "state.json")
+    check_state(state, folder / "state.json")
+    check_config(config, folder / "config.json")
+    return state, config, tokenizer
 
 
 # ---------------------------------------------------------------- loading
 
 
-def steps(out_dir):
-    """The steps of the whole checkpoints in out_dir, ascending."""
-    return sorted(
-        int(path.name) for path in (Path(out_dir) / "ckpt").glob("*") if path.name.isdigit()
-    )
-
-
-def pointer(out_dir, name):
-    """The step that out_dir/latest or out_dir/best names, None if there is none. What is best, the newest checkpoint
-    knows better than the file, which a kill may have left as it was."""
-    try:
-        newest = Path(out_dir) / "ckpt" / f"{steps(out_dir)[-1]:06d}"
-        known = (
-            json.loads((newest / "state.json").read_text())["best_step"] if name == "best" else None
-        )
-        return known if known in steps(out_dir) else int((Path(out_dir) / name).read_text())
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def find(out_dir, which="latest"):
-    """The checkpoint folder that `which` (latest, best, or a step) names in a run folder."""
-    out_dir, which = Path(out_dir), str(which)
-    bring_back(out_dir)
-    there = steps(out_dir)
-    if not there:
-        raise UserError(
-            "no checkpoint here",
-            f"out_dir={out_dir}",
-            "train first, or name another run folder with --out_dir",
-        )
-    if which not in ("latest", "best") and not which.isdigit():
-        raise UserError(
-            f"no checkpoint is called {which}",
-            f"out_dir={out_dir}",
-            "choose latest, best, or a step",
-        )
-    # The newest one there is: the file `latest` may name one that was removed, or be older after a kill.
-    step = (
-        there[-1]
-        if which == "latest"
-        else pointer(out_dir, "best")
-        if which == "best"
-        else int(which)
-    )
-    if step not in there:
-        raise UserError(
-            f"no checkpoint of step {step}", f"out_dir={out_dir}", f"there are {there or 'none'}"
-        )
-    return out_dir / "ckpt" / f"{step:06d}"
-
-
-def flaw(folder):
-    """What is wrong with a checkpoint by its checksums, as (what, where); None if it is whole."""
-    try:
-        sums = json.loads((folder / "checksums.json").read_text())
-        for name, expected in (
-            dict.fromkeys(("model.safetensors", "state.json", "config.json", "tokenizer.json"))
-            | sums
-        ).items():
-            found = sha256_of(folder / name)
-            if found != expected:
-                return (
-                    f"the checkpoint is corrupt: sha256 {found[:12]}, not {str(expected)[:12]}",
-                    folder / name,
-                )
-    except (OSError, ValueError, TypeError) as error:
-        return f"the checkpoint is not whole: {error}", folder
-
-
-def verify(folder):
-    """Compare every file of a checkpoint with its checksum; UserError naming the first bad one, and the
-    newest whole checkpoint to go back to."""
-    wrong = flaw(folder)
-    if wrong:
-        others = [
-            step for step in reversed(steps(folder.parent.parent)) if step != int(folder.name)
-        ]
-        good = next((step for step in others if not flaw(folder.with_name(f"{step:06d}"))), None)
-        raise UserError(
-            *wrong,
-            "no other checkpoint is left here"
-            if good is None
-            else f"go back to step {good}: remove this folder",
-        )
-
-
-def read(folder):
-    """(state, config, tokenizer) of a checkpoint folder, verified."""
-    folder = Path(folder)
-    verify(folder)
-    try:
-        state, config, tokenizer = (
-            json.loads((folder / f"{name}.json").read_text())
-            for name in ("state", "config", "tokenizer")
-        )
-        missing = [
-            key
-            for key in ("format", "step", "data", "best_val_loss", "best_step", "seconds")
-            if key not in state
-        ]
-        if (
-            missing
-            or type(state["format"]) is not int
-            or not isinstance(config["model"], str)
-            or not isinstance(tokenizer, dict)
-        ):
-            raise ValueError(
-                f"state.json without {', '.join(missing)}"
-                if missing
-                else "an entry of another kind"
-            )
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"this is no checkpoint of ours: {type(error).__name__} {error}",
-            folder,
-            "name a folder that train.py wrote",
-        ) from None
-    if state["format"] > FORMAT:
-        commit = (config.get("versions") or {}).get("git_commit")
-        raise UserError(
-            f"the checkpoint has format {state['format']}, this code reads {FORMAT}",
-            folder,
-            f"update this repo; commit {commit} wrote it",
-        )
-    if config["model"] not in CORNERS:
-        raise UserError(f"unknown model {config['model']}", folder, "update this repo")
-    return state, config, tokenizer
-
-
 def load_model(folder, config, device="cpu"):
-    """The model of a checkpoint folder on `device`, from its stored configuration."""
-    config_class, model_class, values = choose(config)
-    model = model_class(build(config_class, values))
-    try:
-        safetensors.torch.load_model(model, str(Path(folder) / "model.safetensors"))
-    except (RuntimeError, SafetensorError) as error:
-        raise UserError(
-            f"the weights do not fit the model: {first_names([line.strip() for line in str(error).splitlines() if line.strip()])}",
-            folder,
-            "was it saved by another model?",
-        ) from None
+    """The model of a checkpoint folder on `device`, from its stored configuration. Raises UserError
+    if the tensors do not fit it."""
+    path = Path(folder) / "model.safetensors"
+    config = configure(config)
+    shapes = shapes_of(path)
+    check_sizes(config, shapes, path)
+    check_shapes(config, shapes, path)
+    model = make(config)
+    safetensors.torch.load_model(model, str(path))
     return model.to(device)
 
 
 def optimizer_tensors(folder):
-    """The optimizer state of a checkpoint, {"parameter name/state name": tensor}; UserError if it has none."""
-    path = Path(folder) / "optimizer.safetensors"
+    """The optimizer state of a checkpoint, {"parameter name/state name": tensor}. Raises UserError
+    if there is none, or if it does not fit the weights."""
+    folder = Path(folder)
+    path = folder / "optimizer.safetensors"
     if not path.exists():
-        raise UserError(
-            "this checkpoint has weights only", folder, "it samples but cannot be resumed"
-        )
-    try:
-        tensors = safetensors.torch.load_file(path)
-        with safe_open(Path(folder) / "model.safetensors", "pt") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}
-    except SafetensorError as error:
-        raise UserError(
-            f"this is no safetensors file: {error}", path, "it was not written by train.py"
-        ) from None
-    whose = {key: key.rpartition("/")[0] for key in tensors}
-    wrong = [
-        key
-        for key, name in whose.items()
-        if name not in shapes or tensors[key].dim() and list(tensors[key].shape) != shapes[name]
-    ]
-    if tensors:  # before the first step there is no state at all; after it, all matrices have one
-        wrong += [
-            name for name, shape in shapes.items() if len(shape) > 1 and name not in whose.values()
-        ]
+        fix = "it samples but cannot be resumed"
+        raise UserError("this checkpoint has weights only", folder, fix)
+    weights, moments = shapes_of(folder / "model.safetensors"), shapes_of(path)
+    parameters = {key: key.rpartition("/")[0] for key in moments}
+    wrong = []
+    for key, name in parameters.items():
+        if name not in weights or moments[key] not in ([], weights[name]):  # []: a count of steps
+            wrong.append(key)
+    if moments:  # before the first step there is no state at all; after it, all matrices have one
+        with_state = set(parameters.values())
+        wrong += [name for name in weights if len(weights[name]) > 1 and name not in with_state]
     if wrong:
-        raise UserError(
-            f"the optimizer state does not fit the model: {first_names(wrong)}",
-            path,
-            "was it saved by another model?",
-        )
-    return tensors
-
-
-def first_names(lines, most=3):
-    """A long list of missing or misshapen weights, cut to its first few."""
-    return "; ".join(lines[:most]) + (
-        f"; and {len(lines) - most} more" if len(lines) > most else ""
-    )
+        what = f"the optimizer state does not fit the model: {first_names(wrong)}"
+        raise UserError(what, path, "was it saved by another model?")
+    return safetensors.torch.load_file(path)
 
 
 def open_run(out_dir, which="latest", device="cpu"):
-    """(model in evaluation mode, tokenizer, config, state) of a run folder: all that sampling needs."""
+    """What sampling needs of a run folder: (model in evaluation mode, tokenizer, config, state)."""
     folder = find(out_dir, which)
-    state, config, tokenizer = read(folder)
-    return load_model(folder, config, device).eval(), tokenizer_from_json(tokenizer), config, state
+    try:
+        state, config, tokenizer = read(folder)
+        model = load_model(folder, config, device).eval()
+    except (OSError, SafetensorError, UserError):
+        if folder.is_dir():
+            raise
+        return open_run(out_dir, which, device)  # a run that is saving removed it meanwhile
+
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = tokenizer_from_json(tokenizer)
+    except UserError as error:
+        raise UserError(error.parts[0], path, error.parts[2]) from None
+    known, given = model.config.vocab_size, tokenizer.vocab_size
+    if given > known:
+        raise UserError(f"the tokenizer has {given} tokens, the model {known}", path, FOREIGN)
+    return model, tokenizer, config, state
