@@ -1,103 +1,112 @@
-"""Our models in other people's formats."""
+"""
+Our models in other people's formats:
+
+    python -m weights.export --export=hf --out_dir=out-llama-shakespeare --dest=llama-hf
+    python -m weights.export --export=gguf --out_dir=out-llama-shakespeare --dest=llama.gguf
+
+The first is a folder for Hugging Face transformers, the second a file for llama.cpp. What no model
+there can express is refused by naming the part.
+"""
 
 import json
-import shutil
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from common.configurator import build, load
-from common.errors import UserError, run
+from common.errors import Failure, UserError, one_line, run
+from common.files import leftovers, partial, remedy, remove, share, sync
 from parts.architectures import ARCH, idle
 from weights import gguf_format
 from weights.checkpoint import open_run
 from weights.families import FAMILIES, READS, ROPE_NUMBERS
-from weights.pretrained import BIASES, USUAL, rows, understand
+from weights.hf_config import BIASES, USUAL, rows, understand
 from weights.tokenizer_formats import to_tokenizer_json
+
+END = "<|endoftext|>"
 
 # ---------------------------------------------------------------- ours to theirs
 
 
 def complete(word, values, tensors):
-    """The values of VariantConfig that say all of a model of ours, (those that have an effect)."""
+    """The values of VariantConfig that say all of a model of ours, and the keys of those that have
+    an effect."""
     v = USUAL | ARCH[word] | values
     up = tensors.get("blocks.0.mlp.up.weight", tensors.get("blocks.0.mlp.up.v.weight"))
-    bias = {True: "all", False: "none"}.get(v["bias"], v["bias"])
-    v |= {
-        "mlp_width": v["mlp_width"] if up is None else len(up),
-        "n_kv_head": v["n_kv_head"] or v["n_head"],
-        "bias": "none" if (bias, v["norm"]) == ("norm", "rmsnorm") else bias,
-    }
-    silent = {"dropout", "multiple_of", "ffn_dim_multiplier", *idle(v)} | {*ROPE_NUMBERS} - {
-        *READS.get(v["rope_scaling"], [])
-    }
+    if up is not None:
+        v["mlp_width"] = len(up)
+    v["n_kv_head"] = v["n_kv_head"] or v["n_head"]
+    v["bias"] = {True: "all", False: "none"}.get(v["bias"], v["bias"])
+    if (v["bias"], v["norm"]) == ("norm", "rmsnorm"):
+        v["bias"] = "none"
+    unread = set(ROPE_NUMBERS) - set(READS.get(v["rope_scaling"], []))
+    silent = {"dropout", "multiple_of", "ffn_dim_multiplier", *idle(v), *unread}
     return v, v.keys() - silent
 
 
-def blocking(family, config, v, heard):
+def describe(kind, v):
+    """The config.json that a family has for our values, as far as it can say them."""
+    family = FAMILIES[kind]
+    config = {"model_type": kind, "architectures": [family.architecture]}
+    config |= {"bos_token_id": None, "eos_token_id": None}
+    config |= {theirs: v[ours] for ours, theirs in family.keys.items()} | family.theirs(v)
+    for ours, (theirs, words) in family.words.items():
+        if v[ours] in words and ours != "rope_scaling":
+            config[theirs] = words[v[ours]][0]
+    return config
+
+
+def blocking(config, v, effective):
     """What a family's configuration, read back, does not say of our model: {key: value}."""
     try:
         _, back = understand(config, "export")
     except UserError:
-        return dict.fromkeys(heard)  # nothing of it
+        return dict.fromkeys(effective)  # nothing of it
     back = USUAL | back
     back["n_kv_head"] = back["n_kv_head"] or back["n_head"]
-    if BIASES.index(v["bias"]) < BIASES.index(
-        back["bias"]
-    ):  # where they have biases and ours has none, zeros
+    if BIASES.index(v["bias"]) < BIASES.index(back["bias"]):  # biases that ours lacks are zeros
         back["bias"] = v["bias"]
-    return {key: v[key] for key in sorted(heard) if back[key] != v[key]}
+    return {key: v[key] for key in sorted(effective) if back[key] != v[key]}
 
 
 def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
-    """(their config.json, their tensors) from the word, the configuration and the tensors of a model of ours, as
-    one of the `kinds`. A family can express it if the family's configuration, read back, is the model's."""
-    v, heard = complete(word, values, tensors)
+    """(their config.json, their tensors) from the word, the configuration and the tensors of a
+    model of ours, as one of the `kinds`. A family can express it if the family's configuration, read
+    back, is the model's. Raises UserError that names the parts which no family has."""
+    v, effective = complete(word, values, tensors)
     found = {}
     for kind in kinds:
-        family = FAMILIES[kind]
-        config = {
-            "model_type": kind,
-            "architectures": [family.architecture],
-            "bos_token_id": None,
-            "eos_token_id": None,
-        }
-        config |= {theirs: v[ours] for ours, theirs in family.keys.items()} | family.theirs(v)
-        config |= {
-            theirs: words[v[ours]][0]
-            for ours, (theirs, words) in family.words.items()
-            if v[ours] in words and ours != "rope_scaling"
-        }
-        found[kind] = config, blocking(family, config, v, heard)
+        config = describe(kind, v)
+        found[kind] = config, blocking(config, v, effective)
     kind = min(found, key=lambda kind: len(found[kind][1]))
     config, blocks = found[kind]
     if blocks:
         what = ", ".join(f"{key}={value}" for key, value in blocks.items())
-        models = (
-            "GGUF's llama has not"
-            if kinds == ("llama",)
-            else f"no Hugging Face model has, beside the other parts (the closest is {kind})"
-        )
+        models = "GGUF's llama has not"
+        if kinds != ("llama",):
+            others = f"beside the other parts (the closest is {kind})"
+            models = f"no Hugging Face model has, {others}"
         raise UserError(f"{what}: that {models}", "export", "it stays in our own format")
-    family, out = FAMILIES[kind], {}
-    expected = v | understand(config, "export")[1]
-    for theirs, ours, layout in rows(family, expected):
+
+    expected, theirs = v | understand(config, "export")[1], {}
+    for name, ours, layout in rows(FAMILIES[kind], expected):
         if ours != ["lm_head.weight"] or not v["tie_embeddings"]:
-            zeros = [
-                torch.zeros(len(tensors[name.replace(".bias", ".weight")]))
-                if name.endswith(".bias") and name not in tensors
-                else None
-                for name in ours
-            ]
-            parts = [
-                tensors[name] if zero is None else zero.to(tensors["wte.weight"])
-                for name, zero in zip(ours, zeros)
-            ]
-            out[theirs] = layout.join(parts, v).contiguous()
-    return config, out
+            parts = [tensor_or_zeros(part, tensors) for part in ours]
+            theirs[name] = layout.join(parts, v).contiguous()
+    return config, theirs
+
+
+def tensor_or_zeros(name, tensors):
+    """A tensor of ours, or zeros for a bias that their model has and ours does not."""
+    if name.endswith(".bias") and name not in tensors:
+        size = len(tensors[name.replace(".bias", ".weight")])
+        return torch.zeros(size).to(tensors["wte.weight"])
+    return tensors[name]
 
 
 # ---------------------------------------------------------------- the command
@@ -105,77 +114,90 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
 
 @dataclass
 class ExportConfig:
-    export: Literal["hf", "gguf"] = (
-        "hf"  # a folder for Hugging Face transformers, or a file for llama.cpp
-    )
+    export: Literal["hf", "gguf"] = "hf"  # a folder for transformers, or a file for llama.cpp
     out_dir: str = "out"  # the run folder
     dest: str = ""  # the folder or file to write; it must not be there yet
     checkpoint: str = "latest"  # latest, best, or a step
 
 
 def write_folder(folder, config, tensors, tokenizer, context):
-    """A folder that AutoModelForCausalLM and AutoTokenizer open."""
-    folder.mkdir()
-    config |= dict.fromkeys(
-        ("bos_token_id", "eos_token_id"), tokenizer.get("special_tokens", {}).get("<|endoftext|>")
-    )
+    """Write a folder that AutoModelForCausalLM and AutoTokenizer open."""
+    special = tokenizer.get("special_tokens", {})
+    config |= dict.fromkeys(("bos_token_id", "eos_token_id"), special.get(END))
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": context,
     }
-    about |= {
-        key: "<|endoftext|>"
-        for key in ("bos_token", "eos_token")
-        if "<|endoftext|>" in tokenizer.get("special_tokens", {})
-    }
-    for name, content in {
+    if END in special:
+        about |= {"bos_token": END, "eos_token": END}
+    contents = {
         "config": config,
         "tokenizer": to_tokenizer_json(tokenizer),
         "tokenizer_config": about,
-    }.items():
-        (folder / f"{name}.json").write_text(
-            json.dumps(content, indent=1, ensure_ascii=False), "utf-8"
-        )
+    }
+    folder.mkdir()
+    for name, content in contents.items():
+        text = json.dumps(content, indent=1, ensure_ascii=False)
+        (folder / f"{name}.json").write_text(text, "utf-8")
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def check_dest(dest):
+    """Refuse a place that is taken: nothing of the user's is overwritten."""
+    if os.path.lexists(dest):
+        raise UserError("it is there already", f"dest={dest}", "choose another --dest")
+    if not dest.absolute().parent.is_dir():
+        raise UserError("there is no folder to put it in", f"dest={dest}", "choose another --dest")
+
+
+def write_whole(dest, write):
+    """Call write(a temporary path) and give the file or folder its name: dest appears whole or not
+    at all. Raises Failure if the disk refuses."""
+    temporary = partial(dest)
+    try:
+        for unfinished in leftovers(dest):
+            remove(unfinished)
+        write(temporary)
+        for path in [*temporary.glob("*"), temporary]:
+            if path.is_file():
+                share(path)
+            sync(path)
+        check_dest(dest)  # it took a while
+        temporary.rename(dest)
+        sync(dest.absolute().parent)
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or one_line(error)
+        raise Failure(f"cannot write: {why}", f"dest={dest}", remedy(error)) from error
+    finally:
+        remove(temporary)
 
 
 def main(argv):
     values, words = load(argv, [ExportConfig], __doc__)
     config = build(ExportConfig, values)
-    dest = Path(config.dest).expanduser()
     if words or not config.dest:
-        raise UserError(
-            f"cannot read {words[0]}" if words else "dest is missing",
-            "command line",
-            "write --export=hf --out_dir=RUN --dest=FOLDER",
-        )
-    if dest.exists() or not dest.absolute().parent.is_dir():
-        raise UserError(
-            "it is there already" if dest.exists() else "there is no folder to put it in",
-            f"dest={dest}",
-            "choose another --dest",
-        )
+        what = f"cannot read {words[0]}" if words else "dest is missing"
+        fix = f"write --export={config.export} --out_dir=RUN --dest=NAME"
+        raise UserError(what, "command line", fix)
+    dest = Path(config.dest).expanduser()
+    check_dest(dest)
+
     model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint)
     kinds = ("llama",) if config.export == "gguf" else tuple(FAMILIES)
     theirs, tensors = to_hf(trained["model"], vars(model.config), model.state_dict(), kinds)
-    temporary = dest.with_name(dest.name + ".tmp")  # dest appears whole or not at all
-    try:
-        if config.export == "hf":
-            left_out = write_folder(
-                temporary, theirs, tensors, tokenizer.to_json(), model.config.block_size
-            )
-        else:
-            left_out = gguf_format.write(temporary, theirs, tensors, tokenizer.to_json())
-        temporary.rename(dest)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.unlink(missing_ok=True)
-    print(
-        f"{dest}: the model after {state['step']} steps, as {theirs['architectures'][0]}, {sum(t.numel() for t in tensors.values()):,} parameters"
-    )
-    if left_out:
-        print(f"left out: {left_out}")
+    tokens = tokenizer.to_json()
+    if config.export == "hf":
+        context = model.config.block_size
+        write_whole(dest, lambda path: write_folder(path, theirs, tensors, tokens, context))
+    else:
+        without = gguf_format.without_tokenizer(tokens)
+        if without:
+            print(f"note: llama.cpp cannot write text with this file: {without}", flush=True)
+        write_whole(dest, lambda path: gguf_format.write(path, theirs, tensors, tokens))
+    architecture = theirs["architectures"][0]
+    count = sum(tensor.numel() for tensor in tensors.values())
+    print(f"{dest}: the model after {state['step']} steps, as {architecture}, {count:,} parameters")
 
 
 if __name__ == "__main__":

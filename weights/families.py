@@ -1,6 +1,7 @@
 """
-The families of models that formats.py reads and writes: one readable table each, used in both directions. Theirs
-is Hugging Face's config.json and names of tensors, ours the keys of variants.VariantConfig and our names.
+The families of models that pretrained.py reads and export.py writes: one readable table each, used
+in both directions. In all of weights/, "theirs" are the keys of Hugging Face's config.json and the
+names of its tensors, "ours" the keys of VariantConfig and the names of our parameters.
 """
 
 import math
@@ -11,43 +12,53 @@ import torch
 
 
 class Layout(NamedTuple):
-    """How one tensor of theirs holds n of ours; v are the values of our configuration."""
+    """How one tensor of theirs holds n of ours. v is our configuration; a tensor is a matrix
+    (out, in) or a bias (out,), and split may return views."""
 
     split: Callable  # (theirs, n, v) -> n of ours
     join: Callable  # (n of ours, v) -> theirs
 
 
-plain = Layout(lambda t, n, v: t.chunk(n), lambda parts, v: torch.cat(parts))  # one after the other
-transposed = Layout(
-    lambda t, n, v: t.t().chunk(n), lambda parts, v: torch.cat(parts).t()
-)  # (in, out); a bias is as it is
-by_head = Layout(  # rows (H, 3, D): each head's query, key and value together
-    lambda t, n, v: [
-        part.flatten(0, 1)
-        for part in t.view(v["n_head"], n, v["n_embd"] // v["n_head"], *t.shape[1:]).unbind(1)
-    ],
-    lambda parts, v: torch.stack(
-        [part.view(v["n_head"], -1, *part.shape[1:]) for part in parts], 1
-    ).flatten(0, 2),
-)
-multi_query = Layout(  # all queries, the one key, the one value
-    lambda t, n, v: t.split([v["n_embd"], v["n_embd"] // v["n_head"], v["n_embd"] // v["n_head"]]),
-    plain.join,
-)
+def split_by_head(t, n, v):
+    heads = t.view(v["n_head"], n, v["n_embd"] // v["n_head"], *t.shape[1:])  # (H, 3, D, ...)
+    return [part.flatten(0, 1) for part in heads.unbind(1)]
+
+
+def join_by_head(parts, v):
+    heads = [part.view(v["n_head"], -1, *part.shape[1:]) for part in parts]
+    return torch.stack(heads, 1).flatten(0, 2)
+
+
+def split_multi_query(t, n, v):
+    D = v["n_embd"] // v["n_head"]
+    return t.split([v["n_embd"], D, D])
+
+
+# One after the other.
+plain = Layout(lambda t, n, v: t.chunk(n), lambda parts, v: torch.cat(parts))
+# The same, of a matrix stored as (in, out); a bias is as it is.
+transposed = Layout(lambda t, n, v: t.t().chunk(n), lambda parts, v: torch.cat(parts).t())
+# Each head's query, key and value together.
+by_head = Layout(split_by_head, join_by_head)
+# All queries, the one key, the one value.
+multi_query = Layout(split_multi_query, plain.join)
 
 
 class Family(NamedTuple):
     architecture: str  # their class
     prefix: str  # of their names, absent in files without the head
     slots: dict  # our configuration of all its models: what differs from VariantConfig's defaults
-    keys: dict  # ours: theirs, of the configuration
+    keys: dict  # ours: theirs, of the configuration; a size unless `defaults` says otherwise
     words: dict  # ours: (theirs, {our word: their words for it, first the one that is written})
-    defaults: dict  # of their keys; int, as for those in `keys` alone: a size that must be given
-    must: Callable  # c -> {key: values under which our model is the same function, first that of an absent key}
+    defaults: dict  # of their keys; None: a size that may be absent
+    must: (
+        Callable  # c -> {key: values under which our model is the same function}; absent: the first
+    )
     ours: Callable  # c -> further values of our configuration
     theirs: Callable  # values of ours -> further keys of their configuration
     names: list  # (theirs, [ours], layout), {} is the number of the layer
     older: dict = {}  # other names of the same keys: {older: newer}
+    in_rope: dict = {}  # names within rope_parameters: {there: in this table}
 
 
 # ---------------------------------------------------------------- what families share
@@ -68,17 +79,19 @@ GATE = {
 }
 ROPE = {"none": ("default",), "linear": ("linear",), "yarn": ("yarn",), "llama3": ("llama3",)}
 ROPE_NUMBERS = {"rope_factor": "factor", "rope_original": "original_max_position_embeddings"}
-READS = {
+READS = {  # the numbers that a kind of rope_scaling reads
     "linear": ["rope_factor"],
     "ntk": ["rope_factor"],
     "yarn": [*ROPE_NUMBERS],
     "llama3": [*ROPE_NUMBERS],
-}  # rope_scaling: its numbers
+}
 
 
 def rope_must(c):
-    s = c.get("factor", 1)
+    factor = c.get("factor", 1)
+    stretched = type(factor) in (int, float) and factor > 1
     return {
+        "head_dim": (c["hidden_size"] // c["num_attention_heads"],),
         "partial_rotary_factor": (1,),
         "low_freq_factor": (1,),
         "high_freq_factor": (4,),
@@ -86,7 +99,7 @@ def rope_must(c):
         "beta_slow": (1,),
         "truncate": (True,),
         "mscale": (None,),
-        "attention_factor": (0.1 * math.log(s) + 1 if type(s) in (int, float) and s > 1 else 1,),
+        "attention_factor": (0.1 * math.log(factor) + 1 if stretched else 1,),
     }
 
 
@@ -95,35 +108,37 @@ def rope_ours(c):
 
 
 def rope_theirs(v):
-    """In the older place, where newer readers look too. "default" need not be said."""
-    if v["rope_scaling"] not in ROPE or v["rope_scaling"] == "none":
+    """Their rope_scaling, which newer readers understand as well as rope_parameters."""
+    kind = v["rope_scaling"]
+    if kind not in ROPE or kind == "none":
         return {}
-    more = (
-        {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if v["rope_scaling"] == "llama3" else {}
-    )
-    return {
-        "rope_scaling": {"rope_type": v["rope_scaling"]}
-        | {ROPE_NUMBERS[ours]: v[ours] for ours in READS[v["rope_scaling"]]}
-        | more
-    }
+    scaling = {"rope_type": kind} | {ROPE_NUMBERS[ours]: v[ours] for ours in READS[kind]}
+    if kind == "llama3":
+        scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return {"rope_scaling": scaling}
 
 
 def llama_must(c):
     return rope_must(c) | {
-        "head_dim": (c["hidden_size"] // c["num_attention_heads"],),
         "attention_bias": (False,),
         "mlp_bias": (False,),
         "sliding_window": (None,),
     }
 
 
-def even(c):
-    """rotary_pct, where it turns whole pairs of each head's features: an odd number is another function there."""
-    return (
-        [c["rotary_pct"]]
-        if int(c["hidden_size"] // c["num_attention_heads"] * c["rotary_pct"]) % 2 == 0
-        else []
-    )
+def full_attention(c):
+    """layer_types as it is if every layer sees all tokens, which is all that we can express."""
+    kinds = c.get("layer_types")
+    whole = isinstance(kinds, list) and kinds == ["full_attention"] * len(kinds)
+    fits = kinds is None or whole and len(kinds) == c["num_hidden_layers"]
+    return (kinds,) if fits else ("full_attention, of each layer",)
+
+
+def whole_pairs(c):
+    """rotary_pct if it turns whole pairs of each head's features; with an odd number of features
+    theirs is another function."""
+    D = c["hidden_size"] // c["num_attention_heads"]
+    return (c["rotary_pct"],) if int(D * c["rotary_pct"]) % 2 == 0 else (1,)
 
 
 LLAMA_KEYS = dict(
@@ -269,10 +284,10 @@ QWEN3 = LLAMA._replace(
         llama_must(c)
         | {
             "use_sliding_window": (False,),
-            "layer_types": (["full_attention"] * c["num_hidden_layers"],),
-            "sliding_window": (c.get("sliding_window"),),
+            "layer_types": full_attention(c),
+            "sliding_window": (c.get("sliding_window"),),  # not read unless it is used
         }
-    ),  # not read unless it is used
+    ),
     theirs=lambda v: rope_theirs(v) | {"head_dim": v["n_embd"] // v["n_head"]},
     names=LLAMA_NAMES + QK_NORM,
 )
@@ -386,7 +401,7 @@ NEOX = Family(  # and Pythia
     },
     must=lambda c: (
         rope_must(c)
-        | {"layer_norm_eps": (1e-5,), "attention_bias": (True,), "rotary_pct": (1, *even(c))}
+        | {"layer_norm_eps": (1e-5,), "attention_bias": (True,), "rotary_pct": whole_pairs(c)}
     ),
     ours=rope_ours,
     theirs=rope_theirs,
@@ -405,7 +420,7 @@ NEOX = Family(  # and Pythia
         ("gpt_neox.final_layer_norm", ["norm_f"], plain),
         ("embed_out", ["lm_head"], plain),
     ],
-    older={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+    in_rope={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
 )
 
 FAMILIES = {

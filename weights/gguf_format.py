@@ -1,15 +1,19 @@
 """
-GGUF, the format of llama.cpp, from and to Hugging Face's configuration and tensors, which formats.py reads and
-writes. Of its architectures the plain LLaMA, through the package `gguf` (which no other part of this repo needs).
+GGUF, the format of llama.cpp, from and to Hugging Face's configuration and tensors, which
+pretrained.py and export.py turn into ours and back. Of its architectures the plain LLaMA, through
+the package `gguf`, which no other part of this repo needs.
 
-GGUF's rotary embedding turns the pairs (2i, 2i + 1), Hugging Face's and ours (i, i + D/2): so the rows of each
-head's wq and wk stand in another order, and reading one as the other gives a model that is nearly right.
+GGUF's rotary embedding turns the features (2i, 2i + 1) of a head, Hugging Face's and ours (i, i +
+D/2). So the rows of each head's wq and wk stand in another order, and reading one order as the
+other gives a model that is nearly right.
 """
+
+import re
 
 import torch
 
-from common.errors import UserError
-from weights.tokenizer_formats import PATTERNS, from_lists, to_lists
+from common.errors import UserError, one_line
+from weights.tokenizer_formats import PATTERNS, from_escaped, from_lists, to_escaped, to_lists
 
 KEYS = {  # theirs: Hugging Face's
     "context_length": "max_position_embeddings",
@@ -22,11 +26,8 @@ KEYS = {  # theirs: Hugging Face's
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
 }
-SIZES = (
-    "embedding_length",
-    "block_count",
-    "attention.head_count",
-)  # without which nothing can be read
+FLOATS = ("rms_norm_eps", "rope_theta")  # the others are whole numbers
+OPTIONAL = ("num_key_value_heads", "rope_theta", "vocab_size")
 NAMES = {  # theirs: Hugging Face's, {} is the number of the layer
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -41,6 +42,7 @@ NAMES = {  # theirs: Hugging Face's, {} is the number of the layer
     "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
     "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
 }
+DAMAGED = "download the file again"
 
 
 def package():
@@ -52,76 +54,113 @@ def package():
 
 
 def interleaved(t, heads):
-    """Rows of each head from (2, D/2), ours, to (D/2, 2), GGUF's."""
+    """The rows of each head from (2, D/2), ours, to (D/2, 2), GGUF's."""
     return t.view(heads, 2, -1, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
 
 
 def halves(t, heads):
-    """The way back."""
+    """The rows of each head from (D/2, 2), GGUF's, to (2, D/2), ours."""
     return t.view(heads, -1, 2, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
 
 
-def renamed(names, n_layer):
-    return {
-        f"{theirs.format(i)}.weight": f"{name.format(i)}.weight"
-        for theirs, name in names.items()
-        for i in range(n_layer if "{}" in theirs else 1)
-    }
+def turned_heads(name, config):
+    """How many heads a tensor has whose rows stand in the other order, 0 for none."""
+    if ".q_proj." in name:
+        return config["num_attention_heads"]
+    return config["num_key_value_heads"] if ".k_proj." in name else 0
 
 
-def turned(name, config):
-    """How many heads' rows of a tensor stand in the other order, 0 for none."""
-    return (
-        config["num_attention_heads"]
-        if ".q_proj." in name
-        else config["num_key_value_heads"]
-        if ".k_proj." in name
-        else 0
-    )
+def hf_name(name):
+    """Hugging Face's name of a GGUF tensor; one without a place in our model keeps its own name,
+    by which it is refused."""
+    layer = re.match(r"blk\.([0-9]+)\.", name)
+    number = layer[1] if layer else ""
+    stem, _, suffix = re.sub(r"^blk\.[0-9]+\.", "blk.{}.", name).rpartition(".")
+    return f"{NAMES[stem].format(number)}.{suffix}" if stem in NAMES else name
+
+
+def gguf_name(name):
+    """GGUF's name of a tensor of Hugging Face's LLaMA."""
+    layer = re.match(r"model\.layers\.([0-9]+)\.", name)
+    stem, _, suffix = re.sub(r"^model\.layers\.[0-9]+\.", "model.layers.{}.", name).rpartition(".")
+    theirs = {hf: gguf for gguf, hf in NAMES.items()}
+    return f"{theirs[stem].format(layer[1] if layer else '')}.{suffix}"
+
+
+# ---------------------------------------------------------------- reading
 
 
 def open_file(path):
     """(the package, its reader, {key: value}) of a GGUF file."""
     gguf = package()
+
+    class Reader(gguf.GGUFReader):
+        def _get(self, offset, dtype, count=1, override_order=None):
+            """The package's, which gives nothing beyond the end of the file: so that an array that
+            claims 2^60 entries would be read forever."""
+            found = super()._get(offset, dtype, count, override_order)
+            if len(found) < count:
+                raise ValueError("it ends early, or claims more than it holds")
+            return found
+
     try:
-        reader = gguf.GGUFReader(path)
-        told = {key: field.contents() for key, field in reader.fields.items()}
-        return (
-            gguf,
-            reader,
-            {
-                key: float(f"{value:.7g}") if type(value) is float else value
-                for key, value in told.items()
-            },
-        )  # fp32 there
-    except (OSError, ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"cannot read this GGUF file: {error}", path, "download the file again"
-        ) from None
+        reader = Reader(path)
+        fields = {key: field.contents() for key, field in reader.fields.items()}
+    except Exception as error:  # a damaged file makes the package fail in many ways
+        raise UserError(f"cannot read this GGUF file: {one_line(error)}", path, DAMAGED) from None
+    for key, value in fields.items():
+        if type(value) is float:  # stored as fp32: 0.00001 and not 0.000009999999747
+            fields[key] = float(f"{value:.7g}")
+    return gguf, reader, fields
 
 
 def read(path):
     """(config.json, tensors) in Hugging Face's form of a GGUF file, dequantised to fp32."""
-    gguf, reader, told = open_file(path)
-    if told.get("general.architecture") != "llama":
-        raise UserError(
-            f"cannot read a GGUF model of architecture {told.get('general.architecture')!r}",
-            path,
-            "only llama can be read",
-        )
+    gguf, reader, fields = open_file(path)
     stored = {tensor.name: tensor for tensor in reader.tensors}
-    missing = [
-        f"llama.{key}"
-        for key in SIZES
-        if type(told.get(f"llama.{key}")) is not int or told[f"llama.{key}"] < 1
-    ] + ["token_embd.weight"] * ("token_embd.weight" not in stored)
+    config = read_config(fields, stored, path)
+    tensors = {}
+    for tensor in reader.tensors:
+        name = hf_name(tensor.name)
+        try:
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            t = torch.from_numpy(values.copy())
+            heads = turned_heads(name, config)
+            tensors[name] = halves(t, heads) if heads else t
+        except (NotImplementedError, ValueError, TypeError, RuntimeError) as error:
+            what = f"cannot read the tensor {tensor.name}: {one_line(error)}"
+            raise UserError(what, path, DAMAGED) from None
+    return config, tensors
+
+
+def read_config(fields, stored, path):
+    """Hugging Face's config.json from the {key: value} of a GGUF file and its {name: tensor}."""
+    architecture = fields.get("general.architecture")
+    if architecture != "llama":
+        what = f"cannot read a GGUF model of architecture {architecture!r}"
+        raise UserError(what, path, "only llama can be read")
+    needed = [f"llama.{key}" for key, name in KEYS.items() if name not in OPTIONAL]
+    missing = [key for key in needed if key not in fields]
+    if "token_embd.weight" not in stored:
+        missing.append("token_embd.weight")
     if missing:
-        raise UserError(
-            f"this file has no {', '.join(missing)}",
-            path,
-            "get the model again: these sizes are in every whole one",
-        )
-    head_size = told["llama.embedding_length"] // told["llama.attention.head_count"]
+        fix = "get the model again: these are in every whole one"
+        raise UserError(f"this file has no {', '.join(missing)}", path, fix)
+
+    config = {"model_type": "llama", "rope_theta": 10000.0}
+    for key, name in KEYS.items():
+        value = fields.get(f"llama.{key}", 1)
+        kind, text = (float, "a number") if name in FLOATS else (int, "a whole number")
+        if type(value) not in (kind, int) or not 0 < value < 1e38:
+            what = f"llama.{key} is {str(value)[:60]}"
+            raise UserError(what, path, f"it must be {text} above 0; {DAMAGED}")
+        if f"llama.{key}" in fields:
+            config[name] = value
+    config.setdefault("vocab_size", int(stored["token_embd.weight"].shape[-1]))
+    config.setdefault("num_key_value_heads", config["num_attention_heads"])
+    config["tie_word_embeddings"] = "output.weight" not in stored
+
+    head_size = config["hidden_size"] // config["num_attention_heads"]
     for key, value in {
         "rope.scaling.type": "none",
         "rope.dimension_count": head_size,
@@ -129,92 +168,92 @@ def read(path):
         "attention.value_length": head_size,
         "expert_count": 0,
     }.items():
-        if told.get(f"llama.{key}", value) != value:
-            raise UserError(
-                f"our llama model cannot express llama.{key}={told[f'llama.{key}']!r}",
-                path,
-                f"it needs {value!r} there",
-            )
-    config = {"model_type": "llama", "rope_theta": 10000.0} | {
-        name: told[f"llama.{key}"] for key, name in KEYS.items() if f"llama.{key}" in told
-    }
-    config |= {
-        "vocab_size": config.get("vocab_size") or int(stored["token_embd.weight"].shape[-1]),
-        "tie_word_embeddings": "output.weight" not in stored,
-    }
-    config["num_key_value_heads"] = config.get("num_key_value_heads", config["num_attention_heads"])
-    names, tensors = renamed(NAMES, config["num_hidden_layers"]), {}
-    for tensor in reader.tensors:
-        name = names.get(tensor.name, tensor.name)  # one without a place is refused by its own name
-        t = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
-        tensors[name] = halves(t, turned(name, config)) if turned(name, config) else t
-    return config, tensors
-
-
-def write(path, config, tensors, tokenizer):
-    """Write a LLaMA, given as Hugging Face's configuration and tensors, with tokenizer.to_json(). Returns what was
-    left out, or None."""
-    gguf = package()
-    for key, fitting in {"rope_scaling": None, "hidden_act": "silu"}.items():
-        if config.get(key, fitting) != fitting:
-            raise UserError(
-                f"{key}={config[key]}: GGUF's llama is without", "export=gguf", "use --export=hf"
-            )
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, name in KEYS.items():
-        (writer.add_float32 if name in ("rms_norm_eps", "rope_theta") else writer.add_uint32)(
-            f"llama.{key}", config[name]
-        )
-    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    pre = {pattern: name for name, pattern in PATTERNS.items()}.get(tokenizer.get("pat_str"))
-    left_out = (
-        None
-        if pre
-        else f"the tokenizer: GGUF has none of kind {tokenizer['kind']} with the pattern {tokenizer.get('pat_str')}"
-    )
-    if pre:
-        tokens, merges, special = to_lists(tokenizer)
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(pre)
-        writer.add_token_list(tokens)
-        writer.add_token_types(
-            [
-                gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL
-                for token in tokens
-            ]
-        )
-        writer.add_token_merges(merges)
-        if "<|endoftext|>" in special:
-            writer.add_eos_token_id(special["<|endoftext|>"])
-            writer.add_bos_token_id(special["<|endoftext|>"])
-    else:
-        writer.add_tokenizer_model("no_vocab")
-    theirs = {name: key for key, name in renamed(NAMES, config["num_hidden_layers"]).items()}
-    for name, t in tensors.items():
-        t = interleaved(t, turned(name, config)) if turned(name, config) else t
-        writer.add_tensor(theirs[name], t.float().contiguous().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return left_out
+        if fields.get(f"llama.{key}", value) != value:
+            what = f"our llama model cannot express llama.{key}={fields[f'llama.{key}']!r}"
+            raise UserError(what, path, f"it needs {value!r} there")
+    return config
 
 
 def read_tokenizer(path):
     """to_json() of the tokenizer inside a GGUF file, as tokenizer_from_json takes it."""
-    gguf, _, told = open_file(path)
-    model, pre = told.get("tokenizer.ggml.model"), told.get("tokenizer.ggml.pre")
-    if model != "gpt2" or pre not in PATTERNS:
-        raise UserError(
-            f"cannot read a tokenizer of model {model!r} with the pattern {pre!r}",
-            path,
-            "choose a file with gpt2 and " + " or ".join(PATTERNS),
-        )
-    tokens = told["tokenizer.ggml.tokens"]
-    special = {
-        i
-        for i, kind in enumerate(told["tokenizer.ggml.token_type"])
-        if kind != gguf.TokenType.NORMAL
-    }
-    return from_lists(tokens, told["tokenizer.ggml.merges"], special, PATTERNS[pre], path)
+    gguf, _, fields = open_file(path)
+    model, pre = (fields.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    lists = [fields.get(f"tokenizer.ggml.{key}", []) for key in ("tokens", "token_type", "merges")]
+    tokens, kinds, merges = lists
+    if model not in ("rwkv", "gpt2") or model == "gpt2" and pre not in PATTERNS:
+        what = f"cannot read a tokenizer of model {model!r} with the pattern {pre!r}"
+        patterns = " or ".join(PATTERNS)
+        raise UserError(what, path, f"choose a file with rwkv, or with gpt2 and {patterns}")
+    whole = all(isinstance(entries, list) for entries in lists) and len(tokens) == len(kinds)
+    if not whole or not tokens or len(set(tokens)) < len(tokens):
+        what = "the tokenizer's tokens have gaps or doubles"
+        raise UserError(what, f"{path}, tokenizer.ggml.tokens", DAMAGED)
+
+    while kinds and kinds[-1] == gguf.TokenType.UNUSED:  # rows of the embedding without a token
+        tokens, kinds = tokens[:-1], kinds[:-1]
+    if model == "rwkv":
+        return from_escaped(tokens, path)
+    special = {i for i, kind in enumerate(kinds) if kind != gguf.TokenType.NORMAL}
+    return from_lists(tokens, merges, special, PATTERNS[pre], path)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def without_tokenizer(tokenizer):
+    """Why llama.cpp cannot write text with a tokenizer, given as to_json(); None if it can."""
+    if tokenizer["kind"] != "bpe" or tokenizer["pat_str"] in PATTERNS.values():
+        return None
+    return f"GGUF has no name for the tokenizer's pattern {tokenizer['pat_str']}"
+
+
+def write(path, config, tensors, tokenizer):
+    """Write a LLaMA, given as Hugging Face's configuration and tensors, with tokenizer.to_json().
+    Raises UserError for what GGUF's llama does not have."""
+    gguf = package()
+    for key, fitting in {"rope_scaling": None, "hidden_act": "silu"}.items():
+        if config.get(key, fitting) != fitting:
+            what = f"{key}={config[key]}: GGUF's llama is without"
+            raise UserError(what, "export=gguf", "use --export=hf")
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, name in KEYS.items():
+        add = writer.add_float32 if name in FLOATS else writer.add_uint32
+        add(f"llama.{key}", config[name])
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    write_tokenizer(gguf, writer, tokenizer, config["vocab_size"])
+    for name, t in tensors.items():
+        heads = turned_heads(name, config)
+        t = interleaved(t, heads) if heads else t
+        writer.add_tensor(gguf_name(name), t.float().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_tokenizer(gguf, writer, tokenizer, vocab_size):
+    """A byte-pair encoding as GGUF's "gpt2"; characters and bytes as its "rwkv", which takes the
+    longest token that the text goes on with, and so reads a character as its one token."""
+    if without_tokenizer(tokenizer):
+        writer.add_tokenizer_model("no_vocab")
+        return
+    special = {}
+    if tokenizer["kind"] == "bpe":
+        tokens, merges, special = to_lists(tokenizer)
+        writer.add_tokenizer_model("gpt2")
+        pre = {pattern: name for name, pattern in PATTERNS.items()}
+        writer.add_tokenizer_pre(pre[tokenizer["pat_str"]])
+        writer.add_token_merges(merges)
+    else:
+        tokens = to_escaped(tokenizer)
+        writer.add_tokenizer_model("rwkv")
+    kind = gguf.TokenType
+    kinds = [kind.CONTROL if token in special else kind.NORMAL for token in tokens]
+    unused = [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]  # llama.cpp wants all rows named
+    writer.add_token_list(tokens + unused)
+    writer.add_token_types(kinds + [kind.UNUSED] * len(unused))
+    writer.add_add_bos_token(False)
+    if "<|endoftext|>" in special:
+        writer.add_eos_token_id(special["<|endoftext|>"])
+        writer.add_bos_token_id(special["<|endoftext|>"])

@@ -1,284 +1,227 @@
 """
-Weights from and to other formats: one readable table per family, used in both directions.
+Weights of other formats, read for our models:
 
-    word, values, tensors = load_pretrained("gpt2-medium")  # or a folder, owner/name on the hub, or FILE.gguf
-    config_class, model_class, values = choose({"model": word} | values)
-    model = model_class(build(config_class, values))
+    python sample.py --init_from=gpt2-medium --start="To be"
+    python train.py config/finetune_shakespeare.py --init_from=FOLDER  # or owner/name, FILE.gguf
+
+    word, values, tensors = load_pretrained("gpt2-medium")
+    model = make(configure({"model": word} | values))
     load_weights(model, tensors)
 
-    python -m weights.export --export=hf --out_dir=out-llama-shakespeare --dest=llama-hf
-    python -m weights.export --export=gguf --out_dir=out-llama-shakespeare --dest=llama.gguf
-
-What our model, or theirs, cannot express is refused: never weights that almost fit. Only safetensors and
-GGUF are read and written: a .bin or .pt file would have to be unpickled, which can run any code.
+"Theirs" are Hugging Face's config.json and tensors, "ours" our configuration and parameters;
+families.py holds a table of both for each family. What our model cannot express is refused: never
+weights that almost fit. Only safetensors and GGUF are read: a .bin or .pt file would have to be
+unpickled, which can run any code.
 """
 
 import functools
-import json
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from common.configurator import build
-from common.errors import UserError
-from parts.architectures import ARCH, CORNERS, choose, idle
-from parts.variant import VariantConfig
+from common.errors import UserError, one_line
+from common.files import read_json
+from parts.architectures import configure, make
 from tokens.tokenizer import tokenizer_from_json
 from weights import gguf_format
-from weights.families import FAMILIES, NEOX, READS, ROPE_NUMBERS
+from weights.families import NEOX
+from weights.hf_config import LARGEST, rows, simplest, some, understand
 from weights.tokenizer_formats import from_tokenizer_json
 
-HUB = {
-    name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-}
+GPT2_SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+HUB = {name: f"openai-community/{name}" for name in GPT2_SIZES}
 TOKENIZER = ["tokenizer.json"]
 FETCHED = ["config.json", "model*.safetensors*", *TOKENIZER]
-BUFFERS = re.compile(
-    r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$"
-)  # tables in older files, no weights
-NULL = (
-    "sliding_window",
-    "num_key_value_heads",
-)  # keys whose null says something else than their absence
-USUAL = {field.name: field.default for field in fields(VariantConfig)}
-BIASES = ("none", "norm", "all")  # each with those before
+DAMAGED = "download the file again"
+
+# Tables that older files hold among the weights.
+BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
+LAYER = re.compile(r"\.([0-9]+)\.")  # the number of the layer in the name of a tensor
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of weights
+UNFIT = "these are not the weights of this config.json"
 
 
-def rows(family, values):
-    """(theirs, [ours], layout) of every tensor, layers and suffixes filled in."""
-    for theirs, ours, layout in family.names:
-        norm = "norm" in ours[0]
-        biased = (
-            norm
-            and values["norm"] == "layernorm"
-            or not norm
-            and values["bias"] == "all"
-            and ours[0].startswith("blocks.")
-        )
-        for i in range(values["n_layer"] if "{}" in theirs else 1):
-            for suffix in ("weight", "bias") if biased else ("weight",):
-                yield (
-                    f"{theirs.format(i)}.{suffix}",
-                    [f"{name.format(i)}.{suffix}" for name in ours],
-                    layout,
-                )
-
-
-def some(names):
-    """The first three of many names, for a message."""
-    names = sorted(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-# ---------------------------------------------------------------- theirs to ours
-
-
-def understand(config, where):
-    """(family, values of VariantConfig) of their config.json."""
-    kind = config.get("model_type") if isinstance(config, dict) else None
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise UserError(
-            f"cannot read a model of model_type {kind!r}",
-            where,
-            "choose from " + ", ".join(FAMILIES),
-        )
-    family = FAMILIES[kind]
-    rope = config.get("rope_parameters") or config.get(
-        "rope_scaling"
-    )  # the newer and the older place
-    if rope:
-        config = config | (rope if isinstance(rope, dict) else {"type": rope})
-        config = {"rope_type": config.get("type")} | config
-    config = {
-        family.older.get(key, key): value
-        for key, value in config.items()
-        if value is not None or key in NULL
-    }
-    numbers = {
-        ROPE_NUMBERS[ours]: float if ours == "rope_factor" else int
-        for ours in READS.get(str(config.get("rope_type")), [])
-    }
-    for key, default in (
-        dict.fromkeys(family.keys.values(), int) | family.defaults | numbers
-    ).items():
-        value, kind = (
-            config.setdefault(key, default),
-            default if isinstance(default, type) else int if default is None else type(default),
-        )
-        fits = type(value) is kind or kind is float and type(value) is int
-        if value is not None and (not fits or kind in (int, float) and value <= 0):
-            raise UserError(
-                f"{key} is {'missing' if value is default else repr(value)}",
-                where,
-                "is this the config.json of a Hugging Face model?",
-            )
-    allowed = {
-        theirs: [word for group in words.values() for word in group]
-        for theirs, words in family.words.values()
-    }
-    for key, fitting in (allowed | family.must(config) | {"quantization_config": (None,)}).items():
-        if config.get(key, fitting[0]) not in fitting:
-            raise UserError(
-                f"our model cannot express {key}={config[key]!r}",
-                where,
-                f"it needs {' or '.join(map(repr, fitting))} there",
-            )
-    values = family.slots | {ours: config[theirs] for ours, theirs in family.keys.items()}
-    for ours, (theirs, words) in family.words.items():
-        values[ours] = next(word for word, group in words.items() if config[theirs] in group)
-    return family, values | family.ours(config)
-
-
-def simplest(values):
-    """(word, values) for variants.choose: a readable model's where all its parts are the same."""
-    word = "gpt2" if values["norm"] == "layernorm" else "llama"
-    own = {field.name for field in fields(CORNERS[word][0])}
-    usual = (
-        USUAL
-        | ARCH[word]
-        | {"mlp_width": 4 * values["n_embd"] if word == "gpt2" else values["mlp_width"]}
-    )
-    if any(usual[key] != value for key, value in values.items() if key not in own):
-        return word, {key: value for key, value in values.items() if key not in idle(values)}
-    further = (
-        {"bias": values["bias"] == "all"}
-        if word == "gpt2"
-        else llama_width(values["mlp_width"], values["n_embd"])
-    )
-    return word, {key: value for key, value in values.items() if key in own} | further
-
-
-def llama_width(width, n_embd):
-    """Their width is any number, ours int(multiplier * int(8C/3)): the 0.5 keeps rounding from missing it by one."""
-    return {"multiple_of": 1, "ffn_dim_multiplier": (width + 0.5) / int(8 * n_embd / 3)}
+# ---------------------------------------------------------------- their tensors to ours
 
 
 def to_ours(config, tensors, where="config.json"):
-    """(word of our model, values of its configuration, its tensors) from their config.json and tensors."""
+    """(word of our model, values of its configuration, its tensors) from their config.json and
+    tensors. Nothing is allocated, and no layer counted, before the tensors confirm the sizes that
+    config.json claims. Raises UserError if the two do not fit, or if a tensor is not of weights."""
     family, values = understand(config, where)
-    word, told = simplest(values)
-    names = {
-        name: name.replace("lm_head.", "embed_out.") if family is NEOX else name for name in tensors
-    }  # NeoX's has had both
-    left = {
-        name
-        if name.startswith((family.prefix, "lm_head.", "embed_out."))
-        else family.prefix + name: tensors[old]
-        for old, name in names.items()
-    }
-    found, missing, fix = {}, [], "these are not the weights of this config.json"
+    stored = with_prefix(family, tensors)
+    check_layers(family, values, stored, where)
+    found = split(family, values, stored, where)
+    head = found.get("lm_head.weight")
+    if values["tie_embeddings"] and head is not None:  # transformers does not tie what differs
+        values["tie_embeddings"] = torch.equal(head, found["wte.weight"].to(head.dtype))
+
+    word, values_of_model = simplest(values)
+    check_shapes(family, values, {"model": word} | values_of_model, found, where)
+    return word, values_of_model, found
+
+
+def with_prefix(family, tensors):
+    """Their tensors by the names of the family's table, which some files shorten."""
+    stored = {}
+    for name, tensor in tensors.items():
+        if family is NEOX:  # its head has had both names
+            name = name.replace("lm_head.", "embed_out.")
+        whole = name.startswith((family.prefix, "lm_head.", "embed_out."))
+        stored[name if whole else family.prefix + name] = tensor
+    return stored
+
+
+def check_layers(family, values, stored, where):
+    """Refuse a number of layers that the tensors do not have."""
+    n_layer, layers = values["n_layer"], {m[1] for name in stored if (m := LAYER.search(name))}
+    if n_layer > len(layers):
+        what = (
+            f"{family.keys['n_layer']} is {n_layer}, and there is no tensor of layer {len(layers)}"
+        )
+        raise UserError(what, where, UNFIT)
+
+
+def split(family, values, stored, where):
+    """{our name: tensor} of their tensors, each checked to hold finite weights."""
+    left, found, missing = dict(stored), {}, []
     for theirs, ours, layout in rows(family, values):
         if theirs in left:
+            tensor = left.pop(theirs)
+            check_weights(theirs, tensor, where)
             try:
-                found |= zip(ours, layout.split(left.pop(theirs), len(ours), values), strict=True)
-            except (RuntimeError, ValueError):
-                raise UserError(f"{theirs} has a shape that does not fit", where, fix) from None
-        elif not (ours == ["lm_head.weight"] and values["tie_embeddings"]):
+                found |= zip(ours, layout.split(tensor, len(ours), values), strict=True)
+            except (RuntimeError, ValueError, TypeError):
+                what = f"{theirs} has a shape that does not fit, {tuple(tensor.shape)}"
+                raise UserError(what, where, UNFIT) from None
+        elif ours != ["lm_head.weight"] or not values["tie_embeddings"]:
             missing.append(theirs)
+    if missing:
+        raise UserError(f"there is no tensor {some(missing)}", where, UNFIT)
     left = [name for name in left if not BUFFERS.search(name)]
-    if missing or left:
-        what = (
-            f"there is no tensor {some(missing)}"
-            if missing
-            else f"our {word} model has no place for {some(left)}"
-        )
-        raise UserError(what, where, fix)
-    return word, told, found
+    if left:
+        raise UserError(f"our model has no place for {some(left)}", where, UNFIT)
+    return found
+
+
+def check_weights(name, tensor, where):
+    """Refuse what is no weight: whole numbers, which are quantised, NaN and infinity."""
+    if tensor.dtype not in DTYPES:
+        what = f"{name} is of type {str(tensor.dtype).removeprefix('torch.')}"
+        raise UserError(what, where, "get the weights as float32, bfloat16 or float16")
+    if tensor.numel():
+        low, high = torch.aminmax(tensor)
+        if not (low >= -LARGEST and high <= LARGEST):  # false of NaN too
+            raise UserError(f"{name} holds NaN or infinity", where, DAMAGED)
+
+
+def check_shapes(family, values, keys, found, where):
+    """Compare our tensors with the shapes of the model that configure(keys) describes, which is
+    made on the meta device: without memory."""
+    size = values["vocab_size"], values["n_embd"]
+    stored = found["wte.weight"].shape
+    if stored != size:  # first, since the sizes of everything else follow
+        claim = f"{family.keys['vocab_size']}={size[0]} and {family.keys['n_embd']}={size[1]}"
+        what = f"the token embedding is {tuple(stored)}, not that of {claim}"
+        raise UserError(what, where, UNFIT)
+    try:
+        with torch.device("meta"):
+            own = dict(make(configure(keys)).named_parameters())
+    except UserError as error:
+        raise UserError(error.parts[0], where, UNFIT) from None
+    except (RuntimeError, OverflowError) as error:
+        raise UserError(f"the sizes are too large: {one_line(error)}", where, UNFIT) from None
+    theirs = {name: row for row, ours, _ in rows(family, values) for name in ours}
+    wrong = [
+        f"{theirs[name]} gives the shape {tuple(found[name].shape)}, not {tuple(parameter.shape)}"
+        for name, parameter in own.items()
+        if name in found and found[name].shape != parameter.shape
+    ]
+    if wrong:
+        raise UserError(some(wrong), where, UNFIT)
+
+
+# ---------------------------------------------------------------- files and folders
 
 
 @functools.cache
 def fetch(name, key="init_from"):
-    """The folder of a model of the hub, downloaded at first use: all that is needed, or its tokenizer alone."""
+    """The folder of a model of the hub, downloaded at first use; of a tokenizer, if `key` is not
+    init_from, only that. Without an answer of the hub an earlier download is taken."""
     wanted = FETCHED if key == "init_from" else TOKENIZER
     try:
         from huggingface_hub import HfApi, snapshot_download
 
         try:
-            commit = (
-                HfApi().model_info(name, timeout=5).sha
-            )  # without the timeout a silent network is waited for forever
+            # Without the timeout a silent network is waited for forever.
+            commit = HfApi().model_info(name, timeout=5).sha
             return Path(snapshot_download(name, revision=commit, allow_patterns=wanted))
         except Exception:
-            return Path(
-                snapshot_download(name, allow_patterns=wanted, local_files_only=True)
-            )  # from an earlier download
-    except (
-        Exception
-    ) as error:  # the network, the hub and its client fail in many ways, all mean the same here
-        why = (str(error.__context__ or error).strip() or type(error).__name__).splitlines()[0]
-        fix = f"download {' and '.join(wanted)} of huggingface.co/{name} elsewhere and give that folder"
-        raise UserError(
-            f"no such folder, and the hub does not answer: {why}", f"{key}={name}", fix
-        ) from None
-
-
-def read_folder(folder):
-    """config.json and the tensors, whole or in shards, of a folder."""
-    tensors, path = {}, folder / "config.json"
-    try:
-        config = json.loads(path.read_text("utf-8"))
-        files = (
-            [path]
-            if (path := folder / "model.safetensors").exists()
-            else sorted(folder.glob("*.safetensors"))
-        )
-        if (path := folder / "model.safetensors.index.json").exists():
-            files = sorted(
-                {
-                    folder / name
-                    for name in json.loads(path.read_text("utf-8"))["weight_map"].values()
-                }
-            )
-        for path in files:
-            tensors |= load_file(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise UserError(
-            f"cannot read this part of the model: {why}", path, "download the file again"
-        ) from None
-    if not tensors:
-        pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
-        what = (
-            f"{some(pickles)} would need unpickling, which can run any code"
-            if pickles
-            else "there is no *.safetensors here"
-        )
-        raise UserError(what, folder, "get the model as safetensors")
-    return config, tensors
+            return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=True))
+    except Exception as error:  # the network, the hub and its client fail in many ways
+        cause = str(error.__context__ or error).strip() or type(error).__name__
+        what = f"no such folder, and the hub does not answer: {cause.splitlines()[0]}"
+        files = " and ".join(wanted)
+        fix = f"download {files} of huggingface.co/{name} elsewhere and give that folder"
+        raise UserError(what, f"{key}={name}", fix) from None
 
 
 def find(name, key="init_from"):
     """The folder, or the GGUF file, that a name stands for; a message calls it what `key` says."""
     path = Path(name).expanduser()
     if name in HUB or not name or not path.exists():
-        if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name)) or name.endswith(".gguf"):
-            words = ", ".join(
-                ["scratch", "resume", *HUB]
-                if key == "init_from"
-                else ["auto", "char", "byte", *HUB]
-            )
-            raise UserError(
-                "no such folder or file",
-                f"{key}={name}",
-                f"give {words}, a folder, a .gguf file, or owner/name of the hub",
-            )
+        on_hub = re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name))
+        if not on_hub or name.endswith(".gguf"):
+            words = ["scratch", "resume"] if key == "init_from" else ["auto", "char", "byte"]
+            known = ", ".join([*words, *HUB])
+            fix = f"give {known}, a folder, a .gguf file, or owner/name of the hub"
+            raise UserError("no such folder or file", f"{key}={name}", fix)
         path = fetch(HUB.get(name, name), key)
     if not path.is_dir() and path.suffix != ".gguf":
-        raise UserError(
-            "this is not a folder",
-            f"{key}={name}",
-            "give the folder of a model, with its config.json, *.safetensors and tokenizer.json, or a .gguf file",
-        )
+        parts = "its config.json, *.safetensors and tokenizer.json"
+        fix = f"give the folder of a model, with {parts}, or a .gguf file"
+        raise UserError("this is not a folder", f"{key}={name}", fix)
     return path
 
 
+def tensor_files(folder):
+    """The files with the tensors of a folder: the one of the usual name, those that the index of
+    the shards lists, or whatever safetensors there are."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = read_json(index, DAMAGED).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+            raise UserError("weight_map does not name the file of each tensor", index, DAMAGED)
+        return sorted({folder / name for name in names.values()})
+    whole = folder / "model.safetensors"
+    return [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
+
+
+def read_folder(folder):
+    """(config.json, {name: tensor}) of a folder with the tensors whole or in shards."""
+    config, tensors = read_json(folder / "config.json", DAMAGED), {}
+    for path in tensor_files(folder):
+        try:
+            tensors |= load_file(path)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            why = getattr(error, "strerror", None) or f"{type(error).__name__}: {one_line(error)}"
+            raise UserError(f"cannot read this part of the model: {why}", path, DAMAGED) from None
+    if not tensors:
+        pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
+        what = "there is no *.safetensors here"
+        if pickles:
+            what = f"{some(pickles)} would need unpickling, which can run any code"
+        raise UserError(what, folder, "get the model as safetensors")
+    return config, tensors
+
+
 def load_pretrained(name):
-    """(word of our model, values of its configuration, its tensors) of a folder with config.json and
-    *.safetensors, of a GGUF file, of gpt2[-medium|-large|-xl], or of owner/name on the Hugging Face hub."""
+    """(word of our model, values of its configuration, its tensors) of a folder with config.json
+    and *.safetensors, of a GGUF file, of gpt2[-medium|-large|-xl], or of owner/name on the hub. Raises
+    UserError for whatever is not there, damaged, or cannot be expressed."""
     path = find(name)
     if path.suffix == ".gguf":
         return to_ours(*gguf_format.read(path), path)
@@ -291,64 +234,65 @@ def load_tokenizer(name, key="init_from"):
     if path.suffix == ".gguf":
         return tokenizer_from_json(gguf_format.read_tokenizer(path))
     path = path / "tokenizer.json"
-    try:
-        whole = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"cannot read the tokenizer: {error}", path, "prepare the text with a tokenizer of ours"
-        ) from None
+    whole = read_json(path, "prepare the text with a tokenizer of ours")
     return tokenizer_from_json(from_tokenizer_json(whole, path))
 
 
 def same_tokens(name, tokenizer):
-    """Whether a tokenizer gives the ids that the weights of load_pretrained(name) know; None where theirs cannot be read."""
+    """Whether a tokenizer gives the ids that the weights of load_pretrained(name) know; None if
+    their own tokenizer cannot be read."""
     try:
         theirs = load_tokenizer(name)
     except UserError:
         return None
-    size = range(min(tokenizer.vocab_size, theirs.vocab_size))
-    return all(tokenizer.decode_bytes([i]) == theirs.decode_bytes([i]) for i in size)
+    ids = range(min(tokenizer.vocab_size, theirs.vocab_size))
+    return all(tokenizer.decode_bytes([i]) == theirs.decode_bytes([i]) for i in ids)
+
+
+# ---------------------------------------------------------------- into a model of ours
 
 
 @torch.no_grad()
 def load_weights(model, tensors):
-    """Copy tensors into a model of ours: every one of them, and into every parameter. A head that the
-    weights lack is their token embedding; a smaller block_size takes the first of the learned positions."""
+    """Copy tensors into a model of ours: every one of them, and into every parameter. A head that
+    the weights lack is their token embedding; a smaller block_size takes the first of the learned
+    positions. Raises UserError, before anything is copied, if names or shapes differ."""
     own, fix = dict(model.named_parameters()), "leave out the keys that change the architecture"
     tensors = {"lm_head.weight": tensors.get("wte.weight")} | tensors
     if "lm_head.weight" not in own:  # tied: it is wte.weight
-        head = tensors.pop("lm_head.weight")
-        if head is not tensors.get("wte.weight") and not torch.equal(head, tensors["wte.weight"]):
-            raise UserError(
-                "these weights have a head apart from the embedding",
-                "tie_embeddings=True",
-                "use --tie_embeddings=False",
-            )
-    if own.keys() != tensors.keys():
-        missing, left = own.keys() - tensors.keys(), tensors.keys() - own.keys()
-        what = (
-            f"there are no weights for {some(missing)}"
-            if missing
-            else f"the model has no place for {some(left)}"
-        )
-        raise UserError(what, "init_from", fix)
+        head, embedding = tensors.pop("lm_head.weight"), tensors.get("wte.weight")
+        if head is not embedding and not torch.equal(head, embedding):
+            what = "these weights have a head apart from the embedding"
+            raise UserError(what, "tie_embeddings=True", "use --tie_embeddings=False")
+
+    missing, left = own.keys() - tensors.keys(), tensors.keys() - own.keys()
+    if missing:
+        raise UserError(f"there are no weights for {some(missing)}", "init_from", fix)
+    if left:
+        raise UserError(f"the model has no place for {some(left)}", "init_from", fix)
     if "wpe.weight" in own:
         tensors["wpe.weight"] = tensors["wpe.weight"][: len(own["wpe.weight"])]
     wrong = [
-        f"{name} is {tuple(tensors[name].shape)}, not {tuple(p.shape)}"
-        for name, p in own.items()
-        if tensors[name].shape != p.shape
+        f"{name} is {tuple(tensors[name].shape)}, not {tuple(parameter.shape)}"
+        for name, parameter in own.items()
+        if tensors[name].shape != parameter.shape
     ]
     if wrong:
         raise UserError(some(wrong), "init_from", fix)
-    for name, p in own.items():
-        p.copy_(tensors[name])
+    for name, parameter in own.items():
+        parameter.copy_(tensors[name])
 
 
 def open_pretrained(name):
-    """(model in evaluation mode, its own tokenizer) of what load_pretrained takes: all that sampling needs."""
+    """(model in evaluation mode, its own tokenizer) of what load_pretrained takes: all that
+    sampling needs."""
     word, values, tensors = load_pretrained(name)
-    config_class, model_class, values = choose({"model": word} | values)
-    model = model_class(build(config_class, values))
+    tokenizer = load_tokenizer(name)
+    if tokenizer.vocab_size > values["vocab_size"]:
+        what = f"the tokenizer has {tokenizer.vocab_size} tokens, the model {values['vocab_size']}"
+        raise UserError(
+            what, f"init_from={name}", "get the tokenizer that belongs to these weights"
+        )
+    model = make(configure({"model": word} | values))
     load_weights(model, tensors)
-    return model.eval(), load_tokenizer(name)
+    return model.eval(), tokenizer

@@ -1,19 +1,21 @@
 """
-Our tokenizers as other formats write them, and back: Hugging Face's tokenizer.json, and the lists of tokens
-and merges that it shares with GGUF. Byte-pair encoding there is a vocabulary and an ordered list of merges;
-here it is the ranks that tiktoken reads, where a token's id is its turn: the same wherever ids follow the merges.
+Our tokenizers as other formats write them, and back: Hugging Face's tokenizer.json, and the lists
+that GGUF has. Byte-pair encoding there is a vocabulary and an ordered list of merges; here it is
+the ranks that tiktoken reads, where a token's id is its turn: the same if ids follow the merges.
 """
 
 import base64
+import re
+from itertools import pairwise
 
-from common.errors import UserError
+from common.errors import UserError, one_line
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-# Every digit alone, then GPT-2's: so a run of spaces before a digit is not followed by a word.
+# Every digit alone, then GPT-2's, so that a run of spaces before a digit is not followed by a word.
 SMOLLM = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++|\p{N}| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?![^\s\p{N}])|\s"
 PATTERNS = {"gpt-2": GPT2, "smollm": SMOLLM}  # by GGUF's names
 
-# GPT-2's letters for the 256 bytes: themselves where they print, else the next code points from 256 on.
+# GPT-2's letters for the 256 bytes: themselves if they print, else the next code points from 256.
 PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 LETTERS = {byte: chr(byte) for byte in PRINTED} | {
     byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in PRINTED)
@@ -22,16 +24,18 @@ BYTES = {letter: byte for byte, letter in LETTERS.items()}
 
 
 def spelled(token):
+    """The bytes of a token in GPT-2's letters."""
     return "".join(LETTERS[byte] for byte in token)
 
 
 def merges(ranks):
-    """[(left, right)] in order: the last merge that makes each token of several bytes, given {token: rank}."""
+    """[(left, right)] in order, given {token: rank}: the last merge that makes each token of
+    several bytes."""
     found = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         parts = [token[i : i + 1] for i in range(len(token))]
         while len(parts) > 2:
-            turn = [ranks.get(a + b, rank) for a, b in zip(parts, parts[1:])]
+            turn = [ranks.get(a + b, rank) for a, b in pairwise(parts)]
             i = min(range(len(turn)), key=turn.__getitem__)
             if turn[i] >= rank:
                 break  # a special token among the ranks: nothing makes it
@@ -41,96 +45,126 @@ def merges(ranks):
     return found
 
 
+# ---------------------------------------------------------------- GGUF's lists
+
+
 def to_lists(data):
-    """(tokens in order of their ids, [left right] merges, {special token: id}) from a tokenizer's to_json()."""
+    """(tokens in order of their ids, [left right] merges, {special token: id}) from a tokenizer's
+    to_json(). Raises UserError if its ids have gaps."""
     if data["kind"] == "byte":
         return [LETTERS[byte] for byte in range(256)], [], {}
     ranks = {base64.b64decode(token): rank for rank, token in enumerate(data["ranks"])}
-    joined = [f"{spelled(left)} {spelled(right)}" for left, right in merges(ranks)]
-    return (
-        [spelled(token) for token in ranks]
-        + sorted(data["special_tokens"], key=data["special_tokens"].get),
-        joined,
-        data["special_tokens"],
-    )
+    special = data["special_tokens"]
+    if sorted(special.values()) != list(range(len(ranks), len(ranks) + len(special))):
+        fix = "prepare the text with another tokenizer"
+        raise UserError("the ids of the special tokens leave gaps", "tokenizer.json", fix)
+    tokens = [spelled(token) for token in ranks] + sorted(special, key=special.get)
+    return tokens, [f"{spelled(left)} {spelled(right)}" for left, right in merges(ranks)], special
 
 
 def from_lists(tokens, joined, special, pattern, where):
-    """What to_json() of the BPETokenizer would be; special: ids that no text is read as. Those at the end are
-    its special tokens, others stand among the ranks, where the pattern keeps texts from them."""
+    """What to_json() of the BPETokenizer would be; special: ids that no text is read as. Those at
+    the end are its special tokens, others stand among the ranks, where the pattern keeps texts from
+    them. Raises UserError if the merges are not in the order of the ids."""
     end = len(tokens)
     while end - 1 in special:
         end -= 1
     ids = {token: i for i, token in enumerate(tokens)}
     order = [ids.get(pair.replace(" ", "", 1), -1) for pair in joined]
     if order != sorted(order) or -1 in order:
-        raise UserError(
-            "the tokenizer's merges are not in the order of its ids",
-            where,
-            "prepare the text with another tokenizer",
-        )
-    raw = [
-        token.encode() if i in special else bytes(BYTES[letter] for letter in token)
-        for i, token in enumerate(tokens[:end])
-    ]
+        what = "the tokenizer's merges are not in the order of its ids"
+        raise UserError(what, where, "prepare the text with another tokenizer")
+    ranks = []
+    for i, token in enumerate(tokens[:end]):
+        raw = token.encode() if i in special else bytes(BYTES[letter] for letter in token)
+        ranks.append(base64.b64encode(raw).decode())
     return {
         "kind": "bpe",
         "name": "imported",
         "pat_str": pattern,
         "special_tokens": {tokens[i]: i for i in range(end, len(tokens))},
-        "ranks": [base64.b64encode(token).decode() for token in raw],
+        "ranks": ranks,
     }
 
 
-def to_tokenizer_json(data):
-    """Hugging Face's tokenizer.json of a tokenizer's to_json()."""
-    whole = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "post_processor": None,
-    }
-    if data["kind"] == "char":  # a word is a character
-        split = {
-            "type": "Split",
-            "pattern": {"Regex": r"[\s\S]"},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-        vocab = {char: i for i, char in enumerate(data["chars"])}
-        return whole | {
-            "pre_tokenizer": split,
-            "decoder": {"type": "Fuse"},
-            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
-        }
-    tokens, joined, special = to_lists(data)
-    bytes_ = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": False,
-    }
-    pattern = data.get("pat_str", "")
-    split = {
+def to_escaped(data):
+    """The tokens of characters or bytes as GGUF's "rwkv" tokenizer lists them: printable ASCII as
+    it is, every other byte as \\xHH."""
+    if data["kind"] == "byte":
+        tokens = [bytes([byte]) for byte in range(256)]
+    else:
+        tokens = [char.encode() for char in data["chars"]]
+    return ["".join(escaped(byte) for byte in token) for token in tokens]
+
+
+def escaped(byte):
+    return chr(byte) if 32 <= byte < 127 and byte != ord("\\") else f"\\x{byte:02x}"
+
+
+def from_escaped(tokens, where):
+    """What to_json() of the CharTokenizer or ByteTokenizer would be. Raises UserError if the tokens
+    are neither the 256 bytes nor single characters."""
+    try:
+        raw = [unescaped(token) for token in tokens]
+        if raw == [bytes([byte]) for byte in range(256)]:
+            return {"kind": "byte"}
+        chars = [token.decode() for token in raw]
+    except ValueError:
+        chars = []
+    if not chars or any(len(char) != 1 for char in chars):
+        fix = "prepare the text with a tokenizer of ours"
+        raise UserError("the tokens are neither bytes nor characters", where, fix)
+    return {"kind": "char", "chars": "".join(chars)}
+
+
+def unescaped(token):
+    """The bytes of a token that "rwkv" lists."""
+    parts = re.split(r"\\(x[0-9a-f]{2}|.)", token, flags=re.DOTALL)  # plain, escape, plain, ...
+    named = {"n": b"\n", "t": b"\t", "r": b"\r"}
+    for i in range(1, len(parts), 2):
+        parts[i - 1] = parts[i - 1].encode()
+        code = parts[i]
+        parts[i] = bytes.fromhex(code[1:]) if len(code) == 3 else named.get(code, code.encode())
+    parts[-1] = parts[-1].encode()
+    return b"".join(parts)
+
+
+# ---------------------------------------------------------------- tokenizer.json
+
+
+def split_step(pattern):
+    return {
         "type": "Split",
         "pattern": {"Regex": pattern},
         "behavior": "Isolated",
         "invert": False,
     }
-    added = [
-        dict(
-            id=i,
-            content=token,
-            single_word=False,
-            lstrip=False,
-            rstrip=False,
-            normalized=False,
-            special=True,
-        )
-        for token, i in special.items()
-    ]
+
+
+def to_tokenizer_json(data):
+    """Hugging Face's tokenizer.json of a tokenizer's to_json()."""
+    whole = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
+    whole |= {"version": "1.0", "added_tokens": []}
+    if data["kind"] == "char":  # a word is a character
+        vocab = {char: i for i, char in enumerate(data["chars"])}
+        return whole | {
+            "pre_tokenizer": split_step(r"[\s\S]"),
+            "decoder": {"type": "Fuse"},
+            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
+        }
+    tokens, joined, special = to_lists(data)
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    steps = byte_level
+    if data.get("pat_str"):
+        both = [split_step(data["pat_str"]), byte_level]
+        steps = {"type": "Sequence", "pretokenizers": both}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": i, "content": token, "special": True} | plain for token, i in special.items()]
     model = {
         "type": "BPE",
         "dropout": None,
@@ -143,17 +177,17 @@ def to_tokenizer_json(data):
         "vocab": {token: i for i, token in enumerate(tokens)},
         "merges": joined,
     }
-    before = {"type": "Sequence", "pretokenizers": [split, bytes_]} if pattern else bytes_
     return whole | {
         "added_tokens": added,
-        "pre_tokenizer": before,
-        "decoder": bytes_,
+        "pre_tokenizer": steps,
+        "decoder": byte_level,
         "model": model,
     }
 
 
 def split_pattern(step):
-    """The pattern of a Split for tiktoken, which drops what no piece matches: where that is kept, it becomes a piece, too."""
+    """The pattern of a Split for tiktoken, which drops what no piece matches; where Hugging Face
+    keeps that, it becomes a piece of its own. None without a step."""
     if step is None:
         return None
     pattern, behavior = step["pattern"]["Regex"], step["behavior"]
@@ -163,40 +197,39 @@ def split_pattern(step):
     return pattern if whole else rf"{pattern}|(?:(?!{pattern})[\s\S])+"
 
 
+def text_pattern(whole):
+    """The pattern by which a tokenizer.json of byte-level BPE cuts a text. Raises KeyError or
+    ValueError if it is something else."""
+    model, before = whole["model"], whole["pre_tokenizer"]
+    listed = before.get("pretokenizers", [before])
+    steps = {step["type"]: step for step in listed}
+    if len(steps) < len(listed):
+        raise ValueError("several steps of a kind before it")
+    patterns = {
+        ("ByteLevel",): GPT2,
+        ("Digits", "ByteLevel"): SMOLLM,
+        ("Split", "ByteLevel"): split_pattern(steps.get("Split")),
+    }
+    own_pattern = steps["ByteLevel"].get("use_regex", True)  # GPT-2's
+    cut_twice_or_never = own_pattern == ("Split" in steps) and model["merges"]
+    prefix = steps["ByteLevel"]["add_prefix_space"]
+    if model["type"] != "BPE" or whole.get("normalizer") or prefix or cut_twice_or_never:
+        raise ValueError(f"{model['type']} with {' and '.join(steps)}")
+    return patterns[tuple(steps)]
+
+
 def from_tokenizer_json(whole, where):
-    """What to_json() of ours would be, from a tokenizer.json of byte-level BPE; UserError where it is something else."""
+    """What to_json() of ours would be, from a tokenizer.json of byte-level BPE. Raises UserError if
+    it is something else, or if its ids have gaps or doubles."""
     try:
-        model, before = whole["model"], whole["pre_tokenizer"]
-        listed = before.get("pretokenizers", [before])
-        steps = {step["type"]: step for step in listed}
-        own = steps["ByteLevel"].get("use_regex", True)  # GPT-2's pattern
-        patterns = {
-            ("ByteLevel",): GPT2,
-            ("Digits", "ByteLevel"): SMOLLM,
-            ("Split", "ByteLevel"): split_pattern(steps.get("Split")),
-        }
-        if len(steps) < len(listed):
-            raise ValueError("several steps of a kind before it")
-        if (
-            model["type"] != "BPE"
-            or whole.get("normalizer")
-            or steps["ByteLevel"]["add_prefix_space"]
-            or own != ("Split" not in steps)
-            and model["merges"]
-        ):
-            raise ValueError(f"{model['type']} with {' and '.join(steps)}")
-        pattern = patterns[tuple(steps)]
-        ids = model["vocab"] | {token["content"]: token["id"] for token in whole["added_tokens"]}
+        pattern, model, added = text_pattern(whole), whole["model"], whole["added_tokens"]
+        ids = model["vocab"] | {token["content"]: token["id"] for token in added}
         tokens = sorted(ids, key=ids.get)
         if [ids[token] for token in tokens] != list(range(len(tokens))):
-            raise ValueError("ids with gaps")
+            raise ValueError("its ids have gaps or doubles")
         joined = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-        return from_lists(
-            tokens, joined, {token["id"] for token in whole["added_tokens"]}, pattern, where
-        )
+        special = {token["id"] for token in added}
+        return from_lists(tokens, joined, special, pattern, where)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"this is no byte-level BPE that we can read: {error}",
-            where,
-            "prepare the text with a tokenizer of ours",
-        ) from None
+        what = f"this is no byte-level BPE that we can read: {one_line(error)}"
+        raise UserError(what, where, "prepare the text with a tokenizer of ours") from None

@@ -21,7 +21,8 @@ from common.errors import UserError
 from model_llama import MLP, LlamaConfig
 from weights import pretrained
 from weights.export import to_hf
-from weights.pretrained import llama_width, load_pretrained, load_weights, to_ours
+from weights.hf_config import llama_width
+from weights.pretrained import load_pretrained, load_weights, to_ours
 
 transformers = pytest.importorskip("transformers")
 from transformers.models.llama import modeling_llama

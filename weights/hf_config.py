@@ -1,0 +1,151 @@
+"""What a config.json of Hugging Face's means for our model, and which tensors belong to it."""
+
+from dataclasses import fields
+
+import torch
+
+from common.errors import UserError
+from parts.architectures import ARCH, CORNERS, idle
+from parts.variant import VariantConfig
+from weights.families import FAMILIES, READS, ROPE_NUMBERS
+
+LARGEST = torch.finfo(torch.float32).max
+NULL = ("sliding_window", "num_key_value_heads")  # null and absence differ in these keys
+KINDS = {
+    int: "a whole number above 0",
+    float: "a finite number above 0",
+    bool: "true or false",
+    str: "a word",
+}
+BIASES = ("none", "norm", "all")  # each with those before
+USUAL = {field.name: field.default for field in fields(VariantConfig)}
+
+
+def rows(family, values):
+    """(theirs, [ours], layout) of every tensor, layers and suffixes filled in."""
+    for theirs, ours, layout in family.names:
+        if "norm" in ours[0]:
+            biased = values["norm"] == "layernorm"
+        else:
+            biased = values["bias"] == "all" and ours[0].startswith("blocks.")
+        for layer in range(values["n_layer"] if "{}" in theirs else 1):
+            for suffix in ("weight", "bias") if biased else ("weight",):
+                names = [f"{name.format(layer)}.{suffix}" for name in ours]
+                yield f"{theirs.format(layer)}.{suffix}", names, layout
+
+
+def some(names):
+    """The first three of many names, for a message."""
+    names = sorted(names)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def short(value):
+    """A value as Python writes it, cut to what fits in a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def understand(config, where):
+    """(family, values of VariantConfig) of their config.json. Raises UserError, naming the key, if
+    a value has the wrong type or range, or if our model cannot express it."""
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        what = f"cannot read a model of model_type {short(kind)}"
+        raise UserError(what, where, "choose from " + ", ".join(FAMILIES))
+    family = FAMILIES[kind]
+    config = flat(family, config, where)
+    check_types(family, config, where)
+    check_expressible(family, config, where)
+
+    values = family.slots | {ours: config[theirs] for ours, theirs in family.keys.items()}
+    for ours, (theirs, words) in family.words.items():
+        values[ours] = next(word for word, group in words.items() if config[theirs] in group)
+    return family, values | family.ours(config)
+
+
+def flat(family, config, where):
+    """Their config.json with the keys of rope_scaling (or the newer rope_parameters) beside the
+    others, all of them under the names of the family's table."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        rope = {"type": rope}
+    nested = [key for key, value in rope.items() if isinstance(value, dict)]
+    if nested:
+        what = f"our model cannot express a rope of its own for {some(nested)}"
+        raise UserError(what, where, "it needs the same rope in all layers")
+    if rope:
+        rope = {"rope_type": rope.get("type")} | rope
+    rope = {family.in_rope.get(key, key): value for key, value in rope.items()}
+
+    # rope_type and factor count only within the rope; the original context first at the top.
+    top = {family.older.get(key, key): value for key, value in config.items()}
+    top = {key: value for key, value in top.items() if key not in ("rope_type", "factor")}
+    original = ROPE_NUMBERS["rope_original"]
+    if top.get(original) is not None:
+        rope[original] = top[original]
+    both = top | rope
+    return {key: value for key, value in both.items() if value is not None or key in NULL}
+
+
+def check_types(family, config, where):
+    """Give absent keys their defaults, and refuse values of the wrong type or range."""
+    expected = dict.fromkeys(family.keys.values(), int) | family.defaults
+    if "rope_scaling" in family.words:
+        for number in READS.get(str(config.get("rope_type")), []):
+            expected[ROPE_NUMBERS[number]] = float if number == "rope_factor" else None
+    for key, default in expected.items():
+        if isinstance(default, type) and key not in config:
+            fix = "is this the config.json of a Hugging Face model?"
+            raise UserError(f"{key} is missing", where, fix)
+        kind = default if isinstance(default, type) else type(default)
+        if default is None:
+            kind = int
+        value = config.setdefault(key, default)
+        if value is not None and not fits(value, kind):
+            raise UserError(f"{key} is {short(value)}", where, f"it must be {KINDS[kind]}")
+
+    # As transformers has it: without the context before scaling it is the model's own.
+    original, context = ROPE_NUMBERS["rope_original"], family.keys["block_size"]
+    if original in expected and config[original] is None:
+        config[original] = config[context]
+
+
+def fits(value, kind):
+    """Whether a value is of type `kind` and, if it is a number, positive and finite."""
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        return False
+    return kind not in (int, float) or 0 < value <= (2**63 if kind is int else LARGEST)
+
+
+def check_expressible(family, config, where):
+    """Refuse values under which our model is not the same function."""
+    needed = {}
+    for theirs, words in family.words.values():
+        needed[theirs] = [word for group in words.values() for word in group]
+    needed |= family.must(config) | {"quantization_config": (None,)}
+    for key, fitting in needed.items():
+        if config.get(key, fitting[0]) not in fitting:
+            what = f"our model cannot express {key}={short(config[key])}"
+            raise UserError(what, where, f"it needs {' or '.join(map(repr, fitting))} there")
+
+
+def simplest(values):
+    """(word, values) for configure: a readable model's if all parts are that model's."""
+    word = "gpt2" if values["norm"] == "layernorm" else "llama"
+    own = {field.name for field in fields(CORNERS[word][0])}
+    usual = USUAL | ARCH[word]
+    usual["mlp_width"] = 4 * values["n_embd"] if word == "gpt2" else values["mlp_width"]
+    if any(usual[key] != value for key, value in values.items() if key not in own):
+        return word, {key: value for key, value in values.items() if key not in idle(values)}
+
+    kept = {key: value for key, value in values.items() if key in own}
+    if word == "gpt2":
+        return word, kept | {"bias": values["bias"] == "all"}
+    return word, kept | llama_width(values["mlp_width"], values["n_embd"])
+
+
+def llama_width(width, n_embd):
+    """The keys that give a LLaMA's MLP exactly `width` features. Ours is int(multiplier *
+    int(8C/3)): the 0.5 keeps rounding from missing it by one."""
+    return {"multiple_of": 1, "ffn_dim_multiplier": (width + 0.5) / int(8 * n_embd / 3)}
