@@ -1,4 +1,5 @@
-"""bench/report.py on synthetic sweeps: it says what the rows say, its page needs nothing but itself, and nothing breaks where rows are few."""
+"""bench/report.py on synthetic sweeps: it says what the rows say, its page needs nothing but
+itself, and nothing breaks where rows are few."""
 
 import html.parser
 import json
@@ -17,7 +18,8 @@ FEW = {"effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1}, "failed": (), 
 
 
 class Page(html.parser.HTMLParser):
-    """Checks that tags close in order; collects the cells of tables and whatever would be fetched."""
+    """Checks that tags close in order; collects the cells of tables and whatever would be
+    fetched."""
 
     VOID = {"meta", "br", "img", "path", "use"}
 

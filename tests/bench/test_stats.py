@@ -1,5 +1,5 @@
-"""bench/stats.py against simulated sweeps whose truth is known. A simulation of a wrong statistic stands beside the right one, so
-that the check is seen to tell them apart."""
+"""bench/stats.py against simulated sweeps whose truth is known. A simulation of a wrong statistic
+stands beside the right one, so that the check is seen to tell them apart."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,8 @@ from helpers.sweeps import make_sweep
 
 @pytest.fixture(autouse=True)
 def no_collection(monkeypatch):
-    """multipletests collects garbage at each call: a tenth of a second, in simulations a thousand times over."""
+    """multipletests collects garbage at each call: a tenth of a second, in simulations a thousand
+    times over."""
     monkeypatch.setattr("gc.collect", lambda *_: 0)
 
 
@@ -24,7 +25,8 @@ def analyse(sweep, rows, costs=None, measure=None):
 
 
 def sweeps(n, arms=7, number=1000, seed=0, effect=0.0, sds=1.0, base_sd=1.0):
-    """Losses (arm, base) [n, number, arms] of simulated sweeps; the arms of a sweep share its base and the weather of a seed."""
+    """Losses (arm, base) [n, number, arms] of simulated sweeps; the arms of a sweep share its base
+    and the weather of a seed."""
     random = np.random.default_rng(seed)
     weather, base = random.normal(0, 1, (n, number, 1)), random.normal(0, base_sd, (n, number, 1))
     return weather + random.normal(0, 1, (n, number, arms)) * sds + effect, np.broadcast_to(
@@ -33,7 +35,8 @@ def sweeps(n, arms=7, number=1000, seed=0, effect=0.0, sds=1.0, base_sd=1.0):
 
 
 def words(x, base, margin, looks):
-    """What each arm of each sweep is called, [number, arms], when an arm gets no more seeds once it is decided."""
+    """What each arm of each sweep is called, [number, arms], when an arm gets no more seeds once it
+    is decided."""
     test = stats.compare(x, base, margin, looks, len(looks))
     return np.array(
         [stats.judge(*parts)[0] for parts in zip(test["p_differ"], test["p_tie"], test["mean"])]

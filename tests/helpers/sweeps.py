@@ -1,4 +1,5 @@
-"""A sweep folder that nothing trained: losses drawn from a fixed seed around planted effects, in the form that bench/ablate.py writes."""
+"""A sweep folder that nothing trained: losses drawn from a fixed seed around planted effects, in
+the form that bench/ablate.py writes."""
 
 import json
 from pathlib import Path
@@ -28,8 +29,9 @@ CHANGES = {
     "post": {"block": "post"},
 }
 SAMPLE = (
-    "ROMEO:\nWhat say you, sir? the {arm} hath not the means\nTo hold a line of <such> & heavy breath,\nAnd yet the king is come: be still, my lord.\n\n"
-    "DUKE VINCENTIO:\nI know you well; and therefore hold your peace.\n"
+    "ROMEO:\nWhat say you, sir? the {arm} hath not the means\nTo hold a line of <such> & heavy"
+    " breath,\nAnd yet the king is come: be still, my lord.\n\nDUKE VINCENTIO:\nI know you well;"
+    " and therefore hold your peace.\n"
 )
 
 
@@ -46,7 +48,8 @@ def make_sweep(
     curve_points=21,
     **changed,
 ):
-    """Write OUT and return (sweep, rows, costs by arm). `changed` overrides keys of sweep.json; `arms` adds to its arms."""
+    """Write OUT and return (sweep, rows, costs by arm). `changed` overrides keys of sweep.json;
+    `arms` adds to its arms."""
     random, out = np.random.default_rng(7), Path(out)
     out.mkdir(parents=True, exist_ok=True)
     planned = {

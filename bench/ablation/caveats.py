@@ -1,0 +1,303 @@
+"""What a reader of a sweep must know before believing it: a table of conditions and sentences."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.ablation.significance import ALPHA
+from bench.ablation.stats import Analysis, Runs, listed
+
+DIFFERENT_BATCHES = {"batch_size", "block_size", "gradient_accumulation_steps"}
+
+
+@dataclass
+class Case:
+    """What the conditions look at."""
+
+    sweep: dict
+    runs: Runs
+    costs: dict  # arm -> row of costs.jsonl, of any code
+    analysis: Analysis
+
+    def __post_init__(self):
+        self.arms, self.base = self.sweep["arms"], self.sweep["base"]
+        self.floor, self.visible = self.analysis.floor, self.analysis.visible
+        self.margin = self.analysis.margin
+        self.compared = [verdict for verdict in self.analysis.verdicts if verdict.word != "noise"]
+        self.n = max((len(verdict.seeds) for verdict in self.compared), default=0)
+        self.flip_floor = 2 / 2 ** max(self.n, 1)  # the smallest p-value of n sign flips
+        self.base_runs = len(self.runs.done[self.base])
+        self.number_of_looks = len(self.sweep["looks"])
+        self.alpha = ALPHA
+        self.looks = listed(map(str, sorted(self.sweep["looks"])))
+        self.failed = counted(self.runs.failed, "failed run")
+        self.stale = counted(self.runs.stale, "stale row")
+
+    def paid(self):
+        """The costs of this sweep's arms."""
+        return {arm: cost for arm, cost in self.costs.items() if arm in self.arms}
+
+
+# --- conditions: each returns what its sentence calls {found}, or a falsy value
+
+
+def failed_runs(case):
+    seeds = {}
+    for row in case.runs.failed:
+        reason = row.get("reason") or "no reason given"
+        seeds.setdefault((row["arm"], reason), []).append(str(row["seed"]))
+    return [f"{arm} seed {' '.join(some)} ({reason})" for (arm, reason), some in seeds.items()]
+
+
+def stale_rows(case):
+    return [f"{row['arm']} seed {row['seed']}" for row in case.runs.stale]
+
+
+def too_few_seeds(case):
+    return case.visible and (case.n < 5 or case.visible > 3 * (case.margin or 0))
+
+
+def floor_differs(case):
+    return case.floor and case.floor.seeds and case.floor.p <= ALPHA
+
+
+def pairing_is_useless(case):
+    return case.floor and len(case.floor.seeds) > 2 and case.floor.correlation < 0.1
+
+
+def wide_arms(case):
+    base_sd = case.analysis.base_sd
+    return [
+        f"{verdict.arm} (sd {verdict.loss_sd:.4f}, base {base_sd:.4f})"
+        for verdict in case.compared
+        if len(verdict.seeds) > 2 and verdict.loss_sd > 2 * base_sd
+    ]
+
+
+def overfitted_arms(case):
+    found = []
+    for arm, done in case.runs.done.items():
+        if not done:
+            continue
+        gaps = [row["final_val_loss"] - row["best_val_loss"] for row in done.values()]
+        places = [row["best_step"] / (row["curve"][-1][0] or 1) for row in done.values()]
+        gap, place = np.mean(gaps), np.mean(places)
+        if gap > 0.01 and place < 0.8:
+            found.append(f"{arm} (at {place:.0%} of its steps; its final loss is {gap:.3f} higher)")
+    return found
+
+
+def learning_rates_at_the_edge(case):
+    grid = case.sweep["lr_grid"]
+    if len(grid) < 2:
+        return []
+    chosen = case.sweep["chosen_lr"].items()
+    return [f"{arm} ({lr:g} x)" for arm, lr in chosen if lr in (min(grid), max(grid))]
+
+
+def unmatched_arms(case):
+    if case.sweep["match"] == "none":
+        return []
+    matches = {arm: facts["match"] for arm, facts in case.arms.items() if facts.get("match")}
+    return [
+        f"{arm} ({match['residual_percent']:+.2f} %)"
+        for arm, match in matches.items()
+        if abs(match["residual_percent"]) > 0.5
+    ]
+
+
+def several_machines(case):
+    rows = (row for done in case.runs.done.values() for row in done.values())
+    return more_than_one({row["hardware"] for row in rows})
+
+
+def pairs_across_machines(case):
+    found = []
+    for verdict in case.compared:
+        if verdict.interaction:
+            continue
+        runs, references = case.runs.done[verdict.arm], case.runs.done[verdict.against]
+        for seed in verdict.seeds:
+            if runs[seed]["hardware"] != references[seed]["hardware"]:
+                found.append(f"{verdict.arm} seed {seed}")
+    return found
+
+
+def costs_of_other_code(case):
+    code = case.sweep["code_hash"]
+    paid = case.paid()
+    return [arm for arm in case.arms if arm in paid and paid[arm]["code_hash"] != code]
+
+
+def costs_missing(case):
+    return [arm for arm in case.arms if arm not in case.costs and case.runs.done.get(arm)]
+
+
+def costs_from_several_machines(case):
+    return more_than_one({cost["hardware"] for cost in case.paid().values()})
+
+
+def peak_memory_is_computed(case):
+    return any(cost.get("peak_memory") == "closed form" for cost in case.paid().values())
+
+
+def base_timed_differently(case):
+    """By how much the step time of the base's second copy differs from the base's."""
+    times = {arm: cost.get("milliseconds_per_step") for arm, cost in case.paid().items()}
+    for arm, facts in case.arms.items():
+        if facts.get("again") and times.get(arm) and times.get(case.base):
+            apart = times[arm]["median"] / times[case.base]["median"] - 1
+            return f"{apart:+.0%}" if abs(apart) > 0.01 else None
+    return None
+
+
+def timed_on_a_busy_machine(case):
+    paid = case.paid()
+    return [
+        arm
+        for arm in case.arms
+        if arm in paid and paid[arm].get("load_average", 0) > 0.5 * paid[arm].get("threads", 1)
+    ]
+
+
+def other_batches(case):
+    return [arm for arm, facts in case.arms.items() if DIFFERENT_BATCHES & facts["changes"].keys()]
+
+
+def counted(things, word):
+    return f"{len(things)} {word}{'s' * (len(things) > 1)}"
+
+
+def more_than_one(words):
+    return sorted(words) if len(words) > 1 else []
+
+
+# --- the table, most weighty first
+
+
+CAVEATS = (
+    (
+        failed_runs,
+        "{case.failed}: {found}. No mean includes them. If an arm fails on its"
+        " bad seeds, the seeds that remain make it look better than it is.",
+    ),
+    (
+        stale_rows,
+        "{case.stale} left out: {found}. A stale row was made with other code, another"
+        " configuration or another learning rate than this sweep's.",
+    ),
+    (lambda case: case.n == 1, "With one seed there is no interval and no verdict."),
+    (
+        too_few_seeds,
+        "There are too few seeds: {case.n} seeds, with the spread of differences measured here,"
+        " find an effect of about {case.visible:.3f} nats in 80 of 100 sweeps, and smaller ones"
+        " less often.",
+    ),
+    (
+        lambda case: 1 < case.n < 6,
+        "The sign-flip p-value cannot fall below {case.flip_floor:.3g} with {case.n} seeds, so it"
+        " cannot reach {case.alpha}. The verdicts rest on the t test, which assumes differences"
+        " that are close to normal.",
+    ),
+    (
+        lambda case: case.floor is None,
+        "The sweep has no second copy of the base, so nothing here shows how much the base differs"
+        " from itself.",
+    ),
+    (
+        floor_differs,
+        "The base differs from its second copy by {case.floor.mean:+.4f} (p = {case.floor.p:.3f})."
+        " Chance does this in one sweep of twenty; suspect a fault in the setup.",
+    ),
+    (
+        pairing_is_useless,
+        "Pairing by seed gains nothing here: the losses of runs on the same data in the same order"
+        " have a correlation of {case.floor.correlation:+.2f}.",
+    ),
+    (wide_arms, "These arms spread over seeds more than twice as much as the base: {found}."),
+    (
+        overfitted_arms,
+        "These arms overfit, so their best loss comes long before the end: {found}. The final loss"
+        " then ranks arms by how much they overfit; read the best loss too.",
+    ),
+    (
+        lambda case: case.analysis.measure == "best_val_loss",
+        "The best loss is chosen on the split that it is reported on, so every arm looks slightly"
+        " better than it is.",
+    ),
+    (
+        lambda case: len(case.sweep["lr_grid"]) < 2,
+        "Learning rates were not re-tuned: every arm trains at the base's learning rate, which"
+        " favours the arms that it suits.",
+    ),
+    (
+        learning_rates_at_the_edge,
+        "The best learning rate is at the edge of the grid, so a better one may lie outside:"
+        " {found}.",
+    ),
+    (
+        lambda case: len(case.sweep["lr_grid"]) > 1 and not case.sweep["chosen_lr"],
+        "No learning rate has been chosen yet; the rows are at the base's learning rate.",
+    ),
+    (
+        unmatched_arms,
+        "These arms do not match the base in {case.sweep[match]} within 0.5 %: {found}.",
+    ),
+    (
+        lambda case: case.sweep["match"] == "none",
+        "Nothing was matched: the arms differ in parameters and in compute.",
+    ),
+    (several_machines, "The runs are from different hardware: {found}."),
+    (pairs_across_machines, "The two runs of these pairs are from different hardware: {found}."),
+    (
+        costs_of_other_code,
+        "The costs of these arms were measured on other code than the sweep's, so the report leaves"
+        " them out: {found}.",
+    ),
+    (costs_missing, "The costs of these arms were not measured: {found}."),
+    (
+        costs_from_several_machines,
+        "The costs are from different hardware, so they cannot be compared: {found}.",
+    ),
+    (
+        peak_memory_is_computed,
+        "Peak memory is computed in closed form on this device, not measured.",
+    ),
+    (
+        base_timed_differently,
+        "The base and its second copy are the same model, but their times per step differ by"
+        " {found}. No time here is more certain than that; the verdicts at equal time take times"
+        " as exact.",
+    ),
+    (
+        timed_on_a_busy_machine,
+        "The machine was busy while the costs were timed, so speeds and verdicts at equal time are"
+        " uncertain: {found}.",
+    ),
+    (
+        other_batches,
+        "These arms are not paired batch by batch and may see another number of tokens: {found}.",
+    ),
+    (
+        lambda case: case.sweep["margin"] is None and case.margin > 0,
+        "The margin of a tie ({case.margin:.4f} nats) is one standard deviation of the base's runs,"
+        " itself uncertain with {case.base_runs} of them.",
+    ),
+    (
+        lambda case: case.number_of_looks > 1,
+        "The sweep may stop early. It decides at {case.looks} seeds, and each p-value is"
+        " multiplied by the number of planned looks, {case.number_of_looks} (Bonferroni).",
+    ),
+)
+
+
+def caveats(sweep, runs, costs, analysis):
+    """[sentence] of the conditions that hold for a sweep, most weighty first."""
+    case = Case(sweep, runs, costs, analysis)
+    sentences = []
+    for condition, sentence in CAVEATS:
+        found = condition(case)
+        if found:
+            words = listed(found) if isinstance(found, list) else found
+            sentences.append(sentence.format(case=case, found=words))
+    return sentences

@@ -1,0 +1,18 @@
+// A click on a heading sorts its column: by number where there are numbers, once more for the other way round; empty cells last.
+for (const table of document.querySelectorAll("table")) table.querySelectorAll("thead th").forEach((head, column) => head.addEventListener("click", () => {
+  const down = head.getAttribute("aria-sort") === "ascending" ? -1 : 1, body = table.tBodies[0];
+  const key = row => { const cell = row.cells[column]; return cell.dataset.key !== undefined ? +cell.dataset.key : column ? NaN : cell.textContent; };
+  const order = (a, b) => typeof a === "string" ? down * a.localeCompare(b) : isNaN(a) - isNaN(b) || down * (a - b) || 0;
+  [...body.rows].sort((a, b) => order(key(a), key(b))).forEach(row => body.append(row));
+  table.querySelectorAll("th[aria-sort]").forEach(other => other.removeAttribute("aria-sort"));
+  head.setAttribute("aria-sort", down > 0 ? "ascending" : "descending");
+}));
+// The tips of the plots at once, and on a touch screen too.
+const tip = document.getElementById("tip");
+for (const mark of document.querySelectorAll("svg .tip")) {
+  const title = mark.querySelector("title"), words = title.textContent;
+  const show = event => { tip.textContent = words; title.textContent = ""; tip.style.display = "block";
+    tip.style.left = Math.max(4, Math.min(event.pageX + 12, document.documentElement.clientWidth - tip.offsetWidth - 8)) + "px"; tip.style.top = event.pageY + 14 + "px"; };
+  const hide = () => { tip.style.display = "none"; title.textContent = words; };
+  mark.addEventListener("pointerenter", show); mark.addEventListener("pointermove", show); mark.addEventListener("pointerleave", hide);
+}
