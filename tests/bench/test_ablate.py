@@ -19,12 +19,25 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 import ablate
-from bench.ablation import arms, launch, measure
+from bench.ablation import (
+    arms,
+    designs,
+    launch,
+    measure,
+    outcome,
+    report,
+    settings,
+    source,
+    stats,
+    sweep,
+)
+from bench.ablation.sweep import Sweep
+from bench.ablation.terminal import Progress
 from common.configurator import build
 from common.errors import UserError
 from common.runtime import set_up
 from parts import costs, mlp
-from parts.architectures import ARCH
+from parts.architectures import ARCH, configure, make
 from parts.variant import POSITION
 from prepare import prepare
 from training.run_folder import hold, read_rows
@@ -75,10 +88,10 @@ import sys
 from types import SimpleNamespace
 sys.path[:0] = [{root!r}, {root!r} + "/bench"]
 import ablate, bench.ablation
-from bench.ablation import launch, measure
+from bench.ablation import launch, measure, outcome
 from common.errors import run
 measure.ROUNDS, launch.POLL = 1, 0.02
-measure.beyond = lambda job: {{"extrapolation": {{}}, "sample": None}}
+outcome.measure_trained = lambda job: {{"extrapolation": {{}}, "sample": None}}
 bench.ablation.report = SimpleNamespace(write=lambda outs: None, table=lambda out: "the table")
 run(lambda argv: ablate.main(argv, {stub!r}))
 """
@@ -106,15 +119,16 @@ def stub(tmp_path_factory):
 @pytest.fixture
 def quick(monkeypatch):
     """A report that is not looked at here, and short measurements."""
-    monkeypatch.setattr(
-        "bench.ablation.report",
-        SimpleNamespace(
-            write=lambda outs: (Path(outs[0]) / "report.md").write_text("report"),
-            table=lambda out: "the table",
-        ),
-    )
+
+    def write(outs):
+        (Path(outs[0]) / "report.md").write_text("report")
+
+    monkeypatch.setattr(report, "write", write)
+    monkeypatch.setattr(report, "table", lambda out: "the table")
     monkeypatch.setattr(measure, "ROUNDS", 1)
-    monkeypatch.setattr(measure, "beyond", lambda job: {"extrapolation": {}, "sample": None})
+    monkeypatch.setattr(
+        outcome, "measure_trained", lambda job: {"extrapolation": {}, "sample": None}
+    )
     monkeypatch.setattr(launch, "POLL", 0.02)
 
 
@@ -164,7 +178,9 @@ def losses(out):
 def names(base={}, **config):
     return {
         found.name: found
-        for found in arms.enumerate_arms(build(arms.AblateConfig, config), {"model": "gpt2"} | base)
+        for found in designs.enumerate_arms(
+            build(settings.AblateConfig, config), {"model": "gpt2"} | base
+        )
     }
 
 
@@ -220,9 +236,9 @@ def test_ladder_goes_from_one_corner_to_the_other():
     ]
     assert [each.against for each in found[1:]] == [each.name for each in found[:-1]]
     sizes = {"model": "gpt2", "n_head": 2, "n_embd": 32}
-    assert measure.variant_config(
+    assert settings.variant_config(
         arms.with_changes(sizes, found[-2].changes)
-    ) == measure.variant_config(sizes | {"model": "llama"})
+    ) == settings.variant_config(sizes | {"model": "llama"})
     assert found[-1].changes == found[-2].changes | {"n_kv_head": 1}
 
 
@@ -238,15 +254,15 @@ def test_ladder_goes_from_one_corner_to_the_other():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_shipped_sweep_is_valid(path, device):
     """Its arms are accepted and matched, on a CPU and for a GPU (read as on a login node, which has none)."""
-    config, base = arms.read([str(path), f"--device={device}", "--emit=slurm"], "")
-    found = {each.name: each for each in arms.enumerate_arms(config, base)}
+    config, base = settings.read([str(path), f"--device={device}", "--emit=slurm"], "")
+    found = {each.name: each for each in designs.enumerate_arms(config, base)}
     for each in found.values():
         arms.check_arm(each, base | {"device": "cpu"})
         arms.match_arm(each, found["base"], config.match, 65)
     assert (
         len(found) > 6
-        and config.question != arms.AblateConfig.question
-        and config.out_dir != arms.AblateConfig.out_dir
+        and config.question != settings.AblateConfig.question
+        and config.out_dir != settings.AblateConfig.out_dir
     )
 
 
@@ -325,7 +341,7 @@ def test_a_dead_switch_stops_the_sweep_by_name(
 
 def test_every_word_bites_and_so_do_keys_of_training(data_dir, tmp_path):
     """No arm that the dictionaries offer is refused; optimizer, dropout and rate bite in training alone."""
-    base = arms.read(arguments(data_dir, tmp_path, "--axis=norm"), "")[1]
+    base = settings.read(arguments(data_dir, tmp_path, "--axis=norm"), "")[1]
     for config in (
         *(dict(axis=axis) for axis in ("position", "norm", "mlp", "block", "qk_norm")),
         dict(design="archs"),
@@ -345,16 +361,16 @@ def test_every_word_bites_and_so_do_keys_of_training(data_dir, tmp_path):
 @pytest.mark.parametrize("config", [dict(design="leave_one_in"), dict(design="archs")], ids=str)
 @pytest.mark.parametrize("kind", ["params", "flops"])
 def test_matched_arms_cost_what_the_base_does(data_dir, tmp_path, config, kind):
-    base = arms.read(arguments(data_dir, tmp_path, "--axis=norm", "--n_embd=64", "--n_head=4"), "")[
-        1
-    ]
+    base = settings.read(
+        arguments(data_dir, tmp_path, "--axis=norm", "--n_embd=64", "--n_head=4"), ""
+    )[1]
     found = names(base, **config)
     cost = {"params": costs.parameters, "flops": lambda c: costs.flops_per_token(c, 16)}[kind]
     for each in found.values():
         arms.check_arm(each, base)
         arms.match_arm(each, found["base"], kind, 29)
         c, b = (
-            measure.variant_config(values | {"vocab_size": 29}) for values in (each.values, base)
+            settings.variant_config(values | {"vocab_size": 29}) for values in (each.values, base)
         )
         assert abs(cost(c) / cost(b) - 1) <= 0.005, each.name
         assert (each.match is None) == (each.name in ("base", "base again"))
@@ -365,7 +381,7 @@ def test_matched_arms_cost_what_the_base_does(data_dir, tmp_path, config, kind):
 
 
 def test_matched_in_time_is_matched_in_steps(data_dir, tmp_path):
-    base = arms.read(arguments(data_dir, tmp_path, "--axis=norm", "--max_iters=100"), "")[1]
+    base = settings.read(arguments(data_dir, tmp_path, "--axis=norm", "--max_iters=100"), "")[1]
     found = names(base, arms=dict(slow=dict(norm="rmsnorm")))
     for each in found.values():
         arms.check_arm(each, base)
@@ -378,7 +394,7 @@ def test_matched_in_time_is_matched_in_steps(data_dir, tmp_path):
 
 def test_the_hash_of_the_code_ignores_comments_alone():
     def of(text):
-        return launch.digest(arms.plain(ast.parse(text)))
+        return source.digest(source.without_docstrings(ast.parse(text)))
 
     plain = of("def f(x):\n    return x + 1\n")
     assert plain == of(
@@ -502,7 +518,7 @@ def test_a_budget_goes_to_the_arms_that_are_undecided(
         asked.append(max(row["seed"] for row in rows) + 1)
         return {"gelu_erf": 3} if asked[-1] < 4 else {}
 
-    monkeypatch.setattr("bench.ablation.stats", SimpleNamespace(undecided=undecided))
+    monkeypatch.setattr(stats, "undecided", undecided)
     assert (
         ablate.main(
             arguments(
@@ -536,7 +552,7 @@ def test_the_budget_is_kept(data_dir, tmp_path, quick, stub, monkeypatch, capsys
             )
         return [("rope", None)]
 
-    monkeypatch.setattr("bench.ablation.stats", SimpleNamespace(undecided=undecided))
+    monkeypatch.setattr(stats, "undecided", undecided)
     assert (
         ablate.main(
             arguments(
@@ -560,7 +576,7 @@ def test_stale_rows_are_not_mixed_in(data_dir, tmp_path, quick, stub, monkeypatc
     out, what = tmp_path / "out", [arm(rope=dict(position="rope")), "--seeds=1", "--again=False"]
     ablate.main(arguments(data_dir, out, *what), stub)
     first = rows_of(out)
-    monkeypatch.setattr(ablate, "code_hash", lambda: "another")
+    monkeypatch.setattr(sweep, "code_hash", lambda: "another")
     assert ablate.main(arguments(data_dir, out, *what), stub) == 0
     assert "2 rows here are of other code or another configuration" in capsys.readouterr().out
     assert {row["code_hash"] for row in rows_of(out).values()} == {"another"} and len(
@@ -590,7 +606,7 @@ def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, cap
     printed = capsys.readouterr().out
     assert (
         not out.exists()
-        and "7 arms, 0 runs to choose rates, 21 to report; 2 at a time: about" in printed
+        and "7 arms, 0 runs to choose learning rates, 21 to report; 2 at a time: about" in printed
     )
     assert (
         sum(line.startswith("python ") and "--data_seed=" in line for line in printed.splitlines())
@@ -704,27 +720,34 @@ def test_the_table_on_a_terminal_is_redrawn(capsys):
         rows={},
         arms={"rope": None},
         predicted={"rope": 10.0},
-        places=[0],
+        slots=[(None, 1)],
         config=SimpleNamespace(metric="final_val_loss"),
     )
-    table = ablate.Table(sweep, jobs, terminal=True)
-    sweep.rows[jobs[0].key] = row
-    table.show(jobs[0], row)
-    first = capsys.readouterr().out
-    assert (
-        "1/2" in first and "1.5000" in first and "1.2500" in first and "20 s" in first
-    )  # what it took beside its prediction
-    table.show(jobs[0], row)
-    assert capsys.readouterr().out.startswith("\x1b[3F")
+    with Progress(sweep, jobs, terminal=True) as progress:
+        sweep.rows[jobs[0].key] = row
+        capsys.readouterr()
+        progress.show(jobs[0], row)
+        first = capsys.readouterr().out
+        # 20 s: what the first run took, and not the 10 s that were predicted
+        for words in ("1/2", "1.5000", "1.2500", "20 s"):
+            assert words in first
+        progress.show(jobs[0], row)
+        lines_up = capsys.readouterr().out.count("\x1b[1A")
+        assert lines_up == len(first.splitlines()) - 1 > 2
 
 
 def test_workers_share_cores_and_gpus(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert launch.slots(4, "cpu") == [(None, 2)] * 4 and launch.slots(None, "cpu") == [(None, 8)]
+    assert launch.worker_slots(4, "cpu") == [(None, 2)] * 4 and launch.worker_slots(
+        None, "cpu"
+    ) == [(None, 8)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert launch.slots(4, "cuda") == [("2", 2), ("5", 2), ("2", 2), ("5", 2)] and launch.slots(
-        None, "cuda:1"
-    ) == [("5", 8)]
+    assert launch.worker_slots(4, "cuda") == [
+        ("2", 2),
+        ("5", 2),
+        ("2", 2),
+        ("5", 2),
+    ] and launch.worker_slots(None, "cuda:1") == [("5", 8)]
 
 
 def test_ray_runs_a_sweep_on_two_nodes(data_dir, tmp_path, quick, stub, monkeypatch):
@@ -814,10 +837,10 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
         model="llama", n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=11, multiple_of=8
     )
     tokens, runtime = np.random.default_rng(0).integers(0, 11, 400), set_up("cpu", "float32")
-    model = measure.make_model(values).eval()
+    model = make(configure(values)).eval()
     for p in model.parameters():
         torch.nn.init.normal_(p, 0, 0.5)
-    found = measure.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
+    found = outcome.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
     ends = np.unique(np.linspace(64, 399, 8).astype(int))
     for n in (1, 4):
         each = [
@@ -828,12 +851,11 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
             for end in ends
         ]
         assert found[str(n)] == pytest.approx(sum(each) / len(each), abs=1e-5)
-    learned = measure.make_model(
-        {key: value for key, value in values.items() if key != "multiple_of"} | {"model": "gpt2"}
-    ).eval()
+    del values["multiple_of"]
+    learned = make(configure(values | {"model": "gpt2"})).eval()
     assert [
-        value is None for value in measure.extrapolation(learned, tokens, runtime).values()
+        value is None for value in outcome.extrapolation(learned, tokens, runtime).values()
     ] == [False, True, True, True]
     assert (
-        measure.extrapolation(model, tokens[:20], runtime)["8"] is None
+        outcome.extrapolation(model, tokens[:20], runtime)["8"] is None
     )  # a text too short for it
