@@ -35,9 +35,7 @@ class AblateConfig:
     archs: list | None = None  # architectures of design archs; None: all
     match: Literal["params", "flops", "time", "none"] = "params"  # what each arm and the base share
     again: bool = True  # run the base a second time from other weights: the effect of chance alone
-    seeds: PositiveInt = (
-        3  # pairs of runs reported for each arm; with a budget: before the first look
-    )
+    seeds: PositiveInt = 3  # pairs of runs to report for each arm; with a budget: at the first look
     budget: str | None = None  # 90s, 15m, 2h: spend this time on more seeds for undecided arms
     lr_grid: list | None = None  # multiples of the learning rate to choose from; None: not tuned
     tune_seeds: PositiveInt = 2  # runs for each point of lr_grid, on seeds that are not reported

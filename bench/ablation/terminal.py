@@ -16,14 +16,13 @@ def format_duration(seconds):
 
 
 def make_table(names, **options):
-    """A table of rich without lines around it: the first column is text, the others are numbers."""
-    from rich import box
+    """A table of rich without lines: the first column is text, the others are numbers."""
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), **options)
-    table.add_column(names[0], overflow="fold")
+    table = Table(box=None, padding=(0, 1, 0, 0), **options)
+    table.add_column(names[0], no_wrap=True, min_width=14)
     for name in names[1:]:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
@@ -56,12 +55,13 @@ def changes_table(sweep):
 
 def costs_table(sweep):
     """What the arms cost: in closed form, and as it was timed here."""
-    names = ["arm", "parameters", "match", "MFLOP/ token", "KV bytes", "ms/ step", "decode ms"]
-    table = make_table([*names, "a run"])
+    names = ["arm", "a run", "parameters", "match", "MFLOP", "KV bytes", "ms/step", "decode ms"]
+    caption = "MFLOP, KV bytes and decode ms are per token"
+    table = make_table(names, caption=caption, caption_justify="left")
     for name, arm in sweep.arms.items():
         row = sweep.costs.get(name)
-        cells = [""] * (len(names) - 1) if row is None else cost_cells(arm, row)
-        table.add_row(name, *cells, format_duration(sweep.predicted[name]))
+        cells = cost_cells(arm, row) if row else []
+        table.add_row(name, format_duration(sweep.predicted[name]), *cells)
     return table
 
 

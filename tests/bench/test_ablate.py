@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
 import ablate
+import train
 from bench.ablation import (
     arms,
     designs,
@@ -31,10 +30,11 @@ from bench.ablation import (
     stats,
     sweep,
 )
-from bench.ablation.sweep import Sweep
 from bench.ablation.terminal import Progress
+from common import runtime
 from common.configurator import build
 from common.errors import UserError
+from common.files import ROOT
 from common.runtime import set_up
 from parts import costs, mlp
 from parts.architectures import ARCH, configure, make
@@ -408,6 +408,114 @@ def test_the_hash_of_the_code_ignores_comments_alone():
     assert of("x = 'a'") != of("x = 'b'")
 
 
+def test_the_hash_of_the_code_covers_all_rooms_that_train_reaches():
+    found = source.sources()
+    code = "import sys, train; print(*(m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    loaded = {Path(file).relative_to(ROOT) for file in done.stdout.split() if str(ROOT) in file}
+    loaded = {file.as_posix() for file in loaded if ".venv" not in file.parts}
+    assert len(loaded) > 25 and loaded <= found.keys()
+    assert {
+        "train.py",
+        "model.py",
+        "model_llama.py",
+        "training/__init__.py",
+        "training/optim.py",
+        "tokens/batches.py",
+        "parts/attention.py",
+    } <= found.keys()
+    assert not any(file.startswith(("bench/", "tests/")) for file in found)
+
+
+def test_the_hash_of_the_code_follows_dotted_and_lazy_imports(tmp_path, monkeypatch):
+    files = {
+        "train.py": "from room import part\n\ndef late():\n    import other.lazy\n    import numpy\n",
+        "room/__init__.py": "",
+        "room/part.py": "RATE = 1  # a comment\n",
+        "other/__init__.py": "",
+        "other/lazy.py": "X = 1\n",
+        "alone.py": "X = 1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(source, "ROOT", tmp_path)
+    assert source.sources().keys() == files.keys() - {"alone.py"}
+    plain = source.code_hash()
+
+    def changed(name, text):
+        (tmp_path / name).write_text(text)
+        found = source.code_hash() != plain
+        (tmp_path / name).write_text(files[name])
+        return found
+
+    for name in ("room/part.py", "other/lazy.py", "room/__init__.py", "train.py"):
+        assert changed(name, files[name] + "Y = 2\n"), name
+    assert changed("room/part.py", "RATE = 2\n")
+    assert not changed("room/part.py", '"""A docstring."""\nRATE = 1  # another comment\n')
+    assert not changed("alone.py", "X = 2\n")
+
+
+def test_a_constant_of_the_optimizer_changes_the_hash_and_a_comment_does_not(tmp_path, monkeypatch):
+    for file in source.sources():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text((ROOT / file).read_text(encoding="utf-8"), encoding="utf-8")
+    before = source.code_hash()
+    monkeypatch.setattr(source, "ROOT", tmp_path)
+    assert source.code_hash() == before
+    optim = tmp_path / "training" / "optim.py"
+    text = optim.read_text(encoding="utf-8")
+    optim.write_text(text + "# a comment\n", encoding="utf-8")
+    assert source.code_hash() == before
+    assert "0.5 * (1 + math.cos" in text
+    optim.write_text(text.replace("0.5 * (1 + math.cos", "0.6 * (1 + math.cos"), encoding="utf-8")
+    assert source.code_hash() != before
+
+
+# ---------------------------------------------------------------- compiling and timing
+
+
+def test_compile_is_settled_once_by_the_whole_work_of_the_base(data_dir, tmp_path, monkeypatch):
+    """All arms get what train.py would choose for the base, of which gradient accumulation is a part."""
+    rope = arm(rope=dict(position="rope", n_layer=4))
+
+    def settled(*more):
+        found = sweep.Sweep(arguments(data_dir, tmp_path, rope, "--match=none", *more), "")
+        return {each.values["compile"] for each in found.arms.values()}
+
+    work = 6 * 27e3 * 4 * 16 * 4  # operations: parameters, batch, context, steps
+    monkeypatch.setattr(runtime, "COMPILE_PAYS", 2 * work)
+    monkeypatch.setattr(runtime.shutil, "which", lambda name: name)
+    assert settled() == {False}
+    assert settled("--gradient_accumulation_steps=8") == {True}
+    assert settled("--gradient_accumulation_steps=8", "--compile=False") == {False}
+
+
+def test_an_arm_is_timed_by_steps_of_a_real_run(data_dir, tmp_path, monkeypatch):
+    """The probe's losses are those that train.py logs for the same values: its data, its seeds, its
+    learning rates."""
+    what = arguments(data_dir, tmp_path / "sweep", "--axis=norm", "--gradient_accumulation_steps=2")
+    found = sweep.Sweep([*what, "--compile=False", "--dropout=0.1"], "")
+    values = found.run_values(found.arms["base"]) | {"seed": 5, "data_seed": 7, "log_interval": 1}
+    losses, train_step = [], train.train_step
+
+    def step(run):
+        losses.append(train_step(run)[0])
+        return losses[-1], 0.0
+
+    monkeypatch.setattr(train, "train_step", step)
+    probe = measure.Probe(values)
+    assert all(probe.step() > 0 for _ in range(4))
+    assert probe.evaluate() > 0 and len(probe.decode()) == 7
+    out = tmp_path / "run"
+    monkeypatch.setattr(train, "train_step", train_step)
+    assert train.main(
+        [*(f"--{key}={value}" for key, value in values.items()), f"--out_dir={out}"]
+    ) in (0, None)
+    assert [row["loss"] for row in read_rows(out / "log.jsonl") if "loss" in row] == losses
+    assert not (tmp_path / "sweep").exists()
+
+
 # ---------------------------------------------------------------- sweeps with the stub
 
 
@@ -733,7 +841,7 @@ def test_the_table_on_a_terminal_is_redrawn(capsys):
             assert words in first
         progress.show(jobs[0], row)
         lines_up = capsys.readouterr().out.count("\x1b[1A")
-        assert lines_up == len(first.splitlines()) - 1 > 2
+        assert lines_up == len(first.splitlines()) - 1 == 2
 
 
 def test_workers_share_cores_and_gpus(monkeypatch):
