@@ -1,372 +1,212 @@
-"""
-What ablate.py measures apart from the losses: what each arm costs, arms in turn on a machine that does nothing else,
-and what a trained model does beyond its context, with a sample of its text.
-"""
+"""What each arm costs: its steps are timed, the arms in turn, on a machine that does nothing
+else."""
 
-import functools
-import json
+import contextlib
+import io
 import math
-import shutil
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.checkpoint import checkpoint as recompute
 
 import sample
+import train
+from bench.ablation.settings import variant_config
 from common.configurator import build
 from common.errors import UserError, one_line
-from common.runtime import seed_for, set_up
+from common.runtime import set_up
 from parts import costs
-from parts.architectures import choose
-from parts.variant import VariantConfig
-from tokens.token_files import load_split
-from training.optim import make_optimizers
-from training.run_folder import read_rows
-from training.settings import TrainConfig
-from weights import checkpoint
+from training.settings import TrainConfig, read_config
 
+WARM_UP = 3  # rounds that are not timed
 ROUNDS = 50  # of all arms in turn, fewer where they take long
+EVALUATED = 5  # rounds with an evaluation or with decoding
 SECONDS = 15  # per arm, for all its rounds of training
 DECODED = 32  # tokens written in a round of decoding
-CONTEXTS = (1, 2, 4, 8)  # times the training context
-
-
-def variant_config(values):
-    """The configuration of a run's model with every slot named, also where the run uses a readable model."""
-    return build(
-        VariantConfig,
-        choose(
-            {"arch": values["model"]}
-            | {key: value for key, value in values.items() if value is not None or key != "arch"}
-        )[2],
-    )
-
-
-def make_model(values):
-    config_class, model_class, filled = choose(values)
-    torch.manual_seed(0)
-    return model_class(build(config_class, filled))
 
 
 def quartiles(times):
-    """{"median", "q25", "q75"} in milliseconds of times in seconds."""
-    return dict(
-        zip(
-            ("q25", "median", "q75"),
-            (1000 * np.quantile(times, (0.25, 0.5, 0.75))).round(4).tolist(),
-        )
-    )
+    """{"q25", "median", "q75"} in milliseconds of times in seconds."""
+    found = 1000 * np.quantile(times, (0.25, 0.5, 0.75))
+    return dict(zip(("q25", "median", "q75"), found.round(4).tolist(), strict=True))
 
 
-def wait(device):
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
+def start_run(values):
+    """The run that train.py would make of these values, which include every key that a sweep gives.
+    It writes nothing, and what it prints about itself is dropped."""
+    argv = [f"--{key}={value}" for key, value in values.items()]
+    config, given, _ = read_config([*argv, "--dry_run"], "")
+    runtime = set_up(config.device, config.dtype)
+    with contextlib.redirect_stdout(io.StringIO()):
+        return train.make_run(config, given, None, None, runtime, train.find_data)
 
 
 class Probe:
-    """An arm that takes steps as a run of it would, is evaluated, and writes tokens. Times are in seconds."""
+    """A run of an arm that takes train.py's own steps, is evaluated, and writes tokens. Times are
+    in seconds."""
 
-    def __init__(self, values, runtime):
-        self.runtime, self.config = runtime, build(TrainConfig, values)
-        self.model = make_model(values).to(runtime.device)
-        if self.config.activation_checkpointing:  # as train.py does
-            for block in self.model.blocks:
-                block.forward = functools.partial(recompute, block.forward, use_reentrant=False)
-        self.net = torch.compile(self.model, dynamic=False) if values["compile"] else self.model
-        self.optimizers = make_optimizers(self.model, self.config, runtime.device)
-        c = self.model.config
-        self.x, self.y = torch.randint(
-            c.vocab_size, (2, self.config.batch_size, c.block_size), device=runtime.device
-        )
+    def __init__(self, values):
+        self.run = start_run(values)
+
+    def synchronize(self):
+        if self.run.runtime.device.startswith("cuda"):
+            torch.cuda.synchronize(self.run.runtime.device)
 
     def step(self):
+        """The time of one training step."""
         began = time.perf_counter()
-        for _ in range(self.config.gradient_accumulation_steps):
-            with self.runtime.autocast():
-                loss = self.net(self.x, self.y)[1] / self.config.gradient_accumulation_steps
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(
-            self.model.parameters(), self.config.grad_clip or math.inf
-        ).item()
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        wait(self.runtime.device)
+        train.train_step(self.run)
+        self.synchronize()
         return time.perf_counter() - began
 
-    @torch.no_grad()
     def evaluate(self):
-        """One batch of an evaluation."""
+        """The time of one batch of an evaluation."""
+        run = self.run
+        split = run.sources[0].splits["val"]
+        one_batch = 1 + run.config.batch_size * run.model.config.block_size
         began = time.perf_counter()
-        with self.runtime.autocast():
-            self.model.eval()(self.x, self.y)[1].item()
-        self.model.train()
+        train.evaluate(run.model, split, run.config, run.runtime, one_batch)
         return time.perf_counter() - began
 
     def decode(self):
-        """Times of single tokens after a prompt of half the context, batch 1, cached."""
-        half, times = max(1, self.model.config.block_size // 2), []
-        self.model.eval()
-        with self.runtime.autocast():
+        """Times of single tokens after a prompt of half the context, batch 1, with a cache."""
+        run, times = self.run, []
+        half = max(1, run.model.config.block_size // 2)
+        x, _ = run.batches.get(0, 1)
+        prompt = torch.from_numpy(x[:, :half]).to(run.runtime.device)  # (1, block_size // 2)
+        run.model.eval()
+        with run.runtime.autocast():
             began = time.perf_counter()
-            for _ in sample.generate(self.model, self.x[:1, :half], min(DECODED, half)):
-                wait(self.runtime.device)
+            for _ in sample.generate(run.model, prompt, min(DECODED, half)):
+                self.synchronize()
                 times.append(time.perf_counter() - began)
                 began = time.perf_counter()
-        self.model.train()
+        run.model.train()
         return times[1:] or times  # the first one reads the prompt
 
-    def peak_memory(self):
-        """Bytes at the peak of training steps, or None where it cannot be asked (then costs.memory_bytes says it)."""
-        if not self.runtime.device.startswith("cuda"):
+
+def peak_memory(values):
+    """Bytes that an arm's training allocates at its peak on CUDA, the arm alone."""
+    device = set_up(values["device"], values.get("dtype", "auto")).device
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    held = torch.cuda.memory_allocated(device)
+    Probe(values).step()
+    return torch.cuda.max_memory_allocated(device) - held
+
+
+class Timings:
+    """The probes of some arms, the times that they take, and why some of them failed."""
+
+    def __init__(self, arms, cuda):
+        self.arms, self.cuda = arms, cuda
+        self.probes, self.peaks, self.failed = {}, {}, {}
+        self.times = {name: {"train": [], "evaluate": [], "decode": []} for name in arms}
+
+    def run(self, rounds):
+        """Make the probes and take all times."""
+        for name, values in self.arms.items():
+            if self.cuda:
+                self.peaks[name] = self.call(name, peak_memory, values)
+            self.probes[name] = self.call(name, Probe, values)
+        self.time_training(rounds)
+        self.time_decoding(min(rounds, EVALUATED))
+
+    def call(self, name, function, *args):
+        """What a function returns. None if it fails, or if the arm has failed before."""
+        if name in self.failed:
             return None
-        self.step()
-        return torch.cuda.max_memory_allocated(self.runtime.device)
+        try:
+            return function(*args)
+        except (RuntimeError, FloatingPointError, UserError) as error:
+            # It is out of memory, most often: the run will say so, too.
+            self.failed[name] = one_line(error)
+            self.probes.pop(name, None)
+            return None
+
+    def time_training(self, rounds):
+        """Let the arms take steps in turn, so that what slows the machine slows all alike."""
+        began = time.perf_counter()
+        for number in range(-WARM_UP, rounds):
+            if number >= EVALUATED and time.perf_counter() - began > SECONDS * len(self.arms):
+                break
+            forward = list(self.arms)
+            for name in forward if number % 2 else reversed(forward):  # who goes first alternates
+                self.take(name, "train", Probe.step, number)
+                if number < EVALUATED:
+                    self.take(name, "evaluate", Probe.evaluate, number)
+
+    def take(self, name, what, method, number):
+        """Take one time of an arm. A negative number is a round that warms up."""
+        seconds = self.call(name, lambda: method(self.probes[name]))
+        if seconds is not None and number >= 0:
+            self.times[name][what].append(seconds)
+
+    def time_decoding(self, rounds):
+        for number in range(-1, rounds):
+            for name in self.arms:
+                times = self.call(name, lambda name=name: self.probes[name].decode())
+                if times and number >= 0:
+                    self.times[name]["decode"] += times
+
+    def row(self, name):
+        """The measured columns of costs.jsonl, and the closed forms beside them."""
+        values, times = self.arms[name], self.times[name]
+        config, c = build(TrainConfig, values), variant_config(values)
+        runtime = self.probes[name].run.runtime
+        table, step = costs.parameter_table(c), quartiles(times["train"])
+        tokens = config.batch_size * config.gradient_accumulation_steps * c.block_size
+        peak = self.peaks.get(name)
+        return {
+            "arm": name,
+            "parameters": sum(table.values()),
+            "non_embedding_parameters": table["attention"] + table["mlp"] + table["norms"],
+            "flops_per_token": costs.flops_per_token(c, c.block_size),
+            "kv_bytes_per_token": costs.kv_bytes_per_token(
+                c, 4 if runtime.dtype == "float32" else 2
+            ),
+            "milliseconds_per_step": step,
+            "tokens_per_second": round(1000 * tokens / step["median"], 1),
+            "steps_timed": len(times["train"]),
+            "evaluation_ms_per_batch": quartiles(times["evaluate"])["median"],
+            "decode_ms_per_token": quartiles(times["decode"]),
+            "peak_memory_bytes": peak or costs.memory_bytes(c, config.batch_size, c.block_size),
+            "peak_memory": "measured" if peak else "closed form",
+            "threads": torch.get_num_threads(),
+            "compile": values["compile"],
+            "device": runtime.device,
+            "dtype": runtime.dtype,
+        }
 
 
-def arm_costs(arms, runtime, threads, facts, rounds=ROUNDS):
-    """The rows of costs.jsonl for arms {name: values of a run}, and {name: reason} of those that failed. The arms take
-    their steps in turn, so that what slows the machine slows all alike. Peak memory on a CPU is closed form (at the end
-    of a forward pass); on CUDA it is measured, each arm alone."""
-    before = torch.get_num_threads()
+def arm_costs(arms, threads, facts, rounds=None):
+    """([row of costs.jsonl], {name: reason} of the arms that failed) for arms {name: values of a
+    run}. `facts` are added to each row. Peak memory is measured on CUDA, and elsewhere the closed
+    form at the end of a forward pass."""
     if any(values["compile"] for values in arms.values()):
-        torch._dynamo.config.recompile_limit = max(
-            64, 2 * len(arms)
-        )  # one forward for all arms: its compiled forms are counted together
-    probes, times, failed, peaks = (
-        {},
-        {name: {"train": [], "evaluate": [], "decode": []} for name in arms},
-        {},
-        {},
-    )
-
-    def attempt(name, what):
-        if name not in failed:
-            try:
-                return what()
-            except (
-                RuntimeError,
-                UserError,
-            ) as error:  # it is out of memory, most often: the run will say so, too
-                failed[name] = one_line(error)
-                probes.pop(name, None)
-        return None
-
+        # All arms have one forward method, whose compiled forms torch counts together.
+        torch._dynamo.config.recompile_limit = max(64, 2 * len(arms))
+    cuda = any(values["device"].startswith("cuda") for values in arms.values())
+    timings, threads_before = Timings(arms, cuda), torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        for name, values in arms.items():
-            if runtime.device.startswith("cuda"):
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats(runtime.device)
-                held = torch.cuda.memory_allocated(runtime.device)
-                peak = attempt(name, lambda: Probe(values, runtime).peak_memory())
-                peaks[name] = peak and peak - held
-            probes[name] = attempt(name, lambda: Probe(values, runtime))
-        began = time.perf_counter()
-        for number in range(-3, rounds):
-            if number >= 5 and time.perf_counter() - began > SECONDS * len(arms):
-                break
-            order = list(arms) if number % 2 else list(arms)[::-1]  # who goes first alternates
-            for name in order:
-                seconds = attempt(name, lambda: probes[name].step())
-                more = attempt(name, lambda: probes[name].evaluate()) if number < 5 else None
-                if number >= 0 and seconds is not None:
-                    times[name]["train"].append(seconds)
-                    times[name]["evaluate"] += [more] if more is not None else []
-        for number in range(-1, min(rounds, 5)):
-            for name in arms:
-                found = attempt(name, lambda: probes[name].decode())
-                times[name]["decode"] += found if found and number >= 0 else []
+        timings.run(ROUNDS if rounds is None else rounds)
+        rows = [timings.row(name) | facts for name in arms if name not in timings.failed]
     finally:
-        torch.set_num_threads(before)
-    rows = []
-    for name, values in arms.items():
-        if name in failed:
-            continue
-        c, config, size = (
-            variant_config(values),
-            probes[name].config,
-            2 if runtime.dtype in ("bfloat16", "float16") else 4,
-        )
-        table, step = costs.parameter_table(c), quartiles(times[name]["train"])
-        tokens = config.batch_size * config.gradient_accumulation_steps * c.block_size
-        rows.append(
-            {
-                "arm": name,
-                "parameters": sum(table.values()),
-                "non_embedding_parameters": table["attention"] + table["mlp"] + table["norms"],
-                "flops_per_token": costs.flops_per_token(c, c.block_size),
-                "kv_bytes_per_token": costs.kv_bytes_per_token(c, size),
-                "milliseconds_per_step": step,
-                "tokens_per_second": round(1000 * tokens / step["median"], 1),
-                "steps_timed": len(times[name]["train"]),
-                "evaluation_ms_per_batch": quartiles(times[name]["evaluate"])["median"],
-                "decode_ms_per_token": quartiles(times[name]["decode"]),
-                "peak_memory_bytes": peaks.get(name)
-                or costs.memory_bytes(c, config.batch_size, c.block_size),
-                "peak_memory": "measured" if peaks.get(name) else "closed form",
-                "threads": threads,
-                "compile": values["compile"],
-                "device": runtime.device,
-                "dtype": runtime.dtype,
-            }
-            | facts
-        )
-    return rows, failed
+        torch.set_num_threads(threads_before)
+    return rows, timings.failed
 
 
-def run_seconds(row, values, val_tokens, train_tokens=32768):
-    """A prediction of what a run takes, in seconds: start, steps, evaluations, the sample of train.py and ours."""
+def run_seconds(row, values, val_tokens):
+    """The predicted seconds of a run: start, steps, evaluations, train.py's sample and ours."""
     batch = values["batch_size"] * values["block_size"]
     limit = values.get("eval_tokens") or val_tokens
-    batches = math.ceil(limit / batch) + math.ceil(min(train_tokens, limit) / batch)
+    train_tokens = min(train.EVAL_TRAIN_TOKENS, limit)
+    batches = math.ceil(limit / batch) + math.ceil(train_tokens / batch)
     evaluations = 1 + math.ceil(values["max_iters"] / values["eval_interval"])
-    ms = (
+    milliseconds = (
         values["max_iters"] * row["milliseconds_per_step"]["median"]
         + evaluations * (batches * row["evaluation_ms_per_batch"] + 400)
         + 500 * row["decode_ms_per_token"]["median"]
     )
-    return 5 + ms / 1000
-
-
-# ---------------------------------------------------------------- a trained model
-
-
-@torch.no_grad()
-def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
-    """{"1": loss, "2": ..}: nats per token of the same target tokens with 1, 2, 4, 8 times the training context before
-    them: the last quarter of a training context each, at the ends of windows that are spread over tokens (N,). None
-    where the model has no positions for it or the text is too short."""
-    T = model.config.block_size
-    longest = max((n for n in times if n * T < len(tokens)), default=1)
-    targets, count = max(1, T // 4), max(4, min(64, most // (longest * T)))
-    ends = np.unique(
-        np.linspace(longest * T, len(tokens) - 1, count).astype(int)
-    )  # index of the last target
-    found = {}
-    for n in times:
-        if n > longest:
-            found[str(n)] = None
-            continue
-        total, step = 0.0, max(1, (1 << 14) // (n * T))
-        try:
-            for part in (ends[i : i + step] for i in range(0, len(ends), step)):
-                windows = np.stack(
-                    [np.asarray(tokens[end - n * T : end + 1]).astype(np.int64) for end in part]
-                )  # (B, nT + 1)
-                x, y = (
-                    torch.from_numpy(windows[:, :-1].copy()),
-                    torch.from_numpy(windows[:, 1:].copy()),
-                )
-                y[:, :-targets] = -1
-                with runtime.autocast():
-                    total += model(x.to(runtime.device), y.to(runtime.device))[1].item() * len(part)
-            found[str(n)] = total / len(ends)
-        except ValueError:  # learned positions end with the context
-            found[str(n)] = None
-    return found
-
-
-def after(out_dir, data_dir, dataset, prompt, runtime):
-    """{"extrapolation", "sample"} of the trained model in a run folder; {} and None where there is no checkpoint."""
-    if not checkpoint.steps(out_dir):
-        return {"extrapolation": {}, "sample": None}
-    model, tokenizer, _, _ = checkpoint.open_run(out_dir, "latest", runtime.device)
-    tokens = load_split(Path(data_dir) / dataset, "val", model.config.block_size)
-    ids = tokenizer.encode(prompt) if prompt else [tokenizer.start]
-    idx = torch.tensor(np.asarray(ids), dtype=torch.long, device=runtime.device)[None]
-    with runtime.autocast():
-        written = [
-            token.item()
-            for token in sample.generate(
-                model, idx, 200, 0.8, 200, seeds=[seed_for(0)], vocab_size=tokenizer.vocab_size
-            )
-        ]
-    return {
-        "extrapolation": extrapolation(model, tokens, runtime),
-        "sample": prompt + tokenizer.decode_bytes(written).decode("utf-8", "replace"),
-    }
-
-
-# ---------------------------------------------------------------- a run that has ended
-
-
-def finished(job):
-    """Whether the run's folder holds it whole already: the driver was killed before it wrote the row, or an array job ran."""
-    rows = [
-        row for row in read_rows(Path(job.out_dir) / "log.jsonl") if row.get("val_loss") is not None
-    ]
-    try:
-        same = json.loads((Path(job.out_dir) / "run.json").read_text()) == job.identity()
-    except (OSError, ValueError):
-        return False
-    steps = checkpoint.steps(job.out_dir)
-    return (
-        same and bool(rows and steps) and rows[-1]["step"] == steps[-1] == job.values["max_iters"]
-    )
-
-
-def row_of(job, reason, seconds):
-    """The row of a run that ended, from its folder: failed for a reason, or if it lacks its last evaluation."""
-    folder = Path(job.out_dir)
-    row = {
-        name: getattr(job, name)
-        for name in ("arm", "seed", "lr", "purpose", "config_hash", "code_hash", "out_dir")
-    }
-    evaluations = [
-        row for row in read_rows(folder / "log.jsonl") if row.get("val_loss") is not None
-    ]
-    if reason is None and (not evaluations or evaluations[-1]["step"] != job.values["max_iters"]):
-        reason = f"it ended without the evaluation of step {job.values['max_iters']}"
-    if reason is None:
-        try:
-            row |= beyond(job)
-        except Exception as error:  # the row of a run must not end the sweep
-            reason = f"measuring the trained model: {type(error).__name__}: {one_line(error)}"
-    row |= {
-        "status": "failed" if reason else "done",
-        "reason": reason,
-        "wall_seconds": round(seconds, 2),
-        "command": job.command,
-    }
-    try:
-        versions = json.loads((folder / "config.json").read_text())["versions"]
-        row |= {
-            "git_commit": versions["git_commit"],
-            "hardware": versions["hardware"],
-            "versions": versions,
-        }
-    except (OSError, ValueError, KeyError):
-        row |= {"git_commit": None, "hardware": None}
-    if evaluations:
-        best, last = min(evaluations, key=lambda row: row["val_loss"]), evaluations[-1]
-        row |= {
-            "best_val_loss": best["val_loss"],
-            "best_step": best["step"],
-            "final_val_loss": last["val_loss"],
-            "train_loss": last.get("train_loss"),
-            "bits_per_byte": last.get("bits_per_byte"),
-            "seconds": last.get("seconds"),
-            "curve": [[row["step"], row["val_loss"]] for row in evaluations],
-        }
-    return row
-
-
-def beyond(job):
-    """The extrapolation losses and the sample of a run to be reported."""
-    if job.purpose != "report":
-        return {"extrapolation": {}, "sample": None}
-    runtime = set_up(job.values["device"], job.values.get("dtype", "auto"))
-    return after(
-        job.out_dir, job.values.get("data_dir", "data"), job.values["dataset"], job.prompt, runtime
-    )
-
-
-def tidy(job):
-    """Drop the checkpoints of a run whose row is written: of each arm the first reported run keeps its own, to sample from."""
-    if job.purpose != "report" or job.seed != 0:
-        shutil.rmtree(Path(job.out_dir) / "ckpt", ignore_errors=True)
-        for name in ("latest", "best"):
-            (Path(job.out_dir) / name).unlink(missing_ok=True)
+    return 5 + milliseconds / 1000

@@ -16,15 +16,28 @@ import numpy as np
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
 import ablate
-from bench.ablation import arms, launch, measure
+import train
+from bench.ablation import (
+    arms,
+    designs,
+    launch,
+    measure,
+    outcome,
+    report,
+    settings,
+    source,
+    stats,
+    sweep,
+)
+from bench.ablation.terminal import Progress
+from common import runtime
 from common.configurator import build
 from common.errors import UserError
+from common.files import ROOT
 from common.runtime import set_up
 from parts import costs, mlp
-from parts.architectures import ARCH
+from parts.architectures import ARCH, configure, make
 from parts.variant import POSITION
 from prepare import prepare
 from training.run_folder import hold, read_rows
@@ -75,10 +88,10 @@ import sys
 from types import SimpleNamespace
 sys.path[:0] = [{root!r}, {root!r} + "/bench"]
 import ablate, bench.ablation
-from bench.ablation import launch, measure
+from bench.ablation import launch, measure, outcome
 from common.errors import run
 measure.ROUNDS, launch.POLL = 1, 0.02
-measure.beyond = lambda job: {{"extrapolation": {{}}, "sample": None}}
+outcome.measure_trained = lambda job: {{"extrapolation": {{}}, "sample": None}}
 bench.ablation.report = SimpleNamespace(write=lambda outs: None, table=lambda out: "the table")
 run(lambda argv: ablate.main(argv, {stub!r}))
 """
@@ -106,15 +119,16 @@ def stub(tmp_path_factory):
 @pytest.fixture
 def quick(monkeypatch):
     """A report that is not looked at here, and short measurements."""
-    monkeypatch.setattr(
-        "bench.ablation.report",
-        SimpleNamespace(
-            write=lambda outs: (Path(outs[0]) / "report.md").write_text("report"),
-            table=lambda out: "the table",
-        ),
-    )
+
+    def write(outs):
+        (Path(outs[0]) / "report.md").write_text("report")
+
+    monkeypatch.setattr(report, "write", write)
+    monkeypatch.setattr(report, "table", lambda out: "the table")
     monkeypatch.setattr(measure, "ROUNDS", 1)
-    monkeypatch.setattr(measure, "beyond", lambda job: {"extrapolation": {}, "sample": None})
+    monkeypatch.setattr(
+        outcome, "measure_trained", lambda job: {"extrapolation": {}, "sample": None}
+    )
     monkeypatch.setattr(launch, "POLL", 0.02)
 
 
@@ -164,7 +178,9 @@ def losses(out):
 def names(base={}, **config):
     return {
         found.name: found
-        for found in arms.enumerate_arms(build(arms.AblateConfig, config), {"model": "gpt2"} | base)
+        for found in designs.enumerate_arms(
+            build(settings.AblateConfig, config), {"model": "gpt2"} | base
+        )
     }
 
 
@@ -220,9 +236,9 @@ def test_ladder_goes_from_one_corner_to_the_other():
     ]
     assert [each.against for each in found[1:]] == [each.name for each in found[:-1]]
     sizes = {"model": "gpt2", "n_head": 2, "n_embd": 32}
-    assert measure.variant_config(
+    assert settings.variant_config(
         arms.with_changes(sizes, found[-2].changes)
-    ) == measure.variant_config(sizes | {"model": "llama"})
+    ) == settings.variant_config(sizes | {"model": "llama"})
     assert found[-1].changes == found[-2].changes | {"n_kv_head": 1}
 
 
@@ -238,15 +254,15 @@ def test_ladder_goes_from_one_corner_to_the_other():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_shipped_sweep_is_valid(path, device):
     """Its arms are accepted and matched, on a CPU and for a GPU (read as on a login node, which has none)."""
-    config, base = arms.read([str(path), f"--device={device}", "--emit=slurm"], "")
-    found = {each.name: each for each in arms.enumerate_arms(config, base)}
+    config, base = settings.read([str(path), f"--device={device}", "--emit=slurm"], "")
+    found = {each.name: each for each in designs.enumerate_arms(config, base)}
     for each in found.values():
         arms.check_arm(each, base | {"device": "cpu"})
         arms.match_arm(each, found["base"], config.match, 65)
     assert (
         len(found) > 6
-        and config.question != arms.AblateConfig.question
-        and config.out_dir != arms.AblateConfig.out_dir
+        and config.question != settings.AblateConfig.question
+        and config.out_dir != settings.AblateConfig.out_dir
     )
 
 
@@ -325,7 +341,7 @@ def test_a_dead_switch_stops_the_sweep_by_name(
 
 def test_every_word_bites_and_so_do_keys_of_training(data_dir, tmp_path):
     """No arm that the dictionaries offer is refused; optimizer, dropout and rate bite in training alone."""
-    base = arms.read(arguments(data_dir, tmp_path, "--axis=norm"), "")[1]
+    base = settings.read(arguments(data_dir, tmp_path, "--axis=norm"), "")[1]
     for config in (
         *(dict(axis=axis) for axis in ("position", "norm", "mlp", "block", "qk_norm")),
         dict(design="archs"),
@@ -345,16 +361,16 @@ def test_every_word_bites_and_so_do_keys_of_training(data_dir, tmp_path):
 @pytest.mark.parametrize("config", [dict(design="leave_one_in"), dict(design="archs")], ids=str)
 @pytest.mark.parametrize("kind", ["params", "flops"])
 def test_matched_arms_cost_what_the_base_does(data_dir, tmp_path, config, kind):
-    base = arms.read(arguments(data_dir, tmp_path, "--axis=norm", "--n_embd=64", "--n_head=4"), "")[
-        1
-    ]
+    base = settings.read(
+        arguments(data_dir, tmp_path, "--axis=norm", "--n_embd=64", "--n_head=4"), ""
+    )[1]
     found = names(base, **config)
     cost = {"params": costs.parameters, "flops": lambda c: costs.flops_per_token(c, 16)}[kind]
     for each in found.values():
         arms.check_arm(each, base)
         arms.match_arm(each, found["base"], kind, 29)
         c, b = (
-            measure.variant_config(values | {"vocab_size": 29}) for values in (each.values, base)
+            settings.variant_config(values | {"vocab_size": 29}) for values in (each.values, base)
         )
         assert abs(cost(c) / cost(b) - 1) <= 0.005, each.name
         assert (each.match is None) == (each.name in ("base", "base again"))
@@ -365,7 +381,7 @@ def test_matched_arms_cost_what_the_base_does(data_dir, tmp_path, config, kind):
 
 
 def test_matched_in_time_is_matched_in_steps(data_dir, tmp_path):
-    base = arms.read(arguments(data_dir, tmp_path, "--axis=norm", "--max_iters=100"), "")[1]
+    base = settings.read(arguments(data_dir, tmp_path, "--axis=norm", "--max_iters=100"), "")[1]
     found = names(base, arms=dict(slow=dict(norm="rmsnorm")))
     for each in found.values():
         arms.check_arm(each, base)
@@ -378,7 +394,7 @@ def test_matched_in_time_is_matched_in_steps(data_dir, tmp_path):
 
 def test_the_hash_of_the_code_ignores_comments_alone():
     def of(text):
-        return launch.digest(arms.plain(ast.parse(text)))
+        return source.digest(source.without_docstrings(ast.parse(text)))
 
     plain = of("def f(x):\n    return x + 1\n")
     assert plain == of(
@@ -390,6 +406,114 @@ def test_the_hash_of_the_code_ignores_comments_alone():
         and plain != of("def f(y):\n    return y + 1\n")
     )
     assert of("x = 'a'") != of("x = 'b'")
+
+
+def test_the_hash_of_the_code_covers_all_rooms_that_train_reaches():
+    found = source.sources()
+    code = "import sys, train; print(*(m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    loaded = {Path(file).relative_to(ROOT) for file in done.stdout.split() if str(ROOT) in file}
+    loaded = {file.as_posix() for file in loaded if ".venv" not in file.parts}
+    assert len(loaded) > 25 and loaded <= found.keys()
+    assert {
+        "train.py",
+        "model.py",
+        "model_llama.py",
+        "training/__init__.py",
+        "training/optim.py",
+        "tokens/batches.py",
+        "parts/attention.py",
+    } <= found.keys()
+    assert not any(file.startswith(("bench/", "tests/")) for file in found)
+
+
+def test_the_hash_of_the_code_follows_dotted_and_lazy_imports(tmp_path, monkeypatch):
+    files = {
+        "train.py": "from room import part\n\ndef late():\n    import other.lazy\n    import numpy\n",
+        "room/__init__.py": "",
+        "room/part.py": "RATE = 1  # a comment\n",
+        "other/__init__.py": "",
+        "other/lazy.py": "X = 1\n",
+        "alone.py": "X = 1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(source, "ROOT", tmp_path)
+    assert source.sources().keys() == files.keys() - {"alone.py"}
+    plain = source.code_hash()
+
+    def changed(name, text):
+        (tmp_path / name).write_text(text)
+        found = source.code_hash() != plain
+        (tmp_path / name).write_text(files[name])
+        return found
+
+    for name in ("room/part.py", "other/lazy.py", "room/__init__.py", "train.py"):
+        assert changed(name, files[name] + "Y = 2\n"), name
+    assert changed("room/part.py", "RATE = 2\n")
+    assert not changed("room/part.py", '"""A docstring."""\nRATE = 1  # another comment\n')
+    assert not changed("alone.py", "X = 2\n")
+
+
+def test_a_constant_of_the_optimizer_changes_the_hash_and_a_comment_does_not(tmp_path, monkeypatch):
+    for file in source.sources():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text((ROOT / file).read_text(encoding="utf-8"), encoding="utf-8")
+    before = source.code_hash()
+    monkeypatch.setattr(source, "ROOT", tmp_path)
+    assert source.code_hash() == before
+    optim = tmp_path / "training" / "optim.py"
+    text = optim.read_text(encoding="utf-8")
+    optim.write_text(text + "# a comment\n", encoding="utf-8")
+    assert source.code_hash() == before
+    assert "0.5 * (1 + math.cos" in text
+    optim.write_text(text.replace("0.5 * (1 + math.cos", "0.6 * (1 + math.cos"), encoding="utf-8")
+    assert source.code_hash() != before
+
+
+# ---------------------------------------------------------------- compiling and timing
+
+
+def test_compile_is_settled_once_by_the_whole_work_of_the_base(data_dir, tmp_path, monkeypatch):
+    """All arms get what train.py would choose for the base, of which gradient accumulation is a part."""
+    rope = arm(rope=dict(position="rope", n_layer=4))
+
+    def settled(*more):
+        found = sweep.Sweep(arguments(data_dir, tmp_path, rope, "--match=none", *more), "")
+        return {each.values["compile"] for each in found.arms.values()}
+
+    work = 6 * 27e3 * 4 * 16 * 4  # operations: parameters, batch, context, steps
+    monkeypatch.setattr(runtime, "COMPILE_PAYS", 2 * work)
+    monkeypatch.setattr(runtime.shutil, "which", lambda name: name)
+    assert settled() == {False}
+    assert settled("--gradient_accumulation_steps=8") == {True}
+    assert settled("--gradient_accumulation_steps=8", "--compile=False") == {False}
+
+
+def test_an_arm_is_timed_by_steps_of_a_real_run(data_dir, tmp_path, monkeypatch):
+    """The probe's losses are those that train.py logs for the same values: its data, its seeds, its
+    learning rates."""
+    what = arguments(data_dir, tmp_path / "sweep", "--axis=norm", "--gradient_accumulation_steps=2")
+    found = sweep.Sweep([*what, "--compile=False", "--dropout=0.1"], "")
+    values = found.run_values(found.arms["base"]) | {"seed": 5, "data_seed": 7, "log_interval": 1}
+    losses, train_step = [], train.train_step
+
+    def step(run):
+        losses.append(train_step(run)[0])
+        return losses[-1], 0.0
+
+    monkeypatch.setattr(train, "train_step", step)
+    probe = measure.Probe(values)
+    assert all(probe.step() > 0 for _ in range(4))
+    assert probe.evaluate() > 0 and len(probe.decode()) == 7
+    out = tmp_path / "run"
+    monkeypatch.setattr(train, "train_step", train_step)
+    assert train.main(
+        [*(f"--{key}={value}" for key, value in values.items()), f"--out_dir={out}"]
+    ) in (0, None)
+    assert [row["loss"] for row in read_rows(out / "log.jsonl") if "loss" in row] == losses
+    assert not (tmp_path / "sweep").exists()
 
 
 # ---------------------------------------------------------------- sweeps with the stub
@@ -502,7 +626,7 @@ def test_a_budget_goes_to_the_arms_that_are_undecided(
         asked.append(max(row["seed"] for row in rows) + 1)
         return {"gelu_erf": 3} if asked[-1] < 4 else {}
 
-    monkeypatch.setattr("bench.ablation.stats", SimpleNamespace(undecided=undecided))
+    monkeypatch.setattr(stats, "undecided", undecided)
     assert (
         ablate.main(
             arguments(
@@ -536,7 +660,7 @@ def test_the_budget_is_kept(data_dir, tmp_path, quick, stub, monkeypatch, capsys
             )
         return [("rope", None)]
 
-    monkeypatch.setattr("bench.ablation.stats", SimpleNamespace(undecided=undecided))
+    monkeypatch.setattr(stats, "undecided", undecided)
     assert (
         ablate.main(
             arguments(
@@ -560,7 +684,7 @@ def test_stale_rows_are_not_mixed_in(data_dir, tmp_path, quick, stub, monkeypatc
     out, what = tmp_path / "out", [arm(rope=dict(position="rope")), "--seeds=1", "--again=False"]
     ablate.main(arguments(data_dir, out, *what), stub)
     first = rows_of(out)
-    monkeypatch.setattr(ablate, "code_hash", lambda: "another")
+    monkeypatch.setattr(sweep, "code_hash", lambda: "another")
     assert ablate.main(arguments(data_dir, out, *what), stub) == 0
     assert "2 rows here are of other code or another configuration" in capsys.readouterr().out
     assert {row["code_hash"] for row in rows_of(out).values()} == {"another"} and len(
@@ -590,7 +714,7 @@ def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, cap
     printed = capsys.readouterr().out
     assert (
         not out.exists()
-        and "7 arms, 0 runs to choose rates, 21 to report; 2 at a time: about" in printed
+        and "7 arms, 0 runs to choose learning rates, 21 to report; 2 at a time: about" in printed
     )
     assert (
         sum(line.startswith("python ") and "--data_seed=" in line for line in printed.splitlines())
@@ -704,27 +828,34 @@ def test_the_table_on_a_terminal_is_redrawn(capsys):
         rows={},
         arms={"rope": None},
         predicted={"rope": 10.0},
-        places=[0],
+        slots=[(None, 1)],
         config=SimpleNamespace(metric="final_val_loss"),
     )
-    table = ablate.Table(sweep, jobs, terminal=True)
-    sweep.rows[jobs[0].key] = row
-    table.show(jobs[0], row)
-    first = capsys.readouterr().out
-    assert (
-        "1/2" in first and "1.5000" in first and "1.2500" in first and "20 s" in first
-    )  # what it took beside its prediction
-    table.show(jobs[0], row)
-    assert capsys.readouterr().out.startswith("\x1b[3F")
+    with Progress(sweep, jobs, terminal=True) as progress:
+        sweep.rows[jobs[0].key] = row
+        capsys.readouterr()
+        progress.show(jobs[0], row)
+        first = capsys.readouterr().out
+        # 20 s: what the first run took, and not the 10 s that were predicted
+        for words in ("1/2", "1.5000", "1.2500", "20 s"):
+            assert words in first
+        progress.show(jobs[0], row)
+        lines_up = capsys.readouterr().out.count("\x1b[1A")
+        assert lines_up == len(first.splitlines()) - 1 == 2
 
 
 def test_workers_share_cores_and_gpus(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert launch.slots(4, "cpu") == [(None, 2)] * 4 and launch.slots(None, "cpu") == [(None, 8)]
+    assert launch.worker_slots(4, "cpu") == [(None, 2)] * 4 and launch.worker_slots(
+        None, "cpu"
+    ) == [(None, 8)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert launch.slots(4, "cuda") == [("2", 2), ("5", 2), ("2", 2), ("5", 2)] and launch.slots(
-        None, "cuda:1"
-    ) == [("5", 8)]
+    assert launch.worker_slots(4, "cuda") == [
+        ("2", 2),
+        ("5", 2),
+        ("2", 2),
+        ("5", 2),
+    ] and launch.worker_slots(None, "cuda:1") == [("5", 8)]
 
 
 def test_ray_runs_a_sweep_on_two_nodes(data_dir, tmp_path, quick, stub, monkeypatch):
@@ -814,10 +945,10 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
         model="llama", n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=11, multiple_of=8
     )
     tokens, runtime = np.random.default_rng(0).integers(0, 11, 400), set_up("cpu", "float32")
-    model = measure.make_model(values).eval()
+    model = make(configure(values)).eval()
     for p in model.parameters():
         torch.nn.init.normal_(p, 0, 0.5)
-    found = measure.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
+    found = outcome.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
     ends = np.unique(np.linspace(64, 399, 8).astype(int))
     for n in (1, 4):
         each = [
@@ -828,12 +959,11 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
             for end in ends
         ]
         assert found[str(n)] == pytest.approx(sum(each) / len(each), abs=1e-5)
-    learned = measure.make_model(
-        {key: value for key, value in values.items() if key != "multiple_of"} | {"model": "gpt2"}
-    ).eval()
+    del values["multiple_of"]
+    learned = make(configure(values | {"model": "gpt2"})).eval()
     assert [
-        value is None for value in measure.extrapolation(learned, tokens, runtime).values()
+        value is None for value in outcome.extrapolation(learned, tokens, runtime).values()
     ] == [False, True, True, True]
     assert (
-        measure.extrapolation(model, tokens[:20], runtime)["8"] is None
+        outcome.extrapolation(model, tokens[:20], runtime)["8"] is None
     )  # a text too short for it

@@ -1,0 +1,122 @@
+"""The runs of a sweep on a Ray cluster, or as a SLURM array job."""
+
+import shlex
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.ablation import launch
+from bench.ablation.launch import GRACE, Run, end, format_command, locked, make_ready
+from bench.ablation.outcome import finished, row_of
+from common import files
+from common.errors import UserError, one_line
+from common.files import ROOT
+
+RAY = "ray==2.60.0"
+
+
+def run_job(job, stop_file):
+    """Run a job from start to end in this process. Returns its row, or None if `stop_file` appeared
+    midway and the run was saved."""
+    run = outcome = None
+    try:
+        while outcome is None and not Path(stop_file).exists():
+            if run is None and not locked(job):
+                if finished(job):
+                    return row_of(job, None, 0.0)
+                run = Run(job)
+            time.sleep(launch.POLL)
+            if run is not None:
+                outcome = run.poll()
+    finally:
+        if run is not None and outcome is None:
+            end([run])
+    return row_of(job, *outcome) if outcome else None
+
+
+def import_ray():
+    """Ray, connected to the cluster that RAY_ADDRESS names, else to this machine as a cluster."""
+    try:
+        import ray
+    except ImportError:
+        fix = f"pip install {RAY}, or leave engine out"
+        raise UserError("ray is not installed", "engine=ray", fix) from None
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, logging_level="error")
+    return ray
+
+
+def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
+    """Run jobs as tasks of a Ray cluster. A task takes `threads` CPUs and, on CUDA, 1/gpu_share of
+    a GPU. The nodes see this repo and the sweep's folder under the same paths (a shared file
+    system). Ray restarts a task whose node is lost, and the run resumes from its last checkpoint.
+    Results are matched with jobs by content hash. Yields as `run_local` does."""
+    ray = import_ray()
+
+    def task(root, values, stop_file):  # pickled by value: a node needs nothing but the repo
+        import sys
+
+        sys.path.insert(0, root)
+        from bench.ablation import cluster, launch
+
+        job = launch.Job(**values)
+        row = cluster.run_job(job, stop_file) or {}
+        return row | {"key": job.key, "node": ray.get_runtime_context().get_node_id()}
+
+    gpus = 1 / gpu_share if cuda else 0
+    remote = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(task)
+    # Ray would kill a cancelled task before its run has saved: a file asks the tasks to stop.
+    stop_file = Path(out_dir).absolute() / "stop"
+    stop_file.unlink(missing_ok=True)
+    wanted = {job.key: job for job in jobs}
+    pending = {}  # reference of a task: its job
+    for job in jobs:
+        job.threads = threads
+        values = asdict(job) | {"out_dir": str(Path(job.out_dir).absolute())}
+        pending[remote.remote(str(ROOT), values, str(stop_file))] = job
+    try:
+        while pending and not stop.status:
+            ready, _ = ray.wait(list(pending), timeout=1.0)
+            for reference in ready:
+                job = pending.pop(reference)
+                try:
+                    row = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    row = row_of(job, f"Ray: {one_line(error)}", 0.0) | {"key": job.key}
+                if row["key"] in wanted:
+                    yield wanted.pop(row["key"]), row | {"out_dir": job.out_dir}
+            yield None
+    finally:
+        if pending:
+            stop_file.touch()
+            ray.wait(list(pending), num_returns=len(pending), timeout=GRACE)
+            stop_file.unlink(missing_ok=True)
+
+
+def write_slurm(jobs, out_dir, threads, cuda, limit):
+    """Write out_dir/commands.txt, one run a line, and out_dir/slurm.sh, the array job over the
+    lines. `limit` is in seconds. Returns the path of the script."""
+    out_dir, lines = Path(out_dir), []
+    for job in jobs:
+        make_ready(job)
+        latest = shlex.quote(f"{job.out_dir}/latest")
+        # exec: the run takes the shell's place, so that the signal reaches it.
+        resume, begin = format_command(job, resume=True), format_command(job)
+        lines.append(f"if test -e {latest}; then exec {resume}; else exec {begin}; fi")
+    files.write(out_dir / "commands.txt", "".join(line + "\n" for line in lines))
+    name = shlex.quote(str(out_dir / "commands.txt"))
+    text = [
+        "#!/bin/bash",
+        f"#SBATCH --job-name={out_dir.name}",
+        f"#SBATCH --array=0-{len(jobs) - 1}",
+        f"#SBATCH --cpus-per-task={threads}",
+        *(["#SBATCH --gres=gpu:1"] if cuda else []),
+        *([f"#SBATCH --time={max(1, round(limit / 60))}"] if limit else []),
+        "#SBATCH --signal=B:TERM@60",
+        "#SBATCH --requeue",
+        f"#SBATCH --output={out_dir}/slurm-%a.txt",
+        f"export OMP_NUM_THREADS={threads}",
+        f'eval "$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {name})"',
+    ]
+    files.write(out_dir / "slurm.sh", "\n".join(text) + "\n")
+    return out_dir / "slurm.sh"

@@ -1,0 +1,165 @@
+"""The arms of a sweep, enumerated by its designs from the dictionaries of parts."""
+
+import itertools
+import re
+from dataclasses import dataclass, field
+
+from bench.ablation.settings import variant_config
+from common.configurator import allowed, keys
+from common.errors import UserError
+from parts.architectures import ARCH
+from parts.variant import VariantConfig
+
+DESIGNS = ("leave_one_in", "leave_one_out", "ladder", "axis", "archs", "pairs", "arms")
+CORNER = {"leave_one_in": "gpt2", "leave_one_out": "llama"}  # the base that a design starts from
+
+
+@dataclass
+class Arm:
+    """One change to the base, or the base itself."""
+
+    name: str
+    changes: dict  # of the base's keys
+    against: str = "base"  # the arm it is compared with
+    again: bool = False  # the base a second time
+    pair: list | None = None  # the two arms whose changes it combines
+    values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
+    match: dict | None = None
+    config_hash: str = ""
+
+
+def part_name(key, value):
+    """How an arm is called: a part by its name, as in rope; another value as in bias=none."""
+    named = key in ("position", "norm", "mlp", "block") and value != "none"
+    return value if named else f"{key}={value}"
+
+
+def words_of(slot):
+    """The words that a key of the model takes; [] if it is no slot."""
+    kinds = keys(VariantConfig)
+    return allowed(kinds[slot])[1] if slot in kinds else []
+
+
+def enumerate_arms(config, base):
+    """The [Arm] of a sweep's designs, the base first. `base` holds the keys of train.py as given.
+    Raises UserError for a design, an arm, a rung or an axis that does not exist."""
+    designs = chosen_designs(config, base)
+    by_hand = arms_by_hand(config)
+    model = base.get("model", "gpt2")
+    here = variant_config({"model": "gpt2"} | base)
+    other_corner = ARCH["llama" if model == "gpt2" else "gpt2"]
+    parts = {key: value for key, value in other_corner.items() if getattr(here, key) != value}
+
+    arms = [Arm("base", {})]
+    if {"leave_one_in", "leave_one_out"} & set(designs) or designs == ["pairs"] and not by_hand:
+        arms += [Arm(part_name(key, value), {key: value}) for key, value in parts.items()]
+    if "ladder" in designs:
+        arms += ladder(config.order, parts, by_hand)
+        rungs = set(config.order or ()) - parts.keys()
+        by_hand = {name: arm for name, arm in by_hand.items() if name not in rungs}
+    if "axis" in designs:
+        arms += axis(config.axis, here)
+    if "archs" in designs:
+        arms += architectures(config.archs, model)
+    arms += by_hand.values()
+    if "pairs" in designs:
+        arms += pairs(arms[1:])
+    if config.again:
+        arms.append(Arm("base again", {}, again=True))
+    check_names(arms, config)
+    return arms
+
+
+def chosen_designs(config, base):
+    """The words of `design`; an axis or arms given alone are a design, too."""
+    designs = [word for word in re.split(r"[ ,]+", config.design) if word]
+    if config.axis and "axis" not in designs:
+        designs = ["axis"]
+    elif config.arms and not designs:
+        designs = ["arms"]
+    unknown = [word for word in designs if word not in DESIGNS]
+    if unknown or not designs:
+        what = f"unknown design {unknown[0]}" if unknown else "no arms"
+        raise UserError(what, f"design={config.design}", "choose from " + ", ".join(DESIGNS))
+    model = base.get("model", "gpt2")
+    for word in designs:
+        if CORNER.get(word, model) != model:
+            fix = f"give model={CORNER[word]}, or another design"
+            raise UserError(f"{word} starts from {CORNER[word]}", f"model={model}", fix)
+    return designs
+
+
+def arms_by_hand(config):
+    """{name: Arm} of the key `arms`."""
+    arms = {}
+    for name, changes in (config.arms or {}).items():
+        named = isinstance(name, str) and re.fullmatch(r"[\w=.+, -]+", name)
+        if not named or not isinstance(changes, dict) or not changes:
+            fix = 'write arms = {"rope": dict(position="rope")}'
+            raise UserError("an arm is a name and its changes", f"arms: {name!r}", fix)
+        arms[name] = Arm(name, changes)
+    return arms
+
+
+def ladder(order, parts, by_hand):
+    """One arm per rung: the changes of all rungs so far, compared with the rung before it."""
+    arms, changes, previous = [], {}, "base"
+    for rung in order or list(parts):
+        if rung in parts:
+            name, change = part_name(rung, parts[rung]), {rung: parts[rung]}
+        elif rung in by_hand:
+            name, change = rung, by_hand[rung].changes
+        else:
+            fix = "choose from " + ", ".join([*parts, *by_hand])
+            raise UserError(f"no rung {rung}", f"order={order}", fix)
+        changes = changes | change
+        arms.append(Arm("+" + name, changes, previous))
+        previous = arms[-1].name
+    return arms
+
+
+def axis(slot, here):
+    """One arm per word of a slot, without the base's own."""
+    words = words_of(slot)
+    if not words:
+        slots = [key for key in keys(VariantConfig) if words_of(key)]
+        raise UserError(f"no axis {slot}", "axis", "choose a slot: " + ", ".join(slots))
+    arms = []
+    for word in words:
+        changes = {slot: word}
+        if slot == "rope_scaling" and word != "none":
+            changes |= {"rope_factor": 4.0, "rope_original": here.block_size}
+        if word != getattr(here, slot):
+            arms.append(Arm(part_name(slot, word), changes))
+    return arms
+
+
+def architectures(chosen, model):
+    """One arm per named architecture, without the base's own."""
+    for word in chosen or ():
+        if word not in ARCH:
+            fix = "choose from " + ", ".join(ARCH)
+            raise UserError(f"unknown architecture {word}", "archs", fix)
+    return [Arm(word, {"arch": word}) for word in chosen or ARCH if word != model]
+
+
+def pairs(arms):
+    """One arm per pair of arms that change different keys of the base."""
+    found = []
+    single = [arm for arm in arms if arm.against == "base"]
+    for a, b in itertools.combinations(single, 2):
+        changes = a.changes | b.changes
+        if "arch" not in changes and not a.changes.keys() & b.changes.keys():
+            found.append(Arm(f"{a.name} and {b.name}", changes, pair=[a.name, b.name]))
+    return found
+
+
+def check_names(arms, config):
+    """Raise UserError if two arms have one name, or if there is none beside the base."""
+    names = [arm.name for arm in arms]
+    where = f"design={config.design}"
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two arms are called {name}", where, "give each a name of its own")
+    if all(arm.again or arm.name == "base" for arm in arms):
+        raise UserError("no arms", where, "name some changes")

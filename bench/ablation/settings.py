@@ -1,0 +1,110 @@
+"""The settings of a sweep, and what its command line means."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from common.configurator import PositiveInt, build, keys, load
+from common.errors import UserError
+from common.runtime import find_device
+from parts.architectures import configure
+from parts.variant import VariantConfig
+from training.settings import RENAMED, TrainConfig
+
+# Keys of train.py that the sweep gives each run.
+OWNED = (
+    *("seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change"),
+    *("wandb_run_name", "dry_run", "doctor", "check"),
+)
+# Keys of train.py whose defaults a sweep writes out, so that each command says them.
+SPOKEN = (
+    *("dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"),
+    *("device", "compile"),
+)
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass
+class AblateConfig:
+    question: str = "Which part helps at this scale?"  # what the report answers
+    out_dir: str = "out-ablate"  # the folder of the sweep
+    design: str = ""  # leave_one_in leave_one_out ladder axis archs pairs arms; several with commas
+    arms: dict | None = None  # arms given by hand: {"rope": dict(position="rope")}
+    axis: str | None = None  # the slot whose words are all tried; if given alone, it is the design
+    order: list | None = None  # rungs of design ladder: slots or names of arms; None: all slots
+    archs: list | None = None  # architectures of design archs; None: all
+    match: Literal["params", "flops", "time", "none"] = "params"  # what each arm and the base share
+    again: bool = True  # run the base a second time from other weights: the effect of chance alone
+    seeds: PositiveInt = 3  # pairs of runs to report for each arm; with a budget: at the first look
+    budget: str | None = None  # 90s, 15m, 2h: spend this time on more seeds for undecided arms
+    lr_grid: list | None = None  # multiples of the learning rate to choose from; None: not tuned
+    tune_seeds: PositiveInt = 2  # runs for each point of lr_grid, on seeds that are not reported
+    metric: Literal["final_val_loss", "best_val_loss"] = "final_val_loss"  # the report's first loss
+    margin: float | None = None  # smallest loss difference that counts; None: the base's std
+    screening: bool = False  # a small setting: the report says so in its first line
+    prompt: str = ""  # start of the samples in the report
+    workers: PositiveInt | None = None  # runs at a time; None: one per GPU. With ray: runs per GPU
+    limit: str | None = None  # time after which a run has failed; None: ten times its prediction
+    engine: Literal["local", "ray"] = "local"  # where runs are started
+    emit: Literal["slurm"] | None = None  # write an array job; run again without emit to gather it
+    dry_run: bool = False  # print arms, costs, commands and the predicted time, and stop
+
+    def __post_init__(self):
+        if self.emit and self.match == "time":
+            raise ValueError(
+                "match=time needs the arms timed on the machine that trains: "
+                "leave emit out, or give match=params"
+            )
+        multiples = self.lr_grid or [1]
+        if any(type(multiple) not in (int, float) or multiple <= 0 for multiple in multiples):
+            raise ValueError(
+                f"lr_grid={multiples} holds what is no multiple of a learning rate: "
+                "give numbers above 0"
+            )
+        self.lr_grid = [float(multiple) for multiple in multiples]
+        self.budget_seconds = parse_duration(self.budget, "budget")
+        self.limit_seconds = parse_duration(self.limit, "limit")
+
+
+def parse_duration(text, key):
+    """Seconds of 90s, 15m, 2h or 1d; None for None or 0."""
+    found = re.fullmatch(r"([\d.]+)\s*([smhd]?)", text or "0")
+    try:
+        return float(found[1]) * UNITS[found[2]] or None
+    except (TypeError, ValueError):
+        raise ValueError(f"{key}={text} is no time: write 90s, 15m or 2h") from None
+
+
+def variant_config(values, vocab_size=None):
+    """The VariantConfig of a run's keys, with every slot named, also where the run uses a readable
+    model. `vocab_size` is the dataset's, which a vocab_size among the values overrides."""
+    values = {key: value for key, value in values.items() if (key, value) != ("arch", None)}
+    known = {} if vocab_size is None else {"vocab_size": vocab_size}
+    return configure({"arch": values["model"]} | known | values)
+
+
+def read(argv, usage):
+    """(AblateConfig, {key of train.py: value}) of a command line and its config files."""
+
+    def scope(given):
+        device = given.get("device", "auto")
+        if given.get("emit") and device != "auto":  # a login node has no GPU
+            return {"device": device}
+        return {"device": find_device(device)}
+
+    given, words = load(argv, [TrainConfig, VariantConfig, AblateConfig], usage, scope, RENAMED)
+    if words:
+        fix = "write --key=value, or name a config file that ends in .py"
+        raise UserError(f"cannot read {words[0]}", "command line", fix)
+    config = build(AblateConfig, given)
+    base = {key: value for key, value in given.items() if key not in keys(AblateConfig)}
+    for key in OWNED:
+        if key in base:
+            what = f"the sweep gives each run its own {key}"
+            raise UserError(what, f"{key}={base[key]}", "leave it out")
+    model = "llama" if "leave_one_out" in config.design.split(",") else "gpt2"
+    defaults = {key: getattr(TrainConfig, key) for key in SPOKEN}
+    base = defaults | {"block_size": VariantConfig.block_size, "model": model} | base
+    if base["device"] == "auto":
+        base["device"] = find_device("auto")
+    return config, base
