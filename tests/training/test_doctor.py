@@ -284,7 +284,7 @@ def lost_buffer(run, monkeypatch):
         (
             "data",
             overlap,
-            r"\d+ of \d+ stretches of 64 validation tokens are in the train split: .*prepare again",
+            r"\d+ of \d+ pieces of 64 validation tokens are in the train split: .*prepare again",
         ),
         ("initial loss", loud_head, "the logits' spread adds .*: see init_weights"),
         ("initial loss", half_the_loss, "loss .*, ln V"),

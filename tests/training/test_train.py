@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import load_file
 
 import train
-from common import files
+from common import files, runtime
 from common.errors import Failure, UserError
 from common.runtime import Runtime, StopRequest
 from parts.architectures import CORNERS
 from prepare import prepare
+from tokens import batches
 from tokens.token_files import load_split
 from training import optim, parallel, run_folder, start
 from training.optim import learning_rate, make_optimizers, parameter_groups
@@ -595,6 +596,74 @@ def test_learning_rate_schedule():
     assert rates == sorted(rates, reverse=True)
 
 
+# ---------------------------------------------------------------- what `auto` stands for
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The list of the models that were compiled, where compiling pays from about three steps on."""
+    models = []
+
+    def compile(model, **more):
+        models.append(model)
+        return model
+
+    step_flops = 6 * 27_000 * 4 * 16  # of a model of SIZE
+    monkeypatch.setattr(runtime, "COMPILE_PAYS", 3 * step_flops)
+    monkeypatch.setattr(runtime.shutil, "which", lambda name: "g++")
+    monkeypatch.setattr(torch, "compile", compile)
+    return models
+
+
+def test_resuming_does_not_choose_again(data_dir, tmp_path, compiled):
+    """A run that repays compiling is resumed so near its end that the rest would not."""
+    run = arguments(data_dir, tmp_path / "run", "--max_iters=6", "--eval_interval=20")
+    stop_after(5)
+    assert train.main(run) == 143 and len(compiled) == 1
+    stored = checkpoint.read(checkpoint.find(tmp_path / "run"))[1]
+    assert (stored["compile"], stored["dtype"], stored["device"]) == (True, "float32", "cpu")
+    resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
+    assert resumed.runtime.compile and len(compiled) == 2
+    # `auto` on the command line is no other choice.
+    again = ["--compile=auto", "--dtype=auto", "--device=auto"]
+    resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", *again])
+    assert resumed.runtime.compile and resumed.runtime.device == "cpu"
+
+
+def test_a_short_run_that_is_resumed_with_more_steps_stays_eager(data_dir, tmp_path, compiled):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=1"))
+    resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=99"])
+    assert not resumed.runtime.compile and not compiled
+
+
+def test_another_choice_on_the_command_line_wins_with_a_warning(
+    data_dir, tmp_path, compiled, capsys
+):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=1"))
+    capsys.readouterr()
+    resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=9"]
+    resumed = made([*resume, "--compile=True", "--dtype=bfloat16"])
+    assert resumed.runtime.compile and resumed.runtime.dtype == "bfloat16"
+    words = "warning: max_iters 1 -> 9, dtype float32 -> bfloat16, compile False -> True: the run"
+    assert words in capsys.readouterr().out
+
+
+def test_a_run_of_another_machine_goes_on_with_the_device_there_is(
+    data_dir, tmp_path, monkeypatch, capsys
+):
+    """Its checkpoint names a device that is not here; whether to compile is chosen anew."""
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=1"))
+    stored = checkpoint.read(checkpoint.find(tmp_path / "run"))
+    there = stored[0], stored[1] | {"device": "mps", "compile": True}, stored[2]
+    monkeypatch.setattr(checkpoint, "read", lambda folder: there)
+    resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}"]
+    config = train.read_config(resume, "").config
+    assert (config.device, config.compile) == ("cpu", "auto")
+    assert "warning: device mps -> cpu, compile True -> auto: the run" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no Metal device"):
+        train.read_config([*resume, "--device=mps"], "")
+
+
 # ---------------------------------------------------------------- what a run leaves behind
 
 
@@ -721,6 +790,45 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(data_dir, tmp_path):
         train.main(run)
     for tensors in map(load_file, out.glob("ckpt/*/model.safetensors")):
         assert all(torch.isfinite(value).all() for value in tensors.values())
+
+
+def shrink(monkeypatch, method, at_call):
+    """Let Batches.get or Text.eval_batches find the token file too short at some call, once."""
+    real, calls = getattr(*method), []
+
+    def read(*args):
+        calls.append(0)
+        if len(calls) == at_call:
+            raise Failure("the token file shrank", "train.bin", "prepare the data again")
+        return real(*args)
+
+    monkeypatch.setattr(*method, read)
+
+
+@pytest.mark.parametrize(
+    "method, at_call, step",
+    [((batches.Batches, "get"), 6, 5), ((batches.Text, "eval_batches"), 5, 6)],
+    ids=["in a step", "in an evaluation"],
+)
+def test_data_that_fail_lose_no_step(data_dir, tmp_path, monkeypatch, method, at_call, step):
+    """The steps since the last checkpoint are saved before the run ends."""
+    run = ["--max_iters=7", "--eval_interval=3", "--dropout=0.1"]
+    train.main(arguments(data_dir, tmp_path / "straight", *run))
+    shrink(monkeypatch, method, at_call)
+    words = f"shrank .*train.bin.*: prepare the data again, then go on from step {step} with --init"
+    with pytest.raises(Failure, match=words) as caught:
+        train.main(arguments(data_dir, tmp_path / "cut", *run))
+    assert caught.value.status == 1 and checkpoint.steps(tmp_path / "cut")[-1] == step
+    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'cut'}"])
+    for key in ("loss", "val_loss"):
+        assert losses(tmp_path / "cut", key) == losses(tmp_path / "straight", key)
+    assert equal(weights(tmp_path / "cut"), weights(tmp_path / "straight"))
+
+
+def test_data_that_fail_before_the_first_step_start_again(data_dir, tmp_path, monkeypatch):
+    shrink(monkeypatch, (batches.Batches, "get"), 1)
+    with pytest.raises(Failure, match="start again: there is no checkpoint yet"):
+        train.main(arguments(data_dir, tmp_path / "run", "--max_iters=7"))
 
 
 def test_an_evaluation_that_is_not_finite_saves_nothing(data_dir, tmp_path):
@@ -1075,6 +1183,10 @@ def test_warning_when_the_course_changes(data_dir, tmp_path, capsys):
         (["--learning_rate=1e999"], "learning_rate cannot be inf"),
         (["--min_lr=1"], "min_lr=1.0 is above learning_rate"),
         (["--warmup_iters=10", "--max_iters=10"], "warmup_iters=10 is not below max_iters=10"),
+        (
+            ["--warmup_iters=9", "--lr_decay_iters=9"],
+            "=9 is not below lr_decay_iters=9.*--lr_decay",
+        ),
         (["--eval_tokens=1"], "eval_tokens=1 scores nothing"),
         (["--device=cpu:x"], "unknown device cpu:x"),
         (["--position=rope", "--rope_fraction=7"], "rope_fraction=7.0 is above 1"),
