@@ -1,8 +1,9 @@
 # Which part of LLaMA helps a tiny GPT-2? A screening for a CPU: about 15 minutes on two cores.
 #   python bench/ablate.py config/ablate_shakespeare.py --workers=2
-# The five parts in which LLaMA differs, one at a time, the base, and the base again: 7 arms x 3 seeds = 21 runs, two at
-# a time on one thread each: 21 / 2 * 60 to 80 s = 11 to 14 minutes. Three seeds can only see large effects (about 3 standard
-# deviations of a difference), and no learning rate is chosen anew. To expect: rope clearly better; the rest small.
+# The five parts in which LLaMA differs, one at a time, the base, and the base again: 7 arms x 3
+# seeds = 21 runs, two at a time on one thread each: 21 / 2 * 60 to 80 s = 11 to 14 minutes. Three
+# seeds show only large effects (about 3 standard deviations of a difference), and no learning rate
+# is tuned. Expect rope clearly better, and small differences from the rest.
 question = "Which part of LLaMA helps a tiny GPT-2 on the characters of Shakespeare?"
 out_dir = "out-ablate-shakespeare"
 design = "leave_one_in"
@@ -13,8 +14,9 @@ seeds = 3
 lr_grid = [1]
 prompt = "ROMEO:"
 
-# 4 * 12 * 64^2 + 65 * 64 + 64 * 64 = 0.2 M parameters; 1500 steps * 12 * 64 tokens = 1.2 M characters, 1.1 epochs:
-# 6 * 0.2 M * 1.2 M = 1.4 TFLOP, 45 s at the 33 GFLOP/s that one core makes of operations this small, and evaluations.
+# 4 * 12 * 64^2 + 65 * 64 + 64 * 64 = 0.2 M parameters; 1500 steps * 12 * 64 tokens = 1.2 M
+# characters, 1.1 epochs: 6 * 0.2 M * 1.2 M = 1.4 TFLOP, 45 s at the 33 GFLOP/s that one core
+# reaches with operations this small, and evaluations.
 n_layer, n_head, n_embd, block_size = 4, 4, 64, 64
 batch_size, max_iters, eval_interval, log_interval = 12, 1500, 500, 100
 learning_rate, min_lr, warmup_iters = 3e-3, 0.0, 100

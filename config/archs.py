@@ -1,9 +1,11 @@
-# Named architectures beside GPT-2, all of one size: the parts of each, not its published width or depth.
+# Named architectures beside GPT-2, all of one size: the parts of each, not its published width or
+# depth.
 #   python bench/ablate.py config/archs.py --workers=4
 #   python bench/ablate.py config/archs.py --archs="['llama','mistral','falcon']" --seeds=5
-# 11 architectures, the base and the base again: 13 arms x 3 seeds = 39 runs, MLP widths set so that all have GPT-2's
-# parameters. On a CPU 39 / 2 * 85 s = 28 minutes on two cores. To expect: those with rotary positions or ALiBi close
-# together and ahead of GPT-2; transformer2017 (norms after the sums) last, as it wants a lower learning rate.
+# 11 architectures, the base and the base again: 13 arms x 3 seeds = 39 runs, with MLP widths such
+# that all have GPT-2's parameters. On a CPU 39 / 2 * 85 s = 28 minutes on two cores.
+# Expect those with rotary positions or ALiBi close together and ahead of GPT-2, and transformer2017
+# (norms after the sums) last, since it needs a lower learning rate.
 question = "Which architecture's parts are best at one size?"
 out_dir = "out-archs"
 design = "archs"

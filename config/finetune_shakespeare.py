@@ -1,10 +1,12 @@
-# Fine-tune GPT-2 on Shakespeare, as nanoGPT's config of this name does with gpt2-xl (--init_from=gpt2-xl does here, too).
+# Fine-tune GPT-2 on Shakespeare, as nanoGPT's config of this name does with gpt2-xl
+# (--init_from=gpt2-xl works here, too).
 #   python train.py config/finetune_shakespeare.py
 #   python sample.py --out_dir=out-finetuned --checkpoint=best --start="ROMEO:" --num_samples=1
-# `python prepare.py shakespeare` is done first if need be: 301,966 tokens to train on, 36,059 to validate.
-# To expect: the loss of the first evaluation is the pretrained model's own on this text, those after it fall within the 20
-# steps; more steps soon learn the text by heart. GPT-2's weights were not where we test. SmolLM2-135M's (--init_from=FILE.gguf, the
-# text prepared with --tokenizer=FILE.gguf) went on a CPU from 3.41 to 3.24 in 10 steps, 4 minutes of training.
+# If need be `python prepare.py shakespeare` is done first: 301,966 tokens to train on, 36,059 to
+# validate. Expect the first loss to be the pretrained model's own on this text, and the later ones
+# to fall within the 20 steps; more steps soon learn the text by heart. We could not test GPT-2's
+# weights. SmolLM2-135M's (--init_from=FILE.gguf, the text prepared with --tokenizer=FILE.gguf) went
+# from 3.41 to 3.24 in 10 steps on a CPU, 4 minutes of training.
 init_from = "gpt2"  # 124 M parameters
 dataset = "shakespeare"
 out_dir = "out-finetuned"
@@ -12,9 +14,9 @@ wandb_run_name = "finetune-shakespeare"
 
 batch_size = 1
 if device == "cpu":
-    # 4 * 512 = 2,048 tokens a step: 6 * 124 M * 2,048 = 1.5 TFLOP, at 100 GFLOP/s 15 s; 20 steps are 41 k tokens, 0.14 epochs,
-    # in 5 minutes. An evaluation: 2 * 124 M * 2 * 4,096 tokens = 2 TFLOP, 20 s; five of them. 16 bytes a parameter: 2 GB,
-    # and as much again for what happens in between.
+    # 4 * 512 = 2,048 tokens a step: 6 * 124 M * 2,048 = 1.5 TFLOP, at 100 GFLOP/s 15 s; 20 steps
+    # are 41 k tokens, 0.14 epochs, in 5 minutes. Five evaluations of 2 * 124 M * 2 * 4,096 tokens =
+    # 2 TFLOP, 20 s. 16 bytes a parameter: 2 GB, and as much again for activations.
     block_size = 512
     gradient_accumulation_steps = 4
     eval_tokens = 4096

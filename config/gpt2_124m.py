@@ -1,5 +1,5 @@
-# GPT-2 124M on OpenWebText, nanoGPT's setting: 8 GPUs, about 4 days on A100s, validation loss about 2.85.
-# (nanoGPT's figures; not run by us.) One GPU trains the same run in eight times the time.
+# GPT-2 124M on OpenWebText, nanoGPT's setting: 8 GPUs, about 4 days on A100s, validation loss about
+# 2.85. (These are nanoGPT's figures; we have not run it.) One GPU takes eight times as long.
 #   python prepare.py openwebtext
 #   torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py
 model = "gpt2"

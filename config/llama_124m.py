@@ -1,4 +1,5 @@
-# LLaMA at the parameters and tokens of config/gpt2_124m.py, so that the two can be compared. Not run by us yet.
+# LLaMA with the parameters and tokens of config/gpt2_124m.py, so that the two can be compared. We
+# have not run it yet.
 #   python prepare.py openwebtext
 #   torchrun --standalone --nproc_per_node=8 train.py config/llama_124m.py
 model = "llama"

@@ -42,7 +42,7 @@ def group_of(named, weight_decay):
 def parameter_groups(model, weight_decay):
     """AdamW's two groups: matrices (embeddings too) decay, biases and norm weights do not.
 
-    Returns [{"params", "names", "weight_decay"}, ...]; each trainable parameter is in one of them."""
+    Returns [{"params", "names", "weight_decay"}, ...]. Each trainable parameter is in one group."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [(name, p) for name, p in named if p.dim() >= 2]
     vectors = [(name, p) for name, p in named if p.dim() < 2]

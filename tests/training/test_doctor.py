@@ -1,4 +1,5 @@
-"""--dry_run, --doctor and --check: what they say is so, each mistake they look for is found, and nothing is written."""
+"""--dry_run, --doctor and --check: what they say is true, each mistake they look for is found, and
+nothing is written."""
 
 import dataclasses
 import inspect
@@ -284,7 +285,7 @@ def lost_buffer(run, monkeypatch):
         (
             "data",
             overlap,
-            r"\d+ of \d+ stretches of 64 validation tokens are in the train split: .*prepare again",
+            r"\d+ of \d+ pieces of 64 validation tokens are in the train split: .*prepare again",
         ),
         ("initial loss", loud_head, "the logits' spread adds .*: see init_weights"),
         ("initial loss", half_the_loss, "loss .*, ln V"),
@@ -493,7 +494,8 @@ def mutated_method(function, old, new):
         (no_decay, "The first loss is right"),
         (
             double_init,
-            "the loss of step 1 is .*\nThe first loss is .* off already: look at the initial weights",
+            "the loss of step 1 is .*\n"
+            "The first loss is .* off already: look at the initial weights",
         ),
         (no_positions, "off already: .*positions"),
         (with_future, "off already: .*mask"),
@@ -512,7 +514,7 @@ def test_a_mistake_in_the_code_is_told(ask, monkeypatch, spoil, words):
     [
         (
             ["--learning_rate=2e-2"],
-            r"of other settings: learning_rate 0\.01 -> 0\.02 \(.*tiny\.json\): leave out what you gave",
+            r"other settings: learning_rate 0\.01 -> 0\.02 \(.*tiny\.json\): leave out what",
         ),
         (
             ["--position=none", "--n_layer=1"],
@@ -560,7 +562,7 @@ def test_a_second_record_replaces_the_same_and_keeps_the_others(data_dir, record
 
 @pytest.mark.parametrize("name", ["llama_shakespeare", "gpt2_shakespeare"])
 def test_shipped_golden_curves_are_those_of_the_shipped_configs(name, monkeypatch, tmp_path):
-    """On tiny-shakespeare and on the text that stands in for it; whichever is here agrees over its first steps."""
+    """On tiny-shakespeare and on the text that stands in for it, whichever is here."""
     from prepare import prepare
 
     curves = golden.read([f"config/{name}.py"])

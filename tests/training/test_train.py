@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import load_file
 
 import train
-from common import files
+from common import files, runtime
 from common.errors import Failure, UserError
 from common.runtime import Runtime, StopRequest
 from parts.architectures import CORNERS
 from prepare import prepare
+from tokens import batches
 from tokens.token_files import load_split
 from training import optim, parallel, run_folder, start
 from training.optim import learning_rate, make_optimizers, parameter_groups
@@ -42,7 +43,7 @@ SIZE = [
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory):
-    """A data set of 6,000 characters: words of a small language, so that there is something to learn."""
+    """A dataset of 6,000 characters: words of a small language, so that there is much to learn."""
     folder = tmp_path_factory.mktemp("data")
     rng = random.Random(0)
     words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
@@ -147,7 +148,7 @@ def test_no_steps_at_all_is_a_run_folder(data_dir, tmp_path, capsys):
 
 @pytest.mark.parametrize("when", [3, 4, 6])
 def test_an_evaluation_that_was_cut_short_is_made_up_for(data_dir, tmp_path, when):
-    """A signal within the evaluation of a step: the step is saved, the evaluation comes after the resume."""
+    """After a signal during an evaluation the step is saved, and evaluated after the resume."""
     run = ["--max_iters=6", "--eval_interval=3"]
     train.main(arguments(data_dir, tmp_path / "straight", *run))
     real, calls = train.evaluate, []
@@ -173,7 +174,7 @@ def test_an_evaluation_that_was_cut_short_is_made_up_for(data_dir, tmp_path, whe
 
 
 def stop_after(steps, real=train.train_step):
-    """Ask this process to stop while it takes its step number `steps`, as `kill` would; only once."""
+    """Send this process SIGTERM while it takes its step number `steps`; only once."""
 
     def step_and_signal(run):
         if run.step == steps - 1:
@@ -221,10 +222,10 @@ def test_micro_batches_are_one_batch(data_dir, tmp_path):
             "--gradient_accumulation_steps=4",
         )
     )
-    for (_, a), (_, b) in zip(losses(tmp_path / "one"), losses(tmp_path / "four")):
+    for (_, a), (_, b) in zip(losses(tmp_path / "one"), losses(tmp_path / "four"), strict=True):
         assert abs(a - b) < 1e-5
     for (_, a), (_, b) in zip(
-        losses(tmp_path / "one", "grad_norm"), losses(tmp_path / "four", "grad_norm")
+        losses(tmp_path / "one", "grad_norm"), losses(tmp_path / "four", "grad_norm"), strict=True
     ):
         assert abs(a - b) < 1e-4
 
@@ -254,7 +255,7 @@ def two_ranks(*argv, **more):
     "first,then,model", [("ddp", "one", "gpt2"), ("fsdp", "ddp", "gpt2"), ("one", "fsdp", "llama")]
 )
 def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first, then, model):
-    """Half in one layout, half in another: the losses, weights and moments of a run in one process."""
+    """Half in one layout, half in another: losses, weights and moments are those of one process."""
     run = arguments(
         data_dir,
         tmp_path / "moved",
@@ -281,7 +282,7 @@ def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first,
     for key in ("loss", "val_loss", "grad_norm"):
         a, b = losses(tmp_path / "one", key), losses(tmp_path / "moved", key)
         assert len(a) == len(b) >= 3 and all(
-            abs(x - y) < 1e-5 * (1 + abs(x)) for (_, x), (_, y) in zip(a, b)
+            abs(x - y) < 1e-5 * (1 + abs(x)) for (_, x), (_, y) in zip(a, b, strict=True)
         ), (a, b)
     a, b = weights(tmp_path / "one"), weights(tmp_path / "moved")
     assert a.keys() == b.keys()
@@ -347,7 +348,8 @@ def test_rank_0_tells_the_others_what_it_found(monkeypatch, capsys):
 
 
 def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
-    """A signal reaches the ranks at different moments: if one left and the other stayed to save, both would wait."""
+    """A signal reaches the ranks at different moments. If one left and the other stayed to save,
+    both would wait for ever."""
     run = ready(data_dir, tmp_path)
     stop = StopRequest()
     stop.status = 143
@@ -388,7 +390,7 @@ class Masked:
 
     def get(self, first, count):
         x, y = self.batches.get(first, count)
-        for row, k in zip(y, range(first, first + count)):
+        for row, k in zip(y, range(first, first + count), strict=True):
             row[: 3 + 5 * (k % 3)] = -1
         return x, y
 
@@ -401,9 +403,8 @@ def test_micro_batches_are_one_batch_whatever_is_masked(data_dir, tmp_path):
         run.data.batches = Masked(run.data.batches)
         losses[size] = [value for _ in range(3) for value in train.train_step(run)]
     for size in losses:
-        assert all(abs(a - b) < 1e-5 for a, b in zip(losses[size], losses["--batch_size=6"])), (
-            losses
-        )
+        pairs = zip(losses[size], losses["--batch_size=6"], strict=True)
+        assert all(abs(a - b) < 1e-5 for a, b in pairs), losses
 
 
 def test_float16_halves_its_scale_on_overflow_skips_the_step_and_grows_again(data_dir, tmp_path):
@@ -433,7 +434,7 @@ def test_float16_that_does_not_recover_stops(data_dir, tmp_path):
 
 
 def test_float16_resumed_is_uninterrupted(data_dir, tmp_path):
-    """The scale and its counter are in the checkpoint. An overflow is no number in the log, so it is null."""
+    """The scale and its counter are in the checkpoint. An overflow is null in the log."""
     run = ["--max_iters=8", "--eval_interval=20", "--dtype=float16"]
     real = torch.amp.GradScaler
 
@@ -472,9 +473,10 @@ def test_activation_checkpointing_changes_no_bit_and_keeps_less(data_dir, tmp_pa
             )
         )
         run = ready(data_dir, tmp_path, f"--model={model}", *more)
-        kept[name] = []
+        sizes = kept[name] = []
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: kept[name].append(tensor.numel()) or tensor, lambda tensor: tensor
+            lambda tensor, sizes=sizes: sizes.append(tensor.numel()) or tensor,
+            lambda tensor: tensor,
         ):
             run.learner.model(*map(torch.from_numpy, run.data.batches.get(0, 4)))
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
@@ -529,7 +531,7 @@ def test_muon_takes_the_steps_of_torchs(monkeypatch):
     options = dict(lr=0.1, weight_decay=0.2, momentum=0.9, adjust_lr_fn="match_rms_adamw")
     steppers = optim.Muon(ours, **options), torch.optim.Muon(theirs, **options)
     for step in range(4):
-        for a, b in zip(ours, theirs):
+        for a, b in zip(ours, theirs, strict=True):
             a.grad = b.grad = (
                 None
                 if step == 2 and a.shape == (16, 16)
@@ -537,7 +539,7 @@ def test_muon_takes_the_steps_of_torchs(monkeypatch):
             )
         for stepper in steppers:
             stepper.step()
-    for a, b in zip(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
         torch.testing.assert_close(
             steppers[0].state[a]["momentum_buffer"],
@@ -548,8 +550,7 @@ def test_muon_takes_the_steps_of_torchs(monkeypatch):
 
 
 def test_data_seed_sets_the_order_apart_from_the_initialisation(data_dir, tmp_path):
-    """Runs of one data_seed see the same batches whatever their seed: with the weights frozen, the same losses
-    up to what the initialisation makes; here shown by the batches themselves."""
+    """Runs of one data_seed see the same batches, whatever their seed."""
     seen = {}
     real = train.train_step
     for name, seeds in dict(
@@ -593,6 +594,74 @@ def test_learning_rate_schedule():
     assert learning_rate(110, config) == learning_rate(10**6, config) == 0.1
     rates = [learning_rate(step, config) for step in range(10, 111)]
     assert rates == sorted(rates, reverse=True)
+
+
+# ---------------------------------------------------------------- what `auto` stands for
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The list of the models that were compiled, where compiling pays from about three steps on."""
+    models = []
+
+    def compile(model, **more):
+        models.append(model)
+        return model
+
+    step_flops = 6 * 27_000 * 4 * 16  # of a model of SIZE
+    monkeypatch.setattr(runtime, "COMPILE_PAYS", 3 * step_flops)
+    monkeypatch.setattr(runtime.shutil, "which", lambda name: "g++")
+    monkeypatch.setattr(torch, "compile", compile)
+    return models
+
+
+def test_resuming_does_not_choose_again(data_dir, tmp_path, compiled):
+    """A run that repays compiling is resumed so near its end that the rest would not."""
+    run = arguments(data_dir, tmp_path / "run", "--max_iters=6", "--eval_interval=20")
+    stop_after(5)
+    assert train.main(run) == 143 and len(compiled) == 1
+    stored = checkpoint.read(checkpoint.find(tmp_path / "run"))[1]
+    assert (stored["compile"], stored["dtype"], stored["device"]) == (True, "float32", "cpu")
+    resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
+    assert resumed.runtime.compile and len(compiled) == 2
+    # `auto` on the command line is no other choice.
+    again = ["--compile=auto", "--dtype=auto", "--device=auto"]
+    resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", *again])
+    assert resumed.runtime.compile and resumed.runtime.device == "cpu"
+
+
+def test_a_short_run_that_is_resumed_with_more_steps_stays_eager(data_dir, tmp_path, compiled):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=1"))
+    resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=99"])
+    assert not resumed.runtime.compile and not compiled
+
+
+def test_another_choice_on_the_command_line_wins_with_a_warning(
+    data_dir, tmp_path, compiled, capsys
+):
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=1"))
+    capsys.readouterr()
+    resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=9"]
+    resumed = made([*resume, "--compile=True", "--dtype=bfloat16"])
+    assert resumed.runtime.compile and resumed.runtime.dtype == "bfloat16"
+    words = "warning: max_iters 1 -> 9, dtype float32 -> bfloat16, compile False -> True: the run"
+    assert words in capsys.readouterr().out
+
+
+def test_a_run_of_another_machine_goes_on_with_the_device_there_is(
+    data_dir, tmp_path, monkeypatch, capsys
+):
+    """Its checkpoint names a device that is not here; whether to compile is chosen anew."""
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=1"))
+    stored = checkpoint.read(checkpoint.find(tmp_path / "run"))
+    there = stored[0], stored[1] | {"device": "mps", "compile": True}, stored[2]
+    monkeypatch.setattr(checkpoint, "read", lambda folder: there)
+    resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}"]
+    config = train.read_config(resume, "").config
+    assert (config.device, config.compile) == ("cpu", "auto")
+    assert "warning: device mps -> cpu, compile True -> auto: the run" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no Metal device"):
+        train.read_config([*resume, "--device=mps"], "")
 
 
 # ---------------------------------------------------------------- what a run leaves behind
@@ -716,11 +785,51 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(data_dir, tmp_path):
     )
     with pytest.raises(
         Failure,
-        match=r"at step \d+, learning rate .* \((last good checkpoint: .*|no checkpoint yet)\): nothing of this step",
+        match=r"at step \d+, learning rate .* \((last good checkpoint: .*|no checkpoint yet)\): "
+        "nothing of this step",
     ):
         train.main(run)
     for tensors in map(load_file, out.glob("ckpt/*/model.safetensors")):
         assert all(torch.isfinite(value).all() for value in tensors.values())
+
+
+def shrink(monkeypatch, method, at_call):
+    """Let Batches.get or Text.eval_batches find the token file too short at some call, once."""
+    real, calls = getattr(*method), []
+
+    def read(*args):
+        calls.append(0)
+        if len(calls) == at_call:
+            raise Failure("the token file shrank", "train.bin", "prepare the data again")
+        return real(*args)
+
+    monkeypatch.setattr(*method, read)
+
+
+@pytest.mark.parametrize(
+    "method, at_call, step",
+    [((batches.Batches, "get"), 6, 5), ((batches.Text, "eval_batches"), 5, 6)],
+    ids=["in a step", "in an evaluation"],
+)
+def test_data_that_fail_lose_no_step(data_dir, tmp_path, monkeypatch, method, at_call, step):
+    """The steps since the last checkpoint are saved before the run ends."""
+    run = ["--max_iters=7", "--eval_interval=3", "--dropout=0.1"]
+    train.main(arguments(data_dir, tmp_path / "straight", *run))
+    shrink(monkeypatch, method, at_call)
+    words = f"shrank .*train.bin.*: prepare the data again, then go on from step {step} with --init"
+    with pytest.raises(Failure, match=words) as caught:
+        train.main(arguments(data_dir, tmp_path / "cut", *run))
+    assert caught.value.status == 1 and checkpoint.steps(tmp_path / "cut")[-1] == step
+    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'cut'}"])
+    for key in ("loss", "val_loss"):
+        assert losses(tmp_path / "cut", key) == losses(tmp_path / "straight", key)
+    assert equal(weights(tmp_path / "cut"), weights(tmp_path / "straight"))
+
+
+def test_data_that_fail_before_the_first_step_start_again(data_dir, tmp_path, monkeypatch):
+    shrink(monkeypatch, (batches.Batches, "get"), 1)
+    with pytest.raises(Failure, match="start again: there is no checkpoint yet"):
+        train.main(arguments(data_dir, tmp_path / "run", "--max_iters=7"))
 
 
 def test_an_evaluation_that_is_not_finite_saves_nothing(data_dir, tmp_path):
@@ -873,7 +982,7 @@ def test_signals_finish_the_step_and_save(data_dir, tmp_path, number, status):
 
 
 def test_killed_inside_a_save_leaves_the_last_checkpoint(data_dir, tmp_path, monkeypatch):
-    """At whatever file the write stops: what was there is whole, the leftovers go at the next save."""
+    """At whatever file the write stops: what was there is whole, leftovers go at the next save."""
     out = tmp_path / "run"
     train.main(arguments(data_dir, out, "--max_iters=2"))
     real, calls = files.sync, []
@@ -1075,6 +1184,10 @@ def test_warning_when_the_course_changes(data_dir, tmp_path, capsys):
         (["--learning_rate=1e999"], "learning_rate cannot be inf"),
         (["--min_lr=1"], "min_lr=1.0 is above learning_rate"),
         (["--warmup_iters=10", "--max_iters=10"], "warmup_iters=10 is not below max_iters=10"),
+        (
+            ["--warmup_iters=9", "--lr_decay_iters=9"],
+            "=9 is not below lr_decay_iters=9.*--lr_decay",
+        ),
         (["--eval_tokens=1"], "eval_tokens=1 scores nothing"),
         (["--device=cpu:x"], "unknown device cpu:x"),
         (["--position=rope", "--rope_fraction=7"], "rope_fraction=7.0 is above 1"),
