@@ -41,8 +41,8 @@ SHAPES = {
     "M": (6, 6, 384, 256, 8, 65, 8),
     "124m": (12, 12, 768, 1024, 12, 50304, 256),
 }
-# Dense bf16 peak, TFLOP/s, from the makers' data sheets. The first name that the GPU's name contains
-# is taken.
+# Dense bf16 peak in TFLOP/s, from the makers' data sheets, of the first name that is part of the
+# GPU's name.
 PEAKS = {
     "B200": 2250,
     "H200": 989,
