@@ -36,8 +36,8 @@ NANOGPT = [
     *("--n_head=4", "--n_embd=128", "--max_iters=2000", "--lr_decay_iters=2000"),
 ]
 OURS = ["config/llama_shakespeare.py", "config/gpt2_shakespeare.py"]
-# To 1.70. We searched for the learning rate, its end and the number of steps of nanoGPT (it has AdamW
-# and the cosine alone), and for the number of steps of ours.
+# To 1.70. We searched for nanoGPT's learning rate, its end and the number of steps (it has no other
+# optimizer than AdamW and no other schedule than the cosine), and for our number of steps.
 SPRINT = "1.70"
 NANOGPT_SPRINT = [
     *NANOGPT,
@@ -204,7 +204,7 @@ def report(runs, threads, argv):
         f"thread{'s' if threads > 1 else ''}, its better choice here. Medians over the rounds, then "
         "each round.",
         "",
-        f"| | seconds in all | final validation loss | loss when nanoGPT was done | {marks} |",
+        f"| | seconds in all | final validation loss | loss when nanoGPT ended | {marks} |",
         "|---|---|---|---|" + "---|" * len(MARKS),
         *(row(name, results, limit) for name, results in runs.items()),
     ]
