@@ -201,8 +201,8 @@ def report(runs, threads, argv):
         f"{facts['hardware']}, {facts['cpus']} cores, torch {facts['torch']}, "
         f"Python {facts['python']}, {platform.system()}; commit {facts['git_commit']}.",
         f"`python bench/cpu_race.py {' '.join(words)}`; nanoGPT on {threads} "
-        f"thread{'s' if threads > 1 else ''}, its better choice here. Medians over the rounds, then "
-        "each round.",
+        f"thread{'s' if threads > 1 else ''}, its better choice here. Medians over the rounds, "
+        "then each round.",
         "",
         f"| | seconds in all | final validation loss | loss when nanoGPT ended | {marks} |",
         "|---|---|---|---|" + "---|" * len(MARKS),
