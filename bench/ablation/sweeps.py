@@ -1,12 +1,16 @@
-"""Reading sweeps: the rows of their folders, put together where they belong together, with what stats.py says of them."""
+"""Reading sweeps: the rows of their folders, joined where they belong together, and their
+analyses."""
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.ablation import stats
+from common import files
 from common.errors import UserError
 from training.run_folder import read_rows
+
+# Folders with the same values of these are one sweep, if the arms that they share are the same.
+SHARED = ("code_hash", "base", "base_values", "metric", "max_iters", "data")
 
 
 @dataclass
@@ -29,73 +33,78 @@ class Section:
         return {verdict.arm: verdict for verdict in self.main.verdicts if not verdict.interaction}
 
 
+@dataclass
+class Group:
+    """What the folders of one sweep hold."""
+
+    sweep: dict
+    rows: list = field(default_factory=list)
+    costs: list = field(default_factory=list)
+    folders: list = field(default_factory=list)
+
+    def belongs(self, sweep):
+        """Whether another folder's sweep is the same: its code, base, data, and the arms of
+        both."""
+        if any(self.sweep.get(key) != sweep.get(key) for key in SHARED):
+            return False
+        arms, others = self.sweep["arms"], sweep["arms"]
+        return all(
+            arms[arm].get(key) == others[arm].get(key)
+            for arm in arms.keys() & others.keys()
+            for key in ("config_hash", "against")
+        )
+
+    def add(self, folder, sweep):
+        """Add the content of a folder."""
+        if self.folders:
+            self.sweep["arms"] |= sweep["arms"]
+            self.sweep["chosen_lr"] = sweep["chosen_lr"] | self.sweep["chosen_lr"]
+            self.sweep["looks"] = max(self.sweep["looks"], sweep["looks"], key=len)
+        self.rows += read_rows(folder / "rows.jsonl")
+        self.costs += read_rows(folder / "costs.jsonl")
+        self.folders.append(folder)
+
+    def section(self):
+        """The analysed Section."""
+        sweep, rows = self.sweep, self.rows
+        if len(self.folders) > 1:
+            # Done rows come last, so that one machine's failure does not undo another's run.
+            rows.sort(key=lambda row: row["status"] == "done")
+            if len(sweep["looks"]) == 1:  # a fixed sweep decides on all the seeds there are
+                sweep["looks"] = [max(sweep["looks"][0], base_seeds(sweep, rows))]
+        runs, all_costs = stats.sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
+        code = sweep["code_hash"]
+        costs = {arm: row for arm, row in all_costs.items() if row["code_hash"] == code}
+        measures = dict.fromkeys([sweep["metric"], *stats.MEASURES])
+        analyses = {measure: stats.analyse(sweep, runs, costs, measure) for measure in measures}
+        return Section(sweep, runs, costs, all_costs, analyses, self.folders)
+
+
+def base_seeds(sweep, rows):
+    """How many seeds of the base have a reported row."""
+    base = [row for row in rows if row["arm"] == sweep["base"] and row["purpose"] == "report"]
+    return len({row["seed"] for row in base})
+
+
+def read_sweep(folder):
+    """The content of a folder's sweep.json. Raises UserError if it holds none."""
+    path, fix = folder / "sweep.json", "name a folder that bench/ablate.py wrote"
+    sweep = files.read_json(path, fix) if path.exists() else {}
+    try:
+        sweep["arms"][sweep["base"]]
+    except (KeyError, TypeError):
+        raise UserError("no sweep here", path, fix) from None
+    return sweep
+
+
 def gather(folders):
     """[Section] of the sweeps in `folders`; those of the same code, base and data together."""
     groups = []
     for folder in map(Path, folders):
-        try:
-            sweep = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
-            sweep["arms"][sweep["base"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                "no sweep here", folder / "sweep.json", "name a folder that bench/ablate.py wrote"
-            ) from error
-        rows, priced = read_rows(folder / "rows.jsonl"), read_rows(folder / "costs.jsonl")
-        for group in groups:
-            first = group[0]
-            shared = first["arms"].keys() & sweep["arms"].keys()
-            if all(
-                first.get(key) == sweep.get(key)
-                for key in ("code_hash", "base", "base_values", "metric", "max_iters", "data")
-            ) and all(
-                first["arms"][arm].get(key) == sweep["arms"][arm].get(key)
-                for arm in shared
-                for key in ("config_hash", "against")
-            ):
-                first["arms"] |= sweep["arms"]
-                first["chosen_lr"] = sweep["chosen_lr"] | first["chosen_lr"]
-                first["looks"] = max(first["looks"], sweep["looks"], key=len)
-                group[1] += rows
-                group[2] += priced
-                group[3].append(folder)
-                break
-        else:
-            groups.append([sweep, rows, priced, [folder]])
-    sections = []
-    for sweep, rows, priced, where in groups:
-        if (
-            len(where) > 1
-        ):  # one machine's failure does not undo another's run, and a fixed sweep decides on all the seeds there are
-            rows.sort(key=lambda row: row["status"] == "done")
-            if len(sweep["looks"]) == 1:
-                sweep["looks"] = [
-                    max(
-                        sweep["looks"][0],
-                        len(
-                            {
-                                row["seed"]
-                                for row in rows
-                                if row["arm"] == sweep["base"] and row["purpose"] == "report"
-                            }
-                        ),
-                    )
-                ]
-        runs, everything = stats.sort_rows(sweep, rows), {row["arm"]: row for row in priced}
-        costs = {
-            arm: row for arm, row in everything.items() if row["code_hash"] == sweep["code_hash"]
-        }
-        measures = [
-            sweep["metric"],
-            *(measure for measure in stats.MEASURES if measure != sweep["metric"]),
-        ]
-        sections.append(
-            Section(
-                sweep,
-                runs,
-                costs,
-                everything,
-                {measure: stats.analyse(sweep, runs, costs, measure) for measure in measures},
-                where,
-            )
-        )
-    return sections
+        sweep = read_sweep(folder)
+        group = next((group for group in groups if group.belongs(sweep)), None)
+        if group is None:
+            group = Group(sweep)
+            groups.append(group)
+        group.add(folder, sweep)
+    return [group.section() for group in groups]

@@ -1,12 +1,12 @@
 """
-How long a step of AdamW takes beside one of Muon, ours and torch's, for our LLaMA at the sizes of speed_train.py:
+How long a step of AdamW takes beside one of Muon, ours and torch's, for our LLaMA in two sizes:
 
     python bench/speed.py optimizer
 
-AdamW and Muon are optim.py's; all work on the same gradients, in turn. Writes bench/results/speed_optimizer.md.
+AdamW and Muon are those of training/optim.py. All work on the same gradients, in turn. Writes
+bench/results/speed_optimizer.md.
 """
 
-import statistics
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -14,74 +14,98 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from bench.timing.train import FIELDS, SHAPES, interval, ours, write
-from common.configurator import build, load
+from bench.timing.results import command_text, facts_text, interval, threads_text, write
+from bench.timing.train import ours, shape_of
+from common.configurator import PositiveInt, build, load
 from common.errors import UserError
-from common.runtime import find_device, versions
+from common.runtime import find_device
 from training.optim import make_optimizers
+
+WARM_UP = 3  # rounds that are not timed
 
 
 @dataclass
 class OptimizerSpeedConfig:
     steps: int = 40  # rounds that are timed, after three that are not
-    threads: int = 1
+    threads: PositiveInt = 1
     device: str = "auto"
+
+
+def make_sets(model, device):
+    """{name: the optimizers of the model}: AdamW, our Muon with AdamW, and torch's Muon with
+    AdamW."""
+    settings = dict(learning_rate=1e-4, weight_decay=0.1, beta1=0.9, beta2=0.99)
+    sets = {}
+    for name in ("adamw", "muon"):
+        config = SimpleNamespace(optimizer=name, **settings)
+        sets[name] = make_optimizers(model, config, device)
+    ours, *rest = sets["muon"]
+    matrices = ours.param_groups[0]
+    adjust = matrices["adjust_lr_fn"]
+    sets["torch"] = [torch.optim.Muon(matrices["params"], lr=1e-4, adjust_lr_fn=adjust), *rest]
+    return sets
+
+
+def step_all(optimizers):
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def time_shape(c, steps, device):
+    """{"model", "adamw", "muon", "torch": seconds of each round}: forward and backward, then a step
+    of each set of optimizers."""
+    torch.manual_seed(0)
+    model, loss = ours("llama", c)
+    model.to(device)
+    x, y = torch.randint(c.vocab_size, (2, c.batch_size, c.block_size), device=device)
+    sets = make_sets(model, device)
+    times = {name: [] for name in ("model", *sets)}
+
+    def timed(name, function, *args):
+        began = time.perf_counter()
+        function(*args)
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        times[name].append(time.perf_counter() - began)
+
+    for i in range(steps + WARM_UP):
+        model.zero_grad()
+        timed("model", lambda: loss(x, y).backward())
+        for name in sets if i % 2 else reversed(sets):
+            timed(name, step_all, sets[name])
+    return {name: np.array(seconds[WARM_UP:]) for name, seconds in times.items()}
+
+
+def row(shape, times):
+    """A line of the table, for the times of a shape."""
+    ratio, low, high = interval(times["torch"] / times["muon"])
+    whole = (times["model"] + times["muon"]) / (times["model"] + times["adamw"])
+    ms = {name: 1000 * np.median(seconds) for name, seconds in times.items()}
+    own = f"{ms['model']:.1f} | {ms['adamw']:.2f} | {ms['muon']:.2f} | {ms['torch']:.2f}"
+    compared = f"{ratio:.2f} | {low:.2f} to {high:.2f}"
+    more = f"{np.median(whole):.2f} times as long as with AdamW"
+    return f"| {shape} | {own} | {compared} | {more} |"
 
 
 def main(argv):
     values, words = load(argv, [OptimizerSpeedConfig], __doc__)
     config = build(OptimizerSpeedConfig, values)
     if words != ["optimizer"] or config.steps < 2:
-        raise UserError(
-            "cannot compare that",
-            "command line",
-            "python bench/speed.py optimizer, with two steps or more",
-        )
-    device, facts = find_device(config.device), versions()
+        fix = "python bench/speed.py optimizer, with two steps or more"
+        raise UserError("cannot compare that", "command line", fix)
+    device = find_device(config.device)
     torch.set_num_threads(config.threads)
     lines = [
         "# Time of a step of the optimizer",
         "",
-        f"{facts['hardware']}, {device}, {config.threads} thread{'s' * (config.threads > 1)}, torch {facts['torch']}, float32; commit {facts['git_commit']}.",
-        f"Our LLaMA, eager; medians of {config.steps} rounds. `python bench/speed.py {' '.join(argv)}`",
+        facts_text(f"{device}, {threads_text(config.threads)}", "float32"),
+        f"Our LLaMA, eager; medians of {config.steps} rounds. {command_text(argv)}",
         "",
-        "| shape | forward and backward, ms | AdamW, ms | Muon, ms | torch's Muon, ms | torch's / ours | 95 % interval | the whole step with Muon |",
+        "| shape | forward and backward, ms | AdamW, ms | Muon, ms | torch's Muon, ms "
+        "| torch's / ours | 95 % interval | the whole step with Muon |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for shape in ("S", "M"):
-        c = SimpleNamespace(**dict(zip(FIELDS, SHAPES[shape])))
-        torch.manual_seed(0)
-        model, loss = ours("llama", c)
-        model.to(device)
-        x, y = torch.randint(c.vocab_size, (2, c.batch_size, c.block_size), device=device)
-        settings = SimpleNamespace(learning_rate=1e-4, weight_decay=0.1, beta1=0.9, beta2=0.99)
-        sets = {
-            name: make_optimizers(model, SimpleNamespace(optimizer=name, **vars(settings)), device)
-            for name in ("adamw", "muon")
-        }
-        matrices = sets["muon"][0].param_groups[0]
-        sets["torch"] = [
-            torch.optim.Muon(matrices["params"], lr=1e-4, adjust_lr_fn=matrices["adjust_lr_fn"]),
-            *sets["muon"][1:],
-        ]
-        times = {name: [] for name in ("model", *sets)}
-
-        def timed(name, call):
-            began = time.perf_counter()
-            call()
-            if device.startswith("cuda"):
-                torch.cuda.synchronize()
-            times[name].append(time.perf_counter() - began)
-
-        for i in range(config.steps + 3):
-            model.zero_grad()
-            timed("model", lambda: loss(x, y).backward())
-            for name in list(sets)[:: 1 if i % 2 else -1]:
-                timed(name, lambda: [each.step() for each in sets[name]])
-        model_time, adamw, muon, theirs = (np.array(times[name][3:]) for name in times)
-        ratio, low, high = interval(theirs / muon)
-        whole = statistics.median((model_time + muon) / (model_time + adamw))
-        lines.append(
-            f"| {shape} | {np.median(model_time) * 1000:.1f} | {np.median(adamw) * 1000:.2f} | {np.median(muon) * 1000:.2f} | {np.median(theirs) * 1000:.2f} | {ratio:.2f} | {low:.2f} to {high:.2f} | {whole:.2f} times as long as with AdamW |"
-        )
+        lines.append(row(shape, time_shape(shape_of(shape), config.steps, device)))
+    print("\n".join(lines))
     write(lines, "speed_optimizer")

@@ -1,4 +1,5 @@
-"""bench/: that the sides of a comparison are the same size and do the same work. No times are asserted."""
+"""bench/: that the sides of a comparison are the same size and do the same work. No times are
+asserted."""
 
 from types import SimpleNamespace
 
@@ -6,13 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from bench.timing import train
+from bench.timing import decode, llama2c, optimizer, slots, train
+from bench.timing.results import interval
+from common.errors import Failure, UserError
 
-TINY = SimpleNamespace(**dict(zip(train.FIELDS, (2, 2, 64, 16, 3, 65, 8))))
+TINY = SimpleNamespace(**dict(zip(train.FIELDS, (2, 2, 64, 16, 3, 65, 8), strict=True)))
 
 
 def sides():
-    config = SimpleNamespace(nanogpt=None, litgpt=None, dtype="float32")
+    config = train.TrainSpeedConfig()
     return train.make_sides(config, TINY, "cpu")
 
 
@@ -39,7 +42,7 @@ def test_sides_are_of_one_size_and_take_the_same_step():
 
 @pytest.mark.parametrize("shape", train.SHAPES)
 def test_flops_are_six_per_weight_and_attention(shape):
-    c = SimpleNamespace(**dict(zip(train.FIELDS, train.SHAPES[shape])))
+    c = train.shape_of(shape)
     weights = 12 * c.n_layer * c.n_embd**2 + c.vocab_size * c.n_embd
     flops = train.training_flops_per_token(train.costs_config("gpt2", c), c.block_size)
     assert flops == 6 * weights + 12 * c.n_layer * c.block_size * c.n_embd
@@ -47,14 +50,15 @@ def test_flops_are_six_per_weight_and_attention(shape):
 
 def test_interval_holds_the_median_and_narrows():
     rng = np.random.default_rng(0)
-    few, many = (train.interval(1.2 + 0.1 * rng.standard_normal(n)) for n in (8, 400))
+    few, many = (interval(1.2 + 0.1 * rng.standard_normal(n)) for n in (8, 400))
     assert (
         few[1] < few[0] < few[2] and many[2] - many[1] < few[2] - few[1] and many[1] < 1.2 < many[2]
     )
 
 
 def test_report_names_each_ratio(monkeypatch, capsys):
-    """Seconds made up, so that the ratio and its direction are known: ours takes half of theirs, compiled."""
+    """Seconds made up, so that the ratio and its direction are known: ours takes half of theirs,
+    compiled."""
     written = []
     monkeypatch.setitem(train.SHAPES, "S", tuple(vars(TINY).values()))
     monkeypatch.setattr(
@@ -87,17 +91,14 @@ def test_report_names_each_ratio(monkeypatch, capsys):
     assert (
         "| our LLaMA (compiled) / transformers LLaMA (compiled) | 2.000 | 2.000 to 2.000 |" in text
     )
-    assert (
-        f"| our GPT-2 | {sum(p.numel() for p in sides()['our GPT-2'].model.parameters()) / 1e6:.2f} M | compiled | 100.0 | 480 |"
-        in text
-    )
+    size = sum(p.numel() for p in sides()["our GPT-2"].model.parameters()) / 1e6
+    assert f"| our GPT-2 | {size:.2f} M | compiled | 100.0 | 480 |" in text
 
 
 def test_optimizers_are_timed_at_both_shapes(monkeypatch):
-    from bench.timing import optimizer
-
     written = []
-    monkeypatch.setattr(optimizer, "SHAPES", dict.fromkeys("SM", tuple(vars(TINY).values())))
+    for shape in "SM":
+        monkeypatch.setitem(train.SHAPES, shape, tuple(vars(TINY).values()))
     monkeypatch.setattr(optimizer, "write", lambda lines, name: written.append((name, lines)))
     threads = torch.get_num_threads()
     try:
@@ -108,3 +109,55 @@ def test_optimizers_are_timed_at_both_shapes(monkeypatch):
     rows = [[cell.strip() for cell in line.split("|")] for line in lines[-2:]]
     assert name == "speed_optimizer" and [row[1] for row in rows] == ["S", "M"]
     assert all(float(cell) > 0 for row in rows for cell in row[2:6])
+
+
+def test_slots_are_timed_beside_their_base(monkeypatch, capsys):
+    written = []
+    monkeypatch.setattr(slots, "write", lambda lines, name: written.append((name, lines)))
+    threads = torch.get_num_threads()
+    sizes = ["--n_layer=1", "--n_embd=16", "--block_size=8", "--batch_size=2", "--device=cpu"]
+    try:
+        slots.main(["norm", "--steps=3", *sizes], "")
+    finally:
+        torch.set_num_threads(threads)
+    name, lines = written[0]
+    rows = {line.split("|")[1].strip(): line.split("|")[2:] for line in lines[7:]}
+    assert name == "speed_norm_16" and {"layernorm", "rmsnorm", "none"} <= rows.keys()
+    assert all(float(cell) > 0 for cells in rows.values() for cell in cells[:3])
+    with pytest.raises(UserError, match="cannot time 'nom' .*choose slots, or a slot: .*norm"):
+        slots.main(["nom", *sizes], "")
+
+
+def test_llama2c_is_named_by_its_folder_or_its_file(tmp_path, monkeypatch):
+    """A folder is accepted, a missing run.c and one that does not compile are one line each."""
+    with pytest.raises(UserError, match="no run.c here .llama2c=.*give the folder of llama2.c"):
+        decode.main(["decode", f"--llama2c={tmp_path}"])
+    program = tmp_path / "run.c"
+    program.write_text("int main(void) { return missing; }")
+    assert llama2c.find_source(tmp_path) == llama2c.find_source(program) == program
+    with pytest.raises(Failure, match="gcc cannot compile it: .*missing.* .llama2c=") as found:
+        llama2c.compile_program(program, tmp_path)
+    assert "\n" not in str(found.value)
+    program.write_text("int main(void) { return 0; }")
+    llama2c.compile_program(program, tmp_path)
+    assert (tmp_path / "run").exists()
+
+
+def test_decoding_is_timed_beside_transformers_and_llama2c(tmp_path, monkeypatch, capsys):
+    """A stand-in for llama2.c that prints the words of the tokens and its speed."""
+    pytest.importorskip("transformers")
+    body = 'for (int i = 0; i < 16; i++) printf("00001 "); fprintf(stderr, "tok/s: 100.5\\n");'
+    (tmp_path / "run.c").write_text(f"#include <stdio.h>\nint main(void) {{ {body} return 0; }}")
+    written = []
+    monkeypatch.setattr(decode, "MODES", (("float32", False), ("int8", False)))
+    monkeypatch.setattr(decode, "write", lambda lines, name: written.append((name, lines)))
+    sizes = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--vocab_size=11", "--block_size=32"]
+    options = ["--tokens=16", "--rounds=2", "--threads=1", f"--llama2c={tmp_path}"]
+    decode.main(["decode", *sizes, *options])
+    name, lines = written[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
+    rows = {row[0]: row[1:] for row in cells}
+    assert name == "speed_decode" and rows["llama2.c"][:2] == ["100 (100)", "1.00"]
+    assert rows["transformers, cached"][3] == rows["the model itself, cached"][3] == "16"
+    assert rows["the model itself, cached"][4] == "0.0e+00"
+    assert "inference.py, int8, eager" in rows

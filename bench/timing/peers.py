@@ -1,0 +1,106 @@
+"""Models of other libraries, of the sizes of ours. `c` has n_layer, n_head, n_embd, block_size,
+vocab_size and, for a LLaMA, multiple_of. Each function returns (model, its loss function)."""
+
+import contextlib
+import importlib.util
+import io
+import sys
+from pathlib import Path
+
+from torch.nn import functional as F
+
+from common.errors import UserError
+
+TIED_FROM = (
+    50000  # LLaMAs with a larger vocabulary have tied embeddings, as in config/llama_124m.py
+)
+
+
+def cross_entropy(logits, y):
+    return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+
+def swiglu_width(c):
+    return c.multiple_of * -(-int(8 * c.n_embd / 3) // c.multiple_of)
+
+
+def check_nanogpt(path):
+    """Raise UserError unless the folder, if one is given, is a checkout of nanoGPT."""
+    if path and not Path(path, "model.py").exists():
+        fix = "check it out, or leave the key out"
+        raise UserError("no nanoGPT here", f"nanogpt={path}", fix)
+
+
+def nanogpt(path, c):
+    """nanoGPT's own model.py, from its checkout."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(path, "model.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where torch.compile looks for it
+    spec.loader.exec_module(module)
+    sizes = (c.block_size, c.vocab_size, c.n_layer, c.n_head, c.n_embd)
+    with contextlib.redirect_stdout(io.StringIO()):
+        model = module.GPT(module.GPTConfig(*sizes, dropout=0.0, bias=False))
+    return model, lambda x, y: model(x, y)[1]
+
+
+def transformers_gpt2(c):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=c.vocab_size,
+        n_positions=c.block_size,
+        n_embd=c.n_embd,
+        n_layer=c.n_layer,
+        n_head=c.n_head,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+    model = GPT2LMHeadModel(config)
+    return model, lambda x, y: cross_entropy(model(x).logits, y)
+
+
+def transformers_llama(c):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=c.vocab_size,
+        hidden_size=c.n_embd,
+        intermediate_size=swiglu_width(c),
+        num_hidden_layers=c.n_layer,
+        num_attention_heads=c.n_head,
+        max_position_embeddings=c.block_size,
+        use_cache=False,
+        attn_implementation="sdpa",
+        tie_word_embeddings=c.vocab_size > TIED_FROM,
+    )
+    model = LlamaForCausalLM(config)
+    return model, lambda x, y: cross_entropy(model(x).logits, y)
+
+
+def litgpt_llama(path, c):
+    """litgpt's LLaMA, from the installed package or from a folder that it was installed into."""
+    if path and str(path) not in sys.path:
+        sys.path.append(str(path))
+    from litgpt.config import Config
+    from litgpt.model import GPT
+
+    config = Config(
+        block_size=c.block_size,
+        padded_vocab_size=c.vocab_size,
+        n_layer=c.n_layer,
+        n_head=c.n_head,
+        n_embd=c.n_embd,
+        rotary_percentage=1.0,
+        parallel_residual=False,
+        bias=False,
+        norm_class_name="RMSNorm",
+        mlp_class_name="LLaMAMLP",
+        intermediate_size=swiglu_width(c),
+    )
+    model = GPT(config)
+    if c.vocab_size > TIED_FROM:
+        model.lm_head.weight = model.transformer.wte.weight
+    return model, lambda x, y: cross_entropy(model(x), y)
