@@ -23,7 +23,7 @@ from parts import costs
 from parts.architectures import ARCH, choose, idle
 from parts.variant import Variant, VariantConfig
 from prepare import SMALL, prepare
-from tokens.token_files import fingerprint, load_meta, load_split, load_tokenizer
+from tokens.token_files import fingerprint, is_prepared, load_meta, load_split, load_tokenizer
 from training.settings import RENAMED, TrainConfig, read_config
 
 DESIGNS = ("leave_one_in", "leave_one_out", "ladder", "axis", "archs", "pairs", "arms")
@@ -459,7 +459,7 @@ def plain(node):
 def data_of(base):
     """(facts of the data set, tokenizer): prepared first if it is small, known and missing."""
     folder = Path(base.get("data_dir", "data")) / base["dataset"]
-    if base["dataset"] in SMALL and not (folder / "meta.json").exists():
+    if base["dataset"] in SMALL and not is_prepared(folder):
         prepare(base["dataset"], data_dir=base.get("data_dir", "data"))
     meta = load_meta(folder)
     tokenizer = load_tokenizer(folder, meta)
