@@ -25,7 +25,7 @@ from common.errors import Failure, UserError
 from common.runtime import StopRequest, seed_for, set_up
 from prepare import SMALL, prepare
 from sample import SampleConfig, write_sample
-from tokens.token_files import load_meta, load_tokenizer
+from tokens.token_files import is_prepared, load_meta, load_tokenizer
 from training import check, parallel
 from training.doctor import doctor
 from training.dry_run import dry_run
@@ -292,7 +292,7 @@ def find_data(config, runtime):
 
     def prepare_missing():
         for name, folder in folders.items():
-            if name in SMALL and not (folder / "meta.json").exists():
+            if name in SMALL and not is_prepared(folder):
                 print(f"{folder} is missing: preparing it, as `python prepare.py {name}` does")
                 prepare(name, data_dir=config.data_dir)
 

@@ -1,13 +1,4 @@
-"""
-Token files, and the order of the batches.
-
-A data set is a folder that prepare.py makes:
-
-    train.bin val.bin   token ids, raw little-endian uint16 (uint32 if the vocabulary needs it)
-    train.mask.bin val.mask.bin   of prompt/answer pairs (pairs.py) only: uint8, 1 where the loss of a token counts
-    meta.json           vocab_size, dtype, tokens and bytes of each split, sha256 of the source
-    tokenizer.json      the tokenizer in full: whoever has it needs no network and no cache
-"""
+"""The order of the training samples, and the batches of an evaluation."""
 
 import numpy as np
 
@@ -15,50 +6,52 @@ from tokens.token_files import check_length
 
 
 def visits(order, size, first, count):
-    """Entries first .. first + count - 1 of order(0), order(1), ... written one after the other, each of `size` entries."""
-    found = []
+    """Entries first .. first + count - 1 of order(0), order(1), ... one after the other, each of
+    `size` entries."""
+    pieces = []
     while count > 0:
-        epoch, k = divmod(first, size)
-        found.append(order(epoch)[k : k + count])
-        first, count = first + len(found[-1]), count - len(found[-1])
-    return np.concatenate(found)
+        epoch, at = divmod(first, size)
+        pieces.append(order(epoch)[at : at + count])
+        first, count = first + len(pieces[-1]), count - len(pieces[-1])
+    return np.concatenate(pieces)
 
 
 class Batches:
-    """The training samples in one endless global order, a pure function of (tokens, block_size, seed).
+    """The training samples in one endless global order, a pure function of (tokens, block_size,
+    seed).
 
-    An epoch cuts the N tokens into (N - block_size) // block_size windows from a fresh offset, so that
-    a token's position in its window is no fixed property of the text, and visits each once in a fresh
-    order. Steps, micro-batches and ranks take slices of the order: nothing has to be stored to resume."""
+    An epoch cuts the N tokens into (N - block_size) // block_size windows from a new random offset,
+    so that a token is not always at the same position in its window, and visits each once in a new
+    random order. Steps, micro-batches and ranks take slices of this order. Resuming needs nothing
+    but the step."""
+
+    masked = False  # the loss of every target counts
 
     def __init__(self, tokens, block_size, seed):
         if len(tokens) <= block_size:
             raise ValueError(f"{len(tokens)} tokens are too few for block_size={block_size}")
-        # every window of block_size + 1 tokens, as a view: (N - block_size, block_size + 1)
-        self.windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), block_size + 1)
         self.tokens, self.block_size, self.seed = tokens, block_size, seed
-        self.masked = False  # whether the loss of some targets does not count
+        # All windows of block_size + 1 tokens, as a view: (N - block_size, block_size + 1)
+        self.windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), block_size + 1)
         self.windows_per_epoch = max(1, (len(tokens) - block_size) // block_size)
-        self.epochs = {}  # the window starts of the last two epochs asked for
+        self.epochs = {}  # {epoch: its window starts} of the last two epochs in use
 
     def starts(self, epoch):
         """(windows_per_epoch,) where the windows of an epoch start, in the order of the visits."""
         if epoch not in self.epochs:
             random = np.random.default_rng([self.seed, epoch])
-            offset = random.integers(
-                len(self.windows) - (self.windows_per_epoch - 1) * self.block_size
-            )
+            covered = (self.windows_per_epoch - 1) * self.block_size
+            offset = random.integers(len(self.windows) - covered)
             starts = offset + self.block_size * random.permutation(self.windows_per_epoch)
             self.epochs = dict([*self.epochs.items()][-1:]) | {epoch: starts}
         return self.epochs[epoch]
 
     def get(self, first, count):
-        """Samples first .. first + count - 1: x and its successors y, both (count, block_size) int64.
-        Raises Failure if the token file has become shorter."""
+        """Samples first .. first + count - 1: x and its successors y, both (count, block_size)
+        int64. Raises Failure if the token file has become shorter."""
         check_length(self.tokens)
-        windows = self.windows[
-            visits(self.starts, self.windows_per_epoch, first, count)
-        ]  # (count, block_size + 1)
+        starts = visits(self.starts, self.windows_per_epoch, first, count)
+        windows = self.windows[starts]  # (count, block_size + 1)
         return windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
 
 
@@ -73,7 +66,7 @@ class Text:
 
     @property
     def learned(self):
-        """The ids whose loss counts, as targets."""
+        """The ids whose loss counts when they are targets: all."""
         return self.tokens
 
     def batches(self, seed):
@@ -81,21 +74,22 @@ class Text:
         return Batches(self.tokens, self.block_size, seed)
 
     def eval_batches(self, batch_size, limit=None):
-        """Yield (x, y), (batch_size, block_size) int64, such that each of the first `limit` tokens (None or
-        0: all) after the very first is a target exactly once. Windows do not overlap; all batches have the
-        same shape, so that a compiled model sees one: beyond the end x is 0 and y is -1."""
-        last, size = (
-            min(limit or len(self.tokens), len(self.tokens)) - 1,
-            batch_size * self.block_size,
-        )  # the number of targets
-        for start in range(0, last, size):
+        """Yield (x, y), (batch_size, block_size) int64, such that each of the first `limit` tokens
+        (None or 0: all), except the very first, is a target exactly once. Windows do not overlap.
+        All batches have the same shape, so that a compiled model sees only one: past the end x is 0
+        and y is -1. Raises Failure as Batches.get does."""
+        shape = batch_size, self.block_size
+        size = batch_size * self.block_size
+        targets = min(limit or len(self.tokens), len(self.tokens)) - 1
+
+        for start in range(0, targets, size):
             check_length(self.tokens)
-            part = np.asarray(self.tokens[start : min(start + size, last) + 1]).astype(np.int64)
+            part = np.asarray(self.tokens[start : min(start + size, targets) + 1]).astype(np.int64)
             x, y = np.zeros(size, np.int64), np.full(size, -1)
             x[: len(part) - 1], y[: len(part) - 1] = part[:-1], part[1:]
-            yield x.reshape(batch_size, self.block_size), y.reshape(batch_size, self.block_size)
+            yield x.reshape(shape), y.reshape(shape)
 
     def scored(self, limit=None):
         """(number of targets, their ids) of what eval_batches yields."""
-        told = self.tokens[1 : limit or None]
-        return len(told), told
+        targets = self.tokens[1 : limit or None]
+        return len(targets), targets

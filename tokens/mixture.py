@@ -1,13 +1,16 @@
 """
-The data of a run: one set, or several that are mixed. Each set is a Source with a weight, its share of the samples:
+The data of a run: one dataset, or a mixture of several. Each is a Source with a weight, its share
+of the samples:
 
-    given     data_weights, in the order of the sets
-    by rule   w_i = f_i^alpha / sum_j f_j^alpha over their numbers of training tokens f, alpha = data_alpha: 1 is in
-              proportion, 0 the same of each, and between them small sets come up more often than their size would
-              have it (Lample & Conneau 2019, arXiv:1901.07291, section 3.1)
+    given     data_weights, in the order of the datasets
+    by rule   w_i = f_i^alpha / sum_j f_j^alpha of their numbers of training tokens f, with
+              alpha = data_alpha: 1 is in proportion, 0 the same for each, and in between small
+              datasets are drawn more often than in proportion (Lample & Conneau 2019,
+              arXiv:1901.07291, section 3.1)
 
-A sample is a window of block_size tokens, or a prompt/answer pair; the two may be mixed. As every target that counts
-weighs the same in the loss, a set of pairs then has a smaller part in the gradient than in the samples.
+A sample is a window of block_size tokens or a prompt/answer pair; the two may be mixed. Every
+target that counts has the same weight in the loss, and a pair has fewer of them than a window:
+the share of pairs in the gradient is smaller than in the samples.
 """
 
 import functools
@@ -29,23 +32,24 @@ BLOCK = 10_000  # samples in which every source has exactly its share
 
 @dataclass
 class Source:
-    """A data set of a run."""
+    """A dataset of a run."""
 
     name: str
     meta: dict  # its meta.json
     weight: float  # its share of the samples; all sum to 1
     splits: dict  # {"train", "val": Text or Pairs}
     batches: Batches | PairBatches
-    bits_per_byte: float  # of the validation tokens scored: this times nats per token; of pairs the answers' bytes count
+    bits_per_byte: float  # of the validation tokens: times nats per token, it is bits per byte
 
 
 def weights(given, alpha, counts):
-    """The shares, which sum to 1, of sets with `counts` training tokens: by the text `given`, or by the rule where it is None."""
-    parts = (
-        np.array(given.split(","), dtype=float)
-        if given is not None
-        else (np.array(counts, dtype=float) / (max(counts) if alpha > 1 else 1)) ** alpha
-    )
+    """The shares, which sum to 1, of datasets with `counts` training tokens: by the text `given`,
+    or by the rule if it is None."""
+    if given is not None:
+        parts = np.array(given.split(","), dtype=float)
+    else:
+        largest = max(counts) if alpha > 1 else 1  # so that no power overflows
+        parts = (np.array(counts, dtype=float) / largest) ** alpha
     return (parts / parts.sum()).tolist()
 
 
@@ -58,78 +62,85 @@ def shares(weights):
 
 
 def bits_per_byte(split, tokenizer, limit):
-    """What turns nats per token scored into bits per byte, of the first `limit` tokens of a split (0: all)."""
+    """What turns nats per token scored into bits per byte, over the first `limit` tokens of a split
+    (0: all). Of pairs, the bytes of the answers count."""
     targets, ids = split.scored(limit)
     return targets / len(tokenizer.decode_bytes(ids)) / math.log(2)
 
 
 def mixed_fingerprint(metas):
-    """The fingerprint of several sets in their order; of one, corpus.fingerprint itself."""
-    told = [fingerprint(meta) for meta in metas]
-    return told[0] if len(told) == 1 else hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    """The fingerprint of several datasets in their order; that of one is token_files.fingerprint
+    itself."""
+    prints = [fingerprint(meta) for meta in metas]
+    if len(prints) == 1:
+        return prints[0]
+    return hashlib.sha256(json.dumps(prints).encode()).hexdigest()[:16]
+
+
+def data_seed(config):
+    """The seed of the order of the samples."""
+    return config.seed if config.data_seed is None else config.data_seed
 
 
 def open_sources(config, metas, tokenizer, block_size):
-    """The list of Sources of a TrainConfig, given {name: meta.json}; UserError for files that are not whole or too short,
-    and for a weight so small that a block would have no sample of its set."""
-    seed = config.seed if config.data_seed is None else config.data_seed
-    parts = weights(
-        config.data_weights,
-        config.data_alpha,
-        [meta["splits"]["train"]["tokens"] for meta in metas.values()],
-    )
+    """The list of Sources of a TrainConfig, given {name: meta.json}. Raises UserError for files
+    that are not whole or too short, and for a weight so small that a block has no sample of its
+    dataset."""
+    counts = [meta["splits"]["train"]["tokens"] for meta in metas.values()]
+    parts = weights(config.data_weights, config.data_alpha, counts)
     sources = []
-    for i, ((name, meta), weight) in enumerate(zip(metas.items(), parts)):
+    for i, ((name, meta), weight) in enumerate(zip(metas.items(), parts, strict=True)):
         if not weight * BLOCK >= 1:
             raise UserError(
                 f"{name} would be {weight:.2g} of the samples, less than one in {BLOCK:,}",
                 "data_weights, data_alpha",
                 "give it more, or leave it out of dataset",
             )
-        folder, splits = Path(config.data_dir) / name, {}
-        for split in ("train", "val"):
-            mask = load_mask(folder, split)
-            tokens = load_split(folder, split, block_size if mask is None else 0)
-            splits[split] = (
-                Text(tokens, block_size) if mask is None else Pairs(tokens, mask, block_size)
-            )
-            if mask is not None and not len(splits[split].starts):
-                raise UserError(
-                    f"all answers of the {split} split begin beyond block_size={block_size:,}",
-                    folder,
-                    "choose a larger block_size, or shorter prompts",
-                )
-        own = (
-            seed if i == 0 else int(np.random.SeedSequence([seed, i]).generate_state(1)[0])
-        )  # sets of one length in orders of their own
-        sources.append(
-            Source(
-                name,
-                meta,
-                weight,
-                splits,
-                splits["train"].batches(own),
-                bits_per_byte(splits["val"], tokenizer, config.eval_tokens),
-            )
-        )
+        folder = Path(config.data_dir) / name
+        splits = {split: open_split(folder, split, block_size) for split in ("train", "val")}
+        batches = splits["train"].batches(source_seed(data_seed(config), i))
+        bits = bits_per_byte(splits["val"], tokenizer, config.eval_tokens)
+        sources.append(Source(name, meta, weight, splits, batches, bits))
     return sources
 
 
+def source_seed(seed, i):
+    """The seed of the source number i, so that datasets of the same length have different
+    orders."""
+    return seed if i == 0 else int(np.random.SeedSequence([seed, i]).generate_state(1)[0])
+
+
+def open_split(folder, split, block_size):
+    """The Text or Pairs of a split. Raises UserError if it holds nothing to learn within
+    block_size."""
+    mask = load_mask(folder, split)
+    if mask is None:
+        return Text(load_split(folder, split, block_size), block_size)
+    pairs = Pairs(load_split(folder, split, 0), mask, block_size)
+    if not len(pairs.starts):
+        raise UserError(
+            f"all answers of the {split} split begin beyond block_size={block_size:,}",
+            folder,
+            "choose a larger block_size, or shorter prompts",
+        )
+    return pairs
+
+
 def open_batches(config, sources):
-    """The training samples of a run: those of its one source, or of the mixture."""
-    return (
-        sources[0].batches
-        if len(sources) == 1
-        else Mixture(sources, config.seed if config.data_seed is None else config.data_seed)
-    )
+    """The training samples of a run: those of its only source, or of the mixture."""
+    if len(sources) == 1:
+        return sources[0].batches
+    return Mixture(sources, data_seed(config))
 
 
 class Mixture:
-    """The samples of several sources in one endless global order, a pure function of (sources, weights, seed).
+    """The samples of several sources in one endless global order, a pure function of (sources,
+    weights, seed).
 
-    A block of BLOCK samples has exactly its share of each source, shuffled anew; the samples of a source are taken one
-    after the other in its own order, so without replacement until all were seen. Which they are follows from the
-    position alone: the shares of the blocks before, and a count within the block. Nothing has to be stored."""
+    A block of BLOCK samples has exactly its share of each source, in a new random order. The
+    samples of a source come in its own order, so each is seen once before any is seen again. The
+    position alone says which they are: the shares of the blocks before, and a count within the
+    block. Resuming needs nothing but the step."""
 
     def __init__(self, sources, seed):
         self.sources, self.seed = sources, seed
@@ -138,10 +149,10 @@ class Mixture:
         self.order = functools.lru_cache(2)(self.shuffled)
 
     def shuffled(self, block):
-        """(BLOCK,) the source of each sample of a block. The 1 keeps this stream apart from those of the epochs."""
-        return np.random.default_rng([self.seed, block, 1]).permutation(
-            np.repeat(np.arange(len(self.sources)), self.shares)
-        )
+        """(BLOCK,) the source of each sample of a block. The 1 gives it other random numbers than
+        the epochs have."""
+        random = np.random.default_rng([self.seed, block, 1])
+        return random.permutation(np.repeat(np.arange(len(self.sources)), self.shares))
 
     def counts(self, n):
         """(S,) how many of the first n samples are from each source."""
@@ -150,21 +161,20 @@ class Mixture:
 
     def drawn(self, first, count):
         """{name: how many} of the samples first .. first + count - 1."""
-        return {
-            source.name: int(n)
-            for source, n in zip(self.sources, self.counts(first + count) - self.counts(first))
-        }
+        counts = self.counts(first + count) - self.counts(first)
+        names = [source.name for source in self.sources]
+        return dict(zip(names, counts.tolist(), strict=True))
 
     def get(self, first, count):
-        """Samples first .. first + count - 1: x and its successors y, both (count, block_size) int64."""
-        who, before = visits(self.order, BLOCK, first, count), self.counts(first)
-        rows = [[], []]
-        for i in np.unique(who):
-            for found, part in zip(
-                rows, self.sources[i].batches.get(int(before[i]), int((who == i).sum()))
-            ):
-                found.append(part)
-        place = np.argsort(
-            np.argsort(who, kind="stable")
-        )  # where each sample is among those sorted by source
-        return tuple(np.concatenate(parts)[place] for parts in rows)
+        """Samples first .. first + count - 1: x and its successors y, both (count, block_size)
+        int64."""
+        origin = visits(self.order, BLOCK, first, count)  # (count,) the source of each sample
+        before = self.counts(first)
+        xs, ys = [], []
+        for i in np.unique(origin):
+            x, y = self.sources[i].batches.get(int(before[i]), int((origin == i).sum()))
+            xs.append(x)
+            ys.append(y)
+        # Where each sample is among those sorted by source.
+        place = np.argsort(np.argsort(origin, kind="stable"))
+        return np.concatenate(xs)[place], np.concatenate(ys)[place]

@@ -1,134 +1,130 @@
 """
-Prompt/answer pairs, for supervised fine-tuning: JSONL in, token files with a mask out, and their batches.
+Prompt/answer pairs, for supervised fine-tuning: JSONL in, token files with a mask out, and their
+batches. A line is {"prompt": "...", "answer": "..."}. As tokens a pair is
 
-A line is {"prompt": "...", "answer": "..."}. As tokens a pair is
+    prompt   what sample.py makes of --start: its tokens, or the start token if it is empty   mask 0
+    answer   encoded on its own, so that the tokens before it are those of --start            mask 1
+    end      the start token again: <|endoftext|>, or a newline of characters and bytes       mask 1
 
-    prompt   what sample.py makes of --start: its tokens, or the tokenizer's start token where it is empty     mask 0
-    answer   encoded by itself, so that the tokens before it are those the model meets when it is asked        mask 1
-    end      the tokenizer's start token again: <|endoftext|> of GPT-2, a newline of characters and bytes       mask 1
-
-and only what has mask 1 is learned: the loss of a prompt says nothing about answering (Ouyang et al. 2022,
-arXiv:2203.02155; Zhou et al. 2023, arXiv:2305.11206). A pair begins wherever the mask goes from 1 to 0.
+Only tokens with mask 1 are learned, since the loss of a prompt teaches nothing about answering
+(Ouyang et al. 2022, arXiv:2203.02155; Zhou et al. 2023, arXiv:2305.11206). A pair begins wherever
+the mask goes from 1 to 0.
 """
 
 import functools
-import json
+from itertools import islice
 
 import numpy as np
 
 from common.errors import UserError
-from common.files import sha256_of
+from common.files import parse_json, sha256_of
 from tokens.batches import visits
 from tokens.token_files import TokenFile, check_length
 
+FORM = 'a line is {"prompt": "...", "answer": "..."}'
+
+
+# ---------------------------------------------------------------- writing
+
 
 def read_pairs(path):
-    """Yield (line number, prompt, answer) of a JSONL file; UserError at the first line that holds no pair."""
+    """Yield (line number, prompt, answer) of a JSONL file. Raises UserError at the first line that
+    holds no pair."""
+    number = 0
     with open(path, encoding="utf-8-sig") as file:
-        number = 0
         try:
             for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                where = f"{path}:{number}"
-                try:
-                    pair = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise UserError(
-                        f"no JSON: {getattr(error, 'msg', 'too deep')}",
-                        where,
-                        'a line is {"prompt": "...", "answer": "..."}',
-                    ) from None
-                texts = [
-                    pair.get(key) if isinstance(pair, dict) else None
-                    for key in ("prompt", "answer")
-                ]
-                for key, text in zip(("prompt", "answer"), texts):
-                    if not isinstance(text, str):
-                        raise UserError(
-                            f"no {key} that is a text",
-                            where,
-                            'a line is {"prompt": "...", "answer": "..."}',
-                        )
-                    if any("\ud800" <= letter <= "\udfff" for letter in text):
-                        raise UserError(
-                            f"the {key} holds half a character, \\ud800 to \\udfff",
-                            where,
-                            "write it whole",
-                        )
-                if not texts[1].strip():
-                    raise UserError("the answer is empty", where, "leave the pair out, or answer")
-                yield number, *texts
+                if line.strip():
+                    yield number, *parse_pair(line, f"{path}:{number}")
         except UnicodeDecodeError:
-            raise UserError(
-                "the pairs are not utf-8", f"{path}, after line {number}", "save them as utf-8"
-            ) from None
+            where = f"{path}, after line {number}"
+            raise UserError("the pairs are not utf-8", where, "save them as utf-8") from None
+
+
+def parse_pair(line, where):
+    """(prompt, answer) of a line of JSON. Raises UserError if it holds none."""
+    try:
+        pair = parse_json(line)
+    except ValueError as error:
+        raise UserError(f"no JSON: {getattr(error, 'msg', error)}", where, FORM) from None
+
+    texts = []
+    for key in ("prompt", "answer"):
+        text = pair.get(key) if isinstance(pair, dict) else None
+        if not isinstance(text, str):
+            raise UserError(f"no {key} that is a text", where, FORM)
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            what = f"the {key} holds half a character, \\ud800 to \\udfff"
+            raise UserError(what, where, "write it whole")
+        texts.append(text)
+    if not texts[1].strip():
+        raise UserError("the answer is empty", where, "leave the pair out, or answer")
+    return texts
 
 
 def write_pairs(path, make_tokenizer, folder):
-    """Token files and masks of a JSONL file: one pass to count its pairs and characters, one to write, with the tokenizer
-    that is make_tokenizer(characters); the first 90 % of the pairs are for training. Returns (tokenizer, the splits'
-    entries in meta.json, sha256 of the file)."""
+    """Write the token files and masks of a JSONL file: one pass counts its pairs and characters,
+    one writes, with the tokenizer make_tokenizer(characters). The first 90 % of the pairs are for
+    training. Returns (tokenizer, {split: entry in meta.json}, sha256 of the file)."""
     count, chars = 0, {"\n"}
-    for count, (_, prompt, answer) in enumerate(read_pairs(path), 1):
-        chars |= {*prompt, *answer}
+    for count, (_, prompt, answer) in enumerate(read_pairs(path), 1):  # noqa: B007 (used after it)
+        chars.update(prompt, answer)
     if count < 2:
         raise UserError("pairs to train on and to validate are two or more", path, "add some")
-    tokenizer, pairs, entries = make_tokenizer(chars), read_pairs(path), {}
-    by_line = tokenizer.decode([tokenizer.start]) == "\n"  # a newline ends an answer
-    if not by_line and tokenizer.decode([tokenizer.start]) != "<|endoftext|>":
+
+    tokenizer = make_tokenizer(chars)
+    if tokenizer.decode([tokenizer.start]) not in ("\n", "<|endoftext|>"):
         raise UserError(
             "this tokenizer has no <|endoftext|> to end an answer with",
             "--tokenizer",
             "use --tokenizer=gpt2, or that of another model",
         )
-    for split, n in ("train", max(1, int(0.9 * count))), ("val", count - max(1, int(0.9 * count))):
-        file, longest = TokenFile(folder / f"{split}.bin", tokenizer), 0
-        with open(folder / f"{split}.mask.bin", "wb") as mask:
-            for _, (number, prompt, answer) in zip(range(n), pairs):
-                if by_line and "\n" in answer:
-                    raise UserError(
-                        "the answer has several lines, and a newline is what ends it",
-                        f"{path}:{number}",
-                        "use --tokenizer=gpt2",
-                    )
-                asked = tokenizer.encode(prompt) if prompt else [tokenizer.start]
-                told = [*tokenizer.encode(answer), tokenizer.start]
-                file.add([*asked, *told], len((prompt + answer).encode()))
-                mask.write(bytes(len(asked)) + b"\1" * len(told))
-                longest = max(longest, len(asked) + len(told))
-        entries[split] = file.close() | {
-            "pairs": n,
-            "longest": longest,
-            "mask_sha256": sha256_of(folder / f"{split}.mask.bin"),
-        }
+    pairs, train = read_pairs(path), max(1, int(0.9 * count))
+    entries = {}
+    for split, n in ("train", train), ("val", count - train):
+        file = TokenFile(folder / f"{split}.bin", tokenizer, masked=True)
+        longest = max(write_pair(file, path, *pair) for pair in islice(pairs, n))
+        entries[split] = file.close() | {"pairs": n, "longest": longest}
     return tokenizer, entries, sha256_of(path)
 
 
-class Pairs:
-    """The pairs of a split, each a row of its own: from the row's start to at most block_size targets, padded to that.
+def write_pair(file, path, number, prompt, answer):
+    """Write a pair to a TokenFile. Returns its number of tokens."""
+    tokenizer = file.tokenizer
+    if "\n" in answer and tokenizer.decode([tokenizer.start]) == "\n":
+        raise UserError(
+            "the answer has several lines, and a newline is what ends it",
+            f"{path}:{number}",
+            "use --tokenizer=gpt2",
+        )
+    prompt_ids = tokenizer.encode(prompt) if prompt else [tokenizer.start]
+    answer_ids = [*tokenizer.encode(answer), tokenizer.start]
+    mask = bytes(len(prompt_ids)) + b"\1" * len(answer_ids)
+    file.add([*prompt_ids, *answer_ids], len((prompt + answer).encode()), mask)
+    return len(mask)
 
-    A row of several pairs would waste less, but its answers would see the pairs before them: what is learned would
-    depend on the neighbours, and rarely be what is asked for later, where a prompt stands alone. A block_size near the
-    longest pair is what saves work. Pairs whose answer begins beyond block_size have no target, and are left out."""
+
+# ---------------------------------------------------------------- reading
+
+
+class Pairs:
+    """The pairs of a split, each in a row of its own: its first tokens, up to block_size targets,
+    then padding.
+
+    A row of several pairs would waste less, but an answer would see the pairs before its own, while
+    a prompt stands alone when the model is used. A block_size near the longest pair keeps the
+    padding small. Pairs whose answer begins past block_size have no target, and are left out."""
 
     def __init__(self, tokens, mask, block_size):
-        if len(mask) != len(tokens) or mask[0] or not mask[-1]:
-            raise ValueError("the mask does not fit the tokens")
-        change = np.diff(
-            mask.astype(np.int8), prepend=np.int8(1), append=np.int8(0)
-        )  # -1 where a pair begins, and at the very end
+        # -1 where a pair begins, and at the very end; 1 where an answer begins
+        change = np.diff(mask.astype(np.int8), prepend=np.int8(1), append=np.int8(0))
         bounds, answers = np.flatnonzero(change == -1), np.flatnonzero(change == 1)
-        fits = answers - bounds[:-1] <= block_size  # the first token of the answer is a target
-        self.starts, self.answers, self.ends = (
-            bounds[:-1][fits],
-            answers[fits],
-            bounds[1:][fits],
-        )  # (P,) each
+        starts, ends = bounds[:-1], bounds[1:]
+
+        fits = answers - starts <= block_size  # the first token of the answer is a target
+        self.starts, self.answers, self.ends = starts[fits], answers[fits], ends[fits]  # (P,) each
         self.left_out = int((~fits).sum())
-        self.cut = int(
-            (self.ends - self.starts > block_size + 1).sum()
-        )  # pairs whose last tokens are beyond it
+        self.cut = int((self.ends - self.starts > block_size + 1).sum())  # pairs that end past it
         self.tokens, self.mask, self.block_size = tokens, mask, block_size
 
     def __len__(self):
@@ -136,58 +132,67 @@ class Pairs:
 
     @property
     def learned(self):
-        """The ids whose loss counts, as targets: prompts may well begin alike."""
+        """The ids whose loss counts when they are targets: the answers. Prompts may well begin
+        alike."""
         return self.tokens[self.mask == 1]
 
     def batches(self, seed):
         """The samples of the split in their endless order."""
         return PairBatches(self, seed)
 
-    def rows(self, which):
-        """x and its successors y, both (count, block_size) int64, of the pairs `which`. y is -1 where the loss does not count
-        (the prompt) and beyond the pair's end, where x is 0."""
+    def rows(self, pairs):
+        """x and its successors y, both (count, block_size) int64, of the pairs with these numbers,
+        (count,). y is -1 in the prompt, where the loss does not count, and past the pair's end,
+        where x is 0. Raises Failure if the token file has become shorter."""
         check_length(self.tokens)
-        at = self.starts[which][:, None] + np.arange(self.block_size + 1)  # (count, block_size + 1)
-        inside = at < self.ends[which][:, None]
+        at = self.starts[pairs][:, None] + np.arange(self.block_size + 1)  # (count, block_size + 1)
+        inside = at < self.ends[pairs][:, None]
         at = np.minimum(at, len(self.tokens) - 1)
         tokens = np.where(inside, self.tokens[at], 0).astype(np.int64)
-        return tokens[:, :-1], np.where(inside & (self.mask[at] == 1), tokens, -1)[:, 1:]
+        targets = np.where(inside & (self.mask[at] == 1), tokens, -1)
+        return tokens[:, :-1], targets[:, 1:]
 
     def within(self, limit):
-        """The number of pairs that begin within the first `limit` tokens (None or 0: all), one at least."""
+        """The number of pairs that begin within the first `limit` tokens (None or 0: all), at least
+        one."""
         return max(1, int((self.starts < limit).sum())) if limit else len(self.starts)
 
     def eval_batches(self, batch_size, limit=None):
-        """Yield (x, y), (batch_size, block_size) int64: the pairs within the limit in their order, each once, so that each token
-        of an answer that is within block_size is a target exactly once. Rows beyond the last pair are x = 0, y = -1."""
-        for first in range(0, self.within(limit), batch_size):
-            x, y = self.rows(np.arange(first, min(first + batch_size, self.within(limit))))
-            more = ((0, batch_size - len(x)), (0, 0))
-            yield np.pad(x, more), np.pad(y, more, constant_values=-1)
+        """Yield (x, y), (batch_size, block_size) int64: the pairs within the limit in their order,
+        so that each token of an answer that is within block_size is a target exactly once. Rows
+        after the last pair are x = 0, y = -1."""
+        count = self.within(limit)
+        for first in range(0, count, batch_size):
+            x, y = self.rows(np.arange(first, min(first + batch_size, count)))
+            missing = ((0, batch_size - len(x)), (0, 0))
+            yield np.pad(x, missing), np.pad(y, missing, constant_values=-1)
 
     def scored(self, limit=None):
-        """(number of targets, ids of the answers without their end tokens) of what eval_batches yields."""
-        last = np.minimum(self.ends, self.starts + self.block_size + 1)
-        spans = [slice(*span) for span in zip(self.answers, np.minimum(last, self.ends - 1))][
-            : self.within(limit)
-        ]
-        return int((last - self.answers)[: self.within(limit)].sum()), np.concatenate(
-            [self.tokens[span] for span in spans]
-        )
+        """(number of targets, ids of the answers without their end tokens) of what eval_batches
+        yields."""
+        chosen = slice(self.within(limit))
+        starts, answers, ends = self.starts[chosen], self.answers[chosen], self.ends[chosen]
+        last = np.minimum(ends, starts + self.block_size + 1)
+        spans = zip(answers, np.minimum(last, ends - 1), strict=True)
+        ids = np.concatenate([self.tokens[first:end] for first, end in spans])
+        return int((last - answers).sum()), ids
 
 
 class PairBatches:
-    """The pairs in one endless global order, a pure function of (pairs, seed): as corpus.Batches, with a pair for a window."""
+    """The pairs in one endless global order, a pure function of (pairs, seed), as batches.Batches
+    has of windows."""
 
-    masked = True
+    masked = True  # the loss of some targets does not count
 
     def __init__(self, pairs, seed):
         if not len(pairs.starts):
             raise ValueError("no pair's answer begins within block_size")
         self.pairs, self.seed, self.windows_per_epoch = pairs, seed, len(pairs.starts)
-        self.order = functools.lru_cache(2)(
-            lambda epoch: np.random.default_rng([seed, epoch]).permutation(self.windows_per_epoch)
-        )
+        self.order = functools.lru_cache(2)(self.shuffled)
+
+    def shuffled(self, epoch):
+        """(P,) the numbers of the pairs in the order of an epoch."""
+        return np.random.default_rng([self.seed, epoch]).permutation(self.windows_per_epoch)
 
     def get(self, first, count):
         """Samples first .. first + count - 1, as Pairs.rows gives them. Every row has a target."""

@@ -1,194 +1,327 @@
 """
-Writing a split of a data set: text or ids in, a token file as corpus.py reads it out, without holding the text.
+A dataset on disk, written and read. It is a folder that prepare.py makes:
+
+    train.bin, val.bin             token ids, little-endian uint16, or uint32 if that is too small
+    train.mask.bin, val.mask.bin   only of prompt/answer pairs (pairs.py): uint8, 1 for a target
+    meta.json                      vocab_size, dtype; tokens, bytes and sha256 of each split
+    tokenizer.json                 the whole tokenizer, so that no network and no cache is needed
 """
 
+import contextlib
 import hashlib
 import json
+import os
+import time
 from pathlib import Path
 
 import numpy as np
 
+from common import files
 from common.errors import Failure, UserError
-from common.files import sha256_of
 from tokens.tokenizer import BPETokenizer, tokenizer_from_json
 
+KNOWN = ("shakespeare_char", "shakespeare", "openwebtext")  # prepared without --input
+SPLITS = ("train", "val")
+MASKS = ("train.mask.bin", "val.mask.bin")
+FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")  # other files there are the user's
+FULL_SCAN = 100_000_000  # tokens; of a longer split, ids are checked at the ends and in a sample
+PIECE = 1 << 20  # tokens checked at a time
 
-def safe_cut(text):
-    """The last place where BPE gives the same tokens for the two sides as for the whole: before white space that
-    follows a letter or digit, or between a line's end and a letter. No piece of GPT-2's pattern, or of those after it,
-    reaches across, and none is told apart by what comes after. 0 if there is none."""
-    for at in range(len(text) - 1, 1, -1):
-        before, last, first = text[at - 2 : at + 1]
-        if (
-            first.isspace()
-            and last.isalnum()
-            or first.isalpha()
-            and last == "\n"
-            and not before.isspace()
-        ):
-            return at
-    return 0
+
+# ---------------------------------------------------------------- writing
+
+
+def dtype_name(vocab_size):
+    """The smallest of uint16 and uint32 that holds the ids of a vocabulary."""
+    return "uint16" if vocab_size <= 65535 else "uint32"
+
+
+def on_disk(name):
+    """The numpy dtype of a token file, little-endian on every machine."""
+    return np.dtype(name).newbyteorder("<")
 
 
 class TokenFile:
-    """A split being written: text or ids go in, and are counted and hashed on the way."""
+    """A split that is being written from texts or ids, which are counted and hashed on the way.
+    The text itself is not kept. With `masked`, a mask is written beside it."""
 
-    def __init__(self, path, tokenizer):
-        self.file, self.tokenizer, self.rest = open(path, "wb"), tokenizer, ""
-        self.dtype = "uint16" if tokenizer.vocab_size <= 65535 else "uint32"
+    def __init__(self, path, tokenizer, masked=False):
+        self.file, self.tokenizer = open(path, "wb"), tokenizer  # noqa: SIM115 (closed by close)
+        self.mask_path = path.with_suffix(".mask.bin") if masked else None
+        self.mask = open(self.mask_path, "wb") if masked else None  # noqa: SIM115
+        self.dtype = on_disk(dtype_name(tokenizer.vocab_size))
+        self.rest = ""  # text that waits for what follows it
         self.tokens, self.bytes, self.sha256 = 0, 0, hashlib.sha256()
 
     def add_text(self, text, last=False):
+        """Write the tokens of a piece of text, up to the last place where it can be cut."""
         text = self.rest + text
         cut = safe_cut(text) if isinstance(self.tokenizer, BPETokenizer) and not last else len(text)
         self.rest, text = text[cut:], text[:cut]
         self.add(self.tokenizer.encode(text), len(text.encode()))
 
-    def add(self, ids, n_bytes):
-        data = np.asarray(ids).astype(np.dtype(self.dtype).newbyteorder("<")).tobytes()
+    def add(self, ids, n_bytes, mask=b""):
+        """Write ids, which stand for `n_bytes` bytes of text, and the mask of each where there is
+        one."""
+        data = np.asarray(ids).astype(self.dtype).tobytes()
         self.file.write(data)
         self.sha256.update(data)
         self.tokens, self.bytes = self.tokens + len(ids), self.bytes + n_bytes
+        if self.mask:
+            self.mask.write(mask)
 
     def close(self):
-        """What meta.json says of the split."""
+        """Returns the entry of the split in meta.json."""
         self.add_text("", last=True)
         self.file.close()
-        return {"tokens": self.tokens, "bytes": self.bytes, "sha256": self.sha256.hexdigest()}
+        entry = {"tokens": self.tokens, "bytes": self.bytes, "sha256": self.sha256.hexdigest()}
+        if self.mask:
+            self.mask.close()
+            entry["mask_sha256"] = files.sha256_of(self.mask_path)
+        return entry
 
 
-KNOWN = (
-    "shakespeare_char",
-    "shakespeare",
-    "openwebtext",
-)  # the sets that prepare.py makes without --input
-FULL_SCAN = 100_000_000  # tokens; beyond, ids are checked at the ends and in a sample
+def safe_cut(text):
+    """The last place where a text can be cut without changing its BPE tokens, 0 if there is none.
+    It lies before white space that follows a letter or digit, or between a line's end and a letter.
+    No piece of GPT-2's pattern, or of those derived from it, reaches across such a place, and none
+    depends on what comes after it."""
+    for at in range(len(text) - 1, 1, -1):
+        before, last, first = text[at - 2 : at + 1]
+        if first.isspace() and last.isalnum():
+            return at
+        if first.isalpha() and last == "\n" and not before.isspace():
+            return at
+    return 0
+
+
+def write_meta(folder, meta, tokenizer):
+    """Write meta.json and tokenizer.json."""
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer.to_json()), encoding="utf-8")
+    (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+
+
+# ---------------------------------------------------------------- the folder as a whole
+
+
+@contextlib.contextmanager
+def only_process(folder):
+    """Wait until no other process prepares this dataset, then keep the others waiting."""
+    path = folder.with_name(f".{folder.name}.lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = acquire(path)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        fix = "choose another --data_dir"
+        raise UserError(f"the data cannot be written: {reason}", path, fix) from None
+    try:
+        yield
+    finally:
+        files.remove(path)
+        lock.close()
+
+
+def acquire(path):
+    """Open and lock the file `path`, which its holder removes at the end: whoever then locks a file
+    without a name locks nothing, and starts again."""
+    while True:
+        try:
+            lock = files.lock(path)
+        except BlockingIOError:
+            files.warn_once(f"another process prepares this dataset: waiting ({path})")
+            time.sleep(0.1)
+            continue
+        if os.fstat(lock.fileno()).st_nlink:
+            return lock
+        lock.close()
+
+
+def aside(folder):
+    """The name under which `publish` keeps the old dataset while the new one takes its place."""
+    return folder.with_name(f"{folder.name}.old")
+
+
+def publish(new, folder):
+    """Put the whole dataset `new` in the place of `folder`. Killed at any moment, one of the two is
+    whole; `recover` has to follow."""
+    for path in [*new.iterdir(), new]:
+        files.sync(path)
+    if folder.exists():
+        folder.rename(files.partial(aside(folder)))
+    new.rename(folder)
+    files.sync(folder.parent)
+
+
+def recover(folder):
+    """Finish or undo what a call that was killed began. If the new dataset had not taken its place,
+    restore the old one; if it had, move the user's other files over to it. Remove the rest, all of
+    it under names that only files.partial makes."""
+    for old in sorted(files.leftovers(aside(folder)), key=is_prepared, reverse=True):
+        if not folder.exists():
+            old.rename(folder)
+            continue
+        for path in old.iterdir():
+            if path.name in FILES + MASKS and not path.is_dir():
+                path.unlink()
+            else:
+                path.rename(free_name(folder / path.name))
+        with contextlib.suppress(OSError):  # NFS may hold a file that a training still reads
+            old.rmdir()
+    for new in files.leftovers(folder):
+        files.remove(new)
+
+
+def free_name(path):
+    """`path`, with .old appended until nothing has this name."""
+    while os.path.lexists(path):
+        path = path.with_name(f"{path.name}.old")
+    return path
+
+
+# ---------------------------------------------------------------- meta.json and tokenizer.json
 
 
 def prepare_command(folder):
-    """What to type to make the data set in this folder."""
+    """The advice to prepare the dataset in this folder, with the command to type."""
+    source = "" if folder.name in KNOWN else " --input=TEXTFILE"
     where = "" if folder.parent == Path("data") else f" --data_dir={folder.parent}"
-    return f"run `python prepare.py {folder.name}{'' if folder.name in KNOWN else ' --input=TEXTFILE'}{where}`"
+    return f"run `python prepare.py {folder.name}{source}{where}`"
+
+
+def is_prepared(folder):
+    """Whether a dataset is there. A path that no file can have (too long, with NUL) holds none."""
+    return os.path.isfile(os.path.join(folder, "meta.json"))
 
 
 def load_meta(folder):
-    """meta.json of a data set as a dictionary; UserError if it is not there or not whole. A meta.pkl, as
-    other programs leave it, is never read."""
+    """meta.json of a dataset as a dictionary. Raises UserError if it is missing or malformed. A
+    meta.pkl, as other programs leave it, is never read."""
     folder = Path(folder)
     path = folder / "meta.json"
-    if not path.is_file():
-        what = "no data set here" if not folder.is_dir() else "the data set has no meta.json"
+    if not is_prepared(folder):
+        what = "the dataset has no meta.json" if os.path.isdir(folder) else "no dataset here"
         raise UserError(what, folder, prepare_command(folder))
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-        counts = [
-            meta["vocab_size"],
-            *(
-                meta["splits"][split][key]
-                for split in ("train", "val")
-                for key in ("tokens", "bytes")
-            ),
-        ]
-        if not all(type(count) is int and count > 0 for count in counts) or meta["dtype"] not in (
-            "uint16",
-            "uint32",
-        ):
-            raise ValueError("a count or the dtype makes no sense")
-        fingerprint(meta)
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-    ) as error:  # not JSON, not utf-8, an entry missing or of another kind
-        raise UserError(
-            f"meta.json is garbled: {type(error).__name__} {error}", path, prepare_command(folder)
-        ) from None
+
+    meta = files.read_json(path, prepare_command(folder))
+    flaw = meta_flaw(meta)
+    if flaw:
+        raise UserError(f"meta.json is garbled: {flaw}", path, prepare_command(folder))
     return meta
 
 
+def meta_flaw(meta):
+    """What is wrong with the content of a meta.json, None if nothing is."""
+    splits = meta.get("splits")
+    if not isinstance(splits, dict) or not all(isinstance(splits.get(s), dict) for s in SPLITS):
+        return "splits does not describe train and val"
+
+    counts = {"vocab_size": meta.get("vocab_size")}
+    texts = {key: meta.get(key) for key in ("tokenizer", "source_sha256")}
+    for split in SPLITS:
+        entry = splits[split]
+        counts |= {f"splits.{split}.{key}": entry.get(key) for key in ("tokens", "bytes")}
+        texts[f"splits.{split}.sha256"] = entry.get("sha256")
+        texts[f"splits.{split}.mask_sha256"] = entry.get("mask_sha256", "")
+
+    for key, value in counts.items():
+        if type(value) is not int or value < 1:
+            return f"{key} is {value!r}, not a whole number above 0"
+    for key, value in texts.items():
+        if not isinstance(value, str):
+            return f"{key} is {value!r}, not a text"
+    if meta.get("dtype") not in ("uint16", "uint32"):
+        return f"dtype is {meta.get('dtype')!r}, not uint16 or uint32"
+    return None
+
+
 def load_tokenizer(folder, meta):
-    """The tokenizer of a data set; UserError if it is not there or not that of meta.json."""
-    path = Path(folder) / "tokenizer.json"
-    try:
-        tokenizer = tokenizer_from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        raise UserError(
-            "the tokenizer is missing or garbled", path, prepare_command(Path(folder))
-        ) from None
+    """The tokenizer of a dataset. Raises UserError if it is missing, malformed, or of another size
+    than meta.json says."""
+    folder = Path(folder)
+    path, fix = folder / "tokenizer.json", prepare_command(folder)
+    tokenizer = tokenizer_from_json(files.read_json(path, fix), path, fix)
     if tokenizer.vocab_size != meta["vocab_size"]:
-        raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens where meta.json says {meta['vocab_size']}",
-            path,
-            prepare_command(Path(folder)),
-        )
+        sizes = f"{tokenizer.vocab_size} tokens where meta.json says {meta['vocab_size']}"
+        raise UserError(f"the tokenizer has {sizes}", path, fix)
     return tokenizer
 
 
+def fingerprint(meta):
+    """A short text that changes when the tokens or their meaning do. Checkpoints store it."""
+    splits = [meta["splits"][split] for split in SPLITS]
+    identity = [meta["tokenizer"], meta["vocab_size"], meta["source_sha256"]]
+    identity += [entry["sha256"] for entry in splits]
+    identity += [entry["mask_sha256"] for entry in splits if "mask_sha256" in entry]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+
+
+# ---------------------------------------------------------------- token ids and masks
+
+
 def load_split(folder, split, block_size):
-    """The token ids of a split, (N,) and read-only, left on disk; UserError unless they are whole, fit
-    the vocabulary and are more than block_size."""
+    """The token ids of a split, (N,), read-only and left on disk. Raises UserError unless the file
+    is whole, its ids are within the vocabulary, and there are more than block_size of them."""
     folder = Path(folder)
-    meta = load_meta(folder)
-    path, fix, expected = (
-        folder / f"{split}.bin",
-        prepare_command(folder),
-        meta["splits"][split]["tokens"],
-    )
-    dtype = np.dtype(meta["dtype"]).newbyteorder("<")
-    if not path.is_file():
-        raise UserError(f"the {split} split is missing", path, fix)
-    size = path.stat().st_size
-    if size == 0:
-        raise UserError("the token file is empty", path, fix)
-    if size % dtype.itemsize:
-        raise UserError(
-            f"the token file's {size:,} bytes are no whole number of {meta['dtype']} tokens",
-            path,
-            fix,
-        )
-    if size // dtype.itemsize != expected:
-        raise UserError(
-            f"the token file holds {size // dtype.itemsize:,} tokens where meta.json says {expected:,}",
-            path,
-            fix,
-        )
+    meta, path = load_meta(folder), folder / f"{split}.bin"
+    expected = meta["splits"][split]["tokens"]
+
+    flaw = size_flaw(path, split, meta["dtype"], expected)
+    if flaw:
+        raise UserError(flaw, path, prepare_command(folder))
     if expected <= block_size:
         raise UserError(
             f"the {split} split has {expected:,} tokens and block_size={block_size:,} needs more",
             path,
             "choose a smaller block_size or a longer text",
         )
-    tokens, piece = np.memmap(path, dtype, "r"), 1 << 20
-    for start in (
-        range(0, expected, piece)
-        if expected <= FULL_SCAN
-        else np.linspace(0, expected - piece, 100, dtype=int)
-    ):
-        wrong = tokens[start : start + piece] >= meta["vocab_size"]
-        if wrong.any():
-            at = int(start + wrong.argmax())
-            raise UserError(
-                f"token id {tokens[at]} at position {at:,} is beyond vocab_size={meta['vocab_size']:,}",
-                path,
-                fix,
-            )
-    if (
-        expected <= FULL_SCAN
-        and hashlib.sha256(tokens).hexdigest() != meta["splits"][split]["sha256"]
-    ):
-        raise UserError(
-            "the tokens are not those that were prepared: their sha256 differs from meta.json's",
-            path,
-            fix,
-        )
+    tokens = np.memmap(path, on_disk(meta["dtype"]), "r")
+    flaw = content_flaw(tokens, meta["vocab_size"], meta["splits"][split]["sha256"])
+    if flaw:
+        raise UserError(flaw, path, prepare_command(folder))
     return tokens
 
 
-def check_length(tokens):
-    """Raise Failure if the file behind the token ids of `load_split` is shorter than when it was opened.
-    Reading ids that are no longer in the file would end the process by SIGBUS, without a message.
+def size_flaw(path, split, dtype, expected):
+    """What is wrong with the size of a token file that should hold `expected` ids, None if nothing
+    is."""
+    if not path.is_file():
+        return f"the {split} split is missing"
+    size, width = path.stat().st_size, np.dtype(dtype).itemsize
+    if size == 0:
+        return "the token file is empty"
+    if size % width:
+        return f"the token file's {size:,} bytes are no whole number of {dtype} tokens"
+    if size != expected * width:
+        return f"the token file holds {size // width:,} tokens where meta.json says {expected:,}"
+    return None
 
-    The file is asked, not its path: preparing the data again replaces the folder and disturbs no run."""
+
+def content_flaw(tokens, vocab_size, sha256):
+    """What is wrong with the ids of a split, None if nothing is found. A split of more than
+    FULL_SCAN tokens is checked at its ends and in a sample."""
+    whole = len(tokens) <= FULL_SCAN
+    starts = range(0, len(tokens), PIECE)
+    if not whole:
+        starts = np.linspace(0, len(tokens) - PIECE, 100, dtype=int)
+
+    for start in starts:
+        wrong = tokens[start : start + PIECE] >= vocab_size
+        if wrong.any():
+            at = int(start + wrong.argmax())
+            return f"token id {tokens[at]} at position {at:,} is beyond vocab_size={vocab_size:,}"
+    if whole and hashlib.sha256(tokens).hexdigest() != sha256:
+        return "the tokens are not those that were prepared: their sha256 differs from meta.json's"
+    return None
+
+
+def check_length(tokens):
+    """Raise Failure if the file behind the token ids of `load_split` is shorter than when it was
+    opened. Reading ids that are no longer in the file would end the process by SIGBUS, without a
+    message.
+
+    The file is asked, not its path: preparing the data again replaces the folder and disturbs no
+    run."""
     if not isinstance(tokens, np.memmap):
         return  # in memory
     size = tokens.base.size()  # bytes in the open file now
@@ -201,31 +334,21 @@ def check_length(tokens):
 
 
 def load_mask(folder, split):
-    """(N,) uint8, 1 where the loss of a token counts when it is a target; None for a set without a mask: there all count."""
+    """(N,) uint8, 1 where the loss of a token counts when it is a target. None for a dataset of
+    running text, where all count. Raises UserError if the file is missing, changed, or no mask of
+    these tokens."""
     folder = Path(folder)
-    expected = load_meta(folder)["splits"][split].get("mask_sha256")
-    if expected is None:
+    entry = load_meta(folder)["splits"][split]
+    if "mask_sha256" not in entry:
         return None
-    path = folder / f"{split}.mask.bin"
-    if not path.is_file() or sha256_of(path) != expected:
-        raise UserError(
-            "the mask is missing, or not the one that was prepared", path, prepare_command(folder)
-        )
-    return np.fromfile(path, np.uint8)
 
-
-def fingerprint(meta):
-    """A short text that changes when the tokens or their meaning do: checkpoints keep it."""
-    told = [
-        meta["tokenizer"],
-        meta["vocab_size"],
-        meta["source_sha256"],
-        meta["splits"]["train"]["sha256"],
-        meta["splits"]["val"]["sha256"],
-    ]
-    told += [
-        meta["splits"][split]["mask_sha256"]
-        for split in ("train", "val")
-        if "mask_sha256" in meta["splits"][split]
-    ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    path, fix = folder / f"{split}.mask.bin", prepare_command(folder)
+    if not path.is_file() or files.sha256_of(path) != entry["mask_sha256"]:
+        raise UserError("the mask is missing, or not the one that was prepared", path, fix)
+    mask = np.fromfile(path, np.uint8)
+    if len(mask) != entry["tokens"]:
+        what = f"the mask has {len(mask):,} entries for {entry['tokens']:,} tokens"
+        raise UserError(what, path, fix)
+    if mask[0] != 0 or mask[-1] != 1 or mask.max() > 1:
+        raise UserError("the mask does not mark pairs of a prompt and an answer", path, fix)
+    return mask

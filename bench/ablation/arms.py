@@ -14,7 +14,7 @@ from parts import costs
 from parts.architectures import ARCH, configure, idle
 from parts.variant import Variant, VariantConfig
 from prepare import SMALL, prepare
-from tokens.token_files import fingerprint, load_meta, load_split, load_tokenizer
+from tokens.token_files import fingerprint, is_prepared, load_meta, load_split, load_tokenizer
 from training.settings import RENAMED, TrainConfig, read_config
 
 # Keys that are the same for all arms.
@@ -175,7 +175,7 @@ def open_data(base):
     """(facts of the dataset, its tokenizer). It is prepared first if it is small, known and
     missing."""
     folder = Path(base.get("data_dir", "data")) / base["dataset"]
-    if base["dataset"] in SMALL and not (folder / "meta.json").exists():
+    if base["dataset"] in SMALL and not is_prepared(folder):
         prepare(base["dataset"], data_dir=base.get("data_dir", "data"))
     meta = load_meta(folder)
     tokenizer = load_tokenizer(folder, meta)

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import subprocess
 import time
 import zipfile
@@ -108,13 +109,71 @@ def test_large_vocabulary_is_not_listed():
     assert "4096 characters" in words and len(words) < 200
 
 
+CHARS = {"kind": "char", "chars": "\nab"}
+BPE = tiny_bpe().to_json()
+
+
 @pytest.mark.parametrize(
-    "data",
-    [None, [], {}, {"kind": "sentencepiece"}, {"kind": "char"}, {"kind": "char", "chars": ""}, {"kind": "char", "chars": "aa"}, {"kind": "char", "chars": 7},
-     {"kind": "bpe", "name": "x", "pat_str": "(", "special_tokens": {}, "ranks": ["YQ=="]}, {"kind": "bpe", "name": "x", "pat_str": ".", "special_tokens": {}, "ranks": ["?"]}],
-)  # fmt: skip
-def test_garbled_tokenizer(data):
-    assert "garbled" in message(tokenizer_from_json, data)
+    "data, word",
+    [
+        (None, "NoneType"),
+        ([], "list"),
+        ({}, "kind"),
+        ({"kind": []}, "kind"),
+        ({"kind": "sentencepiece"}, "sentencepiece"),
+        ({"kind": "char"}, "chars"),
+        (CHARS | {"chars": ""}, "chars"),
+        (CHARS | {"chars": "aa"}, "chars"),
+        (CHARS | {"chars": 7}, "chars"),
+        (CHARS | {"chars": ["a", "b"]}, "chars"),
+        (CHARS | {"chars": "a\ud800"}, "surrogates"),
+        (BPE | {"name": None}, "name"),
+        (BPE | {"pat_str": 5}, "pat_str"),
+        (BPE | {"pat_str": "("}, "parenthesis"),
+        (BPE | {"ranks": {"YQ==": 0}}, "ranks"),
+        (BPE | {"ranks": []}, "special_tokens"),
+        (BPE | {"ranks": [5]}, "ranks"),
+        (BPE | {"ranks": ["?"]}, "base64"),
+        (BPE | {"ranks": BPE["ranks"][:5] + BPE["ranks"][:255]}, "one twice"),
+        (BPE | {"ranks": ["", *BPE["ranks"][:259]]}, "empty token"),
+        (BPE | {"special_tokens": ["<|endoftext|>"]}, "special_tokens"),
+        (BPE | {"special_tokens": {"<|endoftext|>": "260"}}, "special_tokens"),
+        (BPE | {"special_tokens": {"<|endoftext|>": 261}}, "special_tokens"),  # a gap
+        (BPE | {"special_tokens": {"<|endoftext|>": 10**12}}, "special_tokens"),
+        (BPE | {"special_tokens": {"<|endoftext|>": 97}}, "special_tokens"),
+        (BPE | {"special_tokens": {"<|endoftext|>": -1}}, "special_tokens"),
+        (BPE | {"special_tokens": {"a": 260, "b": 260}}, "special_tokens"),
+    ],
+)
+def test_garbled_tokenizer(data, word, folder):
+    """One line that names the key, and, where it is known, the file."""
+    text = message(tokenizer_from_json, data)
+    assert "garbled" in text and word in text and "(tokenizer.json)" in text
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    text = message(token_files.load_tokenizer, folder, load_meta(folder))
+    assert f"({folder / 'tokenizer.json'})" in text and "prepare.py mybook" in text
+
+
+@pytest.mark.parametrize(
+    "text, words", [("", "not JSON"), ("{", "not JSON"), ("[" * 200_000, "nested"), (None, "read")]
+)
+@pytest.mark.parametrize("name", ["tokenizer.json", "meta.json"])
+def test_a_file_that_is_no_json(folder, name, text, words):
+    """None: the name is that of a folder."""
+    meta = load_meta(folder)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir() if text is None else (folder / name).write_text(text)
+    load = load_meta if name == "meta.json" else lambda at: token_files.load_tokenizer(at, meta)
+    if name == "meta.json" and text is None:
+        words = "no meta.json"
+    found = message(load, folder)
+    assert words in found and str(folder) in found and "prepare.py mybook" in found
+
+
+def test_a_tokenizer_of_another_size_than_the_dataset(folder):
+    (folder / "tokenizer.json").write_text(json.dumps(ByteTokenizer().to_json()))
+    text = message(token_files.load_tokenizer, folder, load_meta(folder))
+    assert "256 tokens where meta.json says 7" in text and "tokenizer.json)" in text
 
 
 # GPT-2's ranks and where they come from
@@ -267,12 +326,12 @@ def test_gpt2_from_an_empty_cache(tmp_path, monkeypatch):
     )
 
 
-# the data set
+# the dataset
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A whole data set of 100 and 50 tokens below 7."""
+    """A whole dataset of 100 and 50 tokens below 7."""
     folder, splits = tmp_path / "data" / "mybook", {}
     folder.mkdir(parents=True)
     for split, count in (("train", 100), ("val", 50)):
@@ -396,24 +455,37 @@ def test_long_files_are_checked_at_their_ends(folder, at, monkeypatch):
 def test_garbled_meta(folder, text):
     (folder / "meta.json").write_text(text, errors="surrogateescape")
     words = message(load_meta, folder)
-    assert "garbled" in words and "meta.json" in words and "prepare.py mybook" in words
+    assert re.search("garbled|not JSON|JSON .* where a dict is needed", words)
+    assert "meta.json" in words and "prepare.py mybook" in words
+
+
+ENTRY = dict(tokens=100, bytes=100, sha256="5")
 
 
 @pytest.mark.parametrize(
-    "entries",
+    "entries, key",
     [
-        dict(vocab_size=None),
-        dict(vocab_size=0),
-        dict(vocab_size="7"),
-        dict(dtype="float64"),
-        dict(splits={}),
-        dict(splits=5),
-        dict(source_sha256=None),
+        (dict(vocab_size=None), "vocab_size"),
+        (dict(vocab_size=0), "vocab_size"),
+        (dict(vocab_size="7"), "vocab_size"),
+        (dict(vocab_size=True), "vocab_size"),
+        (dict(dtype="float64"), "dtype"),
+        (dict(dtype=[]), "dtype"),
+        (dict(tokenizer={}), "tokenizer"),
+        (dict(splits={}), "splits"),
+        (dict(splits=5), "splits"),
+        (dict(splits={"train": ENTRY, "val": None}), "splits"),
+        (dict(splits={"train": ENTRY, "val": ENTRY | {"tokens": 1.5}}), "splits.val.tokens"),
+        (dict(splits={"train": ENTRY, "val": ENTRY | {"bytes": -1}}), "splits.val.bytes"),
+        (dict(splits={"train": ENTRY | {"sha256": 5}, "val": ENTRY}), "splits.train.sha256"),
+        (dict(splits={"train": ENTRY | {"mask_sha256": 5}, "val": ENTRY}), "train.mask_sha256"),
+        (dict(source_sha256=None), "source_sha256"),
     ],
 )
-def test_meta_that_makes_no_sense(folder, entries):
+def test_meta_that_makes_no_sense(folder, entries, key):
     change(folder, **entries)
-    assert "garbled" in message(load_meta, folder)
+    text = message(load_meta, folder)
+    assert "garbled" in text and key in text and "meta.json)" in text
 
 
 def test_meta_pkl_is_never_read(folder):

@@ -1,5 +1,6 @@
 """Prompt/answer pairs: files and masks, rows that see one pair, and a loss of the answers alone. Run: python -m pytest tests/test_pairs.py"""
 
+import hashlib
 import json
 import math
 import random
@@ -90,6 +91,7 @@ def test_tokens_and_mask(tmp_path, monkeypatch, kind):
     [
         ("{", "no JSON.*:2\\)"),
         ("3", "no prompt.*:2\\)"),
+        ("[" * 200_000, "no JSON: nested too deep.*:2\\)"),
         ('{"answer": "x"}', "no prompt"),
         ('{"prompt": "x"}', "no answer"),
         ('{"prompt": 1, "answer": "x"}', "no prompt that is a text"),
@@ -144,6 +146,25 @@ def test_a_changed_or_missing_mask_is_noticed_and_a_text_has_none(tmp_path):
     (tmp_path / "text.txt").write_text("no pairs any more\n" * 20)
     prepare("pairs", input=str(tmp_path / "text.txt"), tokenizer="byte", data_dir=str(tmp_path))
     assert load_mask(folder, "train") is None and not path.exists()
+
+
+@pytest.mark.parametrize("change", ["shorter", "longer", "twos", "begins with 1", "ends with 0"])
+def test_a_mask_that_does_not_fit_its_tokens(tmp_path, change):
+    """Its sha256 may be right: someone wrote the mask, and meta.json, by hand."""
+    folder = prepared(tmp_path, PAIRS)
+    mask = bytearray((folder / "val.mask.bin").read_bytes())
+    if change in ("shorter", "longer"):
+        mask = mask[:-1] if change == "shorter" else mask + b"\1"
+    else:
+        at, value = {"twos": (5, 2), "begins with 1": (0, 1), "ends with 0": (-1, 0)}[change]
+        mask[at] = value
+    (folder / "val.mask.bin").write_bytes(mask)
+    meta = load_meta(folder)
+    meta["splits"]["val"]["mask_sha256"] = hashlib.sha256(mask).hexdigest()
+    (folder / "meta.json").write_text(json.dumps(meta))
+    text = message(load_mask, folder, "val")
+    assert "val.mask.bin)" in text and "prepare.py pairs" in text
+    assert change not in ("shorter", "longer") or f"{len(mask)} entries for " in text
 
 
 def test_the_fingerprint_covers_the_mask():

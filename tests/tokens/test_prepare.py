@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ from test_corpus import gpt2_or_skip, message, no_network, tiny_bpe
 from test_export import LLAMA3, bpe
 
 import prepare
-from tokens import sources
+from common import files
+from tokens import sources, token_files
 from tokens.token_files import load_meta, load_split
 from tokens.tokenizer import BPETokenizer, tokenizer_from_json
 from weights import tokenizer_formats
@@ -156,7 +158,7 @@ def test_whole_set(book, kind, chunk, monkeypatch, capsys):
         and meta["source_sha256"] == hashlib.sha256(TEXT.encode()).hexdigest()
         and "canonical" not in meta
     )
-    assert sorted(contents("data/mybook")) == sorted(prepare.FILES) and os.listdir("data") == [
+    assert sorted(contents("data/mybook")) == sorted(token_files.FILES) and os.listdir("data") == [
         "mybook"
     ]
     assert ("a token is a character" in capsys.readouterr().out) == (kind == "auto")
@@ -221,17 +223,52 @@ def test_bad_text(data, words, chunk, monkeypatch):
     assert os.listdir("data") == []  # nothing half made
 
 
-@pytest.mark.parametrize("name, options, words", [
-    ("mybook", {}, ["not a set known here", "python prepare.py mybook --input=TEXTFILE", "shakespeare_char"]), ("mybook", {"input": "none.txt"}, ["no such file", "--input=none.txt"]),
-    ("mybook", {"input": "."}, ["no such file"]), ("../x", {"input": "book.txt"}, ["no name"]), ("openwebtext", {"tokenizer": "char"}, ["endoftext", "--tokenizer=char"]),
-    ("mybook", {"input": "book.txt", "data_dir": "book.txt"}, ["cannot be written", "--data_dir"])])  # fmt: skip
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "name, options, words",
+    [
+        ("mybook", {}, ["not a dataset", "prepare.py mybook --input=TEXTFILE", "shakespeare_char"]),
+        ("mybook", {"input": "none.txt"}, ["no such file", "--input=none.txt"]),
+        ("mybook", {"input": "."}, ["no such file"]),
+        ("mybook", {"input": LONG}, ["no such file"]),
+        ("mybook", {"input": "a\0b"}, ["no such file"]),
+        ("../x", {"input": "book.txt"}, ["no name"]),
+        (LONG, {"input": "book.txt"}, ["no name", "200 bytes"]),
+        ("a\0b", {"input": "book.txt"}, ["no name"]),
+        ("openwebtext", {"tokenizer": "char"}, ["endoftext", "--tokenizer=char"]),
+        (
+            "mybook",
+            {"input": "book.txt", "data_dir": "book.txt"},
+            ["cannot be written", "--data_dir"],
+        ),
+        ("mybook", {"input": "book.txt", "data_dir": LONG}, ["cannot be written", "--data_dir"]),
+        ("mybook", {"input": "book.txt", "data_dir": "a\0b"}, ["cannot be written", "--data_dir"]),
+    ],
+)
 def test_bad_request(book, name, options, words):
     text = message(lambda: prepare.prepare(name, **options))
     assert all(word in text for word in words)
     assert not Path("data").exists()
 
 
-# the set is replaced as a whole
+@pytest.mark.parametrize("name", ["mybook", ".mybook.lock"])
+def test_something_else_has_the_name(book, name):
+    Path("data").mkdir()
+    Path("data/mybook").write_text("mine") if name == "mybook" else Path("data", name).mkdir()
+    text = message(prepare.prepare, "mybook", book)
+    assert f"data/{name})" in text and ("folder" in text or "directory" in text)
+    assert os.listdir("data") == [name] and (name != "mybook" or Path("data/mybook").is_file())
+
+
+@pytest.mark.parametrize("missing", [LONG, "a\0b"])
+def test_a_name_that_no_file_can_have_holds_no_dataset(missing):
+    assert "no dataset here" in message(load_meta, Path("data", missing))
+    assert not token_files.is_prepared(Path(missing, "shakespeare_char"))
+
+
+# the dataset is replaced as a whole
 
 
 def test_replaced_as_a_whole(book):
@@ -249,24 +286,79 @@ def test_replaced_as_a_whole(book):
     assert "".join(decoded("mybook")) == "mine, and short" and os.listdir("data") == ["mybook"]
 
 
+def stepped_aside(folder):
+    """The name under which a call that is killed at the right moment leaves a dataset."""
+    return files.partial(token_files.aside(Path(folder)))
+
+
 def test_next_call_ends_what_a_killed_one_began(book):
     prepare.prepare("mybook", book, "byte")
     Path(book).rename("data/mybook/input.txt")
-    Path("data/mybook").rename("data/mybook.old")  # killed between the two renames
-    Path("data/mybook.new").mkdir()
-    Path("data/mybook.new/train.bin").write_bytes(b"half")
+    Path("data/mybook").rename(stepped_aside("data/mybook"))  # killed between the two renames
+    half = files.partial("data/mybook")
+    half.mkdir()
+    (half / "train.bin").write_bytes(b"half")
+    assert "no dataset here" in message(load_meta, "data/mybook")  # a reader renames nothing
     prepare.prepare("mybook")
     assert "".join(decoded("mybook")) == TEXT and os.listdir("data") == ["mybook"]
 
 
+def test_names_of_the_users_are_left_alone(book):
+    """Also those that a program might choose for its own temporary files."""
+    prepare.prepare("mybook", book)
+    mine = ["mybook.old", "mybook.new", "mybook.tmp", ".mybook.partial-1", ".mybook.lock.old"]
+    for name in mine:
+        Path("data", name).mkdir()
+        Path("data", name, "train.bin").write_text("mine")
+    for _ in range(2):
+        prepare.prepare("mybook", book, "byte")
+    assert sorted(os.listdir("data")) == sorted([*mine, "mybook"])
+    assert all(Path("data", name, "train.bin").read_text() == "mine" for name in mine)
+
+
+def test_files_of_the_users_are_kept_when_two_have_one_name(book):
+    """The user wrote notes into the new dataset before those of the old one were moved there."""
+    prepare.prepare("mybook", book)
+    Path("data/mybook/notes.txt").write_text("old")
+    Path("data/mybook/train.mask.bin").mkdir()
+    Path("data/mybook").rename(stepped_aside("data/mybook"))
+    Path("data/mybook").mkdir()
+    Path("data/mybook/notes.txt").write_text("new")
+    prepare.prepare("mybook", book, "byte")
+    assert Path("data/mybook/notes.txt").read_text() == "new"
+    assert Path("data/mybook/notes.txt.old").read_text() == "old"
+    assert Path("data/mybook/train.mask.bin").is_dir() and os.listdir("data") == ["mybook"]
+
+
+def test_a_dataset_behind_a_link_stays_there(book, tmp_path):
+    (tmp_path / "disk" / "mybook").mkdir(parents=True)
+    (tmp_path / "disk" / "mybook" / "notes.txt").write_text("mine")
+    Path("data").mkdir()
+    Path("data/mybook").symlink_to(tmp_path / "disk" / "mybook")
+    prepare.prepare("mybook", book)
+    assert Path("data/mybook").is_symlink() and os.listdir("disk") == os.listdir("data")
+    assert load_meta("data/mybook") and Path("data/mybook/notes.txt").read_text() == "mine"
+
+
+def test_two_at_once_wait_for_each_other(book, capsys):
+    prepare.prepare("mybook", book)
+    started = threading.Thread(target=prepare.prepare, args=("mybook", book, "byte"))
+    with token_files.only_process(Path("data/mybook")):
+        started.start()
+        started.join(timeout=0.5)
+        assert started.is_alive() and load_meta("data/mybook")["tokenizer"] == "char"
+    started.join(timeout=60)
+    assert load_meta("data/mybook")["tokenizer"] == "byte" and os.listdir("data") == ["mybook"]
+    assert capsys.readouterr().err.count("waiting") == 1
+
+
 def contents_of_set():
-    return {name: Path("data/mybook", name).read_bytes() for name in prepare.FILES}
+    return {name: Path("data/mybook", name).read_bytes() for name in token_files.FILES}
 
 
 KILLED = """
-import os, sys, pathlib
-sys.path.insert(0, {root!r})
-import corpus, prepare
+import os, pathlib
+import prepare
 def dying(function, countdown=[{after}]):
     def wrapped(*args, **options):
         countdown[0] -= 1
@@ -275,28 +367,28 @@ def dying(function, countdown=[{after}]):
         return function(*args, **options)
     return wrapped
 prepare.TokenFile.add = dying(prepare.TokenFile.add)
-for name in ("write_text", "rename", "unlink", "rmdir"):
-    setattr(pathlib.Path, name, dying(getattr(pathlib.Path, name)))
-prepare.os.fsync = dying(os.fsync)
+pathlib.Path.write_text = dying(pathlib.Path.write_text)
+for name in ("mkdir", "rename", "unlink", "rmdir", "fsync"):
+    setattr(os, name, dying(getattr(os, name)))
 prepare.prepare("mybook", "book.txt", "byte")
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_killed_at_any_moment(book):
-    """kill -9 before each single step of writing: the old set or the new one is there, whole, at the next call."""
+    """kill -9 before each step of writing: at the next call the old dataset or the new one is there, whole."""
     done, seen = False, set()
     for after in range(100):
         prepare.prepare("mybook", book, "char")
         old = contents_of_set()
         Path("data/mybook/notes.txt").write_text("mine")
         done = kill_child(after) == 0
-        prepare.settle(Path("data/mybook"))  # what the next call begins with
+        with token_files.only_process(Path("data/mybook")):  # what the next call begins with
+            token_files.recover(Path("data/mybook"))
         now, kind = contents_of_set(), load_meta("data/mybook")["tokenizer"]
         assert now == old if kind == "char" else "".join(decoded("mybook")) == TEXT
-        assert Path("data/mybook/notes.txt").read_text() == "mine" and os.listdir("data") == [
-            "mybook"
-        ]
+        assert Path("data/mybook/notes.txt").read_text() == "mine"
+        assert os.listdir("data") == ["mybook"]
         seen.add(kind)
         if done:
             break
@@ -304,13 +396,17 @@ def test_killed_at_any_moment(book):
 
 
 def kill_child(after):
-    """The exit status of a child that prepares and dies at its step number `after`. It is forked, not started anew: fast."""
+    """The exit status of a child that prepares and dies at its step number `after`. It is forked,
+    which is faster than starting Python anew."""
     child = os.fork()
     if child == 0:
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, 1)
-        exec(KILLED.format(root=str(ROOT), after=after))
-        os._exit(0)
+        try:
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, 1)
+            exec(KILLED.format(after=after))
+            os._exit(0)
+        finally:
+            os._exit(1)  # whatever fails must not go on as a second pytest
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -601,7 +697,7 @@ def test_command_line(book):
 def test_command_line_mistakes(book):
     for args, word in [
         ((), "python prepare.py NAME"),
-        (("mybook", "other"), "one data set"),
+        (("mybook", "other"), "one dataset"),
         (("mybook", "--imput=x"), "did you mean input?"),
         (("mybook", f"--input={book}", "--tokenizer=word"), "auto, char, byte, gpt2"),
     ]:
