@@ -11,6 +11,7 @@ all that resuming and sampling need. On a CPU a run that was interrupted and res
 bits as one that was not: the batch and the dropout of a step are functions of (seed, step).
 """
 
+import contextlib
 import json
 import math
 import shlex
@@ -276,6 +277,15 @@ def train(run, log):
     return stop.status, statistics.median(speeds or [0])
 
 
+def save_progress(run):
+    """Save what a run learnt since its last checkpoint, before it ends because a file that it reads
+    or writes failed. Not with several ranks: a save needs all of them."""
+    latest = max(checkpoint.steps(run.config.out_dir), default=0)
+    if run.runtime.world_size == 1 and run.step > latest:
+        with contextlib.suppress(Failure):  # the failure may have been that of a save
+            save(run)
+
+
 def explain(error, run):
     """The Failure that tells in one line what ended a run; None if `error` is nothing that was foreseen."""
     config, text = run.config, str(error)
@@ -397,6 +407,9 @@ def main(argv):
         status, speed = train(run, log)
     except (FloatingPointError, RuntimeError) as error:
         raise explain(error, run) or error
+    except Failure:
+        save_progress(run)
+        raise
     if runtime.main:
         log.close()
         if status is None:

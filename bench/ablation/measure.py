@@ -23,7 +23,7 @@ from parts.architectures import choose
 from parts.variant import VariantConfig
 from tokens.token_files import load_split
 from training.optim import make_optimizers
-from training.run_folder import read_rows
+from training.run_folder import read_log
 from training.settings import TrainConfig
 from weights import checkpoint
 
@@ -296,7 +296,7 @@ def after(out_dir, data_dir, dataset, prompt, runtime):
 def finished(job):
     """Whether the run's folder holds it whole already: the driver was killed before it wrote the row, or an array job ran."""
     rows = [
-        row for row in read_rows(Path(job.out_dir) / "log.jsonl") if row.get("val_loss") is not None
+        row for row in read_log(Path(job.out_dir) / "log.jsonl") if row.get("val_loss") is not None
     ]
     try:
         same = json.loads((Path(job.out_dir) / "run.json").read_text()) == job.identity()
@@ -315,9 +315,7 @@ def row_of(job, reason, seconds):
         name: getattr(job, name)
         for name in ("arm", "seed", "lr", "purpose", "config_hash", "code_hash", "out_dir")
     }
-    evaluations = [
-        row for row in read_rows(folder / "log.jsonl") if row.get("val_loss") is not None
-    ]
+    evaluations = [row for row in read_log(folder / "log.jsonl") if row.get("val_loss") is not None]
     if reason is None and (not evaluations or evaluations[-1]["step"] != job.values["max_iters"]):
         reason = f"it ended without the evaluation of step {job.values['max_iters']}"
     if reason is None:
