@@ -1,4 +1,4 @@
-"""A run folder while a run is in it: its lock, log.jsonl, loss.png, the status line, Weights & Biases."""
+"""A run folder while a run is in it: lock, log.jsonl, loss.png, status line, Weights & Biases."""
 
 import errno
 import json
@@ -85,15 +85,15 @@ def check_place(out_dir):
 
 
 def hold(out_dir):
-    """Take the lock of a run folder and return its open file. Closing it, or the end of this process
-    in any way, frees the lock. Raises UserError if another process holds it."""
+    """Take the lock of a run folder and return its open file. Closing it frees the lock, as does
+    any end of this process. Raises UserError if another process holds it."""
     path = Path(out_dir) / "lock"
     try:
         return files.lock(path)
     except BlockingIOError:
-        what = f"process {path.read_text().strip() or '?'} is training here"
+        process = path.read_text(errors="replace").strip() or "?"
         fix = "wait for it, or choose another --out_dir"
-        raise UserError(what, f"out_dir={out_dir}", fix) from None
+        raise UserError(f"process {process} is training here", f"out_dir={out_dir}", fix) from None
     except OSError as error:
         what = f"cannot lock the run folder: {error.strerror}"
         raise UserError(what, path, "choose another --out_dir") from None
@@ -205,7 +205,7 @@ def draw(rows, path):
 
 def start_wandb(project, name, config, state):
     """A function that logs a row to Weights & Biases, or None if wandb does not start. A failure,
-    now or later, is one warning. Stores the id of the run in `state`: a resumed run continues it."""
+    now or later, is one warning. The id is stored in `state`: a resumed run continues the chart."""
     try:
         import wandb
 
@@ -233,8 +233,8 @@ def start_wandb(project, name, config, state):
 
 
 class RunLog:
-    """The log of a run in out_dir that continues after `step`, or begins if it is None. Rows of later
-    steps, which a killed run has logged and not saved, are dropped."""
+    """The log of a run in out_dir that continues after `step`, or begins if it is None. Rows of
+    later steps, which a killed run has logged and not saved, are dropped."""
 
     def __init__(self, out_dir, step, max_iters, wandb_log=None):
         path = Path(out_dir) / "log.jsonl"
@@ -272,7 +272,7 @@ class RunLog:
             self.wandb_log(row)
 
     def report(self, row):
-        """Log a row about a step, and show it on the bar, or as a line where there is no terminal."""
+        """Log a row about a step; show it on the bar, or as a line where there is no terminal."""
         self.keep(row)
         words = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s"
         self.bar.set_postfix_str(words, refresh=False)

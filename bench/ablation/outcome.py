@@ -12,7 +12,7 @@ from common import files
 from common.errors import one_line
 from common.runtime import seed_for, set_up
 from tokens.token_files import load_split
-from training.run_folder import read_rows
+from training.run_folder import read_log
 from weights import checkpoint
 
 CONTEXTS = (1, 2, 4, 8)  # times the training context
@@ -107,7 +107,7 @@ def stored_identity(folder):
 
 def evaluations(folder):
     """The rows of the evaluations in a run's log."""
-    rows = read_rows(Path(folder) / "log.jsonl")
+    rows = read_log(Path(folder) / "log.jsonl")
     return [row for row in rows if row.get("val_loss") is not None]
 
 

@@ -48,6 +48,20 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_flush_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    files.write(tmp_path / "a", "old")
+
+    def full(number):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(
+        Failure, match=r"cannot write: No space left on device \(.*a\): free the disk"
+    ):
+        files.write(tmp_path / "a", "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
+
+
 def test_removing_warns_once_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(files.shutil, "rmtree", refuse(errno.EBUSY))
     files.remove(tmp_path)

@@ -996,16 +996,16 @@ def test_killed_inside_a_save_leaves_the_last_checkpoint(data_dir, tmp_path, mon
             raise Killed
         real(path)
 
-    monkeypatch.setattr(checkpoint, "sync", die)
+    monkeypatch.setattr(files, "sync", die)
     monkeypatch.setattr(
         checkpoint.shutil, "rmtree", lambda *args, **kwargs: None
     )  # kill -9 cleans nothing up
     with pytest.raises(Killed):
         train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=4"])
     monkeypatch.undo()
-    assert checkpoint.steps(out) == [2] and list(out.glob("ckpt/*.tmp"))
+    assert checkpoint.steps(out) == [2] and list(out.glob("ckpt/.*.partial-*"))
     train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=4"])
-    assert checkpoint.steps(out) == [2, 4] and not list(out.glob("ckpt/*.tmp"))
+    assert checkpoint.steps(out) == [2, 4] and len(list(out.glob("ckpt/*"))) == 2
 
 
 def test_full_disk_is_one_line_and_the_last_checkpoint_stays(data_dir, tmp_path, monkeypatch):
@@ -1041,13 +1041,13 @@ def test_out_of_memory_names_what_would_fit(data_dir, tmp_path, monkeypatch):
 
 
 def test_killed_while_a_step_is_saved_again(data_dir, tmp_path, monkeypatch):
-    """The one checkpoint there is steps aside for its successor, and is found there."""
+    """The only checkpoint was renamed for its successor, and is found under that name."""
     out = tmp_path / "run"
     train.main(arguments(data_dir, out, "--max_iters=2"))
     before, real = weights(out), os.rename
 
     def die(source, target):
-        if str(source).endswith(".tmp"):
+        if ".partial-" in str(source):
             raise KeyboardInterrupt
         real(source, target)
 
