@@ -76,8 +76,8 @@ def blocking(config, v, effective):
 
 def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
     """(their config.json, their tensors) from the word, the configuration and the tensors of a
-    model of ours, as one of the `kinds`. A family can express it if the family's configuration, read
-    back, is the model's. Raises UserError that names the parts which no family has."""
+    model of ours, as one of the `kinds`. A family can express it if the family's configuration,
+    read back, is the model's. Raises UserError that names the parts which no family has."""
     v, effective = complete(word, values, tensors)
     found = {}
     for kind in kinds:
@@ -191,9 +191,9 @@ def main(argv):
         context = model.config.block_size
         write_whole(dest, lambda path: write_folder(path, theirs, tensors, tokens, context))
     else:
-        without = gguf_format.without_tokenizer(tokens)
-        if without:
-            print(f"note: llama.cpp cannot write text with this file: {without}", flush=True)
+        caveat = gguf_format.caveat(tokens)
+        if caveat:
+            print(f"note: {caveat}", flush=True)
         write_whole(dest, lambda path: gguf_format.write(path, theirs, tensors, tokens))
     architecture = theirs["architectures"][0]
     count = sum(tensor.numel() for tensor in tensors.values())

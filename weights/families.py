@@ -130,8 +130,7 @@ def full_attention(c):
     """layer_types as it is if every layer sees all tokens, which is all that we can express."""
     kinds = c.get("layer_types")
     whole = isinstance(kinds, list) and kinds == ["full_attention"] * len(kinds)
-    fits = kinds is None or whole and len(kinds) == c["num_hidden_layers"]
-    return (kinds,) if fits else ("full_attention, of each layer",)
+    return (kinds,) if kinds is None or whole else ("full_attention, of each layer",)
 
 
 def whole_pairs(c):

