@@ -41,7 +41,7 @@ class SampleConfig:
     draft_tokens: PositiveInt = 4  # drafted at a time
     # what is shown
     jsonl: bool = False  # for programs: a line of JSON per sample
-    show_probs: bool = False  # a table of the likeliest tokens at each step
+    show_probs: bool = False  # a table of the likeliest tokens at each step, at temperature 1
     score: str = ""  # a text file: its loss, each token's surprise; samples only with a prompt
     attention: str = ""  # a PNG to write: the attention over the prompt, instead of samples
     layer: NonNegativeInt = 0  # of attention, from 0

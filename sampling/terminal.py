@@ -149,7 +149,7 @@ def alternatives_table(tokenizer, sample):
     def written(token):
         return literal(repr(tokenizer.decode([token])))
 
-    table = table_of("step", "drawn", "p", "likeliest at temperature 1")
+    table = table_of("step", "drawn", "p", "likeliest")
     table.columns[1].justify = table.columns[3].justify = "left"
     steps = zip(sample.tokens, sample.logprobs, sample.top, strict=True)
     for step, (token, logprob, top) in enumerate(steps, 1):
