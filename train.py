@@ -18,10 +18,14 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from common import errors
 from common.errors import Failure, UserError
+
+if __name__ == "__main__":
+    errors.starting("train.py")
+
+import torch
+
 from common.runtime import StopRequest, seed_for, set_up
 from prepare import SMALL, prepare
 from sample import SampleConfig, write_sample

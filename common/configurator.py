@@ -1,30 +1,34 @@
 """
-Configuration for every script of this repo: `python train.py config/llama_shakespeare.py --batch_size=8 --eval_only`
+Configuration for every script of this repo:
 
-A key is a field of a dataclass, declared once: name, type, default, trailing comment. A config file is
-Python that assigns keys. The command line has the last word and is parsed first, so that a config file can
-read it and choose by it: `if device == "cpu": n_layer = 4`.
+    python train.py config/llama_shakespeare.py --batch_size=8 --eval_only
+
+A key is a field of a dataclass, declared once: name, type, range, default, trailing comment. A
+config file is Python that assigns keys. The command line has the last word and is parsed first, so
+that a config file can read it and choose by it: `if device == "cpu": n_layer = 4`.
 """
 
 import ast
 import difflib
 import inspect
+import io
 import math
 import numbers
-import re
 import sys
+import textwrap
+import tokenize
 import traceback
 import types
 import typing
 from dataclasses import dataclass
 from typing import Annotated
 
-from common.errors import UserError
+from common.errors import UserError, one_line
 
 
 @dataclass(frozen=True)
 class Range:
-    """The values that a number may take. It stands in the type of a key: `Annotated[int, Range(least=1)]`."""
+    """The values that a number may take. A key declares it: `Annotated[int, Range(least=1)]`."""
 
     least: float | None = None
     above: float | None = None
@@ -32,32 +36,22 @@ class Range:
     most: float | None = None
 
     def flaw(self, value):
-        """(what is wrong with a value, what to do), or None if it is in the range."""
+        """What is wrong with a value, or None if it is in the range."""
         if self.least is not None and value < self.least:
-            what = "is negative" if self.least == 0 else f"is below {self.least}"
-        elif self.above is not None and value <= self.above:
-            what = f"is not above {self.above}"
-        elif self.below is not None and value >= self.below:
-            what = f"is not below {self.below}"
-        elif self.most is not None and value > self.most:
-            what = f"is above {self.most}"
-        else:
-            return None
-        return what, f"give {self}"
+            return "is negative" if self.least == 0 else f"is below {self.least}"
+        if self.above is not None and value <= self.above:
+            return f"is not above {self.above}"
+        if self.below is not None and value >= self.below:
+            return f"is not below {self.below}"
+        if self.most is not None and value > self.most:
+            return f"is above {self.most}"
+        return None
 
     def __str__(self):
         low = f"{self.least} or more" if self.least is not None else f"a number above {self.above}"
-        if self.below is None and self.most is None:
-            return low
-        start = f"{self.least}" if self.least is not None else f"above {self.above}"
-        end = (
-            f"up to, not including, {self.below}"
-            if self.below is not None
-            else f"at most {self.most}"
-        )
-        return (
-            f"a number from {start} {end}" if self.least is not None else f"a number {start}, {end}"
-        )
+        if self.below is not None:
+            return f"{low}, below {self.below}"
+        return low if self.most is None else f"{low}, at most {self.most}"
 
 
 PositiveInt = Annotated[int, Range(least=1)]
@@ -66,6 +60,7 @@ PositiveFloat = Annotated[float, Range(above=0)]
 NonNegativeFloat = Annotated[float, Range(least=0)]
 Fraction = Annotated[float, Range(least=0, below=1)]  # 0 <= x < 1
 Share = Annotated[float, Range(above=0, most=1)]  # 0 < x <= 1
+Probability = Annotated[float, Range(least=0, most=1)]  # 0 <= x <= 1
 
 
 def ranges(cls):
@@ -73,21 +68,20 @@ def ranges(cls):
     found = {}
     for key, kind in typing.get_type_hints(cls, include_extras=True).items():
         for part in (kind, *typing.get_args(kind)):
-            limits = [
-                extra for extra in getattr(part, "__metadata__", ()) if isinstance(extra, Range)
-            ]
-            if limits:
-                found[key] = limits[0]
+            for extra in getattr(part, "__metadata__", ()):
+                if isinstance(extra, Range):
+                    found[key] = extra
     return found
 
 
 def check_ranges(cls, values, where=None):
-    """Raise UserError for the first number among `values` that is outside of the range its key declares."""
+    """Raise UserError for the first of `values` that is outside of the range its key declares."""
     for key, limits in ranges(cls).items():
         value = values.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and limits.flaw(value):
-            what, fix = limits.flaw(value)
-            raise UserError(f"{key}={value} {what}", where or cls.__name__, fix)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        flaw = limits.flaw(value) if is_number else None
+        if flaw:
+            raise UserError(f"{key}={value} {flaw}", where or cls.__name__, f"give {limits}")
 
 
 def keys(*classes):
@@ -96,107 +90,96 @@ def keys(*classes):
 
 
 def allowed(kind):
-    """The types that a key of type `kind` takes, and the words if its text is a choice of words."""
-    parts = (
-        (kind,) if typing.get_origin(kind) is typing.Literal else typing.get_args(kind) or (kind,)
-    )
+    """(types, words) that a key of type `kind` takes. With words, its text must be one of them."""
+    is_choice = typing.get_origin(kind) is typing.Literal
+    parts = (kind,) if is_choice else typing.get_args(kind) or (kind,)
     words = [word for part in parts for word in typing.get_args(part)]
-    return [part for part in parts if not typing.get_args(part)] + [str] * bool(words), words
+    plain_types = [part for part in parts if not typing.get_args(part)]
+    return plain_types + ([str] if words else []), words
 
 
 def from_text(text, kind):
     """The Python value of a command line's text, which stays text where the key takes any text."""
-    types_, words = allowed(kind)
-    if (
-        text in words
-        or str in types_
-        and not words
-        and not (text == "None" and types.NoneType in types_)
-    ):
+    kinds, words = allowed(kind)
+    takes_any_text = str in kinds and not words
+    is_none = text == "None" and types.NoneType in kinds
+    if text in words or takes_any_text and not is_none:
         return text  # a word such as none is a word, not None
     try:
         return ast.literal_eval(text.capitalize() if text in ("true", "false", "none") else text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
         return text
 
 
 def check(key, value, kind, where):
-    """`value` as `kind` wants it (1 is a float, 1e3 an int), else a UserError saying what is expected."""
-    types_, words = allowed(kind)
-    if isinstance(value, numbers.Real) and not isinstance(
-        value, bool
-    ):  # numpy's numbers are numbers, too
+    """`value` as `kind` takes it (1 is a float, 1e3 an int). Raises UserError, naming the key and
+    what it takes, for any other value."""
+    kinds, words = allowed(kind)
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):  # also numpy's numbers
         value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if type(value) is float and not math.isfinite(value):
         raise UserError(f"{key} cannot be {value}", where, "give a finite number")
-    if words and value not in words and type(value) not in set(types_) - {str}:
-        raise UserError(
-            f"{key} cannot be {value!r}",
-            where,
-            "choose from " + ", ".join(words + ["True", "False"] * (bool in types_)),
-        )
-    if type(value) in types_:
+    if type(value) is str and "\0" in value:  # no path may hold one
+        raise UserError(f"{key} contains a NUL character", where, "leave it out")
+
+    if words and value not in words and type(value) not in set(kinds) - {str}:
+        choices = words + ["True", "False"] if bool in kinds else words
+        raise UserError(f"{key} cannot be {value!r}", where, "choose from " + ", ".join(choices))
+    if type(value) in kinds:
         return value
-    if type(value) in (int, float) and float in types_:
+    if type(value) in (int, float) and float in kinds:
         return float(value)
-    if type(value) is float and int in types_ and value.is_integer():
+    if type(value) is float and int in kinds and value.is_integer():
         return int(value)
-    names = " or ".join(t.__name__.replace("NoneType", "None") for t in types_)
-    raise UserError(
-        f"{key} must be {names}, not {value!r}", where, "--help shows every key with its default"
-    )
+
+    expected = " or ".join(kind.__name__.replace("NoneType", "None") for kind in kinds)
+    fix = "--help shows every key with its default"
+    raise UserError(f"{key} must be {expected}, not {value!r}", where, fix)
 
 
 def find(key, known, renamed, where):
-    """The type of a key, or a UserError that names its successor or the nearest key there is."""
+    """The type of a key. Raises UserError that names its successor or the nearest key there is."""
     if key in known:
         return known[key]
     if key in renamed:
         raise UserError(f"{key} has another name here", where, renamed[key])
     near = difflib.get_close_matches(key, known, n=1)
-    raise UserError(
-        f"unknown key {key}",
-        where,
-        f"did you mean {near[0]}?"
-        if near
-        else "--help lists the keys; a name of your own begins with _",
-    )
+    advice = "--help lists the keys; a name of your own begins with _"
+    raise UserError(f"unknown key {key}", where, f"did you mean {near[0]}?" if near else advice)
+
+
+def compile_file(path):
+    """(the code of a config file, {name it assigns: line}); UserError if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:  # some editors begin a file with a mark
+            tree = ast.parse(file.read())
+        code = compile(tree, path, "exec")
+    except OSError as error:
+        what = f"cannot read the config file: {error.strerror}"
+        raise UserError(what, path, "check the path; config/ holds examples") from None
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # also: not utf-8
+        what = getattr(error, "msg", None) or one_line(error) or "it is nested too deep"
+        where = f"{path}:{getattr(error, 'lineno', None) or 1}"
+        raise UserError(what, where, "a config file is Python in utf-8") from None
+
+    stores = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return code, {node.id: node.lineno for node in stores if isinstance(node.ctx, ast.Store)}
 
 
 def read_file(path, scope, known, renamed):
-    """Run a config file, which may read the names in `scope`, and return the {key: value} it assigns."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            tree = ast.parse(file.read())
-    except OSError as error:
-        raise UserError(
-            f"cannot read the config file: {error.strerror}",
-            path,
-            "check the path; config/ holds examples",
-        ) from None
-    except (SyntaxError, ValueError) as error:  # not utf-8, too
-        raise UserError(
-            getattr(error, "msg", str(error)),
-            f"{path}:{getattr(error, 'lineno', None) or 1}",
-            "a config file is Python in utf-8",
-        ) from None
+    """The {key: value} that a config file assigns. It may read the names in `scope`."""
+    code, assigned = compile_file(path)
     names = dict(scope)
     try:
-        exec(compile(tree, path, "exec"), names)
-    except (Exception, SystemExit) as error:
-        line = next(
-            frame.lineno
-            for frame in reversed(traceback.extract_tb(error.__traceback__))
-            if frame.filename == path
-        )
-        raise UserError(
-            f"{type(error).__name__}: {error}", f"{path}:{line}", "mend this line"
-        ) from None
-    assigned = {
-        node.id: node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+        exec(code, names)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a file raises, SystemExit too, is its own mistake
+        frames = traceback.extract_tb(error.__traceback__)
+        line = [frame.lineno for frame in frames if frame.filename == path][-1]
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(what, f"{path}:{line}", "mend this line") from None
+
     found = {}
     for key, line in assigned.items():
         if key in names and not key.startswith("_"):
@@ -205,35 +188,39 @@ def read_file(path, scope, known, renamed):
     return found
 
 
-def load(argv, classes, usage, scope=lambda values: {}, renamed={}, defaults={}):
-    """({key: value}, the words that are neither) of a command line and the config files it names. The keys
-    are the fields of `classes`; scope(values) are names that a config file may read beside the keys given so
-    far, such as the device that was found; renamed: {old key: what to use instead}; defaults: {key: what --help
-    says in place of the field's}."""
-    known = keys(*classes)
+def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=None):
+    """({key: value}, other words) of a command line and of the config files it names.
+
+    The keys are the fields of `classes`. scope(values) returns names that a config file may read
+    beside the keys given so far, such as the device that was found. renamed: {old key: what to use
+    instead}. defaults: {key: the default that --help prints in place of the field's}."""
     if "--help" in argv or "-h" in argv:
         print(help_text(usage, classes, defaults))
         sys.exit(0)
-    values, files, words = {}, [], []
+
+    known, renamed = keys(*classes), renamed or {}
+    given, files, words = {}, [], []
     for arg in argv:
         key, equals, text = arg.removeprefix("--").partition("=")
         if not arg.startswith("-"):
             (files if arg.endswith(".py") else words).append(arg)
-        elif not arg.startswith("--") or not key:
+            continue
+        if not arg.startswith("--") or not key:
             raise UserError(f"cannot read {arg}", "command line", "write --key=value")
-        else:
-            kind = find(key, known, renamed, arg)
-            if not equals and bool not in allowed(kind)[0]:
-                raise UserError(f"{key} has no value", arg, f"write --{key}=value, without spaces")
-            values[key] = check(key, from_text(text if equals else "True", kind), kind, arg)
-    given = dict(values)
+        kind = find(key, known, renamed, arg)
+        if not equals and bool not in allowed(kind)[0]:
+            raise UserError(f"{key} has no value", arg, f"write --{key}=value, without spaces")
+        given[key] = check(key, from_text(text if equals else "True", kind), kind, arg)
+
+    values = dict(given)
     for path in files:
         values |= read_file(path, values | scope(values), known, renamed) | given
     return values, words
 
 
 def build(cls, values):
-    """`cls` from those of the values that are its fields; its own ValueError becomes a UserError."""
+    """`cls` from those of the values that are its fields. Raises UserError for a value out of range
+    and in place of the ValueError that `cls` itself raises."""
     check_ranges(cls, values)
     try:
         return cls(**{key: values[key] for key in keys(cls) if key in values})
@@ -242,19 +229,47 @@ def build(cls, values):
         raise UserError(what, cls.__name__, fix or "change one of these values") from None
 
 
-def help_text(usage, classes, defaults):
-    """The usage and every key once, with its default, its words and its trailing comment."""
-    lines = [usage.strip(), "", "--debug shows where an error comes from"]
-    for i, cls in enumerate(classes):
-        comments = dict(
-            re.findall(r"^    (\w+):[^#\n]*#\s*(.*)$", inspect.getsource(cls), re.MULTILINE)
-        )
+# ---------------------------------------------------------------- --help
+
+KEY_WIDTH, WIDTH = 34, 80  # characters of a key with its default, and of a line
+
+
+def help_text(usage, classes, defaults=None):
+    """The usage, and every key once: its default, its comment, and its words or its range."""
+    lines, shown = [usage.strip(), "", "--debug shows where an error comes from"], set()
+    for cls in classes:
+        comments, limits = comments_of(cls), ranges(cls)
         lines += ["", f"{cls.__name__}:"]
         for key, kind in keys(cls).items():
-            if key not in keys(*classes[:i]):
-                choice = f"({'|'.join(allowed(kind)[1])})".replace("()", "")
-                lines.append(
-                    f"  --{key}={defaults.get(key, repr(getattr(cls, key)))}".ljust(38)
-                    + f" {comments.get(key, '')} {choice}".rstrip()
-                )
+            if key in shown:
+                continue
+            shown.add(key)
+            default = (defaults or {}).get(key, repr(getattr(cls, key)))
+            # a space after each bar lets a long list of words be wrapped
+            choice = "| ".join(allowed(kind)[1]) or str(limits.get(key, ""))
+            text = f"{comments.get(key, '')} {f'({choice})' if choice else ''}".strip()
+            lines += help_lines(f"  --{key}={default}", text)
     return "\n".join(lines)
+
+
+def help_lines(head, text):
+    """The lines of one key: `head`, with its text beside it or, where that is too wide, below."""
+    column = " " * (KEY_WIDTH + 1)
+    wrapped = textwrap.wrap(text, WIDTH - len(column), break_on_hyphens=False)
+    body = [column + line.replace("| ", "|") for line in wrapped] or [""]
+    if len(head) > KEY_WIDTH:
+        return [head, *body] if text else [head]
+    return [(head.ljust(len(column)) + body[0][len(column) :]).rstrip(), *body[1:]]
+
+
+def comments_of(cls):
+    """{key: the comment at the end of its line, or of its lines where it takes several}."""
+    source = textwrap.dedent(inspect.getsource(cls))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
+    found = {}
+    for node in ast.parse(source).body[0].body:
+        if isinstance(node, ast.AnnAssign):
+            lines = [comments.get(i, "") for i in range(node.lineno, node.end_lineno + 1)]
+            found[node.target.id] = " ".join(line.lstrip("# ") for line in lines if line)
+    return found

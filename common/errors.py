@@ -1,13 +1,19 @@
-"""How a script ends: exit 0 when done, 2 on a mistake of the user's, 1 on a failure while running; an error is one
-line, `error: <what> (<key or file>): <what to do>`."""
+"""
+How a script begins and ends.
 
+Exit status: 0 done, 2 a mistake of the user's, 1 a failure while running, 130 Ctrl-C. An error is
+one line on stderr: `error: <what> (<key or file>): <what to do>`.
+"""
+
+import errno
 import os
+import signal
 import sys
 import traceback
 
 
 class UserError(Exception):
-    """A mistake the user can mend: what was wrong, where (key, file or value), and what to do."""
+    """A mistake the user can mend: what is wrong, where (key, file or value), and what to do."""
 
     status = 2
 
@@ -17,48 +23,93 @@ class UserError(Exception):
 
 
 class Failure(UserError):
-    """What went wrong while running, told in the same form."""
+    """What went wrong while running, in the same form."""
 
     status = 1
 
 
+def one_line(error):
+    """The message of an error without line breaks, at most 160 characters of it."""
+    return " ".join(str(error).split())[:160]
+
+
+def starting(script):
+    """Print which script starts, because importing torch takes seconds without a word. Until `run`
+    takes over, Ctrl-C ends the process at once. A script calls this before its slow imports."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
+        signal.signal(signal.SIGINT, stop_at_once)
+
+    wants_help = "--help" in sys.argv or "-h" in sys.argv
+    someone_waits = sys.stderr is not None and (sys.stderr.isatty() or not wants_help)
+    if speaks() and someone_waits:
+        print(f"{script} is starting: importing torch", file=sys.stderr, flush=True)
+
+
+def stop_at_once(number, frame):
+    """The handler of Ctrl-C while nothing has been written. It ends the process itself, since an
+    exception could be caught by the module that is being imported."""
+    os.write(2, b"stopped\n")
+    os._exit(130)
+
+
+def speaks():
+    """Whether this process reports for all: torchrun starts several, and rank 0 is the one."""
+    return os.environ.get("RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
+
+
 def run(main):
-    """Run `main(argv)` as a script: exit 0 when done, 2 on a user's mistake, 1 on a failure while
-    running. An error is one line on stderr; `--debug` adds the traceback."""
+    """Run `main(argv)` as a script and exit with its status, or with that of the error it raises.
+    `--debug` prints the traceback as well."""
+    if signal.getsignal(signal.SIGINT) is stop_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     debug = [arg for arg in sys.argv[1:] if arg.partition("=")[0] == "--debug"]
-    sys.stdout.reconfigure(
-        errors="replace"
-    )  # a terminal that cannot show a character shows a question mark
+    argv = [arg for arg in sys.argv[1:] if arg not in debug]
+    if sys.stderr is None:  # closed by the caller; print(file=None) would write to stdout
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+
     try:
-        status = main([arg for arg in sys.argv[1:] if arg not in debug]) or 0
+        if sys.stdout is None:
+            fix = "send it to a file, or to /dev/null"
+            raise UserError("there is nowhere to write: standard output is closed", "stdout", fix)
+        sys.stdout.reconfigure(errors="replace")  # where a character cannot be shown: "?"
+        status = main(argv) or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         status = 130
-    except BrokenPipeError:  # whoever read our output has gone, as in `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has ended, as in `| head`
         status = 141
     except Exception as error:
         if debug and not debug[0].lower().endswith("=false"):
             traceback.print_exc()
-        status = getattr(error, "status", 1)
-        where = (
-            ""
-            if isinstance(error, UserError)
-            else f" ({type(error).__name__}): run again with --debug to see where"
-        )
-        if (
-            status == 1 or os.environ.get("RANK", "0") == "0"
-        ):  # all ranks find the same mistake: one tells
-            print(f"error: {' '.join(str(error).split())}{where}", file=sys.stderr)
-    if (
-        "RANK" in os.environ
-    ):  # a rank of torchrun: gloo's threads can abort an interpreter that takes itself down
-        sys.stdout.flush()
+        status, message = explained(error)
+        if status == 1 or speaks():  # every rank finds the same mistake of the user's
+            print(f"error: {message}", file=sys.stderr)
+
+    finish_output()
+    if "RANK" in os.environ:  # gloo's threads can abort an interpreter that shuts down normally
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
 
 
-def one_line(error):
-    return " ".join(str(error).split())[:160]
+def explained(error):
+    """(exit status, one line) for an exception that ends a script."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return error.status, text
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return 2, f"{error.strerror} ({error.filename}): choose a shorter name"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
+        return 1, f"{error.strerror} (output): free the disk, or write elsewhere"
+    return 1, f"{text} ({type(error).__name__}): run again with --debug to see where"
+
+
+def finish_output():
+    """Write what stdout still holds. If nobody takes it, drop it: Python would try again while it
+    shuts down, and report that failure with a traceback."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Where a run runs: device, number format, compiling, ranks, signals, and the status line."""
+"""Where a run runs: device, number format, compiling, ranks, signals, versions."""
 
 import contextlib
 import os
@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from common.errors import UserError
+from common.files import ROOT
 
-COMPILE_PAYS = 3e13  # operations; a few hundred seconds of two cores
+COMPILE_PAYS = 3e13  # operations: a few hundred seconds on two cores
 
 
 @dataclass
@@ -34,15 +35,15 @@ class Runtime:
         return self.rank == 0
 
     def autocast(self):
-        """The context that runs matrix products in self.dtype; nothing at all for float32."""
+        """The context that runs matrix products in self.dtype; an empty one for float32."""
         kind = self.device.split(":")[0]
         if self.dtype == "float32":
             return contextlib.nullcontext()
         return torch.autocast(kind, dtype=getattr(torch, self.dtype))
 
     def choose_compile(self, asked, flops):
-        """Settle whether to compile a run of so many operations. On a CPU compiling takes about half a
-        minute and then saves a sixth of the time, so that it pays from about five minutes on."""
+        """Decide whether to compile a run of `flops` operations. On a CPU compiling takes about
+        half a minute and then saves a sixth of the time: it pays from about five minutes on."""
         kind = self.device.split(":")[0]
         compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
         if asked is True and kind == "cpu" and not compiler:
@@ -51,82 +52,89 @@ class Runtime:
                 "compile=True",
                 "install g++, or leave compile out",
             )
+
         if asked != "auto":
-            self.compile, why = asked, "as asked"
-        elif kind != "cpu":
-            self.compile, why = (
-                kind == "cuda",
-                "it pays on CUDA" if kind == "cuda" else "eager is safer on Metal",
-            )
+            choice, why = asked, "as asked"
+        elif kind == "cuda":
+            choice, why = True, "it pays on CUDA"
+        elif kind == "mps":
+            choice, why = False, "eager is safer on Metal"
         elif not compiler:
-            self.compile, why = False, "no C++ compiler here"
+            choice, why = False, "no C++ compiler here"
+        elif flops > COMPILE_PAYS:
+            choice, why = True, "a run this long repays it"
         else:
-            self.compile = flops > COMPILE_PAYS
-            why = (
-                "a run this long repays it"
-                if self.compile
-                else "a run this short would not repay it"
-            )
-        self.reasons.append(f"compile {self.compile} ({why})")
+            choice, why = False, "a run this short would not repay it"
+        self.compile = choice
+        self.reasons.append(f"compile {choice} ({why})")
 
 
 def find_device(device="auto"):
-    """`device`, or with auto the best there is; UserError if it is not there. Asks CUDA nothing else."""
-    kind = device.split(":")[0]
+    """`device`, or for auto the best there is. Raises UserError if it is not there."""
+    kind, _, number = device.partition(":")
     if device == "auto":
-        return (
-            "cuda"
-            if torch.cuda.is_available()
-            else "mps"
-            if torch.backends.mps.is_available()
-            else "cpu"
-        )
-    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
-        raise UserError(
-            f"unknown device {device}", "device", "choose auto, cpu, cuda, cuda:N or mps"
-        )
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+
+    where = f"device={device}"
+    if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", device):
+        fix = "choose auto, cpu, cuda, cuda:N or mps"
+        raise UserError(f"unknown device {device}", "device", fix)
     if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "no CUDA device is visible",
-            f"device={device}",
-            "use --device=cpu, or install a CUDA build of torch",
-        )
+        fix = "use --device=cpu, or install a CUDA build of torch"
+        raise UserError("no CUDA device is visible", where, fix)
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise UserError("no Metal device is visible", f"device={device}", "use --device=cpu")
-    if kind == "cuda" and ":" in device and int(device.split(":")[1]) >= torch.cuda.device_count():
-        raise UserError(
-            f"only {torch.cuda.device_count()} CUDA devices are visible",
-            f"device={device}",
-            "choose a smaller number",
-        )
+        raise UserError("no Metal device is visible", where, "use --device=cpu")
+    if number and int(number) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UserError(f"only {count} CUDA devices are visible", where, "choose a smaller number")
     return device
 
 
+def find_ranks():
+    """(rank, number of ranks) of this process, which torchrun writes into its environment. Raises
+    UserError for a part of that: someone's leftover, with which joining the others would fail."""
+    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    fix = "start with torchrun, or unset RANK and WORLD_SIZE"
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
+        if not re.fullmatch("[0-9]+", value):
+            raise UserError(f"{name} is not a number", f"environment: {name}={value}", fix)
+
+    if int(world_size) > 1:
+        for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ:
+                what = f"WORLD_SIZE={world_size} stands in the environment, but no {name}"
+                raise UserError(what, f"environment: {name}", fix)
+    return int(rank), int(world_size)
+
+
+def choose_dtype(kind):
+    """(number format, why) for a kind of device."""
+    if kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bfloat16", "this GPU has it"
+    if kind == "cuda":
+        return "float32", "this GPU has no bfloat16"
+    if kind == "mps":
+        return "float32", "the safe choice on Metal"
+    return "float32", "most CPUs are no faster in bfloat16"
+
+
 def set_up(device="auto", dtype="auto"):
-    """Settle device and dtype, and join the other ranks if torchrun started us."""
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device, asked = find_device(device), device
+    """The Runtime of this process: its device and dtype are chosen, and if torchrun started it, it
+    has joined the other ranks."""
+    rank, world_size = find_ranks()
+    asked, device = device, find_device(device)
     kind = device.split(":")[0]
     if world_size > 1:
         if device == "cuda":
             device = f"cuda:{int(os.environ['LOCAL_RANK'])}"
             torch.cuda.set_device(device)
         torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
+
     reasons = [f"device {device}" + (" (the best one here)" if asked == "auto" else "")]
     if dtype == "auto":
-        dtype, why = (
-            "float32",
-            {"cpu": "most CPUs are no faster in bfloat16", "mps": "the safe choice on Metal"}.get(
-                kind
-            ),
-        )
-        if kind == "cuda":
-            modern = torch.cuda.is_bf16_supported(including_emulation=False)
-            dtype, why = (
-                ("bfloat16", "this GPU has it")
-                if modern
-                else ("float32", "this GPU has no bfloat16")
-            )
+        dtype, why = choose_dtype(kind)
         reasons.append(f"dtype {dtype} ({why})")
     else:
         reasons.append(f"dtype {dtype}")
@@ -141,8 +149,8 @@ def seed_for(*numbers):
 
 
 class StopRequest:
-    """SIGTERM and Ctrl-C, remembered until the step is done: `status` is 143, 130 or None. A second one
-    stops at once."""
+    """Remembers SIGTERM or Ctrl-C until the step is finished: `status` is 143, 130, or None without
+    a signal. A second signal ends the process at once."""
 
     def __init__(self):
         self.status = None
@@ -156,38 +164,32 @@ class StopRequest:
         print("\nstopping after this step (again: at once)", file=sys.stderr, flush=True)
 
     def agreed(self, runtime):
-        """Whether any rank was asked to stop; every rank gets the same answer."""
+        """Whether any rank has received a signal. Every rank gets the same answer."""
         if runtime.world_size > 1:
             status = torch.tensor(self.status or 0, device=runtime.device)
             torch.distributed.all_reduce(status, torch.distributed.ReduceOp.MAX)
             if not status.item():
-                return False  # a signal that came meanwhile waits for the next step
+                return False  # a signal that arrives during the all-reduce waits for the next step
             self.status = status.item()
         return self.status is not None
 
 
 def cpu_name():
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(
-                line.split(":")[1].strip() for line in file if line.startswith("model name")
-            )
-    except (OSError, StopIteration):  # not Linux, or a processor without a name there
-        return platform.processor() or platform.machine()
+    """The processor's name, such as "AMD EPYC 7763"."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:  # Linux
+        for line in file:
+            if line.startswith("model name"):
+                return line.split(":")[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def versions():
     """What the numbers of a run depend on besides its configuration."""
-    here = os.path.dirname(os.path.abspath(__file__))
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        commit = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        ).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, timeout=10)
+        commit = done.stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):  # no git here
         commit = ""
     hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()
     return {

@@ -1,14 +1,16 @@
 """
-Attention maps: how much each token of a prompt looks at each one before it, in every head of a layer.
+Attention maps: how much each token of a prompt attends to each earlier one, in every head.
 
-Attention is linear in its values: with unit vectors in their place, what comes out are the weights. So they are read
-off the model itself, whatever its positions, masks, caps and shared heads; nothing of it is computed a second time.
+Attention is linear in its values: with unit vectors as values, its output is the weights. So they
+are read off the model itself, with its positions, masks, caps and shared heads, and nothing is
+computed by a second implementation.
 Shapes: T tokens, H heads, K heads of keys and values, D the size of a head.
 """
 
 import io
 import math
 import warnings
+from pathlib import Path
 
 import torch
 
@@ -18,20 +20,15 @@ from common.files import write
 
 @torch.inference_mode()
 def attention_weights(model, idx, layer):
-    """The weights (H, T, T) with which each of the tokens idx (1, T) attends to each, in the layer `layer`."""
+    """The weights (H, T, T) with which each token of idx (1, T) attends to each, in one layer."""
     attn, T = model.blocks[layer].attn, idx.size(1)
-    H, K, D = (
-        attn.n_head,
-        getattr(attn, "n_kv_head", attn.n_head),
-        model.config.n_embd // attn.n_head,
-    )
-    found = []
+    H, K = attn.n_head, getattr(attn, "n_kv_head", attn.n_head)
+    D = model.config.n_embd // H
+    found = []  # outputs (T, H, D) of the attention: one per D tokens
 
-    def unit_vectors(module, inputs, v):  # (1, T, K D), of which D tokens have a one at a time
+    def unit_vectors(module, inputs, v):  # the values (1, T, K D): D tokens have a one at a time
         first = len(found) * D
-        eye = torch.eye(T, device=v.device, dtype=v.dtype)[
-            :, first : first + D
-        ]  # (T, D or what is left)
+        eye = torch.eye(T, device=v.device, dtype=v.dtype)[:, first : first + D]  # (T, D or less)
         return torch.nn.functional.pad(eye, (0, D - eye.size(1))).repeat(1, K)[None]
 
     def keep(module, inputs):
@@ -57,50 +54,56 @@ def picture(weights, labels, title):
     across = math.ceil(math.sqrt(H))
     down = math.ceil(H / across)
     inches = min(12, max(2.4, 0.13 * T))  # of a panel
-    size = min(8, max(3, 60 * inches / T))  # of a label, points
-    step = math.ceil(T * size / (60 * inches))  # every so many tokens have one
-    figure = Figure(
-        figsize=(across * (inches + 0.7) + 0.8, down * (inches + 0.9)), layout="constrained"
-    )
+    size = min(8, max(3, 60 * inches / T))  # of a label, in points
+    step = math.ceil(T * size / (60 * inches))  # tokens from one label to the next
+    ticks = range(0, T, step)
+    shown = [label.replace("$", r"\$") for label in labels[::step]]
+
+    shape = (across * (inches + 0.7) + 0.8, down * (inches + 0.9))
+    figure = Figure(figsize=shape, layout="constrained")
     FigureCanvasAgg(figure)
-    where, shown = range(0, T, step), [label.replace("$", r"\$") for label in labels[::step]]
     with matplotlib.rc_context({"font.family": ["DejaVu Sans"]}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a script that the font lacks shows as boxes
-        for head in range(H):
+        warnings.simplefilter("ignore")  # a script that the font lacks is drawn as boxes
+        for head, values in enumerate(weights):
             axes = figure.add_subplot(down, across, head + 1)
-            image = axes.imshow(
-                weights[head].numpy(), vmin=0, vmax=1, cmap="Blues", interpolation="nearest"
-            )
+            look = dict(vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
+            image = axes.imshow(values.numpy(), **look)
             axes.set_title(f"head {head}", fontsize=9)
-            axes.set_xticks(where, shown, rotation=90, fontsize=size, family="monospace")
-            axes.set_yticks(where, shown, fontsize=size, family="monospace")
+            axes.set_xticks(ticks, shown, rotation=90, fontsize=size, family="monospace")
+            axes.set_yticks(ticks, shown, fontsize=size, family="monospace")
             axes.tick_params(length=1, pad=1)
+
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
-        figure.supylabel("the token that looks", fontsize=9)
-        figure.supxlabel("the token it looks at", fontsize=9)
+        figure.supylabel("the token that attends", fontsize=9)
+        figure.supxlabel("the token it attends to", fontsize=9)
         figure.suptitle(title, fontsize=10)
         figure.colorbar(image, ax=figure.axes, aspect=40, label="weight")
+        dpi = max(60, min(130, 8000 / max(figure.get_size_inches())))
         file = io.BytesIO()
-        figure.savefig(
-            file, format="png", dpi=max(60, min(130, 8000 / max(figure.get_size_inches())))
-        )
+        figure.savefig(file, format="png", dpi=dpi)
     return file.getvalue()
 
 
+def check_path(path):
+    """Raise UserError unless a picture can be written to `path`, before a model is loaded."""
+    path, where = Path(path), f"attention={path}"
+    if not path.parent.is_dir():
+        raise UserError("there is no such folder", where, "make it, or choose another")
+    if path.exists() and not path.is_file():
+        raise UserError("this is not a file", where, "give the name of a PNG file")
+
+
 def write_map(path, name, model, tokenizer, prompt, layer, context=None):
-    """Write the attention of a layer over the last `context` tokens of a prompt (None: block_size) as a PNG."""
-    model = getattr(model, "model", model)  # without what makes it fast
+    """Write the attention of a layer over the last `context` tokens of a prompt (None: block_size)
+    as a PNG. Raises UserError if there is no such layer."""
+    model = getattr(model, "model", model)  # of a Fast model, the one it wraps
     if layer >= len(model.blocks):
-        raise UserError(
-            f"there is no layer {layer}",
-            f"layer={layer}",
-            f"the layers are 0 to {len(model.blocks) - 1}",
-        )
-    ids = list(tokenizer.encode(prompt))[-(context or model.config.block_size) :] or [
-        tokenizer.start
-    ]
-    weights = attention_weights(
-        model, torch.tensor([ids], device=next(model.parameters()).device), layer
-    )
+        fix = f"the layers are 0 to {len(model.blocks) - 1}"
+        raise UserError(f"there is no layer {layer}", f"layer={layer}", fix)
+
+    ids = list(tokenizer.encode(prompt))[-(context or model.config.block_size) :]
+    ids = ids or [tokenizer.start]
+    idx = torch.tensor([ids], device=next(model.parameters()).device)  # (1, T)
+    weights = attention_weights(model, idx, layer)
     labels = [repr(tokenizer.decode([token]))[1:-1].replace(" ", "␣") for token in ids]
     write(path, picture(weights, labels, f"{name}, layer {layer}"))

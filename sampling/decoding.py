@@ -1,6 +1,6 @@
 """
-One step of writing: what a model is shown of a text that grows, and how the next token is drawn from what it says.
-Shapes: B rows, T tokens, V vocabulary.
+One step of sampling: what a model reads of a growing text, and how the next token is drawn from
+its logits. Shapes: B rows, T tokens, V vocabulary.
 """
 
 import codecs
@@ -14,32 +14,33 @@ from parts.cache import KVCache
 
 
 class Step(NamedTuple):
-    token: torch.Tensor  # (B, 1) the next token of every row
-    logits: torch.Tensor  # (B, V) what the model said of it, before any setting
+    """One sampled token of each row."""
+
+    token: torch.Tensor  # (B, 1)
+    logits: torch.Tensor  # (B, V) what the model gave for it, before any setting
 
 
 class Reader:
-    """A model reading the rows of idx (B, T) as they grow; no token is read twice while there is room.
+    """A model that reads the rows of idx (B, T) as they grow. While the context has room it reads
+    no token twice.
 
-    context: how many tokens the model looks back on at most (None: its block_size, since few models write well
-    beyond what they were trained on). Where they are used up the last half of them is read anew, so that the cost of
-    that is spread over many tokens. vocab_size: the tokens there are, of a model that was padded to more. pad: how
-    many tokens before each row are padding. spare: tokens that rewind may drop."""
+    context: how many tokens the model looks back on at most (None: its block_size, since few
+    models write well beyond what they were trained on). When the context is full, the model reads
+    the last half of it anew, so that this cost is spread over many tokens. vocab_size: the number
+    of tokens of a model that was padded to more. pad: how many tokens before each row are padding.
+    spare: how many tokens `rewind` may drop."""
 
     def __init__(self, model, context=None, vocab_size=None, use_cache=True, pad=None, spare=0):
-        self.model, self.vocab_size, self.use_cache, self.spare = (
-            model,
-            vocab_size,
-            use_cache,
-            spare,
-        )
+        self.model, self.vocab_size = model, vocab_size
+        self.use_cache, self.spare = use_cache, spare
         self.context = context or model.config.block_size
         self.pad = pad or [0]  # without padding all rows are alike
         self.cache = self.starts = None
         self.known = 0  # tokens of idx that are in the cache or before it
 
     def start(self, length):
-        """The first token shown of a text of `length`: 0 up to `context` tokens, then in steps of half of it."""
+        """The first token that the model reads of a text of `length` tokens: 0 while the context
+        has room, then in steps of half the context."""
         half = max(1, self.context // 2)
         return half * max(0, -((self.context - length) // half))
 
@@ -52,14 +53,14 @@ class Reader:
         T = idx.size(1)
         starts = [self.start(T - pad) for pad in self.pad]
         if self.cache is None or starts != self.starts or not self.use_cache:
-            shown = [T - pad - start for pad, start in zip(self.pad, starts)]
+            shown = [T - pad - start for pad, start in zip(self.pad, starts, strict=True)]
             hidden = [max(shown) - count for count in shown]
             self.cache = KVCache(torch.tensor(hidden) if any(hidden) else None, self.spare)
             self.starts, self.known = starts, T - max(shown)
+
         new, self.known = idx[:, self.known :], T
-        return self.model(new, cache=self.cache, last_only=last == 1)[0][
-            :, -last:, : self.vocab_size
-        ]
+        logits, _ = self.model(new, cache=self.cache, last_only=last == 1)
+        return logits[:, -last:, : self.vocab_size]
 
     def rewind(self, length):
         """Forget the tokens of idx after the first `length`."""
@@ -71,8 +72,9 @@ class Reader:
 
 
 def penalised(logits, seen, penalty):
-    """logits (B, V) with those of the tokens in seen (B, T) divided by penalty where they are positive, multiplied
-    where negative (CTRL, Keskar et al. 2019, arXiv:1909.05858, as transformers has it): above 1 repeats less."""
+    """logits (B, V) with those of the tokens in seen (B, T) divided by `penalty` where positive and
+    multiplied by it where negative: above 1 repeats less (CTRL, Keskar et al. 2019,
+    arXiv:1909.05858, as transformers implements it)."""
     old, penalty = logits.gather(1, seen), min(max(penalty, 1e-30), 1e30)
     new = torch.where(old > 0, old / penalty, old * penalty).clamp(-1e30, 1e30)
     return logits.scatter(1, seen, new)
@@ -81,105 +83,103 @@ def penalised(logits, seen, penalty):
 def probabilities(
     logits, temperature=1.0, top_k=None, top_p=None, min_p=None, repetition_penalty=1.0, seen=None
 ):
-    """Probabilities (B, V) to draw the next token from, given logits (B, V) and the text so far, seen (B, T). In this
-    order: the repetition penalty, the temperature (0: all on the likeliest), top-k, top-p (nucleus, Holtzman et al.
-    2019, arXiv:1904.09751): the smallest set of the likeliest tokens that together reach probability top_p, and
-    min-p (Nguyen et al. 2024, arXiv:2407.01082): those at least min_p times as likely as the likeliest."""
+    """Probabilities (B, V) to draw the next token from, given logits (B, V) and the text so far,
+    seen (B, T). The settings act in this order:
+
+    repetition_penalty: see `penalised`
+    temperature: divides the logits; 0 puts all probability on the likeliest token
+    top_k: keeps the k likeliest tokens
+    top_p: keeps the smallest set of the likeliest tokens that together reach probability top_p
+        (nucleus sampling, Holtzman et al. 2019, arXiv:1904.09751)
+    min_p: keeps tokens at least min_p times as likely as the likeliest
+        (Nguyen et al. 2024, arXiv:2407.01082)
+    """
     logits = logits.float()  # (B, V)
     if repetition_penalty != 1 and seen is not None:
         logits = penalised(logits, seen, repetition_penalty)
     if temperature == 0:
         return F.one_hot(logits.argmax(-1), logits.size(-1)).float()
-    logits = (logits - logits.amax(-1, keepdim=True)) / max(
-        temperature, 1e-30
-    )  # the largest is 0, however cold
+
+    logits = logits - logits.amax(-1, keepdim=True)  # the largest is 0, at any temperature
+    logits = logits / max(temperature, 1e-30)
     if top_k is not None and top_k < logits.size(-1):
         least = logits.topk(top_k).values[:, -1:]  # (B, 1) the k-th largest
         logits = logits.masked_fill(logits < least, -torch.inf)
+
     p = logits.softmax(-1)
     if top_p is not None and top_p < 1:
         ordered, order = p.sort(descending=True, stable=True)  # (B, V)
         before = ordered.cumsum(-1) - ordered  # probability of all likelier tokens
-        p = p.masked_fill(
-            torch.zeros_like(p, dtype=torch.bool).scatter(1, order, before >= top_p), 0.0
-        )
+        dropped = before >= max(top_p, 1e-30)  # a smaller top_p is 0 in float32 and drops all
+        p = p.masked_fill(torch.zeros_like(dropped).scatter(1, order, dropped), 0.0)
     if min_p:
         p = p.masked_fill(p < min_p * p.amax(-1, keepdim=True), 0.0)
     return p / p.sum(-1, keepdim=True)
 
 
 def draw(p, generators):
-    """A token (B, 1) of every row of p (B, V), each from its own random generator."""
-    return torch.stack(
-        [torch.multinomial(row, 1, generator=generator) for row, generator in zip(p, generators)]
-    )
+    """A token (B, 1) for each row of p (B, V), each drawn by its own random generator."""
+    rows = zip(p, generators, strict=True)
+    return torch.stack([torch.multinomial(row, 1, generator=generator) for row, generator in rows])
 
 
 def ragged(rows, device="cpu"):
-    """idx (B, T) and pad, a number per row or None, of rows of token ids (T_r,) of several lengths. The padding stands
-    before the prompts and repeats their own first token, which no setting takes for a new one."""
+    """(idx (B, T), pad): rows of token ids (T_r,) of several lengths as one batch. pad is how many
+    tokens of padding each row has, or None. The padding stands before the row and repeats its first
+    token, so that no setting counts it as another token."""
     longest = max(len(row) for row in rows)
     pad = [longest - len(row) for row in rows]
-    idx = torch.tensor(
-        [[int(row[0])] * n + [int(token) for token in row] for n, row in zip(pad, rows)],
-        device=device,
-    )
+    padded = [[row[0]] * n + list(row) for n, row in zip(pad, rows, strict=True)]
+    idx = torch.tensor([[int(token) for token in row] for row in padded], device=device)
     return idx, pad if any(pad) else None
 
 
 def likeliest(logits, n=5):
-    """[(token, probability)] of the n likeliest by the model alone, given its logits (V,)."""
+    """[(token, probability)] of the n likeliest tokens at temperature 1, given logits (V,)."""
     p, order = logits.float().softmax(-1).topk(min(n, len(logits)))
-    return list(zip(order.tolist(), p.tolist()))
+    return list(zip(order.tolist(), p.tolist(), strict=True))
 
 
 class Sample:
-    """What is written after a prompt, as its tokens come, cut where `stop` first appears."""
+    """The text after a prompt, as its tokens arrive, cut where `stop` first appears. With `explain`
+    it keeps for each token its log probability and the likeliest tokens, at temperature 1."""
 
     def __init__(self, prompt, tokenizer, stop="", explain=False):
-        self.explain, self.prompt, self.tokenizer, self.stop, self.text, self.shown, self.done = (
-            explain,
-            prompt,
-            tokenizer,
-            stop,
-            "",
-            0,
-            False,
-        )
-        self.tokens, self.logprobs, self.top = (
-            [],
-            [],
-            [],
-        )  # by the model alone, whatever the settings
-        self.decoder = codecs.getincrementaldecoder("utf-8")(
-            errors="replace"
-        )  # a character may span tokens
+        self.prompt, self.tokenizer = prompt, tokenizer
+        self.stop, self.explain = stop, explain
+        self.text, self.done = "", False
+        self.shown = 0  # characters that add and end have returned
+        self.tokens, self.logprobs, self.top = [], [], []
+        # a character may span several tokens
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.began, self.seconds = time.perf_counter(), 0.0
 
     def add(self, token, logits):
-        """Take a token and its logits (V,); returns the text to show, without what may become `stop`."""
+        """Append a token with its logits (V,). Returns the text to show now; the beginning of what
+        may become `stop` waits."""
         self.tokens.append(token)
         if self.explain:
             self.logprobs.append(logits.float().log_softmax(-1)[token].item())
             self.top.append(likeliest(logits))
         self.text += self.decoder.decode(self.tokenizer.decode_bytes([token]))
         self.seconds = time.perf_counter() - self.began
+
         at = self.text.find(self.stop, self.shown) if self.stop else -1
         if at >= 0:
             self.text, self.done = self.text[:at], True
-        begun = (
-            n
-            for n in range(len(self.stop) - 1, 0, -1)
-            if self.text.endswith(self.stop[:n]) and not self.done
-        )
-        return self.upto(len(self.text) - next(begun, 0))
+            return self.show_until(at)
+        begun = 0  # characters at the end with which `stop` begins
+        for n in range(1, len(self.stop)):
+            if self.text.endswith(self.stop[:n]):
+                begun = n
+        return self.show_until(len(self.text) - begun)
 
     def end(self):
-        """The rest of the text, when no token will come any more."""
+        """The rest of the text, when no more token will come."""
         if not self.done:
             self.text, self.done = self.text + self.decoder.decode(b"", final=True), True
-        return self.upto(len(self.text))
+        return self.show_until(len(self.text))
 
-    def upto(self, end):
+    def show_until(self, end):
         piece, self.shown = self.text[self.shown : end], end
         return piece

@@ -1,4 +1,4 @@
-"""Texts that a person gives: from the command line or a file, and what of them a vocabulary has."""
+"""The texts that a person gives, on the command line or in a file."""
 
 import sys
 
@@ -6,21 +6,21 @@ from common.errors import UserError
 
 
 def read_text(path, what, fix):
-    """The text of a utf-8 file; UserError naming `what` if it cannot be read."""
+    """The text of a utf-8 file. Raises UserError, which calls it `what`, if it cannot be read."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             return file.read()
     except OSError as error:
-        raise UserError(f"cannot read the {what}: {error.strerror}", path, fix) from None
+        where = path or "no path is given"
+        raise UserError(f"cannot read the {what}: {error.strerror}", where, fix) from None
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"the {what} is not utf-8: byte {error.start}", path, "save it as utf-8"
-        ) from None
+        what = f"the {what} is not utf-8: byte {error.start}"
+        raise UserError(what, path, "save it as utf-8") from None
 
 
 def read_prompts(start, path=""):
-    """The prompts: each line of the file at `path`, where an empty line is an empty prompt; or `start` itself, or what
-    is in the file that FILE:path names."""
+    """The prompts, a list of texts: the lines of the file at `path`, where an empty line is an
+    empty prompt; else `start`, or the content of the file that FILE:name names."""
     if path:
         text = read_text(path, "prompts", "check the path after --prompts=")
         if not text:
@@ -32,30 +32,27 @@ def read_prompts(start, path=""):
 
 
 def fit(tokenizer, text, where, skip_unknown=False):
-    """`text` if the tokenizer has all its characters; without those it lacks, saying so once, with skip_unknown; else
-    UserError naming the first of them and its place."""
+    """`text` if the tokenizer has all its characters. With skip_unknown, the text without those it
+    lacks, which a note names; else UserError naming the first of them, its place and `where`."""
     try:
         tokenizer.encode(text)
         return text
     except UserError as error:
         if not skip_unknown:
             what, place, fix = error.parts
-            raise UserError(
-                what,
-                f"{place}, {where}" if where else place,
-                f"{fix}; or drop it with --skip_unknown",
-            ) from None
-    unknown = {c for c in set(text) if not has(tokenizer, c)}
-    count = sum(c in unknown for c in text)
-    print(
-        f"{where or 'the prompt'}: {count} characters are not in the vocabulary and left out: {' '.join(map(repr, sorted(unknown)[:10]))}",
-        file=sys.stderr,
-        flush=True,
-    )
+            place = f"{place}, {where}" if where else place
+            raise UserError(what, place, f"{fix}; or drop it with --skip_unknown") from None
+
+    unknown = sorted(c for c in set(text) if not has(tokenizer, c))
+    count = sum(text.count(c) for c in unknown)
+    named = " ".join(repr(c) for c in unknown[:10])
+    note = f"{count} characters are not in the vocabulary and left out: {named}"
+    print(f"{where or 'the prompt'}: {note}", file=sys.stderr, flush=True)
     return "".join(c for c in text if c not in unknown)
 
 
 def has(tokenizer, c):
+    """Whether the tokenizer can encode the character c."""
     try:
         tokenizer.encode(c)
         return True

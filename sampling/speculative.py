@@ -1,10 +1,12 @@
 """
-Speculative decoding (Leviathan et al. 2023, arXiv:2211.17192): something cheap drafts a few tokens, and the model reads
-them all at once. Accepting them by the paper's rule, the text is distributed as if the model had written it alone;
-greedy text is the same text. What drafts: a smaller model with the same tokenizer, or the text so far.
+Speculative decoding (Leviathan et al. 2023, arXiv:2211.17192): a cheap draft proposes a few tokens,
+and the model reads them all at once. By the paper's rule of acceptance the text has the
+distribution of the model's own, and greedy text is the same text. The draft is a smaller model with
+the same tokenizer, or a look-up in the text so far.
 """
 
 import torch
+from torch.nn import functional as F
 
 from common.errors import UserError
 from sampling.decoding import Reader, Step, draw, probabilities
@@ -13,20 +15,21 @@ from weights.checkpoint import open_run
 
 
 class Lookup:
-    """Drafts what followed the last few tokens where they stood before (prompt look-up, Saxena 2023)."""
+    """Proposes what followed the last few tokens where they occurred before (prompt look-up,
+    Saxena 2023)."""
 
     longest, shortest = 8, 2  # tokens that must be the same
 
     def propose(self, idx, most):
-        """At most `most` tokens (n,) that may follow idx (1, T), and None: they are certain of themselves."""
+        """At most `most` tokens (n,) that may follow idx (1, T), and None instead of their
+        probabilities: each is proposed with probability 1."""
         text = idx[0]
         for n in range(min(self.longest, len(text) - 1), self.shortest - 1, -1):
-            same = (
-                (text[:-1].unfold(0, n, 1) == text[-n:]).all(-1).nonzero()
-            )  # where these n tokens stood before
-            if len(same):
-                after = int(same[-1]) + n
-                return text[after : after + most], None
+            windows = text[:-1].unfold(0, n, 1)  # (T - n, n)
+            places = (windows == text[-n:]).all(-1).nonzero()  # where these n tokens occurred
+            if len(places):
+                next_token = int(places[-1]) + n
+                return text[next_token : next_token + most], None
         return text[:0], None
 
     def rewind(self, length):
@@ -34,20 +37,17 @@ class Lookup:
 
 
 class Draft:
-    """Drafts with a smaller model, drawing as the model's own tokens are drawn."""
+    """Proposes what a smaller model draws, with the settings of the large one."""
 
-    def __init__(self, model, vocab_size, most, generator, how):
-        self.reader, self.generator, self.how = (
-            Reader(model, None, vocab_size, spare=most),
-            generator,
-            how,
-        )
+    def __init__(self, model, vocab_size, most, generator, settings):
+        self.reader = Reader(model, None, vocab_size, spare=most)
+        self.generator, self.settings = generator, settings
 
     def propose(self, idx, most):
-        """`most` tokens (n,) after idx (1, T), and the probabilities q (n, V) that each was drawn from."""
+        """`most` tokens (n,) after idx (1, T), and the probabilities q (n, V) that gave them."""
         T, q = idx.size(1), []
         for _ in range(most):
-            q.append(probabilities(self.reader.read(idx)[:, 0], **self.how, seen=idx))
+            q.append(probabilities(self.reader.read(idx)[:, 0], **self.settings, seen=idx))
             idx = torch.cat((idx, draw(q[-1], [self.generator])), dim=1)
         return idx[0, T:], torch.cat(q) if q else None
 
@@ -56,35 +56,36 @@ class Draft:
 
 
 def accept(drafted, q, p, generator):
-    """The tokens to keep: those drafted (n,) up to the first rejected, and one more, which the model draws.
+    """The tokens to keep: those of drafted (n,) up to the first rejected one, and one more, which
+    the model draws.
 
-    p (n + 1, V): the model's probabilities of each of them and of one after; q (n, V): those they were drawn from. Token
-    x is kept with probability min(1, p(x) / q(x)). In the place of a rejected one stands a draw from max(0, p - q): the
-    two ways to a token add up to p."""
+    p (n + 1, V) are the model's probabilities for each of them and for the token after; q (n, V)
+    those they were drawn from. Token x is kept with probability min(1, p(x) / q(x)). A rejected one
+    is replaced by a draw from max(0, p - q): the probabilities of both ways to a token sum to p."""
     kept = []
-    for x, q_x, p_x in zip(drafted.tolist(), q, p):
+    for x, q_x, p_x in zip(drafted.tolist(), q, p[:-1], strict=True):
         u = torch.rand((), generator=generator, device=p.device)
         if u * q_x[x] < p_x[x]:
             kept.append(x)
             continue
         rest = (p_x - q_x).clamp(min=0)
-        rest = rest if rest.sum() > 0 else p_x  # p = q but for rounding
+        rest = rest if rest.sum() > 0 else p_x  # p = q up to rounding
         return [*kept, int(draw(rest[None], [generator]))]
     return [*kept, int(draw(p[-1:], [generator]))]
 
 
 class Tally:
-    """How well the drafts did."""
+    """How many drafted tokens were accepted, and how many tokens each reading of the model gave."""
 
     drafted = accepted = reads = written = 0
 
     def __str__(self):
-        rate = (
-            f"{100 * self.accepted / self.drafted:.0f} % of {self.drafted:,} drafted tokens accepted"
-            if self.drafted
-            else "nothing could be drafted"
-        )
-        return f"{rate}; {self.written / max(1, self.reads):.2f} tokens each time the model reads"
+        if self.drafted:
+            percent = 100 * self.accepted / self.drafted
+            share = f"{percent:.0f} % of {self.drafted:,} drafted tokens accepted"
+        else:
+            share = "nothing could be drafted"
+        return f"{share}; {self.written / max(1, self.reads):.2f} tokens each time the model reads"
 
 
 @torch.inference_mode()
@@ -98,53 +99,55 @@ def speculate(
     context=None,
     vocab_size=None,
     tally=None,
-    **how,
+    **settings,
 ):
-    """As sample.steps, of one row idx (1, T): yield a Step per token, max_new_tokens of them.
+    """As sample.steps for one row idx (1, T): yields a Step per token, max_new_tokens of them.
 
-    draft: a model with the same tokens, or "lookup"; draft_tokens: how many are drafted at a time; how: the settings of
-    decoding.probabilities. The same seed gives the same text, though not the one that a model draws alone."""
+    draft: a model with the same tokens, or "lookup". draft_tokens: how many are drafted at a time.
+    settings: those of decoding.probabilities. The same seed gives the same text, but not the text
+    that the model draws alone."""
     generator = torch.Generator(idx.device).manual_seed(seed)
-    proposer = (
-        Lookup() if draft == "lookup" else Draft(draft, vocab_size, draft_tokens, generator, how)
-    )
-    reader, tally, left = (
-        Reader(model, context, vocab_size, spare=draft_tokens),
-        tally or Tally(),
-        max_new_tokens,
-    )
+    if draft == "lookup":
+        proposer = Lookup()
+    else:
+        proposer = Draft(draft, vocab_size, draft_tokens, generator, settings)
+    reader = Reader(model, context, vocab_size, spare=draft_tokens)
+    tally, left = tally or Tally(), max_new_tokens
+
     while left > 0:
         T = idx.size(1)
-        drafted, q = proposer.propose(idx, min(draft_tokens, left - 1, reader.room(T)))
+        drafted, q = proposer.propose(idx, min(draft_tokens, left - 1, reader.room(T)))  # (n,)
         idx = torch.cat((idx, drafted[None]), dim=1)  # (1, T + n)
         logits = reader.read(idx, last=len(drafted) + 1)[0]  # (n + 1, V)
-        p = torch.cat(
-            [probabilities(row[None], **how, seen=idx[:, : T + i]) for i, row in enumerate(logits)]
-        )  # (n + 1, V)
-        q = torch.nn.functional.one_hot(drafted, p.size(-1)).float() if q is None else q
+        p = [
+            probabilities(row[None], **settings, seen=idx[:, : T + i])
+            for i, row in enumerate(logits)
+        ]
+        p = torch.cat(p)  # (n + 1, V)
+        if q is None:
+            q = F.one_hot(drafted, p.size(-1)).float()  # (n, V)
+
         kept = accept(drafted, q, p, generator)
-        tally.drafted, tally.accepted = tally.drafted + len(drafted), tally.accepted + len(kept) - 1
-        tally.reads, tally.written, left = (
-            tally.reads + 1,
-            tally.written + len(kept),
-            left - len(kept),
-        )
         idx = torch.cat((idx[:, :T], torch.tensor([kept], device=idx.device)), dim=1)
-        reader.rewind(T + len(kept) - 1), proposer.rewind(T + len(kept) - 1)
-        for token, row in zip(kept, logits):
+        reader.rewind(T + len(kept) - 1)
+        proposer.rewind(T + len(kept) - 1)
+
+        tally.drafted += len(drafted)
+        tally.accepted += len(kept) - 1
+        tally.reads += 1
+        tally.written += len(kept)
+        left -= len(kept)
+        for token, row in zip(kept, logits[: len(kept)], strict=True):
             yield Step(torch.tensor([[token]], device=idx.device), row[None])
 
 
 def open_draft(name, tokenizer, device, kind="float32"):
-    """What `speculate` takes as its draft: "lookup", None for none, or the model of a run folder with weights of the kind
-    `kind`; UserError unless its tokenizer is the same."""
+    """The draft that `speculate` takes: "lookup", None for no draft, or the model of a run folder
+    with weights of the kind `kind`. Raises UserError if its tokenizer is another."""
     if name in ("", "lookup"):
         return name or None
-    model, other, _, _ = open_run(name, "latest", device)
+    model, other, *_ = open_run(name, "latest", device)
     if other.to_json() != tokenizer.to_json():
-        raise UserError(
-            "the draft has another vocabulary",
-            f"draft={name}",
-            "train one on the same data set, or use --draft=lookup",
-        )
+        fix = "train one on the same dataset, or use --draft=lookup"
+        raise UserError("the draft has another vocabulary", f"draft={name}", fix)
     return prepare(model, kind)[0]

@@ -1,15 +1,15 @@
 """
-Looking at what models say, in a terminal: how much each token of a text surprises one, what else could have come, and
-the texts of several side by side.
+What sample.py shows besides samples: how much each token of a text surprises a model, what else it
+could have written, and the texts of several models side by side.
+
+On a terminal rich draws it, in colours and columns; elsewhere it is plain text. rich is imported
+where it is used, since most commands draw nothing.
 """
 
 import codecs
 import json
 import math
-import os
-import re
 import sys
-import unicodedata
 
 import torch
 from torch.nn import functional as F
@@ -17,15 +17,17 @@ from torch.nn import functional as F
 from common.errors import UserError
 from sampling.decoding import Reader
 
-LEVELS = [
+LEVELS = [  # (surprise below so many nats, style of the token)
     (0.5, ""),
-    (1, "38;5;16;48;5;230"),
-    (2, "38;5;16;48;5;222"),
-    (4, "38;5;16;48;5;208"),
-    (8, "97;48;5;160"),
-    (math.inf, "97;48;5;53"),
-]  # nats below, colour
-SHOWN = 4000  # tokens that are painted at most; all are counted
+    (1, "color(16) on color(230)"),
+    (2, "color(16) on color(222)"),
+    (4, "color(16) on color(208)"),
+    (8, "color(15) on color(160)"),
+    (math.inf, "color(15) on color(53)"),
+]
+SHOWN = 4000  # coloured tokens at most; the numbers count all
+NARROWEST = 32  # cells of a column of text
+UNLIMITED = 10_000  # cells of a line that is not shown on a terminal
 
 
 # ---------------------------------------------------------------- surprise
@@ -33,8 +35,8 @@ SHOWN = 4000  # tokens that are painted at most; all are counted
 
 @torch.inference_mode()
 def surprise(model, ids, first, context=None, vocab_size=None):
-    """-ln p (N,) in nats of each token of ids (N,), read after the token `first`. Each is told from as many tokens
-    before it as sampling would show the model there."""
+    """-ln p (N,) in nats of each token of ids (N,), which follow the token `first`. The model reads
+    as many tokens before each as sampling would show it there."""
     reader, device = Reader(model, context), next(model.parameters()).device
     text = torch.tensor([first, *ids], device=device)  # (N + 1,)
     done, found = 0, [torch.zeros(0, device=device)]
@@ -48,7 +50,7 @@ def surprise(model, ids, first, context=None, vocab_size=None):
 
 
 def summary(nats, n_bytes):
-    """{name: number} of a text from the surprise of its tokens (N,) and its size in bytes."""
+    """{name: number} of a text, from the surprise of its tokens (N,) and its size in bytes."""
     mean = nats.mean().item()
     return {
         "tokens": len(nats),
@@ -59,162 +61,181 @@ def summary(nats, n_bytes):
     }
 
 
-def score_table(names, summaries, alike):
-    """A row per model; alike: whether their tokenizers are the same."""
-    width = max(map(len, names))
-    lines = [f"{'':{width}}    tokens  nats/token  perplexity  bits/byte"]
-    lines += [
-        f"{name:{width}}  {s['tokens']:8,}  {s['nats_per_token']:10.4f}  {s['perplexity']:10.4g}  {s['bits_per_byte']:9.4f}"
-        for name, s in zip(names, summaries)
-    ]
-    return "\n".join(lines + ["the tokenizers differ: only bits per byte compares"] * (not alike))
-
-
 def pieces(tokenizer, ids):
-    """The text of each token; a character that spans several stands at the last of them."""
+    """The text of each token. A character of several tokens belongs to the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     return [decoder.decode(tokenizer.decode_bytes([token])) for token in ids]
 
 
-def colours(file):
-    """Whether to paint: on a terminal whose owner has not set NO_COLOR."""
-    return file.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def report_score(opened, texts, path, context, as_json):
+    """Print how well each model of `opened` predicts a text, given as each of them can read it."""
+    rows = []
+    for o, text in zip(opened, texts, strict=True):
+        ids = o.tokenizer.encode(text).tolist()
+        if not ids:
+            raise UserError("there is nothing to score", path, "give a text that is not empty")
+        nats = surprise(o.model, ids, o.tokenizer.start, context, o.tokenizer.vocab_size)
+        numbers = summary(nats, len(o.tokenizer.decode_bytes(ids)))
+        rows.append((o.name, numbers, pieces(o.tokenizer, ids), nats))
+
+    if as_json:
+        for name, numbers, parts, nats in rows:
+            line = {"model": name, "score": path, **numbers}
+            print(json.dumps(line | {"pieces": parts, "surprise": nats.tolist()}))
+        return
+
+    show(score_table([(name, numbers) for name, numbers, _, _ in rows]))
+    if len({json.dumps(o.tokenizer.to_json(), sort_keys=True) for o in opened}) > 1:
+        print("the tokenizers differ: compare only bits per byte")
+    for name, _, parts, nats in rows:
+        print(f"\n{name}, nats per token:")
+        if has_colours():
+            show(coloured(parts, nats))
+        else:
+            print(plain(parts, nats))
+        print()
 
 
-def paint(text, colour):
-    return f"\033[{colour}m{text}\033[0m" if colour and text else text
-
-
-def shade(text, nats):
-    """A token's text on the colour of its surprise; a line end shows as a mark."""
-    colour = next(colour for below, colour in LEVELS if nats < below or below == math.inf)
-    return "\n".join(paint(line, colour) for line in clean(text.replace("\n", "↵\n")).split("\n"))
-
-
-def legend():
-    edges = [0] + [below for below, _ in LEVELS]
-    return "nats: " + " ".join(
-        paint(f" {low:g} to {high:g} " if high < math.inf else f" {low:g} or more ", colour)
-        for low, high, (_, colour) in zip(edges, edges[1:], LEVELS)
-    )
+def score_table(rows):
+    """A table with a line for each (name, summary)."""
+    table = table_of("", "tokens", "nats/token", "perplexity", "bits/byte")
+    for name, numbers in rows:
+        table.add_row(
+            literal(name),
+            f"{numbers['tokens']:,}",
+            f"{numbers['nats_per_token']:.4f}",
+            f"{numbers['perplexity']:.4g}",
+            f"{numbers['bits_per_byte']:.4f}",
+        )
+    return table
 
 
 def coloured(texts, nats):
-    """The texts of the tokens, each on the colour of its surprise, with a legend."""
-    more = f"\nthe first {SHOWN:,} of {len(texts):,} tokens" if len(texts) > SHOWN else ""
-    return "".join(map(shade, texts[:SHOWN], nats.tolist())).rstrip("\n") + "\n" + legend() + more
+    """The texts of tokens, each on the colour of its surprise, with a legend."""
+    text = literal("")
+    for piece, value in zip(texts[:SHOWN], nats.tolist(), strict=False):
+        style = next(style for limit, style in LEVELS if value < limit or limit == math.inf)
+        for i, line in enumerate(printable(piece.replace("\n", "↵\n")).split("\n")):
+            text.append("\n" * (i > 0))
+            text.append(line, style)
+    if text.plain.endswith("\n"):
+        text.right_crop(1)
+
+    text.append("\nnats: ")
+    low = 0
+    for high, style in LEVELS:
+        text.append(f" {low:g} or more " if high == math.inf else f" {low:g} to {high:g} ", style)
+        text.append(" ")
+        low = high
+    text.rstrip()
+    if len(texts) > SHOWN:
+        text.append(f"\nthe first {SHOWN:,} of {len(texts):,} tokens")
+    return text
 
 
 def plain(texts, nats):
-    """A line per token: its surprise in nats, and its text as Python writes it."""
-    return "\n".join(f"{n:8.4f}  {text!r}" for text, n in zip(texts, nats.tolist()))
+    """A line for each token: its surprise in nats, and its text as Python writes it."""
+    rows = zip(texts, nats.tolist(), strict=True)
+    return "\n".join(f"{value:8.4f}  {text!r}" for text, value in rows)
 
 
-def report_score(opened, texts, path, context, as_json):
-    """Print how well models foretell a text: opened [(name, model, tokenizer, ...)], the text as each can read it."""
-    names, models, tokenizers = ([o[i] for o in opened] for i in range(3))
-    ids = [tokenizer.encode(text).tolist() for tokenizer, text in zip(tokenizers, texts)]
-    if not all(ids):
-        raise UserError("there is nothing to score", path, "give a text that is not empty")
-    nats = [
-        surprise(model, tokens, t.start, context, t.vocab_size)
-        for model, t, tokens in zip(models, tokenizers, ids)
-    ]
-    found = [summary(n, len(t.decode_bytes(tokens))) for n, t, tokens in zip(nats, tokenizers, ids)]
-    if not as_json:
-        print(
-            score_table(
-                names, found, all(t.to_json() == tokenizers[0].to_json() for t in tokenizers)
-            )
-        )
-    for name, t, tokens, n, numbers in zip(names, tokenizers, ids, nats, found):
-        parts = pieces(t, tokens)
-        if as_json:
-            print(
-                json.dumps(
-                    {
-                        "model": name,
-                        "score": path,
-                        **numbers,
-                        "pieces": parts,
-                        "surprise": n.tolist(),
-                    }
-                )
-            )
-        else:
-            print(
-                f"\n{name}, nats per token:\n"
-                + (coloured(parts, n) if colours(sys.stdout) else plain(parts, n))
-                + "\n"
-            )
+# ---------------------------------------------------------------- samples
 
 
-# ---------------------------------------------------------------- alternatives
+def alternatives_table(tokenizer, sample):
+    """A table with a line for each token of a Sample: its probability, and the likeliest tokens
+    with theirs, by the model alone (temperature 1)."""
 
+    def written(token):
+        return literal(repr(tokenizer.decode([token])))
 
-def alternatives_table(tokenizer, tokens, logprobs, tops):
-    """A row per step: the token drawn with its probability, and the likeliest ones, by the model alone."""
-
-    def said(token):
-        return repr(tokenizer.decode([token]))
-
-    width = max([5, *(len(said(token)) for row in tops for token, _ in row)])
-    lines = [f"step  {'drawn':{width}}      p   the likeliest, with their p at temperature 1"]
-    for i, (token, logprob, top) in enumerate(zip(tokens, logprobs, tops), 1):
-        lines.append(
-            f"{i:4}  {said(token):{width}} {math.exp(logprob):6.3f}   "
-            + "  ".join(f"{said(other):{width}} {p:5.3f}" for other, p in top)
-        )
-    return "\n".join(line.rstrip() for line in lines)
-
-
-# ---------------------------------------------------------------- side by side
-
-
-def clean(text):
-    """text without the characters that would steer a terminal."""
-    return "".join(
-        c if c.isprintable() or c == "\n" else "    " if c == "\t" else "�" for c in text
-    )
-
-
-def cells(text):
-    """How many cells a terminal takes for it."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in text
-    )
-
-
-def wrap(text, width):
-    """Lines of at most `width` cells, broken between words where there is a place."""
-    lines = []
-    for paragraph in clean(text).split("\n"):
-        lines.append("")
-        for word in re.findall(r"\S+\s*|\s+", paragraph):
-            if lines[-1] and cells(lines[-1] + word.rstrip()) > width:
-                lines.append("")
-            for c in word:
-                if cells(lines[-1] + c) > width:
-                    if c.isspace():
-                        continue  # at the edge a space is not seen
-                    lines.append("")
-                lines[-1] += c
-    return lines
+    table = table_of("step", "drawn", "p", "likeliest")
+    table.columns[1].justify = table.columns[3].justify = "left"
+    steps = zip(sample.tokens, sample.logprobs, sample.top, strict=True)
+    for step, (token, logprob, top) in enumerate(steps, 1):
+        likeliest = [written(other) + f" {p:.3f}" for other, p in top]
+        table.add_row(str(step), written(token), f"{math.exp(logprob):.3f}", *likeliest)
+    return table
 
 
 def columns(titles, texts, width):
-    """The texts side by side under their titles, on a terminal `width` cells wide, or one after another where a column
-    would have fewer than 32."""
-    each = (width - 3 * (len(texts) - 1)) // len(texts)
-    if each < 32:
-        return "\n\n".join(f"{title}:\n{text}" for title, text in zip(titles, texts))
-    parts = [
-        wrap(title, each) + ["-" * each] + wrap(text, each) for title, text in zip(titles, texts)
-    ]
-    rows = [
-        [part[i] if i < len(part) else "" for part in parts] for i in range(max(map(len, parts)))
-    ]
-    return "\n".join(
-        " | ".join(cell + " " * (each - cells(cell)) for cell in row).rstrip() for row in rows
-    )
+    """The texts side by side under their titles, as a table `width` cells wide. None where a column
+    would be too narrow to read."""
+    from rich import box
+    from rich.table import Table
+
+    if (width - 3 * (len(texts) - 1)) // len(texts) < NARROWEST:
+        return None
+    table = Table(box=box.MINIMAL, width=width, pad_edge=False, show_edge=False)
+    for title in titles:
+        table.add_column(literal(title), ratio=1, overflow="fold")
+    table.add_row(*(literal(printable(text)) for text in texts))
+    return table
+
+
+def show_columns(titles, texts):
+    """Print texts side by side on a terminal that is wide enough, else one after another."""
+    table = columns(titles, texts, console().width) if sys.stdout.isatty() else None
+    if table is not None:
+        show(table)
+    else:
+        sections = zip(titles, texts, strict=True)
+        print("\n\n".join(f"{title}:\n{text}" for title, text in sections))
+
+
+def show_prompt(prompt):
+    """Print a prompt, which its continuation follows; on a terminal it is bold."""
+    if sys.stdout.isatty():
+        text = literal(prompt)
+        text.stylize("bold")
+        console().print(text, end="", soft_wrap=True)
+    else:
+        print(prompt, end="", flush=True)
+
+
+# ---------------------------------------------------------------- rich
+
+
+def console(**settings):
+    """rich's view of the terminal. Elsewhere its lines have no end, so that no row is wrapped."""
+    from rich.console import Console
+
+    if not sys.stdout.isatty():
+        settings = {"width": UNLIMITED} | settings
+    return Console(highlight=False, **settings)
+
+
+def show(drawing):
+    console().print(drawing, soft_wrap=not hasattr(drawing, "columns"))
+
+
+def has_colours():
+    """Whether stdout is a terminal with colours whose owner has not set NO_COLOR."""
+    if not sys.stdout.isatty():
+        return False
+    return console().color_system is not None and not console().no_color
+
+
+def table_of(first, *others):
+    """An empty table without lines: numbers stand at the right, the first column at the left if it
+    has no title."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(first, justify="right" if first else "left")
+    for title in others:
+        table.add_column(title, justify="right")
+    return table
+
+
+def literal(text):
+    """A text that rich takes as it is, without looking for markup in it."""
+    from rich.text import Text
+
+    return Text(text)
+
+
+def printable(text):
+    """`text` without the characters that would steer a terminal."""
+    text = text.replace("\t", "    ")
+    return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

@@ -148,7 +148,7 @@ def test_ranges_are_declared_with_the_key():
     for values, words in (
         ({"count": 0}, r"count=0 is below 1 \(Numbers\): give 1 or more"),
         ({"maybe": 0}, "maybe=0 is below 1"),
-        ({"dropout": 1.0}, "dropout=1.0 is not below 1 .*from 0 up to, not including, 1"),
+        ({"dropout": 1.0}, "dropout=1.0 is not below 1 .*0 or more, below 1"),
         ({"dropout": -0.1}, "dropout=-0.1 is negative"),
         ({"share": 0}, "share=0 is not above 0 .*a number above 0, at most 1"),
     ):

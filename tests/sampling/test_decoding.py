@@ -93,11 +93,11 @@ def test_the_trained_models_know_the_language():
     "wrong",
     [
         (
-            "cache.visible",
+            "parts.cache.visible",
             lambda qpos, kpos, window=0, group=0: kpos[:, None, None, :] <= qpos[:, None, :, None],
         ),
         (
-            "cache.KVCache.__init__",
+            "parts.cache.KVCache.__init__",
             lambda self, pad=None, spare=0, init=KVCache.__init__: init(self, None, spare),
         ),
     ],

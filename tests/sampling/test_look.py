@@ -2,10 +2,12 @@
 
 import io
 import math
+import re
 
 import pytest
 import torch
 from matplotlib.image import imread
+from rich.cells import cell_len
 from test_decoding import CONTEXT, progression, trained
 from test_variants import ARMS, config, name, randomised, tokens
 
@@ -33,9 +35,8 @@ def test_surprise_is_the_loss_and_what_sampling_says_of_its_own_text():
 
 
 def test_summary():
-    found = terminal.summary(
-        torch.tensor([math.log(2), math.log(8)], dtype=torch.double), n_bytes=4
-    )
+    nats = torch.tensor([math.log(2), math.log(8)], dtype=torch.double)
+    found = terminal.summary(nats, n_bytes=4)
     assert found == pytest.approx(
         {
             "tokens": 2,
@@ -45,62 +46,82 @@ def test_summary():
             "perplexity": 4.0,
         }
     )
-    table = terminal.score_table(["a", "bb"], [found, found], alike=False)
-    assert (
-        "only bits per byte compares" in table
-        and len({len(line) for line in table.splitlines()[:3]}) == 1
-    )
-    assert "only" not in terminal.score_table(["a"], [found], alike=True)
+    long = "a/long/path/" * 9
+    table = drawn(terminal.score_table([("a", found), (long, found)]))
+    lines = table.splitlines()
+    assert len({len(line) for line in lines}) == 1 and len(lines) == 3  # no line is wrapped
+    assert lines[1].split() == ["a", "2", "1.3863", "4", "1.0000"]
+    assert lines[2].split() == [long, *lines[1].split()[1:]]
+
+
+def drawn(drawing, **settings):
+    """What terminal.show prints of a drawing: as plain text, or with force_terminal in colours."""
+    file = io.StringIO()
+    terminal.console(file=file, legacy_windows=False, **settings).print(drawing, soft_wrap=False)
+    return file.getvalue()
 
 
 def test_colours_follow_the_surprise_and_the_text_is_whole():
     nats = torch.tensor([0.1, 0.7, 3.0, 9.0, 100.0])
-    painted = terminal.coloured(["a", "b\n", "\x1b[2J", "é", "z"], nats)
-    text, legend = painted.rsplit("\n", 1)
-    assert (
-        text
-        == "a\033[38;5;16;48;5;230mb↵\033[0m\n\033[38;5;16;48;5;208m�[2J\033[0m\033[97;48;5;53mé\033[0m\033[97;48;5;53mz\033[0m"
+    text = terminal.coloured(["a", "b\n", "\x1b[2J", "é", "z"], nats)
+    colours = dict(force_terminal=True, color_system="256", no_color=False)
+    painted, legend = drawn(text, **colours).rstrip("\n").rsplit("\n", 1)
+    assert painted == (
+        "a\033[38;5;16;48;5;230mb↵\033[0m\n"
+        "\033[38;5;16;48;5;208m�[2J\033[0m\033[97;48;5;53mé\033[0m\033[97;48;5;53mz\033[0m"
     )
-    assert (
-        all(f"\033[{colour}m" in legend for _, colour in terminal.LEVELS if colour)
-        and "8 or more" in legend
-    )
+    codes = ["38;5;16;48;5;230", "38;5;16;48;5;222", "38;5;16;48;5;208"]
+    for code in (*codes, "97;48;5;160", "97;48;5;53"):
+        assert f"\033[{code}m" in legend
+    assert "8 or more" in legend and len(text.plain.splitlines()[-1]) <= 80
     assert terminal.plain(["a", "\n"], nats[:2]).split("\n") == ["  0.1000  'a'", "  0.7000  '\\n'"]
     assert terminal.pieces(ByteTokenizer(), "aé".encode()) == ["a", "", "é"]
 
 
 def test_columns():
-    texts = ["one two three " * 8, "中文字" * 30 + "\nend\x07"]
-    wide = [line.ljust(43) for line in terminal.columns(["first", "second"], texts, 83).split("\n")]
-    assert all(terminal.cells(line) <= 83 and line[40:43] == " | " for line in wide)
-    assert wide[0].split() == ["first", "|", "second"] and wide[1] == "-" * 40 + " | " + "-" * 40
-    assert " ".join(" ".join(line[:40] for line in wide[2:]).split()) == texts[0].strip(), (
-        "words are not broken"
-    )
-    assert "".join(line[43:].strip() for line in wide[2:]) == "中文字" * 30 + "end�"
-    assert (
-        terminal.columns(["first", "second"], texts, 60)
-        == f"first:\n{texts[0]}\n\nsecond:\n{texts[1]}"
-    )
-    assert terminal.wrap("x" * 70, 32) == ["x" * 32, "x" * 32, "x" * 6] and terminal.wrap(
-        "", 5
-    ) == [""]
+    texts = ["one two three " * 8, "中文字" * 30 + "\nend\x07[bold]"]
+    width = 83
+    table = drawn(terminal.columns(["first", "[second]"], texts, width), width=width)
+    lines = [line.split("│") for line in table.splitlines() if "│" in line]
+    assert all(cell_len(line) <= width for line in table.splitlines())
+    assert [cell.strip() for cell in lines[0]] == ["first", "[second]"]
+    left, right = zip(*lines[1:], strict=True)
+    assert " ".join(" ".join(left).split()) == texts[0].strip(), "words are not broken"
+    assert "".join(cell.strip() for cell in right) == "中文字" * 30 + "end�[bold]"
+    assert terminal.columns(["first", "second"], texts, 60) is None, "too narrow"
+
+
+def test_text_off_a_terminal_is_as_it_is(capsys):
+    terminal.show_prompt("a\t[bold]\x07" + "x" * 200)
+    assert capsys.readouterr().out == "a\t[bold]\x07" + "x" * 200
+    texts = ["one two three " * 8, "end\x07"]
+    terminal.show_columns(["first", "second"], texts)
+    assert capsys.readouterr().out == f"first:\n{texts[0]}\n\nsecond:\n{texts[1]}\n"
+
+
+def test_on_a_terminal_the_prompt_is_bold_and_texts_stand_side_by_side(capsys, monkeypatch):
+    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True)
+    for key, value in (("TERM", "xterm-256color"), ("COLUMNS", "80")):
+        monkeypatch.setenv(key, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal.show_prompt("the king [x]")
+    assert capsys.readouterr().out == "\033[1mthe king [x]\033[0m" and terminal.has_colours()
+    terminal.show_columns(["first", "second"], ["one", "two"])
+    shown = re.sub("\033.*?m", "", capsys.readouterr().out)
+    assert re.search(r"one +│ +two", shown) and max(map(len, shown.splitlines())) <= 80
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not terminal.has_colours()
 
 
 def test_alternatives():
     sample, logits = Sample("", ByteTokenizer(), explain=True), torch.full((256,), -20.0)
     logits[ord("a")], logits[ord("b")] = math.log(0.75), math.log(0.25)
     sample.add(ord("b"), logits)
-    assert [token for token, _ in sample.top[0][:2]] == [
-        ord("a"),
-        ord("b"),
-    ] and sample.logprobs == [pytest.approx(math.log(0.25), abs=1e-5)]
-    row = (
-        terminal.alternatives_table(ByteTokenizer(), sample.tokens, sample.logprobs, sample.top)
-        .split("\n")[1]
-        .split()
-    )
-    assert row[:7] == ["1", "'b'", "0.250", "'a'", "0.750", "'b'", "0.250"]
+    assert [token for token, _ in sample.top[0][:2]] == [ord("a"), ord("b")]
+    assert sample.logprobs == [pytest.approx(math.log(0.25), abs=1e-5)]
+    header, row = drawn(terminal.alternatives_table(ByteTokenizer(), sample)).splitlines()
+    assert row.split()[:7] == ["1", "'b'", "0.250", "'a'", "0.750", "'b'", "0.250"]
+    assert len(row.rstrip()) <= 80 and header.split()[:3] == ["step", "drawn", "p"]
 
 
 # ---------------------------------------------------------------- attention maps

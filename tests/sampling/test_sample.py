@@ -194,19 +194,21 @@ def test_odd_but_allowed(out_dir, capsys):
     [
         (["--start=the 9"], "'9' is not in the vocabulary.*character 5"),
         (["--start=FILE:nowhere.txt"], "cannot read the prompt.*nowhere.txt"),
+        (["--start=FILE:"], r"cannot read the prompt.*\(no path is given\): .*after FILE:"),
         (["--temperature=-1"], "temperature=-1.0 is negative"),
-        (["--top_k=0"], "top_k=0 leaves no token"),
-        (["--top_p=0"], "top_p=0.0 is no probability"),
-        (["--top_p=1.5"], "top_p=1.5 is no probability"),
-        (["--context=0"], "context=0 shows the model nothing"),
-        (["--num_samples=-1"], "cannot be negative"),
-        (["--max_new_tokens=-1"], "cannot be negative"),
-        (["--min_p=1.5"], "min_p=1.5 is no part"),
-        (["--min_p=-0.1"], "min_p=-0.1 is no part"),
+        (["--top_k=0"], "top_k=0 is below 1.*give 1 or more"),
+        (["--top_p=0"], "top_p=0.0 is not above 0.*above 0, at most 1"),
+        (["--top_p=1.5"], "top_p=1.5 is above 1.*above 0, at most 1"),
+        (["--context=0"], "context=0 is below 1.*give 1 or more"),
+        (["--num_samples=-1"], "num_samples=-1 is negative.*give 0 or more"),
+        (["--max_new_tokens=-1"], "max_new_tokens=-1 is negative.*give 0 or more"),
+        (["--min_p=1.5"], "min_p=1.5 is above 1.*0 or more, at most 1"),
+        (["--min_p=-0.1"], "min_p=-0.1 is negative.*0 or more, at most 1"),
         (["--repetition_penalty=0"], "repetition_penalty=0.0 is not above 0"),
         (["--repetition_penalty=-2"], "repetition_penalty=-2.0 is not above 0"),
-        (["--seed=-1"], "cannot be negative"),
-        (["--draft_tokens=0"], "draft_tokens=0 drafts nothing"),
+        (["--seed=-1"], "seed=-1 is negative.*give 0 or more"),
+        (["--layer=-1"], "layer=-1 is negative.*give 0 or more"),
+        (["--draft_tokens=0"], "draft_tokens=0 is below 1.*give 1 or more"),
         (["--start=a", "--prompts=b"], "start and prompts both"),
         (["--prompts=nowhere.txt"], "cannot read the prompts.*nowhere.txt"),
         (["--score=nowhere.txt"], "cannot read the text.*nowhere.txt"),
@@ -217,6 +219,7 @@ def test_odd_but_allowed(out_dir, capsys):
             "leave init_from, draft, attention and show_probs out",
         ),
         (["--attention=no/such/map.png"], "no such folder.*no/such/map.png"),
+        (["--attention=/dev/full"], "not a file.*/dev/full"),
         (["--attention=map.png", "--layer=2"], "no layer 2.*0 to 1"),
         (["--attention=map.png", "--prompts=b"], "attention shows one prompt"),
         (["--checkpoint=77"], r"no checkpoint of step 77.*\[150\]"),
@@ -345,7 +348,7 @@ def test_unknown_characters_are_named_or_skipped(out_dir, tmp_path, capsys):
 
 def test_end_of_the_context_is_said_once(out_dir, capsys):
     run(out_dir, "--start=the king", "--num_samples=2", "--max_new_tokens=9")
-    assert capsys.readouterr().err.count("beyond 16 tokens the last 8 to 16 are what is read") == 1
+    assert capsys.readouterr().err.count("beyond 16 tokens the model reads the last 8 to 16") == 1
     run(out_dir, "--start=the king", "--num_samples=2", "--max_new_tokens=8")
     assert "beyond" not in capsys.readouterr().err
 
@@ -384,7 +387,7 @@ def test_compare_and_score(out_dir, byte_run, tmp_path, capsys):
     run(out_dir, *both)
     shown = capsys.readouterr()
     assert (
-        "only bits per byte compares" in shown.out
+        "compare only bits per byte" in shown.out
         and "'k'" in shown.out
         and "\033" not in shown.out
         and "empty" not in shown.err

@@ -1,0 +1,74 @@
+"""The settings of sample.py: SampleConfig declares each key once."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from common.configurator import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Share,
+)
+
+
+@dataclass
+class SampleConfig:
+    # the model
+    init_from: str = (
+        "resume"  # the run in out_dir; or gpt2[-medium|-large|-xl], hub name, FILE.gguf
+    )
+    out_dir: str = "out"  # the run folder
+    checkpoint: str = "latest"  # latest, best, or a step
+    compare: str = ""  # run folders with commas between: the same prompts continued by each
+    # the prompt
+    start: str = ""  # FILE:path reads it from a file; empty: a newline, or the end of a text
+    prompts: str = ""  # a file with a prompt on each line, continued together
+    skip_unknown: bool = False  # drop characters that are not in the vocabulary
+    # the text
+    num_samples: NonNegativeInt = 10  # of each prompt
+    max_new_tokens: NonNegativeInt = 500  # per sample
+    stop: str = ""  # end where this text first appears, and leave it out
+    temperature: NonNegativeFloat = 0.8  # 1 = the model's own, 0 = always the likeliest token
+    top_k: PositiveInt | None = 200  # draw from the k likeliest tokens only
+    top_p: Share | None = None  # draw from the likeliest tokens that together have probability p
+    min_p: Probability | None = None  # draw from tokens at least p times as likely as the likeliest
+    repetition_penalty: PositiveFloat = 1.0  # above 1: tokens of the text so far are less likely
+    context: PositiveInt | None = None  # tokens the model looks back on at most; None: block_size
+    seed: NonNegativeInt = 1337
+    draft: str = ""  # speculative decoding: run folder of a smaller model, or lookup
+    draft_tokens: PositiveInt = 4  # drafted at a time
+    # what is shown
+    jsonl: bool = False  # for programs: a line of JSON per sample
+    show_probs: bool = False  # a table of the likeliest tokens at each step, at temperature 1
+    score: str = ""  # a text file: its loss, each token's surprise; samples only with a prompt
+    attention: str = ""  # a PNG to write: the attention over the prompt, instead of samples
+    layer: NonNegativeInt = 0  # of attention, from 0
+    # the machine
+    device: str = "auto"  # cpu, cuda, cuda:N, mps
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = (
+        "auto"  # of the weights; int8: a quarter of the memory, and the fastest on a CPU
+    )
+    compile: bool | Literal["auto"] = (
+        "auto"  # CPU: takes half a minute, once for each shape of a model; auto: for 20,000 tokens
+    )
+
+    def __post_init__(self):
+        if self.start and self.prompts:
+            raise ValueError("start and prompts both give the prompt: choose one")
+        if self.prompts and self.attention:
+            raise ValueError("attention shows one prompt: give start, not prompts")
+        unsuitable = self.draft or self.attention or self.show_probs or self.init_from != "resume"
+        if self.compare and unsuitable:
+            fix = "leave init_from, draft, attention and show_probs out"
+            raise ValueError(f"compare shows the texts of run folders: {fix}")
+
+    def writes(self):
+        """Whether samples are asked for, or only an analysis of a text that is there."""
+        return not self.attention and bool(self.start or self.prompts or not self.score)
+
+    def settings(self):
+        """The settings of decoding.probabilities."""
+        keys = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        return {key: getattr(self, key) for key in keys}

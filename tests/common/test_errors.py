@@ -1,0 +1,166 @@
+"""How a script begins and ends, seen from outside: what it imports, its streams, its status."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from common import errors
+from common.errors import UserError
+from common.files import ROOT
+from common.runtime import find_ranks
+
+LEFTOVER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+CLEAN = {key: value for key, value in os.environ.items() if key not in LEFTOVER}
+SCRIPT = """
+import sys
+sys.path.insert(0, {root!r})
+from common.errors import run
+
+def main(argv):
+    print("text " * int(argv[0]))
+
+run(main)
+"""
+
+
+def python(*argv, env=None, **more):
+    env = CLEAN | {"OMP_NUM_THREADS": "1"} if env is None else env
+    more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+    return subprocess.run(
+        [sys.executable, *argv], cwd=ROOT, text=True, timeout=120, env=env, **more
+    )
+
+
+def shell(command):
+    return subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, text=True, timeout=120, env=CLEAN, capture_output=True
+    )
+
+
+# ---------------------------------------------------------------- start-up
+
+
+@pytest.mark.parametrize("name", ["train.py", "sample.py", "prepare.py"])
+@pytest.mark.parametrize("argument", ["--help", "--no_such_key=1"])
+def test_a_script_imports_little_besides_torch(name, argument):
+    """What a command does not need, it does not import: modules are counted, since seconds depend
+    on the machine."""
+    listing = "import sys; print(*sys.modules)"
+    torch_alone = set(python("-c", "import torch; " + listing).stdout.split())
+    wrapper = (
+        "import atexit, runpy, sys; "
+        "atexit.register(lambda: print('modules:', *sys.modules, file=sys.stderr)); "
+        f"sys.argv = [{name!r}, {argument!r}]; runpy.run_path({name!r}, run_name='__main__')"
+    )
+    done = python("-c", wrapper)
+    assert done.returncode == (0 if argument == "--help" else 2)
+    imported = set(done.stderr.rsplit("modules:", 1)[1].split())
+    heavy = (
+        "torch.distributed.checkpoint",
+        "torch._dynamo",
+        "torch._inductor",
+        "sympy",
+        "datasets",
+    )
+    heavy += ("matplotlib", "transformers", "wandb", "rich", "scipy", "tiktoken", "huggingface_hub")
+    found = [module for module in heavy if module in imported and module not in torch_alone]
+    assert not found and len(imported - torch_alone) < 150
+    assert name != "prepare.py" or "torch" not in imported
+
+
+@pytest.mark.parametrize("name", ["train.py", "sample.py"])
+def test_a_first_line_comes_before_torch(name):
+    """It is on stderr, and there is a Ctrl-C that leaves no traceback while torch is imported."""
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", name, "--out_dir=nowhere", "--no_such_key=1"],
+        cwd=ROOT,
+        env=CLEAN,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line == f"{name} is starting: importing torch\n":
+            break
+    assert not any(line.rstrip().endswith("| torch") for line in lines)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.stderr.read(), process.wait(timeout=60)
+    said = [line for line in rest.splitlines() if not line.startswith("import time:")]
+    assert process.returncode == 130 and said == ["stopped"] and process.stdout.read() == ""
+
+
+def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):
+    """As in the background of a script, where Ctrl-C is for others."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        errors.starting("x.py")
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# ---------------------------------------------------------------- streams
+
+
+@pytest.mark.parametrize(
+    "words, redirection, status, says",
+    [
+        (1, ">&-", 2, "error: there is nowhere to write: standard output is closed (stdout): "),
+        (1, ">/dev/full", 1, "error: No space left on device (output): free the disk"),
+        (9000, ">/dev/full", 1, "error: No space left on device (output): free the disk"),
+        (1, "", 0, ""),
+        (1, ">/dev/null 2>&-", 0, ""),
+        (9000, "| head -c 1 >/dev/null; exit ${PIPESTATUS[0]}", 141, ""),
+    ],
+)
+def test_streams_that_take_nothing(tmp_path, words, redirection, status, says):
+    (tmp_path / "script.py").write_text(SCRIPT.format(root=str(ROOT)))
+    done = shell(f"{sys.executable} {tmp_path / 'script.py'} {words} {redirection}")
+    assert done.returncode == status and done.stderr.startswith(says)
+    assert done.stderr.count("\n") == bool(says)
+
+
+def test_an_error_with_stderr_closed_does_not_go_to_stdout(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT.format(root=str(ROOT)))
+    done = shell(f"{sys.executable} {tmp_path / 'script.py'} x 2>&-")
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+# ---------------------------------------------------------------- the surroundings
+
+
+@pytest.mark.parametrize(
+    "environment, words",
+    [
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2.*no MASTER_ADDR.*unset RANK"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "WORLD_SIZE=2.*no MASTER_ADDR.*unset RANK"),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "but no RANK"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is not a number"),
+        ({"RANK": ""}, "RANK is not a number"),
+    ],
+)
+def test_leftovers_of_torchrun(monkeypatch, capsys, environment, words):
+    for key in LEFTOVER:
+        monkeypatch.delenv(key, raising=False)
+    assert find_ranks() == (0, 1)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(UserError, match=words):
+        find_ranks()
+    assert errors.speaks() or "MASTER_ADDR" in environment  # somebody has to say it
+
+
+@pytest.mark.parametrize("key", ["out_dir", "start=FILE:", "prompts", "score", "attention"])
+def test_names_that_are_too_long(key):
+    key, _, prefix = key.partition("=")
+    done = python("sample.py", f"--{key}={prefix}{'a' * 300}", "--device=cpu")
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and last.startswith("error: ") and "aaa" in last
+    assert "Traceback" not in done.stderr and "--debug" not in last
