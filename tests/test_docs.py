@@ -8,7 +8,7 @@ import pytest
 
 import prepare
 import sample
-from bench.ablation import arms
+from bench.ablation.settings import read as read_sweep
 from common.configurator import build, load
 from common.files import ROOT
 from parts.architectures import configure
@@ -61,7 +61,7 @@ def test_command_is_accepted(command, monkeypatch, tmp_path):
     elif name == "weights/export.py":
         build(export.ExportConfig, load(argv, [export.ExportConfig], "")[0])
     elif name == "bench/ablate.py":
-        arms.read(argv, "")
+        read_sweep(argv, "")
 
 
 def test_there_are_commands_to_test():
