@@ -90,6 +90,20 @@ def check_ranges(cls, values, where=None):
             raise UserError(f"{key}={value} {what}", where or cls.__name__, fix)
 
 
+@dataclass(frozen=True)
+class Words:
+    """The type of a key that takes a word of a dictionary: `norm: Words(NORM) = "rmsnorm"`. The
+    dictionary is read when it is asked, so that a word added later is known. several: the key takes
+    a list of them with commas between."""
+
+    dictionary: dict
+    several: bool = False
+
+    def has(self, value):
+        words = str(value).split(",") if self.several else [value]
+        return all(word in self.dictionary for word in words)
+
+
 def keys(*classes):
     """{key: type} of the fields of some dataclasses."""
     return {key: kind for cls in classes for key, kind in typing.get_type_hints(cls).items()}
@@ -97,6 +111,8 @@ def keys(*classes):
 
 def allowed(kind):
     """The types that a key of type `kind` takes, and the words if its text is a choice of words."""
+    if isinstance(kind, Words):
+        return [str], list(kind.dictionary)
     parts = (
         (kind,) if typing.get_origin(kind) is typing.Literal else typing.get_args(kind) or (kind,)
     )
@@ -129,7 +145,8 @@ def check(key, value, kind, where):
         value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if type(value) is float and not math.isfinite(value):
         raise UserError(f"{key} cannot be {value}", where, "give a finite number")
-    if words and value not in words and type(value) not in set(types_) - {str}:
+    fits = kind.has(value) if isinstance(kind, Words) else value in words
+    if words and not fits and type(value) not in set(types_) - {str}:
         raise UserError(
             f"{key} cannot be {value!r}",
             where,

@@ -67,7 +67,7 @@ class Int8Linear(nn.Module):
 def quantize(module):
     """Every nn.Linear inside becomes an Int8Linear; embeddings and norms stay (a tied head is quantised by itself)."""
     for name, child in module.named_children():
-        setattr(module, name, Int8Linear(child)) if type(child) is nn.Linear else quantize(child)
+        setattr(module, name, Int8Linear(child)) if isinstance(child, nn.Linear) else quantize(child)
 
 
 # ---------------------------------------------------------------- in an order that streams, few and large

@@ -110,6 +110,19 @@ class Muon(torch.optim.Muon):
             )  # entries as large as AdamW's steps usually are
 
 
+def muon_names(model):
+    """The names of the parameters that Muon may take: the weights of the linear maps in the blocks.
+
+    A part that says otherwise has an attribute `muon`: the names of its own parameters to take.
+    """
+    taken = set()
+    for prefix, module in model.named_modules():
+        linear = ("weight",) if isinstance(module, torch.nn.Linear) else ()
+        if prefix.startswith("blocks."):
+            taken |= {f"{prefix}.{name}" for name in getattr(module, "muon", linear)}
+    return taken
+
+
 def make_optimizers(model, config, device):
     """The optimizers, each of its own parameters.
 
@@ -120,11 +133,12 @@ def make_optimizers(model, config, device):
     groups = parameter_groups(model, config.weight_decay)
     optimizers = []
     if config.optimizer == "muon":
+        taken = muon_names(model)
         matrices = [
             (name, p)
             for group in groups
-            for name, p in zip(group["names"], group["params"])
-            if name.startswith("blocks.") and p.dim() == 2
+            for name, p in zip(group["names"], group["params"], strict=True)
+            if name in taken
         ]
         ours = {"params": [p for _, p in matrices], "names": [name for name, _ in matrices]}
         optimizers.append(

@@ -153,7 +153,7 @@ def name_of(key, value):
     """A part that has a name is called by it: rope, and bias=none."""
     return (
         value
-        if key in ("position", "norm", "mlp", "block") and value != "none"
+        if key in ("position", "norm", "mlp", "mixer", "block") and value != "none"
         else f"{key}={value}"
     )
 
