@@ -161,6 +161,12 @@ class Recurrent(State):
         kept = torch.cat((self.states, states), 1)[:, -1 - self.cache.spare :]
         self.states = kept.clone()  # without the rest of what it is a part of
 
+    def without_padding(self, x):
+        """x (B, T, C) of the tokens last announced, with zeros where a token is padding."""
+        if self.cache.pad is None:
+            return x
+        return x * (self.cache.kpos[:, -x.size(1) :, None] >= 0)
+
     def last(self):
         """The newest state (B, ...), or 0 before the first token."""
         return 0 if self.states is None else self.states[:, -1]
@@ -170,7 +176,7 @@ class Recurrent(State):
 
     def earliest(self):
         held = 0 if self.states is None else self.states.size(1) - 1
-        return self.cache.length - held, f"it keeps the states before the last {held} tokens"
+        return self.cache.length - held, f"the recurrent state has {self.cache.spare} spare copies"
 
     def rewind(self, length):
         if self.states is not None and length < self.cache.length:
@@ -216,12 +222,6 @@ class KVCache:
         plain = self.pad is None and (start == 0 or idx.size(1) == 1)
         self.mask = None if plain else visible(self.pos, self.kpos)
         return self.pos
-
-    def without_padding(self, x):
-        """x (B, T, C) of the tokens last announced, with zeros where a token is padding."""
-        if self.pad is None:
-            return x
-        return x * (self.kpos[:, -x.size(1) :, None] >= 0)
 
     def rewind(self, length):
         """Forget the tokens read after the first `length`; ValueError if a state cannot."""

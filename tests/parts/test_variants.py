@@ -422,6 +422,19 @@ def test_memory_of_a_windowed_cache_stays_at_the_window():
     assert len(set(sizes)) == 1 and sizes[0] == 2 * c.n_layer * 5 * c.n_embd * 8  # float64
 
 
+def test_a_windows_memory_grows_with_the_text():
+    """A short prompt takes no more than it would without the window, and the text is the same."""
+    c = config("llama", dict(window=1000, block_size=2000))
+    model, x, cache, sizes = randomised(c), tokens(c, 2, 300), KVCache(spare=7), []
+    for a, b in itertools.pairwise([0, 20, 21, 90, 91, 200, 300]):
+        model(x[:, a:b], cache=cache)
+        sizes.append(cache.size() // (2 * 2 * c.n_layer * c.n_embd * 8))  # tokens that have room
+    assert sizes == [64, 64, 180, 180, 400, 400]
+    cache.rewind(150)  # not full yet: any number of tokens can be dropped
+    again = model(x[:, 150:], cache=cache)[0]
+    assert close(again, model(x)[0][:, 150:])
+
+
 PAIRS = [
     {a: v} | {b: w}
     for (a, vs), (b, ws) in itertools.combinations(SLOTS.items(), 2)
