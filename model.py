@@ -141,8 +141,8 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None, cache=None, last_only=False):
         """
         idx (B, T) token ids; targets (B, T), -1 where no loss is wanted; cache: what was read before
-        (parts/cache.py). Returns (logits, loss): logits (B, T, V), or (B, 1, V) with last_only;
-        loss the mean cross-entropy in nats per token, or None without targets. ValueError past block_size.
+        (cache.py). Returns (logits, loss): logits (B, T, V), or (B, 1, V) with last_only; loss the mean
+        cross-entropy in nats per token, or None without targets. ValueError past block_size.
         """
         B, T = idx.size()
         past = 0 if cache is None else cache.length
