@@ -84,6 +84,20 @@ def check_ranges(cls, values, where=None):
             raise UserError(f"{key}={value} {flaw}", where or cls.__name__, f"give {limits}")
 
 
+@dataclass(frozen=True)
+class Words:
+    """The type of a key that takes a word of a dictionary: `norm: Words(NORM) = "rmsnorm"`. The
+    dictionary is read when it is asked, so that a word added later is known. several: the key takes
+    a list of them with commas between."""
+
+    dictionary: dict
+    several: bool = False
+
+    def has(self, value):
+        words = str(value).split(",") if self.several else [value]
+        return all(word in self.dictionary for word in words)
+
+
 def keys(*classes):
     """{key: type} of the fields of some dataclasses."""
     return {key: kind for cls in classes for key, kind in typing.get_type_hints(cls).items()}
@@ -91,6 +105,8 @@ def keys(*classes):
 
 def allowed(kind):
     """(types, words) that a key of type `kind` takes. With words, its text must be one of them."""
+    if isinstance(kind, Words):
+        return [str], list(kind.dictionary)
     is_choice = typing.get_origin(kind) is typing.Literal
     parts = (kind,) if is_choice else typing.get_args(kind) or (kind,)
     words = [word for part in parts for word in typing.get_args(part)]
@@ -122,7 +138,8 @@ def check(key, value, kind, where):
     if type(value) is str and "\0" in value:  # no path may hold one
         raise UserError(f"{key} contains a NUL character", where, "leave it out")
 
-    if words and value not in words and type(value) not in set(kinds) - {str}:
+    fits = kind.has(value) if isinstance(kind, Words) else value in words
+    if words and not fits and type(value) not in set(kinds) - {str}:
         choices = words + ["True", "False"] if bool in kinds else words
         raise UserError(f"{key} cannot be {value!r}", where, "choose from " + ", ".join(choices))
     if type(value) in kinds:

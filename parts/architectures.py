@@ -1,27 +1,51 @@
-"""Named architectures: fillings of all slots, and the way from keys to a model."""
+"""
+Named architectures, and the two doors from keys to a model: `configure` and `make`.
+
+A decoder block has slots. GPT-2 is one way to fill them, LLaMA another, and everything in between
+is an experiment:
+
+    python train.py config/llama_shakespeare.py --position=alibi    # LLaMA with one part swapped
+    python train.py config/gpt2_shakespeare.py --arch=falcon        # all slots filled at once
+    python -m parts.catalogue                      # every word, its cost and its paper
+    python -m parts.catalogue --diff=gpt2,llama    # the steps between two architectures
+
+From Python: `model = make(configure({"model": "llama", "position": "alibi", "n_layer": 6}))`.
+"""
 
 from dataclasses import fields
 
 from common.configurator import build
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
-from parts.mlp import MLP
-from parts.variant import Variant, VariantConfig
+from parts.variant import SLOTS, Variant, VariantConfig
 
 # ---------------------------------------------------------------- named architectures
 
 
 def shared(by):
-    """n_kv_head such that `by` query heads share a key and value head, or the next fewer that divide n_head."""
+    """n_kv_head such that `by` query heads share a key and value head, or the next fewer that
+    divide n_head."""
     return lambda c: c["n_head"] // next(n for n in range(by, 0, -1) if c["n_head"] % n == 0)
 
 
 # A value that depends on the sizes is a function of them.
 GPT2 = dict(
-    position="learned", norm="layernorm", block="pre", mlp="gelu", bias="all", tie_embeddings=True
+    position="learned",
+    norm="layernorm",
+    block="pre",
+    mlp="gelu",
+    mixer="attention",
+    bias="all",
+    tie_embeddings=True,
 )
 LLAMA = dict(
-    position="rope", norm="rmsnorm", block="pre", mlp="swiglu", bias="none", tie_embeddings=False
+    position="rope",
+    norm="rmsnorm",
+    block="pre",
+    mlp="swiglu",
+    mixer="attention",
+    bias="none",
+    tie_embeddings=False,
 )
 ARCH = {
     "gpt2": GPT2,
@@ -41,59 +65,50 @@ ARCH = {
         n_kv_head=shared(4), window=lambda c: max(1, c["block_size"] // 2), ffn_dim_multiplier=1.3
     ),
     "bloom": GPT2 | dict(position="alibi", embed_norm=True),
-    "falcon": dict(
-        position="rope",
-        norm="layernorm",
-        block="parallel",
-        mlp="gelu_erf",
-        bias="norm",
-        n_kv_head=1,
-        tie_embeddings=True,
-    ),  # 7B
-    "gpt-neox": dict(
+    "falcon": GPT2  # 7B
+    | dict(position="rope", block="parallel", mlp="gelu_erf", bias="norm", n_kv_head=1),
+    "gpt-neox": GPT2
+    | dict(
         position="rope",
         rope_fraction=0.25,
-        norm="layernorm",
         block="parallel2",
         mlp="gelu_erf",
-        bias="all",
         tie_embeddings=False,
     ),
     "olmo2": LLAMA | dict(block="output", qk_norm="full", rope_theta=5e5, norm_eps=1e-6),
     "qwen3": LLAMA
     | dict(n_kv_head=shared(4), qk_norm="head", rope_theta=1e6, norm_eps=1e-6, tie_embeddings=True),
-    "transformer2017": dict(
-        position="sinusoidal",
-        norm="layernorm",
-        block="post",
-        mlp="relu",
-        bias="all",
-        tie_embeddings=True,
-    ),  # decoder only
+    "transformer2017": GPT2 | dict(position="sinusoidal", block="post", mlp="relu"),  # decoder only
     "balanced": LLAMA | dict(mlp="gelu", n_kv_head=shared(4)),
 }
 CORNERS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
-# {key: (slot, the words that read it)}: what a key belongs to, without which it says nothing.
-GATED = [word for word, part in MLP.items() if part.func.gated]
-OWNER = dict.fromkeys(
-    ("rope_theta", "rope_fraction", "rope_scaling", "rope_factor", "rope_original"),
-    ("position", ["rope"]),
-) | {
-    "relative_clip": ("position", ["relative"]),
-    "norm_eps": ("norm", ["rmsnorm"]),
-    "multiple_of": ("mlp", GATED),
-    "ffn_dim_multiplier": ("mlp", GATED),
-}
+
+# ---------------------------------------------------------------- which part reads which key
+
+
+def owners():
+    """{key: (slot, the words that read it)} of the keys that say nothing without one of them."""
+    found = {}
+    for slot, words in SLOTS.items():
+        for word, part in words.items():
+            for key in getattr(part, "reads", ()):
+                found.setdefault(key, (slot, []))[1].append(word)
+    return found
 
 
 def idle(values):
     """The keys among `values` that have no effect because the part they belong to is not there."""
-    normed = values.get("qk_norm", "none") != "none"  # an RMSNorm too
-    return [
-        key
-        for key, (slot, words) in OWNER.items()
-        if key in values and values.get(slot) not in words and not (key == "norm_eps" and normed)
-    ]
+    found = []
+    for key, (slot, words) in owners().items():
+        chosen = str(values.get(slot, "attention" if slot == "mixer" else None)).split(",")
+        if key in values and not set(chosen) & set(words):
+            found.append(key)
+    if values.get("qk_norm", "none") != "none":  # RMSNorms too, with the same norm_eps
+        found = [key for key in found if key != "norm_eps"]
+    return found
+
+
+# ---------------------------------------------------------------- the two doors
 
 
 def configure(values):
@@ -104,8 +119,20 @@ def configure(values):
     is a VariantConfig with the base's parts in all other slots. Keys of other classes are ignored.
     Raises UserError for values that do not go together.
     """
-    config_class, _, filled = choose(values)
-    return build(config_class, filled)
+    base = values.get("model", "gpt2")
+    arch, (config_class, _) = values.get("arch"), CORNERS[base]
+    defaults = {field.name: field.default for field in fields(VariantConfig)}
+    own = {field.name for field in fields(config_class)}
+    without_effect = idle(dict.fromkeys(owners()) | ARCH[base])
+    swaps = defaults.keys() - own - set(without_effect)
+    if not arch and not swaps & values.keys() and not isinstance(values.get("bias"), str):
+        return build(config_class, values)
+
+    given = {key: value for key, value in values.items() if key in defaults}
+    filled, sizes = ARCH[arch or base] | given, defaults | values
+    for key, value in filled.items():
+        filled[key] = value(sizes) if callable(value) else value
+    return build(VariantConfig, filled)
 
 
 def make(config):
@@ -115,26 +142,7 @@ def make(config):
 
 
 def choose(values):
-    """(configuration class, model class, values) for the keys that a user, or a checkpoint, gives.
-
-    values["model"] names the corner to start from. If a slot is given, or an `arch` that fills them all, it is
-    a Variant, with the corner's parts in all other slots; else it is the corner's own readable model."""
-    config_class, model_class = CORNERS[values.get("model", "gpt2")]
-    names = {field.name for field in fields(VariantConfig)}
-    slots = (
-        names
-        - {field.name for field in fields(config_class)}
-        - set(idle(dict.fromkeys(OWNER) | ARCH[values.get("model", "gpt2")]))
-    )
-    if (
-        not values.get("arch")
-        and not slots & values.keys()
-        and not isinstance(values.get("bias"), str)
-    ):
-        return config_class, model_class, values
-    filled = ARCH[values.get("arch") or values.get("model", "gpt2")] | {
-        key: value for key, value in values.items() if key in names
-    }
-    sizes = {field.name: field.default for field in fields(VariantConfig)} | values
-    filled = {key: value(sizes) if callable(value) else value for key, value in filled.items()}
-    return VariantConfig, Variant, filled
+    config = configure(values)
+    classes = {GPTConfig: GPT, LlamaConfig: Llama, VariantConfig: Variant}
+    own = {field.name: getattr(config, field.name) for field in fields(config)}
+    return type(config), classes[type(config)], own if type(config) is VariantConfig else values

@@ -1,19 +1,22 @@
 """
-What attention remembers while sampling: the keys and values of the tokens read so far, so that each
-new token costs one token's work. The cache owns positions and padding; the models ask it.
+What a model remembers while sampling, so that each new token costs one token's work.
 
     cache = KVCache()
     model(prompt, cache=cache); model(next_token, cache=cache); ...
+
+The cache owns the positions and the padding of the tokens read so far; each layer has a state in
+it, which the mixer of that layer chooses: keys and values, a ring of them, or a recurrent state.
 """
 
 import torch
 
 
 def visible(qpos, kpos, window=0, group=0):
-    """The one mask of this repo, made from positions: which keys each query sees, (B or 1, 1, T, S).
+    """The one mask of this repo, made from positions: the keys each query sees, (B or 1, 1, T, S).
 
-    qpos (B or 1, T), kpos (B or 1, S), below 0 where there is no token. A query sees itself and what
-    came before: of that the last `window` tokens, or its own group of `group` tokens (0: all)."""
+    qpos (B or 1, T), kpos (B or 1, S), below 0 where there is no token. A query sees itself and
+    what came before: of that the last `window` tokens, or its own group of `group` tokens (0: all).
+    """
     qpos, kpos = qpos[:, None, :, None], kpos[:, None, None, :]
     seen = (kpos <= qpos) & (kpos >= 0)
     if window:
@@ -23,20 +26,60 @@ def visible(qpos, kpos, window=0, group=0):
     return seen
 
 
-class LayerCache:
-    """Keys and values of one layer, (B, n_kv_head, capacity, D). The capacity doubles when it is full,
-    or is the window, of which the oldest token makes room for the newest (a ring)."""
+def capacity(needed):
+    """How many tokens to make room for where `needed` have come: twice as many, 64 at least."""
+    return max(64, 2 * needed)
+
+
+def grown(old, new, used):
+    """A buffer like `new` (B, H, T, D), with room to grow and the `used` tokens of the old one."""
+    B, H, T, D = new.shape
+    buffer = new.new_empty(B, H, capacity(used + T), D)
+    if used:
+        buffer[:, :, :used] = old[:, :, :used]
+    return buffer
+
+
+class State:
+    """What one layer remembers. A mixer chooses the class; its forward pass calls `update`.
+
+    `update` takes what the tokens last announced bring, be it a whole prompt, a chunk of one, or
+    one token, of several rows with padding before some of them.
+    """
 
     def __init__(self, cache):
         self.cache = cache
+
+    def tensors(self):
+        """The tensors it holds."""
+        raise NotImplementedError
+
+    def earliest(self):
+        """(the smallest number of tokens it can be rewound to, the reason why not fewer)"""
+        return 0, ""
+
+    def rewind(self, length):
+        """Forget the tokens after the first `length`, which is not below `earliest`."""
+
+    def size(self):
+        """Bytes held."""
+        return sum(t.numel() * t.element_size() for t in self.tensors() if t is not None)
+
+
+class LayerCache(State):
+    """Keys and values of one layer, (B, n_kv_head, capacity, D); the capacity doubles when full."""
+
+    def __init__(self, cache):
+        super().__init__(cache)
         self.k = self.v = self.kpos = None
 
-    def update(self, k, v, window=0):
-        """Append k and v (B, n_kv_head, T, D) of the tokens last announced. Returns the keys and values to
-        attend to (B, n_kv_head, S, D) and their mask (B or 1, 1, T, S), None where plain causal attention
-        is right; self.kpos (B or 1, S) are then the positions of these keys."""
-        if window:
-            return self.update_ring(k, v, window)
+    def update(self, k, v):
+        """Append k and v (B, n_kv_head, T, D) of the tokens last announced.
+
+        Returns the keys and values to attend to (B, n_kv_head, S, D) and their mask
+        (B or 1, 1, T, S), None where plain causal attention is right; self.kpos (B or 1, S) are
+        then the positions of these keys.
+        """
         end = self.cache.length
         start = end - k.size(2)
         if self.k is None or self.k.size(2) < end:
@@ -46,65 +89,122 @@ class LayerCache:
         self.kpos = self.cache.kpos
         return self.k[:, :, :end], self.v[:, :, :end], self.cache.mask
 
-    def update_ring(self, k, v, window):
-        pos, T, size = (
-            self.cache.kpos[:, -k.size(2) :],
-            k.size(2),
-            window + self.cache.spare,
-        )  # pos (B or 1, T)
-        if self.k is None:
-            self.k, self.v = (
-                k.new_zeros(*k.shape[:2], size, k.size(3)),
-                v.new_zeros(*v.shape[:2], size, v.size(3)),
-            )
-            self.ring = pos.new_full(
-                (pos.size(0), size), -1
-            )  # the position in each place of the ring, -1 where none is
-        slots = (
-            torch.arange(self.cache.length - T, self.cache.length, device=k.device)[-size:] % size
-        )  # (T or size)
-        if T > 1:  # earlier queries of a piece still see keys that its later tokens push out
-            k_all, v_all, self.kpos = (
-                torch.cat((self.k, k), 2),
-                torch.cat((self.v, v), 2),
-                torch.cat((self.ring, pos), 1),
-            )
-        self.k[:, :, slots], self.v[:, :, slots], self.ring[:, slots] = (
-            k[:, :, -size:],
-            v[:, :, -size:],
-            pos[:, -size:],
-        )
+    def tensors(self):
+        return self.k, self.v
+
+
+class Ring(LayerCache):
+    """Keys and values of the last `window` tokens. The capacity doubles up to the window and the
+    cache's spare slots; from then on the newest token takes the place of the oldest."""
+
+    def __init__(self, cache, window):
+        super().__init__(cache)
+        self.window = window
+        self.places = None  # (B or 1, capacity) the position in each place, -1 where none is
+
+    def update(self, k, v):
+        T, end = k.size(2), self.cache.length
+        pos = self.cache.kpos[:, -T:]  # (B or 1, T)
+        self.make_room(k, v, pos)
+        places = torch.arange(end - T, end, device=k.device)  # (T)
+        places = places[-self.k.size(2) :] % self.k.size(2)  # (T or capacity)
+
+        if T > 1:  # earlier queries of a chunk still see keys that its later tokens push out
+            k_all, v_all = torch.cat((self.k, k), 2), torch.cat((self.v, v), 2)
+            self.kpos = torch.cat((self.places, pos), 1)
+        self.k[:, :, places] = k[:, :, -len(places) :]
+        self.v[:, :, places] = v[:, :, -len(places) :]
+        self.places[:, places] = pos[:, -len(places) :]
         if T == 1:
-            k_all, v_all, self.kpos = self.k, self.v, self.ring
-        return k_all, v_all, visible(self.cache.pos, self.kpos, window)
+            k_all, v_all, self.kpos = self.k, self.v, self.places
+        return k_all, v_all, visible(self.cache.pos, self.kpos, self.window)
+
+    def make_room(self, k, v, pos):
+        """Grow to hold the tokens read so far, until it has all places it ever needs."""
+        full, needed = self.window + self.cache.spare, self.cache.length
+        old = 0 if self.k is None else self.k.size(2)
+        if old == full or old >= needed:
+            return
+        # Zeros, not what is in memory: a masked key has weight 0, but 0 times NaN would be NaN.
+        room = min(full, capacity(needed))
+        new_k = k.new_zeros(*k.shape[:2], room, k.size(3))
+        new_v = v.new_zeros(*v.shape[:2], room, v.size(3))
+        places = pos.new_full((pos.size(0), room), -1)
+        if old:
+            new_k[:, :, :old], new_v[:, :, :old], places[:, :old] = self.k, self.v, self.places
+        self.k, self.v, self.places = new_k, new_v, places
+
+    def earliest(self):
+        reason = f"the ring has {self.cache.spare} spare slots"
+        wrapped = self.places is not None and self.cache.peak > self.places.size(1)
+        return (self.cache.peak - self.cache.spare if wrapped else 0), reason
+
+    def rewind(self, length):
+        if self.places is not None:
+            pad = self.cache.pad
+            first = length if pad is None else length - pad.to(self.places.device)[:, None]
+            self.places[self.places >= first] = -1
 
 
-def grown(old, new, used):
-    """A buffer for twice what is needed now, with the `used` tokens of the old one."""
-    B, H, T, D = new.shape
-    buffer = new.new_empty(B, H, max(64, 2 * (used + T)), D)
-    if used:
-        buffer[:, :, :used] = old[:, :, :used]
-    return buffer
+class Recurrent(State):
+    """A state of fixed size that each token replaces: the newest, and those before the last `spare`
+    tokens, so that the cache can drop as many."""
+
+    def __init__(self, cache):
+        super().__init__(cache)
+        self.states = None  # (B, n, ...) the state after each of the last n - 1 tokens, and before
+
+    def update(self, states):
+        """Remember the states (B, T, ...) after each of the tokens last announced."""
+        if self.states is None:
+            self.states = torch.zeros_like(states[:, :1])
+        kept = torch.cat((self.states, states), 1)[:, -1 - self.cache.spare :]
+        self.states = kept.clone()  # without the rest of what it is a part of
+
+    def without_padding(self, x):
+        """x (B, T, C) of the tokens last announced, with zeros where a token is padding."""
+        if self.cache.pad is None:
+            return x
+        return x * (self.cache.kpos[:, -x.size(1) :, None] >= 0)
+
+    def last(self):
+        """The newest state (B, ...), or 0 before the first token."""
+        return 0 if self.states is None else self.states[:, -1]
+
+    def tensors(self):
+        return (self.states,)
+
+    def earliest(self):
+        held = 0 if self.states is None else self.states.size(1) - 1
+        return self.cache.length - held, f"the recurrent state has {self.cache.spare} spare copies"
+
+    def rewind(self, length):
+        if self.states is not None and length < self.cache.length:
+            self.states = self.states[:, : length - self.cache.length]
 
 
 class KVCache:
-    """The caches of all layers and the positions of the tokens in them.
+    """The states of all layers and the positions of the tokens in them.
 
-    pad (B,): how many padding tokens stand before each prompt of a ragged batch, None for none. spare: slots
-    that a window's ring keeps beyond its window, so that rewind can drop as many tokens."""
+    pad (B,): how many padding tokens stand before each prompt of a ragged batch, None for none.
+    spare: how many of the last tokens `rewind` can drop where a state forgets its past (a ring, a
+    recurrent state); keys and values without a window can drop any number.
+    """
 
     def __init__(self, pad=None, spare=0):
         self.pad, self.spare = pad, spare
         self.layers = []
-        self.length = self.peak = (
-            0  # tokens read so far, padding included, and the most there ever were
-        )
+        self.length = self.peak = 0  # tokens read so far, padding included, and the most ever
         self.pos = self.kpos = self.mask = self.slots = None
 
     def __getitem__(self, i):
+        """The state of layer i: keys and values, unless `layer` made another."""
+        return self.layer(i, LayerCache)
+
+    def layer(self, i, make):
+        """The state of layer i, which make(cache) makes the first time."""
         while len(self.layers) <= i:
-            self.layers.append(LayerCache(self))
+            self.layers.append(make(self))
         return self.layers[i]
 
     def advance(self, idx):
@@ -112,40 +212,27 @@ class KVCache:
         start, self.length = self.length, self.length + idx.size(1)
         self.peak = max(self.peak, self.length)
         if self.slots is None or self.slots.size(1) < self.length:
-            self.slots = torch.arange(max(64, 2 * self.length), device=idx.device)[
-                None
-            ]  # (1, capacity)
-            if self.pad is not None:
-                self.slots = self.slots - self.pad.to(idx.device)[:, None]  # (B, capacity)
+            slots = torch.arange(capacity(self.length), device=idx.device)[None]  # (1, capacity)
+            pad = None if self.pad is None else self.pad.to(idx.device)[:, None]
+            self.slots = slots if pad is None else slots - pad  # (B or 1, capacity)
         self.kpos = self.slots[:, : self.length]  # (B or 1, S), below 0 is padding
-        self.pos = self.kpos[:, start:].clamp(
-            min=0
-        )  # padding reads as position 0; nobody attends to it
+        self.pos = self.kpos[:, start:].clamp(min=0)  # padding reads as 0; nobody attends to it
+
         # A whole prompt is plainly causal, and a single token sees everything: no mask.
         plain = self.pad is None and (start == 0 or idx.size(1) == 1)
         self.mask = None if plain else visible(self.pos, self.kpos)
         return self.pos
 
     def rewind(self, length):
-        """Forget the tokens read after the first `length`; ValueError if a ring no longer has what came before them."""
+        """Forget the tokens read after the first `length`; ValueError if a state cannot."""
         for layer in self.layers:
-            ring = getattr(layer, "ring", None)
-            if ring is not None:
-                if self.peak - length > self.spare and self.peak > ring.size(1):
-                    raise ValueError(
-                        f"cannot go back from {self.peak} tokens to {length}: the ring has {self.spare} spare slots"
-                    )
-                ring[
-                    ring
-                    >= (length if self.pad is None else length - self.pad.to(ring.device)[:, None])
-                ] = -1
+            least, reason = layer.earliest()
+            if length < least:
+                raise ValueError(f"cannot go back from {self.peak} tokens to {length}: {reason}")
+        for layer in self.layers:
+            layer.rewind(length)
         self.length = length
 
     def size(self):
-        """Bytes held: keys and values of all layers."""
-        return sum(
-            t.numel() * t.element_size()
-            for layer in self.layers
-            for t in (layer.k, layer.v)
-            if t is not None
-        )
+        """Bytes held by all layers."""
+        return sum(layer.size() for layer in self.layers)

@@ -1,49 +1,60 @@
 """
 The catalogue of parts: every word of every slot, what it costs and where it comes from.
 
-    python -m parts.catalogue                                  # on LLaMA's other slots, at Shakespeare's size
-    python -m parts.catalogue --model=gpt2 --n_layer=12 --n_head=12 --n_embd=768 --block_size=1024 --vocab_size=50257
-    python -m parts.catalogue --diff=gpt2,llama                # what changes from one named architecture to another
+    python -m parts.catalogue                        # on LLaMA's other slots, at Shakespeare's size
+    python -m parts.catalogue --model=gpt2 --n_layer=12 --n_head=12 --n_embd=768 --block_size=1024
+    python -m parts.catalogue --diff=gpt2,llama      # the steps between two named architectures
+    python -m parts.catalogue --table                # slots and words as a table for the README
 """
 
-import inspect
-import re
 import textwrap
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Literal
 
-from common.configurator import allowed, build, keys, load
+from common.configurator import PositiveInt, allowed, build, keys, load
 from common.errors import UserError, run
-from parts import attention, mlp, norm, position, variant
-from parts.architectures import ARCH, CORNERS, OWNER, choose
+from parts.architectures import ARCH, CORNERS, configure, owners
 from parts.costs import flops_per_token, kv_bytes_per_token, parameters
-from parts.variant import VariantConfig
+from parts.variant import SLOTS, VariantConfig
 
 WIDTH = 100  # columns
-SLOTS = {
-    key: allowed(kind)[1] for key, kind in keys(VariantConfig).items() if allowed(kind)[1]
-}  # {slot: words}
+# The papers of what is no part of its own: {key: {word: paper}}, or {key: paper}.
+PAPERS = {
+    "qk_norm": {"head": "Qwen 3, arXiv:2505.09388", "full": "OLMo 2, arXiv:2501.00656"},
+    "n_kv_head": "Ainslie et al. 2023, arXiv:2305.13245",
+    "window": "Jiang et al. 2023, arXiv:2310.06825",
+    "attn_softcap": "Gemma 2, arXiv:2408.00118",
+    "logit_softcap": "Gemma 2, arXiv:2408.00118",
+    "embed_norm": "BLOOM, arXiv:2211.05100",
+}
 
 
 @dataclass
 class CatalogueConfig:
     model: Literal[*CORNERS] = "llama"  # the base: what fills the other slots
     diff: str | None = None  # two named architectures to compare instead, as in gpt2,llama
-    n_layer: int = 6
-    n_head: int = 6
-    n_embd: int = 384  # width of the model
-    block_size: int = 256  # context length, tokens
-    vocab_size: int = 65
+    table: bool = False  # print the slots and their words as a table instead
+    n_layer: PositiveInt = 6
+    n_head: PositiveInt = 6
+    n_embd: PositiveInt = 384  # width of the model
+    block_size: PositiveInt = 256  # context length, tokens
+    vocab_size: PositiveInt = 65
+
+
+def choices():
+    """{key: its words} of all keys whose value is a word."""
+    words = {key: allowed(kind)[1] for key, kind in keys(VariantConfig).items()}
+    return {key: found for key, found in words.items() if found}
 
 
 def numbers(c):
-    """{key: the values to show on a base c} of what is no word."""
-    part, heads = max(1, c.block_size // 4), [n for n in range(1, c.n_head) if c.n_head % n == 0]
+    """{key: the values to show on a base c} of the keys whose value is a number or a switch."""
+    quarter = max(1, c.block_size // 4)
     return {
-        "n_kv_head": heads,
-        "window": [part],
-        "block_local": [part],
+        "n_kv_head": [n for n in range(1, c.n_head) if c.n_head % n == 0],
+        "window": [quarter],
+        "block_local": [quarter],
         "attn_softcap": [50.0],
         "logit_softcap": [30.0],
         "low_rank": [max(1, c.n_embd // 4)],
@@ -52,41 +63,15 @@ def numbers(c):
     }
 
 
-def papers(text):
-    """The parentheses of a text that hold an arXiv id or a year, else those that begin with a name."""
-    text = " ".join((text or "").split())
-    return re.findall(r"\(([^()]*(?:arXiv:|\b20\d\d\b)[^()]*)\)", text) or re.findall(
-        r"\(([A-Z][^()]*)\)", text
-    )
+def paper(key, word):
+    """Where the value `word` of a key comes from; "" where nobody needs to be named."""
+    if key in SLOTS:
+        return SLOTS[key][word].paper
+    found = PAPERS.get(key, "")
+    return found.get(word, "") if isinstance(found, dict) else found
 
 
-def paper(slot, word):
-    """The paper of a word, from the comment beside it in its dictionary, else from the docstring of its part."""
-    module = {"position": position, "rope_scaling": position, "norm": norm, "mlp": mlp}.get(
-        slot, variant
-    )
-    part = vars(module).get(slot.upper(), {}).get(word)
-    if part:
-        comment = re.search(rf"^    {word}=.*#(.*)", inspect.getsource(module), re.MULTILINE)
-        made = getattr(
-            part, "func", part
-        )  # a partial is described by its class, and a lambda by what it makes
-        found = papers(comment and comment[1]) or papers(
-            made.__doc__ or type(made(8, VariantConfig())).__doc__
-        )
-        return found[0] if found else ""
-    # A number of attention: its clause in that docstring, else the comment at its field. Words stand there in order.
-    clause = re.search(
-        rf"\b{slot}: (.*?)(?=\b\w+: |$)", " ".join(attention.Attention.__doc__.split())
-    )
-    comment = re.search(rf"^    {slot}: .*#(.*)", inspect.getsource(VariantConfig), re.MULTILINE)
-    found = papers(clause and clause[1]) or papers(comment and comment[1])
-    place = SLOTS[slot].index(word) - 1 if slot in SLOTS else 0  # "none" comes first and has none
-    return found[place] if 0 <= place < len(found) else ""
-
-
-def make(values):
-    return build(VariantConfig, choose({"arch": values["model"]} | values)[2])
+# ---------------------------------------------------------------- every word
 
 
 def costs(c):
@@ -94,100 +79,113 @@ def costs(c):
 
 
 def row(word, c, base, note):
-    count, flops, kv = costs(c)
-    left = f"  {word:<15}{count:>14,}{100 * (count / parameters(base) - 1):>+7.1f}%{flops / 1e6:>9,.1f}{kv:>9,.0f}  "
-    while len(left + note) > WIDTH and "arXiv:" in note.partition(", ")[2]:
-        note = note.partition(", ")[2]
+    """One line: a word, the costs of the configuration c with it, and a note."""
+    total, flops, kv = costs(c)
+    percent = 100 * (total / parameters(base) - 1)
+    left = f"  {word:<15}{total:>14,}{percent:>+7.1f}%{flops / 1e6:>9,.1f}{kv:>9,.0f}  "
     return left + textwrap.shorten(note, WIDTH - len(left), placeholder=" …")
 
 
+def needed(key, base):
+    """The change to the base without which a key means nothing, such as position=rope."""
+    slot, words = owners().get(key, (None, ()))
+    if slot is None or set(getattr(base, slot).split(",")) & set(words):
+        return {}
+    return {slot: words[0]}
+
+
 def catalogue(values):
-    base = make(values)
+    values = values | {"arch": values["model"]}
+    base = configure(values)
     print(
-        f"{values['model']}: {base.n_layer} layers, {base.n_head} heads, {base.n_embd} wide, context {base.block_size}, "
-        f"vocabulary {base.vocab_size}; one slot changed at a time\n"
+        f"{values['model']}: {base.n_layer} layers, {base.n_head} heads, {base.n_embd} wide, "
+        f"context {base.block_size}, vocabulary {base.vocab_size}; one slot changed at a time\n"
     )
-    print(
-        "slot, word           parameters           MFLOP KV bytes  paper\n"
-        + " " * 39
-        + "per token of a full context, float32"
-    )
-    for slot, words in (SLOTS | numbers(base)).items():
-        print(slot)
-        owner, users = OWNER.get(
-            slot, (slot, ())
-        )  # a slot that belongs to a part is shown with that part
-        needed = {owner: users[0]} if users and getattr(base, owner) not in users else {}
+    print("slot, word           parameters           MFLOP KV bytes  paper")
+    print(" " * 39 + "per token of a full context, float32")
+    for key, words in (choices() | numbers(base)).items():
+        print(key)
         for word in words:
+            name = f"{word} *" if getattr(base, key) == word else f"{word}"
             try:
-                c = make(values | needed | {slot: word})
-                print(
-                    row(
-                        f"{word}{' *' if getattr(base, slot) == word else ''}",
-                        c,
-                        base,
-                        paper(slot, word),
-                    )
-                )
+                c = configure(values | needed(key, base) | {key: word})
             except UserError as refused:
-                print(
-                    f"  {word:<15}"
-                    + textwrap.shorten(f"refused: {refused}", WIDTH - 17, placeholder=" …")
-                )
+                why = textwrap.shorten(f"refused: {refused}", WIDTH - 17, placeholder=" …")
+                print(f"  {name:<15}{why}")
+            else:
+                print(row(name, c, base, paper(key, word)))
+
     print(f"* the base\n\n{'named architectures':<59}what changes")
     for word in ARCH:
-        c = make(values | {"arch": word})
+        c = configure(values | {"arch": word})
         print(row(word, c, base, " ".join(key for key, *_ in changes(base, c))))
+
+
+# ---------------------------------------------------------------- two architectures
 
 
 def changes(a, b):
     """[(key, value in a, value in b)] where two configurations differ."""
-    return [
-        (key, value, getattr(b, key))
-        for key, value in asdict(a).items()
-        if value != getattr(b, key)
-    ]
+    a, b = asdict(a), asdict(b)
+    return [(key, a[key], b[key]) for key in a if a[key] != b[key]]
+
+
+def shown(value):
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def difference(values, pair):
-    """Slot by slot from one architecture to the other: what each change, after those above it, adds."""
-    a, b = (make(values | {"arch": word}) for word in pair)
+    """Print the changes that lead from one architecture to the other, and what each adds to those
+    above it."""
+    a, b = (configure(values | {"arch": word}) for word in pair)
     line = "{:<20}{:>15} -> {:<15}{:>16}{:>16}{:>14}".format
     print(line("slot", *pair, "parameters", "FLOP / token", "KV B / token"))
     step = SimpleNamespace(**asdict(a))
     for key, old, new in changes(a, b):
-        before, _ = costs(step), setattr(step, key, new)
-        print(
-            line(
-                key,
-                *(f"{value:g}" if type(value) is float else str(value) for value in (old, new)),
-                *(f"{y - x:+,.0f}" for x, y in zip(before, costs(step))),
-            )
-        )
-    for word, c in zip(pair, (a, b)):
-        print(f"{word:<54}{{:>16,.0f}}{{:>16,.0f}}{{:>14,.0f}}".format(*costs(c)))
+        before = costs(step)
+        setattr(step, key, new)
+        added = [f"{y - x:+,.0f}" for x, y in zip(before, costs(step), strict=True)]
+        print(line(key, shown(old), shown(new), *added))
+    for word, c in zip(pair, (a, b), strict=True):
+        total, flops, kv = costs(c)
+        print(f"{word:<54}{total:>16,.0f}{flops:>16,.0f}{kv:>14,.0f}")
+
+
+# ---------------------------------------------------------------- the README's table
+
+
+def table():
+    """The slots and their words as a Markdown table; the other keys stand at what reads them."""
+    readers = owners()
+    lines = ["| slot | words | further keys |", "|---|---|---|"]
+    for slot, words in SLOTS.items():
+        own = [f"`{key}`" for key, (owner, _) in readers.items() if owner == slot]
+        own = [key for key in own if key.strip("`") not in SLOTS]
+        lines.append(f"| `{slot}` | `{' '.join(words)}` | {', '.join(own)} |")
+
+    elsewhere = {*SLOTS, *readers}
+    rest = [key for key in [*choices(), *numbers(VariantConfig())] if key not in elsewhere]
+    lines.append(f"| other keys | {', '.join(f'`{key}`' for key in [*rest, 'mlp_width'])} | |")
+    lines.append(f"| `arch` | `{' '.join(ARCH)}` | |")
+    return "\n".join(lines)
 
 
 def main(argv):
     given, words = load(argv, [CatalogueConfig], __doc__)
     config = asdict(build(CatalogueConfig, given))
-    diff = config.pop("diff")
-    wrong = next(
-        (f"{key}={value}" for key, value in config.items() if type(value) is int and value < 1),
-        None,
-    )
-    if words or wrong:
-        raise UserError(
-            f"cannot use {wrong or words[0]}",
-            "command line",
-            "give 1 or more" if wrong else "write --key=value",
-        )
-    pair = diff and diff.split(",")
-    if pair and (len(pair) != 2 or not set(pair) <= set(ARCH)):
-        raise UserError(
-            "two named architectures are needed", f"diff={diff}", "choose from " + ", ".join(ARCH)
-        )
-    return difference(config, pair) if pair else catalogue(config)
+    diff, wants_table = config.pop("diff"), config.pop("table")
+    if words:
+        raise UserError(f"cannot use {words[0]}", "command line", "write --key=value")
+    if wants_table:
+        print(table())
+    elif diff is None:
+        catalogue(config)
+    else:
+        pair = diff.split(",")
+        if len(pair) != 2 or not set(pair) <= set(ARCH):
+            fix = "choose from " + ", ".join(ARCH)
+            raise UserError("two named architectures are needed", f"diff={diff}", fix)
+        difference(config, pair)
 
 
 if __name__ == "__main__":

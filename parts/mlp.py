@@ -1,85 +1,123 @@
-"""The slot `mlp`, and the linear maps that all parts use."""
+"""The slot `mlp`: two linear maps with an activation between them, or three with a gate."""
 
 import math
-from functools import partial
 
 import torch.nn as nn
 from torch.nn import functional as F
 
 from model import gelu
+from parts.part import Part, linear
 
-# ---------------------------------------------------------------- slot: mlp
+
+class ActivationMLP(Part):
+    """An MLP around one activation: PlainMLP or GatedMLP, of which each word is a subclass."""
+
+    act = formula = None  # the activation of a tensor, and the same of one number, by its paper
+    tensors_kept = 2  # tensors as wide as the MLP that backward needs
+
+    @classmethod
+    def of(cls, paper, act, formula, tensors_kept=None):
+        """The class of one word: an MLP with the activation `act` of this paper."""
+        made = type(cls.__name__, (cls,), {"act": staticmethod(act), "paper": paper})
+        made.formula = staticmethod(formula)
+        made.tensors_kept = tensors_kept or cls.tensors_kept
+        return made
+
+    def kept(self, T):
+        return self.tensors_kept * self.width
 
 
-class LowRank(nn.Module):
-    """x U V in place of x W, of rank r = low_rank (what a widespread note takes LLaMA to do; it does not)."""
+class PlainMLP(ActivationMLP):
+    """down(act(up(x))), mlp_width or 4C wide."""
 
-    def __init__(self, n_in, n_out, rank, bias):
+    @classmethod
+    def width_of(cls, config):
+        return config.mlp_width or 4 * config.n_embd
+
+    def __init__(self, config):
         super().__init__()
-        self.u = nn.Linear(n_in, rank, bias=False)
-        self.v = nn.Linear(rank, n_out, bias=bias)
-
-    def forward(self, x):
-        return self.v(self.u(x))
-
-
-def linear(n_in, n_out, config):
-    bias = config.bias == "all"
-    return (
-        LowRank(n_in, n_out, config.low_rank, bias)
-        if config.low_rank
-        else nn.Linear(n_in, n_out, bias=bias)
-    )
-
-
-class PlainMLP(nn.Module):
-    """down(act(up(x))), 4C wide (Vaswani et al. 2017, arXiv:1706.03762)."""
-
-    gated = False
-
-    def __init__(self, act, config):
-        super().__init__()
-        width = config.mlp_width or 4 * config.n_embd
-        self.act = act
-        self.up = linear(config.n_embd, width, config)
-        self.down = linear(width, config.n_embd, config)
+        self.width = self.width_of(config)
+        self.up = linear(config.n_embd, self.width, config)
+        self.down = linear(self.width, config.n_embd, config, residual=True)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
-        return self.dropout(self.down(self.act(self.up(x))))
+        x = self.act(self.up(x))  # (B, T, width)
+        return self.dropout(self.down(x))
+
+    def reference(self, x):
+        return self.down(self.up(x).detach().apply_(self.formula))
 
 
-class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)), two thirds of 4C wide, so that three matrices cost what two did (Shazeer 2020,
-    arXiv:2002.05202)."""
+class GatedMLP(ActivationMLP):
+    """down(act(gate(x)) * up(x)), mlp_width or two thirds of 4C wide (rounded up to multiple_of),
+    so that three matrices cost what two did."""
 
-    gated = True
+    reads = ("multiple_of", "ffn_dim_multiplier")
+    tensors_kept = 4
 
-    def __init__(self, act, config):
-        super().__init__()
+    @classmethod
+    def width_of(cls, config):
+        if config.mlp_width:
+            return config.mlp_width
         width = int((config.ffn_dim_multiplier or 1) * int(2 * 4 * config.n_embd / 3))
-        width = config.mlp_width or config.multiple_of * math.ceil(width / config.multiple_of)
-        self.act = act
-        self.gate = linear(config.n_embd, width, config)
-        self.up = linear(config.n_embd, width, config)
-        self.down = linear(width, config.n_embd, config)
+        return config.multiple_of * math.ceil(width / config.multiple_of)
+
+    def __init__(self, config):
+        super().__init__()
+        self.width = self.width_of(config)
+        self.gate = linear(config.n_embd, self.width, config)
+        self.up = linear(config.n_embd, self.width, config)
+        self.down = linear(self.width, config.n_embd, config, residual=True)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
-        return self.dropout(self.down(self.act(self.gate(x)) * self.up(x)))
+        x = self.act(self.gate(x)) * self.up(x)  # (B, T, width)
+        return self.dropout(self.down(x))
+
+    def reference(self, x):
+        gate = self.gate(x).detach().apply_(self.formula)
+        return self.down(gate * self.up(x))
 
 
-MLP = dict(
-    relu=partial(PlainMLP, F.relu),
-    gelu=partial(PlainMLP, gelu),  # GPT-2's tanh form (Hendrycks & Gimpel 2016, arXiv:1606.08415)
-    gelu_erf=partial(
-        PlainMLP, F.gelu
-    ),  # the exact form, as in Falcon and GPT-NeoX (arXiv:1606.08415)
-    silu=partial(PlainMLP, F.silu),  # also called Swish (Elfwing et al. 2017, arXiv:1702.03118)
-    relu2=partial(PlainMLP, lambda x: F.relu(x).square()),  # (So et al. 2021, arXiv:2109.08668)
-    glu=partial(GatedMLP, F.sigmoid),  # (Dauphin et al. 2016, arXiv:1612.08083)
-    bilinear=partial(GatedMLP, lambda x: x),
-    reglu=partial(GatedMLP, F.relu),
-    geglu=partial(GatedMLP, gelu),
-    swiglu=partial(GatedMLP, F.silu),
-)
+# ---------------------------------------------------------------- formulas, of one number
+
+
+def relu(x):
+    return max(x, 0)
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def silu(x):
+    return x * sigmoid(x)
+
+
+def gelu_tanh(x):
+    return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def gelu_exact(x):
+    return x / 2 * (1 + math.erf(x / 2**0.5))
+
+
+VASWANI = "Vaswani et al. 2017, arXiv:1706.03762"
+HENDRYCKS = "Hendrycks & Gimpel 2016, arXiv:1606.08415"
+ELFWING = "Elfwing et al. 2017, arXiv:1702.03118"
+SO = "So et al. 2021, arXiv:2109.08668"
+DAUPHIN = "Dauphin et al. 2016, arXiv:1612.08083"
+SHAZEER = "Shazeer 2020, arXiv:2002.05202"
+MLP = {
+    "relu": PlainMLP.of(VASWANI, F.relu, relu, 1),
+    "gelu": PlainMLP.of(HENDRYCKS, gelu, gelu_tanh, 6),  # GPT-2's tanh form
+    "gelu_erf": PlainMLP.of(HENDRYCKS, F.gelu, gelu_exact),  # exact, as in Falcon and GPT-NeoX
+    "silu": PlainMLP.of(ELFWING, F.silu, silu),  # also called Swish
+    "relu2": PlainMLP.of(SO, lambda x: F.relu(x).square(), lambda x: relu(x) ** 2),
+    "glu": GatedMLP.of(DAUPHIN, F.sigmoid, sigmoid, 3),
+    "bilinear": GatedMLP.of(SHAZEER, lambda x: x, lambda x: x, 3),
+    "reglu": GatedMLP.of(SHAZEER, F.relu, relu, 3),
+    "geglu": GatedMLP.of(SHAZEER, gelu, gelu_tanh, 8),
+    "swiglu": GatedMLP.of(SHAZEER, F.silu, silu),
+}

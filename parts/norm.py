@@ -1,41 +1,124 @@
-"""The slot `norm`."""
+"""The slot `norm`: classes that are made with the width of what they normalise and a configuration.
+
+LayerNorm and RMSNorm are those of model.py and model_llama.py, with what a part says of itself.
+"""
 
 import torch
 import torch.nn as nn
 
-from model import LayerNorm
-from model_llama import RMSNorm
+import model
+import model_llama
+from parts.part import Part
 
-# ---------------------------------------------------------------- slot: norm
+
+class Norm(Part):
+    """A norm with a weight, and perhaps a bias, of one number per feature."""
+
+    biased = True  # whether bias=norm gives it a bias
+    tensors_kept = 1  # tensors as wide as its input that backward needs, the input among them
+
+    def reset(self):
+        nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
-class BatchNorm(nn.BatchNorm1d):
-    """(x - mean) / sqrt(var + eps) * weight + bias per feature, mean and var over batch and time while training,
-    running ones afterwards (Ioffe & Szegedy 2015, arXiv:1502.03167). While training it leaks: the statistics of
+class LayerNorm(Norm, model.LayerNorm):
+    """(x - mean) / sqrt(var + 1e-5) * weight + bias, as in GPT-2."""
+
+    paper = "Ba et al. 2016, arXiv:1607.06450"
+
+    def __init__(self, width, config):
+        model.LayerNorm.__init__(self, width, config.bias != "none")
+
+    def reference(self, x):
+        centred = x - x.mean(-1, keepdim=True)
+        normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return normed * self.weight + (0 if self.bias is None else self.bias)
+
+
+class RMSNorm(Norm, model_llama.RMSNorm):
+    """x / sqrt(mean(x²) + norm_eps) * weight, as in LLaMA."""
+
+    paper = "Zhang & Sennrich 2019, arXiv:1910.07467"
+    reads = ("norm_eps",)
+    biased = False
+    bias = None
+    tensors_kept = 2  # x / rms too
+
+    def __init__(self, width, config):
+        model_llama.RMSNorm.__init__(self, width, config.norm_eps)
+
+    def reference(self, x):
+        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight
+
+
+class BatchNorm(Norm, nn.BatchNorm1d):
+    """(x - mean) / sqrt(var + 1e-5) * weight + bias per feature. Mean and variance are over batch
+    and time while training, running ones afterwards. While training it leaks: the statistics of
     later tokens reach earlier ones."""
 
+    paper = "Ioffe & Szegedy 2015, arXiv:1502.03167"
+
+    def __init__(self, width, config):
+        nn.BatchNorm1d.__init__(self, width)
+
     def forward(self, x):
-        return super().forward(x.flatten(0, 1)).view_as(x)
+        return nn.BatchNorm1d.forward(self, x.flatten(0, 1)).view_as(x)
+
+    def reference(self, x):
+        mean, var = self.running_mean, self.running_var
+        if self.training:
+            mean, var = x.mean((0, 1)), x.var((0, 1), unbiased=False)
+        return (x - mean) / (var + 1e-5).sqrt() * self.weight + self.bias
 
 
-class DyT(nn.Module):
-    """weight * tanh(alpha x) + bias (dynamic tanh, Zhu et al. 2025, arXiv:2503.10622)."""
+class DyT(Norm):
+    """Dynamic tanh: weight * tanh(alpha x) + bias, alpha one number."""
 
-    def __init__(self, width, bias):
+    paper = "Zhu et al. 2025, arXiv:2503.10622"
+    tensors_kept = 2  # the tanh too
+
+    def __init__(self, width, config):
         super().__init__()
-        self.alpha = nn.Parameter(torch.tensor([0.5]))
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.alpha = nn.Parameter(torch.empty(1))
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width)) if config.bias != "none" else None
+
+    def reset(self):
+        super().reset()
+        nn.init.constant_(self.alpha, 0.5)
 
     def forward(self, x):
         x = torch.tanh(self.alpha * x) * self.weight
         return x if self.bias is None else x + self.bias
 
+    def reference(self, x):
+        grown, shrunk = (self.alpha * x).exp(), (-self.alpha * x).exp()
+        x = (grown - shrunk) / (grown + shrunk) * self.weight
+        return x if self.bias is None else x + self.bias
 
-NORM = dict(  # of a width and a configuration
-    layernorm=lambda width, config: LayerNorm(width, config.bias != "none"),
-    rmsnorm=lambda width, config: RMSNorm(width, config.norm_eps),
-    batchnorm=lambda width, config: BatchNorm(width),
-    dyt=lambda width, config: DyT(width, config.bias != "none"),
-    none=lambda width, config: nn.Identity(),
-)
+
+class NoNorm(Norm):
+    """x as it is."""
+
+    biased = False
+    tensors_kept = 0
+
+    def __init__(self, width, config):
+        super().__init__()
+
+    def forward(self, x):
+        return x
+
+    def reference(self, x):
+        return x
+
+
+NORM = {
+    "layernorm": LayerNorm,
+    "rmsnorm": RMSNorm,
+    "batchnorm": BatchNorm,
+    "dyt": DyT,
+    "none": NoNorm,
+}

@@ -1,5 +1,9 @@
-"""The slot `position`: where a scheme acts, its classes, and rope's scalings."""
+"""The slot `position`: how the model knows the order of the tokens; and the scalings of rope.
 
+Shapes: B batch, T tokens, C = n_embd, H = n_head, K = n_kv_head, D = C / H, S keys.
+"""
+
+import cmath
 import math
 from typing import NamedTuple
 
@@ -8,26 +12,37 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from model_llama import rotary, rotate
+from parts.part import STD, Part
 
 # ---------------------------------------------------------------- slot: position
 
 
-class Position(nn.Module):
-    """none: the causal mask alone tells the order (Kazemnejad et al. 2023, arXiv:2305.19466).
+class Position(Part):
+    """none: the causal mask alone tells the order.
 
-    A scheme overrides the one place where it acts."""
+    A scheme overrides the one place where it acts, and names that place in `acts_on`. A mixer that
+    does not have that place refuses the scheme.
+    """
 
-    limit = None  # tokens it has positions for, None: any number
+    paper = "Kazemnejad et al. 2023, arXiv:2305.19466"
+    acts_on = None  # "embedding", "q and k" or "scores"
+    fused = True  # whether attention can run as one kernel, which keeps no (T, T) tensors
+    limit = None  # tokens it has positions for; None: any number
 
     def __init__(self, config):
         super().__init__()
+
+    @classmethod
+    def score_flops(cls, config):
+        """FLOPs per query and layer of what is added to the scores."""
+        return 0
 
     def embed(self, x, pos):
         """x (B, T, C) at the bottom, once."""
         return x
 
     def angles(self, pos):
-        """What `rotate` needs, made once per forward."""
+        """What `rotate` needs, made once per forward pass."""
 
     def rotate(self, q, k, angles):
         """q (B, H, T, D) and k (B, K, T, D), in every layer."""
@@ -36,38 +51,74 @@ class Position(nn.Module):
     def bias(self, q, qpos, kpos):
         """What is added to the scores, (B or 1, H, T, S), or None."""
 
+    # The reference: the same of one token or one pair of tokens, by the paper's formula.
+
+    def reference_embed(self, x, pos):
+        """The embedding x (C) of the token at position `pos` (a number)."""
+        return x
+
+    def reference_score(self, q, k, qpos, kpos):
+        """The score of a query q (D) for a key k (D), at two positions."""
+        return q @ k / math.sqrt(len(q))
+
+    def reference_bias(self, q, head, qpos, kpos):
+        """What is added to that score in the head `head`."""
+        return 0
+
 
 class Learned(Position):
-    """x + wpe[pos] (GPT-2, Radford et al. 2019)."""
+    """x + wpe[pos]"""
+
+    paper = "GPT-2, Radford et al. 2019"
+    acts_on = "embedding"
 
     def __init__(self, config):
         super().__init__(config)
         self.limit = config.block_size
         self.weight = nn.Embedding(config.block_size, config.n_embd).weight
 
+    def reset(self):
+        nn.init.normal_(self.weight, 0.0, STD)
+
     def embed(self, x, pos):
         return x + F.embedding(pos, self.weight)
 
+    def reference_embed(self, x, pos):
+        return x + self.weight[pos]
+
 
 class Sinusoidal(Position):
-    """sqrt(C) x + [sin(pos w_i), cos(pos w_i)], w_i = 10000^(-2i/C), interleaved (Vaswani et al. 2017, arXiv:1706.03762)."""
+    """sqrt(C) x + [sin(pos w_i), cos(pos w_i)], w_i = 10000^(-2i/C), interleaved."""
+
+    paper = "Vaswani et al. 2017, arXiv:1706.03762"
+    acts_on = "embedding"
 
     def embed(self, x, pos):
         cos, sin = rotary(pos, 10000.0, x.size(-1))  # (B or 1, 1, T, C/2), C rounded up to even
         table = torch.stack((sin, cos), dim=-1).flatten(-2)[:, 0, :, : x.size(-1)]  # (B or 1, T, C)
         return x * math.sqrt(x.size(-1)) + table.type_as(x)
 
+    def reference_embed(self, x, pos):
+        C, waves = len(x), []
+        for i in range(C):
+            angle = pos / 10000 ** (2 * (i // 2) / C)
+            waves.append(math.sin(angle) if i % 2 == 0 else math.cos(angle))
+        return C**0.5 * x + torch.tensor(waves, dtype=x.dtype)
+
 
 class Rope(Position):
-    """q and k turned by pos * theta^(-2i/D) (RoFormer, Su et al. 2021, arXiv:2104.09864), perhaps scaled for
-    longer texts, on the first rope_fraction of each head (GPT-NeoX, Black et al. 2022, arXiv:2204.06745)."""
+    """RoFormer: q and k turned by pos * theta^(-2i/D), perhaps scaled for longer texts, on the
+    first rope_fraction of each head (GPT-NeoX, Black et al. 2022, arXiv:2204.06745)."""
+
+    paper = "Su et al. 2021, arXiv:2104.09864"
+    acts_on = "q and k"
+    reads = ("rope_theta", "rope_fraction", "rope_scaling", "rope_factor", "rope_original")
 
     def __init__(self, config):
         super().__init__(config)
         self.config = config
-        self.width = 2 * int(
-            config.rope_fraction * (config.n_embd // config.n_head) / 2
-        )  # of a head, even
+        D = config.n_embd // config.n_head
+        self.width = 2 * int(config.rope_fraction * D / 2)  # of the turned part of a head, even
 
     def angles(self, pos):
         return ROPE_SCALING[self.config.rope_scaling](pos, self.width, self.config)
@@ -78,121 +129,169 @@ class Rope(Position):
     def turn(self, x, angles):
         if self.width == x.size(-1):
             return rotate(x, *angles)
-        return torch.cat((rotate(x[..., : self.width], *angles), x[..., self.width :]), dim=-1)
+        turned = rotate(x[..., : self.width], *angles)
+        return torch.cat((turned, x[..., self.width :]), dim=-1)
+
+    def reference_score(self, q, k, qpos, kpos):
+        """Each pair as a complex number: q e^(i a qpos) times the conjugate of k e^(i a kpos)."""
+        half, score = self.width // 2, q[self.width :] @ k[self.width :]
+        for i in range(half):
+            turn = cmath.exp(1j * (qpos - kpos) * self.config.rope_theta ** (-2 * i / self.width))
+            pair = complex(q[i], q[i + half]) * complex(k[i], -k[i + half])
+            score = score + (pair * turn).real
+        return score / math.sqrt(len(q))
 
 
 class Alibi(Position):
-    """scores + slope_h (kpos - qpos) (Press et al. 2021, arXiv:2108.12409)."""
+    """scores + slope_h (kpos - qpos)"""
+
+    paper = "Press et al. 2021, arXiv:2108.12409"
+    acts_on = "scores"
 
     def __init__(self, config):
         super().__init__(config)
         self.register_buffer("slopes", torch.tensor(alibi_slopes(config.n_head)), persistent=False)
 
     def bias(self, q, qpos, kpos):
-        distance = (
-            kpos[:, None, None, :] - qpos[:, None, :, None]
-        )  # (B or 1, 1, T, S), 0 or less where it is seen
+        # (B or 1, 1, T, S), 0 or less where the key is seen
+        distance = kpos[:, None, None, :] - qpos[:, None, :, None]
         return (distance * self.slopes[:, None, None]).type_as(q)
+
+    def reference_bias(self, q, head, qpos, kpos):
+        return -alibi_slopes(len(self.slopes))[head] * (qpos - kpos)
 
 
 def alibi_slopes(n):
-    """The authors' slopes of n heads: 2^(-8i/n), i = 1..n; where n is no power of two, those of the power
-    below, then every other one of the power above."""
+    """The authors' slopes of n heads: 2^(-8i/n), i = 1..n. Where n is no power of two, those of the
+    power below, then every other one of the power above."""
     power = 2 ** math.floor(math.log2(n))
     slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
     return slopes if power == n else slopes + alibi_slopes(2 * power)[0::2][: n - power]
 
 
 class Relative(Position):
-    """scores + q · a[distance] / sqrt(D), a key vector per distance, clipped (Shaw et al. 2018,
-    arXiv:1803.02155); one table for all layers and heads."""
+    """scores + q · a[distance] / sqrt(D), a key vector per distance up to relative_clip; one table
+    for all layers and heads."""
+
+    paper = "Shaw et al. 2018, arXiv:1803.02155"
+    acts_on = "scores"
+    fused = False
+    reads = ("relative_clip",)
 
     def __init__(self, config):
         super().__init__(config)
-        self.weight = nn.Parameter(
-            torch.empty(config.relative_clip + 1, config.n_embd // config.n_head)
-        )
+        D = config.n_embd // config.n_head
+        self.weight = nn.Parameter(torch.empty(config.relative_clip + 1, D))
+
+    def reset(self):
+        nn.init.normal_(self.weight, 0.0, STD)
+
+    @classmethod
+    def score_flops(cls, config):
+        return 2 * config.n_embd * (config.relative_clip + 1)  # q · a for every distance and head
 
     def bias(self, q, qpos, kpos):
-        distance = (qpos[:, None, :, None] - kpos[:, None, None, :]).clamp(
-            0, len(self.weight) - 1
-        )  # (B or 1, 1, T, S)
+        distance = qpos[:, None, :, None] - kpos[:, None, None, :]
+        distance = distance.clamp(0, len(self.weight) - 1)  # (B or 1, 1, T, S)
         scores = q @ self.weight.t() / math.sqrt(q.size(-1))  # (B, H, T, clip + 1)
         return scores.gather(-1, distance.expand(q.size(0), q.size(1), -1, -1))  # (B, H, T, S)
 
+    def reference_bias(self, q, head, qpos, kpos):
+        return q @ self.weight[min(qpos - kpos, len(self.weight) - 1)] / math.sqrt(len(q))
 
-POSITION = dict(
-    none=Position, learned=Learned, sinusoidal=Sinusoidal, rope=Rope, alibi=Alibi, relative=Relative
-)
 
-# ---------------------------------------------------------------- slot: rope_scaling (owner: rope)
+POSITION = {
+    "none": Position,
+    "learned": Learned,
+    "sinusoidal": Sinusoidal,
+    "rope": Rope,
+    "alibi": Alibi,
+    "relative": Relative,
+}
+
+# ---------------------------------------------------------------- slot: rope_scaling
 
 
 def turned(pos, freq, temperature=1.0):
+    """(cos, sin) of pos (B or 1, T) times the frequencies freq (D/2)."""
     angle = pos[:, None, :, None] * freq  # (B or 1, 1, T, D/2)
     return angle.cos() * temperature, angle.sin() * temperature
 
 
 def frequencies(pos, D, theta):
-    return 1.0 / theta ** (
-        torch.arange(0, D, 2, device=pos.device, dtype=torch.float32) / D
-    )  # (D/2)
+    """theta^(-2i/D), (D/2), in fp32."""
+    return 1.0 / theta ** (torch.arange(0, D, 2, device=pos.device, dtype=torch.float32) / D)
 
 
+def from_paper(text):
+    """Marks a function as a part that comes from this paper."""
+
+    def mark(function):
+        function.paper = text
+        return function
+
+    return mark
+
+
+@from_paper("")
 def rope_plain(pos, D, config):
-    """none: theta^(-2i/D)"""
+    """theta^(-2i/D)"""
     return rotary(pos, config.rope_theta, D)
 
 
+@from_paper("Chen et al. 2023, arXiv:2306.15595")
 def rope_linear(pos, D, config):
-    """linear: positions divided by s = rope_factor (position interpolation, Chen et al. 2023, arXiv:2306.15595)"""
+    """Position interpolation: positions divided by s = rope_factor."""
     return turned(pos, frequencies(pos, D, config.rope_theta) / config.rope_factor)
 
 
+@from_paper('bloc97 2023, "NTK-aware scaled RoPE"; YaRN section 3.1')
 def rope_ntk(pos, D, config):
-    """ntk: theta multiplied by s^(D/(D-2)), so that the slowest pair is stretched s times and the fastest not
-    at all (bloc97 2023, "NTK-aware scaled RoPE"; YaRN section 3.1)"""
-    return turned(
-        pos, frequencies(pos, D, config.rope_theta * config.rope_factor ** (D / max(1, D - 2)))
-    )
+    """theta multiplied by s^(D/(D-2)), so that the slowest pair is stretched s times and the
+    fastest not at all."""
+    theta = config.rope_theta * config.rope_factor ** (D / max(1, D - 2))
+    return turned(pos, frequencies(pos, D, theta))
 
 
+@from_paper("Peng et al. 2023, arXiv:2309.00071")
 def rope_yarn(pos, D, config, fast=32, slow=1):
-    """yarn: pairs that turn more than `fast` times over rope_original tokens stay, those that turn less than
-    `slow` times are divided by s, a ramp between; both q and k times 0.1 ln s + 1 (Peng et al. 2023, arXiv:2309.00071)"""
+    """Pairs that turn more than `fast` times over rope_original tokens stay, those that turn less
+    than `slow` times are divided by s, with a ramp between; q and k are both multiplied by
+    0.1 ln s + 1."""
     freq, s = frequencies(pos, D, config.rope_theta), config.rope_factor
-    low, high = (
-        D
-        * math.log(config.rope_original / (turns * 2 * math.pi))
-        / (2 * math.log(config.rope_theta))
-        for turns in (fast, slow)
-    )
-    low, high = max(math.floor(low), 0), min(math.ceil(high), D - 1)
-    ramp = (
-        (torch.arange(D // 2, device=pos.device, dtype=torch.float32) - low) / max(high - low, 1e-3)
-    ).clamp(0, 1)
-    return turned(
-        pos, freq / s * ramp + freq * (1 - ramp), 0.1 * math.log(s) + 1.0 if s > 1 else 1.0
-    )
+
+    def pair_with(turns):
+        wavelength = config.rope_original / (turns * 2 * math.pi)
+        return D * math.log(wavelength) / (2 * math.log(config.rope_theta))
+
+    low = max(math.floor(pair_with(fast)), 0)
+    high = min(math.ceil(pair_with(slow)), D - 1)
+    pairs = torch.arange(D // 2, device=pos.device, dtype=torch.float32)
+    ramp = ((pairs - low) / max(high - low, 1e-3)).clamp(0, 1)
+    temperature = 0.1 * math.log(s) + 1.0 if s > 1 else 1.0
+    return turned(pos, freq / s * ramp + freq * (1 - ramp), temperature)
 
 
+@from_paper("LLaMA 3.1, arXiv:2407.21783")
 def rope_llama3(pos, D, config, low=1.0, high=4.0):
-    """llama3: wavelengths above rope_original / low are divided by s, those below rope_original / high stay,
-    a linear blend between (LLaMA 3.1, arXiv:2407.21783)"""
+    """Wavelengths above rope_original / low are divided by s, those below rope_original / high
+    stay, with a linear blend between."""
     freq = frequencies(pos, D, config.rope_theta)
     smooth = ((config.rope_original * freq / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
     return turned(pos, (1 - smooth) * freq / config.rope_factor + smooth * freq)
 
 
-ROPE_SCALING = dict(
-    none=rope_plain, linear=rope_linear, ntk=rope_ntk, yarn=rope_yarn, llama3=rope_llama3
-)
-
-# ---------------------------------------------------------------- attention, with its numbers
+ROPE_SCALING = {
+    "none": rope_plain,
+    "linear": rope_linear,
+    "ntk": rope_ntk,
+    "yarn": rope_yarn,
+    "llama3": rope_llama3,
+}
 
 
 class Where(NamedTuple):
-    """What attention needs to know of the tokens in this forward pass."""
+    """What a mixer needs to know of the tokens in this forward pass."""
 
     scheme: Position
     pos: torch.Tensor  # (B or 1, T)

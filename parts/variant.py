@@ -1,16 +1,6 @@
-"""
-Variants: a decoder whose block has slots. GPT-2 is one way to fill them, LLaMA another, and everything in
-between is an experiment.
+"""The model made of slots, and its configuration. Filled as GPT-2 it computes what model.py does,
+filled as LLaMA what model_llama.py does, to the last bit."""
 
-    python train.py config/llama_shakespeare.py --position=alibi    # LLaMA with one part swapped
-    python train.py config/gpt2_shakespeare.py --arch=falcon        # all slots filled at once
-    python -m parts.catalogue                                       # the catalogue: words, costs, papers
-    python -m parts.catalogue --diff=gpt2,llama                            # what differs between two architectures
-
-Filled as GPT-2 it computes what model.py does, filled as LLaMA what model_llama.py does, to the last bit.
-"""
-
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +8,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
+import parts.attention  # noqa: F401 (adds its word to MIXER)
 from common.configurator import (
     Fraction,
     NonNegativeFloat,
@@ -25,74 +16,23 @@ from common.configurator import (
     PositiveFloat,
     PositiveInt,
     Share,
+    Words,
 )
-from parts.attention import Attention
+from parts.block import BLOCK
+from parts.mixer import MIXER
 from parts.mlp import MLP
 from parts.norm import NORM
+from parts.part import STD, Linear, reset
 from parts.position import POSITION, ROPE_SCALING, Where
 
-# ---------------------------------------------------------------- structure: block
-
-
-def pre(b, x, attn):
-    """pre: the norm before each sublayer (GPT-2, LLaMA)"""
-    x = x + attn(b.norm1(x))
-    return x + b.mlp(b.norm2(x))
-
-
-def post(b, x, attn):
-    """post: the norm after each sum, and none at the end (Vaswani et al. 2017, arXiv:1706.03762)"""
-    x = b.norm1(x + attn(x))
-    return b.norm2(x + b.mlp(x))
-
-
-def output(b, x, attn):
-    """output: the norm on what each sublayer gives (OLMo 2, arXiv:2501.00656)"""
-    x = x + b.norm1(attn(x))
-    return x + b.norm2(b.mlp(x))
-
-
-def sandwich(b, x, attn):
-    """sandwich: norms before and after each sublayer (Peri-LN, Kim et al. 2025, arXiv:2502.02732)"""
-    x = x + b.norm1_out(attn(b.norm1(x)))
-    return x + b.norm2_out(b.mlp(b.norm2(x)))
-
-
-def parallel(b, x, attn):
-    """parallel: both sublayers read one norm of the same x (GPT-J; PaLM, arXiv:2204.02311; Falcon 7B)"""
-    h = b.norm1(x)
-    return x + attn(h) + b.mlp(h)
-
-
-def parallel2(b, x, attn):
-    """parallel2: both read the same x, each through its own norm (GPT-NeoX, arXiv:2204.06745)"""
-    return x + attn(b.norm1(x)) + b.mlp(b.norm2(x))
-
-
-BLOCK = dict(
-    pre=pre, post=post, output=output, sandwich=sandwich, parallel=parallel, parallel2=parallel2
-)
-
-
-class Block(nn.Module):
-    def __init__(self, config, layer):
-        super().__init__()
-        self.form = BLOCK[config.block]
-        self.norm1 = NORM[config.norm](config.n_embd, config)
-        self.attn = Attention(config, layer)
-        if self.form is not parallel:
-            self.norm2 = NORM[config.norm](config.n_embd, config)
-        self.mlp = MLP[config.mlp](config)
-        if self.form is sandwich:
-            self.norm1_out, self.norm2_out = (
-                NORM[config.norm](config.n_embd, config) for _ in range(2)
-            )
-
-    def forward(self, x, where, cache=None):
-        return self.form(self, x, lambda h: self.attn(h, where, cache))
-
-
-# ---------------------------------------------------------------- the model
+SLOTS = {
+    "position": POSITION,
+    "norm": NORM,
+    "block": BLOCK,
+    "mlp": MLP,
+    "mixer": MIXER,
+    "rope_scaling": ROPE_SCALING,
+}
 
 
 @dataclass
@@ -101,27 +41,24 @@ class VariantConfig:
     vocab_size: PositiveInt = 50257
     n_layer: PositiveInt = 12
     n_head: PositiveInt = 12
-    n_kv_head: PositiveInt | None = (
-        None  # heads of keys and values; None: n_head (multi-head), 1: multi-query
-    )
+    n_kv_head: PositiveInt | None = None  # heads of keys and values; None: n_head, 1: multi-query
     n_embd: PositiveInt = 768  # width of the model
     dropout: Fraction = 0.0
     tie_embeddings: bool = False  # head = token embedding
-    bias: bool | Literal["none", "norm", "all"] = (
-        "none"  # norm: in the norms alone (Falcon); False and True: none and all
-    )
-    position: Literal[*POSITION] = "rope"
-    norm: Literal[*NORM] = "rmsnorm"
-    block: Literal[*BLOCK] = "pre"  # where the norms stand, serial or parallel
-    mlp: Literal[*MLP] = "swiglu"
+    bias: bool | Literal["none", "norm", "all"] = "none"  # True: all, False: none
+    position: Words(POSITION) = "rope"
+    norm: Words(NORM) = "rmsnorm"
+    block: Words(BLOCK) = "pre"  # where the norms stand, serial or parallel
+    mlp: Words(MLP) = "swiglu"
+    mixer: Words(MIXER, several=True) = "attention"  # a,b: repeated over the layers
     mlp_width: PositiveInt | None = None  # None: 4 n_embd, or two thirds of that where it is gated
     multiple_of: PositiveInt = 256  # a gated MLP's width is rounded up to a multiple of this
     ffn_dim_multiplier: PositiveFloat | None = None  # scales a gated MLP's width
     norm_eps: PositiveFloat = 1e-5  # of rmsnorm
     rope_theta: PositiveFloat = 10000.0  # of rope
     rope_fraction: Share = 1.0  # of rope: the part of each head that is turned
-    rope_scaling: Literal[*ROPE_SCALING] = "none"  # of rope
-    rope_factor: float = 1.0  # of rope_scaling: how many times longer the texts are
+    rope_scaling: Words(ROPE_SCALING) = "none"  # of rope
+    rope_factor: PositiveFloat = 1.0  # of rope_scaling: how many times longer the texts are
     rope_original: PositiveInt = 8192  # of yarn and llama3: the context before scaling
     relative_clip: PositiveInt = 16  # of relative: the largest distance with a vector of its own
     window: NonNegativeInt = 0  # tokens a query sees, itself included; 0: all
@@ -136,91 +73,113 @@ class VariantConfig:
     def __post_init__(self):
         self.bias = {True: "all", False: "none"}.get(self.bias, self.bias)
         self.n_kv_head = self.n_kv_head or self.n_head
+        self.check_sizes()
+        self.check_rope()
+        self.check_mixer()
+        if self.bias == "norm" and not NORM[self.norm].biased:
+            raise ValueError(
+                f"bias=norm changes nothing, norm={self.norm} has no bias: choose another of them"
+            )
+
+    def check_sizes(self):
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}")
         if self.n_head % self.n_kv_head:
             raise ValueError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}")
         if self.window and self.block_local:
             raise ValueError(
-                f"window={self.window} and block_local={self.block_local} are two ways to look at less: choose one"
+                f"window={self.window} and block_local={self.block_local} are two ways to look at "
+                "less: choose one"
             )
         if self.full_every and not self.window:
             raise ValueError(
                 f"full_every={self.full_every} makes exceptions from a window: give window too"
             )
-        for key in ("rope_theta", "rope_fraction", "norm_eps", "ffn_dim_multiplier"):
-            if getattr(self, key) is not None and getattr(self, key) <= 0:
-                raise ValueError(
-                    f"{key}={getattr(self, key)} is not above 0: leave it out or give more"
-                )
-        for key in ("attn_softcap", "logit_softcap"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"{key}={getattr(self, key)} is negative: 0 is none")
-        if self.rope_fraction > 1:
+
+    def check_rope(self):
+        D = self.n_embd // self.n_head
+        if self.position == "rope" and (D % 2 or self.rope_fraction * D // 2 <= 0):
             raise ValueError(
-                f"rope_fraction={self.rope_fraction} is above 1: it is a part of each head"
-            )
-        if self.position == "rope" and (
-            self.n_embd // self.n_head % 2
-            or not self.rope_fraction * (self.n_embd // self.n_head) // 2 > 0
-        ):
-            raise ValueError(
-                f"rope turns pairs, and n_embd={self.n_embd} over n_head={self.n_head} with rope_fraction={self.rope_fraction} has an odd half or none"
+                f"rope turns pairs, and n_embd={self.n_embd} over n_head={self.n_head} with "
+                f"rope_fraction={self.rope_fraction} has an odd half or none"
             )
         if self.rope_scaling != "none" and self.rope_factor < 1:
             raise ValueError(
-                f"rope_factor={self.rope_factor} is below 1: it says how many times longer the texts are"
+                f"rope_factor={self.rope_factor} is below 1: it says how many times longer the "
+                "texts are"
             )
-        if (self.rope_scaling != "none" or self.rope_fraction != 1) and self.position != "rope":
+        if self.position != "rope" and (self.rope_scaling != "none" or self.rope_fraction != 1):
             raise ValueError(
-                f"rope_scaling and rope_fraction mean nothing to position={self.position}: leave them out"
+                "rope_scaling and rope_fraction mean nothing to "
+                f"position={self.position}: leave them out"
             )
         if self.rope_factor != 1 and self.rope_scaling == "none":
             raise ValueError(
                 f"rope_factor={self.rope_factor} scales nothing: give rope_scaling too"
             )
-        if self.bias == "norm" and not any(
-            name == "bias" for name, _ in NORM[self.norm](1, self).named_parameters()
-        ):
+
+    def check_mixer(self):
+        """Whatever only a mixer could use has a layer whose mixer does use it."""
+        words = self.mixer.split(",")
+        unknown = [word for word in words if word not in MIXER]
+        if unknown:
+            raise ValueError(f"there is no mixer {unknown[0]}: choose from {', '.join(MIXER)}")
+        if len(words) > self.n_layer:
             raise ValueError(
-                f"bias=norm changes nothing, norm={self.norm} has no bias: choose another of them"
+                f"mixer={self.mixer} names more mixers than n_layer={self.n_layer}: leave some out"
             )
+        used = [MIXER[word] for word in words]
+        place = POSITION[self.position].acts_on
+        if place and not any(place in mixer.acted_on for mixer in used):
+            fitting = [
+                word
+                for word, scheme in POSITION.items()
+                if any(scheme.acts_on in (None, *mixer.acted_on) for mixer in used)
+            ]
+            raise ValueError(
+                f"position={self.position} acts on {place}, which mixer={self.mixer} does not "
+                f"have: choose {', '.join(fitting)}"
+            )
+        defaults = {key: field.default for key, field in self.__dataclass_fields__.items()}
+        defaults["n_kv_head"] = self.n_head
+        for word, mixer in MIXER.items():
+            for key in mixer.reads:
+                idle = not any(key in other.reads for other in used)
+                if idle and getattr(self, key) != defaults[key]:
+                    raise ValueError(
+                        f"{key}={getattr(self, key)} means nothing to mixer={self.mixer}: leave it "
+                        f"out, or add {word}"
+                    )
 
 
 class Variant(nn.Module):
+    """A decoder with an embedding, n_layer blocks and a head, whose slots the words fill."""
+
     def __init__(self, config):
         super().__init__()
         self.config = config
+        norm, block = NORM[config.norm], BLOCK[config.block]
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = POSITION[config.position](config)
-        self.norm_e = (
-            NORM[config.norm](config.n_embd, config) if config.embed_norm else nn.Identity()
-        )
+        self.norm_e = norm(config.n_embd, config) if config.embed_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.norm_f = (
-            nn.Identity() if config.block == "post" else NORM[config.norm](config.n_embd, config)
-        )
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.blocks = nn.ModuleList(block(config, layer) for layer in range(config.n_layer))
+        self.norm_f = norm(config.n_embd, config) if block.last_norm else nn.Identity()
+        self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.wte.weight
         self.init_weights()
 
     @torch.no_grad()
     def init_weights(self):
-        """As in the corners; the two factors of a low-rank matrix are such that their product is alike."""
-        for name, p in self.named_parameters():
-            if p.dim() == 2:
-                std = (
-                    0.02 / math.sqrt(2 * self.config.n_layer)
-                    if ".wo." in name or ".down." in name
-                    else 0.02
-                )
-                if name.endswith((".u.weight", ".v.weight")):
-                    std = math.sqrt(std / math.sqrt(self.config.low_rank))
-                nn.init.normal_(p, 0.0, std)
-            elif not name.endswith("alpha"):
-                nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
+        """The embedding starts at N(0, 0.02). Each part sets its own parameters: see `reset` there
+        and `linear` in part.py. In the order of the corners, so that a seed gives their numbers."""
+        nn.init.normal_(self.wte.weight, 0.0, STD)
+        parts = [self.wpe, self.norm_e, self.blocks, self.norm_f]
+        if not self.config.tie_embeddings:
+            parts.append(self.lm_head)
+        for part in parts:
+            reset(part)
 
     def forward(self, idx, targets=None, cache=None, last_only=False):
         """As in model.py."""
@@ -228,19 +187,15 @@ class Variant(nn.Module):
         past = 0 if cache is None else cache.length
         if self.wpe.limit and past + T > self.wpe.limit:
             raise ValueError(f"cannot read {past + T} tokens: block_size is {self.wpe.limit}")
-        pos = (
-            torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
-        )  # (B or 1, T)
-        where = Where(self.wpe, pos, self.wpe.angles(pos))
+        pos = torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
+        where = Where(self.wpe, pos, self.wpe.angles(pos))  # pos (B or 1, T)
         x = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
         for i, block in enumerate(self.blocks):
-            x = block(x, where, None if cache is None else cache[i])
+            x = block(x, where, None if cache is None else cache.layer(i, block.attn.new_state))
         logits = self.lm_head(self.norm_f(x[:, -1:] if last_only else x))  # (B, T or 1, V)
         if self.config.logit_softcap:
             logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)
-        loss = (
-            None
-            if targets is None
-            else F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
-        )
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
         return logits, loss

@@ -77,7 +77,7 @@ def quantize(module):
     """Replace every nn.Linear inside by an Int8Linear. Embeddings and norms stay, so that a tied
     head is quantised on its own."""
     for name, child in module.named_children():
-        if type(child) is nn.Linear:
+        if isinstance(child, nn.Linear):
             setattr(module, name, Int8Linear(child))
         else:
             quantize(child)

@@ -106,6 +106,19 @@ class Muon(torch.optim.Muon):
             p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
 
 
+def muon_names(model):
+    """The names of the parameters that Muon may take: the weights of the linear maps in the blocks.
+
+    A part that says otherwise has an attribute `muon`: the names of its own parameters to take.
+    """
+    taken = set()
+    for prefix, module in model.named_modules():
+        linear = ("weight",) if isinstance(module, torch.nn.Linear) else ()
+        if prefix.startswith("blocks."):
+            taken |= {f"{prefix}.{name}" for name in getattr(module, "muon", linear)}
+    return taken
+
+
 def make_optimizers(model, config, device):
     """The optimizers, each of its own parameters.
 
@@ -117,7 +130,7 @@ def make_optimizers(model, config, device):
     lr, optimizers = config.learning_rate, []
     groups = parameter_groups(model, config.weight_decay)
     if config.optimizer == "muon":
-        matrices, groups = split_groups(groups)
+        matrices, groups = split_groups(groups, muon_names(model))
         muon = Muon(
             [group_of(matrices, config.weight_decay)],
             lr=lr,
@@ -131,13 +144,12 @@ def make_optimizers(model, config, device):
     return optimizers
 
 
-def split_groups(groups):
-    """([(name, matrix of a block), ...], the groups without them)."""
+def split_groups(groups, taken):
+    """([(name, parameter), ...] of the names that are taken, the groups without them)."""
     matrices, others = [], []
     for group in groups:
         rest = []
         for name, p in zip(group["names"], group["params"], strict=True):
-            in_block = name.startswith("blocks.") and p.dim() == 2
-            (matrices if in_block else rest).append((name, p))
+            (matrices if name in taken else rest).append((name, p))
         others.append(group_of(rest, group["weight_decay"]))
     return matrices, others

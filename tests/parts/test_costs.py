@@ -2,7 +2,7 @@
 The closed forms of costs.py against counting: parameters on the meta device, torch's FLOP counter, the cache's own
 size, what autograd really saves; the matching; the catalogue; and that the slots cost nothing.
 
-    python -m pytest tests/test_costs.py
+    python -m pytest tests/parts/test_costs.py
 """
 
 import itertools
@@ -22,17 +22,16 @@ from common.errors import UserError
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
 from parts import architectures, catalogue, costs
-from parts import variant as variant_module
-from parts.architectures import ARCH, choose
+from parts.architectures import ARCH
 from parts.cache import KVCache
-from parts.variant import BLOCK, MLP, NORM, POSITION, Variant, VariantConfig
+from parts.variant import SLOTS, Variant, VariantConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHAKESPEARE = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=65)
 ODD = dict(n_layer=7, n_head=5, n_embd=70, block_size=33, vocab_size=999, multiple_of=7)
 SMALL = dict(n_layer=2, n_head=4, n_embd=64, block_size=32, vocab_size=99, multiple_of=16)
 # Every word of every slot, and one or two values of every number that changes what is computed.
-ONE = [{slot: word} for slot, words in catalogue.SLOTS.items() for word in words] + [
+ONE = [{slot: word} for slot, words in catalogue.choices().items() for word in words] + [
     dict(n_kv_head=1),
     dict(window=8),
     dict(window=8, full_every=2),
@@ -58,13 +57,13 @@ def configure(**values):
     values = {"arch": "llama"} | values
     needs = dict(position="rope") if values.get("rope_scaling", "none") != "none" else {}
     try:
-        return VariantConfig(**choose(values | needs)[2])
-    except ValueError as refused:
+        return architectures.configure(values | needs)
+    except UserError as refused:
         pytest.skip(str(refused))
 
 
 def on_meta(config, model_class=Variant):
-    with torch.device("meta"):
+    with torch.device("meta"), costs.NoInitialValues():
         return model_class(config).eval()
 
 
@@ -105,10 +104,8 @@ def test_parameters_of_every_pair():
     ]
     for x, y in pairs:
         try:
-            c = VariantConfig(**choose(dict(arch="llama") | tiny | x | y)[2])
-        except (
-            ValueError
-        ):  # refused pairs: rope_scaling without rope, bias=norm without a bias, window with groups
+            c = architectures.configure(dict(arch="llama") | tiny | x | y)
+        except UserError:  # rope_scaling without rope, bias=norm without a bias, window with groups
             continue
         seen += 1
         assert costs.parameters(c) == counted(on_meta(c)), (x, y)
@@ -360,13 +357,7 @@ def output(capsys, *argv):
 def test_catalogue_prints_every_word(capsys, model):
     text = output(capsys, f"--model={model}")
     sections = dict(re.findall(r"^(\w+)\n((?:  .*\n)+)", text, re.MULTILINE))
-    for slot, words in {
-        "position": POSITION,
-        "norm": NORM,
-        "block": BLOCK,
-        "mlp": MLP,
-        "rope_scaling": variant_module.ROPE_SCALING,
-    }.items():
+    for slot, words in SLOTS.items():
         lines = [line.split() for line in sections[slot].splitlines()]
         assert [words[0] for words in lines] == list(words)
         assert all(
@@ -389,7 +380,7 @@ def test_catalogue_prints_every_word(capsys, model):
         "mlp_width",
         "full_every",
     }
-    assert set(keys(VariantConfig)) == sizes | set(architectures.OWNER) | set(sections)
+    assert set(keys(VariantConfig)) == sizes | set(architectures.owners()) | set(sections)
 
 
 def test_diff_names_what_differs(capsys):

@@ -1,0 +1,141 @@
+"""The slot `block`: where the norms stand, and whether the two sublayers run one after the other.
+
+A block is two sublayers, the mixer and the MLP, and some norms, added to the residual stream x.
+"""
+
+from parts.mixer import MIXER, layer_mixers
+from parts.mlp import MLP
+from parts.norm import NORM
+from parts.part import Part
+
+
+class Block(Part):
+    """A word is a subclass: its `forward`, the norms it has, and what backward keeps of it."""
+
+    norms = ("norm1", "norm2")
+    last_norm = True  # whether the model has a norm before the head
+    inputs_kept = (2, 2)  # tensors (B, T, C) that the sublayers read, and that the norms read
+
+    def __init__(self, config, layer):
+        super().__init__()
+        norm = NORM[config.norm]
+        self.norm1 = norm(config.n_embd, config)
+        # The name `attn` is that of the stored weights, whatever the mixer.
+        self.attn = MIXER[layer_mixers(config)[layer]](config, layer)
+        if "norm2" in self.norms:
+            self.norm2 = norm(config.n_embd, config)
+        self.mlp = MLP[config.mlp](config)
+        for name in self.norms:
+            if not hasattr(self, name):
+                setattr(self, name, norm(config.n_embd, config))
+        self.width = config.n_embd
+
+    def kept(self, T):
+        sublayers_read, norms_read = self.inputs_kept
+        tensors = sublayers_read
+        if self.norm1.tensors_kept:
+            tensors += norms_read + len(self.norms) * (self.norm1.tensors_kept - 1)
+        return tensors * self.width + self.attn.kept(T) + self.mlp.kept(T)
+
+
+class Pre(Block):
+    """The norm before each sublayer."""
+
+    paper = "GPT-2, Radford et al. 2019"
+
+    def forward(self, x, where, cache=None):
+        x = x + self.attn(self.norm1(x), where, cache)
+        return x + self.mlp(self.norm2(x))
+
+    @staticmethod
+    def reference(x, mix, mlp, norm1, norm2):
+        y = mix(norm1(x)) + x
+        return mlp(norm2(y)) + y
+
+
+class Post(Block):
+    """The norm after each sum, and none at the end."""
+
+    paper = "Vaswani et al. 2017, arXiv:1706.03762"
+    last_norm = False
+
+    def forward(self, x, where, cache=None):
+        x = self.norm1(x + self.attn(x, where, cache))
+        return self.norm2(x + self.mlp(x))
+
+    @staticmethod
+    def reference(x, mix, mlp, norm1, norm2):
+        y = norm1(mix(x) + x)
+        return norm2(mlp(y) + y)
+
+
+class Output(Block):
+    """The norm on what each sublayer gives."""
+
+    paper = "OLMo 2, arXiv:2501.00656"
+
+    def forward(self, x, where, cache=None):
+        x = x + self.norm1(self.attn(x, where, cache))
+        return x + self.norm2(self.mlp(x))
+
+    @staticmethod
+    def reference(x, mix, mlp, norm1, norm2):
+        y = norm1(mix(x)) + x
+        return norm2(mlp(y)) + y
+
+
+class Sandwich(Block):
+    """Norms before and after each sublayer (Peri-LN)."""
+
+    paper = "Kim et al. 2025, arXiv:2502.02732"
+    norms = ("norm1", "norm2", "norm1_out", "norm2_out")
+    inputs_kept = (2, 4)
+
+    def forward(self, x, where, cache=None):
+        x = x + self.norm1_out(self.attn(self.norm1(x), where, cache))
+        return x + self.norm2_out(self.mlp(self.norm2(x)))
+
+    @staticmethod
+    def reference(x, mix, mlp, norm1, norm2, norm1_out, norm2_out):
+        y = norm1_out(mix(norm1(x))) + x
+        return norm2_out(mlp(norm2(y))) + y
+
+
+class Parallel(Block):
+    """Both sublayers read one norm of the same x."""
+
+    paper = "GPT-J; PaLM, arXiv:2204.02311; Falcon 7B"
+    norms = ("norm1",)
+    inputs_kept = (1, 1)
+
+    def forward(self, x, where, cache=None):
+        h = self.norm1(x)
+        return x + self.attn(h, where, cache) + self.mlp(h)
+
+    @staticmethod
+    def reference(x, mix, mlp, norm1):
+        return mlp(norm1(x)) + mix(norm1(x)) + x
+
+
+class Parallel2(Block):
+    """Both sublayers read the same x, each through a norm of its own."""
+
+    paper = "GPT-NeoX, arXiv:2204.06745"
+    inputs_kept = (2, 1)
+
+    def forward(self, x, where, cache=None):
+        return x + self.attn(self.norm1(x), where, cache) + self.mlp(self.norm2(x))
+
+    @staticmethod
+    def reference(x, mix, mlp, norm1, norm2):
+        return mlp(norm2(x)) + mix(norm1(x)) + x
+
+
+BLOCK = {
+    "pre": Pre,
+    "post": Post,
+    "output": Output,
+    "sandwich": Sandwich,
+    "parallel": Parallel,
+    "parallel2": Parallel2,
+}

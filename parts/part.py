@@ -1,0 +1,90 @@
+"""What every part says of itself, and the linear maps that parts are made of.
+
+Shapes: B batch, T tokens, C = n_embd. Costs are counted per token, in numbers (not bytes).
+"""
+
+import math
+
+import torch.nn as nn
+
+STD = 0.02  # of every matrix at the start, as in model.py
+
+
+class Part(nn.Module):
+    """The answers of a part that has nothing special; a part overrides what differs.
+
+    A part also has a `reference`: what it computes, written naively by the formula of its paper.
+    A test runs it for every word of every slot.
+    """
+
+    paper = ""  # where it comes from
+    reads = ()  # keys of the configuration that mean nothing without this part
+    muon = ()  # names of the parameters of its own that Muon may take, beside its linear maps
+
+    def reset(self):
+        """Set the parameters that stand in this module itself; its linear maps set their own."""
+        raise TypeError(
+            f"{type(self).__name__} does not say how its parameters start: give it a reset()"
+        )
+
+    def flops(self, T):
+        """FLOPs per token in a context of T, as torch counts them, beside the linear maps."""
+        return 0
+
+    def kept(self, T):
+        """Numbers per token that backward needs, in eager mode on a CPU, beside the input."""
+        return 0
+
+
+class Linear(nn.Linear):
+    """A linear map that starts at N(0, std), its bias at 0."""
+
+    muon = ("weight",)
+
+    def __init__(self, n_in, n_out, bias, std=STD):
+        super().__init__(n_in, n_out, bias=bias)
+        self.std = std
+
+    def reset(self):
+        nn.init.normal_(self.weight, 0.0, self.std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class LowRank(nn.Module):
+    """x U V in place of x W, of rank r = low_rank. U V starts with the same std as W would."""
+
+    def __init__(self, n_in, n_out, rank, bias, std):
+        super().__init__()
+        std = math.sqrt(std / math.sqrt(rank))
+        self.u = Linear(n_in, rank, False, std)
+        self.v = Linear(rank, n_out, bias, std)
+
+    def forward(self, x):
+        return self.v(self.u(x))
+
+
+def linear(n_in, n_out, config, residual=False):
+    """The linear map of a part, of full or low rank, with a bias if bias=all.
+
+    residual: whether its output is added to the residual stream. Such a map starts smaller, at
+    0.02 / sqrt(2 n_layer), so that the sum over all layers stays of order 1.
+    """
+    std = STD / math.sqrt(2 * config.n_layer) if residual else STD
+    bias = config.bias == "all"
+    if config.low_rank:
+        return LowRank(n_in, n_out, config.low_rank, bias, std)
+    return Linear(n_in, n_out, bias, std)
+
+
+def reset(part):
+    """Give every parameter in a part its initial value: each module sets those that are its own."""
+    for module in part.modules():
+        if not list(module.parameters(recurse=False)):
+            continue
+        if not hasattr(module, "reset"):
+            raise TypeError(
+                f"{type(module).__name__} does not say how its parameters start: use `linear`, or "
+                "derive it from Part and give it a reset()"
+            )
+        module.reset()

@@ -1,0 +1,251 @@
+"""Adding a part is one class and one word: four parts, each added from outside as a contributor
+would, pass every gate, and --help, costs, catalogue and ablation know them."""
+
+import inspect
+import math
+
+import pytest
+import test_costs as cost_gates
+import test_variants as gates
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+from bench.ablation.arms import AblateConfig, enumerate_arms
+from common.configurator import help_text
+from common.errors import UserError
+from parts import catalogue
+from parts.architectures import configure, make
+from parts.cache import KVCache, Recurrent
+from parts.mixer import MIXER, Mixer
+from parts.mlp import MLP, GatedMLP, PlainMLP
+from parts.norm import NORM, Norm
+from parts.part import linear
+from parts.variant import SLOTS, VariantConfig
+from training.optim import make_optimizers
+from training.settings import TrainConfig
+
+# ---------------------------------------------------------------- what the contributor writes
+
+
+def an_activation():
+    def formula(x):
+        return x * math.tanh(math.log1p(math.exp(x)))
+
+    MLP["mish"] = PlainMLP.of("Misra 2019, arXiv:1908.08681", F.mish, formula)
+
+
+def a_gated_mlp():
+    MLP["sinlu"] = GatedMLP.of("made up for this test", torch.sin, math.sin)
+
+
+def a_norm():
+    class ScaleNorm(Norm):
+        """scale * x / |x|, with one learned number that starts at sqrt(C)."""
+
+        paper = "Nguyen & Salazar 2019, arXiv:1910.05895"
+
+        def __init__(self, width, config):
+            super().__init__()
+            self.width = width
+            self.scale = nn.Parameter(torch.empty(1))
+
+        def reset(self):
+            nn.init.constant_(self.scale, math.sqrt(self.width))
+
+        def forward(self, x):
+            return self.scale / x.norm(dim=-1, keepdim=True).clamp(min=1e-5) * x
+
+        def reference(self, x):
+            return self.scale * x / x.square().sum(-1, keepdim=True).sqrt()
+
+    NORM["scalenorm"] = ScaleNorm
+
+
+def a_mixer_with_a_state():
+    class Ema(Mixer):
+        """h_t = a h_(t-1) + (1 - a) v_t in each channel, with a learned a = sigmoid(decay)."""
+
+        paper = "Ma et al. 2022, arXiv:2209.10655"
+        state = Recurrent
+
+        def __init__(self, config, layer):
+            super().__init__()
+            self.wv = linear(config.n_embd, config.n_embd, config)
+            self.wo = linear(config.n_embd, config.n_embd, config, residual=True)
+            self.decay = nn.Parameter(torch.empty(config.n_embd))
+            self.dropout = nn.Dropout(config.dropout)
+
+        def reset(self):
+            nn.init.uniform_(self.decay, 0.0, 3.0)
+
+        def forward(self, x, where, cache=None):
+            v, a, h = self.wv(x), self.decay.sigmoid(), 0  # v (B, T, C)
+            if cache is not None:
+                v, h = cache.without_padding(v), cache.last()
+            states = []
+            for new in ((1 - a) * v).unbind(1):  # (B, C)
+                h = a * h + new
+                states.append(h)
+            states = torch.stack(states, dim=1)  # (B, T, C)
+            if cache is not None:
+                cache.update(states)
+            return self.dropout(self.wo(states))
+
+        def reference(self, x, where):
+            v, a = self.wv(x), 1 / (1 + (-self.decay).exp())
+            h = torch.zeros_like(v)
+            for t in range(x.size(1)):
+                for s in range(t + 1):
+                    h[:, t] += (1 - a) * a ** (t - s) * v[:, s]
+            return self.wo(h)
+
+        def held(self, T):
+            return len(self.decay)  # one number per channel, however long the text
+
+        def kept(self, T):
+            return 3 * len(self.decay)  # v, and the states one by one and side by side
+
+    MIXER["ema"] = Ema
+
+
+PARTS = {  # word: (its slot, what adds it, the lines it may take, a corner with the word)
+    "mish": ("mlp", an_activation, 20, dict(mlp="mish")),
+    "sinlu": ("mlp", a_gated_mlp, 20, dict(mlp="sinlu")),
+    "scalenorm": ("norm", a_norm, 20, dict(norm="scalenorm")),
+    "ema": ("mixer", a_mixer_with_a_state, 60, dict(mixer="ema", position="sinusoidal")),
+    "attention,ema": ("mixer", a_mixer_with_a_state, 60, dict(mixer="attention,ema")),
+}
+words = pytest.mark.parametrize("word", PARTS)
+
+
+@pytest.fixture(autouse=True)
+def added():
+    """The parts, in their dictionaries for the length of one test."""
+    before = {slot: dict(words) for slot, words in SLOTS.items()}
+    for _, add, _, _ in PARTS.values():
+        add()
+    yield
+    for slot, words in before.items():
+        SLOTS[slot].clear()
+        SLOTS[slot].update(words)
+
+
+@words
+def test_a_part_is_this_short(word):
+    _, add, most, _ = PARTS[word]
+    lines = inspect.getsource(add).splitlines()[1:]
+    assert len([line for line in lines if line.strip()]) < most
+
+
+# ---------------------------------------------------------------- the gates that every part passes
+
+GATES = {
+    "it changes the logits": gates.test_bites,
+    "it is causal": gates.test_causality,
+    "prefill, one at a time and chunks": gates.test_cache,
+    "ragged batches": gates.test_ragged_batch_is_one_at_a_time,
+    "rewinding": gates.test_rewinding_forgets,
+    "gradients, groups and the first loss": (
+        gates.test_gradient_reaches_every_parameter_and_the_first_loss_is_right
+    ),
+    "one initialiser": gates.test_every_parameter_has_exactly_one_initialiser,
+}
+
+
+@words
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("base", ["gpt2", "llama"])
+def test_it_passes(word, gate, base):
+    GATES[gate](base, PARTS[word][3])
+
+
+@words
+def test_it_is_its_formula(word):
+    slot, arm = PARTS[word][0], PARTS[word][3]
+    checks = {
+        "mlp": gates.test_mlp_is_its_formula,
+        "norm": gates.test_norm_is_its_formula,
+        "mixer": lambda word: gates.test_mixer_is_its_formula(arm),
+    }
+    checks[slot](word)
+
+
+@words
+def test_its_costs_are_what_is_counted(word):
+    for base in ("gpt2", "llama"):
+        change = {"arch": base} | PARTS[word][3]
+        for sizes in (cost_gates.SMALL, cost_gates.ODD):
+            cost_gates.test_parameters(change, sizes)
+        cost_gates.test_flops(change)
+        cost_gates.test_kv_bytes_are_the_caches(change)
+        for dropout in (0.0, 0.1):
+            cost_gates.test_activation_bytes(change, dropout)
+        for what in ("params", "flops"):
+            cost_gates.test_matching(change, what)
+
+
+def test_an_initial_value_survives():
+    model = make(configure(gates.SIZES | {"model": "gpt2", "norm": "scalenorm"}))
+    assert model.blocks[0].norm1.scale.item() == model.norm_f.scale.item() == 4  # sqrt(16)
+
+
+@words
+def test_muon_takes_its_linear_maps_and_adamw_the_rest(word):
+    model = make(configure(gates.SIZES | {"model": "gpt2"} | PARTS[word][3]))
+    config = TrainConfig(optimizer="muon")
+    muon, adamw = make_optimizers(model, config, "cpu")
+    taken, rest = (
+        [name for group in optimizer.param_groups for name in group["names"]]
+        for optimizer in (muon, adamw)
+    )
+    assert sorted(taken + rest) == sorted(name for name, _ in model.named_parameters())
+    assert {name.split(".")[-1] for name in taken} == {"weight"}
+    assert not any("scale" in name or "decay" in name for name in taken)
+
+
+# ---------------------------------------------------------------- the tools that know them
+
+
+@words
+def test_the_tools_know_it(word, capsys):
+    slot, _, _, _ = PARTS[word]
+    listed = word.split(",")[-1]
+    assert listed in help_text("", [VariantConfig], {}).partition(f"--{slot}=")[2].split("\n")[0]
+    arms = enumerate_arms(AblateConfig(axis=slot), {"model": "gpt2"})
+    assert listed in [arm.name for arm in arms]
+    assert f" {listed}" in catalogue.table() and catalogue.paper(slot, listed)
+    catalogue.main(["--model=gpt2"])
+    assert f"\n  {listed} " in capsys.readouterr().out
+
+
+def test_what_a_mixer_cannot_use_is_refused():
+    for arm, reason in {
+        "rope": (dict(position="rope"), "rope acts on q and k, which mixer=ema does not have"),
+        "alibi": (dict(position="alibi"), "choose none, learned, sinusoidal"),
+        "window": (dict(window=4), "window=4 means nothing to mixer=ema .*add attention"),
+        "heads": (dict(n_kv_head=1), "n_kv_head=1 means nothing to mixer=ema"),
+    }.values():
+        with pytest.raises(UserError, match=reason):
+            configure(gates.SIZES | {"model": "gpt2", "mixer": "ema"} | arm)
+        configure(gates.SIZES | {"model": "gpt2", "mixer": "attention,ema"} | arm)
+    with pytest.raises(UserError, match="no mixer foo.*choose from attention, ema"):
+        configure({"model": "gpt2", "mixer": "ema,foo"})
+    with pytest.raises(UserError, match="more mixers than n_layer=2"):
+        configure(gates.SIZES | {"model": "gpt2", "mixer": "ema,attention,ema"})
+
+
+def test_mixers_repeat_over_the_depth():
+    values = gates.SIZES | {"model": "llama", "mixer": "attention,ema", "n_layer": 5}
+    kinds = [type(block.attn).__name__ for block in make(configure(values)).blocks]
+    assert kinds == ["Attention", "Ema", "Attention", "Ema", "Attention"]
+
+
+def test_a_recurrent_state_says_how_far_it_can_go_back():
+    model = make(configure(gates.SIZES | {"model": "gpt2", "mixer": "ema"}))
+    cache = KVCache(spare=2)
+    model(torch.zeros(1, 9, dtype=torch.long), cache=cache)
+    cache.rewind(8), cache.rewind(7)
+    with pytest.raises(ValueError, match="from 9 tokens to 6: the recurrent state has 2 spare"):
+        cache.rewind(6)
+    assert cache.length == 7
