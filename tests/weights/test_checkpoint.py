@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import stat
+import threading
 import time
 from pathlib import Path
 
@@ -412,6 +413,25 @@ def test_a_checkpoint_replaced_while_it_is_read_is_read_again(out, monkeypatch):
     monkeypatch.setattr(checkpoint, "read", read)
     assert checkpoint.open_run(out)[3]["step"] == 20
     assert calls == [renamed, out / "ckpt" / "000020"]
+
+
+def test_a_reader_beside_a_save_always_finds_a_checkpoint(out):
+    """The checkpoint is replaced again and again while another thread looks for it."""
+    found, done = [], threading.Event()
+
+    def look():
+        while not done.is_set():
+            found.append(checkpoint.steps(out))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for n in range(300):
+        new = shutil.copytree(FORMAT_1 / "ckpt" / "000020", out / "ckpt" / f".{n}")
+        checkpoint.put_in_place(new, out / "ckpt" / "000020")
+        checkpoint.settle(out)
+    done.set()
+    reader.join()
+    assert len(found) > 10 and all(steps == [20] for steps in found)
 
 
 # ---------------------------------------------------------------- surroundings of a run
