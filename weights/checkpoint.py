@@ -208,7 +208,7 @@ def settle(out_dir):
         folder = path.with_name(f"{step:06d}")
         if kind == "unfinished":
             files.remove(path)
-        elif kind == "renamed" and folder.exists():
+        elif kind == "renamed" and folder.is_dir():
             discard(path)
         elif kind == "renamed":
             path.rename(folder)
