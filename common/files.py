@@ -79,7 +79,8 @@ def write(path, data):
         os.replace(temporary, path)
         sync(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise Failure(f"cannot write: {error.strerror}", path, remedy(error)) from error
 
 
@@ -90,6 +91,10 @@ def remedy(error):
         return "make the folder writable"
     if number in (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY):
         return "move what has this name out of the way"
+    if number == errno.ENAMETOOLONG:
+        return "choose a shorter name"
+    if number == errno.ENOENT:
+        return "make the folder again"
     return "free the disk"
 
 

@@ -53,27 +53,32 @@ def step_of(folder):
     return int(re.search("[0-9]+", folder.name)[0])
 
 
-def folders_of(out_dir, kind):
-    """{step: folder} of one kind of NAMES."""
-    root = Path(out_dir) / "ckpt"
+def entries(out_dir):
+    """[(kind of NAMES, step, folder)] of our folders in ckpt/. The directory is read once, without
+    a second look at each path: a save may rename a checkpoint at any time."""
     try:
-        return {
-            step_of(path): path
-            for path in sorted(root.iterdir())
-            if NAMES[kind].fullmatch(path.name) and path.is_dir()
-        }
+        with os.scandir(Path(out_dir) / "ckpt") as scan:
+            present = [Path(entry) for entry in scan if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return []
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         what = f"cannot look for checkpoints: {getattr(error, 'strerror', None) or error}"
         raise UserError(what, f"out_dir={str(out_dir)!r}", "choose another --out_dir") from None
+    return [
+        (kind, step_of(path), path)
+        for path in sorted(present)
+        for kind, pattern in NAMES.items()
+        if pattern.fullmatch(path.name)
+    ]
 
 
 def checkpoints(out_dir):
     """{step: folder} of the whole checkpoints in a run folder, ascending. To replace a checkpoint,
     a save first renames it; until the new one is there, it is found under that other name."""
-    found = folders_of(out_dir, "renamed") | folders_of(out_dir, "whole")
-    return dict(sorted(found.items()))
+    found = {"renamed": {}, "whole": {}, "unfinished": {}}
+    for kind, step, folder in entries(out_dir):
+        found[kind][step] = folder
+    return dict(sorted((found["renamed"] | found["whole"]).items()))
 
 
 def steps(out_dir):
@@ -199,14 +204,14 @@ def put_in_place(temporary, folder):
 def settle(out_dir):
     """Finish what an interrupted save began: restore a checkpoint that it renamed and never
     replaced, and remove its leftovers. Only the process that trains may do this."""
-    for step, renamed in folders_of(out_dir, "renamed").items():
-        folder = renamed.with_name(f"{step:06d}")
-        if folder.exists():
-            discard(renamed)
-        else:
-            renamed.rename(folder)
-    for unfinished in folders_of(out_dir, "unfinished").values():
-        files.remove(unfinished)
+    for kind, step, path in entries(out_dir):
+        folder = path.with_name(f"{step:06d}")
+        if kind == "unfinished":
+            files.remove(path)
+        elif kind == "renamed" and folder.is_dir():
+            discard(path)
+        elif kind == "renamed":
+            path.rename(folder)
 
 
 def discard(folder):

@@ -1,1 +1,1 @@
-"""The inside of bench/speed.py and bench/faults.py."""
+"""The inside of bench/speed.py."""

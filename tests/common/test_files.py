@@ -62,6 +62,21 @@ def test_a_flush_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
 
 
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("gone/a", "cannot write: No such file or directory .*make the folder again"),
+        ("folder", "cannot write: Is a directory .*out of the way"),
+        ("n" * 250, "cannot write: File name too long .*choose a shorter name"),
+    ],
+)
+def test_the_advice_fits_the_reason(tmp_path, name, words):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(Failure, match=words):
+        files.write(tmp_path / name, "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
 def test_removing_warns_once_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(files.shutil, "rmtree", refuse(errno.EBUSY))
     files.remove(tmp_path)
@@ -112,7 +127,9 @@ def test_permissions_follow_the_umask(tmp_path):
     [
         (b"{", "not JSON"),
         (b"\xff", "not JSON"),
-        (b'{"a": NaN}', "NaN is not a JSON number"),
+        (b'{"a": NaN}', "a: NaN is not a JSON number"),
+        (b'{"a": {"b": 1e999}}', "b: inf is not a JSON number"),
+        (b"[NaN]", "NaN is not a JSON number"),
         (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
         (b"[" * 200_000 + b"]" * 200_000, "nested too deep"),
         (b"[1]", "a JSON list where a dict is needed"),

@@ -28,7 +28,7 @@ def test_faults_from_outside():
 
 
 def test_the_faults_notice_a_checkpoint_that_is_not_compared(tmp_path):
-    """A copy of the repo that trusts every checksum: the flipped bit goes through, and is told."""
+    """A copy of the repo that trusts every checksum: the lab sees that a flipped bit is loaded."""
     for path in [*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/*.py"), *ROOT.glob("bench/*/*.py")]:
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)

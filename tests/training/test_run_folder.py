@@ -3,21 +3,16 @@
 import errno
 import json
 import os
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
-import train
 from common import files
 from common.errors import Failure, UserError
-from prepare import prepare
+from helpers.checkpoints import copy_run, prepare_words, resume
 from tokens.batches import Batches
 from training import run_folder
 from weights import checkpoint
-
-FORMAT_1 = Path(__file__).resolve().parent.parent / "checkpoints" / "format1"
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +23,7 @@ def nothing_warned():
 @pytest.fixture
 def out(tmp_path):
     """A run folder with one checkpoint."""
-    return Path(shutil.copytree(FORMAT_1, tmp_path / "run"))
+    return copy_run(tmp_path / "run")
 
 
 # ---------------------------------------------------------------- the place
@@ -130,7 +125,7 @@ def test_a_damaged_log_is_read_without_the_damage_and_says_so_once(tmp_path, cap
 
 def test_a_run_with_a_damaged_log_is_resumed(out, data_dir):
     (out / "log.jsonl").write_bytes(DAMAGED)
-    assert not train.main(resume(out, data_dir, 24))
+    assert not resume(out, data_dir, "--max_iters=24")
     lines = (out / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines if "lr" in line] == [21, 22, 23, 24]
 
@@ -181,15 +176,7 @@ def test_drawing_and_wandb_warn_once(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def data_dir(tmp_path):
-    text = str(FORMAT_1 / "text.txt")
-    prepare("words", input=text, tokenizer="char", data_dir=str(tmp_path / "data"))
-    return tmp_path / "data"
-
-
-def resume(out, data_dir, steps):
-    """The arguments that go on with the run of FORMAT 1."""
-    steps = f"--max_iters={steps}"
-    return ["--init_from=resume", f"--out_dir={out}", f"--data_dir={data_dir}", steps]
+    return prepare_words(tmp_path / "data")
 
 
 def test_a_failure_while_training_loses_no_step(out, data_dir, monkeypatch):
@@ -204,7 +191,7 @@ def test_a_failure_while_training_loses_no_step(out, data_dir, monkeypatch):
 
     monkeypatch.setattr(Batches, "get", get)
     with pytest.raises(Failure, match="the token file shrank"):
-        train.main(resume(out, data_dir, 40))
+        resume(out, data_dir)
     assert checkpoint.steps(out) == [20, 23] and not checkpoint.flaw(checkpoint.find(out))
     monkeypatch.undo()
-    assert not train.main(resume(out, data_dir, 24))
+    assert not resume(out, data_dir, "--max_iters=24")
