@@ -668,6 +668,17 @@ def test_openwebtext_from_local_documents(ending, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("home", ["~", "/home/me"])
+def test_the_cache_of_a_user_without_a_home(home, monkeypatch):
+    """os.path.expanduser leaves ~ as it is where there is neither HOME nor an entry in passwd."""
+    monkeypatch.setenv("HF_HOME", "")
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path.replace("~", home))
+    sources.give_hub_a_home()
+    assert (os.environ.get("HF_HOME") is None) == (home != "~")
+    assert home != "~" or Path(os.environ["HF_HOME"]).is_absolute()
+
+
 @pytest.mark.slow
 def test_documents_that_are_none(book):
     pytest.importorskip("datasets")
