@@ -176,11 +176,9 @@ def make_dataset(name, input, kind, folder, new):
         source = input or "Skylion007/openwebtext"
         if not input:
             free = shutil.disk_usage(new).free / 1e9
-            print(
-                "  8 million documents, 9 billion tokens. This takes about 70 GB for the cache of\n"
-                f"  `datasets` and 18 GB for the tokens ({free:.0f} GB are free here), some 2 GB of\n"
-                "  memory, and an hour or more besides the download."
-            )
+            print("  8 million documents, 9 billion tokens. This takes 70 GB for the cache of")
+            print(f"  `datasets` and 18 GB for the tokens ({free:.0f} GB are free here), 2 GB of")
+            print("  memory, and an hour or more besides the download.")
         tokenizer, splits, sha256 = write_documents(input, new)
     else:
         path, source = find_text(name, input, folder, new)
