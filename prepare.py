@@ -1,18 +1,19 @@
 """
 Text in, token files out:
 
-    python prepare.py shakespeare_char                  tiny-shakespeare, a token is a character
-    python prepare.py shakespeare                       tiny-shakespeare, GPT-2's tokens
-    python prepare.py openwebtext                       8 million web pages, GPT-2's tokens
+    python prepare.py shakespeare_char     tiny-shakespeare, in characters
+    python prepare.py shakespeare          tiny-shakespeare, in GPT-2's tokens
+    python prepare.py openwebtext          8 million web pages, in GPT-2's tokens
     python prepare.py mybook --input=book.txt --tokenizer=gpt2
     python prepare.py mybook --input=book.txt --tokenizer=SmolLM2.gguf
-                                          the tokens of a pretrained model, to fine-tune that model
+                   in the tokens of a pretrained model, to fine-tune that model
     python prepare.py mypairs --input=pairs.jsonl --tokenizer=gpt2
-                                          prompt/answer pairs, to fine-tune on (tokens/pairs.py)
+                   prompt/answer pairs, to fine-tune on (tokens/pairs.py)
 
-Where --tokenizer is not given, a text of your own has characters as tokens. The first 90 % of the
-characters, or of the pairs, are for training, the rest for validation, as in nanoGPT. The dataset
-is written under a temporary name and renamed when it is whole. Memory does not grow with the text.
+Without --tokenizer, a text of your own is prepared in characters. The first
+90 % of the characters, or of the pairs, are for training, the rest for
+validation, as in nanoGPT. The dataset is written under a temporary name and
+renamed when it is whole. Memory does not grow with the text.
 """
 
 import codecs
@@ -176,11 +177,9 @@ def make_dataset(name, input, kind, folder, new):
         source = input or "Skylion007/openwebtext"
         if not input:
             free = shutil.disk_usage(new).free / 1e9
-            print(
-                "  8 million documents, 9 billion tokens. This takes about 70 GB for the cache of\n"
-                f"  `datasets` and 18 GB for the tokens ({free:.0f} GB are free here), some 2 GB of\n"
-                "  memory, and an hour or more besides the download."
-            )
+            print("  8 million documents, 9 billion tokens. This takes 70 GB for the cache of")
+            print(f"  `datasets` and 18 GB for the tokens ({free:.0f} GB are free here), 2 GB of")
+            print("  memory, and an hour or more besides the download.")
         tokenizer, splits, sha256 = write_documents(input, new)
     else:
         path, source = find_text(name, input, folder, new)

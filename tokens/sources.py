@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from common.errors import UserError
+from common.errors import UserError, one_line
 from common.files import partial, sha256_of
 from tokens.tokenizer import BPETokenizer
 
@@ -228,6 +228,7 @@ def load_documents(path):
     """A `datasets` table with a column `text`: OpenWebText, or the .jsonl or .parquet file at
     `path`."""
     try:
+        give_hub_a_home()
         if path is None:
             go_offline_if_unreachable()
         from datasets import load_dataset
@@ -250,8 +251,16 @@ def load_documents(path):
         fix = "give .jsonl or .parquet with a column text"
         if path is None:
             fix = "connect, or give the documents as --input=FILE.jsonl"
-        what = f"the documents cannot be loaded: {type(error).__name__}"
+        what = f"the documents cannot be loaded: {type(error).__name__} {one_line(error)}"
         raise UserError(what, path or "openwebtext", fix) from None
+
+
+def give_hub_a_home():
+    """Choose a cache for `datasets` where the user has no home folder, as in some containers: it
+    would use a folder named ~ in the current one, and then not find its files there."""
+    if os.path.expanduser("~") == "~":
+        cache = Path(tempfile.gettempdir(), f"huggingface-{os.getuid()}")
+        os.environ.setdefault("HF_HOME", str(cache))
 
 
 def go_offline_if_unreachable():

@@ -226,13 +226,18 @@ def meta_flaw(meta):
 
     for key, value in counts.items():
         if type(value) is not int or value < 1:
-            return f"{key} is {value!r}, not a whole number above 0"
+            return f"{key} is {shown(value)}, not a whole number above 0"
     for key, value in texts.items():
         if not isinstance(value, str):
-            return f"{key} is {value!r}, not a text"
+            return f"{key} is {shown(value)}, not a text"
     if meta.get("dtype") not in ("uint16", "uint32"):
-        return f"dtype is {meta.get('dtype')!r}, not uint16 or uint32"
+        return f"dtype is {shown(meta.get('dtype'))}, not uint16 or uint32"
     return None
+
+
+def shown(value):
+    """A value of JSON in a few characters, however large it is."""
+    return f"a {type(value).__name__}" if isinstance(value, dict | list) else repr(value)[:40]
 
 
 def load_tokenizer(folder, meta):

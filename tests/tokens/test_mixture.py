@@ -1,4 +1,6 @@
-"""Several data sets as one: shares, order, evaluation, resuming. Run: python -m pytest tests/test_mixture.py"""
+"""Several datasets as one: shares, order, evaluation, resuming.
+
+Run: python -m pytest tests/tokens/test_mixture.py"""
 
 import json
 from types import SimpleNamespace
@@ -27,7 +29,7 @@ def mixed(parts=(0.5, 0.3, 0.2), seed=1, sizes=(5000, 700, 90), block_size=8):
             weight=part,
             batches=Batches(100_000 * i + np.arange(n), block_size, seed + i),
         )
-        for i, (part, n) in enumerate(zip(parts, sizes))
+        for i, (part, n) in enumerate(zip(parts, sizes, strict=False))
     ]
     return Mixture(sources, seed)
 
@@ -88,7 +90,7 @@ def test_order_is_a_pure_function():
     ]:  # back and forth, over the ends of blocks
         assert all(
             (a == b[first : first + count]).all()
-            for a, b in zip(wandering.get(first, count), (x, y))
+            for a, b in zip(wandering.get(first, count), (x, y), strict=True)
         )
         assert sum(wandering.drawn(first, count).values()) == count
         assert (
@@ -98,9 +100,10 @@ def test_order_is_a_pure_function():
 
 
 def test_the_samples_of_a_source_are_its_own_order_without_replacement():
-    """So a source is seen as it would be alone: each of its windows once in an epoch, also across blocks."""
+    """So a source is seen as it would be alone: each of its windows once in an epoch, also
+    across blocks."""
     x = mixed().get(0, 2 * BLOCK)[0]
-    for i, (size, n) in enumerate(zip((5000, 700, 90), (BLOCK, 6000, 4000))):
+    for i, (size, n) in enumerate(zip((5000, 700, 90), (BLOCK, 6000, 4000), strict=True)):
         own = x[x[:, 0] // 100_000 == i]
         alone = Batches(100_000 * i + np.arange(size), 8, 1 + i)
         assert len(own) == n and (own == alone.get(0, n)[0]).all()
@@ -168,10 +171,8 @@ def test_evaluation_of_each_set_and_the_mean_by_weight(sets, tmp_path, capsys):
         for mean, each in ("val_loss", "val_losses"), ("bits_per_byte", "val_bits_per_byte"):
             assert list(row[each]) == ["a", "b"]
             assert row[mean] == pytest.approx(0.75 * row[each]["a"] + 0.25 * row[each]["b"])
-        assert (
-            f"  b: val loss {row['val_losses']['b']:.4f}, {row['val_bits_per_byte']['b']:.4f} bits per byte\n"
-            in printed
-        )
+        loss, bits = row["val_losses"]["b"], row["val_bits_per_byte"]["b"]
+        assert f"  b: val loss {loss:.4f}, {bits:.4f} bits per byte\n" in printed
     for name in ("a", "b"):  # the first evaluation is that of the same model on the set alone
         train.main(arguments(sets, tmp_path / name, *run, f"--dataset={name}"))
         assert losses(tmp_path / name, "val_loss")[0][1] == rows[0]["val_losses"][name]
@@ -186,10 +187,8 @@ def test_evaluation_of_each_set_and_the_mean_by_weight(sets, tmp_path, capsys):
         and f"samples drawn: {drawn['a']} of a, {drawn['a'] / 12:.2%} (asked for: 75.00%)"
         in printed
     )
-    assert (
-        f"best validation loss {min(row['val_loss'] for row in rows):.4f} nats per token, {rows[-1]['bits_per_byte']:.4f} bits per byte"
-        in printed
-    )
+    best, bits = min(row["val_loss"] for row in rows), rows[-1]["bits_per_byte"]
+    assert f"best validation loss {best:.4f} nats per token, {bits:.4f} bits per byte" in printed
 
 
 def test_a_changed_mixture_is_named_when_resuming(sets, tmp_path, capsys):

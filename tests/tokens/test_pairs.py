@@ -1,4 +1,6 @@
-"""Prompt/answer pairs: files and masks, rows that see one pair, and a loss of the answers alone. Run: python -m pytest tests/test_pairs.py"""
+"""Prompt/answer pairs: files and masks, rows that see one pair, and a loss of the answers alone.
+
+Run: python -m pytest tests/tokens/test_pairs.py"""
 
 import hashlib
 import json
@@ -66,11 +68,10 @@ def test_tokens_and_mask(tmp_path, monkeypatch, kind):
     for split, pairs in ("train", PAIRS[:18]), ("val", PAIRS[18:]):
         tokens, mask = [], []
         for prompt, answer in pairs:
-            asked, told = (
-                list(coder.encode(prompt)) or [coder.start],
-                [*coder.encode(answer), coder.start],
-            )
-            tokens, mask = tokens + asked + told, mask + [0] * len(asked) + [1] * len(told)
+            prompt_ids = list(coder.encode(prompt)) or [coder.start]
+            answer_ids = [*coder.encode(answer), coder.start]
+            tokens += prompt_ids + answer_ids
+            mask += [0] * len(prompt_ids) + [1] * len(answer_ids)
         assert (
             load_split(folder, split, 0).tolist() == tokens
             and load_mask(folder, split).tolist() == mask
@@ -181,7 +182,8 @@ def test_the_fingerprint_covers_the_mask():
 
 
 def naive(pairs, block_size):
-    """x and y of each pair whose answer begins within block_size: what Pairs owes, token by token (prompts are not empty)."""
+    """x and y of each pair whose answer begins within block_size: what Pairs has to give, token by
+    token. No prompt is empty."""
     for prompt, answer in pairs:
         ids = [*prompt.encode(), *answer.encode(), 10]
         x, y = [0] * block_size, [-1] * block_size
@@ -212,7 +214,7 @@ def test_a_row_is_one_pair_and_its_targets_are_the_answer(tmp_path, block_size):
     expected = list(naive(some_pairs(60)[:54], block_size))
     x, y = pairs.rows(np.arange(len(pairs.starts)))
     assert x.dtype == y.dtype == np.int64 and x.shape == y.shape == (len(expected), block_size)
-    assert [(a.tolist(), b.tolist()) for a, b in zip(x, y)] == expected
+    assert [(a.tolist(), b.tolist()) for a, b in zip(x, y, strict=True)] == expected
     assert ((y >= 0).sum(1) > 0).all()
     assert pairs.left_out == 54 - len(expected)
     assert pairs.cut == sum(
@@ -234,7 +236,12 @@ def test_evaluation_scores_each_token_of_an_answer_once(
         for batch in batches
         for part in batch
     )
-    rows = [(a.tolist(), b.tolist()) for x, y in batches for a, b in zip(x, y) if (b >= 0).any()]
+    rows = [
+        (a.tolist(), b.tolist())
+        for x, y in batches
+        for a, b in zip(x, y, strict=True)
+        if (b >= 0).any()
+    ]
     expected = list(naive(some_pairs(60)[:54], block_size))
     assert rows == expected[: len(rows)] and len(batches) == -(-len(rows) // batch_size)
     begins, at = [], 0
@@ -259,7 +266,7 @@ def test_order_of_pairs_is_a_pure_function_and_an_epoch_has_each_once(tmp_path):
     for first, count in [(100, 20), (0, 3), (53, 2), (0, 120)]:
         assert all(
             (a == b[first : first + count]).all()
-            for a, b in zip(wandering.get(first, count), straight)
+            for a, b in zip(wandering.get(first, count), straight, strict=True)
         )
     everything = sorted(x.tolist() for x in pairs.rows(np.arange(54))[0])
     epochs = [straight[0][54 * i : 54 * (i + 1)].tolist() for i in range(3)]
@@ -292,7 +299,7 @@ def ready(pairs_dir, tmp_path, *more):
 
 
 def naive_loss(model, pairs):
-    """Mean over all tokens of the answers and their ends, each pair through the model by itself and without padding."""
+    """Mean over all tokens of the answers and their ends, each pair alone and without padding."""
     total, count = 0.0, 0
     for prompt, answer in pairs:
         ids = torch.tensor([[*prompt.encode(), *answer.encode(), 10]])[
@@ -309,16 +316,9 @@ def naive_loss(model, pairs):
 def test_the_doctor_looks_at_the_answers(tmp_path, capsys):
     """Prompts that all begin alike, as instructions do, are no overlap of the splits."""
     rng = random.Random(1)
-    prepared(
-        tmp_path,
-        [
-            (
-                "Below is an instruction that describes a task. Write a response that completes it. Add: ",
-                "".join(rng.choice("abcdefgh ") for _ in range(90)),
-            )
-            for _ in range(40)
-        ],
-    )
+    prompt = "Below is an instruction that describes a task. Write a response that completes it. "
+    answers = ["".join(rng.choice("abcdefgh ") for _ in range(90)) for _ in range(40)]
+    prepared(tmp_path, [(f"{prompt}Add: ", answer) for answer in answers])
     assert (
         train.main(
             arguments(
@@ -337,7 +337,8 @@ def test_the_doctor_looks_at_the_answers(tmp_path, capsys):
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
-    """Of a step, its gradient, and an evaluation, beside a computation pair by pair. Prompts and neighbours do not count."""
+    """Of a step, its gradient, and an evaluation, beside a computation pair by pair. Prompts and
+    neighbours do not count."""
     run = ready(
         pairs_dir,
         tmp_path,
@@ -350,13 +351,9 @@ def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
     with torch.no_grad():
         for p in run.learner.model.parameters():
             p.normal_(0, 0.2)  # far from uniform, so that every detail shows
-    text = {
-        tuple(x): pair
-        for pair, (x, _) in zip(
-            [pair for pair in some_pairs(60)[:54] if len(pair[0]) <= 20],
-            naive(some_pairs(60)[:54], 20),
-        )
-    }
+    fitting = [pair for pair in some_pairs(60)[:54] if len(pair[0]) <= 20]
+    rows = naive(some_pairs(60)[:54], 20)
+    text = {tuple(x): pair for pair, (x, _) in zip(fitting, rows, strict=True)}
     batch = [text[tuple(x)] for x in run.data.batches.get(0, 18)[0].tolist()]
     expected = naive_loss(run.learner.model, batch)
     expected.backward()
@@ -437,7 +434,7 @@ def test_two_ranks_are_one_process_with_pairs_and_text(pairs_dir, tmp_path):
 
 
 def test_a_tiny_run_learns_the_answers(tmp_path, capsys):
-    """End to end: JSONL, training, sampling. It answers, and then ends the answer; it never learned to ask."""
+    """End to end: JSONL, training, sampling. It answers, and then ends the answer."""
     known = {
         "capital of France?": " Paris",
         "capital of Spain?": " Madrid",
@@ -463,18 +460,14 @@ def test_a_tiny_run_learns_the_answers(tmp_path, capsys):
     model, tokenizer, *_ = open_run(tmp_path / "run")
     for prompt, answer in known.items():
         idx = torch.tensor(tokenizer.encode(prompt))[None]
-        told = tokenizer.decode(
-            [token.item() for token in generate(model.eval(), idx, len(answer) + 1, temperature=0)]
-        )
-        assert told == answer + "\n"
+        ids = generate(model.eval(), idx, len(answer) + 1, temperature=0)
+        assert tokenizer.decode([token.item() for token in ids]) == answer + "\n"
 
 
 def test_pairs_that_do_not_fit_are_counted_or_refused(pairs_dir, tmp_path, capsys):
     ready(pairs_dir, tmp_path, "--block_size=12")
-    assert re.search(
-        r"pairs to train on, \d+ to validate; \d+ more left out: their answers begin beyond block_size; \d+ cut there",
-        capsys.readouterr().out,
-    )
+    words = r"\d+ more left out: their answers begin beyond block_size; \d+ cut there"
+    assert re.search(rf"pairs to train on, \d+ to validate; {words}", capsys.readouterr().out)
     with pytest.raises(
         UserError, match="all answers of the .* split begin beyond block_size=1 .*larger block_size"
     ):

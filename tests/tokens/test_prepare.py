@@ -1,4 +1,4 @@
-"""Text in, token files out. Run: python -m pytest tests/test_prepare.py
+"""Text in, token files out. Run: python -m pytest tests/tokens/test_prepare.py
 
 With CORPUS_DIR naming a folder that holds tinyshakespeare.txt, the canonical file is tested too."""
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -212,8 +213,19 @@ def test_windows_text(tmp_path):
     assert "".join(decoded("mybook")) == "ab\ncd\n"  # no byte order mark, no \r
 
 
-@pytest.mark.parametrize("data, words", [(b"", "empty"), (b"\xef\xbb\xbf", "empty"), (b"a", "one character"), (b"aaaa", "one character"), (b"ab\xff", "byte 2 "),
-                                         ("ä".encode() * 9 + b"\xc3", "byte 18 "), ("\ufeffä".encode() + b"\xe4", "byte 5 "), (b"a" * 100 + b"\x80b", "byte 100 ")])  # fmt: skip
+@pytest.mark.parametrize(
+    "data, words",
+    [
+        (b"", "empty"),
+        (b"\xef\xbb\xbf", "empty"),
+        (b"a", "one character"),
+        (b"aaaa", "one character"),
+        (b"ab\xff", "byte 2 "),
+        ("ä".encode() * 9 + b"\xc3", "byte 18 "),
+        ("\ufeffä".encode() + b"\xe4", "byte 5 "),
+        (b"a" * 100 + b"\x80b", "byte 100 "),
+    ],
+)
 @pytest.mark.parametrize("chunk", [1, 3, 1 << 20])
 def test_bad_text(data, words, chunk, monkeypatch):
     monkeypatch.setattr(prepare, "CHUNK", chunk)
@@ -376,7 +388,8 @@ prepare.prepare("mybook", "book.txt", "byte")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_killed_at_any_moment(book):
-    """kill -9 before each step of writing: at the next call the old dataset or the new one is there, whole."""
+    """kill -9 before each step of writing: at the next call the old dataset or the new one is
+    there, whole."""
     done, seen = False, set()
     for after in range(100):
         prepare.prepare("mybook", book, "char")
@@ -415,7 +428,7 @@ def test_error_half_way_leaves_the_old_set(book, monkeypatch):
     before = contents("data/mybook")
     for error in (OSError("disk full"), KeyboardInterrupt()):
         with monkeypatch.context() as patch:
-            patch.setattr(prepare.TokenFile, "close", lambda self: (_ for _ in ()).throw(error))
+            patch.setattr(prepare.TokenFile, "close", Mock(side_effect=error))
             with pytest.raises(type(error)):
                 prepare.prepare("mybook", book, "byte")
         assert contents("data/mybook") == before and os.listdir("data") == ["mybook"]
@@ -601,7 +614,8 @@ def test_the_real_plays(monkeypatch):
     )
     assert sources.CANONICAL_SIZE - 1000 < len(text) <= sources.CANONICAL_SIZE
     assert text.startswith(
-        "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n\nFirst Citizen:\nYou are all"
+        "First Citizen:\nBefore we proceed any further, hear me speak.\n\n"
+        "All:\nSpeak, speak.\n\nFirst Citizen:\nYou are all"
     )
     assert (
         "\n\nMENENIUS:\n" in text and "\n\n\n" not in text and text.count("3 KING HENRY VI\n") == 27
@@ -643,7 +657,7 @@ def test_canonical_counts(name, vocab_size, train, val, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_openwebtext_from_local_documents(ending, tmp_path, monkeypatch):
-    """The code that openwebtext takes, but for the download: `datasets`, the split, <|endoftext|> between documents."""
+    """All of openwebtext but the download: the split, <|endoftext|> between documents."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sources, "gpt2_tokenizer", tiny_bpe)
@@ -666,6 +680,17 @@ def test_openwebtext_from_local_documents(ending, tmp_path, monkeypatch):
     assert sum(meta["splits"][split]["bytes"] for split in ("train", "val")) == sum(
         len(text.encode()) for text in texts
     )
+
+
+@pytest.mark.parametrize("home", ["~", "/home/me"])
+def test_the_cache_of_a_user_without_a_home(home, monkeypatch):
+    """os.path.expanduser leaves ~ as it is where there is neither HOME nor an entry in passwd."""
+    monkeypatch.setenv("HF_HOME", "")
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path.replace("~", home))
+    sources.give_hub_a_home()
+    assert (os.environ.get("HF_HOME") is None) == (home != "~")
+    assert home != "~" or Path(os.environ["HF_HOME"]).is_absolute()
 
 
 @pytest.mark.slow
