@@ -15,7 +15,7 @@ import math
 import shlex
 import statistics
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -200,8 +200,7 @@ def train(run, log):
 
         # Take a step.
         began = time.perf_counter()
-        with saved_if_data_fail(run):
-            loss, norm = train_step(run)
+        loss, norm = train_step(run)
         seconds = time.perf_counter() - began
         state["seconds"] += seconds
         speeds.append(run.step_tokens / seconds)
@@ -236,22 +235,21 @@ def step_row(run, loss, norm, seconds):
 def evaluate_and_save(run, log, stop):
     """Evaluate, note the best loss, and save a checkpoint; nothing if a stop signal arrives midway.
     Raises FloatingPointError for a loss that is not finite, so that it is never saved."""
-    with saved_if_data_fail(run):
-        row = score(run, stop)
+    row = score(run, stop)
     if row is None:
         return
     val_loss, state = row["val_loss"], run.state
     if not math.isfinite(val_loss):
         raise FloatingPointError(f"validation loss {val_loss:.4g} at step {run.step}")
 
+    if log:
+        log.evaluation(row)
     state["evaluated"] = run.step
     best = state["best_val_loss"] is None or val_loss < state["best_val_loss"]
     if best:
         state["best_val_loss"] = val_loss
         state["best_bits_per_byte"] = row["bits_per_byte"]
         state["best_step"] = run.step
-    if log:
-        log.evaluation(row)
     if run.step or not run.config.max_iters:
         save(run, best)
 
@@ -269,18 +267,17 @@ def save(run, best=False):
 
 
 @contextmanager
-def saved_if_data_fail(run):
-    """Save the steps taken so far if a token file shrinks while it is read, which is noticed before
-    anything is updated. Several ranks do not save: perhaps only one of them notices."""
+def no_step_lost(run):
+    """Save the steps taken so far if a file that the run reads or writes fails: a token file that
+    shrinks, a log on a full disk. Several ranks do not: a save needs them all, and one failed."""
     try:
         yield
-    except Failure as error:
-        if run.runtime.world_size == 1 and run.saved != run.step and run.step:
-            save(run)
-        what, where, _ = error.parts
-        resume = f"go on from step {run.saved} with --init_from=resume"
-        way_on = "start again: there is no checkpoint yet" if run.saved is None else resume
-        raise Failure(what, where, f"prepare the data again, then {way_on}") from error
+    except Failure:
+        if run.runtime.world_size == 1 and run.step > (run.saved or 0):
+            with suppress(Failure):  # it may have been a save that failed
+                save(run)
+                print(f"saved step {run.step}: --init_from=resume goes on from it")
+        raise
 
 
 # ---------------------------------------------------------------- main
@@ -388,7 +385,7 @@ def main(argv):
     # Train. Rank 0 holds the lock of the run folder until the end.
     with open_folder(run):
         log = open_log(run) if runtime.main else None
-        with explained(run):
+        with explained(run), no_step_lost(run):
             status, speed = train(run, log)
         if runtime.main:
             log.close()

@@ -117,7 +117,7 @@ def make_optimizers(model, config, device):
     lr, optimizers = config.learning_rate, []
     groups = parameter_groups(model, config.weight_decay)
     if config.optimizer == "muon":
-        matrices, groups = split_groups(groups)
+        matrices, groups = split_groups(groups, muon_names(model))
         muon = Muon(
             [group_of(matrices, config.weight_decay)],
             lr=lr,
@@ -131,13 +131,25 @@ def make_optimizers(model, config, device):
     return optimizers
 
 
-def split_groups(groups):
-    """([(name, matrix of a block), ...], the groups without them)."""
-    matrices, others = [], []
+def muon_names(model):
+    """The names of the parameters that Muon may take: the weights of the linear maps in the blocks.
+
+    A part that says otherwise has an attribute `muon`: the names of its own parameters to take.
+    """
+    taken = set()
+    for prefix, module in model.named_modules():
+        linear = ("weight",) if isinstance(module, torch.nn.Linear) else ()
+        if prefix.startswith("blocks."):
+            taken |= {f"{prefix}.{name}" for name in getattr(module, "muon", linear)}
+    return taken
+
+
+def split_groups(groups, names):
+    """([(name, parameter), ...] of the parameters with these names, the groups without them)."""
+    named, others = [], []
     for group in groups:
         rest = []
         for name, p in zip(group["names"], group["params"], strict=True):
-            in_block = name.startswith("blocks.") and p.dim() == 2
-            (matrices if in_block else rest).append((name, p))
+            (named if name in names else rest).append((name, p))
         others.append(group_of(rest, group["weight_decay"]))
-    return matrices, others
+    return named, others
