@@ -15,13 +15,12 @@ import math
 import shlex
 import statistics
 import time
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
 from common import errors
-from common.errors import Failure, UserError
+from common.errors import UserError
 from common.runtime import StopRequest, seed_for, set_up
 from prepare import SMALL, prepare
 from sample import SampleConfig, write_sample
@@ -29,7 +28,7 @@ from tokens.token_files import load_meta, load_tokenizer
 from training import check, parallel
 from training.doctor import doctor
 from training.dry_run import dry_run
-from training.failures import explained
+from training.failures import explained, no_step_lost
 from training.optim import learning_rate
 from training.run_folder import evaluation_lines
 from training.settings import read_config
@@ -266,20 +265,6 @@ def save(run, best=False):
     run.saved = run.step
 
 
-@contextmanager
-def no_step_lost(run):
-    """Save the steps taken so far if a file that the run reads or writes fails: a token file that
-    shrinks, a log on a full disk. Several ranks do not: a save needs them all, and one failed."""
-    try:
-        yield
-    except Failure:
-        if run.runtime.world_size == 1 and run.step > (run.saved or 0):
-            with suppress(Failure):  # it may have been a save that failed
-                save(run)
-                print(f"saved step {run.step}: --init_from=resume goes on from it")
-        raise
-
-
 # ---------------------------------------------------------------- main
 
 
@@ -385,7 +370,7 @@ def main(argv):
     # Train. Rank 0 holds the lock of the run folder until the end.
     with open_folder(run):
         log = open_log(run) if runtime.main else None
-        with explained(run), no_step_lost(run):
+        with explained(run), no_step_lost(run, save):
             status, speed = train(run, log)
         if runtime.main:
             log.close()
