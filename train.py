@@ -347,6 +347,7 @@ def finish(run, argv, status, speed):
 
 
 def main(argv):
+    """Train, or answer a question about the run, as argv says; returns the exit status."""
     settings = read_config(argv, __doc__)
     config = settings.config
     runtime = set_up(config.device, config.dtype)
