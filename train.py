@@ -15,11 +15,10 @@ import math
 import shlex
 import statistics
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 from common import errors
-from common.errors import Failure, UserError
+from common.errors import UserError
 
 if __name__ == "__main__":
     errors.starting("train.py")
@@ -33,7 +32,7 @@ from tokens.token_files import is_prepared, load_meta, load_tokenizer
 from training import check, parallel
 from training.doctor import doctor
 from training.dry_run import dry_run
-from training.failures import explained
+from training.failures import explained, no_step_lost
 from training.optim import learning_rate
 from training.run_folder import evaluation_lines
 from training.settings import read_config
@@ -204,8 +203,7 @@ def train(run, log):
 
         # Take a step.
         began = time.perf_counter()
-        with saved_if_data_fail(run):
-            loss, norm = train_step(run)
+        loss, norm = train_step(run)
         seconds = time.perf_counter() - began
         state["seconds"] += seconds
         speeds.append(run.step_tokens / seconds)
@@ -240,22 +238,21 @@ def step_row(run, loss, norm, seconds):
 def evaluate_and_save(run, log, stop):
     """Evaluate, note the best loss, and save a checkpoint; nothing if a stop signal arrives midway.
     Raises FloatingPointError for a loss that is not finite, so that it is never saved."""
-    with saved_if_data_fail(run):
-        row = score(run, stop)
+    row = score(run, stop)
     if row is None:
         return
     val_loss, state = row["val_loss"], run.state
     if not math.isfinite(val_loss):
         raise FloatingPointError(f"validation loss {val_loss:.4g} at step {run.step}")
 
+    if log:
+        log.evaluation(row)
     state["evaluated"] = run.step
     best = state["best_val_loss"] is None or val_loss < state["best_val_loss"]
     if best:
         state["best_val_loss"] = val_loss
         state["best_bits_per_byte"] = row["bits_per_byte"]
         state["best_step"] = run.step
-    if log:
-        log.evaluation(row)
     if run.step or not run.config.max_iters:
         save(run, best)
 
@@ -270,21 +267,6 @@ def save(run, best=False):
         state, config, out_dir = run.state, run.saved_config, run.config.out_dir
         checkpoint.save(out_dir, run.step, weights, moments, state, config, tokenizer, best)
     run.saved = run.step
-
-
-@contextmanager
-def saved_if_data_fail(run):
-    """Save the steps taken so far if a token file shrinks while it is read, which is noticed before
-    anything is updated. Several ranks do not save: perhaps only one of them notices."""
-    try:
-        yield
-    except Failure as error:
-        if run.runtime.world_size == 1 and run.saved != run.step and run.step:
-            save(run)
-        what, where, _ = error.parts
-        resume = f"go on from step {run.saved} with --init_from=resume"
-        way_on = "start again: there is no checkpoint yet" if run.saved is None else resume
-        raise Failure(what, where, f"prepare the data again, then {way_on}") from error
 
 
 # ---------------------------------------------------------------- main
@@ -369,6 +351,7 @@ def finish(run, argv, status, speed):
 
 
 def main(argv):
+    """Train, or answer a question about the run, as argv says; returns the exit status."""
     settings = read_config(argv, __doc__)
     config = settings.config
     runtime = set_up(config.device, config.dtype)
@@ -392,7 +375,7 @@ def main(argv):
     # Train. Rank 0 holds the lock of the run folder until the end.
     with open_folder(run):
         log = open_log(run) if runtime.main else None
-        with explained(run):
+        with explained(run), no_step_lost(run, save):
             status, speed = train(run, log)
         if runtime.main:
             log.close()

@@ -82,6 +82,7 @@ def rounding(runtime):
 
 
 def check_device(run, train_step):
+    """Compare a matrix product with the same one in float64."""
     a, b = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
     with run.runtime.autocast():
         product = a.to(run.runtime.device) @ b.to(run.runtime.device)
@@ -93,6 +94,7 @@ def check_device(run, train_step):
 
 
 def check_compile(run, train_step):
+    """Compare the loss of the compiled model with that of the model as it is."""
     runtime, learner = run.runtime, run.learner
     if not runtime.compile:
         why = runtime.reasons[-1].partition("(")[2]  # ends with a bracket
@@ -113,6 +115,7 @@ def check_compile(run, train_step):
 
 
 def check_disk(run, train_step):
+    """Check that out_dir takes this run, and that a flushed write and four checkpoints fit."""
     check_out_dir(run.config.out_dir, run.folder is not None, run.config.overwrite)
     folder, free, needed = room(run)
     with tempfile.TemporaryFile(dir=folder) as file:

@@ -1,6 +1,6 @@
-"""What ended a run, said in one line."""
+"""What ends a run: it is said in one line, and no step is lost."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -19,6 +19,20 @@ def explained(run):
         if failure is None:
             raise
         raise failure from error
+
+
+@contextmanager
+def no_step_lost(run, save):
+    """Call save(run) if a file that the run reads or writes fails between two steps: a token file
+    that shrinks, a log on a full disk. Not with several ranks: a save needs all, and one failed."""
+    try:
+        yield
+    except Failure:
+        if run.runtime.world_size == 1 and run.step > (run.saved or 0):
+            with suppress(Failure):  # it may have been a save that failed
+                save(run)
+                print(f"saved step {run.step}: --init_from=resume goes on from it")
+        raise
 
 
 def explain(error, run):

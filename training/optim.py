@@ -106,19 +106,6 @@ class Muon(torch.optim.Muon):
             p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
 
 
-def muon_names(model):
-    """The names of the parameters that Muon may take: the weights of the linear maps in the blocks.
-
-    A part that says otherwise has an attribute `muon`: the names of its own parameters to take.
-    """
-    taken = set()
-    for prefix, module in model.named_modules():
-        linear = ("weight",) if isinstance(module, torch.nn.Linear) else ()
-        if prefix.startswith("blocks."):
-            taken |= {f"{prefix}.{name}" for name in getattr(module, "muon", linear)}
-    return taken
-
-
 def make_optimizers(model, config, device):
     """The optimizers, each of its own parameters.
 
@@ -144,12 +131,25 @@ def make_optimizers(model, config, device):
     return optimizers
 
 
-def split_groups(groups, taken):
-    """([(name, parameter), ...] of the names that are taken, the groups without them)."""
-    matrices, others = [], []
+def muon_names(model):
+    """The names of the parameters that Muon may take: the weights of the linear maps in the blocks.
+
+    A part that says otherwise has an attribute `muon`: the names of its own parameters to take.
+    """
+    taken = set()
+    for prefix, module in model.named_modules():
+        linear = ("weight",) if isinstance(module, torch.nn.Linear) else ()
+        if prefix.startswith("blocks."):
+            taken |= {f"{prefix}.{name}" for name in getattr(module, "muon", linear)}
+    return taken
+
+
+def split_groups(groups, names):
+    """([(name, parameter), ...] of the parameters with these names, the groups without them)."""
+    named, others = [], []
     for group in groups:
         rest = []
         for name, p in zip(group["names"], group["params"], strict=True):
-            (matrices if name in taken else rest).append((name, p))
+            (named if name in names else rest).append((name, p))
         others.append(group_of(rest, group["weight_decay"]))
-    return matrices, others
+    return named, others

@@ -34,7 +34,8 @@ def shard(model, how, runtime):
 
 
 def is_sharded(model):
-    return hasattr(model, "set_requires_gradient_sync")  # fully_shard adds this method
+    """Whether fsdp has sharded a model: fully_shard adds this method to it."""
+    return hasattr(model, "set_requires_gradient_sync")
 
 
 def trained(model, compile, runtime):

@@ -311,7 +311,7 @@ def describe_source(source, mixed):
         if left_out:
             words.append(f"{left_out:,} more left out: their answers begin beyond block_size")
         if cut:
-            words.append(f"{cut:,} cut at block_size")
+            words.append(f"{cut:,} cut there")
         print("; ".join(words))
 
 

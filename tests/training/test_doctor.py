@@ -45,7 +45,7 @@ def mutated(function, old, new):
     ],
     ids=" ".join,
 )
-def test_dry_run_foretells_the_run_and_writes_nothing(data_dir, tmp_path, capsys, more):  # noqa: F811
+def test_dry_run_predicts_the_run_and_writes_nothing(data_dir, tmp_path, capsys, more):  # noqa: F811
     run = arguments(
         data_dir,
         tmp_path / "run",
@@ -56,7 +56,7 @@ def test_dry_run_foretells_the_run_and_writes_nothing(data_dir, tmp_path, capsys
     )
     assert train.main([*run, "--dry_run"]) == 0
     assert not (tmp_path / "run").exists()
-    told = dict(
+    rows = dict(
         re.findall(
             r"^  (\w+) +(.*)", capsys.readouterr().out.partition("would cost")[2], re.MULTILINE
         )
@@ -64,19 +64,19 @@ def test_dry_run_foretells_the_run_and_writes_nothing(data_dir, tmp_path, capsys
     train.main(run)
     count = sum(p.numel() for p in ready(data_dir, tmp_path, *more).learner.model.parameters())
     tokens = len(token_files.load_split(data_dir / "words", "train", 16))
-    assert told["parameters"] == f"{count:,}"
-    assert told["tokens"] == f"896 in 7 steps: {896 / tokens:.2f} epochs"
-    assert f"gradients and moments {dry_run.size(16 * count)}" in told["memory"]
+    assert rows["parameters"] == f"{count:,}"
+    assert rows["tokens"] == f"896 in 7 steps: {896 / tokens:.2f} epochs"
+    assert f"gradients and moments {dry_run.size(16 * count)}" in rows["memory"]
     assert (
-        "7 steps of " in told["time"]
-        and f"{len(losses(tmp_path / 'run', 'val_loss'))} evaluations of " in told["time"]
+        "7 steps of " in rows["time"]
+        and f"{len(losses(tmp_path / 'run', 'val_loss'))} evaluations of " in rows["time"]
     )
     folder = checkpoint.find(tmp_path / "run")
     real = sum(
         (folder / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors")
     )
-    said = told["checkpoints"].split(" each")[0]
-    assert abs(float(said.split()[0]) * 1000 / real - 1) < 0.15 and said.endswith(
+    each = rows["checkpoints"].split(" each")[0]
+    assert abs(float(each.split()[0]) * 1000 / real - 1) < 0.15 and each.endswith(
         " kB"
     )  # file headers come on top
     # Of a run that goes on: what is left. It is there as it was.
@@ -217,13 +217,13 @@ def leak(run, monkeypatch):
     """The logits know the target, as with a mask that is off by one."""
     forward = run.learner.model.forward
 
-    def told(x, y):
+    def leaking(x, y):
         logits = forward(x, y)[0] + 0.5 * torch.nn.functional.one_hot(
             y, run.learner.model.config.vocab_size
         )
         return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
 
-    run.learner.model.forward = told
+    run.learner.model.forward = leaking
 
 
 def too_slow(run, monkeypatch):
@@ -503,7 +503,7 @@ def mutated_method(function, old, new):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_mistake_in_the_code_is_told(ask, monkeypatch, spoil, words):
+def test_a_mistake_in_the_code_is_found(ask, monkeypatch, spoil, words):
     spoil(monkeypatch)
     status, out = ask()
     assert status == 1 and re.search(words, out) and "yes" not in out.splitlines(), out
@@ -531,7 +531,7 @@ def test_another_run_has_another_curve(ask, more, words):
 
 
 def test_no_golden_curve(data_dir, recorded, ask, monkeypatch, tmp_path):  # noqa: F811
-    """None of this config file, of these data, or no config file at all: said with what to do."""
+    """Of this config file, of these data, or no config file: the error says what to do."""
     with pytest.raises(
         UserError, match=r"no golden curve of config/gpt2_124m\.py yet .*--check=record"
     ):
