@@ -30,7 +30,7 @@ class Arm:
 
 def part_name(key, value):
     """How an arm is called: a part by its name, as in rope; another value as in bias=none."""
-    named = key in ("position", "norm", "mlp", "block") and value != "none"
+    named = key in ("position", "norm", "mlp", "mixer", "block") and value != "none"
     return value if named else f"{key}={value}"
 
 
