@@ -17,6 +17,7 @@ from common.errors import UserError, one_line
 from common.runtime import set_up
 from parts import costs
 from training.settings import TrainConfig, read_config
+from training.start import make_run
 
 WARM_UP = 3  # rounds that are not timed
 ROUNDS = 50  # of all arms in turn, fewer where they take long
@@ -35,10 +36,11 @@ def start_run(values):
     """The run that train.py would make of these values, which include every key that a sweep gives.
     It writes nothing, and what it prints about itself is dropped."""
     argv = [f"--{key}={value}" for key, value in values.items()]
-    config, given, _ = read_config([*argv, "--dry_run"], "")
-    runtime = set_up(config.device, config.dtype)
+    settings = read_config([*argv, "--dry_run"], "")
+    runtime = set_up(settings.config.device, settings.config.dtype)
     with contextlib.redirect_stdout(io.StringIO()):
-        return train.make_run(config, given, None, None, runtime, train.find_data)
+        metas, tokenizer = train.find_data(settings.config, runtime)
+        return make_run(settings, metas, tokenizer, runtime)
 
 
 class Probe:
@@ -61,27 +63,26 @@ class Probe:
 
     def evaluate(self):
         """The time of one batch of an evaluation."""
-        run = self.run
-        split = run.sources[0].splits["val"]
-        one_batch = 1 + run.config.batch_size * run.model.config.block_size
+        split = self.run.data.sources[0].splits["val"]
+        one_batch = 1 + self.run.config.batch_size * self.run.learner.model.config.block_size
         began = time.perf_counter()
-        train.evaluate(run.model, split, run.config, run.runtime, one_batch)
+        train.evaluate(self.run, split, one_batch)
         return time.perf_counter() - began
 
     def decode(self):
         """Times of single tokens after a prompt of half the context, batch 1, with a cache."""
-        run, times = self.run, []
-        half = max(1, run.model.config.block_size // 2)
-        x, _ = run.batches.get(0, 1)
-        prompt = torch.from_numpy(x[:, :half]).to(run.runtime.device)  # (1, block_size // 2)
-        run.model.eval()
-        with run.runtime.autocast():
+        model, runtime, times = self.run.learner.model, self.run.runtime, []
+        half = max(1, model.config.block_size // 2)
+        x, _ = self.run.data.batches.get(0, 1)
+        prompt = torch.from_numpy(x[:, :half]).to(runtime.device)  # (1, block_size // 2)
+        model.eval()
+        with runtime.autocast():
             began = time.perf_counter()
-            for _ in sample.generate(run.model, prompt, min(DECODED, half)):
+            for _ in sample.generate(model, prompt, min(DECODED, half)):
                 self.synchronize()
                 times.append(time.perf_counter() - began)
                 began = time.perf_counter()
-        run.model.train()
+        model.train()
         return times[1:] or times  # the first one reads the prompt
 
 

@@ -1,0 +1,45 @@
+"""What the tests of sweeps share: a small dataset, a stand-in for train.py, short measurements."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from bench.ablation import launch, measure, outcome, report
+from helpers.ablation import STUB
+from prepare import prepare
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    rng = random.Random(0)
+    words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
+    text = "".join(rng.choice(words) + rng.choice("    \n") for _ in range(1200))
+    (folder / "words.txt").write_text(text, encoding="utf-8")
+    prepare("words", input=str(folder / "words.txt"), tokenizer="char", data_dir=str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stub") / "train.py"
+    path.write_text(STUB)
+    return str(path)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A report that these tests do not read, and short measurements."""
+
+    def write(outs):
+        (Path(outs[0]) / "report.md").write_text("report")
+
+    def not_measured(job):
+        return {"extrapolation": {}, "sample": None}
+
+    monkeypatch.setattr(report, "write", write)
+    monkeypatch.setattr(report, "table", lambda out: "the table")
+    monkeypatch.setattr(measure, "ROUNDS", 1)
+    monkeypatch.setattr(outcome, "measure_trained", not_measured)
+    monkeypatch.setattr(launch, "POLL", 0.02)

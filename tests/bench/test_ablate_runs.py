@@ -1,0 +1,365 @@
+"""The ablation driver at work: what it does when runs crash, hang, are stopped or killed. Most
+sweeps here train with a stub of train.py; one trains for real."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import ablate
+from bench.ablation import launch, outcome, stats, sweep
+from bench.ablation.terminal import Progress
+from common.errors import UserError
+from common.files import ROOT
+from common.runtime import set_up
+from helpers.ablation import DRIVER, arguments, arm, losses, rows_of, steps_of
+from parts.architectures import configure, make
+from training.run_folder import hold, read_rows
+
+ROPE = arm(rope=dict(position="rope"))
+
+# ---------------------------------------------------------------- sweeps with the stub
+
+
+def test_crash_and_hang_are_failed_rows_and_the_others_run(data_dir, tmp_path, quick, stub, capsys):
+    out = tmp_path / "out"
+    three = arm(crash=dict(norm="dyt"), hang=dict(position="alibi"), rope=dict(position="rope"))
+    status = ablate.main(arguments(data_dir, out, three, "--seeds=2", "--limit=1s"), stub)
+    rows = rows_of(out)
+    assert status == 1 and (out / "report.md").exists() and len(rows) == 10
+    assert {name[0] for name, row in rows.items() if row["status"] == "failed"} == {"crash", "hang"}
+    reason = "loss nan at step 1 (no checkpoint yet): try a lower learning_rate"
+    assert rows["crash", 0, 1, "report"]["reason"] == reason
+    assert rows["hang", 1, 1, "report"]["reason"] == "over the limit of 1 s"
+    assert "the table" in capsys.readouterr().out
+    done = [row for row in rows.values() if row["status"] == "done"]
+    commands = [
+        dict(word[2:].split("=", 1) for word in row["command"].split() if word.startswith("--"))
+        for row in done
+    ]
+    # Pairs share the data, and no two runs share an initialisation.
+    for command, row in zip(commands, done, strict=True):
+        assert command["data_seed"] == str(row["seed"])
+        assert row["curve"][-1] == [4, row["final_val_loss"]]
+        assert row["git_commit"] == "abc" and row["hardware"] == "stub"
+    assert len({command["seed"] for command in commands}) == len(done)
+
+    content = json.loads((out / "sweep.json").read_text())
+    entries = content["arms"]
+    assert list(entries) == ["base", "crash", "hang", "rope", "base again"]
+    assert entries["base again"]["again"]
+    for row in rows.values():
+        assert row["config_hash"] == entries[row["arm"]]["config_hash"]
+        assert row["code_hash"] == content["code_hash"]
+    # The base again is the base.
+    assert len({each["config_hash"] for each in entries.values()}) == 4
+    assert {row["arm"] for row in read_rows(out / "costs.jsonl")} == set(entries)
+
+    steps = steps_of(rows["rope", 0, 1, "report"])
+    two = arm(crash=dict(norm="dyt"), rope=dict(position="rope"))
+    ablate.main(arguments(data_dir, out, two, "--seeds=2"), stub)
+    assert steps_of(rows["rope", 0, 1, "report"]) == steps
+    assert len(read_rows(out / "rows.jsonl")) == 12  # the two that failed are tried again
+
+
+def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
+    data_dir, tmp_path, quick, stub
+):
+    out = tmp_path / "out"
+    what = [ROPE, "--seeds=2", "--tune_seeds=1", "--lr_grid=[0.5,1,2]", "--min_lr=1e-4"]
+    assert ablate.main(arguments(data_dir, out, *what), stub) == 0
+    rows, content = rows_of(out), json.loads((out / "sweep.json").read_text())
+    assert content["chosen_lr"] == {"base": 1, "rope": 2, "base again": 1}
+    assert {seed for _, seed, _, purpose in rows if purpose == "tune"} == {1000}
+    assert {seed for _, seed, _, purpose in rows if purpose == "report"} == {0, 1}
+    assert len(rows) == 2 * 3 + 3 * 2
+    assert {name[2] for name in rows if name[0] == "rope" and name[3] == "report"} == {2}
+    command = rows["rope", 0, 2, "report"]["command"]
+    assert "--learning_rate=0.002 " in command and "--min_lr=0.0002 " in command
+
+
+def test_a_budget_goes_to_the_arms_that_are_undecided(
+    data_dir, tmp_path, quick, stub, monkeypatch, capsys
+):
+    out, asked = tmp_path / "out", []
+
+    def undecided(sweep, rows):
+        asked.append(max(row["seed"] for row in rows) + 1)
+        return {"gelu_erf": 3} if asked[-1] < 4 else {}
+
+    monkeypatch.setattr(stats, "undecided", undecided)
+    two = arm(gelu_erf=dict(mlp="gelu_erf"), rope=dict(position="rope"))
+    assert ablate.main(arguments(data_dir, out, two, "--seeds=2", "--budget=1h"), stub) == 0
+    counts = Counter(name[0] for name in rows_of(out))
+    assert counts == {"base": 4, "gelu_erf": 4, "rope": 2, "base again": 4} and asked == [2, 4]
+    assert json.loads((out / "sweep.json").read_text())["looks"] == [2, 4, 8]
+    printed = capsys.readouterr().out
+    assert printed.index("about ") < printed.index("[1/8]")  # the cost comes first
+    assert "nothing is undecided" in printed
+
+
+def test_the_budget_is_kept(data_dir, tmp_path, quick, stub, monkeypatch, capsys):
+    def undecided(sweep, rows):
+        for row in rows:
+            # Six runs, two at a time: 3000 s are gone, whatever was predicted.
+            row["wall_seconds"] = 1000.0
+        return [("rope", None)]
+
+    monkeypatch.setattr(stats, "undecided", undecided)
+    what = arguments(data_dir, tmp_path / "out", ROPE, "--seeds=2", "--budget=2000s")
+    assert ablate.main(what, stub) == 0
+    assert len(rows_of(tmp_path / "out")) == 6
+    assert "do not pay for 2 more seeds of rope" in capsys.readouterr().out
+
+
+def test_stale_rows_are_not_mixed_in(data_dir, tmp_path, quick, stub, monkeypatch, capsys):
+    out, what = tmp_path / "out", [ROPE, "--seeds=1", "--again=False"]
+    ablate.main(arguments(data_dir, out, *what), stub)
+    first = rows_of(out)
+    monkeypatch.setattr(sweep, "code_hash", lambda: "another")
+    assert ablate.main(arguments(data_dir, out, *what), stub) == 0
+    assert "2 rows here are of other code or another configuration" in capsys.readouterr().out
+    assert {row["code_hash"] for row in rows_of(out).values()} == {"another"}
+    assert len(read_rows(out / "rows.jsonl")) == 4
+    assert (out / "runs" / "rope-s0-lr1.old1" / "steps.txt").exists()  # kept aside
+    ablate.main(arguments(data_dir, out, *what, "--max_iters=3"), stub)
+    assert {row["curve"][-1][0] for row in rows_of(out).values()} == {3}
+    assert first["rope", 0, 1, "report"]["curve"][-1][0] == 4
+
+
+def test_a_second_driver_on_a_folder_is_refused(data_dir, tmp_path, quick, stub, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    with hold(out) as held:
+        held.write("1234")
+        held.flush()
+        with pytest.raises(UserError, match="process 1234 is training here"):
+            ablate.main(arguments(data_dir, out, ROPE), stub)
+    assert not (out / "sweep.json").exists() and "timing" not in capsys.readouterr().out
+
+
+def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, capsys):
+    out = tmp_path / "out"
+    assert ablate.main(arguments(data_dir, out, "--design=leave_one_in", "--dry_run"), stub) == 0
+    printed = capsys.readouterr().out
+    wanted = "7 arms, 0 runs to choose learning rates, 21 to report; 2 at a time: about"
+    assert not out.exists() and wanted in printed
+    lines = printed.splitlines()
+    commands = [line for line in lines if line.startswith("python ") and "--data_seed=" in line]
+    assert len(commands) == 21
+    assert max(len(line) for line in lines if line not in commands) <= 80
+    what = arguments(data_dir, out, "--design=leave_one_in", "--dry_run", "--emit=slurm")
+    assert ablate.main(what, stub) == 0 and not out.exists()
+
+
+def test_a_slurm_array_is_written_and_gathered(data_dir, tmp_path, quick, stub, capsys):
+    out, what = tmp_path / "out", [ROPE, "--seeds=1", "--again=False"]
+    assert ablate.main(arguments(data_dir, out, *what, "--emit=slurm"), stub) == 0
+    script = (out / "slurm.sh").read_text()
+    assert "#SBATCH --array=0-1\n" in script and "--gres" not in script
+    assert len((out / "commands.txt").read_text().splitlines()) == 2
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for task in ("0", "1", "1"):  # the last one once more, as after a requeue
+        subprocess.run(
+            ["bash", out / "slurm.sh"],
+            env=environment | {"SLURM_ARRAY_TASK_ID": task},
+            check=True,
+            timeout=60,
+        )
+    # Nothing is left to train.
+    assert ablate.main(arguments(data_dir, out, *what), "no/trainer.py") == 0
+    assert {row["status"] for row in rows_of(out).values()} == {"done"} and len(rows_of(out)) == 2
+    assert steps_of(out / "runs" / "rope-s0-lr1") == ["1", "2", "3", "4"]
+
+
+def alive(out):
+    """Processes that still train in a sweep's folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"--out_dir={out}/runs" in entry.read_text():
+                found.append(entry.parent.name)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for orphans in /proc")
+def test_stopped_and_killed_it_goes_on_and_ends_alike(data_dir, tmp_path, quick, stub):
+    """Ctrl-C, then kill -9, then to the end: the rows are those of a sweep that nobody disturbed,
+    and no step is taken twice."""
+    driver, out = tmp_path / "driver.py", tmp_path / "out"
+    driver.write_text(DRIVER.format(root=str(ROOT), stub=stub))
+    what = [ROPE, "--seeds=2"]
+    command = [sys.executable, driver, *arguments(data_dir, out, *what)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "STUB_SLEEP": "0.15"}
+    for number, rows in ((signal.SIGINT, 1), (signal.SIGKILL, 3)):
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        limit = time.monotonic() + 60
+        while (
+            len(read_rows(out / "rows.jsonl")) < rows
+            and process.poll() is None
+            and time.monotonic() < limit
+        ):
+            time.sleep(0.02)
+        time.sleep(0.25)  # into the next runs
+        assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(60) == (130 if number == signal.SIGINT else -9)
+        limit = time.monotonic() + (0 if number == signal.SIGINT else 10)
+        while alive(out) and time.monotonic() < limit:
+            time.sleep(0.02)
+        assert not alive(out)  # no orphans
+        begun = [
+            folder
+            for folder in (out / "runs").iterdir()
+            if not (folder / "steps.txt").exists() or len(steps_of(folder)) < 4
+        ]
+        assert len(rows_of(out)) < 6 and begun  # the runs stopped with their driver
+    with open(out / "rows.jsonl", "a") as file:
+        file.write('{"arm": "ro')  # a row that a power cut tore
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert process.returncode == 0 and "the table" in process.stdout
+    assert ablate.main(arguments(data_dir, tmp_path / "straight", *what), stub) == 0
+    assert losses(out) == losses(tmp_path / "straight") and len(losses(out)) == 6
+    for row in rows_of(out).values():
+        assert steps_of(row) == ["1", "2", "3", "4"]
+
+
+def test_the_table_on_a_terminal_is_redrawn(capsys):
+    jobs = [launch.Job("rope", seed, 1, "report", "out", {}, "c", "h", "d") for seed in range(2)]
+    row = {
+        "arm": "rope",
+        "status": "done",
+        "final_val_loss": 1.5,
+        "best_val_loss": 1.25,
+        "wall_seconds": 20.0,
+    }
+    state = SimpleNamespace(
+        rows={},
+        arms={"rope": None},
+        predicted={"rope": 10.0},
+        slots=[(None, 1)],
+        config=SimpleNamespace(metric="final_val_loss"),
+    )
+    with Progress(state, jobs, terminal=True) as progress:
+        state.rows[jobs[0].key] = row
+        capsys.readouterr()
+        progress.show(jobs[0], row)
+        first = capsys.readouterr().out
+        # 20 s: what the first run took, and not the 10 s that were predicted
+        for words in ("1/2", "1.5000", "1.2500", "20 s"):
+            assert words in first
+        progress.show(jobs[0], row)
+        lines_up = capsys.readouterr().out.count("\x1b[1A")
+        assert lines_up == len(first.splitlines()) - 1 == 2
+
+
+def test_workers_share_cores_and_gpus(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert launch.worker_slots(4, "cpu") == [(None, 2)] * 4
+    assert launch.worker_slots(None, "cpu") == [(None, 8)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert launch.worker_slots(4, "cuda") == [
+        ("2", 2),
+        ("5", 2),
+        ("2", 2),
+        ("5", 2),
+    ] and launch.worker_slots(None, "cuda:1") == [("5", 8)]
+
+
+def test_ray_runs_a_sweep_on_two_nodes(data_dir, tmp_path, quick, stub, monkeypatch):
+    monkeypatch.setenv("STUB_FORGETS", "1")  # the nodes would measure a model that is none
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    try:
+        cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        out, two = tmp_path / "out", arm(rope=dict(position="rope"), crash=dict(norm="dyt"))
+        what = [two, "--seeds=2", "--again=False"]
+        assert ablate.main(arguments(data_dir, out, *what, "--engine=ray"), stub) == 1
+        rows = rows_of(out)
+        failed = {name[0] for name, row in rows.items() if row["status"] == "failed"}
+        assert len(rows) == 6 and failed == {"crash"}
+        assert len({row["node"] for row in rows.values()}) == 2
+        # Once more: what is done is not done again.
+        ablate.main(arguments(data_dir, out, *what, "--engine=ray"), stub)
+        assert steps_of(rows["rope", 0, 1, "report"]) == ["1", "2", "3", "4"]
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+# ---------------------------------------------------------------- for real
+
+
+def test_a_real_sweep(data_dir, tmp_path):
+    """Two arms, two seeds, trained by train.py, reported; and started again, which changes
+    nothing."""
+    out = tmp_path / "out"
+    length = ["--seeds=2", "--again=False", "--max_iters=12", "--eval_interval=6"]
+    what = arguments(data_dir, out, ROPE, *length, "--prompt=the")
+    assert ablate.main(what) == 0
+    rows = rows_of(out)
+    assert len(rows) == 4
+    for row in rows.values():
+        assert row["status"] == "done"
+        assert row["best_val_loss"] <= row["final_val_loss"] < row["curve"][0][1]
+    base, rope = rows["base", 0, 1, "report"], rows["rope", 0, 1, "report"]
+    assert [point[0] for point in base["curve"]] == [0, 6, 12]
+    assert base["sample"].startswith("the") and len(base["sample"]) == 203
+    assert base["extrapolation"]["1"] > 0 and base["extrapolation"]["2"] is None
+    assert all(value > 0 for value in rope["extrapolation"].values())
+    cost = {row["arm"]: row for row in read_rows(out / "costs.jsonl")}
+    assert cost["base"]["milliseconds_per_step"]["median"] > 0
+    assert cost["rope"]["decode_ms_per_token"]["median"] > 0
+    assert cost["base"]["threads"] == 1
+    assert (out / "report.md").exists()
+    assert (out / "runs/base-s0-lr1/ckpt").exists()
+    assert not (out / "runs/base-s1-lr1/ckpt").exists()
+    before = (out / "rows.jsonl").read_text()
+    assert ablate.main(what) == 0 and (out / "rows.jsonl").read_text() == before
+
+
+def test_extrapolation_scores_the_same_tokens_with_more_before_them():
+    torch.manual_seed(0)
+    values = dict(
+        model="llama", n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=11, multiple_of=8
+    )
+    tokens, runtime = np.random.default_rng(0).integers(0, 11, 400), set_up("cpu", "float32")
+    model = make(configure(values)).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, 0, 0.5)
+    found = outcome.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
+    ends = np.unique(np.linspace(64, 399, 8).astype(int))
+    for n in (1, 4):
+        each = [
+            torch.nn.functional.cross_entropy(
+                model(torch.tensor(tokens[end - 8 * n : end])[None])[0][0, -2:],
+                torch.tensor(tokens[end - 1 : end + 1]),
+            ).item()
+            for end in ends
+        ]
+        assert found[str(n)] == pytest.approx(sum(each) / len(each), abs=1e-5)
+    del values["multiple_of"]
+    learned = make(configure(values | {"model": "gpt2"})).eval()
+    assert [
+        value is None for value in outcome.extrapolation(learned, tokens, runtime).values()
+    ] == [False, True, True, True]
+    assert (
+        outcome.extrapolation(model, tokens[:20], runtime)["8"] is None
+    )  # a text too short for it

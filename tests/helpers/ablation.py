@@ -1,0 +1,100 @@
+"""A stand-in for train.py that a sweep can run in milliseconds, and how tests call the driver."""
+
+from pathlib import Path
+
+from training.run_folder import read_rows
+
+# What train.py shows from the outside. The words of an arm say what happens: rope is better by
+# 0.05, dyt crashes, alibi hangs; the rest is noise of the seeds. It saves on SIGTERM, and notes
+# every step that it takes.
+STUB = """
+import fcntl, json, os, random, signal, sys, time
+from pathlib import Path
+
+given = dict(word[2:].split("=", 1) for word in sys.argv[1:])
+out = Path(given["out_dir"])
+lock = open(out / "lock", "a+")
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+if given.get("init_from") == "resume":
+    given = json.loads((out / "config.json").read_text())
+    step = max(int(path.name) for path in (out / "ckpt").iterdir())
+else:
+    config = given | {"versions": {"git_commit": "abc", "hardware": "stub"}}
+    (out / "config.json").write_text(json.dumps(config))
+    (out / "log.jsonl").write_text("")
+    step = 0
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+position = given.get("position")
+if given.get("norm") == "dyt":
+    why = "loss nan at step 1 (no checkpoint yet): try a lower learning_rate"
+    sys.exit("some warning\\nerror: " + why)
+while position == "alibi":
+    time.sleep(0.05)
+noise = random.Random(given["seed"]).gauss(0, 0.01)
+noise += random.Random(given["data_seed"]).gauss(0, 0.02)
+rate, best = float(given["learning_rate"]), 2e-3 if position == "rope" else 1e-3
+offset = noise - 0.05 * (position == "rope") + (rate / best - 1) ** 2
+while step < int(given["max_iters"]) and not stopped:
+    time.sleep(float(os.environ.get("STUB_SLEEP", 0)))
+    step += 1
+    loss = 3 - 0.1 * step + offset
+    row = {"step": step, "train_loss": loss, "val_loss": loss, "bits_per_byte": loss}
+    with open(out / "steps.txt", "a") as file:
+        file.write(f"{step}\\n")
+    with open(out / "log.jsonl", "a") as file:
+        file.write(json.dumps(row | {"seconds": 0.1 * step}) + "\\n")
+if not os.environ.get("STUB_FORGETS"):
+    (out / "ckpt" / f"{step:06d}").mkdir(parents=True, exist_ok=True)
+(out / "latest").write_text(str(step))
+sys.exit(143 if stopped else 0)
+"""
+
+# A driver in a process of its own, on the stub.
+DRIVER = """
+import sys
+from types import SimpleNamespace
+sys.path[:0] = [{root!r}, {root!r} + "/bench"]
+import ablate, bench.ablation
+from bench.ablation import launch, measure, outcome
+from common.errors import run
+measure.ROUNDS, launch.POLL = 1, 0.02
+outcome.measure_trained = lambda job: {{"extrapolation": {{}}, "sample": None}}
+bench.ablation.report = SimpleNamespace(write=lambda outs: None, table=lambda out: "the table")
+run(lambda argv: ablate.main(argv, {stub!r}))
+"""
+
+
+def arguments(data_dir, out, *more):
+    """The command line of a small sweep."""
+    return [
+        *("--dataset=words", f"--data_dir={data_dir}", f"--out_dir={out}"),
+        *("--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16", "--batch_size=4"),
+        *("--max_iters=4", "--eval_interval=2", "--warmup_iters=0", "--learning_rate=1e-3"),
+        *("--device=cpu", "--workers=2"),
+        *more,
+    ]
+
+
+def arm(**named):
+    return f"--arms={named!r}"
+
+
+def rows_of(out):
+    """{(arm, seed, lr, purpose): the last row}"""
+    rows = read_rows(Path(out) / "rows.jsonl")
+    return {(row["arm"], row["seed"], row["lr"], row["purpose"]): row for row in rows}
+
+
+def losses(out):
+    return {
+        name: (row["final_val_loss"], row["best_val_loss"], row["curve"])
+        for name, row in rows_of(out).items()
+        if row["status"] == "done"
+    }
+
+
+def steps_of(row_or_folder):
+    """The steps that the stub took in a run's folder, in their order."""
+    folder = row_or_folder["out_dir"] if isinstance(row_or_folder, dict) else row_or_folder
+    return (Path(folder) / "steps.txt").read_text().split()
