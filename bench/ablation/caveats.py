@@ -1,41 +1,30 @@
 """What a reader of a sweep must know before believing it: a table of conditions and sentences."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from bench.ablation.significance import ALPHA
-from bench.ablation.stats import Analysis, Runs, listed
+from bench.ablation.stats import listed
 
 DIFFERENT_BATCHES = {"batch_size", "block_size", "gradient_accumulation_steps"}
 
 
-@dataclass
 class Case:
-    """What the conditions look at."""
+    """What the conditions and the sentences look at."""
 
-    sweep: dict
-    runs: Runs
-    costs: dict  # arm -> row of costs.jsonl, of any code
-    analysis: Analysis
-
-    def __post_init__(self):
-        self.arms, self.base = self.sweep["arms"], self.sweep["base"]
-        self.floor, self.visible = self.analysis.floor, self.analysis.visible
-        self.margin = self.analysis.margin
-        self.compared = [verdict for verdict in self.analysis.verdicts if verdict.word != "noise"]
+    def __init__(self, sweep, runs, costs, analysis):
+        self.sweep, self.runs, self.analysis = sweep, runs, analysis
+        self.arms, self.base = sweep["arms"], sweep["base"]
+        self.costs = {arm: costs[arm] for arm in self.arms if arm in costs}  # of any code
+        self.floor, self.visible, self.margin = analysis.floor, analysis.visible, analysis.margin
+        self.compared = [verdict for verdict in analysis.verdicts if verdict.word != "noise"]
         self.n = max((len(verdict.seeds) for verdict in self.compared), default=0)
         self.flip_floor = 2 / 2 ** max(self.n, 1)  # the smallest p-value of n sign flips
-        self.base_runs = len(self.runs.done[self.base])
-        self.number_of_looks = len(self.sweep["looks"])
         self.alpha = ALPHA
-        self.looks = listed(map(str, sorted(self.sweep["looks"])))
-        self.failed = counted(self.runs.failed, "failed run")
-        self.stale = counted(self.runs.stale, "stale row")
-
-    def paid(self):
-        """The costs of this sweep's arms."""
-        return {arm: cost for arm, cost in self.costs.items() if arm in self.arms}
+        self.base_runs = len(runs.done[self.base])
+        self.number_of_looks = len(sweep["looks"])
+        self.looks = listed(map(str, sorted(sweep["looks"])))
+        self.failed = counted(runs.failed, "failed run")
+        self.stale = counted(runs.stale, "stale row")
 
 
 # --- conditions: each returns what its sentence calls {found}, or a falsy value
@@ -125,8 +114,7 @@ def pairs_across_machines(case):
 
 def costs_of_other_code(case):
     code = case.sweep["code_hash"]
-    paid = case.paid()
-    return [arm for arm in case.arms if arm in paid and paid[arm]["code_hash"] != code]
+    return [arm for arm, cost in case.costs.items() if cost["code_hash"] != code]
 
 
 def costs_missing(case):
@@ -134,29 +122,28 @@ def costs_missing(case):
 
 
 def costs_from_several_machines(case):
-    return more_than_one({cost["hardware"] for cost in case.paid().values()})
+    return more_than_one({cost["hardware"] for cost in case.costs.values()})
 
 
 def peak_memory_is_computed(case):
-    return any(cost.get("peak_memory") == "closed form" for cost in case.paid().values())
+    return any(cost.get("peak_memory") == "closed form" for cost in case.costs.values())
 
 
 def base_timed_differently(case):
-    """By how much the step time of the base's second copy differs from the base's."""
-    times = {arm: cost.get("milliseconds_per_step") for arm, cost in case.paid().items()}
-    for arm, facts in case.arms.items():
-        if facts.get("again") and times.get(arm) and times.get(case.base):
-            apart = times[arm]["median"] / times[case.base]["median"] - 1
-            return f"{apart:+.0%}" if abs(apart) > 0.01 else None
-    return None
+    """By how much the time per step of the base's second copy differs from the base's."""
+    again = next((arm for arm, facts in case.arms.items() if facts.get("again")), None)
+    times = [(case.costs.get(arm) or {}).get("milliseconds_per_step") for arm in (case.base, again)]
+    if None in times:
+        return None
+    apart = times[1]["median"] / times[0]["median"] - 1
+    return f"{apart:+.0%}" if abs(apart) > 0.01 else None
 
 
 def timed_on_a_busy_machine(case):
-    paid = case.paid()
     return [
         arm
-        for arm in case.arms
-        if arm in paid and paid[arm].get("load_average", 0) > 0.5 * paid[arm].get("threads", 1)
+        for arm, cost in case.costs.items()
+        if cost.get("load_average", 0) > 0.5 * cost.get("threads", 1)
     ]
 
 

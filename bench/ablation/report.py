@@ -20,15 +20,8 @@ from common.files import write as write_file
 
 # What a terminal of 80 columns has room for.
 TERMINAL_VERDICTS = ("arm", "verdict", "difference [95 %]", "loss (sd)")
-TERMINAL_COSTS = (
-    "arm",
-    "parameters",
-    "tokens/s",
-    "peak bytes",
-    "KV bytes/token",
-    "decode ms/token",
-)
-TERMINAL_WHOLE = ("arm", "difference [95 %]", "loss (sd)")  # are not wrapped
+TERMINAL_COSTS = ("arm", "parameters", "tokens/s", "KV bytes/token", "decode ms/token")
+LONGEST_NAME = 24
 TERMINAL_STYLES = {
     "arm": "bold",
     "better": "green",
@@ -122,13 +115,19 @@ def for_terminal(*parts):
 
 
 def rich_table(made, columns):
+    """A table of some columns. Only verdicts, and names over LONGEST_NAME, take several lines."""
     from rich.table import Table
     from rich.text import Text
 
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in columns:
-        shown.add_column(Text(column), overflow="fold", no_wrap=column in TERMINAL_WHOLE)
     places = [made.headings.index(column) for column in columns]
+    for column, place in zip(columns, places, strict=True):
+        width = max(len(column), *(len(row[place].text) for row in made.rows))
+        if column == "arm":
+            width = min(width, LONGEST_NAME)
+        shown.add_column(
+            Text(column), overflow="fold", width=None if column == "verdict" else width
+        )
     for row in made.rows:
         cells = (row[place] for place in places)
         shown.add_row(*(Text(cell.text, TERMINAL_STYLES.get(cell.kind, "")) for cell in cells))

@@ -9,11 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.ablation import plots, report
+from bench.ablation import plots, report, tables
+from bench.ablation.sweeps import gather
 from common.errors import UserError
 from helpers.sweeps import make_sweep
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+RESULTS = ROOT / "bench/results/ablate_shakespeare"
 FEW = {"effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1}, "failed": (), "stale": False}
 
 
@@ -66,6 +68,24 @@ def no_collection(monkeypatch):
     monkeypatch.setattr("gc.collect", lambda *_: 0)
 
 
+@pytest.fixture
+def not_saved(monkeypatch):
+    """Figures are drawn, with their layout and warnings, but not saved as PNG and SVG."""
+
+    def as_svg(figure):
+        figure.draw_without_rendering()
+        return '<svg width="1" height="1"></svg>'
+
+    monkeypatch.setattr(plots, "as_svg", as_svg)
+    monkeypatch.setattr(plots, "as_png", lambda figure: b"\x89PNG")
+
+
+@pytest.fixture
+def only_forest(not_saved, monkeypatch):
+    """For tests of the text: the forest plot stands for all plots."""
+    monkeypatch.setattr(plots, "PLOTS", plots.PLOTS[:1])
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     out = tmp_path_factory.mktemp("sweep")
@@ -82,7 +102,9 @@ def test_the_first_lines_say_that_it_is_a_screening_and_what_came_out(written):
     )
     assert "5 seeds per arm: it can only see large effects (here about 0.0" in lines[2]
     assert re.search(
-        r"against the base \(gpt2\): rope \(−0\.0\d\d, .*\) and alibi \(.*\) do better, while untied \(\+.*\) does worse\. rmsnorm ties .*; gqa and swiglu are undecided; post failed\.",
+        r"against the base \(gpt2\): rope \(−0\.0\d\d, .*\) and alibi \(.*\) do better,"
+        r" while untied \(\+.*\) does worse\. rmsnorm ties .*; gqa and swiglu are undecided;"
+        r" post failed\.",
         lines[4],
     )
     assert lines[6] == "![Effects](forest.png)"
@@ -122,9 +144,14 @@ def test_plots_take_the_colours_of_the_page_and_their_ids_are_their_own(written)
     assert "tip-" not in re.sub(r'id="[\w-]*tip-\d+" class="tip"', "", "".join(drawings))
 
 
-def test_the_tables_say_what_the_rows_say(written):
-    (section,) = report.gather([written])
-    effects, costs, measures = Page((written / "report.html").read_text(encoding="utf-8")).tables
+def tables_of(folder):
+    """The tables of its page, as lists of rows of texts: verdicts, costs, other measures."""
+    return Page((folder / "report.html").read_text(encoding="utf-8")).tables
+
+
+def test_the_verdicts_say_what_the_rows_say(written):
+    (section,) = gather([written])
+    effects = tables_of(written)[0]
     rope = next(verdict for verdict in section.main.verdicts if verdict.arm == "rope")
     found = {row[0]: row for row in effects[1:]}
     assert list(found) == [
@@ -151,7 +178,24 @@ def test_the_tables_say_what_the_rows_say(written):
     assert found["post"][1:4] == ["failed", "–", "–"] and found["swiglu"][1].startswith(
         "undecided (about"
     )
-    priced = {row[0]: dict(zip(costs[0], row)) for row in costs[1:]}
+    text = (written / "report.md").read_text(encoding="utf-8")
+    for row in effects[1:]:
+        assert "| " + " | ".join(row) + " |" in text
+    for words in (
+        "post seed 1 2 3 4 5 (the loss is not finite at step 412)",
+        "gqa seed 6",
+        "over 7 comparisons",
+        "fingerprint 5f2b8c81aa01",
+        "Xeon 2.1 GHz",
+        "0123456789ab",
+        "What say you, sir? the alibi",
+    ):
+        assert words in text, words
+
+
+def test_the_costs_and_other_measures_say_what_the_rows_say(written):
+    _, costs, measures = tables_of(written)
+    priced = {row[0]: dict(zip(costs[0], row, strict=True)) for row in costs[1:]}
     assert (
         priced["gqa"]["KV bytes/token"] == "2,048"
         and priced["gqa"]["tokens/s"] == "16,100"
@@ -172,19 +216,6 @@ def test_the_tables_say_what_the_rows_say(written):
         "sign-flip p",
     ]
     assert {row[0]: row for row in measures[1:]}["rope"][7] == "0.062 (floor 0.062)"
-    text = (written / "report.md").read_text(encoding="utf-8")
-    for row in effects[1:]:
-        assert "| " + " | ".join(row) + " |" in text
-    for words in (
-        "post seed 1 2 3 4 5 (the loss is not finite at step 412)",
-        "gqa seed 6",
-        "Holm over 7 comparisons",
-        "fingerprint 5f2b8c81aa01",
-        "Xeon 2.1 GHz",
-        "0123456789ab",
-        "What say you, sir? the alibi",
-    ):
-        assert words in text, words
 
 
 def test_the_same_rows_give_the_same_files(written, tmp_path):
@@ -194,30 +225,70 @@ def test_the_same_rows_give_the_same_files(written, tmp_path):
         assert path.read_bytes() == (tmp_path / written.name / path.name).read_bytes(), path.name
 
 
-def test_a_terminal_gets_the_answer_and_the_tables(written, capsys):
-    text = report.table(written)
-    assert (
-        "do better" in text
-        and text.startswith("A screening")
-        and re.search(r"^rope +better +−0\.05", text, re.MULTILINE)
+def test_the_committed_report_s_tables_come_from_its_rows(tmp_path, only_forest):
+    """The figures of a published report do not change with the code that writes it."""
+    for name in ("sweep.json", "rows.jsonl", "costs.jsonl"):
+        (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
+    report.write([tmp_path])
+    old, new = (
+        [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+        for path in (RESULTS / "report.md", tmp_path / "report.md")
     )
-    assert report.main([str(written)]) is None
-    assert "rope" in capsys.readouterr().out
+    assert len(old) == 23 and new == old
+
+
+def test_what_a_sweep_says_is_escaped(tmp_path, only_forest):
+    question = 'Is <script>alert("1")</script> & co. any good?'
+    effects = {"base": 0.0, "a|b": -0.1}
+    make_sweep(tmp_path, question=question, effects=effects, failed=(), stale=False)
+    report.write([tmp_path])
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert question not in page
+    assert page.count("Is &lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt; &amp; co. any good?") == 2
+    assert "| a\\|b | better |" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_terminal_gets_the_answer_and_the_tables(written):
+    text = report.table(written)
+    assert text.startswith("This is a screening") and "do better" in " ".join(text.split())
+    assert re.search(r"^rope +better +−0\.05", text, re.MULTILINE)
+    assert re.search(r"^gqa +807 k +16,100 +2,048 +2\.67$", text, re.MULTILINE)
+    assert "\x1b" not in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_a_terminal_s_tables_are_coloured_and_keep_every_digit(tmp_path, monkeypatch):
+    name = "position=rope+mlp=swiglu+norm=rmsnorm"
+    make_sweep(tmp_path, effects={"base": 0.0, name: -0.1}, failed=(), stale=False)
+    for key, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(key, value)
+    text = report.table(tmp_path)
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert "\x1b[32mbetter" in text and max(map(len, plain.splitlines())) <= 80
+    (verdict,) = gather([tmp_path])[0].main.verdicts
+    assert tables.difference_cell(verdict).text in plain
+    assert f"{verdict.loss:.4f} ({verdict.loss_sd:.4f})" in plain
+
+
+def test_main_prints_the_verdicts_and_the_paths(tmp_path, capsys, only_forest):
+    make_sweep(tmp_path, **FEW)
+    assert report.main([str(tmp_path)]) is None
+    printed = capsys.readouterr().out
+    assert re.search(r"^rope +better", printed, re.MULTILINE)
+    assert f"{tmp_path / 'report.md'}, {tmp_path / 'report.html'}" in printed
 
 
 @pytest.mark.parametrize(
     "keys",
     [
         {"seeds": 1},
-        {"costs": False},
-        {"lr_grid": [1], "chosen_lr": {}},
+        {"costs": False, "lr_grid": [1], "chosen_lr": {}},
         {"failed": ("base", "rope")},
         {"looks": [2, 5, 9], "metric": "best_val_loss"},
         {"curve_points": 1},
         {"noise": 0.0},
     ],
 )
-def test_a_poor_sweep_still_gets_its_report(tmp_path, keys, recwarn):
+def test_a_poor_sweep_still_gets_its_report(tmp_path, keys, recwarn, not_saved):
     make_sweep(tmp_path, **FEW | keys)
     report.write([tmp_path])
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
@@ -231,14 +302,14 @@ def test_a_poor_sweep_still_gets_its_report(tmp_path, keys, recwarn):
         )
 
 
-def test_no_rows_yet_and_a_line_cut_off(tmp_path):
+def test_no_rows_yet_and_a_line_cut_off(tmp_path, not_saved):
     make_sweep(tmp_path, **FEW)
     rows = (tmp_path / "rows.jsonl").read_text()
     (tmp_path / "rows.jsonl").write_text("")
     report.write([tmp_path])
     assert "| rope | not run |" in (tmp_path / "report.md").read_text()
     (tmp_path / "rows.jsonl").write_text(rows[:-40])
-    assert next(v for v in report.gather([tmp_path])[0].main.verdicts if v.arm == "rope").seeds == [
+    assert next(v for v in gather([tmp_path])[0].main.verdicts if v.arm == "rope").seeds == [
         1,
         2,
         3,
@@ -248,29 +319,16 @@ def test_no_rows_yet_and_a_line_cut_off(tmp_path):
 
 def test_costs_of_other_code_are_left_out(tmp_path):
     make_sweep(tmp_path, **FEW)
-    with open(
-        tmp_path / "costs.jsonl", "a"
-    ) as file:  # the last line of an arm counts, and this one is of other code
-        file.write(
-            json.dumps(
-                {
-                    "arm": "rope",
-                    "code_hash": "older code",
-                    "hardware": "?",
-                    "tokens_per_second": 99999.0,
-                }
-            )
-            + "\n"
-        )
-    (section,) = report.gather([tmp_path])
-    assert (
-        "rope" not in section.costs
-        and "base" in section.costs
-        and "99,999" not in report.plain(report.costs_table(section))
-    )
+    other = {"arm": "rope", "code_hash": "older code", "hardware": "?", "tokens_per_second": 99999}
+    with open(tmp_path / "costs.jsonl", "a") as file:  # the last line of an arm counts
+        file.write(json.dumps(other) + "\n")
+    (section,) = gather([tmp_path])
+    assert "rope" not in section.costs and "base" in section.costs
+    shown = [cell.text for row in tables.costs_table(section).rows for cell in row]
+    assert "21,000" in shown and "99,999" not in shown
 
 
-def test_an_interaction_and_a_ladder_have_their_lines(tmp_path):
+def test_an_interaction_and_a_ladder_have_their_lines(tmp_path, only_forest):
     make_sweep(
         tmp_path,
         effects={"base": 0.0, "rope": -0.1, "swiglu": -0.05, "both": -0.3},
@@ -283,12 +341,12 @@ def test_an_interaction_and_a_ladder_have_their_lines(tmp_path):
     assert (
         "| both: beyond rope + swiglu | better |" in text
         and "against rope; " in text
-        and "what each is compared with" in text
+        and "what each arm is compared with" in text
         and "both: beyond rope + swiglu does not add up" in text
     )
 
 
-def test_folders_of_one_sweep_are_put_together_and_others_get_a_section(tmp_path):
+def test_folders_of_one_sweep_are_put_together_and_others_get_a_section(tmp_path, only_forest):
     make_sweep(tmp_path / "a", **FEW)
     make_sweep(tmp_path / "b", **FEW, hardware="H200")
     rows = [
@@ -303,7 +361,7 @@ def test_folders_of_one_sweep_are_put_together_and_others_get_a_section(tmp_path
         )
     )
     make_sweep(tmp_path / "c", **FEW, question="Another?", max_iters=1000)
-    sections = report.gather([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
+    sections = gather([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
     assert [[folder.name for folder in section.folders] for section in sections] == [
         ["a", "b"],
         ["c"],
@@ -332,6 +390,6 @@ def test_a_folder_without_a_sweep_is_an_error_of_one_line(tmp_path):
 
 
 def test_the_page_has_a_dark_twin_of_each_colour():
-    text = (ROOT / "bench/ablation/report_template.html").read_text(encoding="utf-8")
+    text = (ROOT / "bench/ablation/templates/report.css").read_text(encoding="utf-8")
     light = dict(re.findall(r"--(c\d): (#[0-9a-f]{6})", text[: text.index("@media (prefers")]))
-    assert list(light.values()) == plots.COLORS
+    assert tuple(light.values()) == plots.COLORS

@@ -1,11 +1,12 @@
-"""bench/stats.py against simulated sweeps whose truth is known. A simulation of a wrong statistic
-stands beside the right one, so that the check is seen to tell them apart."""
+"""The verdicts of a sweep against simulated sweeps whose truth is known. A simulation of a wrong
+statistic stands beside the right one, so that the check is seen to tell them apart."""
 
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from bench.ablation import stats
+from bench.ablation import significance, stats
+from bench.ablation.caveats import caveats
 from helpers.sweeps import make_sweep
 
 
@@ -36,11 +37,14 @@ def sweeps(n, arms=7, number=1000, seed=0, effect=0.0, sds=1.0, base_sd=1.0):
 
 def words(x, base, margin, looks):
     """What each arm of each sweep is called, [number, arms], when an arm gets no more seeds once it
-    is decided."""
-    test = stats.compare(x, base, margin, looks, len(looks))
-    return np.array(
-        [stats.judge(*parts)[0] for parts in zip(test["p_differ"], test["p_tie"], test["mean"])]
-    )
+    is decided. Holm's method makes no p-value smaller, so a sweep in which none is at most ALPHA
+    makes no claim and is not judged."""
+    test = significance.compare(x, base, margin, looks, len(looks))
+    found = np.full(test["mean"].shape, "no claim", dtype="U9")
+    for place in np.flatnonzero((test["p_differ"] <= significance.ALPHA).any(1)):
+        parts = (test[key][place] for key in ("p_differ", "p_tie", "mean"))
+        found[place] = significance.judge(*parts)[0]
+    return found
 
 
 def claims(found):
@@ -51,7 +55,7 @@ def claims(found):
 @pytest.mark.parametrize("sd", [0.3, 3.0])
 def test_the_interval_covers_the_truth_95_times_in_100(n, sd):
     x, base = sweeps(n, arms=1, number=20000, effect=0.4, sds=sd)
-    test = stats.compare(x, base, 1.0, [n], 1)
+    test = significance.compare(x, base, 1.0, [n], 1)
     assert np.mean((test["low"] <= 0.4) & (test["high"] >= 0.4)) == pytest.approx(0.95, abs=0.005)
     half = 1.96 * test["sd"] / np.sqrt(n)  # the normal distribution's interval, which is too short
     assert np.mean(abs(test["mean"] - 0.4) <= half) < 0.94
@@ -71,15 +75,18 @@ def test_without_the_corrections_there_are_false_claims():
     x, base = sweeps(10, number=1000)
     single = scipy_stats.ttest_1samp(x - base, 0).pvalue
     assert (single <= 0.05).any(1).mean() > 0.15
-    peeked = stats.compare(x, base, 0.0, [2, 3, 4, 5, 6, 8, 10], 1)[
+    peeked = significance.compare(x, base, 0.0, [2, 3, 4, 5, 6, 8, 10], 1)[
         "p_differ"
     ]  # seven looks that call themselves one
-    assert np.mean([claims(stats.judge(p, np.ones(7), np.ones(7))[0]).any() for p in peeked]) > 0.10
+    assert (
+        np.mean([claims(significance.judge(p, np.ones(7), np.ones(7))[0]).any() for p in peeked])
+        > 0.10
+    )
 
 
 def test_a_claim_is_never_taken_back_at_a_later_look():
     x, base = sweeps(10, number=500, effect=-1.0)
-    early, late = (stats.compare(x, base, 0.0, counts, 3) for counts in ([4], [4, 7, 10]))
+    early, late = (significance.compare(x, base, 0.0, counts, 3) for counts in ([4], [4, 7, 10]))
     assert (late["p_differ"] <= early["p_differ"]).all() and (late["p_tie"] <= early["p_tie"]).all()
     assert (late["p_differ"] < early["p_differ"]).any()
 
@@ -97,16 +104,16 @@ def test_an_equal_arm_ties_and_one_at_the_margin_does_not():
     x, base = sweeps(
         30, number=1000, arms=2, effect=np.array([0.0, 1.0])
     )  # margin 1, sd of a difference 1.41
-    ties = stats.compare(x, base, 1.0, [30], 1)["p_tie"] <= stats.ALPHA
+    ties = significance.compare(x, base, 1.0, [30], 1)["p_tie"] <= significance.ALPHA
     assert ties[:, 0].mean() > 0.95
     assert ties[:, 1].mean() == pytest.approx(0.05, abs=0.015)
-    peeked = stats.compare(x, base, 1.0, [10, 20, 30], 3)["p_tie"] <= stats.ALPHA
+    peeked = significance.compare(x, base, 1.0, [10, 20, 30], 3)["p_tie"] <= significance.ALPHA
     assert peeked[:, 1].mean() <= 0.065
 
 
 def test_the_tests_are_the_textbook_s():
     x, base = np.array([1.0, 1.2, 0.9, 1.4, 1.1]), np.array([1.3, 1.35, 1.3, 1.5, 1.45])
-    test = stats.compare(x, base, 0.1, [5], 1)
+    test = significance.compare(x, base, 0.1, [5], 1)
     reference = scipy_stats.ttest_rel(x, base)
     assert (test["p"], test["p_differ"]) == pytest.approx((reference.pvalue,) * 2)
     assert (test["low"], test["high"]) == pytest.approx(tuple(reference.confidence_interval(0.95)))
@@ -115,7 +122,7 @@ def test_the_tests_are_the_textbook_s():
         scipy_stats.ttest_rel(x, base + 0.1, alternative="less").pvalue,
     )
     assert test["p_tie"] == pytest.approx(max(above, below))
-    assert stats.judge([0.01, 0.04, 0.03, 0.9], [1, 1, 1, 0.02], [1, 1, -1, 1]) == (
+    assert significance.judge([0.01, 0.04, 0.03, 0.9], [1, 1, 1, 0.02], [1, 1, -1, 1]) == (
         ["worse", "undecided", "undecided", "tie"],
         pytest.approx([0.04, 0.09, 0.09, 0.9]),
     )
@@ -123,10 +130,12 @@ def test_the_tests_are_the_textbook_s():
 
 def test_sign_flips_have_a_floor_and_see_what_is_there():
     for n in (3, 5, 6, 10):
-        assert stats.sign_flip(np.arange(1.0, n + 1)) == pytest.approx(2 / 2**n)
-    assert stats.sign_flip(np.array([1.0, -1.1, 0.9, -0.8, 1.2, -1.2])) > 0.5
+        assert significance.sign_flip(np.arange(1.0, n + 1)) == pytest.approx(2 / 2**n)
+    assert significance.sign_flip(np.array([1.0, -1.1, 0.9, -0.8, 1.2, -1.2])) > 0.5
     random = np.random.default_rng(1)
-    assert np.mean([stats.sign_flip(random.normal(0, 1, 7)) <= 0.05 for _ in range(300)]) < 0.09
+    assert (
+        np.mean([significance.sign_flip(random.normal(0, 1, 7)) <= 0.05 for _ in range(300)]) < 0.09
+    )
 
 
 def test_the_bootstrap_is_there_from_ten_seeds_on(tmp_path):
@@ -327,77 +336,97 @@ def test_more_seeds_are_as_many_as_the_power_needs():
     from statsmodels.stats.power import TTestPower
 
     needed = TTestPower().solve_power(effect_size=0.8, alpha=0.05, power=0.8)
-    assert stats.more_seeds(0.8, 1.0, None, 5, 1, 1) == int(np.ceil(needed)) - 5
-    assert stats.more_seeds(0.8, 1.0, None, 5, 7, 2) > stats.more_seeds(0.8, 1.0, None, 5, 1, 1)
-    assert (
-        stats.more_seeds(0.0, 1.0, None, 5, 1, 1) is None
-        and stats.more_seeds(0.0, 1.0, 1.0, 5, 1, 1) < 10
-        and stats.more_seeds(5.0, 1.0, None, 5, 1, 1) == 1
+    assert significance.more_seeds(0.8, 1.0, None, 5, 1, 1) == int(np.ceil(needed)) - 5
+    assert significance.more_seeds(0.8, 1.0, None, 5, 7, 2) > significance.more_seeds(
+        0.8, 1.0, None, 5, 1, 1
     )
-    assert stats.smallest_visible(1.0, 5, 1, 1) == pytest.approx(
+    assert (
+        significance.more_seeds(0.0, 1.0, None, 5, 1, 1) is None
+        and significance.more_seeds(0.0, 1.0, 1.0, 5, 1, 1) < 10
+        and significance.more_seeds(5.0, 1.0, None, 5, 1, 1) == 1
+    )
+    assert significance.smallest_visible(1.0, 5, 1, 1) == pytest.approx(
         TTestPower().solve_power(nobs=5, alpha=0.05, power=0.8), rel=0.01
     )
-    assert stats.smallest_visible(1.0, 1, 1, 1) is None
+    assert significance.smallest_visible(1.0, 1, 1, 1) is None
 
 
-def test_caveats_are_computed_from_the_data(tmp_path):
-    def said(number, again=36.0, load=0.1, **keys):
-        sweep, rows, costs = make_sweep(tmp_path / str(number), **keys)
-        for name in costs:
-            costs[name]["load_average"] = load
+CLEAN = {
+    "effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1},
+    "failed": (),
+    "stale": False,
+    "seeds": 6,
+    "margin": 0.02,
+}
+
+
+@pytest.fixture
+def said(tmp_path):
+    """The caveats of a synthetic sweep as one text. `row_of` and `cost_of` change rope's rows and
+    costs, `again` is the time per step of the base's second copy, `load` the machine's."""
+
+    def make(again=36.0, load=0.1, row_of=None, cost_of=None, **keys):
+        sweep, rows, costs = make_sweep(tmp_path, **keys)
+        for cost in costs.values():
+            cost["load_average"] = load
         if "base-again" in costs:
             costs["base-again"]["milliseconds_per_step"]["median"] = again
+        rows = [row | row_of if row_of and row["arm"] == "rope" else row for row in rows]
+        if cost_of:
+            costs["rope"] |= cost_of
         runs = stats.sort_rows(sweep, rows)
-        return "\n".join(stats.caveats(sweep, runs, costs, stats.analyse(sweep, runs, costs)))
+        return "\n".join(caveats(sweep, runs, costs, stats.analyse(sweep, runs, costs)))
 
-    text = said(1)
+    return make
+
+
+def test_a_sweep_with_many_faults_has_many_caveats(said):
+    text = said()
     for words in (
         "5 failed runs: post seed 1 2 3 4 5 (the loss is not finite at step 412)",
-        "1 stale row ",
-        "gqa seed 6",
-        "cannot be below 0.0625",
-        "Overfitting",
+        "1 stale row left out: gqa seed 6",
+        "cannot fall below 0.0625",
+        "These arms overfit",
         "untied (at 6",
         "edge of the grid, so a better one may lie outside: untied (2 x)",
         "within 0.5 %: untied (+0.80 %)",
-        "one sd of the base's runs",
-        "More than twice the base's spread over seeds: untied",
+        "one standard deviation of the base's runs",
+        "spread over seeds more than twice as much as the base: untied",
     ):
         assert words in text, words
-    clean = {
-        "effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1},
-        "failed": (),
-        "stale": False,
-        "seeds": 12,
-        "margin": 0.02,
-    }
-    assert said(2, **clean) == ""
-    assert "the same model, were timed +25% apart per step" in said(
-        10, 45.0, **clean
-    ) and "on a busy machine" in said(11, load=3.0, **clean)
-    assert "not re-tuned" in said(3, **clean | {"lr_grid": [1]})
-    assert "may stop early: it decides at 4, 8 and 12 seeds, each p multiplied by 3" in said(
-        4, **clean | {"looks": [4, 8, 12]}
-    )
-    assert "Too few seeds: with 3" in said(
-        5, **clean | {"seeds": 3}
-    ) and "Nothing was matched" in said(6, **clean | {"match": "none"})
-    assert "Costs not measured: base, base-again and rope" in said(7, **clean | {"costs": False})
-    assert "No noise arm" in said(8, **clean | {"effects": {"base": 0.0, "rope": -0.1}})
-    sweep, rows, costs = make_sweep(tmp_path / "9", **clean)
-    mixed = [row | {"hardware": "H200"} if row["arm"] == "rope" else row for row in rows]
-    runs = stats.sort_rows(sweep, mixed)
-    text = "\n".join(
-        stats.caveats(
-            sweep,
-            runs,
-            costs | {"rope": costs["rope"] | {"code_hash": "old", "peak_memory": "closed form"}},
-            stats.analyse(sweep, runs),
-        )
-    )
-    assert (
-        "different hardware: H200 and Xeon" in text
-        and "Pairs whose two runs were on different hardware: rope seed 1" in text
-        and "Costs measured on other code" in text
-        and "closed form" in text
-    )
+
+
+def test_a_clean_sweep_has_no_caveat(said):
+    assert said(**CLEAN) == ""
+
+
+CHANGES = {  # of the clean sweep -> what must be said then
+    "the same model, but their times per step differ by +25%": {"again": 45.0},
+    "The machine was busy": {"load": 3.0},
+    "not re-tuned": {"lr_grid": [1]},
+    "may stop early. It decides at 4, 8 and 12 seeds, and each p-value is multiplied by the number"
+    " of planned looks, 3": {"looks": [4, 8, 12]},
+    "too few seeds: 3": {"seeds": 3},
+    "With one seed there is no interval": {"seeds": 1},
+    "Nothing was matched": {"match": "none"},
+    "costs of these arms were not measured: base, base-again and rope": {"costs": False},
+    "no second copy of the base": {"effects": {"base": 0.0, "rope": -0.1}},
+    "The best loss is chosen on the split": {"metric": "best_val_loss"},
+    "No learning rate has been chosen yet": {"chosen_lr": {}},
+    "The base differs from its second copy by +0.5": {
+        "effects": CLEAN["effects"] | {"base-again": 0.5}
+    },
+    "not paired batch by batch and may see another number of tokens: rope": {
+        "arms": {"rope": {"changes": {"batch_size": 4}}}
+    },
+    "different hardware: H200 and Xeon": {"row_of": {"hardware": "H200"}},
+    "of these pairs are from different hardware: rope seed 1": {"row_of": {"hardware": "H200"}},
+    "The costs are from different hardware": {"cost_of": {"hardware": "H200"}},
+    "measured on other code than the sweep's": {"cost_of": {"code_hash": "old"}},
+    "in closed form": {"cost_of": {"peak_memory": "closed form"}},
+}
+
+
+@pytest.mark.parametrize("words", CHANGES)
+def test_caveats_are_computed_from_the_data(said, words):
+    assert words in said(**CLEAN | CHANGES[words])
