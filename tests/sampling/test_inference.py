@@ -294,6 +294,19 @@ def test_where_compiling_fails_it_is_said_and_eager_serves(monkeypatch, tmp_path
     torch.testing.assert_close(fast(idx, cache=KVCache())[0], plain(idx, cache=KVCache())[0])
 
 
+def test_without_a_home_folder_nothing_is_compiled(monkeypatch):
+    """As for a user without HOME and without an entry in /etc/passwd."""
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(inference.Path, "home", homeless)
+    assert inference.prepare(copy.deepcopy(trained("llama")))[1][-1].startswith("decoding eager")
+    _, reasons = inference.prepare(copy.deepcopy(trained("llama")), compile=True)
+    assert "compiling failed: RuntimeError Could not determine home" in reasons[-1]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_what_is_compiled_computes_the_same_before_it_is(corner, dtype):
     fast, _ = prepare(copy.deepcopy(corner), dtype)

@@ -155,6 +155,12 @@ def test_temperature_top_k_and_top_p():
         assert (probabilities(logits, top_p=p) > 0).int().tolist() == [kept], p
 
 
+def test_a_top_p_below_float32_keeps_the_likeliest():
+    logits = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
+    for p in (1e-300, 1e-45, 1e-7):
+        assert probabilities(logits, top_p=p).tolist() == [[0, 1, 0, 0]]
+
+
 def test_draws_follow_the_probabilities():
     """Chi-square of 4,000 draws of the first token against the model's own softmax."""
     torch.manual_seed(0)
@@ -166,6 +172,27 @@ def test_draws_follow_the_probabilities():
     assert (
         (counts - expected) ** 2 / expected
     ).sum() < 18.5  # 0.999 quantile at 4 degrees of freedom
+
+
+def test_from_python_it_takes_four_lines(out_dir, capsys):
+    """The lines of README write what the script prints."""
+    from sample import write_text
+    from weights.checkpoint import open_run
+
+    model, tokenizer, *_ = open_run(out_dir)
+    text = write_text(model, tokenizer, "the k", max_new_tokens=30, temperature=1.0)
+
+    run(out_dir, "--start=the k", "--num_samples=1", "--max_new_tokens=30", "--temperature=1.0")
+    assert capsys.readouterr().out == f"the k{text}\n---------------\n"
+    assert write_text(model, tokenizer, "the k", temperature=0, stop="ro") == "ing of "
+    for keys, words in (
+        (dict(temprature=1), "unknown key temprature"),
+        (dict(top_k=0), "top_k=0 is below 1"),
+    ):
+        with pytest.raises(UserError, match=words):
+            write_text(model, tokenizer, "the k", **keys)
+    with pytest.raises(UserError, match="'9' is not in the vocabulary"):
+        write_text(model, tokenizer, "the 9")
 
 
 def test_prompt_from_a_file_and_utf8(out_dir, tmp_path, capsys):
