@@ -151,7 +151,9 @@ def test_control_c_in_a_file_is_not_its_mistake(tmp_path):
 @dataclass
 class Described:
     short: PositiveInt = 1  # a comment
-    long: str = "what the formatter puts on a line of its own"  # the comment of a key that takes three lines, which is long
+    long: str = (
+        "a default that the formatter puts on a line of its own"  # the comment of three lines
+    )
     odd: str = "# no comment"
     share: Share | None = None  # of the whole
     word: Literal["one", "two", "three"] = "one"
@@ -162,7 +164,7 @@ def test_help_has_the_comments_ranges_and_words_in_80_columns():
     assert max(map(len, text.splitlines())) <= 80
     flat = " ".join(text.split())
     assert "--short=1 a comment (1 or more) --long=" in flat
-    assert "own' the comment of a key that takes 3 lines --odd=" in flat
+    assert "own' the comment of three lines --odd=" in flat
     assert "--odd='# no comment' --share=None of the whole (a number above 0, at most 1)" in flat
     assert flat.endswith("--word='one' (one|two|three)")
 
@@ -208,42 +210,32 @@ def test_help_of_the_scripts(name):
 def test_options_are_frozen():
     """A new option is a cost to every reader: argue for it, then add it here."""
     from common.configurator import keys
-    from parts.architectures import CORNERS
+    from model import GPTConfig
+    from model_llama import LlamaConfig
     from prepare import PrepareConfig
     from sample import SampleConfig
     from training.settings import TrainConfig
 
-    gpt2, llama = (config_class for config_class, _ in CORNERS.values())
-    assert (
-        list(keys(TrainConfig))
-        == (
-            "model arch match out_dir data_dir dataset data_weights data_alpha init_from overwrite "
-            "allow_data_change eval_interval eval_tokens eval_only dry_run doctor check log_interval "
-            "wandb_log wandb_project wandb_run_name batch_size gradient_accumulation_steps optimizer "
-            "schedule learning_rate max_iters weight_decay beta1 beta2 grad_clip warmup_iters "
-            "lr_decay_iters min_lr seed data_seed device dtype compile parallel activation_checkpointing"
-        ).split()
-    )
-    assert (
-        list(keys(gpt2))
-        == ("block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings").split()
-    )
-    assert (
-        list(keys(llama))
-        == (
-            "block_size vocab_size n_layer n_head n_kv_head n_embd multiple_of ffn_dim_multiplier "
-            "rope_theta norm_eps dropout tie_embeddings"
-        ).split()
-    )
-    assert (
-        list(keys(SampleConfig))
-        == (
-            "init_from out_dir checkpoint compare start prompts skip_unknown num_samples "
-            "max_new_tokens stop temperature top_k top_p min_p repetition_penalty context seed draft "
-            "draft_tokens jsonl show_probs score attention layer device dtype compile"
-        ).split()
-    )
-    assert list(keys(PrepareConfig)) == "input tokenizer data_dir".split()
+    options = {
+        TrainConfig: """
+            model arch match out_dir data_dir dataset data_weights data_alpha init_from overwrite
+            allow_data_change eval_interval eval_tokens eval_only dry_run doctor check log_interval
+            wandb_log wandb_project wandb_run_name batch_size gradient_accumulation_steps optimizer
+            schedule learning_rate max_iters weight_decay beta1 beta2 grad_clip warmup_iters
+            lr_decay_iters min_lr seed data_seed device dtype compile parallel
+            activation_checkpointing""",
+        GPTConfig: "block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings",
+        LlamaConfig: """
+            block_size vocab_size n_layer n_head n_kv_head n_embd multiple_of ffn_dim_multiplier
+            rope_theta norm_eps dropout tie_embeddings""",
+        SampleConfig: """
+            init_from out_dir checkpoint compare start prompts skip_unknown num_samples
+            max_new_tokens stop temperature top_k top_p min_p repetition_penalty context seed draft
+            draft_tokens jsonl show_probs score attention layer device dtype compile""",
+        PrepareConfig: "input tokenizer data_dir",
+    }
+    for cls, expected in options.items():
+        assert list(keys(cls)) == expected.split()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

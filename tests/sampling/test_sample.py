@@ -21,8 +21,8 @@ from sample import generate, probabilities
 
 @pytest.fixture(scope="session", params=["gpt2", "llama"])
 def out_dir(request, tmp_path_factory):
-    """A run folder whose text depends on its prompt: words that are spelled again and again. The data
-    it was trained on are gone."""
+    """A run folder whose text depends on its prompt: words that are spelled again and again. The
+    data it was trained on are gone."""
     folder = tmp_path_factory.mktemp(request.param)
     rng = random.Random(0)
     text = "".join(rng.choice(["the king of rome ", "shall speak no more\n"]) for _ in range(600))
@@ -80,7 +80,8 @@ def test_cached_text_is_uncached_text_also_past_block_size(out_dir):
 
 
 def test_context_is_the_last_half_to_whole_of_block_size(out_dir):
-    """What the model is shown, token by token, beyond its context of 16; a longer one only for LLaMA."""
+    """How many tokens the model reads, step by step, beyond its context of 16. Only LLaMA has a
+    longer one."""
     model, tokenizer, trained, _ = sample.open_run(out_dir)
     shown, forward = [], model.forward
     model.forward = lambda idx, cache, last_only: (
@@ -276,7 +277,7 @@ def lines(capsys):
 
 
 def test_prompts_are_written_as_if_alone(out_dir, tmp_path, capsys):
-    """A ragged batch, past the context: each text is that of its prompt alone, whatever its neighbours."""
+    """In a ragged batch, past the context, each text is that of its prompt alone."""
     prompts, alone = ["the king of rome shall ", "shall", "", "the king"], []
     for prompt in prompts:
         run(
@@ -300,7 +301,7 @@ def test_prompts_are_written_as_if_alone(out_dir, tmp_path, capsys):
     batch = lines(capsys)
     assert [line["prompt"] for line in batch] == [prompt for prompt in prompts for _ in range(2)]
     assert len({line["text"] for line in batch}) > 5
-    for one, two in zip(alone, batch):
+    for one, two in zip(alone, batch, strict=True):
         assert (one["text"], one["tokens"]) == (two["text"], two["tokens"])
         assert (
             one["logprobs"] == pytest.approx(two["logprobs"], abs=1e-5)
@@ -337,7 +338,7 @@ def test_stop_and_show_probs(out_dir, capsys):
     )
     assert all(
         top[0][0] == token and top == sorted(top, key=lambda pair: -pair[1])
-        for token, top in zip(line["tokens"], line["top"])
+        for token, top in zip(line["tokens"], line["top"], strict=True)
     )
     run(
         out_dir,
