@@ -4,13 +4,14 @@ Write text with a trained model:
     python sample.py --out_dir=RUN --start="ROMEO:" --num_samples=3
     python sample.py --out_dir=RUN --start=FILE:prompt.txt --temperature=0
     python sample.py --out_dir=RUN --prompts=lines.txt --jsonl > texts.jsonl
-    python sample.py --init_from=gpt2 --start="The capital of France is" --show_probs
+    python sample.py --init_from=gpt2 --start="The capital is" --show_probs
     python sample.py --compare=RUN,OTHER --start="ROMEO:" --score=play.txt
-    python sample.py --out_dir=RUN --start="ROMEO:" --attention=map.png --layer=2
+    python sample.py --out_dir=RUN --start="ROMEO:" --attention=map.png
     python sample.py --out_dir=RUN --draft=SMALL --start="ROMEO:"
 
-RUN is a run folder, such as out-llama-shakespeare. It is all that is needed: the tokenizer travels
-in the checkpoint. The same command writes the same text. From Python: `write_text`.
+RUN is a run folder, such as out-llama-shakespeare. It is all that is needed:
+the tokenizer travels in the checkpoint. The same command writes the same text.
+From Python: write_text.
 """
 
 import json

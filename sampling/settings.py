@@ -15,6 +15,8 @@ from common.configurator import (
 
 @dataclass
 class SampleConfig:
+    """What sample.py writes, with which model, and how it shows it."""
+
     # the model
     init_from: str = (
         "resume"  # the run in out_dir; or gpt2[-medium|-large|-xl], hub name, FILE.gguf

@@ -1,5 +1,5 @@
-"""Writing, word by word of every slot: what is cached, batched or beyond the context is the text that is written without.
-The models are trained until their text depends on the prompt."""
+"""Sampling with every word of every slot: with a cache, in a batch or beyond the context the text
+is the same as without. The models are trained until their text depends on the prompt."""
 
 import functools
 
@@ -14,7 +14,8 @@ from sampling.decoding import Sample, probabilities, ragged
 from tokens.tokenizer import ByteTokenizer
 
 V, CONTEXT = 7, 12
-# Numbers that go on in equal strides, modulo 7: what comes next takes two tokens to tell, and the stride is the prompt's.
+# Numbers that continue in equal strides, modulo 7. The next one follows from two tokens, and the
+# stride is the prompt's.
 BASE = config("llama")
 DIFFERENT = [
     {},
@@ -58,15 +59,15 @@ def written(model, idx, n, **more):
 
 @pytest.mark.parametrize("arm", DIFFERENT, ids=name)
 def test_cached_and_batched_text_is_the_text(arm):
-    """Greedy within the model's block_size and drawn in a longer context, from prompts of 4 and 17 tokens, beyond the
-    window and the context: a batch, and each prompt alone, with and without the cache."""
+    """Greedy within the model's block_size, and drawn in a longer context (beyond the window), from
+    prompts of 4 and 17 tokens: the cache, a batch and a ragged batch give the text of one row."""
     model, n = trained(tuple(arm.items())), 12
     rows = [progression(1, 3, 4), progression(2, 1, 17)]
     idx, pad = ragged(rows)
     drawn = dict(temperature=1.2, top_k=5, top_p=0.95, min_p=0.01, repetition_penalty=1.1)
     for more in (dict(temperature=0), drawn if model.wpe.limit else drawn | dict(context=24)):
         both, both_logits = written(model, idx, n, pad=pad, seeds=[5, 6], **more)
-        for row, seed, got, got_logits in zip(rows, (5, 6), both, both_logits):
+        for row, seed, got, got_logits in zip(rows, (5, 6), both, both_logits, strict=True):
             text, logits = written(model, row[None], n, seeds=[seed], use_cache=False, **more)
             cached, cached_logits = written(model, row[None], n, seeds=[seed], **more)
             assert torch.equal(text, cached) and torch.equal(text[0], got)
@@ -114,7 +115,7 @@ def test_a_wrong_batch_would_be_seen(wrong, monkeypatch):
     "arm", [{}, dict(window=5), dict(window=5, full_every=2, position="alibi")], ids=name
 )
 def test_rewinding_forgets(arm, pad):
-    """Reading, going back and reading something else is the same as having read that in the first place."""
+    """To read, go back and read something else is the same as to read that in the first place."""
     model, rng = trained(tuple(arm.items())), torch.Generator().manual_seed(0)
     cache, text = KVCache(pad, spare=4), torch.randint(V, (2, 6), generator=rng)
     model(text, cache=cache)

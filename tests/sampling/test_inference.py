@@ -1,7 +1,9 @@
-"""inference.py and the cache's memory: the fast way writes what the model writes, by fewer bytes and no copies."""
+"""sampling/fast.py and the cache's memory: the fast model writes what the model writes, with fewer
+bytes and no copies."""
 
 import copy
 import functools
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -112,10 +114,10 @@ def test_greedy_text_and_logits_are_the_models(corner):
         ):  # pieces between: as in speculation
             fine = [
                 model(piece, cache=cache, last_only=True)[0]
-                for model, cache in zip((corner, fast), caches)
+                for model, cache in zip((corner, fast), caches, strict=True)
             ]
             assert (fine[0] - fine[1]).abs().max() < 2e-5
-        for a, b in zip(*(cache.layers for cache in caches)):
+        for a, b in zip(*(cache.layers for cache in caches), strict=True):
             assert torch.allclose(a.k[:, :, :32], b.k[:, :, :32], atol=1e-5) and torch.allclose(
                 a.v[:, :, :32], b.v[:, :, :32], atol=1e-5
             )
@@ -143,12 +145,12 @@ def test_batches_ragged_ones_losses_and_what_has_no_cache_go_through_the_model(c
     assert math.isclose(loss(fast), loss(corner), rel_tol=1e-5) and torch.allclose(
         fast(prompt(9))[0], corner(prompt(9))[0], atol=1e-5
     )
+    found = []
     for model in (fast, corner):
         cache = KVCache(pad=torch.tensor([3]))
         model(prompt(9), cache=cache)
-        last = model(prompt(1), cache=cache)[0]
-        assert model is fast or torch.allclose(last, kept, atol=1e-5)
-        kept = last
+        found.append(model(prompt(1), cache=cache)[0])
+    assert torch.allclose(*found, atol=1e-5)
     assert not seen
 
 
@@ -206,7 +208,8 @@ def test_int8_rounds_each_row_by_half_a_step_at_most():
 
 @pytest.mark.parametrize("dtype, most", [("int8", 0.01), ("bfloat16", 0.02), ("float16", 0.002)])
 def test_what_fewer_bytes_cost(corner, dtype, most):
-    """In nats per token on text like that of training, where the loss is near 0.1; and the text is still the language."""
+    """In nats per token on text like that of training, where the loss is near 0.1. The text still
+    belongs to the language."""
     fast, reasons = prepare(copy.deepcopy(corner), dtype)
     before, after = loss(corner), loss(fast)
     assert before < 0.4 and abs(after - before) < most, (before, after)
@@ -232,7 +235,7 @@ def test_int8_holds_a_quarter_in_every_matrix_of_corners_and_variants(name):
 def test_the_stacked_weights_are_the_models_own_memory(corner):
     for dtype in ("float32", "int8"):
         fast, _ = prepare(copy.deepcopy(corner), dtype)
-        for i, block in enumerate(fast.model.blocks):
+        for block in fast.model.blocks:
             for linear in (block.attn.wq, block.attn.wk, block.attn.wv):
                 whole = fast.w["qkv"].untyped_storage()
                 assert linear.weight.untyped_storage().data_ptr() == whole.data_ptr()
@@ -294,6 +297,19 @@ def test_where_compiling_fails_it_is_said_and_eager_serves(monkeypatch, tmp_path
     torch.testing.assert_close(fast(idx, cache=KVCache())[0], plain(idx, cache=KVCache())[0])
 
 
+def test_without_a_home_folder_nothing_is_compiled(monkeypatch):
+    """As for a user without HOME and without an entry in /etc/passwd."""
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(inference.Path, "home", homeless)
+    assert inference.prepare(copy.deepcopy(trained("llama")))[1][-1].startswith("decoding eager")
+    _, reasons = inference.prepare(copy.deepcopy(trained("llama")), compile=True)
+    assert "compiling failed: RuntimeError Could not determine home" in reasons[-1]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_what_is_compiled_computes_the_same_before_it_is(corner, dtype):
     fast, _ = prepare(copy.deepcopy(corner), dtype)
@@ -304,7 +320,8 @@ def test_what_is_compiled_computes_the_same_before_it_is(corner, dtype):
     with torch.inference_mode():
         for token in IDS[None, :32, None].unbind(1):
             a, b = (
-                model(token, cache=cache)[0] for model, cache in zip((fast, fast.model), caches)
+                model(token, cache=cache)[0]
+                for model, cache in zip((fast, fast.model), caches, strict=True)
             )
             assert (a - b).abs().max() < (1e-4 if dtype == "float32" else 0.05) * b.abs().max()
     assert len(seen) == 31
@@ -321,7 +338,7 @@ def test_what_is_compiled_computes_the_same_before_it_is(corner, dtype):
     ],
 )
 def test_compiled_is_eager(name, dtype, monkeypatch, tmp_path):
-    """Across the growth of the cache, and again from the artefact on disk, with other weights of that shape."""
+    """While the cache grows, and again from the file on disk, with other weights of that shape."""
     pytest.importorskip("torch._inductor")
     if not inference.shutil.which("g++"):
         pytest.skip("no C++ compiler")
@@ -351,7 +368,7 @@ def test_compiled_is_eager(name, dtype, monkeypatch, tmp_path):
             for i in range(150):
                 a, b = (
                     m(IDS[None, i : i + 1], cache=cache)[0]
-                    for m, cache in zip((made, other), caches)
+                    for m, cache in zip((made, other), caches, strict=True)
                 )
                 assert (a - b).abs().max() < tolerance * b.abs().max(), i
         assert len(list((tmp_path / "decode").iterdir())) == 1
@@ -361,8 +378,8 @@ def test_compiled_is_eager(name, dtype, monkeypatch, tmp_path):
 
 
 def test_memory_grows_by_doubling_and_a_token_copies_only_itself(corner):
-    """For the model and the fast way alike: the buffers stay where they are between doublings, and what was read
-    before stays in them, bit by bit."""
+    """For the model and the fast model: the buffers stay where they are between doublings, and what
+    was read before stays in them, bit by bit."""
     long = copy.deepcopy(corner)
     if isinstance(corner, Llama):
         long.config.block_size = 300
@@ -377,13 +394,14 @@ def test_memory_grows_by_doubling_and_a_token_copies_only_itself(corner):
                 homes.append([(layer.k.data_ptr(), layer.v.data_ptr()) for layer in cache.layers])
                 capacities.append(cache[0].k.size(2))
                 assert all(
-                    torch.equal(layer.k[:, :, :i], k) for layer, k in zip(cache.layers, before)
+                    torch.equal(layer.k[:, :, :i], k)
+                    for layer, k in zip(cache.layers, before, strict=True)
                 )
-        moves = sum(a != b for a, b in zip(homes, homes[1:]))
+        moves = sum(a != b for a, b in itertools.pairwise(homes))
         assert moves == len(set(capacities)) - 1 == (3 if n == 300 else 0)  # 64, 130, 262, 526
-        assert all(
-            b >= 2 * a for a, b in zip(sorted(set(capacities)), sorted(set(capacities))[1:])
-        ) and cache[0].k.size(2) < 2.1 * max(n, 64)
+        assert all(b >= 2 * a for a, b in itertools.pairwise(sorted(set(capacities)))) and cache[
+            0
+        ].k.size(2) < 2.1 * max(n, 64)
 
 
 def test_a_windows_memory_stays_at_the_window():
@@ -427,7 +445,7 @@ def test_a_ring_without_spare_slots_refuses_to_go_back():
 
 
 def test_the_bench_takes_llama2cs_own_format(tmp_path):
-    """The weights as run.c reads them, computed as it does: pairs of neighbours turned, matrices of a kind together."""
+    """The weights in run.c's order: pairs of neighbours rotated, matrices of a kind together."""
     from bench.timing import decode
 
     torch.manual_seed(0)

@@ -21,7 +21,8 @@ from tokens.tokenizer import ByteTokenizer
 
 
 def test_surprise_is_the_loss_and_what_sampling_says_of_its_own_text():
-    """Within the context the mean is the model's own loss; beyond it each token's is the one of writing it."""
+    """Within the context the mean is the model's own loss. Beyond it the surprise of each token is
+    the one it had when it was sampled."""
     model = trained(())
     idx = progression(3, 2, CONTEXT + 1)[None]
     got = terminal.surprise(model, idx[0, 1:].tolist(), int(idx[0, 0]))
@@ -161,7 +162,8 @@ def check_map(model, idx, layer):
 @torch.no_grad()
 @pytest.mark.parametrize("arm", ARMS, ids=name)
 def test_attention_map_explains_the_models_attention(arm):
-    """Weights times values is what the layer hands to wo: more tokens than a head has features, and fewer."""
+    """Weights times values is what the layer gives to wo, with more tokens than a head has features
+    and with fewer."""
     model = randomised(config("llama", arm)).float()
     check_map(model, tokens(model.config, 1, 11), 1)
 

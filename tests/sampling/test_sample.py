@@ -21,8 +21,8 @@ from sample import generate, probabilities
 
 @pytest.fixture(scope="session", params=["gpt2", "llama"])
 def out_dir(request, tmp_path_factory):
-    """A run folder whose text depends on its prompt: words that are spelled again and again. The data
-    it was trained on are gone."""
+    """A run folder whose text depends on its prompt: words that are spelled again and again. The
+    data it was trained on are gone."""
     folder = tmp_path_factory.mktemp(request.param)
     rng = random.Random(0)
     text = "".join(rng.choice(["the king of rome ", "shall speak no more\n"]) for _ in range(600))
@@ -80,7 +80,8 @@ def test_cached_text_is_uncached_text_also_past_block_size(out_dir):
 
 
 def test_context_is_the_last_half_to_whole_of_block_size(out_dir):
-    """What the model is shown, token by token, beyond its context of 16; a longer one only for LLaMA."""
+    """How many tokens the model reads, step by step, beyond its context of 16. Only LLaMA has a
+    longer one."""
     model, tokenizer, trained, _ = sample.open_run(out_dir)
     shown, forward = [], model.forward
     model.forward = lambda idx, cache, last_only: (
@@ -155,6 +156,12 @@ def test_temperature_top_k_and_top_p():
         assert (probabilities(logits, top_p=p) > 0).int().tolist() == [kept], p
 
 
+def test_a_top_p_below_float32_keeps_the_likeliest():
+    logits = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
+    for p in (1e-300, 1e-45, 1e-7):
+        assert probabilities(logits, top_p=p).tolist() == [[0, 1, 0, 0]]
+
+
 def test_draws_follow_the_probabilities():
     """Chi-square of 4,000 draws of the first token against the model's own softmax."""
     torch.manual_seed(0)
@@ -166,6 +173,27 @@ def test_draws_follow_the_probabilities():
     assert (
         (counts - expected) ** 2 / expected
     ).sum() < 18.5  # 0.999 quantile at 4 degrees of freedom
+
+
+def test_from_python_it_takes_four_lines(out_dir, capsys):
+    """The lines of README write what the script prints."""
+    from sample import write_text
+    from weights.checkpoint import open_run
+
+    model, tokenizer, *_ = open_run(out_dir)
+    text = write_text(model, tokenizer, "the k", max_new_tokens=30, temperature=1.0)
+
+    run(out_dir, "--start=the k", "--num_samples=1", "--max_new_tokens=30", "--temperature=1.0")
+    assert capsys.readouterr().out == f"the k{text}\n---------------\n"
+    assert write_text(model, tokenizer, "the k", temperature=0, stop="ro") == "ing of "
+    for keys, words in (
+        (dict(temprature=1), "unknown key temprature"),
+        (dict(top_k=0), "top_k=0 is below 1"),
+    ):
+        with pytest.raises(UserError, match=words):
+            write_text(model, tokenizer, "the k", **keys)
+    with pytest.raises(UserError, match="'9' is not in the vocabulary"):
+        write_text(model, tokenizer, "the 9")
 
 
 def test_prompt_from_a_file_and_utf8(out_dir, tmp_path, capsys):
@@ -249,7 +277,7 @@ def lines(capsys):
 
 
 def test_prompts_are_written_as_if_alone(out_dir, tmp_path, capsys):
-    """A ragged batch, past the context: each text is that of its prompt alone, whatever its neighbours."""
+    """In a ragged batch, past the context, each text is that of its prompt alone."""
     prompts, alone = ["the king of rome shall ", "shall", "", "the king"], []
     for prompt in prompts:
         run(
@@ -273,7 +301,7 @@ def test_prompts_are_written_as_if_alone(out_dir, tmp_path, capsys):
     batch = lines(capsys)
     assert [line["prompt"] for line in batch] == [prompt for prompt in prompts for _ in range(2)]
     assert len({line["text"] for line in batch}) > 5
-    for one, two in zip(alone, batch):
+    for one, two in zip(alone, batch, strict=True):
         assert (one["text"], one["tokens"]) == (two["text"], two["tokens"])
         assert (
             one["logprobs"] == pytest.approx(two["logprobs"], abs=1e-5)
@@ -310,7 +338,7 @@ def test_stop_and_show_probs(out_dir, capsys):
     )
     assert all(
         top[0][0] == token and top == sorted(top, key=lambda pair: -pair[1])
-        for token, top in zip(line["tokens"], line["top"])
+        for token, top in zip(line["tokens"], line["top"], strict=True)
     )
     run(
         out_dir,

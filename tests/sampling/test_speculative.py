@@ -1,4 +1,4 @@
-"""Speculative decoding: the same greedy text, the same distribution of drawn text, and it does save reading."""
+"""Speculative decoding: the same greedy text, the same distribution of drawn text, fewer reads."""
 
 import pytest
 import torch
@@ -42,7 +42,8 @@ def text(steps):
 )
 @pytest.mark.parametrize("draft", ["lookup", "model"])
 def test_greedy_text_is_the_models_own(arm, draft):
-    """Beyond the window and the context, for a text that the draft sometimes gets right; fewer reads than tokens."""
+    """Beyond the window and the context, for a text that the draft sometimes gets right. It takes
+    fewer reads than tokens."""
     model = trained(tuple(arm.items()))
     drafter, tally = trained((("low_rank", 3),)) if draft == "model" else draft, Tally()
     longer = None if model.wpe.limit else 30
@@ -88,7 +89,8 @@ def joint(model, idx, n=2):
 
 
 def p_value(counts, expected):
-    """Of the chi-square test that counts (N,) were drawn with probabilities expected (N,); 0 where one is impossible."""
+    """The p-value of the chi-square test that counts (N,) were drawn with probabilities expected
+    (N,); 0 if one is impossible."""
     seen = expected > 0
     if counts[~seen].sum():
         return 0.0
@@ -121,9 +123,10 @@ def always(drafted, q, p, generator):
 
 
 def redrawn(drafted, q, p, generator):
-    """The right rule but for the draw in the place of a rejected token: from p, not from what p has more than q."""
+    """The right rule except for the draw that replaces a rejected token: it is from p, not from
+    max(0, p - q)."""
     kept = []
-    for x, q_x, p_x in zip(drafted.tolist(), q, p):
+    for x, q_x, p_x in zip(drafted.tolist(), q, p[:-1], strict=True):
         if torch.rand((), generator=generator) * q_x[x] >= p_x[x]:
             return [*kept, int(speculative.draw(p_x[None], [generator]))]
         kept.append(x)
@@ -140,7 +143,8 @@ def test_a_wrong_rule_has_another_distribution(rule, monkeypatch):
 
 
 def test_rule_of_acceptance_by_itself():
-    """Each token that it keeps first is drawn from p, whatever q was; it accepts as often as min(p, q) adds up to."""
+    """The first token that it keeps has the distribution p, whatever q is, and it accepts with
+    probability sum(min(p, q))."""
     p, q, generator = (
         torch.tensor([[0.5, 0.3, 0.2, 0.0]] * 2),
         torch.tensor([[0.1, 0.3, 0.4, 0.2]]),
@@ -174,7 +178,7 @@ def test_look_up_finds_the_latest_longest_match():
 
 
 def test_reading_shorter_drafts_where_the_context_ends():
-    """Tokens of one read are all told from the same start of the text: what they would be shown one at a time."""
+    """All tokens of one read see the text from the same start, as they would one at a time."""
     reader = Reader(tiny(0), context=8)
     assert [reader.room(n) for n in (1, 7, 8, 9, 12, 13)] == [7, 1, 0, 3, 0, 3]
     for n in range(1, 40):
