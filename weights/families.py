@@ -51,9 +51,7 @@ class Family(NamedTuple):
     keys: dict  # ours: theirs, of the configuration; a size unless `defaults` says otherwise
     words: dict  # ours: (theirs, {our word: their words for it, first the one that is written})
     defaults: dict  # of their keys; None: a size that may be absent
-    must: (
-        Callable  # c -> {key: values under which our model is the same function}; absent: the first
-    )
+    must: Callable  # c -> {key: values that make it our function, first that of an absent key}
     ours: Callable  # c -> further values of our configuration
     theirs: Callable  # values of ours -> further keys of their configuration
     names: list  # (theirs, [ours], layout), {} is the number of the layer

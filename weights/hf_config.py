@@ -95,12 +95,13 @@ def check_types(family, config, where):
         for number in READS.get(str(config.get("rope_type")), []):
             expected[ROPE_NUMBERS[number]] = float if number == "rope_factor" else None
     for key, default in expected.items():
-        if isinstance(default, type) and key not in config:
-            fix = "is this the config.json of a Hugging Face model?"
-            raise UserError(f"{key} is missing", where, fix)
-        kind = default if isinstance(default, type) else type(default)
-        if default is None:
-            kind = int
+        if isinstance(default, type):  # it has none
+            kind = default
+            if key not in config:
+                fix = "is this the config.json of a Hugging Face model?"
+                raise UserError(f"{key} is missing", where, fix)
+        else:
+            kind = int if default is None else type(default)
         value = config.setdefault(key, default)
         if value is not None and not fits(value, kind):
             raise UserError(f"{key} is {short(value)}", where, f"it must be {KINDS[kind]}")
