@@ -1,5 +1,7 @@
 """README.md and docs/: their commands are accepted, their files exist, the README stays short."""
 
+import contextlib
+import io
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +13,7 @@ import sample
 from bench.ablation.settings import read as read_sweep
 from common.configurator import build, load
 from common.files import ROOT
+from parts import catalogue
 from parts.architectures import configure
 from training.settings import read_config
 from weights import export
@@ -103,3 +106,10 @@ def test_the_layout_page_names_every_module():
 def test_links_and_pictures_exist(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_the_table_of_words_is_the_catalogue():
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        catalogue.main(["--table"])
+    assert printed.getvalue().strip() in (ROOT / "docs/parts.md").read_text(encoding="utf-8")

@@ -11,7 +11,8 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from bench.ablation.arms import AblateConfig, enumerate_arms
+from bench.ablation.designs import enumerate_arms
+from bench.ablation.settings import AblateConfig
 from common.configurator import help_text
 from common.errors import UserError
 from parts import catalogue
