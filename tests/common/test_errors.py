@@ -125,7 +125,7 @@ def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):
         (9000, ">/dev/full", 1, "error: No space left on device (output): free the disk"),
         (1, "", 0, ""),
         (1, ">/dev/null 2>&-", 0, ""),
-        (9000, "| head -c 1 >/dev/null; exit ${PIPESTATUS[0]}", 141, ""),
+        (90_000, "| head -c 1 >/dev/null; exit ${PIPESTATUS[0]}", 141, ""),
     ],
 )
 def test_streams_that_take_nothing(tmp_path, words, redirection, status, says):
