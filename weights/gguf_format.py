@@ -210,7 +210,7 @@ def named(tokenizer):
 
 
 def unknown(chars):
-    """The character that stands for those which a vocabulary lacks: llama.cpp aborts without one."""
+    """The character that stands for those not in a vocabulary: llama.cpp aborts without one."""
     return next((char for char in "?_ \n" if char in chars), chars[0])
 
 
