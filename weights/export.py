@@ -29,6 +29,7 @@ from weights.hf_config import BIASES, USUAL, rows, understand
 from weights.tokenizer_formats import to_tokenizer_json
 
 END = "<|endoftext|>"
+LONGEST = 255  # bytes of a file's name, its temporary name included
 
 # ---------------------------------------------------------------- ours to theirs
 
@@ -149,6 +150,8 @@ def check_dest(dest):
         raise UserError("it is there already", f"dest={dest}", "choose another --dest")
     if not dest.absolute().parent.is_dir():
         raise UserError("there is no folder to put it in", f"dest={dest}", "choose another --dest")
+    if len(os.fsencode(partial(dest).name)) > LONGEST:
+        raise UserError("this name is too long", f"dest={dest}", "choose another --dest")
 
 
 def write_whole(dest, write):

@@ -191,10 +191,14 @@ def read_tokenizer(path):
 
     while kinds and kinds[-1] == gguf.TokenType.UNUSED:  # rows of the embedding without a token
         tokens, kinds = tokens[:-1], kinds[:-1]
-    if model == "rwkv":
-        return from_escaped(tokens, path)
     special = {i for i, kind in enumerate(kinds) if kind != gguf.TokenType.NORMAL}
-    return from_lists(tokens, merges, special, PATTERNS[pre], path)
+    try:
+        if model == "rwkv":
+            return from_escaped(tokens, path)
+        return from_lists(tokens, merges, special, PATTERNS[pre], path)
+    except (KeyError, TypeError, AttributeError) as error:  # entries that are no such text
+        what = f"cannot read the tokenizer: {type(error).__name__} {one_line(error)}"
+        raise UserError(what, path, DAMAGED) from None
 
 
 # ---------------------------------------------------------------- writing
@@ -206,7 +210,7 @@ def named(tokenizer):
 
 
 def unknown(chars):
-    """The character that stands for those which a vocabulary lacks: llama.cpp aborts without one."""
+    """The character that stands for those not in a vocabulary: llama.cpp aborts without one."""
     return next((char for char in "?_ \n" if char in chars), chars[0])
 
 

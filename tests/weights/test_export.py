@@ -208,6 +208,7 @@ def test_what_the_command_refuses(runs, tmp_path):
     for words, argv in {
         "dest is missing": [],
         "there already": [f"--dest={tmp_path / 'there'}"],
+        "name is too long": [f"--dest={tmp_path}/{'x' * 300}"],
         "no folder to put it in": [f"--dest={tmp_path}/no/hf"],
         "no checkpoint here": [f"--out_dir={tmp_path}", f"--dest={tmp_path / 'hf'}"],
         "choose from hf, gguf": ["--export=onnx"],
@@ -639,14 +640,19 @@ def test_an_array_longer_than_its_gguf_file(tmp_path):
 def test_tokens_of_a_gguf_file(tmp_path, monkeypatch):
     gguf = pytest.importorskip("gguf")
     write_list = gguf.GGUFWriter.add_token_list
-    for change in (lambda tokens: [*tokens[:-1], tokens[0]], lambda tokens: tokens[:-1]):
+    for words, change in {
+        "gaps or doubles": lambda tokens: [*tokens[:-1], tokens[0]],
+        "have gaps": lambda tokens: tokens[:-1],
+        "neither bytes nor characters": lambda tokens: ["king", *tokens[1:]],
+        "cannot read the tokenizer": lambda tokens: list(range(256)),
+    }.items():
         monkeypatch.setattr(
             gguf.GGUFWriter,
             "add_token_list",
             lambda self, tokens, change=change: write_list(self, change(tokens)),
         )
         write_gguf(tmp_path / "x.gguf", small_llama(256), ByteTokenizer())
-        assert "gaps or doubles" in refused(load_tokenizer, str(tmp_path / "x.gguf"))
+        assert words in refused(load_tokenizer, str(tmp_path / "x.gguf"))
 
 
 # ---------------------------------------------------------------- tokenizers that do not fit
