@@ -3,6 +3,7 @@ would, pass every gate, and --help, costs, catalogue and ablation know them."""
 
 import inspect
 import math
+import re
 
 import pytest
 import test_costs as cost_gates
@@ -11,7 +12,8 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from bench.ablation.arms import AblateConfig, enumerate_arms
+from bench.ablation.designs import enumerate_arms
+from bench.ablation.settings import AblateConfig
 from common.configurator import help_text
 from common.errors import UserError
 from parts import catalogue
@@ -211,7 +213,8 @@ def test_muon_takes_its_linear_maps_and_adamw_the_rest(word):
 def test_the_tools_know_it(word, capsys):
     slot, _, _, _ = PARTS[word]
     listed = word.split(",")[-1]
-    assert listed in help_text("", [VariantConfig], {}).partition(f"--{slot}=")[2].split("\n")[0]
+    choices = help_text("", [VariantConfig], {}).partition(f"--{slot}=")[2].partition(")")[0]
+    assert listed in re.split(r"[\s(|]+", choices)
     arms = enumerate_arms(AblateConfig(axis=slot), {"model": "gpt2"})
     assert listed in [arm.name for arm in arms]
     assert f" {listed}" in catalogue.table() and catalogue.paper(slot, listed)
