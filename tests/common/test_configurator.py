@@ -195,7 +195,7 @@ def test_options_are_frozen():
 
 def test_every_config_file_is_read():
     """Each shipped config is accepted, within its budget of 40 lines, on a CPU and on a GPU."""
-    from parts.architectures import configure
+    from parts.architectures import choose
     from parts.variant import VariantConfig
     from training.settings import TrainConfig
 
@@ -216,4 +216,5 @@ def test_every_config_file_is_read():
                 or config.init_from != "scratch"
                 or path.stem == "first_steps"
             )  # which follows another
-            configure(values)
+            config_class, _, values = choose(values)
+            build(config_class, values)
