@@ -100,8 +100,8 @@ def idle(values):
     """The keys among `values` that have no effect because the part they belong to is not there."""
     found = []
     for key, (slot, words) in owners().items():
-        chosen = str(values.get(slot, "attention" if slot == "mixer" else None)).split(",")
-        if key in values and not set(chosen) & set(words):
+        chosen = values.get(slot, getattr(VariantConfig, slot) if slot == "mixer" else "")
+        if key in values and not set(chosen.split(",")) & set(words):
             found.append(key)
     if values.get("qk_norm", "none") != "none":  # RMSNorms too, with the same norm_eps
         found = [key for key in found if key != "norm_eps"]
@@ -139,10 +139,3 @@ def make(config):
     """The model of a configuration that `configure` made, with fresh weights."""
     classes = {GPTConfig: GPT, LlamaConfig: Llama, VariantConfig: Variant}
     return classes[type(config)](config)
-
-
-def choose(values):
-    config = configure(values)
-    classes = {GPTConfig: GPT, LlamaConfig: Llama, VariantConfig: Variant}
-    own = {field.name: getattr(config, field.name) for field in fields(config)}
-    return type(config), classes[type(config)], own if type(config) is VariantConfig else values

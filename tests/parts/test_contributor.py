@@ -3,6 +3,7 @@ would, pass every gate, and --help, costs, catalogue and ablation know them."""
 
 import inspect
 import math
+import re
 
 import pytest
 import test_costs as cost_gates
@@ -212,7 +213,8 @@ def test_muon_takes_its_linear_maps_and_adamw_the_rest(word):
 def test_the_tools_know_it(word, capsys):
     slot, _, _, _ = PARTS[word]
     listed = word.split(",")[-1]
-    assert listed in help_text("", [VariantConfig], {}).partition(f"--{slot}=")[2].split("\n")[0]
+    choices = help_text("", [VariantConfig], {}).partition(f"--{slot}=")[2].partition(")")[0]
+    assert listed in re.split(r"[\s(|]+", choices)
     arms = enumerate_arms(AblateConfig(axis=slot), {"model": "gpt2"})
     assert listed in [arm.name for arm in arms]
     assert f" {listed}" in catalogue.table() and catalogue.paper(slot, listed)

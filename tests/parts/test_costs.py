@@ -1,6 +1,6 @@
 """
-The closed forms of costs.py against counting: parameters on the meta device, torch's FLOP counter, the cache's own
-size, what autograd really saves; the matching; the catalogue; and that the slots cost nothing.
+What parts/costs.py says against counting: parameters, torch's FLOP counter, the cache's own size,
+what autograd really saves; the matching; the catalogue; and that the slots cost nothing.
 
     python -m pytest tests/parts/test_costs.py
 """
@@ -202,8 +202,8 @@ def test_grouped_heads():
 
 
 def flops(model, T):
-    """FLOPs per token that torch counts. On the meta device: there the fused attention, which the counter does not
-    know on a CPU, falls apart into two matrix products."""
+    """FLOPs per token that torch counts, on the meta device: there the fused attention, which the
+    counter does not know on a CPU, becomes two matrix products."""
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, T, dtype=torch.long, device="meta"))
     return counter.get_total_flops() / T
@@ -216,7 +216,8 @@ def test_flops(change):
 
 
 def test_backward_costs_twice_the_forward():
-    """Each matrix product is run backward for both factors. On a model whose attention torch counts on a CPU."""
+    """Each matrix product is run backward for both factors. Tested on a model whose attention torch
+    counts on a CPU."""
     c = configure(**SMALL | dict(attn_softcap=5.0))
     x = torch.zeros(1, 20, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
@@ -301,7 +302,7 @@ def test_activation_bytes_of_the_corners(word, model_class, config):
 @every
 @pytest.mark.parametrize("what", ["params", "flops"])
 def test_matching(change, what):
-    """At 384 wide and tiny: within half a percent of the base, by formulas that the tests above tie to counting."""
+    """At width 384 and at a tiny one the costs come within half a percent of the base's."""
     for sizes in (SHAKESPEARE, SMALL):
         base = configure(**sizes | dict(arch="gpt2"))
         c = configure(**sizes | change)
@@ -310,12 +311,11 @@ def test_matching(change, what):
         except ValueError as refused:
             assert c.low_rank and "no MLP width" in str(refused)
             continue
-        cost = (
-            costs.parameters
-            if what == "params"
-            else lambda c: costs.flops_per_token(c, base.block_size)
+        before, after = (
+            costs.parameters(x) if what == "params" else costs.flops_per_token(x, base.block_size)
+            for x in (base, replace(c, mlp_width=width))
         )
-        assert residual == pytest.approx(100 * (cost(replace(c, mlp_width=width)) / cost(base) - 1))
+        assert residual == pytest.approx(100 * (after / before - 1))
         assert abs(residual) <= 0.5
         assert width % 8 == 0 or sizes is SMALL
 
@@ -403,7 +403,7 @@ def test_diff_adds_up(capsys, pair):
     ]
     for column in range(3):
         assert a[column] + sum(step[column] for step in steps) == b[column]
-    for word, row in zip(pair, (a, b)):
+    for word, row in zip(pair, (a, b), strict=True):
         c = configure(arch=word, **SHAKESPEARE)
         assert row == [
             costs.parameters(c),
@@ -469,12 +469,12 @@ def writes(model, x):
 @pytest.mark.parametrize("sizes", [{}, dict(dropout=0.1)], ids=["plain", "dropout"])
 @pytest.mark.parametrize("task", [trains, writes])
 def test_the_slots_cost_nothing(word, model_class, config, sizes, task):
-    """Variant filled as a corner runs the corner's operators, each as often; none is left out of the comparison."""
+    """Variant filled as a corner runs exactly the corner's operators, each as often."""
     sizes, x = SMALL | sizes, torch.zeros(2, 32, dtype=torch.long)
     corner = model_class(
         config(**{key: value for key, value in sizes.items() if key in keys(config)})
     )
     variant = Variant(configure(arch=word, **sizes))
-    wanted, got = (operators(lambda: task(model, x)) for model in (corner, variant))
+    wanted, got = operators(lambda: task(corner, x)), operators(lambda: task(variant, x))
     assert wanted["aten::mm"] + wanted["aten::addmm"] > 10
     assert got == wanted

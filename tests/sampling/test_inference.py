@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
-from parts.architectures import choose
+from parts.architectures import configure, make
 from parts.cache import KVCache
 from sample import generate
 from sampling import fast as inference
@@ -38,16 +38,7 @@ IDS = torch.tensor([ord(c) - 96 if c != " " else 0 for c in TEXT * 40])
 def trained(name):
     """A model whose text depends on its prompt."""
     torch.manual_seed(0)
-    config_class, model_class, values = choose(SIZES | MODELS[name])
-    model = model_class(
-        config_class(
-            **{
-                key: value
-                for key, value in values.items()
-                if key in config_class.__dataclass_fields__
-            }
-        )
-    )
+    model = make(configure(SIZES | MODELS[name]))
     for p in model.parameters():
         if p.dim() == 1:
             torch.nn.init.normal_(
