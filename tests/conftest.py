@@ -1,5 +1,6 @@
 """What all tests share: the repo on the path, one thread (so that sums have one order), signals."""
 
+import random
 import signal
 import sys
 from pathlib import Path
@@ -8,12 +9,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [
-    str(ROOT),
-    str(ROOT / "bench"),
-    str(ROOT / "tests"),
-    *map(str, (ROOT / "tests").glob("[a-z]*/")),
-]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
 torch.set_num_threads(1)
 
 
@@ -24,3 +20,17 @@ def own_signals():
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory):
+    """A dataset of 6,000 characters: words of a small language, so that there is much to learn."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = random.Random(0)
+    words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
+    text = "".join(rng.choice(words) + rng.choice("    \n") for _ in range(1200))
+    (folder / "words.txt").write_text(text, encoding="utf-8")
+    from prepare import prepare
+
+    prepare("words", input=str(folder / "words.txt"), tokenizer="char", data_dir=str(folder))
+    return folder

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 import model
 import model_llama
+from helpers.models import random_weights, tokens
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig, rotary, rotate
 from parts.cache import KVCache
@@ -40,17 +41,6 @@ def tiny(word, std=0.3, dtype=torch.float32, **changes):
         .eval()
     )
     return made if std is None else random_weights(made, std)
-
-
-@torch.no_grad()
-def random_weights(module, std):
-    for p in module.parameters():
-        p.normal_(0, std)
-    return module
-
-
-def tokens(*shape, vocab=99):
-    return torch.randint(vocab, shape, generator=torch.Generator().manual_seed(1))
 
 
 def count(module):

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from common.configurator import build, keys
 from common.errors import UserError
+from helpers.variants import ARMS, SCALED, SIZES, SLOTS, arm_of, config, name, randomised, tokens
 from model import gelu
-from parts import attention, catalogue, position
+from parts import attention, position
 from parts.architectures import ARCH, CORNERS, configure, make
 from parts.block import BLOCK
 from parts.cache import KVCache, visible
@@ -26,79 +27,8 @@ from parts.position import POSITION, ROPE_SCALING, Where, alibi_slopes
 from parts.variant import Variant, VariantConfig
 from training.optim import muon_names, parameter_groups
 
-SIZES = dict(block_size=24, vocab_size=29, n_layer=2, n_head=4, n_embd=16, multiple_of=8)
-SLOTS = catalogue.choices()  # {key: its words} of every key whose value is a word
-# Numbers, switches, and values under which the words that need one show.
-NUMBERS = [
-    dict(n_kv_head=2),
-    dict(n_kv_head=1),
-    dict(window=5),
-    dict(window=5, full_every=2),
-    dict(block_local=6),
-    dict(attn_softcap=1.5),
-    dict(logit_softcap=1.5),
-    dict(low_rank=3),
-    dict(embed_norm=True),
-    dict(tie_embeddings=True),
-    dict(tie_embeddings=False),
-    dict(mlp_width=40),
-    dict(norm_eps=0.5, norm="rmsnorm"),
-    dict(bias="norm", norm="layernorm"),
-    dict(bias="norm", norm="dyt"),
-    dict(rope_theta=50.0, position="rope"),
-    dict(rope_fraction=0.5, position="rope"),
-    dict(relative_clip=3, position="relative"),
-    dict(ffn_dim_multiplier=1.3, mlp="swiglu"),
-]
-SCALED = dict(position="rope", rope_factor=4.0, rope_original=16)
-
-
-def arm_of(slot, word):
-    """The change to a corner that swaps one slot, with what the word needs beside it."""
-    if slot == "rope_scaling" and word != "none":
-        return {slot: word} | SCALED
-    if slot == "mixer" and "q and k" not in MIXER[word].acted_on:
-        return {slot: word, "position": "sinusoidal"}
-    return {slot: word}
-
-
-ARMS = [
-    arm_of(slot, word)
-    for slot, words in SLOTS.items()
-    for word in words
-    if (slot, word) != ("bias", "norm")
-] + NUMBERS
-
-
-def name(arm):
-    return ",".join(f"{key}={value}" for key, value in arm.items())
-
-
 arms = pytest.mark.parametrize("arm", ARMS, ids=name)
 bases = pytest.mark.parametrize("base", CORNERS)
-
-
-def config(base, arm=None, **more):
-    """The configuration of a Variant: a corner with some of its parts swapped."""
-    return configure(SIZES | {"model": base, "arch": base} | more | (arm or {}))
-
-
-def randomised(c, seed=0, std=0.4):
-    """A Variant with nothing left at zero or one, so that every part shows; in evaluation."""
-    torch.manual_seed(seed)
-    model = Variant(c).eval()
-    for tensor_name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if "slopes" not in tensor_name and tensor.is_floating_point():
-            torch.nn.init.normal_(tensor, 0.0, std)
-            if "running_var" in tensor_name:
-                tensor.abs_().add_(0.5)
-    return model.double()
-
-
-def tokens(c, B=2, T=None, seed=1):
-    return torch.randint(
-        c.vocab_size, (B, T or c.block_size), generator=torch.Generator().manual_seed(seed)
-    )
 
 
 def close(a, b, tolerance=1e-5):

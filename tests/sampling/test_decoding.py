@@ -1,19 +1,16 @@
 """Sampling with every word of every slot: with a cache, in a batch or beyond the context the text
 is the same as without. The models are trained until their text depends on the prompt."""
 
-import functools
-
 import pytest
 import torch
-from test_variants import ARMS, config, name
 
+from helpers.progression import V, progression, trained
+from helpers.variants import ARMS, config, name
 from parts.cache import KVCache
-from parts.variant import Variant
 from sample import generate, steps
 from sampling.decoding import Sample, probabilities, ragged
 from tokens.tokenizer import ByteTokenizer
 
-V, CONTEXT = 7, 12
 # Numbers that continue in equal strides, modulo 7. The next one follows from two tokens, and the
 # stride is the prompt's.
 BASE = config("llama")
@@ -23,30 +20,6 @@ DIFFERENT = [
     dict(arch="gpt2"),
     dict(window=5, block="parallel", position="alibi", n_kv_head=2),
 ]
-
-
-def progression(start, stride, n):
-    return (start + stride * torch.arange(n)) % V
-
-
-@functools.cache
-def trained(key):
-    """LLaMA with some parts swapped, trained for a moment."""
-    torch.manual_seed(0)
-    model = Variant(config("llama", dict(key), vocab_size=V, block_size=CONTEXT))
-    optimizer, rng = (
-        torch.optim.AdamW(model.parameters(), lr=2e-2, fused=True),
-        torch.Generator().manual_seed(1),
-    )
-    for _ in range(40):
-        numbers = torch.randint(1, V, (24, 2), generator=rng)
-        idx = torch.stack(
-            [progression(start, stride, CONTEXT + 1) for start, stride in numbers.tolist()]
-        )
-        loss = model(idx[:, :-1], idx[:, 1:])[1]
-        optimizer.zero_grad(), loss.backward(), optimizer.step()
-    assert loss < 1.6  # ln 7 = 1.95 knows nothing
-    return model.eval()
 
 
 def written(model, idx, n, **more):

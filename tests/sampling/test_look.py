@@ -8,9 +8,9 @@ import pytest
 import torch
 from matplotlib.image import imread
 from rich.cells import cell_len
-from test_decoding import CONTEXT, progression, trained
-from test_variants import ARMS, config, name, randomised, tokens
 
+from helpers.progression import CONTEXT, progression, trained
+from helpers.variants import ARMS, config, name, randomised, tokens
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
 from sample import steps

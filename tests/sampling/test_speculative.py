@@ -3,9 +3,9 @@
 import pytest
 import torch
 from scipy import stats
-from test_decoding import progression, trained
-from test_variants import name
 
+from helpers.progression import progression, trained
+from helpers.variants import name
 from model_llama import Llama, LlamaConfig
 from sample import generate
 from sampling import speculative

@@ -2,7 +2,6 @@
 
 Run: python -m pytest tests/tokens/test_corpus.py"""
 
-import base64
 import hashlib
 import json
 import os
@@ -15,38 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import Failure, UserError
+from common.errors import Failure
+from helpers.texts import gpt2_or_skip, message, no_network, tiny_bpe
 from tokens import sources, token_files
 from tokens.batches import Batches, Text
 from tokens.pairs import Pairs
 from tokens.token_files import fingerprint, load_meta, load_split
 from tokens.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, tokenizer_from_json
-from weights import tokenizer_formats
 
 TEXT = "First Citizen:\nZwölf Boxkämpfer, 你好, 🙂 don't  \n\n\tstop. "
-
-
-def tiny_bpe():
-    """A real BPE tokenizer of 256 bytes, four merges and <|endoftext|>, needing no download."""
-    tokens = [bytes([i]) for i in range(256)] + [b"th", b" th", b"  ", b"\n\n"]
-    pattern = tokenizer_formats.GPT2
-    return tokenizer_from_json(
-        dict(
-            kind="bpe",
-            name="tiny",
-            pat_str=pattern,
-            special_tokens={"<|endoftext|>": 260},
-            ranks=[base64.b64encode(t).decode() for t in tokens],
-        )
-    )
-
-
-def message(function, *args):
-    """The UserError of a call, which must be one line."""
-    with pytest.raises(UserError) as caught:
-        function(*args)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # tokenizers
@@ -218,10 +194,6 @@ def fake_gpt2(tmp_path, monkeypatch):
     return {"files": files, "calls": calls, "wheel": wheel, "cache": tmp_path / "cache"}
 
 
-def no_network(url, sha256):
-    raise OSError("example.org cannot be reached")
-
-
 def test_ranks_from_the_public_files_then_from_the_cache(fake_gpt2, monkeypatch):
     monkeypatch.setattr(
         sources, "download", lambda url, sha256: fake_gpt2["files"][url.rsplit("/", 1)[1]]
@@ -281,13 +253,6 @@ def test_download_checks(monkeypatch):
     reply.status_code = 404
     with pytest.raises(OSError, match="example.org answered 404"):
         sources.download("https://example.org/x", hashlib.sha256(b"text").hexdigest())
-
-
-def gpt2_or_skip():
-    try:
-        return sources.gpt2_tokenizer()
-    except UserError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.network

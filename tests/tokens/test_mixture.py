@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_train import arguments, equal, losses, stop_after
-from test_train import weights as weights_of
 
 import train
 from common.errors import UserError
+from helpers.runs import arguments, equal, losses, stop_after
+from helpers.runs import weights as weights_of
 from prepare import prepare
 from tokens import mixture
 from tokens.batches import Batches

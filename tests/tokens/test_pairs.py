@@ -11,11 +11,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from test_corpus import message, tiny_bpe
-from test_train import arguments, data_dir, losses, two_ranks  # noqa: F401, a fixture among them
 
 import train
 from common.errors import UserError
+from helpers.runs import arguments, losses, two_ranks
+from helpers.texts import message, tiny_bpe
 from prepare import prepare
 from sample import generate
 from tokens import token_files

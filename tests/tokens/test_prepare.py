@@ -14,11 +14,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import tiktoken
-from test_corpus import gpt2_or_skip, message, no_network, tiny_bpe
-from test_export import LLAMA3, bpe
 
 import prepare
 from common import files
+from helpers.bpe import LLAMA3, bpe
+from helpers.texts import gpt2_or_skip, message, no_network, tiny_bpe
 from tokens import sources, token_files
 from tokens.token_files import load_meta, load_split
 from tokens.tokenizer import BPETokenizer, tokenizer_from_json

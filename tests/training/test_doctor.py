@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train import arguments, data_dir, losses, ready, weights  # noqa: F401
 
 import model_llama
 import train
 from common.errors import UserError
+from helpers.runs import arguments, losses, ready
 from tokens import batches, token_files
 from training import check as golden
 from training import doctor, dry_run, parallel, start

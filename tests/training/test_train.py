@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import random
 import re
 import shutil
 import signal
@@ -20,6 +19,7 @@ import train
 from common import files, runtime
 from common.errors import Failure, UserError
 from common.runtime import Runtime, StopRequest
+from helpers.runs import ROOT, arguments, equal, losses, made, ready, stop_after, two_ranks, weights
 from parts.architectures import CORNERS
 from prepare import prepare
 from tokens import batches
@@ -27,50 +27,6 @@ from tokens.token_files import load_split
 from training import optim, parallel, run_folder, start
 from training.optim import learning_rate, make_optimizers, parameter_groups
 from weights import checkpoint
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-SIZE = [
-    "--n_layer=2",
-    "--n_head=2",
-    "--n_embd=32",
-    "--block_size=16",
-    "--batch_size=4",
-    "--log_interval=1",
-    "--warmup_iters=0",
-    "--device=cpu",
-]
-
-
-@pytest.fixture(scope="session")
-def data_dir(tmp_path_factory):
-    """A dataset of 6,000 characters: words of a small language, so that there is much to learn."""
-    folder = tmp_path_factory.mktemp("data")
-    rng = random.Random(0)
-    words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
-    text = "".join(rng.choice(words) + rng.choice("    \n") for _ in range(1200))
-    (folder / "words.txt").write_text(text, encoding="utf-8")
-    prepare("words", input=str(folder / "words.txt"), tokenizer="char", data_dir=str(folder))
-    return folder
-
-
-def arguments(data_dir, out_dir, *more):
-    return [*SIZE, f"--data_dir={data_dir}", "--dataset=words", f"--out_dir={out_dir}", *more]
-
-
-def losses(out_dir, key="loss"):
-    rows = [json.loads(line) for line in (Path(out_dir) / "log.jsonl").read_text().splitlines()]
-    return [(row["step"], row[key]) for row in rows if key in row]
-
-
-def weights(out_dir):
-    """All tensors of the newest checkpoint: weights and optimizer."""
-    folder = checkpoint.find(out_dir)
-    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-
 
 # ---------------------------------------------------------------- exactness
 
@@ -173,18 +129,6 @@ def test_an_evaluation_that_was_cut_short_is_made_up_for(data_dir, tmp_path, whe
     )
 
 
-def stop_after(steps, real=train.train_step):
-    """Send this process SIGTERM while it takes its step number `steps`; only once."""
-
-    def step_and_signal(run):
-        if run.step == steps - 1:
-            train.train_step = real
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(run)
-
-    train.train_step = step_and_signal
-
-
 def test_same_command_same_bits_and_another_seed_another_run(data_dir, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         train.main(
@@ -228,27 +172,6 @@ def test_micro_batches_are_one_batch(data_dir, tmp_path):
         losses(tmp_path / "one", "grad_norm"), losses(tmp_path / "four", "grad_norm"), strict=True
     ):
         assert abs(a - b) < 1e-4
-
-
-def two_ranks(*argv, **more):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        "train.py",
-        *argv,
-    ]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **more,
-    )
 
 
 @pytest.mark.parametrize(
@@ -365,19 +288,6 @@ def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, more):
     settings = train.read_config(arguments(data_dir, tmp_path / "run", *ranks, *more), "")
     with pytest.raises(UserError, match="parallel=fsdp"):
         start.check_start(settings, Runtime("cpu", "float32", 0, 2, []))
-
-
-def ready(data_dir, tmp_path, *more):
-    """A Run that is ready for its first step."""
-    return made(arguments(data_dir, tmp_path / "ready", "--max_iters=50", *more))
-
-
-def made(argv):
-    """The Run of a command line, as train.main makes it."""
-    settings = train.read_config(argv, "")
-    runtime = train.set_up(settings.config.device, settings.config.dtype)
-    metas, tokenizer = train.find_data(settings.config, runtime)
-    return start.make_run(settings, metas, tokenizer, runtime)
 
 
 class Masked:

@@ -15,25 +15,25 @@ import random
 import re
 import struct
 import subprocess
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiktoken
 import torch
-from test_families import ours
-from test_formats import refused
-from test_models import random_weights, tokens
 
 import train
 from common.errors import Failure, UserError
 from common.files import UMASK, partial
+from helpers.bpe import LLAMA3, WORDS, bpe
+from helpers.families import ours
+from helpers.formats import refused
+from helpers.models import random_weights, tokens
 from parts.architectures import configure, make
 from prepare import prepare
 from sample import generate
 from tokens import sources
-from tokens.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, tokenizer_from_json
+from tokens.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from_json
 from weights import export, gguf_format, pretrained, tokenizer_formats
 from weights.checkpoint import open_run
 from weights.export import main, to_hf, write_folder
@@ -48,7 +48,6 @@ RUNS = {
     "llama": ["--model=llama", "--n_kv_head=1", "--dataset=bytes"],
     "mistral": ["--arch=mistral", "--dataset=chars", "--window=5"],
 }
-WORDS = ["the", "king", "of", "rome", "shall", "speak", "no", "more", "Zoë", "1999", "don't"]
 
 
 @pytest.fixture(scope="module")
@@ -85,40 +84,6 @@ def runs(tmp_path_factory):
     return root
 
 
-def bpe(pattern=tokenizer_formats.GPT2, special=None, merges=60):
-    """A small byte-level BPE, each merge the pair that is most frequent in some words."""
-    special = special or {"<|endoftext|>": 0}
-    pieces = [
-        [bytes([byte]) for byte in word.encode()]
-        for word in [*WORDS, *(" " + word for word in WORDS), "  ", "   \n"]
-    ]
-    ranks = {bytes([byte]): byte for byte in range(256)}
-    while len(ranks) < 256 + merges:
-        pairs = [pair for piece in pieces for pair in pairwise(piece)]
-        if not pairs:
-            break
-        best = max(sorted(set(pairs)), key=pairs.count)
-        ranks[best[0] + best[1]] = len(ranks)
-        for piece in pieces:
-            i = 0
-            while i < len(piece) - 1:
-                if (piece[i], piece[i + 1]) == best:
-                    piece[i : i + 2] = [best[0] + best[1]]
-                i += 1
-    return BPETokenizer(
-        tiktoken.Encoding(
-            "small",
-            pat_str=pattern,
-            mergeable_ranks=ranks,
-            special_tokens={token: len(ranks) + i for token, i in special.items()},
-        )
-    )
-
-
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 TEXTS = [
     "the king of Rome, 1999!",
     "  two   spaces\n\n \nlines \n",

@@ -12,16 +12,17 @@ import json
 import pytest
 import safetensors.torch
 import torch
-from test_formats import difference, parts
-from test_models import random_weights, tokens
 
 from common.errors import UserError
+from helpers.families import ours
+from helpers.formats import difference, parts
+from helpers.models import random_weights, tokens
 from parts.architectures import ARCH, configure, make
 from parts.variant import Variant
 from sample import generate
 from weights.export import to_hf
 from weights.families import FAMILIES
-from weights.pretrained import load_weights, to_ours
+from weights.pretrained import to_ours
 
 transformers = pytest.importorskip("transformers")
 
@@ -135,12 +136,6 @@ def theirs(case, **changes):
         transformers.AutoConfig.for_model(kind, **config | changes), attn_implementation="eager"
     )
     return random_weights(made.double().eval(), 0.4)
-
-
-def ours(word, values, tensors, dtype=torch.float64, **changes):
-    made = make(configure({"model": word} | values | changes)).to(dtype).eval()
-    load_weights(made, tensors)
-    return made
 
 
 def lift_float32(monkeypatch, kind):

@@ -10,16 +10,16 @@ import json
 import math
 import re
 import shutil
-import signal
 import socket
 from fnmatch import fnmatch
 
 import pytest
 import safetensors.torch
 import torch
-from test_models import random_weights, tokens
 
 from common.errors import UserError
+from helpers.formats import IDX, difference, parts, refused
+from helpers.models import random_weights, tokens
 from model_llama import MLP, LlamaConfig
 from parts.architectures import CORNERS, configure, make
 from weights import pretrained
@@ -44,7 +44,6 @@ LLAMA = dict(
     rms_norm_eps=1e-3,
     rope_parameters={"rope_type": "default", "rope_theta": 500.0},
 )
-IDX = tokens(3, 33, vocab=999)
 kinds = pytest.mark.parametrize("kind", ["gpt2", "llama"])  # the rest: test_families.py
 
 
@@ -67,22 +66,6 @@ def ours(word, values, tensors, dtype=torch.float64, **changes):
     assert type(made) is CORNERS[word][1]
     load_weights(made, tensors)
     return made
-
-
-def parts(model):
-    """config.json and the tensors of a transformers model, as a file has them: without a tied
-    head."""
-    tensors = dict(model.state_dict())
-    if model.config.tie_word_embeddings:
-        del tensors["lm_head.weight"]
-    return json.loads(model.config.to_json_string(use_diff=False)), tensors
-
-
-@torch.no_grad()
-def difference(reference, made, idx=IDX):
-    """The largest difference of the logits, over their spread."""
-    expected = reference(idx).logits
-    return ((made(idx)[0] - expected).abs().max() / expected.std()).item()
 
 
 def lift_float32(monkeypatch):
@@ -354,26 +337,6 @@ def test_load_weights_is_strict(change, words):
     assert all(torch.equal(p, before[name]) for name, p in made.named_parameters()), (
         "nothing was copied"
     )
-
-
-# ---------------------------------------------------------------- what is refused, in one line
-
-
-def refused(call, *args):
-    """The one line of a UserError that comes within seconds."""
-
-    def give_up(*_):
-        pytest.fail("it takes too long")
-
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(20)
-    try:
-        with pytest.raises(UserError) as caught:
-            call(*args)
-    finally:
-        signal.alarm(0)
-    assert "\n" not in str(caught.value) and caught.value.status == 2
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+"""Small training runs for tests: data, arguments, losses, weights."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+import train
+from training import start
+from weights import checkpoint
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SIZE = [
+    "--n_layer=2",
+    "--n_head=2",
+    "--n_embd=32",
+    "--block_size=16",
+    "--batch_size=4",
+    "--log_interval=1",
+    "--warmup_iters=0",
+    "--device=cpu",
+]
+
+
+def arguments(data_dir, out_dir, *more):
+    return [*SIZE, f"--data_dir={data_dir}", "--dataset=words", f"--out_dir={out_dir}", *more]
+
+
+def losses(out_dir, key="loss"):
+    rows = [json.loads(line) for line in (Path(out_dir) / "log.jsonl").read_text().splitlines()]
+    return [(row["step"], row[key]) for row in rows if key in row]
+
+
+def weights(out_dir):
+    """All tensors of the newest checkpoint: weights and optimizer."""
+    folder = checkpoint.find(out_dir)
+    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def stop_after(steps, real=train.train_step):
+    """Send this process SIGTERM while it takes its step number `steps`; only once."""
+
+    def step_and_signal(run):
+        if run.step == steps - 1:
+            train.train_step = real
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(run)
+
+    train.train_step = step_and_signal
+
+
+def two_ranks(*argv, **more):
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "train.py",
+        *argv,
+    ]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    )
+
+
+def ready(data_dir, tmp_path, *more):
+    """A Run that is ready for its first step."""
+    return made(arguments(data_dir, tmp_path / "ready", "--max_iters=50", *more))
+
+
+def made(argv):
+    """The Run of a command line, as train.main makes it."""
+    settings = train.read_config(argv, "")
+    runtime = train.set_up(settings.config.device, settings.config.dtype)
+    metas, tokenizer = train.find_data(settings.config, runtime)
+    return start.make_run(settings, metas, tokenizer, runtime)

@@ -1,0 +1,44 @@
+"""Tokenizers and texts that need no network."""
+
+import base64
+
+import pytest
+
+from common.errors import UserError
+from tokens import sources
+from tokens.tokenizer import tokenizer_from_json
+from weights import tokenizer_formats
+
+
+def tiny_bpe():
+    """A real BPE tokenizer of 256 bytes, four merges and <|endoftext|>, needing no download."""
+    tokens = [bytes([i]) for i in range(256)] + [b"th", b" th", b"  ", b"\n\n"]
+    pattern = tokenizer_formats.GPT2
+    return tokenizer_from_json(
+        dict(
+            kind="bpe",
+            name="tiny",
+            pat_str=pattern,
+            special_tokens={"<|endoftext|>": 260},
+            ranks=[base64.b64encode(t).decode() for t in tokens],
+        )
+    )
+
+
+def message(function, *args):
+    """The UserError of a call, which must be one line."""
+    with pytest.raises(UserError) as caught:
+        function(*args)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def no_network(url, sha256):
+    raise OSError("example.org cannot be reached")
+
+
+def gpt2_or_skip():
+    try:
+        return sources.gpt2_tokenizer()
+    except UserError as error:
+        pytest.skip(str(error))
