@@ -244,9 +244,8 @@ def load_documents(path):
             num_proc=os.cpu_count(),
         )
     except ImportError:
-        raise UserError(
-            "openwebtext needs the package datasets", "openwebtext", "pip install datasets"
-        ) from None
+        where = path or "openwebtext"
+        raise UserError("this needs the package datasets", where, "pip install datasets") from None
     except Exception as error:  # of many kinds: network, cache, format
         fix = "give .jsonl or .parquet with a column text"
         if path is None:

@@ -183,7 +183,7 @@ def main(argv):
         what = f"cannot read {words[0]}" if words else "dest is missing"
         fix = f"write --export={config.export} --out_dir=RUN --dest=NAME"
         raise UserError(what, "command line", fix)
-    dest = Path(config.dest).expanduser()
+    dest = Path(os.path.expanduser(config.dest))
     check_dest(dest)
 
     model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint)

@@ -15,6 +15,7 @@ unpickled, which can run any code.
 """
 
 import functools
+import os
 import re
 from pathlib import Path
 
@@ -154,7 +155,11 @@ def fetch(name, key="init_from"):
     wanted = FETCHED if key == "init_from" else TOKENIZER
     try:
         from huggingface_hub import HfApi, snapshot_download
+    except ImportError:
+        fix = "pip install huggingface_hub, or give a folder"
+        raise UserError("names of the hub need a package", f"{key}={name}", fix) from None
 
+    try:
         try:
             # Without the timeout a silent network is waited for forever.
             commit = HfApi().model_info(name, timeout=5).sha
@@ -171,8 +176,8 @@ def fetch(name, key="init_from"):
 
 def find(name, key="init_from"):
     """The folder, or the GGUF file, that a name stands for; a message calls it what `key` says."""
-    path = Path(name).expanduser()
-    if name in HUB or not name or not path.exists():
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no home folder
+    if name in HUB or not name or not os.path.exists(path):  # False for a name that is too long
         on_hub = re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name))
         if not on_hub or name.endswith(".gguf"):
             words = ["scratch", "resume"] if key == "init_from" else ["auto", "char", "byte"]

@@ -8,9 +8,11 @@ tested too.
 
 import json
 import math
+import os
 import re
 import shutil
 import socket
+import sys
 from fnmatch import fnmatch
 
 import pytest
@@ -598,11 +600,24 @@ def test_names_that_are_no_model(tmp_path, monkeypatch):
     """Nothing of this asks the network."""
     monkeypatch.setattr(pretrained, "fetch", lambda name: pytest.fail("asked the hub"))
     monkeypatch.chdir(tmp_path)
-    for name in ("gtp2", "resum", "/no/such/folder", "./here", "a/b/c", "~/nothing"):
+    long = "n" * 300
+    for name in ("gtp2", "resum", "/no/such/folder", "./here", "a/b/c", "~/nothing", long):
         message = refused(load_pretrained, name)
         assert "gpt2-medium" in message and f"init_from={name}" in message
     (tmp_path / "weights.safetensors").write_bytes(b"")
     assert "not a folder" in refused(load_pretrained, str(tmp_path / "weights.safetensors"))
+
+
+def test_no_home_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda name: name)  # its answer without one
+    assert "init_from=~/nothing" in refused(load_pretrained, "~/nothing")
+
+
+def test_the_hub_needs_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert "pip install huggingface_hub" in refused(load_pretrained, "some/model")
 
 
 def test_the_hub_out_of_reach(saved, monkeypatch, tmp_path):
