@@ -1,6 +1,8 @@
-""" `python train.py CONFIG --dry_run` prints what a run would cost. Sizes and operations come from
-the closed forms of parts/costs.py. Times are measured on steps and an evaluation whose results are
-discarded. """
+"""
+`python train.py CONFIG --dry_run` prints what a run would cost. Sizes and operations come from the
+closed forms of parts/costs.py. Times are measured on steps and an evaluation whose results are
+discarded.
+"""
 
 import math
 import shutil
