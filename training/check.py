@@ -6,7 +6,7 @@ Is my loss right? Compare the first steps of a run with a golden curve:
 
 A golden curve belongs to a config file, its settings and its data. Its tolerance is measured when
 it is recorded: far above the effect of rounding, far below that of a mistake. A golden curve says
-nothing about later steps than its own.
+nothing about the steps after its last.
 """
 
 import json
