@@ -133,8 +133,8 @@ class Pairs:
 
     @property
     def learned(self):
-        """The ids whose loss counts when they are targets: the answers. Prompts may well begin
-        alike."""
+        """The ids whose loss counts if they are targets: the answers. Prompts are excluded, since
+        many begin alike."""
         return self.tokens[self.mask == 1]
 
     def batches(self, seed):
