@@ -10,7 +10,7 @@ log_interval = 50
 if device == "cpu":
     # 4 * 12 * 128^2 = 0.8 M parameters; 750 steps * 12 * 128 tokens = 1.2 M characters, 1.1 epochs:
     # 6 * 0.8 M * 1.2 M = 5.5 TFLOP, 61 s at the 90 GFLOP/s that two cores reach with operations
-    # this small. Muon's update is 2.6 GFLOP, 17 ms of the 95 ms of a step. It pays, since one step
+    # this small. Muon's update is 2.6 GFLOP, 17 ms of about 95 ms a step. It pays, since one step
     # of Muon does as much as nearly two of AdamW.
     n_layer, n_head, n_embd, block_size = 4, 4, 128, 128
     batch_size, max_iters, eval_interval = 12, 750, 375
