@@ -322,7 +322,7 @@ def finish(run, argv, status, speed):
         return
     if status:
         resume = f"--init_from=resume --out_dir={shlex.quote(out_dir)}"
-        print(f"stopped after step {run.step}, saved; go on with: python train.py {resume}")
+        print(f"stopped after step {run.step}, saved; continue with: python train.py {resume}")
         return
 
     best, bits = state["best_val_loss"], state["best_bits_per_byte"]

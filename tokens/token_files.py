@@ -333,7 +333,7 @@ def check_length(tokens):
         raise Failure(
             f"the token file shrank from {tokens.nbytes:,} to {size:,} bytes while it was read",
             tokens.filename,
-            "prepare the data again, then go on from the last checkpoint with --init_from=resume",
+            "prepare the data again, then resume from the last checkpoint with --init_from=resume",
         )
 
 

@@ -31,7 +31,7 @@ def no_step_lost(run, save):
         if run.runtime.world_size == 1 and run.step > (run.saved or 0):
             with suppress(Failure):  # the failure may have been a save
                 save(run)
-                print(f"saved step {run.step}: --init_from=resume goes on from it")
+                print(f"saved step {run.step}: --init_from=resume continues from it")
         raise
 
 
@@ -59,5 +59,5 @@ def explain(error, run):
     words = ("onnection", "peer", "NCCL")
     if run.runtime.world_size > 1 and any(word in text for word in words):
         lost = f"rank {run.runtime.rank} lost another rank"
-        return Failure(lost, good, "go on with --init_from=resume")
+        return Failure(lost, good, "continue with --init_from=resume")
     return None

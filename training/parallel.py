@@ -86,7 +86,7 @@ def main_first(work, runtime):
     if error is not None:
         raise error
     if status.item():
-        mistake = UserError("rank 0 cannot go on", "torchrun", "see its error")
+        mistake = UserError("rank 0 cannot continue", "torchrun", "see its error")
         mistake.status = status.item()
         raise mistake
     return result

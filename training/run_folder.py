@@ -56,7 +56,7 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
         raise UserError(
             "there is a run here already",
             f"out_dir={out_dir}",
-            "go on with --init_from=resume, start anew with --overwrite, "
+            "continue with --init_from=resume, start anew with --overwrite, "
             "or choose another --out_dir",
         )
     if Path.cwd().is_relative_to(out_dir.resolve()):
@@ -268,7 +268,7 @@ class RunLog:
             if os.write(self.file.fileno(), line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            fix = f"{files.remedy(error)}, then go on with --init_from=resume"
+            fix = f"{files.remedy(error)}, then continue with --init_from=resume"
             raise Failure(f"cannot write: {error.strerror}", self.file.name, fix) from error
         if self.wandb_log:
             self.wandb_log(row)
