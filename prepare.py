@@ -1,5 +1,5 @@
 """
-Text in, token files out:
+Turn a text into token files:
 
     python prepare.py shakespeare_char     tiny-shakespeare, in characters
     python prepare.py shakespeare          tiny-shakespeare, in GPT-2's tokens
@@ -10,10 +10,10 @@ Text in, token files out:
     python prepare.py mypairs --input=pairs.jsonl --tokenizer=gpt2
                    prompt/answer pairs, to fine-tune on (tokens/pairs.py)
 
-Without --tokenizer, a text of your own is prepared in characters. The first
-90 % of the characters, or of the pairs, are for training, the rest for
-validation, as in nanoGPT. The dataset is written under a temporary name and
-renamed when it is whole. Memory does not grow with the text.
+Without --tokenizer, a text of your own is prepared in characters. As in
+nanoGPT, the first 90 % of the characters (or of the pairs) are for training,
+the rest for validation. The dataset is written under a temporary name and
+renamed when it is complete. Memory use does not grow with the text.
 """
 
 import codecs
@@ -59,7 +59,7 @@ class PrepareConfig:
 
 
 def read_text(path):
-    """Yield the text of a utf-8 file in pieces, with every line end as \\n. Raises UserError that
+    """Yield the text of a utf-8 file in pieces, with every line end as \\n. Raises UserError, which
     names the first byte that is not utf-8."""
     utf8 = codecs.getincrementaldecoder("utf-8-sig")()
     decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
@@ -71,15 +71,15 @@ def read_text(path):
             try:
                 yield decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
-                # error.object holds what was read last, and the bytes left over from before.
+                # error.object holds the bytes just read, after those left over from earlier.
                 byte = position - len(error.object) + error.start
                 what = f"the text is not utf-8: byte {byte:,}"
                 raise UserError(what, path, "save it as utf-8") from None
 
 
 def tokenizer_maker(kind):
-    """A function from the characters of a text to the tokenizer that --tokenizer=kind names. Raises
-    UserError at once if there is no such tokenizer."""
+    """Return a function that takes the set of a text's characters and returns the tokenizer that
+    --tokenizer=kind names. Raises UserError at once if there is no such tokenizer."""
     if kind == "char":
         return lambda chars: CharTokenizer("".join(sorted(chars)))
     if kind == "byte":
@@ -87,22 +87,22 @@ def tokenizer_maker(kind):
     elif kind == "gpt2":
         tokenizer = sources.gpt2_tokenizer()
     else:
-        from weights import pretrained  # it imports torch, which takes seconds
+        from weights import pretrained  # imported here, since torch takes seconds
 
         tokenizer = pretrained.load_tokenizer(kind, "--tokenizer")
     return lambda chars: tokenizer
 
 
 def write_text(path, make_tokenizer, folder):
-    """Write the token files of a text file: one pass counts its characters, one writes, with the
-    tokenizer make_tokenizer(characters). Returns (tokenizer, {split: entry in meta.json}, sha256 of
-    the file)."""
+    """Write the token files of a text file. The first pass counts its characters; the second writes
+    tokens with the tokenizer make_tokenizer(characters). Returns (tokenizer, {split: entry in
+    meta.json}, sha256 of the file)."""
     count, chars, pieces = 0, set(), path.stat().st_size // CHUNK + 1
     for text in tqdm(read_text(path), "reading", pieces, unit="MB", **BAR):
         count += len(text)
         chars.update(text)
     if count < 2 or len(chars) < 2:
-        what = "the text is one character and nothing else" if count else "the text is empty"
+        what = "the text has only one character" if count else "the text is empty"
         raise UserError(what, path, "choose a longer text")
 
     tokenizer = make_tokenizer(chars)
@@ -117,11 +117,11 @@ def write_text(path, make_tokenizer, folder):
 
 
 def write_documents(path, folder):
-    """Write the token files of many documents, <|endoftext|> after each, split as nanoGPT does.
-    Returns what write_text does."""
+    """Write the token files of many documents, with <|endoftext|> after each and nanoGPT's split.
+    Returns the same as write_text."""
     tokenizer, documents = sources.gpt2_tokenizer(), sources.load_documents(path)
     if "text" not in documents.column_names or len(documents) < 2:
-        raise UserError("these are no documents", path, "give two or more, in a column named text")
+        raise UserError("these are not documents", path, "give two or more, in a column named text")
     parts = documents.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
     parts = {"train": parts["train"], "val": parts["test"]}
 
@@ -146,7 +146,7 @@ def write_documents(path, folder):
 
 
 def check_request(name, kind, input, folder):
-    """Raise UserError if prepare cannot do what it was asked for. Nothing is written yet."""
+    """Raise UserError if the dataset cannot be prepared, before anything is written."""
     if input is not None and not os.path.isfile(input):
         raise UserError("no such file", f"--input={input}", "check the path")
     if os.path.exists(folder) and not os.path.isdir(folder):
@@ -154,15 +154,15 @@ def check_request(name, kind, input, folder):
     if name not in KNOWN and input is None and not os.path.isfile(folder / "input.txt"):
         command = f"`python prepare.py {name} --input=TEXTFILE`"
         fix = f"name its text, {command}, or choose from {', '.join(KNOWN)}"
-        raise UserError(f"{name} is not a dataset known here", "--input", fix)
+        raise UserError(f"{name} is not a known dataset", "--input", fix)
     if name == "openwebtext" and kind != "gpt2":
         what = "openwebtext needs GPT-2's <|endoftext|> between its documents"
         raise UserError(what, f"--tokenizer={kind}", "leave it out")
 
 
 def find_text(name, input, folder, new):
-    """(path of the text, where it comes from): --input, else the input.txt in the dataset's folder,
-    which for a known dataset is fetched into the folder `new` if it is missing."""
+    """(path of the text, where it comes from). The text is --input, or else input.txt in the
+    dataset's folder. If tiny-shakespeare has no input.txt yet, it is fetched into `new`."""
     path = Path(input) if input else folder / "input.txt"
     if input or path.is_file():
         return path, str(path)
@@ -204,7 +204,7 @@ def make_dataset(name, input, kind, folder, new):
 
 
 def describe(meta, tokenizer, folder):
-    """Print what was made."""
+    """Print the vocabulary and the sizes of a dataset."""
     if not meta.get("canonical", True):
         print("  NOTE: this is not the canonical tiny-shakespeare file:")
         print("  losses on it compare only roughly with published ones.")
@@ -224,10 +224,11 @@ def describe(meta, tokenizer, folder):
 
 
 def prepare(name, input=None, tokenizer="auto", data_dir="data"):
-    """Make the dataset data_dir/name and return its meta.json, for the keys of PrepareConfig."""
+    """Make the dataset data_dir/name and return its meta.json. The other arguments are the keys of
+    PrepareConfig."""
     if not re.fullmatch(r"\w[\w-]*", name) or len(name.encode()) > 200:
         fix = "use letters, digits, - and _, at most 200 bytes"
-        raise UserError(f"{name!r} is no name for a dataset", "name", fix)
+        raise UserError(f"{name!r} is not a valid dataset name", "name", fix)
     folder = Path(data_dir, name)
     if os.path.islink(folder):
         folder = folder.resolve()  # the user keeps this dataset on another disk
@@ -236,13 +237,13 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data"):
         kind = "gpt2" if name in ("shakespeare", "openwebtext") else "char"
 
     if not os.path.isdir(data_dir):
-        check_request(name, kind, input, folder)  # a mistake makes no folder
+        check_request(name, kind, input, folder)  # before only_process makes the folder
     with only_process(folder):
         recover(folder)
         check_request(name, kind, input, folder)
         print(f"preparing {folder}")
         if name not in KNOWN and tokenizer == "auto":
-            print("  a token is a character; --tokenizer=gpt2, byte or a model's for others")
+            print("  a token is a character; --tokenizer=gpt2, byte or a model's chooses others")
         new = files.partial(folder)
         try:
             new.mkdir()
@@ -259,7 +260,7 @@ def main(argv):
     if len(words) != 1:
         names = f"NAME is {', '.join(KNOWN)} or one of yours with --input=TEXTFILE"
         fix = f"`python prepare.py NAME`, where {names}"
-        raise UserError("one dataset at a time, please", "command line", fix)
+        raise UserError("prepare.py takes the name of one dataset", "command line", fix)
     config = build(PrepareConfig, values)
     prepare(words[0], config.input, config.tokenizer, config.data_dir)
 

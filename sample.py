@@ -9,9 +9,9 @@ Write text with a trained model:
     python sample.py --out_dir=RUN --start="ROMEO:" --attention=map.png
     python sample.py --out_dir=RUN --draft=SMALL --start="ROMEO:"
 
-RUN is a run folder, such as out-llama-shakespeare. It is all that is needed:
-the tokenizer travels in the checkpoint. The same command writes the same text.
-From Python: write_text.
+RUN is a run folder, such as out-llama-shakespeare. Nothing else is needed, since
+the checkpoint includes the tokenizer. The same command writes the same text
+again. From Python, call write_text.
 """
 
 import json
@@ -36,7 +36,7 @@ from sampling.speculative import Tally, open_draft, speculate
 from weights.checkpoint import open_run
 from weights.pretrained import open_pretrained
 
-ROWS = 64  # prompts that are continued together
+ROWS = 64  # samples in one batch
 
 
 # ---------------------------------------------------------------- tokens
@@ -56,8 +56,8 @@ def steps(
 ):
     """Continue idx (B, T): yields a Step max_new_tokens times.
 
-    seeds: a number per row; the draws of a row depend on its own number alone. settings: those of
-    decoding.probabilities. The other arguments are those of decoding.Reader."""
+    seeds: one per row; the random draws of a row depend on its own seed alone. settings: keyword
+    arguments of decoding.probabilities. The other arguments are those of decoding.Reader."""
     reader = Reader(model, context, vocab_size, use_cache, pad)
     seeds = range(idx.size(0)) if seeds is None else seeds
     generators = [torch.Generator(idx.device).manual_seed(seed) for seed in seeds]
@@ -73,7 +73,7 @@ def steps(
 
 
 def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, **more):
-    """Continue idx (B, T): yields the next token of every row (B, 1) max_new_tokens times; more:
+    """Continue idx (B, T): yields the next token of every row, (B, 1), max_new_tokens times. more:
     further arguments of `steps`."""
     settings = dict(temperature=temperature, top_k=top_k, top_p=top_p)
     for step in steps(model, idx, max_new_tokens, **settings, **more):
@@ -84,9 +84,9 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None
 
 
 def write_samples(model, tokenizer, rows, config, draft=None, tally=None, show=lambda piece: None):
-    """The Samples of rows (prompt, number of the sample), written in one batch. The draws of a row
-    depend on its own prompt and number alone. draft: as `speculate` takes it, for a single row.
-    show is called with each piece of text as it comes."""
+    """Generate one Sample for each of `rows`, [(prompt, sample number), ...], in one batch. The
+    random draws of a row depend on its own prompt and number alone. draft: that of `speculate`, for
+    a single row only. show: called with each piece of text as it is generated."""
     explain = config.jsonl or config.show_probs
     samples = [Sample(prompt, tokenizer, config.stop, explain) for prompt, _ in rows]
     ids = [list(tokenizer.encode(prompt)) or [tokenizer.start] for prompt, _ in rows]
@@ -115,7 +115,7 @@ def write_samples(model, tokenizer, rows, config, draft=None, tally=None, show=l
 
 
 def write_sample(model, tokenizer, prompt, runtime, config, number=0, draft=None, tally=None):
-    """The Sample of one prompt, printed behind it as it is written."""
+    """Generate the Sample of one prompt. Prints the prompt, then the text as it is generated."""
 
     def show(piece):
         print(piece, end="", flush=True)
@@ -129,8 +129,8 @@ def write_sample(model, tokenizer, prompt, runtime, config, number=0, draft=None
 
 
 def write_text(model, tokenizer, prompt, **keys):
-    """The text that a model writes after a prompt, as `python sample.py` prints its first sample;
-    keys: those of SampleConfig, such as temperature=0 or max_new_tokens=100."""
+    """Return the text that a model writes after a prompt: the first sample of `python sample.py`.
+    keys: fields of SampleConfig, such as temperature=0 or max_new_tokens=100."""
     unknown = keys.keys() - SampleConfig.__dataclass_fields__.keys()
     if unknown:
         raise UserError(f"unknown key {min(unknown)}", "write_text", "give keys of SampleConfig")
@@ -154,8 +154,8 @@ def note(text):
 
 
 def open_model(name, config, runtime, texts, kind):
-    """The model of a run folder, or of another format, with weights of the kind `kind`, and the
-    prompts as it can read them."""
+    """Open the model of a run folder or of pretrained weights, convert its weights to the number
+    format `kind`, and fit the prompts to its tokenizer."""
     if config.init_from == "resume":
         model, tokenizer, trained, state = open_run(name, config.checkpoint, runtime.device)
         note(f"{trained['model']} after {state['step']} steps, from {name}")
@@ -171,7 +171,7 @@ def open_model(name, config, runtime, texts, kind):
     check_context(model, tokenizer, prompts, config)
     tokens = config.num_samples * config.max_new_tokens
     if config.prompts or not config.writes():
-        tokens = 0  # batches go through the model itself, which is not compiled
+        tokens = 0  # batches use the model's own forward pass, which is not compiled
     model, reasons = prepare(model, kind, tokens, config.compile)
     note(", ".join(reasons))
     if not all(prompts) and (config.writes() or config.attention):
@@ -180,7 +180,7 @@ def open_model(name, config, runtime, texts, kind):
 
 
 def check_context(model, tokenizer, prompts, config):
-    """Raise UserError for a context that the model has no positions for, and say so if the texts
+    """Raise UserError for a context that the model has no positions for. Print a note if the texts
     will be longer than the context."""
     limit = model.config.block_size
     context = config.context or limit
@@ -201,7 +201,7 @@ def check_context(model, tokenizer, prompts, config):
 
 
 def report(opened, samples, config, streamed):
-    """Print one sample of each model; streamed: its text is printed already."""
+    """Print one sample of each model; streamed: its text has been printed already."""
     if config.jsonl:
         for o, sample in zip(opened, samples, strict=True):
             line = {"model": o.name, "prompt": sample.prompt, "text": sample.text}
@@ -222,7 +222,7 @@ def report(opened, samples, config, streamed):
 
 
 def write_all(opened, config, runtime, draft, tally):
-    """Write and print every sample of every prompt, a batch of rows at a time."""
+    """Generate and print every sample of every prompt, a batch at a time."""
     prompts = range(len(opened[0].prompts))
     rows = [(i, number) for i in prompts for number in range(config.num_samples)]
     size = ROWS if config.prompts and not config.draft else 1
@@ -231,13 +231,13 @@ def write_all(opened, config, runtime, draft, tally):
         batch = rows[first : first + size]
         written = []
         for o in opened:
-            asked = [(o.prompts[i], number) for i, number in batch]
+            inputs = [(o.prompts[i], number) for i, number in batch]
             if streamed:
-                ((prompt, number),) = asked
-                how = (runtime, config, number, draft, tally)
-                written.append([write_sample(o.model, o.tokenizer, prompt, *how)])
+                prompt, number = inputs[0]
+                options = (runtime, config, number, draft, tally)
+                written.append([write_sample(o.model, o.tokenizer, prompt, *options)])
             else:
-                written.append(write_samples(o.model, o.tokenizer, asked, config, draft, tally))
+                written.append(write_samples(o.model, o.tokenizer, inputs, config, draft, tally))
         for samples in zip(*written, strict=True):
             report(opened, samples, config, streamed)
 
@@ -248,7 +248,7 @@ def main(argv):
         raise UserError(f"cannot read {words[0]}", "command line", "write --key=value")
     config = build(SampleConfig, values)
 
-    # what the user gives is read before any model, so that a mistake costs no time
+    # Read the user's files before loading a model, so that a mistake shows at once.
     texts = read_prompts(config.start, config.prompts)
     if config.score:
         scored = read_text(config.score, "text", "check the path after --score=")
@@ -258,7 +258,7 @@ def main(argv):
     runtime = set_up(config.device, "float32" if config.dtype == "int8" else config.dtype)
     note(", ".join(runtime.reasons))
     kind = "int8" if config.dtype == "int8" else runtime.dtype
-    runtime.dtype = "float32"  # the weights themselves have the other format: no autocast
+    runtime.dtype = "float32"  # the weights are converted to `kind` instead of autocast
 
     names = [config.out_dir if config.init_from == "resume" else config.init_from]
     names = config.compare.split(",") if config.compare else names
@@ -266,12 +266,13 @@ def main(argv):
     draft = open_draft(config.draft, opened[0].tokenizer, runtime.device, kind)
 
     if config.score:
-        judged = list(opened)
-        for name in names if kind == "int8" else []:  # what int8 costs
-            whole = open_model(name, config, runtime, texts, "float32")
-            judged.append(whole._replace(name=f"{name} in float32"))
-        readable = [fit(o.tokenizer, scored, config.score, config.skip_unknown) for o in judged]
-        terminal.report_score(judged, readable, config.score, config.context, config.jsonl)
+        scorers = list(opened)
+        if kind == "int8":  # score in float32 as well, to show what int8 costs
+            for name in names:
+                exact = open_model(name, config, runtime, texts, "float32")
+                scorers.append(exact._replace(name=f"{name} in float32"))
+        readable = [fit(o.tokenizer, scored, config.score, config.skip_unknown) for o in scorers]
+        terminal.report_score(scorers, readable, config.score, config.context, config.jsonl)
     if config.attention:
         name, model, tokenizer, prompts = opened[0]
         path, layer = config.attention, config.layer

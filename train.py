@@ -6,9 +6,10 @@ Train a model:
     python train.py config/llama_shakespeare.py --init_from=resume
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py
 
-A small known dataset that is missing is prepared first. The run folder (weights/checkpoint.py)
-holds all that resuming and sampling need. On a CPU an interrupted and resumed run gives the same
-bits as an uninterrupted one: the batch and the dropout of a step are functions of (seed, step).
+If tiny-shakespeare has not been prepared, that is done first. The run folder
+(weights/checkpoint.py) holds everything that resuming and sampling need. On a CPU, a run that is
+interrupted and resumed ends with the same bits as an uninterrupted one, because the batch and the
+dropout of a step depend on (seed, step) alone.
 """
 
 import math
@@ -50,7 +51,7 @@ def train_step(run):
     """Take one optimizer step on the global batch number run.step (from 0), and count it.
 
     Returns (mean loss in nats per token, gradient norm before clipping). Raises FloatingPointError,
-    before any weight changes, if one of the two is not finite."""
+    before any weight changes, if either is not finite."""
     config, runtime, learner, batches = run.config, run.runtime, run.learner, run.data.batches
 
     # This rank's micro-batches, x and y (batch_size, block_size) each: every world_size-th one.
@@ -58,17 +59,18 @@ def train_step(run):
     first = run.step * run.step_samples
     samples = [batches.get(first + n * config.batch_size, config.batch_size) for n in numbers]
 
-    # Every target weighs the same in the loss, also where masks leave some micro-batches fewer.
+    # Every target has the same weight in the loss, even if masks leave some micro-batches fewer.
     counts = [int((y >= 0).sum()) for _, y in samples]
     all_targets = run.step_tokens
     if batches.masked:
         all_targets = parallel.total(torch.tensor(sum(counts)), runtime).item()
 
-    # Forward and backward: gradients add up, and the ranks average theirs after the last one.
+    # Forward and backward: gradients accumulate, and the ranks average them after the last
+    # micro-batch.
     loss_sum = torch.zeros((), device=runtime.device)
     for n, (x, y), count in zip(numbers, samples, counts, strict=True):
         x, y = (torch.from_numpy(part).to(runtime.device) for part in (x, y))
-        torch.manual_seed(seed_for(config.seed, 1, run.step, n))  # of the dropout
+        torch.manual_seed(seed_for(config.seed, 1, run.step, n))  # for dropout
         with parallel.accumulating(learner.net, learner.model, last=n == numbers[-1]):
             with runtime.autocast():
                 loss = learner.net(x, y)[1] / (all_targets / (count * runtime.world_size))
@@ -91,8 +93,8 @@ def train_step(run):
 def update(run, loss, lr):
     """Clip the gradients and let the optimizers update the weights; returns the gradient norm.
 
-    A gradient of a float16 loss that was scaled too much overflows: then no optimizer takes the
-    step, not even one whose own gradients are finite, and the scale is halved."""
+    If a float16 loss was scaled too much, its gradients overflow. Then every optimizer skips the
+    step, even one whose own gradients are finite, and the scale is halved."""
     learner, scaler = run.learner, run.learner.scaler
     groups = [group for optimizer in learner.optimizers for group in optimizer.param_groups]
     parameters = [p for group in groups for p in group["params"]]
@@ -124,9 +126,9 @@ def update(run, loss, lr):
 def evaluate(run, split, limit, stop=None):
     """Mean loss over the first `limit` tokens of a split (0: all), in nats per token, dropout off.
 
-    Each token is scored once, except prompts, which do not count. The ranks share the batches.
-    Returns None if a stop signal arrives midway (single process only; with several ranks all
-    finish together)."""
+    Each token is scored once; prompt tokens are not scored. The ranks divide the batches among
+    them. Returns None if a stop signal arrives midway, but only in a single process: several ranks
+    always finish the evaluation."""
     model, runtime = run.learner.model, run.runtime
     batches = list(split.eval_batches(run.config.batch_size, limit))
     total = torch.zeros(2, dtype=torch.float64)  # the sum of the losses, the number of tokens
@@ -135,14 +137,15 @@ def evaluate(run, split, limit, stop=None):
     for first in range(0, len(batches), runtime.world_size):
         if stop is not None and stop.status and runtime.world_size == 1:
             return None
-        own = first + runtime.rank
-        counts = own < len(batches)  # fsdp needs a forward pass of every rank, so repeat a batch
-        batch = batches[own if counts else first]
+        index = first + runtime.rank
+        has_batch = index < len(batches)
+        # FSDP needs a forward pass on every rank, so a rank without a batch repeats one.
+        batch = batches[index if has_batch else first]
         x, y = (torch.from_numpy(part).to(runtime.device) for part in batch)
         with runtime.autocast():
             loss = model(x, y)[1]
         targets = (y >= 0).sum().item()
-        if counts and targets:
+        if has_batch and targets:
             total += torch.tensor([loss.item() * targets, targets])
     model.train()
 
@@ -153,8 +156,8 @@ def evaluate(run, split, limit, stop=None):
 def score(run, stop=None):
     """The log row of an evaluation of both splits; None if a stop signal arrives midway.
 
-    With several datasets the losses and bits per byte are means by the datasets' weights; the row
-    then holds those of each dataset, and how many samples of it were trained on."""
+    With several datasets, losses and bits per byte are means weighted by the datasets' shares. The
+    row then also holds the values of each dataset and the number of its samples drawn so far."""
     config, sources = run.config, run.data.sources
     train_losses, val_losses = [], []
     for source in sources:
@@ -187,13 +190,13 @@ def score(run, stop=None):
 
 
 def train(run, log):
-    """Take all steps, with the evaluations and checkpoints between them. `log` is a RunLog on
-    rank 0, None elsewhere. Returns (exit status of a stop signal or None, median tokens/s)."""
+    """Take all steps, and evaluate and save whenever that is due. `log` is a RunLog on rank 0, None
+    elsewhere. Returns (exit status of a stop signal or None, median tokens/s)."""
     config, state = run.config, run.state
     speeds = []
     stop = StopRequest()
     while True:
-        # Evaluate and save. An evaluation that a stop cut short is done after the resume.
+        # Evaluate and save. An evaluation that a signal interrupts is repeated on resuming.
         due = run.step % config.eval_interval == 0 or run.step == config.max_iters
         if due and state.get("evaluated") != run.step:
             evaluate_and_save(run, log, stop)
@@ -213,7 +216,7 @@ def train(run, log):
             log.bar.update()
             if run.step % config.log_interval == 0:
                 log.report(step_row(run, loss, norm, seconds))
-            if log.broken:  # the reader of our output has gone (`| head`): stop as for a signal
+            if log.broken:  # nothing reads our output any more (`| head`): stop, as after a signal
                 stop.status = BROKEN_PIPE
 
     if stop.status and run.saved != run.step:
@@ -236,8 +239,9 @@ def step_row(run, loss, norm, seconds):
 
 
 def evaluate_and_save(run, log, stop):
-    """Evaluate, note the best loss, and save a checkpoint; nothing if a stop signal arrives midway.
-    Raises FloatingPointError for a loss that is not finite, so that it is never saved."""
+    """Evaluate, record the best loss, and save a checkpoint. Does neither of the last two if a stop
+    signal interrupts the evaluation. Raises FloatingPointError if the loss is not finite, so that
+    such weights are never saved."""
     row = score(run, stop)
     if row is None:
         return
@@ -273,7 +277,7 @@ def save(run, best=False):
 
 
 def find_data(config, runtime):
-    """({name: meta.json}, tokenizer) of the datasets. Prepares small known ones if missing."""
+    """({name: meta.json}, tokenizer) of the datasets. Prepares a missing tiny-shakespeare."""
     folders = {name: Path(config.data_dir) / name for name in config.datasets}
 
     def prepare_missing():
@@ -289,17 +293,15 @@ def find_data(config, runtime):
     first, *others = tokenizers
     for other in others:
         if tokenizers[other].to_json() != tokenizers[first].to_json():
-            what, where = (
-                f"{first} and {other} have different tokenizers",
-                f"dataset={config.dataset}",
-            )
+            what = f"{first} and {other} have different tokenizers"
             fix = "prepare both with the same one, and not with char: characters depend on the text"
-            raise UserError(what, where, fix)
+            raise UserError(what, f"dataset={config.dataset}", fix)
     return metas, tokenizers[first]
 
 
 def answer(run, argv):
-    """Answer --eval_only, --dry_run, --doctor or --check; returns the exit status."""
+    """Run --eval_only, --dry_run, --doctor or --check instead of training; returns the exit
+    status."""
     config = run.config
     if config.eval_only:
         row = score(run)
@@ -314,13 +316,13 @@ def answer(run, argv):
 
 
 def finish(run, argv, status, speed):
-    """Print what the run reached, a sample of its text, and what to type next."""
+    """Print the results of the run, a sample of its text, and the commands to run next."""
     state, data, out_dir = run.state, run.data, run.config.out_dir
     if status == BROKEN_PIPE:
         return
     if status:
         resume = f"--init_from=resume --out_dir={shlex.quote(out_dir)}"
-        print(f"stopped after step {run.step}, saved; go on with: python train.py {resume}")
+        print(f"stopped after step {run.step}, saved; continue with: python train.py {resume}")
         return
 
     best, bits = state["best_val_loss"], state["best_bits_per_byte"]
@@ -335,7 +337,7 @@ def finish(run, argv, status, speed):
             print(f"samples drawn: {count:,} of {source.name}, {shares}, {epochs:.2f} epochs")
     print()
 
-    folder = checkpoint.find(out_dir)  # with fsdp no rank has the whole model in memory
+    folder = checkpoint.find(out_dir)  # reload it: with fsdp no rank holds the whole model
     model = checkpoint.load_model(folder, run.saved_config, run.runtime.device).eval()
     prompt = data.tokenizer.decode([data.tokenizer.start])
     write_sample(model, data.tokenizer, prompt, run.runtime, SampleConfig(max_new_tokens=300))
@@ -351,7 +353,7 @@ def finish(run, argv, status, speed):
 
 
 def main(argv):
-    """Train, or answer a question about the run, as argv says; returns the exit status."""
+    """Train, or check the run without training, as argv says; returns the exit status."""
     settings = read_config(argv, __doc__)
     config = settings.config
     runtime = set_up(config.device, config.dtype)
@@ -369,7 +371,7 @@ def main(argv):
             return answer(run, argv)
     if run.finished:
         if runtime.main:
-            print(f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N trains on)")
+            print(f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N continues)")
         return 0
 
     # Train. Rank 0 holds the lock of the run folder until the end.

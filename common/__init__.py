@@ -1,1 +1,1 @@
-"""What every room uses: errors, configuration, the machine, files."""
+"""What all other packages use: errors, configuration, the machine, files."""

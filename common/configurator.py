@@ -4,8 +4,8 @@ Configuration for every script of this repo:
     python train.py config/llama_shakespeare.py --batch_size=8 --eval_only
 
 A key is a field of a dataclass, declared once: name, type, range, default, trailing comment. A
-config file is Python that assigns keys. The command line has the last word and is parsed first, so
-that a config file can read it and choose by it: `if device == "cpu": n_layer = 4`.
+config file is Python that assigns keys. The command line overrides it, and is parsed first, so that
+a config file can depend on its values: `if device == "cpu": n_layer = 4`.
 """
 
 import ast
@@ -36,7 +36,7 @@ class Range:
     most: float | None = None
 
     def flaw(self, value):
-        """What is wrong with a value, or None if it is in the range."""
+        """A description of why `value` is outside the range, or None if it is inside."""
         if self.least is not None and value < self.least:
             return "is negative" if self.least == 0 else f"is below {self.least}"
         if self.above is not None and value <= self.above:
@@ -64,18 +64,19 @@ Probability = Annotated[float, Range(least=0, most=1)]  # 0 <= x <= 1
 
 
 def ranges(cls):
-    """{key: Range} of the fields of a dataclass that declare one, also as `PositiveInt | None`."""
-    found = {}
+    """{key: Range} of the fields of a dataclass that declare one, as `PositiveInt | None` does
+    too."""
+    limits = {}
     for key, kind in typing.get_type_hints(cls, include_extras=True).items():
         for part in (kind, *typing.get_args(kind)):
             for extra in getattr(part, "__metadata__", ()):
                 if isinstance(extra, Range):
-                    found[key] = extra
-    return found
+                    limits[key] = extra
+    return limits
 
 
 def check_ranges(cls, values, where=None):
-    """Raise UserError for the first of `values` that is outside of the range its key declares."""
+    """Raise UserError for the first of `values` that is outside the range its key declares."""
     for key, limits in ranges(cls).items():
         value = values.get(key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -86,9 +87,9 @@ def check_ranges(cls, values, where=None):
 
 @dataclass(frozen=True)
 class Words:
-    """The type of a key that takes a word of a dictionary: `norm: Words(NORM) = "rmsnorm"`. The
-    dictionary is read when it is asked, so that a word added later is known. several: the key takes
-    a list of them with commas between."""
+    """The type of a key whose values are words of a dictionary: `norm: Words(NORM) = "rmsnorm"`.
+    The dictionary is read at each use, so that words may be added later. several: the key takes a
+    comma-separated list of words."""
 
     dictionary: dict
     several: bool = False
@@ -104,7 +105,8 @@ def keys(*classes):
 
 
 def allowed(kind):
-    """(types, words) that a key of type `kind` takes. With words, its text must be one of them."""
+    """(types, words) that a key of type `kind` takes. If there are words, a text value must be one
+    of them."""
     if isinstance(kind, Words):
         return [str], list(kind.dictionary)
     is_choice = typing.get_origin(kind) is typing.Literal
@@ -115,7 +117,8 @@ def allowed(kind):
 
 
 def from_text(text, kind):
-    """The Python value of a command line's text, which stays text where the key takes any text."""
+    """The Python value that a text on the command line stands for. It stays a text if the key takes
+    any text."""
     kinds, words = allowed(kind)
     takes_any_text = str in kinds and not words
     is_none = text == "None" and types.NoneType in kinds
@@ -128,14 +131,14 @@ def from_text(text, kind):
 
 
 def check(key, value, kind, where):
-    """`value` as `kind` takes it (1 is a float, 1e3 an int). Raises UserError, naming the key and
-    what it takes, for any other value."""
+    """`value` converted to what `kind` takes (1 to a float, 1e3 to an int). Raises UserError if
+    that is impossible, naming the key and what it takes."""
     kinds, words = allowed(kind)
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):  # also numpy's numbers
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):  # numpy's numbers too
         value = int(value) if isinstance(value, numbers.Integral) else float(value)
     if type(value) is float and not math.isfinite(value):
         raise UserError(f"{key} cannot be {value}", where, "give a finite number")
-    if type(value) is str and "\0" in value:  # no path may hold one
+    if type(value) is str and "\0" in value:  # no path can contain one
         raise UserError(f"{key} contains a NUL character", where, "leave it out")
 
     fits = kind.has(value) if isinstance(kind, Words) else value in words
@@ -155,7 +158,8 @@ def check(key, value, kind, where):
 
 
 def find(key, known, renamed, where):
-    """The type of a key. Raises UserError that names its successor or the nearest key there is."""
+    """The type of a key. Raises UserError, with the new name or the most similar key, if the key is
+    unknown."""
     if key in known:
         return known[key]
     if key in renamed:
@@ -166,9 +170,10 @@ def find(key, known, renamed, where):
 
 
 def compile_file(path):
-    """(the code of a config file, {name it assigns: line}); UserError if it cannot be read."""
+    """(the code of a config file, {name it assigns: line}). Raises UserError if the file cannot be
+    read."""
     try:
-        with open(path, encoding="utf-8-sig") as file:  # some editors begin a file with a mark
+        with open(path, encoding="utf-8-sig") as file:  # skips the byte order mark of some editors
             tree = ast.parse(file.read())
         code = compile(tree, path, "exec")
     except OSError as error:
@@ -191,26 +196,26 @@ def read_file(path, scope, known, renamed):
         exec(code, names)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever a file raises, SystemExit too, is its own mistake
+    except BaseException as error:  # any exception, even SystemExit, is a mistake in the file
         frames = traceback.extract_tb(error.__traceback__)
         line = [frame.lineno for frame in frames if frame.filename == path][-1]
         what = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(what, f"{path}:{line}", "mend this line") from None
 
-    found = {}
+    values = {}
     for key, line in assigned.items():
         if key in names and not key.startswith("_"):
             where = f"{path}:{line}"
-            found[key] = check(key, names[key], find(key, known, renamed, where), where)
-    return found
+            values[key] = check(key, names[key], find(key, known, renamed, where), where)
+    return values
 
 
 def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=None):
     """({key: value}, other words) of a command line and of the config files it names.
 
     The keys are the fields of `classes`. scope(values) returns names that a config file may read
-    beside the keys given so far, such as the device that was found. renamed: {old key: what to use
-    instead}. defaults: {key: the default that --help prints in place of the field's}."""
+    in addition to the keys given so far, such as the detected device. renamed: {old key: what to
+    use instead}. defaults: {key: the default that --help prints instead of the field's}."""
     if "--help" in argv or "-h" in argv:
         print(help_text(usage, classes, defaults))
         sys.exit(0)
@@ -236,8 +241,8 @@ def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=N
 
 
 def build(cls, values):
-    """`cls` from those of the values that are its fields. Raises UserError for a value out of range
-    and in place of the ValueError that `cls` itself raises."""
+    """An instance of `cls` from the values that are its fields. Raises UserError if a value is
+    out of range or `cls` itself raises ValueError."""
     check_ranges(cls, values)
     try:
         return cls(**{key: values[key] for key in keys(cls) if key in values})
@@ -270,7 +275,7 @@ def help_text(usage, classes, defaults=None):
 
 
 def help_lines(head, text):
-    """The lines of one key: `head`, with its text beside it or, where that is too wide, below."""
+    """The lines of one key: `head`, with the text beside it, or below it if `head` is too wide."""
     column = " " * (KEY_WIDTH + 1)
     wrapped = textwrap.wrap(text, WIDTH - len(column), break_on_hyphens=False)
     body = [column + line.replace("| ", "|") for line in wrapped] or [""]
@@ -280,13 +285,13 @@ def help_lines(head, text):
 
 
 def comments_of(cls):
-    """{key: the comment at the end of its line, or of its lines where it takes several}."""
+    """{key: its trailing comment, joined if the field takes several lines}."""
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
-    found = {}
+    by_key = {}
     for node in ast.parse(source).body[0].body:
         if isinstance(node, ast.AnnAssign):
             lines = [comments.get(i, "") for i in range(node.lineno, node.end_lineno + 1)]
-            found[node.target.id] = " ".join(line.lstrip("# ") for line in lines if line)
-    return found
+            by_key[node.target.id] = " ".join(line.lstrip("# ") for line in lines if line)
+    return by_key

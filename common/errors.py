@@ -1,7 +1,7 @@
 """
-How a script begins and ends.
+How a script starts and ends.
 
-Exit status: 0 done, 2 a mistake of the user's, 1 a failure while running, 130 Ctrl-C. An error is
+Exit status: 0 success, 2 a mistake by the user, 1 a failure while running, 130 Ctrl-C. An error is
 one line on stderr: `error: <what> (<key or file>): <what to do>`.
 """
 
@@ -13,7 +13,7 @@ import traceback
 
 
 class UserError(Exception):
-    """A mistake the user can mend: what is wrong, where (key, file or value), and what to do."""
+    """A mistake the user can fix: what is wrong, where (key, file or value), and what to do."""
 
     status = 2
 
@@ -23,19 +23,20 @@ class UserError(Exception):
 
 
 class Failure(UserError):
-    """What went wrong while running, in the same form."""
+    """A failure while running, described in the same form."""
 
     status = 1
 
 
 def one_line(error):
-    """The message of an error without line breaks, at most 160 characters of it."""
+    """The first 160 characters of an error's message, without line breaks."""
     return " ".join(str(error).split())[:160]
 
 
 def starting(script):
-    """Print which script starts, because importing torch takes seconds without a word. Until `run`
-    takes over, Ctrl-C ends the process at once. A script calls this before its slow imports."""
+    """Print which script is starting, because importing torch takes seconds without any output.
+    Until `run` is called, Ctrl-C ends the process at once. A script calls this before its slow
+    imports."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
         signal.signal(signal.SIGINT, stop_at_once)
 
@@ -53,7 +54,7 @@ def stop_at_once(number, frame):
 
 
 def speaks():
-    """Whether this process reports for all: torchrun starts several, and rank 0 is the one."""
+    """Whether this process prints messages. Of several that torchrun starts, only rank 0 does."""
     return os.environ.get("RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
 
 
@@ -64,26 +65,26 @@ def run(main):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     debug = [arg for arg in sys.argv[1:] if arg.partition("=")[0] == "--debug"]
     argv = [arg for arg in sys.argv[1:] if arg not in debug]
-    if sys.stderr is None:  # closed by the caller; print(file=None) would write to stdout
+    if sys.stderr is None:  # closed by the caller; print(file=None) writes to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
     try:
         if sys.stdout is None:
             fix = "send it to a file, or to /dev/null"
             raise UserError("there is nowhere to write: standard output is closed", "stdout", fix)
-        sys.stdout.reconfigure(errors="replace")  # where a character cannot be shown: "?"
+        sys.stdout.reconfigure(errors="replace")  # "?" for a character that cannot be shown
         status = main(argv) or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         status = 130
-    except BrokenPipeError:  # the reader of our output has ended, as in `| head`
+    except BrokenPipeError:  # nothing reads our output any more, as in `| head`
         status = 141
     except Exception as error:
         if debug and not debug[0].lower().endswith("=false"):
             traceback.print_exc()
         status, message = explained(error)
-        if status == 1 or speaks():  # every rank finds the same mistake of the user's
+        if status == 1 or speaks():  # every rank finds the same mistake, so only one prints it
             print(f"error: {message}", file=sys.stderr)
 
     finish_output()
@@ -106,8 +107,8 @@ def explained(error):
 
 
 def finish_output():
-    """Write what stdout still holds. If nobody takes it, drop it: Python would try again while it
-    shuts down, and report that failure with a traceback."""
+    """Flush stdout. If that fails, discard the rest of the output: otherwise Python would try again
+    while shutting down, and report the failure with a traceback."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

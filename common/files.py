@@ -20,14 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent
 UMASK = os.umask(0)
 os.umask(UMASK)
 
-# What a file system answers when it does not know an operation at all (FUSE, CIFS, Lustre).
+# Errors of a file system that does not support an operation at all (FUSE, CIFS, Lustre).
 UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.ENOLCK)
 
-warned = set()  # warnings that were printed already
+warned = set()  # warnings printed so far
 
 
 def warn_once(text):
-    """Print a warning to stderr, the first time it is asked for."""
+    """Print a warning to stderr, unless it was printed before."""
     if text not in warned:
         warned.add(text)
         print(f"warning: {text}", file=sys.stderr, flush=True)
@@ -37,9 +37,9 @@ def warn_once(text):
 
 
 def partial(path, word="partial"):
-    """A temporary name beside `path` for something that is not finished yet, or for what another
-    `word` says. It is hidden, and its 16 random digits make it a name that no person gives, so that
-    whoever finds it later may remove it."""
+    """A temporary name beside `path` for something unfinished; `word` says what it is. The name is
+    hidden, and nobody chooses 16 random digits by hand, so that a later process may safely remove
+    what has such a name."""
     path = Path(path)
     return path.with_name(f".{path.name}.{word}-{secrets.token_hex(8)}")
 
@@ -54,8 +54,8 @@ def leftovers(path):
 
 
 def remove(path):
-    """Remove a file or folder of ours. A file system that refuses (NFS: EBUSY) is a warning: what
-    is left behind costs space, while ending the run would cost the run."""
+    """Remove a file or folder of ours. If the file system refuses (NFS: EBUSY), warn only: a file
+    left behind costs some space, an exception would end the run."""
     path = Path(path)
     try:
         if path.is_dir() and not path.is_symlink():
@@ -68,7 +68,7 @@ def remove(path):
 
 def write(path, data):
     """Write text or bytes to `path` atomically: temporary name, fsync, rename, fsync of the folder.
-    Raises Failure if the disk refuses; the old file is then untouched."""
+    Raises Failure if that is impossible, and leaves the old file untouched."""
     path = Path(path)
     temporary = partial(path)
     try:
@@ -85,7 +85,7 @@ def write(path, data):
 
 
 def remedy(error):
-    """What the user can do about an OSError of writing."""
+    """What the user can do about an OSError raised while writing."""
     number = getattr(error, "errno", None)
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "make the folder writable"
@@ -99,8 +99,8 @@ def remedy(error):
 
 
 def sync(path):
-    """Flush a file or a folder to the disk. Some file systems (FUSE, CIFS) cannot flush a folder;
-    that is a warning, since only a power cut in the next seconds could lose the rename."""
+    """Flush a file or a folder to the disk. Some file systems (FUSE, CIFS) cannot flush a folder.
+    That is only worth a warning: the rename is lost only if the power fails within seconds."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -113,8 +113,8 @@ def sync(path):
 
 
 def share(path):
-    """Give a file the permissions that the umask allows. Some libraries write with mode 0600,
-    so that a colleague could not read the file. Some file systems have no permissions to change."""
+    """Give a file the permissions that the umask allows. Some libraries write with mode 0600, which
+    keeps colleagues from reading the file. File systems without permissions are ignored."""
     with contextlib.suppress(OSError):
         os.chmod(path, 0o666 & ~UMASK)
 
@@ -129,8 +129,8 @@ def sha256_of(path):
 
 
 def parse_json(text):
-    """The value of a JSON text (str or bytes). Raises ValueError for whatever is not JSON: bad
-    utf-8, NaN and Infinity, or a nesting so deep that Python gives up."""
+    """The value of a JSON text (str or bytes). Raises ValueError for anything that is not JSON:
+    bad utf-8, NaN, Infinity, or nesting deeper than Python can parse."""
     constants = []
 
     def constant(word):
@@ -154,8 +154,8 @@ def parse_json(text):
 
 
 def read_json(path, fix, kind=dict):
-    """The content of a JSON file, an object unless `kind` says otherwise. Raises UserError, with
-    `fix` as the advice, if the file is missing, unreadable, not JSON, or of another kind."""
+    """The content of a JSON file, which must be of the type `kind`. Raises UserError, with `fix` as
+    the advice, if the file is missing, unreadable, not JSON, or of another type."""
     try:
         value = parse_json(Path(path).read_bytes())
     except OSError as error:
@@ -172,7 +172,8 @@ def read_json(path, fix, kind=dict):
 
 
 def lock(path):
-    """Open `path` and lock it until the returned file is closed, or the process ends in any way.
+    """Open `path` and lock it until the returned file is closed or the process ends, however it
+    ends.
     Raises BlockingIOError if another process holds the lock. On a file system without locks
     (Lustre, some FUSE) the file is returned unlocked, with a warning."""
     file = open(path, "a+")  # noqa: SIM115 (the caller keeps it open)

@@ -1,4 +1,4 @@
-"""Where a run runs: device, number format, compiling, ranks, signals, versions."""
+"""The machine a run uses: device, number format, compiling, ranks, signals, versions."""
 
 import contextlib
 import os
@@ -16,12 +16,12 @@ import torch
 from common.errors import UserError
 from common.files import ROOT
 
-COMPILE_PAYS = 3e13  # operations: a few hundred seconds on two cores
+COMPILE_PAYS = 3e13  # floating-point operations: a few hundred seconds on two cores
 
 
 @dataclass
 class Runtime:
-    """What was chosen for this process, and why."""
+    """The choices made for this process, and the reasons for them."""
 
     device: str
     dtype: str
@@ -35,20 +35,21 @@ class Runtime:
         return self.rank == 0
 
     def autocast(self):
-        """The context that runs matrix products in self.dtype; an empty one for float32."""
+        """A context that computes matrix products in self.dtype; an empty one for float32."""
         kind = self.device.split(":")[0]
         if self.dtype == "float32":
             return contextlib.nullcontext()
         return torch.autocast(kind, dtype=getattr(torch, self.dtype))
 
     def choose_compile(self, asked, flops):
-        """Decide whether to compile a run of `flops` operations. On a CPU compiling takes about
-        half a minute and then saves a sixth of the time: it pays from about five minutes on."""
+        """Decide whether to compile a run of `flops` operations. On a CPU, compiling takes about
+        half a minute and then saves a sixth of the time, so it pays for runs of five minutes or
+        more."""
         kind = self.device.split(":")[0]
         compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
         if asked is True and kind == "cpu" and not compiler:
             raise UserError(
-                "torch.compile needs a C++ compiler on a CPU, and there is none",
+                "torch.compile needs a C++ compiler on a CPU, and none was found",
                 "compile=True",
                 "install g++, or leave compile out",
             )
@@ -70,7 +71,7 @@ class Runtime:
 
 
 def find_device(device="auto"):
-    """`device`, or for auto the best there is. Raises UserError if it is not there."""
+    """`device`, or the best available one for auto. Raises UserError if it is not available."""
     kind, _, number = device.partition(":")
     if device == "auto":
         if torch.cuda.is_available():
@@ -93,8 +94,9 @@ def find_device(device="auto"):
 
 
 def find_ranks():
-    """(rank, number of ranks) of this process, which torchrun writes into its environment. Raises
-    UserError for a part of that: someone's leftover, with which joining the others would fail."""
+    """(rank, number of ranks) of this process, from the environment that torchrun sets. Raises
+    UserError if only some of the variables are set, since joining the other ranks would then
+    fail."""
     rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     fix = "start with torchrun, or unset RANK and WORLD_SIZE"
     for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
@@ -104,13 +106,13 @@ def find_ranks():
     if int(world_size) > 1:
         for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
             if name not in os.environ:
-                what = f"WORLD_SIZE={world_size} stands in the environment, but no {name}"
+                what = f"WORLD_SIZE={world_size} is in the environment, but no {name}"
                 raise UserError(what, f"environment: {name}", fix)
     return int(rank), int(world_size)
 
 
 def choose_dtype(kind):
-    """(number format, why) for a kind of device."""
+    """(number format, reason) for a kind of device."""
     if kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return "bfloat16", "this GPU has it"
     if kind == "cuda":
@@ -121,8 +123,8 @@ def choose_dtype(kind):
 
 
 def set_up(device="auto", dtype="auto"):
-    """The Runtime of this process: its device and dtype are chosen, and if torchrun started it, it
-    has joined the other ranks."""
+    """Choose the device and dtype of this process, join the other ranks if torchrun started it, and
+    return its Runtime."""
     rank, world_size = find_ranks()
     asked, device = device, find_device(device)
     kind = device.split(":")[0]
@@ -139,7 +141,7 @@ def set_up(device="auto", dtype="auto"):
     else:
         reasons.append(f"dtype {dtype}")
     if kind == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32 for what stays in float32
+        torch.set_float32_matmul_precision("high")  # TF32 for products that stay in float32
     return Runtime(device, dtype, rank, world_size, reasons)
 
 
@@ -149,8 +151,8 @@ def seed_for(*numbers):
 
 
 class StopRequest:
-    """Remembers SIGTERM or Ctrl-C until the step is finished: `status` is 143, 130, or None without
-    a signal. A second signal ends the process at once."""
+    """Remembers SIGTERM or Ctrl-C until the step is finished. `status` is 143, 130, or None before
+    any signal. A second signal ends the process at once."""
 
     def __init__(self):
         self.status = None
@@ -184,7 +186,7 @@ def cpu_name():
 
 
 def versions():
-    """What the numbers of a run depend on besides its configuration."""
+    """Versions and hardware, on which the results of a run depend besides its configuration."""
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, timeout=10)

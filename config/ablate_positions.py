@@ -1,10 +1,10 @@
-# All position schemes on LLaMA's other parts, and how far each carries beyond the context it was
-# trained at.
+# All position schemes with LLaMA's other parts, and how well each works beyond the training
+# context.
 #   python bench/ablate.py config/ablate_positions.py --workers=2
-# 6 schemes and the base again: 7 arms x 3 seeds = 21 runs. On a CPU at the size of
-# config/ablate_shakespeare.py about 17 minutes on two cores; on a GPU the 10 M setting. Expect
-# rope, alibi and relative ahead of learned and sinusoidal, and none behind; beyond the context
-# learned gives no answer, rope gets worse, alibi and relative hold.
+# 6 schemes and the base again: 7 arms x 3 seeds = 21 runs. On a CPU the size is that of
+# config/ablate_shakespeare.py, about 17 minutes on two cores; on a GPU it is the 10 M setting.
+# Expect rope, alibi and relative ahead of learned and sinusoidal, and none last. Beyond the
+# training context learned has no positions, rope gets worse, and alibi and relative do not.
 question = "Which position scheme helps, and which carries beyond the training context?"
 out_dir = "out-ablate-positions"
 axis = "position"

@@ -1,9 +1,10 @@
 # Which part of LLaMA helps a tiny GPT-2? A screening for a CPU: about 15 minutes on two cores.
 #   python bench/ablate.py config/ablate_shakespeare.py --workers=2
-# The five parts in which LLaMA differs, one at a time, the base, and the base again: 7 arms x 3
-# seeds = 21 runs, two at a time on one thread each: 21 / 2 * 60 to 80 s = 11 to 14 minutes. Three
-# seeds show only large effects (about 3 standard deviations of a difference), and no learning rate
-# is tuned. Expect rope clearly better, and small differences from the rest.
+# The arms are the five parts in which LLaMA differs, one at a time, the base, and the base again: 7
+# arms x 3 seeds = 21 runs, two at a time on one thread each: 21 / 2 * 60 to 80 s = 11 to 14
+# minutes. Three seeds detect only large effects (about 3 standard deviations of a difference), and
+# no learning rate is tuned. Expect a clear gain from rope, and small differences from the other
+# parts.
 question = "Which part of LLaMA helps a tiny GPT-2 on the characters of Shakespeare?"
 out_dir = "out-ablate-shakespeare"
 design = "leave_one_in"

@@ -3,10 +3,10 @@
 #   python bench/ablate.py config/ablate_shakespeare_gpu.py --workers=4
 #   python bench/ablate.py config/ablate_shakespeare_gpu.py --design=leave_one_out --model=llama \
 #       --out_dir=out-ablate-gpu-out
-# 7 arms x 5 seeds = 35 runs to report, and 6 arms x 3 rates x 2 seeds = 36 to choose the learning
-# rates: 71 runs of 82 M characters, 6 * 10.6 M * 82 M = 5.2 PFLOP each. It may be stopped and
-# resumed at any time. Expect differences of 0.01 nats beside a standard deviation of 0.004 to
-# 0.010, and overfitting from about step 2500 on.
+# 7 arms x 5 seeds = 35 runs to report, and 6 arms x 3 learning rates x 2 seeds = 36 runs to tune
+# the learning rates: 71 runs of 82 M characters, 6 * 10.6 M * 82 M = 5.2 PFLOP each. The sweep may
+# be stopped and resumed at any time. Expect differences of 0.01 nats, with standard deviations of
+# 0.004 to 0.010, and overfitting from about step 2500 on.
 question = "Which part of LLaMA helps a GPT-2 of 10 M parameters on the characters of Shakespeare?"
 out_dir = "out-ablate-gpu"
 design = "leave_one_in"

@@ -1,9 +1,10 @@
-# Named architectures beside GPT-2, all of one size: the parts of each, not its published width or
-# depth.
+# Named architectures compared with GPT-2 at one size: each has its own parts, but not its
+# published width or depth.
 #   python bench/ablate.py config/archs.py --workers=4
 #   python bench/ablate.py config/archs.py --archs="['llama','mistral','falcon']" --seeds=5
-# 11 architectures, the base and the base again: 13 arms x 3 seeds = 39 runs, with MLP widths such
-# that all have GPT-2's parameters. On a CPU 39 / 2 * 85 s = 28 minutes on two cores.
+# 11 architectures, the base and the base again: 13 arms x 3 seeds = 39 runs. The MLP widths are
+# chosen so that all have GPT-2's number of parameters. On a CPU 39 / 2 * 85 s = 28 minutes on two
+# cores.
 # Expect those with rotary positions or ALiBi close together and ahead of GPT-2, and transformer2017
 # (norms after the sums) last, since it needs a lower learning rate.
 question = "Which architecture's parts are best at one size?"

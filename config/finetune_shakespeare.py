@@ -2,11 +2,12 @@
 # (--init_from=gpt2-xl works here, too).
 #   python train.py config/finetune_shakespeare.py
 #   python sample.py --out_dir=out-finetuned --checkpoint=best --start="ROMEO:" --num_samples=1
-# If need be `python prepare.py shakespeare` is done first: 301,966 tokens to train on, 36,059 to
-# validate. Expect the first loss to be the pretrained model's own on this text, and the later ones
-# to fall within the 20 steps; more steps soon learn the text by heart. We could not test GPT-2's
-# weights. SmolLM2-135M's (--init_from=FILE.gguf, the text prepared with --tokenizer=FILE.gguf) went
-# from 3.41 to 3.24 in 10 steps on a CPU, 4 minutes of training.
+# If the data are missing, `python prepare.py shakespeare` runs first: 301,966 tokens to train on,
+# 36,059 to validate. Expect the first loss to be that of the pretrained model on this text, and the
+# later ones to fall within the 20 steps; with more steps the model soon memorizes the text. We
+# could not test with GPT-2's weights. With SmolLM2-135M's (--init_from=FILE.gguf, the text prepared
+# with --tokenizer=FILE.gguf) the loss fell from 3.41 to 3.24 in 10 steps on a CPU, 4 minutes of
+# training.
 init_from = "gpt2"  # 124 M parameters
 dataset = "shakespeare"
 out_dir = "out-finetuned"
@@ -28,5 +29,5 @@ max_iters = 20
 eval_interval = 5
 log_interval = 1
 
-# finetune at a constant, small rate: the weights are near where they should be
+# a small, constant learning rate, since the weights are already close to good ones
 learning_rate, schedule, warmup_iters = 3e-5, "constant", 0

@@ -1,10 +1,11 @@
-# Put this after the config of a large model: its first 10 steps on any machine, on a small text.
+# Give this after the config of a large model, to run its first 10 steps on any machine, on a small
+# text.
 #   python train.py config/gpt2_124m.py config/first_steps.py --check     is the loss right?
 #   python train.py config/llama_124m.py config/first_steps.py --check
 # It checks the model at its real size with GPT-2's tokens, its initial weights, and the optimizer,
-# in a minute or two on two CPU cores. Without --check the same steps leave a checkpoint. Expect a
+# in a minute or two on two CPU cores. Without --check the same steps write a checkpoint. Expect a
 # loss that falls from ln 50,304 = 10.8 to about 8.
-dataset = "shakespeare"  # 301,966 tokens to train on; prepared first if it is missing
+dataset = "shakespeare"  # 301,966 tokens to train on; prepared first if missing
 out_dir = "out-first-steps"
 
 # 512 tokens a step: 6 * 124 M * 512 = 0.4 TFLOP, some 4 s at 100 GFLOP/s. 16 bytes a parameter: 2

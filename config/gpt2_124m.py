@@ -1,5 +1,5 @@
 # GPT-2 124M on OpenWebText, nanoGPT's setting: 8 GPUs, about 4 days on A100s, validation loss about
-# 2.85. (These are nanoGPT's figures; we have not run it.) One GPU takes eight times as long.
+# 2.85 (nanoGPT's figures; we have not run it). One GPU takes eight times as long.
 #   python prepare.py openwebtext
 #   torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py
 model = "gpt2"
@@ -8,7 +8,7 @@ dataset = "openwebtext"
 wandb_run_name = "gpt2-124m"
 
 # 12 sequences * 1024 tokens * 40 forward passes = 491,520 tokens a step;
-# 600,000 steps = 295 B tokens, 33 times over the 9 B of OpenWebText.
+# 600,000 steps = 295 B tokens, 33 times the 9 B of OpenWebText.
 batch_size = 12
 block_size = 1024
 gradient_accumulation_steps = 5 * 8

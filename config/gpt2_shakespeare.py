@@ -1,7 +1,7 @@
-# GPT-2 on the characters of Shakespeare: 1,003,854 to train on, 111,540 to validate. On a CPU (two
-# cores) about 100 s, validation loss 1.69. On a GPU nanoGPT's character setting, validation loss
-# 1.47 there (we have not run it yet). Its twin is config/llama_shakespeare.py: the same sizes,
-# budget and schedule with the other model.
+# GPT-2 on the characters of Shakespeare: 1,003,854 to train on, 111,540 to validate. On a CPU with
+# two cores it takes about 100 s and reaches a validation loss of 1.69. On a GPU it is nanoGPT's
+# character setting, for which nanoGPT reports 1.47 (we have not run it yet).
+# config/llama_shakespeare.py has the same sizes, budget and schedule with the other model.
 model = "gpt2"
 out_dir = "out-gpt2-shakespeare"
 dataset = "shakespeare_char"
@@ -10,8 +10,8 @@ log_interval = 50
 if device == "cpu":
     # 4 * 12 * 128^2 = 0.8 M parameters; 750 steps * 12 * 128 tokens = 1.2 M characters, 1.1 epochs:
     # 6 * 0.8 M * 1.2 M = 5.5 TFLOP, 61 s at the 90 GFLOP/s that two cores reach with operations
-    # this small. Muon's update is 2.6 GFLOP, 17 of some 95 ms, and pays: one of its steps is worth
-    # nearly two of AdamW's.
+    # this small. Muon's update is 2.6 GFLOP, 17 ms of about 95 ms a step. It pays, since one step
+    # of Muon does as much as nearly two of AdamW.
     n_layer, n_head, n_embd, block_size = 4, 4, 128, 128
     batch_size, max_iters, eval_interval = 12, 750, 375
     optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
@@ -24,4 +24,4 @@ else:
     dropout = 0.2
 
 beta2 = 0.99  # few tokens in a step, so average over more of them
-bias = False  # as nanoGPT trains it
+bias = False  # as in nanoGPT

@@ -1,9 +1,9 @@
-# From GPT-2 to LLaMA one rung at a time: what each change adds to those before it.
+# From GPT-2 to LLaMA one part at a time: the gain of each change, on top of those before it.
 #   python bench/ablate.py config/ladder_gpt2_to_llama.py --workers=4
 # 6 rungs, the base and the base again: 8 arms x 5 seeds = 40 runs. Each rung is compared with the
-# one below it and has the parameters of the base. After the five parts comes grouped-query
-# attention, two query heads for each key and value head, as the larger LLaMA 2 and LLaMA 3 have it.
-# Expect most of the gain from one rung, positions.
+# one below it, and has as many parameters as the base. The last rung, after the five parts, is
+# grouped-query attention with two query heads for each key and value head; the larger LLaMA 2 and
+# LLaMA 3 use it, too. Expect most of the gain from one rung, the positions.
 question = "What does each step from GPT-2 to LLaMA add?"
 out_dir = "out-ladder"
 design = "ladder"

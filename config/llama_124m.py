@@ -8,7 +8,7 @@ dataset = "openwebtext"
 wandb_run_name = "llama-124m"
 
 # 12 sequences * 1024 tokens * 40 forward passes = 491,520 tokens a step;
-# 600,000 steps = 295 B tokens, 33 times over the 9 B of OpenWebText.
+# 600,000 steps = 295 B tokens, 33 times the 9 B of OpenWebText.
 batch_size = 12
 block_size = 1024
 gradient_accumulation_steps = 5 * 8
@@ -16,7 +16,7 @@ max_iters = 600000
 lr_decay_iters = 600000
 
 # 12 * (4 * 768^2 + 3 * 768 * 2048) + 50304 * 768 = 123.6 M parameters: GPT-2's less its positions.
-# The head is tied, unlike LLaMA's: a head of its own would be 38.6 M parameters more.
+# The head is tied, unlike LLaMA's: an untied head would add 38.6 M parameters.
 n_layer, n_head, n_embd = 12, 12, 768
 vocab_size = 50304  # GPT-2's 50,257 rounded up to a multiple of 64: faster matrix products
 multiple_of = 256  # 8/3 * 768 = 2048

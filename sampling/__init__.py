@@ -1,1 +1,1 @@
-"""What writing text needs around sample.py."""
+"""The parts of sampling outside sample.py."""

@@ -1,9 +1,9 @@
 """
 Attention maps: how much each token of a prompt attends to each earlier one, in every head.
 
-Attention is linear in its values: with unit vectors as values, its output is the weights. So they
-are read off the model itself, with its positions, masks, caps and shared heads, and nothing is
-computed by a second implementation.
+Attention is linear in its values: with unit vectors as values, its output is the weights. They are
+therefore read from the model itself, with its positions, masks, caps and shared heads; no second
+implementation computes them.
 Shapes: T tokens, H heads, K heads of keys and values, D the size of a head.
 """
 
@@ -20,19 +20,20 @@ from common.files import write
 
 @torch.inference_mode()
 def attention_weights(model, idx, layer):
-    """The weights (H, T, T) with which each token of idx (1, T) attends to each, in one layer."""
+    """The weights (H, T, T) with which each token of idx (1, T) attends to each other in a
+    layer."""
     attn, T = model.blocks[layer].attn, idx.size(1)
     H, K = attn.n_head, getattr(attn, "n_kv_head", attn.n_head)
     D = model.config.n_embd // H
-    found = []  # outputs (T, H, D) of the attention: one per D tokens
+    outputs = []  # (T, H, D) each, the output of the attention for D of the tokens
 
-    def unit_vectors(module, inputs, v):  # the values (1, T, K D): D tokens have a one at a time
-        first = len(found) * D
+    def unit_vectors(module, inputs, v):  # values (1, T, K D) that are 1 for D tokens at a time
+        first = len(outputs) * D
         eye = torch.eye(T, device=v.device, dtype=v.dtype)[:, first : first + D]  # (T, D or less)
         return torch.nn.functional.pad(eye, (0, D - eye.size(1))).repeat(1, K)[None]
 
     def keep(module, inputs):
-        found.append(inputs[0].view(T, H, D))
+        outputs.append(inputs[0].view(T, H, D))
 
     hooks = [attn.wv.register_forward_hook(unit_vectors), attn.wo.register_forward_pre_hook(keep)]
     try:
@@ -41,7 +42,7 @@ def attention_weights(model, idx, layer):
     finally:
         for hook in hooks:
             hook.remove()
-    return torch.cat(found, dim=-1)[..., :T].transpose(0, 1).float().cpu()
+    return torch.cat(outputs, dim=-1)[..., :T].transpose(0, 1).float().cpu()
 
 
 def picture(weights, labels, title):
@@ -63,11 +64,11 @@ def picture(weights, labels, title):
     figure = Figure(figsize=shape, layout="constrained")
     FigureCanvasAgg(figure)
     with matplotlib.rc_context({"font.family": ["DejaVu Sans"]}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a script that the font lacks is drawn as boxes
+        warnings.simplefilter("ignore")  # characters that the font lacks are drawn as boxes
         for head, values in enumerate(weights):
             axes = figure.add_subplot(down, across, head + 1)
-            look = dict(vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
-            image = axes.imshow(values.numpy(), **look)
+            style = dict(vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
+            image = axes.imshow(values.numpy(), **style)
             axes.set_title(f"head {head}", fontsize=9)
             axes.set_xticks(ticks, shown, rotation=90, fontsize=size, family="monospace")
             axes.set_yticks(ticks, shown, fontsize=size, family="monospace")
@@ -85,7 +86,7 @@ def picture(weights, labels, title):
 
 
 def check_path(path):
-    """Raise UserError unless a picture can be written to `path`, before a model is loaded."""
+    """Raise UserError if no picture can be written to `path`. Called before a model is loaded."""
     path, where = Path(path), f"attention={path}"
     if not path.parent.is_dir():
         raise UserError("there is no such folder", where, "make it, or choose another")
@@ -96,7 +97,7 @@ def check_path(path):
 def write_map(path, name, model, tokenizer, prompt, layer, context=None):
     """Write the attention of a layer over the last `context` tokens of a prompt (None: block_size)
     as a PNG. Raises UserError if there is no such layer."""
-    model = getattr(model, "model", model)  # of a Fast model, the one it wraps
+    model = getattr(model, "model", model)  # unwrap a Fast model
     if layer >= len(model.blocks):
         fix = f"the layers are 0 to {len(model.blocks) - 1}"
         raise UserError(f"there is no layer {layer}", f"layer={layer}", fix)

@@ -1,6 +1,6 @@
 """
-One step of sampling: what a model reads of a growing text, and how the next token is drawn from
-its logits. Shapes: B rows, T tokens, V vocabulary.
+One step of sampling: which tokens of a growing text a model reads, and how the next token is drawn
+from its logits. Shapes: B rows, T tokens, V vocabulary.
 """
 
 import codecs
@@ -17,26 +17,26 @@ class Step(NamedTuple):
     """One sampled token of each row."""
 
     token: torch.Tensor  # (B, 1)
-    logits: torch.Tensor  # (B, V) what the model gave for it, before any setting
+    logits: torch.Tensor  # (B, V) of the model, before any sampling setting
 
 
 class Reader:
-    """A model that reads the rows of idx (B, T) as they grow. While the context has room it reads
-    no token twice.
+    """A model that reads the rows of idx (B, T) as they grow. Until the context is full, it reads
+    each token once.
 
-    context: how many tokens the model looks back on at most (None: its block_size, since few
-    models write well beyond what they were trained on). When the context is full, the model reads
-    the last half of it anew, so that this cost is spread over many tokens. vocab_size: the number
-    of tokens of a model that was padded to more. pad: how many tokens before each row are padding.
-    spare: how many tokens `rewind` may drop."""
+    context: the largest number of tokens the model looks back on (None: its block_size, since few
+    models write well beyond the length they were trained at). When the context is full, the model
+    reads its last half again, which spreads the cost over many tokens. vocab_size: the number of
+    real tokens, if the model's vocabulary is padded. pad: the number of padding tokens before each
+    row. spare: how many tokens `rewind` may drop."""
 
     def __init__(self, model, context=None, vocab_size=None, use_cache=True, pad=None, spare=0):
         self.model, self.vocab_size = model, vocab_size
         self.use_cache, self.spare = use_cache, spare
         self.context = context or model.config.block_size
-        self.pad = pad or [0]  # without padding all rows are alike
+        self.pad = pad or [0]  # without padding, one entry serves all rows
         self.cache = self.starts = None
-        self.known = 0  # tokens of idx that are in the cache or before it
+        self.known = 0  # tokens of idx that are in the cache, or no longer in it
 
     def start(self, length):
         """The first token that the model reads of a text of `length` tokens: 0 while the context
@@ -53,10 +53,11 @@ class Reader:
         T = idx.size(1)
         starts = [self.start(T - pad) for pad in self.pad]
         if self.cache is None or starts != self.starts or not self.use_cache:
-            shown = [T - pad - start for pad, start in zip(self.pad, starts, strict=True)]
-            hidden = [max(shown) - count for count in shown]
+            counts = [T - pad - start for pad, start in zip(self.pad, starts, strict=True)]
+            longest = max(counts)
+            hidden = [longest - count for count in counts]  # tokens of each row to mask
             self.cache = KVCache(torch.tensor(hidden) if any(hidden) else None, self.spare)
-            self.starts, self.known = starts, T - max(shown)
+            self.starts, self.known = starts, T - longest
 
         new, self.known = idx[:, self.known :], T
         logits, _ = self.model(new, cache=self.cache, last_only=last == 1)
@@ -72,9 +73,9 @@ class Reader:
 
 
 def penalised(logits, seen, penalty):
-    """logits (B, V) with those of the tokens in seen (B, T) divided by `penalty` where positive and
-    multiplied by it where negative: above 1 repeats less (CTRL, Keskar et al. 2019,
-    arXiv:1909.05858, as transformers implements it)."""
+    """logits (B, V), in which those of the tokens in seen (B, T) are divided by `penalty` if
+    positive and multiplied by it if negative. A penalty above 1 reduces repetition (CTRL, Keskar et
+    al. 2019, arXiv:1909.05858, as transformers implements it)."""
     old, penalty = logits.gather(1, seen), min(max(penalty, 1e-30), 1e30)
     new = torch.where(old > 0, old / penalty, old * penalty).clamp(-1e30, 1e30)
     return logits.scatter(1, seen, new)
@@ -83,8 +84,8 @@ def penalised(logits, seen, penalty):
 def probabilities(
     logits, temperature=1.0, top_k=None, top_p=None, min_p=None, repetition_penalty=1.0, seen=None
 ):
-    """Probabilities (B, V) to draw the next token from, given logits (B, V) and the text so far,
-    seen (B, T). The settings act in this order:
+    """Probabilities (B, V) of the next token, given logits (B, V) and the text so far, seen (B, T).
+    The settings are applied in this order:
 
     repetition_penalty: see `penalised`
     temperature: divides the logits; 0 puts all probability on the likeliest token
@@ -100,7 +101,9 @@ def probabilities(
     if temperature == 0:
         return F.one_hot(logits.argmax(-1), logits.size(-1)).float()
 
-    logits = logits - logits.amax(-1, keepdim=True)  # the largest is 0, at any temperature
+    logits = logits - logits.amax(
+        -1, keepdim=True
+    )  # the largest becomes 0, which is safe at any temperature
     logits = logits / max(temperature, 1e-30)
     if top_k is not None and top_k < logits.size(-1):
         least = logits.topk(top_k).values[:, -1:]  # (B, 1) the k-th largest
@@ -110,7 +113,9 @@ def probabilities(
     if top_p is not None and top_p < 1:
         ordered, order = p.sort(descending=True, stable=True)  # (B, V)
         before = ordered.cumsum(-1) - ordered  # probability of all likelier tokens
-        dropped = before >= max(top_p, 1e-30)  # a smaller top_p is 0 in float32 and drops all
+        dropped = before >= max(
+            top_p, 1e-30
+        )  # a smaller top_p would be 0 in float32 and drop all tokens
         p = p.masked_fill(torch.zeros_like(dropped).scatter(1, order, dropped), 0.0)
     if min_p:
         p = p.masked_fill(p < min_p * p.amax(-1, keepdim=True), 0.0)
@@ -124,9 +129,9 @@ def draw(p, generators):
 
 
 def ragged(rows, device="cpu"):
-    """(idx (B, T), pad): rows of token ids (T_r,) of several lengths as one batch. pad is how many
-    tokens of padding each row has, or None. The padding stands before the row and repeats its first
-    token, so that no setting counts it as another token."""
+    """(idx (B, T), pad): rows of token ids (T_r,) of different lengths as one batch. pad is the
+    number of padding tokens of each row, or None. The padding precedes the row and repeats its
+    first token, so that the repetition penalty affects no other tokens."""
     longest = max(len(row) for row in rows)
     pad = [longest - len(row) for row in rows]
     padded = [[row[0]] * n + list(row) for n, row in zip(pad, rows, strict=True)]
@@ -141,22 +146,22 @@ def likeliest(logits, n=5):
 
 
 class Sample:
-    """The text after a prompt, as its tokens arrive, cut where `stop` first appears. With `explain`
-    it keeps for each token its log probability and the likeliest tokens, at temperature 1."""
+    """The text that follows a prompt, built token by token and cut where `stop` first appears. With
+    `explain` it keeps each token's log probability and the likeliest tokens, at temperature 1."""
 
     def __init__(self, prompt, tokenizer, stop="", explain=False):
         self.prompt, self.tokenizer = prompt, tokenizer
         self.stop, self.explain = stop, explain
         self.text, self.done = "", False
-        self.shown = 0  # characters that add and end have returned
+        self.shown = 0  # characters returned so far by add and end
         self.tokens, self.logprobs, self.top = [], [], []
         # a character may span several tokens
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.began, self.seconds = time.perf_counter(), 0.0
 
     def add(self, token, logits):
-        """Append a token with its logits (V,). Returns the text to show now; the beginning of what
-        may become `stop` waits."""
+        """Append a token with its logits (V,). Returns the text to show now, without an ending that
+        may be the beginning of `stop`."""
         self.tokens.append(token)
         if self.explain:
             self.logprobs.append(logits.float().log_softmax(-1)[token].item())
@@ -175,7 +180,7 @@ class Sample:
         return self.show_until(len(self.text) - begun)
 
     def end(self):
-        """The rest of the text, when no more token will come."""
+        """Decode what is left after the last token. Returns the rest of the text to show."""
         if not self.done:
             self.text, self.done = self.text + self.decoder.decode(b"", final=True), True
         return self.show_until(len(self.text))

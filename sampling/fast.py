@@ -1,12 +1,12 @@
 """
-Makes a trained model write fast, while the readable models stay as they are.
+Makes a trained model generate text fast, without changes to the readable models.
 
     model, reasons = prepare(model, dtype="int8", tokens=500)   # is called as before
 
-When a model writes one token after another, nearly all time goes into reading every weight once per
-token. So this reads fewer bytes (16 bits, int8), in an order that streams, in few large operations,
-and for a long text with one compiled function that stays on disk. Prompts, batches, losses and
-Variants go through the model itself.
+When a model generates one token at a time, it spends nearly all time on reading every weight once
+per token. This code reads fewer bytes (16 bits, int8), in a contiguous order, in few large
+operations, and for a long text with one compiled function that is kept on disk. Prompts, batches,
+losses and Variants use the model's own forward pass.
 Shapes: C = n_embd, H = n_head, K = n_kv_head, D = C / H, L layers, F width of the MLP, S keys,
 V vocabulary.
 """
@@ -30,8 +30,8 @@ from model_llama import Llama, rotary
 from parts.cache import grown
 
 # The compiled step saves about 2 ms per token at 6 layers of width 384, and takes half a minute to
-# compile: from so many tokens on it pays. A compiled step that is on disk already does not change
-# the choice, so that the same command writes the same text each time.
+# compile, so it pays from this number of tokens on. The choice does not depend on whether a
+# compiled step is on disk already, so that the same command always writes the same text.
 COMPILE_PAYS = 20_000
 
 # ---------------------------------------------------------------- fewer bytes: int8
@@ -47,9 +47,9 @@ def quantized(weight):
 def int8_linear(x, weight, scale):
     """x (..., K) times weight (N, K) in int8, times scale (N).
 
-    Few rows of x take torch's packed kernel, which reads the weights as int8 and x as bfloat16. It
-    reads past the end of a row whose length is no multiple of its step. For many rows the weights
-    are converted to the format of x once."""
+    For few rows of x this is torch's packed kernel, which reads the weights as int8 and x as
+    bfloat16. That kernel reads past the end of a row whose length is not a multiple of its step, so
+    other lengths are excluded. For many rows the weights are converted to the format of x once."""
     few_rows = x.numel() <= 8 * x.size(-1)
     if x.device.type == "cpu" and few_rows and x.size(-1) % 64 == 0:
         ones = torch.ones_like(scale, dtype=torch.bfloat16)
@@ -70,12 +70,12 @@ class Int8Linear(nn.Module):
 
     def forward(self, x):
         y = int8_linear(x, self.weight, self.scale)
-        return y + (0 if self.bias is None else self.bias)
+        return y if self.bias is None else y + self.bias
 
 
 def quantize(module):
-    """Replace every nn.Linear inside by an Int8Linear. Embeddings and norms stay, so that a tied
-    head is quantised on its own."""
+    """Replace every nn.Linear in `module` by an Int8Linear. Embeddings and norms stay unchanged, so
+    a tied head is quantized separately."""
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             setattr(module, name, Int8Linear(child))
@@ -83,19 +83,19 @@ def quantize(module):
             quantize(child)
 
 
-# ---------------------------------------------------------------- in an order that streams
+# ---------------------------------------------------------------- in a contiguous order
 
 
 def by_columns(weight):
-    """The same (..., N, K) with its columns contiguous, which a CPU's matrix library reads up to
-    1.6 times as fast."""
+    """`weight` (..., N, K) with contiguous columns, which a CPU's matrix library reads up to 1.6
+    times as fast."""
     return weight.transpose(-2, -1).contiguous().transpose(-2, -1)
 
 
 def stack(w, name, groups, columns):
     """Store in w[name] (L, N, K) the weights of each group of layers, one below the other, and in
     w[name.scale] and w[name.bias] their scales and biases, if they have them. The layers become
-    views of it, so that no weight is held twice."""
+    views of these tensors, so that no weight is in memory twice."""
     for part in ("weight", "scale", "bias"):
         if getattr(groups[0][0], part, None) is None:
             continue
@@ -136,7 +136,7 @@ def gather(model, columns):
 
 
 class Eager:
-    """The operations of `step` as torch does them best, one at a time."""
+    """The operations of `step` as they are fastest in eager torch."""
 
     @staticmethod
     def linear(x, weight, scale):
@@ -152,9 +152,9 @@ class Eager:
 
 
 class Compiled:
-    """The operations of `step` as a compiler turns them into plain loops over the weights. `kept`
-    marks what is computed once and stored: torch.compile would otherwise compute it again inside
-    each loop that reads it."""
+    """The operations of `step` in a form that compiles to plain loops over the weights. `kept`
+    marks a value to compute once and store; torch.compile would otherwise recompute it in each loop
+    that reads it."""
 
     @staticmethod
     def kept(x):
@@ -223,8 +223,8 @@ def step(token, kpos, w, ks, vs, config, ops):
 
 
 def artefact(model, dtype):
-    """The path of the compiled step of such a model. It holds no weights, so that any checkpoint of
-    this shape uses it. Raises RuntimeError if there is no home folder to keep it in."""
+    """The path of the compiled step of a model of this shape. It contains no weights, so that all
+    checkpoints of the shape share it. Raises RuntimeError if there is no home folder for it."""
     source = Path(__file__).read_text(encoding="utf-8")
     machine = (torch.__version__, cpu_name(), torch.get_num_threads())
     identity = repr((model.config, dtype, *machine)) + source
@@ -255,8 +255,8 @@ def compile_step(config, w, path):
 
 
 class Fast(nn.Module):
-    """A GPT or Llama that writes single tokens by `step` and does everything else as before. It is
-    called as the model is and has the same config. columns: see by_columns."""
+    """A GPT or Llama that reads single tokens by `step` and everything else by its own forward
+    pass. It is called like the model and has the same config. columns: see by_columns."""
 
     def __init__(self, model, columns):
         super().__init__()
@@ -294,10 +294,10 @@ class Fast(nn.Module):
 
 @torch.no_grad()
 def prepare(model, dtype="float32", tokens=0, compile="auto"):
-    """(a model that writes `tokens` tokens fast, [what was chosen and why]).
+    """(a model that generates `tokens` tokens fast, [each choice with its reason]).
 
-    dtype: float32, bfloat16, float16 or int8. compile: True, False, or auto for compiling if so
-    many tokens repay it. The given model is changed in place."""
+    dtype: float32, bfloat16, float16 or int8. compile: True, False, or auto, which compiles if the
+    number of tokens repays it. The given model is changed in place."""
     model.eval()
     reasons = []
     if dtype == "int8":

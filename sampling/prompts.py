@@ -1,4 +1,4 @@
-"""The texts that a person gives, on the command line or in a file."""
+"""The texts that the user gives, on the command line or in a file."""
 
 import sys
 
@@ -32,8 +32,9 @@ def read_prompts(start, path=""):
 
 
 def fit(tokenizer, text, where, skip_unknown=False):
-    """`text` if the tokenizer has all its characters. With skip_unknown, the text without those it
-    lacks, which a note names; else UserError naming the first of them, its place and `where`."""
+    """`text`, if the tokenizer has all its characters. Otherwise, with skip_unknown, the text
+    without the unknown characters, which a printed note lists; without it, raises UserError, which
+    names the first of them, its position and `where`."""
     try:
         tokenizer.encode(text)
         return text

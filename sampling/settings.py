@@ -15,7 +15,7 @@ from common.configurator import (
 
 @dataclass
 class SampleConfig:
-    """What sample.py writes, with which model, and how it shows it."""
+    """The model that sample.py uses, the text it generates, and how it prints it."""
 
     # the model
     init_from: str = (
@@ -23,10 +23,10 @@ class SampleConfig:
     )
     out_dir: str = "out"  # the run folder
     checkpoint: str = "latest"  # latest, best, or a step
-    compare: str = ""  # run folders with commas between: the same prompts continued by each
+    compare: str = ""  # comma-separated run folders, each of which continues the prompts
     # the prompt
     start: str = ""  # FILE:path reads it from a file; empty: a newline, or the end of a text
-    prompts: str = ""  # a file with a prompt on each line, continued together
+    prompts: str = ""  # a file with a prompt on each line, continued as batches
     skip_unknown: bool = False  # drop characters that are not in the vocabulary
     # the text
     num_samples: NonNegativeInt = 10  # of each prompt
@@ -42,7 +42,7 @@ class SampleConfig:
     draft: str = ""  # speculative decoding: run folder of a smaller model, or lookup
     draft_tokens: PositiveInt = 4  # drafted at a time
     # what is shown
-    jsonl: bool = False  # for programs: a line of JSON per sample
+    jsonl: bool = False  # print a line of JSON per sample
     show_probs: bool = False  # a table of the likeliest tokens at each step, at temperature 1
     score: str = ""  # a text file: its loss, each token's surprise; samples only with a prompt
     attention: str = ""  # a PNG to write: the attention over the prompt, instead of samples
@@ -67,7 +67,7 @@ class SampleConfig:
             raise ValueError(f"compare shows the texts of run folders: {fix}")
 
     def writes(self):
-        """Whether samples are asked for, or only an analysis of a text that is there."""
+        """Whether to generate samples, instead of only analysing a given text."""
         return not self.attention and bool(self.start or self.prompts or not self.score)
 
     def settings(self):

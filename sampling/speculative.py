@@ -1,8 +1,8 @@
 """
 Speculative decoding (Leviathan et al. 2023, arXiv:2211.17192): a cheap draft proposes a few tokens,
-and the model reads them all at once. By the paper's rule of acceptance the text has the
-distribution of the model's own, and greedy text is the same text. The draft is a smaller model with
-the same tokenizer, or a look-up in the text so far.
+and the model reads them all at once. With the paper's acceptance rule, the text has the same
+distribution as without a draft, and greedy text is identical. The draft is a smaller model with the
+same tokenizer, or a look-up in the text so far.
 """
 
 import torch
@@ -15,10 +15,10 @@ from weights.checkpoint import open_run
 
 
 class Lookup:
-    """Proposes what followed the last few tokens where they occurred before (prompt look-up,
-    Saxena 2023)."""
+    """Proposes the tokens that followed an earlier occurrence of the last few tokens (prompt
+    look-up, Saxena 2023)."""
 
-    longest, shortest = 8, 2  # tokens that must be the same
+    longest, shortest = 8, 2  # number of tokens that must match
 
     def propose(self, idx, most):
         """At most `most` tokens (n,) that may follow idx (1, T), and None instead of their
@@ -37,14 +37,15 @@ class Lookup:
 
 
 class Draft:
-    """Proposes what a smaller model draws, with the settings of the large one."""
+    """Proposes tokens that a smaller model draws, with the sampling settings of the large one."""
 
     def __init__(self, model, vocab_size, most, generator, settings):
         self.reader = Reader(model, None, vocab_size, spare=most)
         self.generator, self.settings = generator, settings
 
     def propose(self, idx, most):
-        """`most` tokens (n,) after idx (1, T), and the probabilities q (n, V) that gave them."""
+        """`most` tokens (n,) after idx (1, T), and the probabilities q (n, V) they were drawn
+        from."""
         T, q = idx.size(1), []
         for _ in range(most):
             q.append(probabilities(self.reader.read(idx)[:, 0], **self.settings, seen=idx))
@@ -56,12 +57,13 @@ class Draft:
 
 
 def accept(drafted, q, p, generator):
-    """The tokens to keep: those of drafted (n,) up to the first rejected one, and one more, which
+    """The tokens to keep: those of drafted (n,) before the first rejected one, and one more that
     the model draws.
 
-    p (n + 1, V) are the model's probabilities for each of them and for the token after; q (n, V)
-    those they were drawn from. Token x is kept with probability min(1, p(x) / q(x)). A rejected one
-    is replaced by a draw from max(0, p - q): the probabilities of both ways to a token sum to p."""
+    p (n + 1, V): the model's probabilities for each drafted token and the one after them. q (n, V):
+    the draft's probabilities. Token x is kept with probability min(1, p(x) / q(x)). A rejected
+    token is replaced by a draw from max(0, p - q). Accepted and replaced, the probabilities of a
+    token sum to p."""
     kept = []
     for x, q_x, p_x in zip(drafted.tolist(), q, p[:-1], strict=True):
         u = torch.rand((), generator=generator, device=p.device)
@@ -75,7 +77,7 @@ def accept(drafted, q, p, generator):
 
 
 class Tally:
-    """How many drafted tokens were accepted, and how many tokens each reading of the model gave."""
+    """Counts how many drafted tokens were accepted, and how many tokens each forward pass gave."""
 
     drafted = accepted = reads = written = 0
 
@@ -101,11 +103,11 @@ def speculate(
     tally=None,
     **settings,
 ):
-    """As sample.steps for one row idx (1, T): yields a Step per token, max_new_tokens of them.
+    """Like sample.steps, for one row idx (1, T): yields a Step per token, max_new_tokens of them.
 
     draft: a model with the same tokens, or "lookup". draft_tokens: how many are drafted at a time.
-    settings: those of decoding.probabilities. The same seed gives the same text, but not the text
-    that the model draws alone."""
+    settings: those of decoding.probabilities. The same seed gives the same text, but another text
+    than without a draft."""
     generator = torch.Generator(idx.device).manual_seed(seed)
     if draft == "lookup":
         proposer = Lookup()
@@ -143,7 +145,7 @@ def speculate(
 
 def open_draft(name, tokenizer, device, kind="float32"):
     """The draft that `speculate` takes: "lookup", None for no draft, or the model of a run folder
-    with weights of the kind `kind`. Raises UserError if its tokenizer is another."""
+    with weights in the number format `kind`. Raises UserError if its tokenizer differs."""
     if name in ("", "lookup"):
         return name or None
     model, other, *_ = open_run(name, "latest", device)

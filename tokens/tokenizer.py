@@ -1,7 +1,7 @@
 """
 Tokenizers: a token is a character, a byte, or a piece of text that byte-pair encoding found.
 
-They share one small interface: `vocab_size`, `start` (the id that stands in for an empty prompt),
+They share one small interface: `vocab_size`, `start` (the id used for an empty prompt),
 `encode(text)`, `decode(ids)`, `decode_bytes(ids)` and `to_json()`, which `tokenizer_from_json`
 reverses.
 """
@@ -27,7 +27,7 @@ class CharTokenizer:
         self.ids[self.codes] = np.arange(self.vocab_size)
 
     def encode(self, text):
-        """(T,) ids of the T characters. Raises UserError for the first one outside of the
+        """(T,) ids of the T characters. Raises UserError for the first one outside the
         vocabulary."""
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         ids = self.ids[np.minimum(codes, len(self.ids) - 1)]
@@ -61,7 +61,7 @@ class ByteTokenizer:
     start = ord("\n")
 
     def encode(self, text):
-        # Python holds the bytes of a command line that are not utf-8 as surrogates.
+        # Python decodes bytes of a command line that are not utf-8 as surrogates.
         return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype(np.int64)
 
     def decode(self, ids):
@@ -87,7 +87,7 @@ class BPETokenizer:
         """(T,) ids. Raises UserError if the vocabulary lacks one of the text's bytes."""
         try:
             return np.array(self.encoding.encode_ordinary(text), dtype=np.int64)
-        except BaseException as error:  # a panic of tiktoken's Rust code is no Exception
+        except BaseException as error:  # a panic of tiktoken's Rust code is not an Exception
             if type(error).__name__ != "PanicException":
                 raise
             raise UserError(
@@ -103,8 +103,8 @@ class BPETokenizer:
         return self.encoding.decode_bytes(np.asarray(ids).tolist())
 
     def to_json(self):
-        """`ranks` lists the tokens as base64 text; a token's place there is its id, and the turn of
-        its merge."""
+        """`ranks` lists the tokens as base64 text. The index of a token is its id and its merge
+        rank."""
         ranks = sorted(self.encoding._mergeable_ranks, key=self.encoding._mergeable_ranks.get)
         return {
             "kind": "bpe",
@@ -164,7 +164,7 @@ def read_encoding(data):
     ranks, special = read_key(data, "ranks", list), read_key(data, "special_tokens", dict)
 
     if not all(isinstance(token, str) for token in ranks):
-        raise ValueError("ranks holds something else than base64 text")
+        raise ValueError("ranks contains something other than base64 text")
     tokens = [base64.b64decode(token, validate=True) for token in ranks]
     if b"" in tokens or len(set(tokens)) < len(tokens):
         raise ValueError("ranks holds an empty token, or one twice")
@@ -179,5 +179,5 @@ def read_encoding(data):
         return tiktoken.Encoding(
             name, pat_str=pattern, mergeable_ranks=mergeable, special_tokens=special
         )
-    except Exception as error:  # of several kinds, such as a pattern that is no regular expression
+    except Exception as error:  # of several kinds, such as an invalid regular expression
         raise ValueError(f"{type(error).__name__} {error}") from None

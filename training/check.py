@@ -5,8 +5,8 @@ Is my loss right? Compare the first steps of a run with a golden curve:
     python train.py config/llama_shakespeare.py --check=record   records bench/results/golden/
 
 A golden curve belongs to a config file, its settings and its data. Its tolerance is measured when
-it is recorded: far more than what rounding changes, far less than what a mistake does. It says
-nothing of the steps after its last.
+it is recorded: far above the effect of rounding, far below that of a mistake. A golden curve says
+nothing about the steps after its last.
 """
 
 import json
@@ -51,7 +51,7 @@ def read_curves(path):
 
 
 def course(run):
-    """{key: value} of all that decides the losses, except the data."""
+    """{key: value} of everything that determines the losses, except the data."""
     config = asdict(run.config)
     settings = {key: config[key] for key in ("init_from", *COURSE)}
     if run.runtime.dtype == "float32" and run.runtime.device.startswith("cuda"):
@@ -60,7 +60,7 @@ def course(run):
 
 
 def default(key):
-    """The value of a key that did not exist yet when a golden curve was recorded."""
+    """The value of a key that did not exist when a golden curve was recorded."""
     return getattr(TrainConfig, key, getattr(VariantConfig, key, None))
 
 
@@ -84,8 +84,8 @@ def check(run, argv, train_step):
 
 
 def matching_curve(curves, settings, run, path):
-    """The golden curve with these settings and the data of this run. Raises UserError if there is
-    none, naming the settings in which the nearest one differs."""
+    """The golden curve with these settings and the data of this run. If there is none, raises
+    UserError, which names the settings in which the nearest curve differs."""
     differing = []
     for curve in curves:
         recorded = {key: curve["settings"].get(key, default(key)) for key in settings}
@@ -101,12 +101,9 @@ def matching_curve(curves, settings, run, path):
     nearest = min(differing, key=len)
     record_one = "record your own with --check=record"
     if nearest:
-        raise UserError(
-            "the golden curve is of other settings: " + ", ".join(nearest),
-            path,
-            "leave out what you gave of these (the shipped curves are of a CPU: --device=cpu), or "
-            + record_one,
-        )
+        what = "the golden curve is of other settings: " + ", ".join(nearest)
+        shipped = "(the shipped curves are of a CPU: --device=cpu)"
+        raise UserError(what, path, f"leave out those that you gave {shipped}, or {record_one}")
     what = f"the golden curves are of other data than {run.config.dataset}, {run.state['data']}"
     raise UserError(what, path, f"prepare the text again, or {record_one}")
 
@@ -128,7 +125,7 @@ def report(losses, curve, differences, good, smallest):
         f"the largest difference is {worst:.4f}"
     )
 
-    # Rounding does not show in the first loss, so even a small difference there means a mistake.
+    # Rounding hardly changes the first loss, so even a small difference there means a mistake.
     if differences[0] > min(tolerance, 20 * smallest):
         print(
             f"The first loss is {differences[0]:.0e} off already: look at the initial weights, "
@@ -142,8 +139,8 @@ def report(losses, curve, differences, good, smallest):
 
 
 def record(run, path, settings, names, train_step):
-    """Write a golden curve. Its tolerance is ten times what rounding does to it, as two more runs
-    show that start from weights changed by eight roundings each."""
+    """Write a golden curve. Its tolerance is ten times the effect of rounding, which is measured by
+    two more runs that start from weights perturbed by eight rounding errors."""
     steps = min(STEPS, run.config.max_iters)
     if not steps:
         raise UserError("there is no step to record", "max_iters=0", "give 1 or more")
@@ -181,7 +178,7 @@ def record(run, path, settings, names, train_step):
 
 
 def train_perturbed(run, seed, steps, train_step):
-    """The losses of a copy of the run; with a seed above 0 from weights changed by 8 roundings."""
+    """The losses of a copy of the run; with a seed above 0, from perturbed weights."""
     copy, random = like(run), torch.Generator().manual_seed(seed)
     if seed:
         for p in copy.learner.model.parameters():

@@ -1,7 +1,7 @@
 """
-`python train.py CONFIG --doctor` checks device, disk, data, model and optimizer, and prints a line
-for each, with the fix where something is wrong. It takes steps with train.py's own train_step, on
-copies of the run, and writes nothing.
+`python train.py CONFIG --doctor` checks device, disk, data, model and optimizer. It prints a line
+for each, with a fix if something is wrong. Its training steps are those of train.py's train_step,
+on copies of the run, and it writes nothing.
 """
 
 import copy
@@ -22,7 +22,7 @@ from training.optim import make_optimizers
 from training.run_folder import check_out_dir
 from training.start import Learner
 
-SEARCHED = 20_000_000  # tokens of the train split in which the doctor looks for validation text
+SEARCHED = 20_000_000  # tokens of the train split searched for validation text
 OVERFIT_STEPS = 200
 OVERFIT_SECONDS = 60
 
@@ -31,7 +31,7 @@ OVERFIT_SECONDS = 60
 
 
 def like(run, batches=None, **changed):
-    """A new run from a copy of the weights of `run`: eager, with other settings or batches."""
+    """A new, eager run on a copy of the weights of `run`, with other settings or batches."""
     config, model = replace(run.config, **changed), copy.deepcopy(run.learner.model)
     device = run.runtime.device
     scaler = torch.amp.GradScaler(  # a low scale, so that nothing overflows
@@ -43,7 +43,7 @@ def like(run, batches=None, **changed):
 
 
 class Fixed:
-    """Batches that repeat the same n samples, x and y (n, block_size), for ever."""
+    """Batches that repeat the same n samples, x and y (n, block_size), endlessly."""
 
     def __init__(self, x, y):
         self.x, self.y, self.masked = x, y, bool((y < 0).any())
@@ -53,7 +53,7 @@ class Fixed:
         return self.x[rows], self.y[rows]
 
     def drawn(self, first, count):
-        """Counts no samples: none come from the datasets of a mixture."""
+        """An empty count, since no sample is drawn from the datasets of a mixture."""
         return {}
 
 
@@ -64,7 +64,7 @@ def first_batch(run):
 
 
 def without_dropout(model):
-    """Turn the dropout of a model off, also in training mode."""
+    """Turn off the dropout of a model, even in training mode."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -78,7 +78,7 @@ def rounding(runtime):
 
 
 # ---------------------------------------------------------------- the checks
-# Each takes (run, train_step) and returns (whether all is in order, what was found).
+# Each takes (run, train_step) and returns (whether the check passes, a description of the result).
 
 
 def check_device(run, train_step):
@@ -94,10 +94,10 @@ def check_device(run, train_step):
 
 
 def check_compile(run, train_step):
-    """Compare the loss of the compiled model with that of the model as it is."""
+    """Compare the loss of the compiled model with that of the eager one."""
     runtime, learner = run.runtime, run.learner
     if not runtime.compile:
-        why = runtime.reasons[-1].partition("(")[2]  # ends with a bracket
+        why = runtime.reasons[-1].partition("(")[2]  # ends with a parenthesis
         return True, f"not compiled ({why}"
     x, y = first_batch(run)
     losses = []
@@ -109,13 +109,14 @@ def check_compile(run, train_step):
 
     limit = min(0.02, 100 * rounding(runtime))
     if getattr(learner.model.config, "dropout", 0):
-        limit = 0.02  # compiled dropout draws other numbers
+        limit = 0.02  # compiled dropout draws other random numbers
     good = abs(compiled / eager - 1) < limit
     return good, f"loss {compiled:.6f} compiled, {eager:.6f} eager"
 
 
 def check_disk(run, train_step):
-    """Check that out_dir takes this run, and that a flushed write and four checkpoints fit."""
+    """Check that the run may use out_dir, that a flushed write works, and that four checkpoints
+    fit."""
     check_out_dir(run.config.out_dir, run.folder is not None, run.config.overwrite)
     folder, free, needed = room(run)
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -150,20 +151,20 @@ def check_data(run, train_step):
 
 @torch.no_grad()
 def check_initial_loss(run, train_step):
-    """Before training the loss is ln V plus what the spread of the logits adds, which is
-    log Σ exp - mean - ln V, whatever the targets are."""
+    """Check that the loss before training is ln V plus the contribution of the logits' spread,
+    which is log Σ exp - mean - ln V for any targets."""
     model = run.learner.model
     x, y = first_batch(run)
     with run.runtime.autocast():
         logits, loss = model.eval()(x, y)
     model.train()
 
-    logits, loss, even = logits.double(), loss.item(), math.log(model.config.vocab_size)
-    spread = (logits.logsumexp(-1) - logits.mean(-1)).mean().item() - even
-    found = f"loss {loss:.3f}, ln V {even:.3f}, the logits' spread adds {spread:.3f}"
+    logits, loss, uniform = logits.double(), loss.item(), math.log(model.config.vocab_size)
+    spread = (logits.logsumexp(-1) - logits.mean(-1)).mean().item() - uniform
+    found = f"loss {loss:.3f}, ln V {uniform:.3f}, the logits' spread adds {spread:.3f}"
     if run.step or run.config.init_from != "scratch":
-        return loss < even, found + " (weights are trained)"
-    return spread < 0.5 and abs(loss - even - spread) < 0.2, found
+        return loss < uniform, found + " (weights are trained)"
+    return spread < 0.5 and abs(loss - uniform - spread) < 0.2, found
 
 
 def check_overfit(run, train_step):
@@ -193,8 +194,8 @@ def check_overfit(run, train_step):
     # A large model on a slow device passes if its loss falls at all.
     slow = len(losses) < OVERFIT_STEPS and losses[-1] < 0.9 * losses[0]
     fall = f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} steps"
-    rate = f"learning_rate={run.config.learning_rate}"
-    found = f"{len(x)} samples: {fall} at {rate} (wanted: {goal:.3f})"
+    lr = f"learning_rate={run.config.learning_rate}"
+    found = f"{len(x)} samples: {fall} at {lr} (goal: {goal:.3f})"
     return losses[-1] <= goal or slow, found
 
 
@@ -206,12 +207,12 @@ class Gradients(torch.optim.SGD):
 
 
 def check_accumulation(run, train_step):
-    """Compare loss and gradient of one batch of four with those of four micro-batches of one, the
-    first of which have few targets."""
+    """Compare the loss and gradient of one batch of four samples with those of four micro-batches
+    of one. The first two samples have few targets."""
     if getattr(run.learner.model.config, "norm", "") == "batchnorm":
         return True, "not compared: batchnorm depends on what else is in a batch"
     x, y = run.data.batches.get(0, 4)
-    first = (y >= 0).argmax(1)  # the first target of each row, which it keeps
+    first = (y >= 0).argmax(1)  # the first target of each row, which stays
     y[0, first[0] + 1 :] = -1
     y[1, max(first[1] + 1, y.shape[1] // 2) :] = -1
 
@@ -234,35 +235,35 @@ def check_accumulation(run, train_step):
     error = ((gradient4 - gradient).norm() / gradient.norm()).item()
     limit = min(0.05, 100 * rounding(run.runtime))
     losses = f"loss {loss:.6f} at once, {loss4:.6f} in four micro-batches"
-    return (
-        error < limit and abs(loss4 / loss - 1) < limit,
-        f"{losses}; gradients {error:.0e} apart",
-    )
+    good = error < limit and abs(loss4 / loss - 1) < limit
+    return good, f"{losses}; gradients {error:.0e} apart"
 
 
 def same_weights(run, other):
-    """Whether two runs have the same weights; on a CPU, where sums have one order, bit for bit."""
+    """Whether two runs have the same weights. On a CPU, where sums have a fixed order, they must
+    agree bit for bit."""
     limit = 0 if run.runtime.device == "cpu" else 100 * rounding(run.runtime)
     pairs = zip(run.learner.model.parameters(), other.learner.model.parameters(), strict=True)
     return all((p.double() - q.double()).norm() <= limit * p.double().norm() for p, q in pairs)
 
 
 def check_repeat(run, train_step):
-    """Take two steps, twice."""
+    """Take the same two steps twice, and compare the weights."""
     runs = [like(run), like(run)]
     losses = [" ".join(f"{train_step(again)[0]:.6f}" for _ in range(2)) for again in runs]
     return same_weights(*runs), f"two steps, twice: losses {losses[0]} and {losses[1]}"
 
 
 def check_resume(run, train_step):
-    """Take two steps at once; and one, a checkpoint in memory, and the other."""
+    """Take two steps, without and with a checkpoint in memory between them, and compare the
+    weights."""
     straight, stopped, resumed = like(run), like(run), like(run)
     train_step(straight)
     train_step(stopped)
 
     tensors = parallel.gather(stopped.learner.model, stopped.learner.optimizers, stopped.runtime)
     weights, moments = (safetensors.torch.load(safetensors.torch.save(part)) for part in tensors)
-    resumed.learner.model.load_state_dict(weights, strict=False)  # a tied weight comes once
+    resumed.learner.model.load_state_dict(weights, strict=False)  # a tied weight is stored once
     parallel.scatter(resumed.learner.model, resumed.learner.optimizers, moments)
     resumed.learner.scaler.load_state_dict(stopped.learner.scaler.state_dict())
     resumed.step = stopped.step
@@ -298,11 +299,12 @@ CHECKS = {  # name: (check, what to do when it fails)
     ),
     "accumulation": (
         check_accumulation,
-        "weigh a micro-batch by its targets, not by its being one of k: see train_step",
+        "weigh each micro-batch by its number of targets, not by 1/k: see train_step",
     ),
     "determinism": (
         check_repeat,
-        "something draws random numbers outside of (seed, step): dropout, batches, or a new part",
+        "something draws random numbers that (seed, step) do not determine: dropout, batches, "
+        "or a new part",
     ),
     "resume": (
         check_resume,
@@ -321,7 +323,7 @@ def doctor(run, train_step):
     for name, (check, fix) in CHECKS.items():
         try:
             good, found = check(run, train_step)
-        except Exception as error:  # of any kind: that is what the doctor looks for
+        except Exception as error:  # of any kind: finding errors is the purpose of a check
             good, found = False, f"{type(error).__name__}: {one_line(error)}"
         if good:
             print(f"{name:<14}ok      {found}", flush=True)

@@ -1,6 +1,7 @@
 """
 `python train.py CONFIG --dry_run` prints what a run would cost. Sizes and operations come from the
-closed forms of parts/costs.py. Times are measured, on steps and an evaluation that are thrown away.
+closed forms of parts/costs.py. Times are measured on steps and an evaluation whose results are
+discarded.
 """
 
 import math
@@ -35,7 +36,7 @@ def memory(run):
     """(bytes of weights, gradients and moments, bytes of activations) on one device."""
     c, config = variant(run), run.config
     item = 4 if run.runtime.dtype == "float32" else 2  # bytes of a number
-    if config.activation_checkpointing:  # the inside of one block, and the inputs of the others
+    if config.activation_checkpointing:  # all of one block, and the inputs of the others
         kept = activation_bytes(replace(c, n_layer=1), config.batch_size, c.block_size, item)
         kept += item * (c.n_layer - 1) * config.batch_size * c.block_size * c.n_embd
     else:
@@ -72,7 +73,7 @@ def size(count):
 
 
 def duration(seconds):
-    """Seconds as text, such as 3.5 h. A unit is used from two of it on."""
+    """Seconds as text, such as 3.5 h. A unit is used for two of it or more."""
     unit = next((unit for unit, length in UNITS.items() if seconds >= 2 * length), "s")
     digits = 1 if seconds >= 0.1 else 3
     return f"{seconds / UNITS[unit]:.{digits}f} {unit}"
@@ -89,8 +90,8 @@ def timed(work, *args):
 
 
 def time_evaluation(run, score, eval_train_tokens):
-    """The seconds of an evaluation, from a small one: a whole one may read a thousand times the
-    tokens of a step."""
+    """The seconds of an evaluation, extrapolated from a small one: a full evaluation may read a
+    thousand times the tokens of a step."""
     config, block_size = run.config, run.learner.model.config.block_size
     sources = run.data.sources
     val_tokens = [config.eval_tokens or len(source.splits["val"].tokens) for source in sources]
@@ -138,7 +139,7 @@ def dry_run(run, train_step, score, eval_train_tokens):
         "checkpoints": f"{size(checkpoint_bytes(run))} each, at most four at a time: "
         f"{size(needed)}; {size(free)} free in {folder}",
     }
-    print("\nWhat this run would cost (the timed steps are thrown away, nothing was written):")
+    print("\nWhat this run would cost (the timed steps are discarded, nothing was written):")
     for name, text in rows.items():
         print(f"  {name:<12} {text}")
     return 0

@@ -1,4 +1,4 @@
-"""What ends a run: it is said in one line, and no step is lost."""
+"""Failures of a run: each is reported in one line, and no step is lost."""
 
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +11,7 @@ from weights import checkpoint
 
 @contextmanager
 def explained(run):
-    """Turn an error that was foreseen into a Failure of one line."""
+    """Turn an expected kind of error into a Failure of one line."""
     try:
         yield
     except (FloatingPointError, RuntimeError) as error:
@@ -23,20 +23,20 @@ def explained(run):
 
 @contextmanager
 def no_step_lost(run, save):
-    """Call save(run) if a file that the run reads or writes fails between two steps: a token file
-    that shrinks, a log on a full disk. Not with several ranks: a save needs all, and one failed."""
+    """Call save(run) if reading or writing a file fails between two steps, such as a log on a full
+    disk. With several ranks nothing is saved: that needs all of them, and one has failed."""
     try:
         yield
     except Failure:
         if run.runtime.world_size == 1 and run.step > (run.saved or 0):
-            with suppress(Failure):  # it may have been a save that failed
+            with suppress(Failure):  # the failure may have been a save
                 save(run)
-                print(f"saved step {run.step}: --init_from=resume goes on from it")
+                print(f"saved step {run.step}: --init_from=resume continues from it")
         raise
 
 
 def explain(error, run):
-    """The Failure that says what ended a run; None if `error` was not foreseen."""
+    """The Failure that describes what ended a run; None if `error` is of an unexpected kind."""
     config, text = run.config, str(error)
     saved = checkpoint.steps(config.out_dir)
     good = "no checkpoint yet"
@@ -59,5 +59,5 @@ def explain(error, run):
     words = ("onnection", "peer", "NCCL")
     if run.runtime.world_size > 1 and any(word in text for word in words):
         lost = f"rank {run.runtime.rank} lost another rank"
-        return Failure(lost, good, "go on with --init_from=resume")
+        return Failure(lost, good, "continue with --init_from=resume")
     return None

@@ -6,8 +6,8 @@ import torch
 
 OPTIMIZER = ("adamw", "muon")
 
-# How much of learning_rate (above min_lr) is left at t, from 0 after the warm-up to 1 at
-# lr_decay_iters.
+# The learning rate at time t, from 0 after the warm-up to 1 at lr_decay_iters. 1 stands for
+# learning_rate, 0 for min_lr.
 SCHEDULE = {
     # Loshchilov & Hutter 2016, arXiv:1608.03983
     "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t)),
@@ -17,8 +17,8 @@ SCHEDULE = {
     "constant": lambda t: 1.0,
 }
 
-# Numbers in the matrices that Muon makes orthogonal at once, 64 MB in float32. Larger matrices gain
-# nothing from being stacked.
+# Entries of the matrices that Muon orthogonalizes in one batch, 64 MB in float32. Batching larger
+# matrices saves no time.
 STACK = 2**24
 
 
@@ -34,7 +34,7 @@ def learning_rate(step, config):
 
 
 def group_of(named, weight_decay):
-    """A parameter group of torch's from [(name, parameter), ...]."""
+    """A torch parameter group from [(name, parameter), ...]."""
     names, params = [name for name, _ in named], [p for _, p in named]
     return {"params": params, "names": names, "weight_decay": weight_decay}
 
@@ -51,8 +51,8 @@ def parameter_groups(model, weight_decay):
 
 
 def orthogonal(x, steps, coefficients, eps):
-    """Each matrix of x (n, rows, columns) with its singular values brought to between 0.7 and 1.2,
-    all but the smallest: a quintic Newton-Schulz iteration (Jordan et al. 2024)."""
+    """Bring the singular values of each matrix of x (n, rows, columns), except the smallest, to
+    between 0.7 and 1.2, by a quintic Newton-Schulz iteration (Jordan et al. 2024)."""
     a, b, c = coefficients
     tall = x.size(1) > x.size(2)
     x = x.mT if tall else x  # (n, short, long)
@@ -65,10 +65,10 @@ def orthogonal(x, steps, coefficients, eps):
 
 
 class Muon(torch.optim.Muon):
-    """torch.optim.Muon (match_rms_adamw), but in float32 except on a GPU that has bfloat16: rounded
-    to bfloat16, the losses of one run drift apart from CPU to CPU. Matrices of one shape are made
-    orthogonal together, which makes up for it where they are small (0.86 of torch's time at a width
-    of 128, 1.6 at 384, on a CPU with bfloat16 instructions: bench/speed.py optimizer)."""
+    """torch.optim.Muon (match_rms_adamw), but in float32 except on a GPU that has bfloat16, since
+    in bfloat16 the losses of a run differ from CPU to CPU. Matrices of one shape are orthogonalized
+    in one batch, which makes up for the slower float32 if they are small: 0.86 of torch's time at a
+    width of 128, 1.6 at 384, on a CPU with bfloat16 instructions (bench/speed.py optimizer)."""
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -90,7 +90,7 @@ class Muon(torch.optim.Muon):
         if matrices[0].is_cuda and torch.cuda.is_bf16_supported(including_emulation=False):
             dtype = torch.bfloat16
 
-        directions = []  # Nesterov's: the momentum after one more gradient like this one
+        directions = []  # Nesterov momentum: as if this gradient came once more
         for p in matrices:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
@@ -102,17 +102,17 @@ class Muon(torch.optim.Muon):
         updates = orthogonal(stack, group["ns_steps"], group["ns_coefficients"], group["eps"])
         for p, update in zip(matrices, updates, strict=True):
             p.mul_(1 - group["lr"] * group["weight_decay"])
-            # Entries as large as those of AdamW's steps usually are.
+            # Scale the entries to the usual size of AdamW's steps.
             p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
 
 
 def make_optimizers(model, config, device):
-    """The optimizers, each of its own parameters.
+    """The optimizers, each with its own parameters.
 
     adamw: AdamW for all (Loshchilov & Hutter 2017, arXiv:1711.05101), fused into one kernel.
-    muon: Muon (Jordan et al. 2024) for the matrices of the blocks, whose momentum it makes
-    orthogonal, and AdamW for embeddings, head, norms and biases. Muon's steps are as large as
-    AdamW's, so that one learning_rate serves both (Liu et al. 2025, arXiv:2502.16982), and its
+    muon: Muon (Jordan et al. 2024) for the matrices of the blocks, whose momentum it
+    orthogonalizes, and AdamW for embeddings, head, norms and biases. Muon's steps are scaled to the
+    size of AdamW's, so that both use one learning_rate (Liu et al. 2025, arXiv:2502.16982). Its
     momentum is beta1."""
     lr, optimizers = config.learning_rate, []
     groups = parameter_groups(model, config.weight_decay)
@@ -134,8 +134,7 @@ def make_optimizers(model, config, device):
 def muon_names(model):
     """The names of the parameters that Muon may take: the weights of the linear maps in the blocks.
 
-    A part that says otherwise has an attribute `muon`: the names of its own parameters to take.
-    """
+    A part overrides this with an attribute `muon`: the names of its own parameters to take."""
     taken = set()
     for prefix, module in model.named_modules():
         linear = ("weight",) if isinstance(module, torch.nn.Linear) else ()

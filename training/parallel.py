@@ -1,12 +1,12 @@
 """
-Several processes of torchrun that train one model. Gradients, state and mistakes cross the ranks
-here and only here.
+Training one model in several processes of torchrun. All communication between the ranks (gradients,
+state, errors) is in this file.
 
     ddp    every rank holds the model; gradients are averaged (Li et al. 2020, arXiv:2006.15704)
-    fsdp   every rank holds a part of each weight, its gradient and its moments; a block is put
-           together when it is needed (Zhao et al. 2023, arXiv:2304.11277; torch's fully_shard)
+    fsdp   every rank holds a part of each weight, its gradient and its moments; a block is
+           gathered when it is needed (Zhao et al. 2023, arXiv:2304.11277; torch's fully_shard)
 
-A checkpoint always holds whole tensors, so that a run moves between one process, ddp and fsdp.
+A checkpoint always holds whole tensors, so that a run can move between one process, ddp and fsdp.
 """
 
 from contextlib import nullcontext
@@ -17,12 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import UserError
 
-# torch.distributed.checkpoint and .fsdp take a second to import, so the functions that need them do
-# it: --help and a mistyped key do not wait.
+# torch.distributed.checkpoint and .fsdp take a second to import. The functions that need them
+# import them, so that --help and a mistyped key need not wait.
 
 
 def shard(model, how, runtime):
-    """With fsdp: shard the weights of `model` over the ranks in place, before it has optimizers."""
+    """With fsdp, shard the weights of `model` over the ranks in place. Call it before making the
+    optimizers."""
     if runtime.world_size == 1 or how == "ddp":
         return
     from torch.distributed.fsdp import fully_shard
@@ -48,8 +49,8 @@ def trained(model, compile, runtime):
 
 
 def accumulating(net, model, last):
-    """The context of the forward and backward pass of one micro-batch, in which gradients cross the
-    ranks only after the last one."""
+    """The context for the forward and backward pass of one micro-batch. The ranks exchange
+    gradients only if it is the last one."""
     if is_sharded(model):
         model.set_requires_gradient_sync(last)
     if isinstance(net, DistributedDataParallel) and not last:
@@ -66,13 +67,13 @@ def total(value, runtime):
 
 
 def whole(tensor):
-    """A tensor in one piece, also if fsdp has sharded it."""
+    """The whole tensor, even if fsdp has sharded it."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def main_first(work, runtime):
-    """Call work() on rank 0 while the others wait. Returns its result there, None elsewhere. If it
-    raises UserError, every rank ends with one."""
+    """Call work() on rank 0 while the others wait. Returns its result on rank 0, None elsewhere. If
+    it raises UserError, every rank raises one."""
     result = error = None
     if runtime.main:
         try:
@@ -85,7 +86,7 @@ def main_first(work, runtime):
     if error is not None:
         raise error
     if status.item():
-        mistake = UserError("rank 0 cannot go on", "torchrun", "see its error")
+        mistake = UserError("rank 0 cannot continue", "torchrun", "see its error")
         mistake.status = status.item()
         raise mistake
     return result
@@ -95,8 +96,9 @@ def main_first(work, runtime):
 
 
 def gather(model, optimizers, runtime):
-    """({name: weight or buffer}, {"parameter name/state name": tensor}) in whole tensors. Several
-    ranks get them on the CPU of rank 0. Every rank must call it; a tied weight comes once."""
+    """({name: weight or buffer}, {"parameter name/state name": tensor}) in whole tensors. With
+    several ranks they are on the CPU of rank 0. Every rank must call this. A tied weight appears
+    once."""
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
         get_model_state_dict,
@@ -109,7 +111,7 @@ def gather(model, optimizers, runtime):
     weights = {name: tensor for name, tensor in weights.items() if name in names}
 
     moments = {}
-    # Before the first step there is no state, and torch would make one up by taking a step.
+    # Before the first step there is no state, and torch would take a step to create one.
     if any(optimizer.state for optimizer in optimizers):
         state = get_optimizer_state_dict(model, optimizers, options=options)
         for name, values in state.get("state", {}).items():  # empty on other ranks
@@ -119,8 +121,8 @@ def gather(model, optimizers, runtime):
 
 
 def scatter(model, optimizers, moments):
-    """Put optimizer state, in whole tensors as gather returns it, into the optimizers of `model`,
-    whatever its layout."""
+    """Load optimizer state, in whole tensors as gather returns it, into the optimizers of `model`,
+    sharded or not."""
     if not moments:  # saved before the first step
         return
     from torch.distributed.checkpoint.state_dict import (

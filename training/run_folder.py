@@ -1,4 +1,4 @@
-"""A run folder while a run is in it: lock, log.jsonl, loss.png, status line, Weights & Biases."""
+"""What a run keeps in its folder: lock, log.jsonl, loss.png; its status line; Weights & Biases."""
 
 import errno
 import json
@@ -13,7 +13,7 @@ from common import files
 from common.errors import Failure, UserError, one_line
 from weights.checkpoint import steps
 
-# nanoGPT's words first, so that scripts that read its logs read ours.
+# These begin as nanoGPT's do, so that scripts that parse its logs can parse ours.
 REPORT = (
     "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, "
     "lr {lr:.2e}, norm {grad_norm:.2f}"
@@ -31,7 +31,8 @@ CURVES = (  # key in log.jsonl, legend, style
 
 
 def evaluation_lines(row):
-    """The row of an evaluation as it is printed: a line, and one for each of several datasets."""
+    """The printed form of an evaluation's row: one line, and one more for each of several
+    datasets."""
     lines = [EVALUATION.format(**row)]
     for name, loss in row.get("val_losses", {}).items():
         bits = row["val_bits_per_byte"][name]
@@ -43,7 +44,7 @@ def evaluation_lines(row):
 
 
 def check_out_dir(out_dir, resuming=False, overwrite=False):
-    """Raise UserError if a run cannot go into out_dir: it cannot be written, another process trains
+    """Raise UserError if a run cannot use out_dir: it is not writable, another process trains
     there, or it holds a run that is neither resumed nor moved aside. Nothing is written."""
     check_place(out_dir)
     out_dir = Path(out_dir)
@@ -55,12 +56,12 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
         raise UserError(
             "there is a run here already",
             f"out_dir={out_dir}",
-            "go on with --init_from=resume, start anew with --overwrite, "
+            "continue with --init_from=resume, start anew with --overwrite, "
             "or choose another --out_dir",
         )
     if Path.cwd().is_relative_to(out_dir.resolve()):
         what = "this command runs inside the folder that --overwrite moves aside"
-        raise UserError(what, f"out_dir={out_dir}", "start it from outside of that folder")
+        raise UserError(what, f"out_dir={out_dir}", "start it from outside that folder")
 
 
 def check_place(out_dir):
@@ -85,8 +86,8 @@ def check_place(out_dir):
 
 
 def hold(out_dir):
-    """Take the lock of a run folder and return its open file. Closing it frees the lock, as does
-    any end of this process. Raises UserError if another process holds it."""
+    """Take the lock of a run folder and return its open file. The lock is released when the file is
+    closed or the process ends. Raises UserError if another process holds it."""
     path = Path(out_dir) / "lock"
     try:
         return files.lock(path)
@@ -100,7 +101,7 @@ def hold(out_dir):
 
 
 def sign(held):
-    """Write the number of this process into a lock that it holds; returns the lock."""
+    """Write the process id into a lock file that this process holds; returns the file."""
     held.truncate(0)
     held.write(str(os.getpid()))
     held.flush()
@@ -108,7 +109,7 @@ def sign(held):
 
 
 def open_out_dir(out_dir, resuming=False, overwrite=False):
-    """Make a run folder ready and return its lock. An old run in it is resumed or moved aside."""
+    """Prepare a run folder and return its lock. An old run in it is resumed or moved aside."""
     out_dir = Path(out_dir)
     check_out_dir(out_dir, resuming, overwrite)
     try:
@@ -141,8 +142,8 @@ def next_free(out_dir):
 
 
 def read_rows(path, valid=lambda row: True):
-    """The rows of a JSONL file, none if it does not exist. A line that is no JSON object, or not
-    `valid`, is skipped with one warning; a last line that a crash cut short, without one."""
+    """The rows of a JSONL file, none if it does not exist. Lines that are not JSON objects, or not
+    `valid`, are skipped with one warning; a last line that a crash cut short, without a warning."""
     try:
         *lines, last = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -162,7 +163,7 @@ def read_rows(path, valid=lambda row: True):
         elif line.strip() and number <= len(lines):
             skipped.append(str(number))
     if skipped:
-        shown = ", ".join(skipped[:3]) + ", ..." * (len(skipped) > 3)
+        shown = ", ".join(skipped[:3]) + (", ..." if len(skipped) > 3 else "")
         files.warn_once(f"{path} is damaged and read without line {shown}")
     return rows
 
@@ -179,8 +180,8 @@ def read_log(path, last_step=None):
 
 
 def draw(rows, path):
-    """Draw the loss curves of some rows as a PNG; returns whether it worked. A failure is a
-    warning: it never stops a run."""
+    """Draw the loss curves of some rows as a PNG; returns whether that worked. A failure prints a
+    warning and never stops a run."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -204,8 +205,9 @@ def draw(rows, path):
 
 
 def start_wandb(project, name, config, state):
-    """A function that logs a row to Weights & Biases, or None if wandb does not start. A failure,
-    now or later, is one warning. The id is stored in `state`: a resumed run continues the chart."""
+    """A function that logs a row to Weights & Biases, or None if wandb does not start. The first
+    failure, now or later, prints a warning. The id is stored in `state`, so that a resumed run
+    continues the same charts."""
     try:
         import wandb
 
@@ -214,7 +216,7 @@ def start_wandb(project, name, config, state):
         )
         state["wandb_id"] = run.id
     except Exception as error:
-        what = f"wandb does not start, the run goes on without it: {one_line(error)}"
+        what = f"wandb does not start, the run continues without it: {one_line(error)}"
         print(f"warning: {what}", file=sys.stderr)
         return None
 
@@ -233,18 +235,18 @@ def start_wandb(project, name, config, state):
 
 
 class RunLog:
-    """The log of a run in out_dir that continues after `step`, or begins if it is None. Rows of
-    later steps, which a killed run has logged and not saved, are dropped."""
+    """The log of a run in out_dir that continues after `step`, or starts if it is None. Rows of
+    later steps, which a killed run logged but did not save, are dropped."""
 
     def __init__(self, out_dir, step, max_iters, wandb_log=None):
         path = Path(out_dir) / "log.jsonl"
         self.picture = Path(out_dir) / "loss.png"
-        self.drawing = True  # until it fails: one warning is enough
+        self.drawing = True  # False after the first failure: one warning is enough
         self.rows = [] if step is None else read_log(path, step)
         files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open until close())
         self.wandb_log = wandb_log
-        self.broken = False  # whether the program that reads our output has ended, as in `| head`
+        self.broken = False  # whether nothing reads our output any more, as in `| head`
         self.bar = tqdm(
             total=max_iters,
             initial=step or 0,
@@ -262,17 +264,17 @@ class RunLog:
         }  # JSON has no infinity
         self.rows.append(row)
         line = (json.dumps(row) + "\n").encode()
-        try:  # without a buffer, which would try again at the exit
+        try:  # unbuffered, since a buffer would try again on exit
             if os.write(self.file.fileno(), line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            fix = f"{files.remedy(error)}, then go on with --init_from=resume"
+            fix = f"{files.remedy(error)}, then continue with --init_from=resume"
             raise Failure(f"cannot write: {error.strerror}", self.file.name, fix) from error
         if self.wandb_log:
             self.wandb_log(row)
 
     def report(self, row):
-        """Log a row about a step; show it on the bar, or as a line where there is no terminal."""
+        """Log the row of a step; show it on the bar or, without a terminal, as a line."""
         self.keep(row)
         words = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s"
         self.bar.set_postfix_str(words, refresh=False)
@@ -280,7 +282,7 @@ class RunLog:
             self.show(REPORT.format(**row))
 
     def evaluation(self, row):
-        """Log a row about an evaluation, show it as a line that stays, and draw the curves anew."""
+        """Log the row of an evaluation, print it, and redraw the curves."""
         self.keep(row)
         self.bar.clear()
         self.show(evaluation_lines(row))

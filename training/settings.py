@@ -1,5 +1,5 @@
 """
-The settings of a training run. TrainConfig declares each key once; read_config makes one of the
+The settings of a training run. TrainConfig declares each key once; read_config builds one from the
 command line, the config files it names and, when resuming, the checkpoint.
 """
 
@@ -33,21 +33,21 @@ DTYPE = ("auto", "float32", "bfloat16", "float16")
 class TrainConfig:
     model: Literal["gpt2", "llama"] = "gpt2"  # the readable model, or the base of a variant
     arch: Literal[*ARCH] | None = None  # a named architecture: fills all slots
-    match: Literal["none", "params", "flops"] = "none"  # what a variant's MLP width keeps equal
+    match: Literal["none", "params", "flops"] = "none"  # the cost that MLP width keeps equal
     # files
     out_dir: str = "out"
     data_dir: str = "data"
     dataset: str = "openwebtext"  # a folder in data_dir; a,b,c are mixed
-    data_weights: str | None = None  # shares of a mixture's samples, 0.7,0.3; None: by data_alpha
+    data_weights: str | None = None  # shares of the samples, such as 0.7,0.3; None: by data_alpha
     data_alpha: NonNegativeFloat = 1.0  # shares as (training tokens)^alpha: 0 = equal shares
     init_from: str = "scratch"  # or resume, gpt2[-medium|-large|-xl], a HF folder or name, a .gguf
-    overwrite: bool = False  # start again in a used out_dir; the old run is moved aside
+    overwrite: bool = False  # start anew in a used out_dir; the old run is moved aside
     allow_data_change: bool = False  # resume although the data have changed
     # evaluation and reports
-    eval_interval: PositiveInt = 2000  # steps between evaluations, each of which saves a checkpoint
-    eval_tokens: NonNegativeInt = 0  # validation tokens scored, of each dataset; 0 = all
+    eval_interval: PositiveInt = 2000  # steps between evaluations; each saves a checkpoint
+    eval_tokens: NonNegativeInt = 0  # validation tokens to score of each dataset; 0 = all
     eval_only: bool = False  # evaluate once and stop
-    dry_run: bool = False  # say what the run would cost, and stop
+    dry_run: bool = False  # print what the run would cost, and stop
     doctor: bool = False  # check device, disk, data, model and optimizer, and stop
     check: bool | Literal["record"] = False  # compare with the golden curve, and stop
     log_interval: PositiveInt = 10  # steps between reports
@@ -58,7 +58,9 @@ class TrainConfig:
     batch_size: PositiveInt = 12  # sequences in one forward pass
     gradient_accumulation_steps: PositiveInt = 1  # forward passes per step, over all ranks
     # the optimizer and its schedule
-    optimizer: Literal[*OPTIMIZER] = "adamw"  # muon: for the blocks' matrices, AdamW for the rest
+    optimizer: Literal[*OPTIMIZER] = (
+        "adamw"  # muon: Muon for the blocks' matrices, AdamW for the rest
+    )
     schedule: Literal[*SCHEDULE] = "cosine"
     learning_rate: PositiveFloat = 6e-4
     max_iters: NonNegativeInt = 600000  # steps
@@ -73,14 +75,15 @@ class TrainConfig:
     data_seed: NonNegativeInt | None = None  # of the order of the batches; None: seed
     # the machine
     device: str = "auto"  # cpu, cuda, cuda:N, mps
-    dtype: Literal[*DTYPE] = "auto"  # float16 scales the loss, so that small gradients survive
-    compile: bool | Literal["auto"] = "auto"  # auto: where it repays its cost
-    parallel: Literal["ddp", "fsdp"] = "ddp"  # the model on each rank, or its weights sharded
+    dtype: Literal[*DTYPE] = "auto"  # float16: the loss is scaled, so that small gradients survive
+    compile: bool | Literal["auto"] = "auto"  # auto: if it saves time
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # the whole model on each rank, or sharded
     activation_checkpointing: bool = False  # less memory, a third more work
 
     @property
     def trains(self):
-        """Whether the run writes into out_dir, instead of answering a question."""
+        """Whether the run trains and writes into out_dir, instead of checking something and
+        stopping."""
         return not (self.eval_only or self.dry_run or self.doctor or self.check)
 
     @property
@@ -89,7 +92,7 @@ class TrainConfig:
         return [name.strip() for name in self.dataset.split(",")]
 
     def __post_init__(self):
-        """Check what involves several keys, and what is no range of numbers."""
+        """Check what the types and ranges of single keys cannot express."""
         self.check_schedule()
         self.check_datasets()
         if self.eval_tokens == 1:
@@ -99,7 +102,7 @@ class TrainConfig:
             )
         if (self.eval_only + self.dry_run + self.doctor + bool(self.check)) > 1:
             raise ValueError(
-                "eval_only, dry_run, doctor and check each answer and stop: choose one"
+                "eval_only, dry_run, doctor and check each stop without training: choose one"
             )
         if not self.out_dir:
             raise ValueError("out_dir is empty: name a folder")
@@ -108,7 +111,7 @@ class TrainConfig:
         if self.min_lr is not None and self.min_lr > self.learning_rate:
             raise ValueError(
                 f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}: "
-                "the schedule goes down, so make min_lr smaller"
+                "the schedule decreases, so make min_lr smaller"
             )
         end = "max_iters" if self.lr_decay_iters is None else "lr_decay_iters"
         if self.warmup_iters >= max(getattr(self, end), 1):
@@ -141,7 +144,7 @@ class TrainConfig:
             )
 
 
-# Keys that decide the losses of a run, besides the data, the model and the machine.
+# Keys that determine the losses of a run, besides the data, the model and the machine.
 COURSE = (
     "optimizer",
     "schedule",
@@ -162,10 +165,10 @@ COURSE = (
     "data_alpha",
     "dtype",
 )
-# Keys whose `auto` is resolved when a run starts. The choice is stored and made again on resuming.
+# Keys whose `auto` is resolved when a run starts. The choice is stored and kept on resuming.
 RESOLVED = ("device", "dtype", "compile")
-# Keys that hold for one start only: resuming does not take them from the checkpoint. (The folder
-# that out_dir names may have been moved.)
+# Keys that apply to one start only: resuming does not take them from the checkpoint. (out_dir is
+# one because the folder may have been moved.)
 ONE_START = (
     "versions",
     "overwrite",
@@ -176,7 +179,7 @@ ONE_START = (
     "out_dir",
     "allow_data_change",
 )
-# nanoGPT's keys that have another name here.
+# Keys of nanoGPT that have another name here.
 RENAMED = {
     "eval_iters": "use --eval_tokens=N: evaluation scores fixed tokens, each once",
     "always_save_checkpoint": "every evaluation saves; `latest` and `best` in out_dir name steps",
@@ -186,16 +189,16 @@ RENAMED = {
 
 
 class Settings(NamedTuple):
-    """What the command line, the config files and the checkpoint to resume from say together."""
+    """The combined settings of the command line, the config files and the checkpoint to resume."""
 
     config: TrainConfig
-    model: dict  # {key: value} of the model: `model`, `arch` and what was given or stored
+    model: dict  # {key: value}: `model`, `arch` and the model's keys that were given or stored
     folder: Path | None = None  # the checkpoint that the run resumes from
-    state: dict | None = None  # what is stored there besides tensors: step, best loss, ...
+    state: dict | None = None  # its state besides tensors: step, best loss, ...
 
 
 def read_config(argv, usage):
-    """The Settings of a command line. Raises UserError for a key or value that cannot be."""
+    """The Settings of a command line. Raises UserError for an invalid key or value."""
     defaults = dict.fromkeys(ARCH["gpt2"], "as in model")
     values, words = load(argv, [TrainConfig, VariantConfig], usage, scope, RENAMED, defaults)
     if words:
@@ -218,12 +221,13 @@ def read_config(argv, usage):
 
 
 def scope(given):
-    """The names that a config file may read besides the keys: the device that was found."""
+    """The names that a config file may read besides the keys: the device of the run."""
     return {"device": find_device(given.get("device", "auto"))}
 
 
 def check_model(values):
-    """Raise UserError for values that do not go together, or a key that this model has not."""
+    """Raise UserError for values that exclude each other, or a key that this model does not
+    have."""
     known = {"model", "arch", *keys(type(configure(values)))}
     for key, value in values.items():
         if key not in known:
@@ -238,8 +242,8 @@ def check_model(values):
 
 
 def resume_values(stored, given, folder):
-    """The values of a resumed run: those stored in its checkpoint, and above them those given now.
-    Raises UserError for another architecture; warns of what changes the losses."""
+    """The values of a resumed run: those stored in its checkpoint, overridden by those given now.
+    Raises UserError if they change the architecture; warns if they change the losses."""
     # `auto` given again is not a new choice.
     given = {k: v for k, v in given.items() if not (k in RESOLVED and v == "auto")}
     now = keep_device(stored, given) | one_rule_of_shares(given) | given
@@ -264,23 +268,24 @@ def resume_values(stored, given, folder):
 
 
 def keep_device(stored, given):
-    """The stored values. On another kind of device (by --device, or because this machine lacks the
-    stored one) whether to compile is chosen again."""
-    before = stored.get("device", "auto")
-    device = given.get("device", before)
+    """The stored values. If the kind of device changes (by --device, or because this machine lacks
+    the stored one), whether to compile is decided again."""
+    stored_device = stored.get("device", "auto")
+    device = given.get("device", stored_device)
     try:
         find_device(device)
     except UserError:
         if "device" in given:
             raise
         device = find_device()
-    if device.split(":")[0] == before.split(":")[0]:
+    if device.split(":")[0] == stored_device.split(":")[0]:
         return stored
     return stored | {"device": device, "compile": "auto"}
 
 
 def one_rule_of_shares(given):
-    """What resets the stored rule of a mixture: data_weights and data_alpha exclude each other."""
+    """The value that resets the stored data_alpha or data_weights when the other one is given,
+    since they exclude each other."""
     if given.get("data_weights") is not None and "data_alpha" not in given:
         return {"data_alpha": TrainConfig.data_alpha}
     if "data_alpha" in given and "data_weights" not in given:

@@ -1,4 +1,4 @@
-"""Builds a run, and finds every mistake before anything is written."""
+"""Builds a run, and reports every mistake before anything is written."""
 
 import functools
 import json
@@ -26,7 +26,7 @@ from weights import checkpoint, pretrained
 
 @dataclass
 class Data:
-    """What a run reads."""
+    """The data of a run."""
 
     sources: list  # tokens.mixture.Source, one for each dataset
     batches: object  # the training samples in their order: get(first, count) -> x, y
@@ -35,12 +35,12 @@ class Data:
 
 @dataclass
 class Learner:
-    """The model of a run and what updates its weights."""
+    """The model of a run, and the optimizers that update its weights."""
 
-    model: torch.nn.Module  # what is evaluated, saved and sampled
-    net: torch.nn.Module  # the same weights as they are trained: compiled, in DDP
+    model: torch.nn.Module  # for evaluating, saving and sampling
+    net: torch.nn.Module  # the same weights, for training: compiled, in DDP
     optimizers: list
-    scaler: torch.amp.GradScaler  # of the loss in float16; otherwise it does nothing
+    scaler: torch.amp.GradScaler  # of a float16 loss; otherwise it does nothing
 
 
 @dataclass
@@ -55,13 +55,14 @@ class Run:
     state: dict  # saved beside the weights: best loss, seconds, data fingerprint, samples drawn
     folder: Path | None  # the checkpoint that the run resumes from
     saved: int | None  # the step of the newest checkpoint
-    saved_config: dict  # the resolved configuration of training and model, as it is saved
+    saved_config: dict  # the resolved configuration of training and model, to be saved
 
     @property
     def finished(self):
         """Whether all steps are taken and the last one is evaluated."""
-        evaluated = self.state.get("evaluated") == self.step
-        return self.step > self.config.max_iters or self.step == self.config.max_iters and evaluated
+        if self.step == self.config.max_iters:
+            return self.state.get("evaluated") == self.step
+        return self.step > self.config.max_iters
 
     @property
     def step_samples(self):
@@ -74,7 +75,7 @@ class Run:
         return self.step_samples * self.learner.model.config.block_size
 
 
-# ---------------------------------------------------------------- before the data are there
+# ---------------------------------------------------------------- before the data are read
 
 
 def check_start(settings, runtime):
@@ -142,7 +143,7 @@ def make_model(settings, meta):
 
 
 def load_pretrained(config, given):
-    """(values of the model, weights) of pretrained weights; sets config.model to their model."""
+    """(values of the model, its weights) from config.init_from. Sets config.model accordingly."""
     word, imported, weights = pretrained.load_pretrained(config.init_from)
     if given.get("model", word) != word:
         raise UserError(
@@ -155,7 +156,7 @@ def load_pretrained(config, given):
 
 
 def match_width(model_config, config, given):
-    """A variant's configuration with the MLP width at which it costs what its base does."""
+    """A variant's configuration with the MLP width at which it costs as much as its base."""
     shared = ("block_size", "n_layer", "n_head", "n_embd", "multiple_of")
     sizes = {key: given[key] for key in shared if key in given}
     word, vocab_size = config.model, model_config.vocab_size
@@ -182,7 +183,7 @@ def make_run(settings, metas, tokenizer, runtime):
 
     # The data.
     sources = open_sources(config, metas, tokenizer, model.config.block_size)
-    if state["best_val_loss"] is not None:  # checkpoints from before mixtures have one dataset
+    if state["best_val_loss"] is not None:  # an older checkpoint, of one dataset, lacks this
         state.setdefault("best_bits_per_byte", state["best_val_loss"] * sources[0].bits_per_byte)
     data = Data(sources, open_batches(config, sources), tokenizer)
 
@@ -198,7 +199,7 @@ def make_run(settings, metas, tokenizer, runtime):
         parallel.scatter(model, optimizers, checkpoint.optimizer_tensors(folder))
         scaler.load_state_dict(state.get("scaler", {}))
 
-    # What `auto` stands for is settled here and saved, so that a resumed run does not choose again.
+    # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
     step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
     steps = config.max_iters - state["step"]
     flops = 6 * sum(p.numel() for p in model.parameters()) * step_tokens * steps
@@ -218,7 +219,7 @@ def make_run(settings, metas, tokenizer, runtime):
 
 def start_state(settings, fingerprint):
     """The state that a run starts from: that of the checkpoint, or a new one. Raises UserError if
-    the data of the checkpoint are others."""
+    the checkpoint was trained on other data."""
     state, changed = settings.state, False
     if state is None:
         state = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0}
@@ -230,7 +231,7 @@ def start_state(settings, fingerprint):
             settings.folder,
             "prepare the same text again, train in another out_dir, or give --allow_data_change",
         )
-    if changed:  # losses on other data cannot be compared with those to come
+    if changed:  # losses on the old data cannot be compared with new ones
         state |= dict.fromkeys(("best_val_loss", "best_bits_per_byte", "best_step", "evaluated"))
         state["samples"] = {}
     state["data"] = fingerprint
@@ -238,7 +239,7 @@ def start_state(settings, fingerprint):
 
 
 def warn_of_other_tokens(config, tokenizer):
-    """Warn if the data were prepared with another tokenizer than that of the pretrained weights."""
+    """Warn if the tokenizer of the data is not the tokenizer of the pretrained weights."""
     if pretrained.same_tokens(config.init_from, tokenizer) is False:
         command = f"python prepare.py NAME --input=TEXTFILE --tokenizer={config.init_from}"
         print(
@@ -248,7 +249,7 @@ def warn_of_other_tokens(config, tokenizer):
 
 
 def open_folder(run):
-    """Make the run folder ready; returns a context in which rank 0 holds its lock."""
+    """Prepare the run folder; returns a context in which rank 0 holds its lock."""
     config, resuming = run.config, run.folder is not None
     lock = parallel.main_first(
         lambda: open_out_dir(config.out_dir, resuming, config.overwrite), run.runtime
@@ -257,7 +258,7 @@ def open_folder(run):
 
 
 def open_log(run):
-    """The RunLog of a run, after its configuration is written into the run folder."""
+    """Write the configuration into the run folder, and return the RunLog."""
     config, saved_config = run.config, run.saved_config
     files.write(Path(config.out_dir) / "config.json", json.dumps(saved_config, indent=1))
     to_wandb = None
@@ -268,11 +269,11 @@ def open_log(run):
     return RunLog(config.out_dir, last_step, config.max_iters, to_wandb)
 
 
-# ---------------------------------------------------------------- the table that is printed
+# ---------------------------------------------------------------- the printed description
 
 
 def describe(run):
-    """Print what was chosen: the machine, the data, the parts of the model, the optimizers."""
+    """Print the machine, the data, the parts of the model and the optimizers of a run."""
     config, model, sources = run.config, run.learner.model, run.data.sources
     print("\n".join(run.runtime.reasons))
     for source in sources:
@@ -289,16 +290,16 @@ def describe(run):
                 f"weight decay {group['weight_decay']}"
             )
 
-    samples, visits = config.max_iters * run.step_samples, []
+    samples, passes = config.max_iters * run.step_samples, []
     for source in sources:
         epochs = samples * source.weight / source.batches.windows_per_epoch
         name = source.name if len(sources) > 1 else "the training data"
-        visits.append(f"{epochs:.1f} times {name}")
-    print(f"{config.max_iters} steps of {run.step_tokens:,} tokens: {', '.join(visits)}")
+        passes.append(f"{epochs:.1f} times {name}")
+    print(f"{config.max_iters} steps of {run.step_tokens:,} tokens: {', '.join(passes)}")
 
 
 def describe_source(source, mixed):
-    """Print the sizes of a dataset."""
+    """Print the sizes of a dataset, and of its vocabulary."""
     train, val = source.splits["train"], source.splits["val"]
     share = f"{source.weight:.2%} of the samples, " if mixed else ""
     print(
@@ -316,7 +317,7 @@ def describe_source(source, mixed):
 
 
 def parameters_by_part(model):
-    """{part: number of parameters}, the same part of all blocks together."""
+    """{part: number of parameters}. A part of the blocks is summed over all blocks."""
     counts = {}
     for name, p in model.named_parameters():
         words = name.split(".")

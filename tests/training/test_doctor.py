@@ -295,7 +295,7 @@ def lost_buffer(run, monkeypatch):
         (
             "accumulation",
             equal_micro_batches,
-            "gradients .* apart: weigh a micro-batch by its targets",
+            "gradients .* apart: weigh each micro-batch by its number of targets",
         ),
         ("accumulation", forgotten_division, "gradients .* apart"),
         ("determinism", unseeded_dropout, "something draws random numbers"),
@@ -514,7 +514,7 @@ def test_a_mistake_in_the_code_is_found(ask, monkeypatch, spoil, words):
     [
         (
             ["--learning_rate=2e-2"],
-            r"other settings: learning_rate 0\.01 -> 0\.02 \(.*tiny\.json\): leave out what",
+            r"other settings: learning_rate 0\.01 -> 0\.02 \(.*tiny\.json\): leave out those",
         ),
         (
             ["--position=none", "--n_layer=1"],

@@ -265,7 +265,7 @@ def test_rank_0_tells_the_others_what_it_found(monkeypatch, capsys):
     status = 0
     assert parallel.main_first(lambda: pytest.fail("this is rank 0's work"), one) is None
     status = 2
-    with pytest.raises(UserError, match="rank 0 cannot go on") as caught:
+    with pytest.raises(UserError, match="rank 0 cannot continue") as caught:
         parallel.main_first(lambda: None, one)
     assert caught.value.status == 2
 
@@ -740,7 +740,7 @@ def test_data_that_fail_lose_no_step(
     shrink(monkeypatch, method, at_call)
     with pytest.raises(Failure, match="the token file shrank") as caught:
         train.main(arguments(data_dir, tmp_path / "cut", *run))
-    assert f"saved step {step}: --init_from=resume goes on from it" in capsys.readouterr().out
+    assert f"saved step {step}: --init_from=resume continues from it" in capsys.readouterr().out
     assert caught.value.status == 1 and checkpoint.steps(tmp_path / "cut")[-1] == step
     assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'cut'}"])
     for key in ("loss", "val_loss"):
