@@ -150,8 +150,9 @@ class GPT(nn.Module):
         length = T if cache is None else T + cache.length
         if length > self.config.block_size:
             raise ValueError(f"cannot read {length} tokens: block_size is {self.config.block_size}")
-        pos = torch.arange(T, device=idx.device)[None]  # (1, T)
-        if cache is not None:
+        if cache is None:
+            pos = torch.arange(T, device=idx.device)[None]  # (1, T)
+        else:
             pos = cache.advance(idx)  # (B or 1, T)
         x = self.dropout(self.wte(idx) + self.wpe(pos))  # (B, T, C)
         for i, block in enumerate(self.blocks):

@@ -173,8 +173,9 @@ class Llama(nn.Module):
         It runs past block_size.
         """
         B, T = idx.size()
-        pos = torch.arange(T, device=idx.device)[None]  # (1, T)
-        if cache is not None:
+        if cache is None:
+            pos = torch.arange(T, device=idx.device)[None]  # (1, T)
+        else:
             pos = cache.advance(idx)  # (B or 1, T)
         rope = rotary(pos, self.config.rope_theta, self.config.n_embd // self.config.n_head)
         x = self.dropout(self.wte(idx))  # (B, T, C)
