@@ -60,7 +60,7 @@ def full_disk(lab):
     out = lab.part_way()
     before = tree(out / "ckpt")
     size = sum(path.stat().st_size for path in (out / "ckpt").rglob("*") if path.is_file()) // 2
-    words = rf"error: cannot save step {lab.steps}.*{out}.*goes on from step {lab.every * 2}"
+    words = rf"error: cannot save step {lab.steps}.*{out}.*continues from step {lab.every * 2}"
     with lab.trial("no more room for a file (RLIMIT_FSIZE)"):
         lab.start(out, limits={resource.RLIMIT_FSIZE: size * 2 // 5}).expect(1, words)
         unchanged(before, out / "ckpt")
