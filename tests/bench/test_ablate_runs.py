@@ -152,7 +152,7 @@ def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, cap
     out = tmp_path / "out"
     assert ablate.main(arguments(data_dir, out, "--design=leave_one_in", "--dry_run"), stub) == 0
     printed = capsys.readouterr().out
-    wanted = "7 arms, 0 runs to choose learning rates, 21 to report; 2 at a time: about"
+    wanted = "7 arms, 0 runs to choose learning rates, 21 to report, 2 at a time: about"
     assert not out.exists() and wanted in printed
     lines = printed.splitlines()
     commands = [line for line in lines if line.startswith("python ") and "--data_seed=" in line]

@@ -48,17 +48,17 @@ WQ = "blocks.0.attn.wq.weight"
 SPOILT = {  # name: (how, what the error says, whether sampling finds it as well)
     "pickle for weights": (
         lambda folder: (folder / "model.safetensors").write_bytes(pickle.dumps(Bomb())),
-        "no safetensors file.*model",
+        "cannot read this safetensors file.*model",
         True,
     ),
     "torch.save for weights": (
         lambda folder: torch.save({"x": Bomb()}, folder / "model.safetensors"),
-        "no safetensors file.*model",
+        "cannot read this safetensors file.*model",
         True,
     ),
     "pickle for moments": (
         lambda folder: (folder / "optimizer.safetensors").write_bytes(pickle.dumps(Bomb())),
-        "no safetensors file.*optimizer",
+        "cannot read this safetensors file.*optimizer",
         False,
     ),
     "state is a list": (

@@ -300,9 +300,7 @@ def test_heads_tied_and_untied():
     untied = ours(word, values, tensors, tie_embeddings=False)
     assert untied.lm_head.weight is not untied.wte.weight and difference(reference, untied) < 1e-9
     word, values, tensors = to_ours(*parts(theirs("gpt2", tie_word_embeddings=False)))
-    with pytest.raises(
-        UserError, match="head that differs from .*tie_embeddings=False"
-    ):
+    with pytest.raises(UserError, match="head that differs from .*tie_embeddings=False"):
         ours(word, values, tensors, tie_embeddings=True)
 
 
