@@ -88,7 +88,7 @@ def race(entrant, out_dir, cache):
             points.append((time.perf_counter() - began, float(match[1])))
     if process.wait():
         reason = (process.stderr.read().strip().splitlines() or ["no message"])[-1]
-        raise Failure(f"a run failed: {reason}", " ".join(entrant.command), "run this command by itself")
+        raise Failure(f"a run failed: {reason}", " ".join(entrant.command), "run it by itself")
     return time.perf_counter() - began, points
 
 

@@ -10,7 +10,7 @@ Time training steps and decoding, with parts swapped and beside other libraries:
     python bench/speed.py gqa        # what is gained by sharing keys and values
 
 The last four have their own keys: add --help. All sides take turns, so that a busy machine slows
-all of them equally; a ratio is the median over the rounds, with the 95 % bootstrap interval of that median.
+all of them equally; a ratio is the median over the rounds, with its 95 % bootstrap interval.
 Writes bench/results/speed_<what>.md.
 """
 

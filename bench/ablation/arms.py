@@ -27,8 +27,8 @@ TRAINING_ONLY = {"dropout", "block_size"}  # keys of the model that only trainin
 
 
 def with_changes(base, changes):
-    """The base's values with an arm's changes. If the arm changes the architecture, the base's values
-    for the architecture's slots are dropped."""
+    """The base's values with an arm's changes. If the arm changes the architecture, the base's
+    values for the architecture's slots are dropped."""
     slots = ARCH.get(changes.get("arch"), {})
     return {key: value for key, value in base.items() if key not in slots} | changes
 
@@ -128,8 +128,8 @@ def same_logits(old, new):
 
 
 def match_arm(arm, base, kind, vocab_size, milliseconds=None):
-    """Match an arm to the cost of the base, by the width of its MLP (params, flops) or by its number
-    of steps (time, from {arm: milliseconds of a step}). Sets arm.match and arm.values. Raises
+    """Match an arm to the cost of the base, by its MLP's width (params, flops) or by its number of
+    steps (time, from {arm: milliseconds of a step}). Sets arm.match and arm.values. Raises
     UserError if no width matches."""
     if arm.name == "base" or arm.again:
         return

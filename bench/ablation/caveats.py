@@ -198,14 +198,14 @@ CAVEATS = (
     ),
     (
         pairing_is_useless,
-        "Pairing by seed does not reduce the noise here: the losses of runs on the same data in the same order"
-        " have a correlation of {case.floor.correlation:+.2f}.",
+        "Pairing by seed does not reduce the noise here: the losses of runs on the same data in the"
+        " same order have a correlation of {case.floor.correlation:+.2f}.",
     ),
     (wide_arms, "These arms spread over seeds more than twice as much as the base: {found}."),
     (
         overfitted_arms,
-        "These arms overfit: their best loss comes long before the end: {found}. The final loss then"
-        " ranks arms by how much they overfit; compare the best loss, too.",
+        "These arms overfit: their best loss comes long before the end: {found}. The final loss"
+        " then ranks arms by how much they overfit; compare the best loss, too.",
     ),
     (
         lambda case: case.analysis.measure == "best_val_loss",
@@ -235,7 +235,7 @@ CAVEATS = (
         "Nothing was matched: the arms differ in parameters and in compute.",
     ),
     (several_machines, "The runs were made on different hardware: {found}."),
-    (pairs_across_machines, "The two runs of these pairs were made on different hardware: {found}."),
+    (pairs_across_machines, "The runs of these pairs were made on different hardware: {found}."),
     (
         costs_of_other_code,
         "The costs of these arms were measured with other code than the sweep's, so the report"
@@ -263,8 +263,7 @@ CAVEATS = (
     ),
     (
         other_batches,
-        "These arms have other batches than the arms they are paired with, and may see another number"
-        " of tokens: {found}.",
+        "These arms are not paired batch by batch and may see another number of tokens: {found}.",
     ),
     (
         lambda case: case.sweep["margin"] is None and case.margin > 0,

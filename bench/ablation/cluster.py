@@ -35,7 +35,7 @@ def run_job(job, stop_file):
 
 
 def import_ray():
-    """Import Ray, connected to the cluster of RAY_ADDRESS, or else to one started on this machine."""
+    """Import Ray, connected to the cluster of RAY_ADDRESS, or else to a new one on this machine."""
     try:
         import ray
     except ImportError:
@@ -94,7 +94,7 @@ def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
 
 
 def write_slurm(jobs, out_dir, threads, cuda, limit):
-    """Write out_dir/commands.txt, one run per line, and out_dir/slurm.sh, an array job with one task
+    """Write out_dir/commands.txt, one run per line, and out_dir/slurm.sh, an array job with a task
     per line. `limit` is in seconds. Returns the path of the script."""
     out_dir, lines = Path(out_dir), []
     for job in jobs:

@@ -102,7 +102,7 @@ def arms_by_hand(config):
 
 
 def ladder(order, parts, by_hand):
-    """One arm per rung: it has the changes of all rungs so far and is compared with the one before."""
+    """One arm per rung: the changes of all rungs so far, compared with the arm before it."""
     arms, changes, previous = [], {}, "base"
     for rung in order or list(parts):
         if rung in parts:

@@ -50,7 +50,7 @@ def style_of(section, arm):
 
 
 def forest(section, tips):
-    """Differences with their 95 % intervals, in the sweep's order. The band is the margin of a tie."""
+    """Differences with their 95 % intervals, in the sweep's order. The band is the tie margin."""
     verdicts, margin = section.main.verdicts, section.main.margin
     figure = Figure(figsize=(WIDTH, 0.9 + 0.34 * len(verdicts)))
     axes = figure.subplots()
@@ -256,7 +256,7 @@ def middle(point, spot, length):
 
 
 def clearance(point, spot, length, others):
-    """The distance of a label at a spot from the nearest of the others (x, y, half its width); below
+    """Distance of a label at a spot from the nearest of the others (x, y, half its width). Below
     1 they may touch."""
     x, y = middle(point, spot, length), point[1] + spot[1]
     distances = (

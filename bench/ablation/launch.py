@@ -178,8 +178,8 @@ class Run:
         return (self.reason(status) if status else None), seconds
 
     def enforce_limit(self, seconds):
-        """Stop a run that exceeds its limit. Kill it if it does not stop within the same time again,
-        or within GRACE seconds if that is less."""
+        """Stop a run that exceeds its limit. Kill it if it does not stop within the same time
+        again, or within GRACE seconds if that is less."""
         limit = self.job.limit
         if self.stopped_at is None:
             if limit and seconds > limit:
@@ -288,7 +288,7 @@ class Queue:
         return ended
 
     def start(self, job):
-        """Start a job in a free slot. Returns [], or [(job, reason, seconds)] if it cannot start."""
+        """Start a job in a free slot. Returns [(job, reason, seconds)] if it cannot start."""
         slot = self.free.pop(0)
         gpu, job.threads = slot
         try:

@@ -119,7 +119,7 @@ def test_the_budget_is_kept(data_dir, tmp_path, quick, stub, monkeypatch, capsys
     what = arguments(data_dir, tmp_path / "out", ROPE, "--seeds=2", "--budget=2000s")
     assert ablate.main(what, stub) == 0
     assert len(rows_of(tmp_path / "out")) == 6
-    assert "do not pay for 2 more seeds of rope" in capsys.readouterr().out
+    assert "too short for 2 more seeds of rope" in capsys.readouterr().out
 
 
 def test_stale_rows_are_not_mixed_in(data_dir, tmp_path, quick, stub, monkeypatch, capsys):
