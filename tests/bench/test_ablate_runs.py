@@ -128,7 +128,7 @@ def test_stale_rows_are_not_mixed_in(data_dir, tmp_path, quick, stub, monkeypatc
     first = rows_of(out)
     monkeypatch.setattr(sweep, "code_hash", lambda: "another")
     assert ablate.main(arguments(data_dir, out, *what), stub) == 0
-    assert "2 rows here are of other code or another configuration" in capsys.readouterr().out
+    assert "2 rows here come from other code or another configuration" in capsys.readouterr().out
     assert {row["code_hash"] for row in rows_of(out).values()} == {"another"}
     assert len(read_rows(out / "rows.jsonl")) == 4
     assert (out / "runs" / "rope-s0-lr1.old1" / "steps.txt").exists()  # kept aside
