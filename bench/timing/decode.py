@@ -77,7 +77,7 @@ def open_llama(config):
 
 @torch.no_grad()
 def random_llama(config):
-    """A LLaMA with weights three times the initial ones, so that its text depends on its context."""
+    """A LLaMA with three times its initial weights, so that its text depends on the context."""
     torch.manual_seed(0)
     model = Llama(LlamaConfig(**{key: getattr(config, key) for key in SIZES})).eval()
     for p in model.parameters():
