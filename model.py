@@ -5,7 +5,7 @@ GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners
 - multi-head attention
 - GELU MLP, four times as wide as the model
 - biases everywhere, token embedding and output head tied
-Read it beside model_llama.py: `diff model.py model_llama.py` is the list of what LLaMA changed.
+Read it beside model_llama.py: `diff model.py model_llama.py` lists what LLaMA changed.
 Shapes: B batch, T tokens, C = n_embd, H = n_head, D = C / H, S keys (past and present),
 V vocabulary.
 """
@@ -76,8 +76,8 @@ class Attention(nn.Module):
 
 
 def gelu(x):
-    """GPT-2's GELU, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))). It is written with a sigmoid, as
-    1 + tanh(u) = 2 sigmoid(2u): that is 2.5 times as fast once compiled for a CPU."""
+    """GPT-2's GELU, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))). It is written with a sigmoid,
+    since 1 + tanh(u) = 2 sigmoid(2u) and this is 2.5 times as fast when compiled for a CPU."""
     return x * torch.sigmoid(math.sqrt(8 / math.pi) * x * (1 + 0.044715 * x * x))
 
 
@@ -141,10 +141,10 @@ class GPT(nn.Module):
 
     def forward(self, idx, targets=None, cache=None, last_only=False):
         """
-        idx (B, T) token ids; targets (B, T), -1 where no loss is wanted; cache: the tokens read
-        before (parts/cache.py). Returns (logits, loss): logits (B, T, V), or (B, 1, V) with
+        idx (B, T) token ids; targets (B, T), -1 where the loss skips a token; cache: the tokens
+        read before (parts/cache.py). Returns (logits, loss): logits (B, T, V), or (B, 1, V) with
         last_only; loss the mean cross-entropy in nats per token, or None without targets.
-        Raises ValueError past block_size.
+        Raises ValueError beyond block_size tokens.
         """
         B, T = idx.size()
         length = T if cache is None else T + cache.length

@@ -4,8 +4,8 @@ LLaMA (Touvron et al. 2023, arXiv:2302.13971; grouped queries from LLaMA 2, arXi
 - RMSNorm before each sublayer and once before the head (pre-norm)
 - grouped-query attention: n_kv_head key and value heads shared by n_head query heads
 - SwiGLU MLP, 8/3 times as wide as the model
-- no biases, token embedding and output head apart
-Read it beside model.py: `diff model.py model_llama.py` is the list of what LLaMA changed.
+- no biases, token embedding and output head not tied
+Read it beside model.py: `diff model.py model_llama.py` lists what LLaMA changed.
 Shapes: B batch, T tokens, C = n_embd, H = n_head, D = C / H, S keys (past and present),
 V vocabulary, K = n_kv_head, F width of the MLP.
 """
@@ -41,7 +41,7 @@ class LlamaConfig:
             raise ValueError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}")
         if self.n_embd // self.n_head % 2:
             size = f"n_embd={self.n_embd} over n_head={self.n_head}"
-            raise ValueError(f"{size} gives an odd head size: RoPE turns pairs")
+            raise ValueError(f"{size} gives an odd head size: RoPE rotates pairs")
 
 
 class RMSNorm(nn.Module):
@@ -167,10 +167,10 @@ class Llama(nn.Module):
 
     def forward(self, idx, targets=None, cache=None, last_only=False):
         """
-        idx (B, T) token ids; targets (B, T), -1 where no loss is wanted; cache: the tokens read
-        before (parts/cache.py). Returns (logits, loss): logits (B, T, V), or (B, 1, V) with
+        idx (B, T) token ids; targets (B, T), -1 where the loss skips a token; cache: the tokens
+        read before (parts/cache.py). Returns (logits, loss): logits (B, T, V), or (B, 1, V) with
         last_only; loss the mean cross-entropy in nats per token, or None without targets.
-        It runs past block_size.
+        Also reads more than block_size tokens.
         """
         B, T = idx.size()
         if cache is None:

@@ -1,13 +1,13 @@
 """
-Measure what each part is worth: swap one component at a time, train with several seeds, report.
+Measure how much each part matters: swap one part at a time, train with several seeds, and report.
 
     python bench/ablate.py config/ablate_shakespeare.py --workers=2
     python bench/ablate.py config/ablate_shakespeare.py --axis=position --out_dir=out-positions
     python bench/ablate.py config/ablate_shakespeare_gpu.py --budget=2h
     python bench/ablate.py config/ladder_gpt2_to_llama.py --dry_run
 
-A sweep is a folder, out_dir: stop it at any time, and the same command goes on. Every key of
-train.py is a key of the base, in a config file or on the command line. The sweep's own keys are:
+A sweep is a folder, out_dir. Stop it at any time; the same command continues it. Every key of
+train.py sets the base, in a config file or on the command line. The sweep's own keys are:
 """
 
 import sys
@@ -28,7 +28,7 @@ DRY_ROUNDS = 5  # rounds of timing in a dry run
 
 def plan(sweep):
     """Measure what the arms cost and print the plan. Returns the new rows of costs.jsonl. Raises
-    UserError if the budget does not pay for the first look."""
+    UserError if the budget is too small for the first look."""
     config = sweep.config
     new_costs = sweep.measure(DRY_ROUNDS if config.dry_run else measure.ROUNDS)
     tuning, reports = sweep.tuning_jobs(), sweep.report_jobs()
@@ -37,11 +37,11 @@ def plan(sweep):
     print_plan(sweep)
     print(
         f"{len(sweep.arms)} arms, {len(tuning)} runs to choose learning rates, {len(reports)} to "
-        f"report; {len(sweep.slots)} at a time: about {duration}",
+        f"report, {len(sweep.slots)} at a time: about {duration}",
         flush=True,
     )
     if config.budget:
-        print(f"up to {config.budget} where more seeds can decide", flush=True)
+        print(f"up to {config.budget} in all, for more seeds of undecided arms", flush=True)
     if config.budget_seconds and seconds > config.budget_seconds:
         what = f"{config.seeds} seeds of each arm take about {duration}"
         fix = "give more time, fewer seeds or arms, or more workers"
@@ -80,7 +80,7 @@ def main(argv, trainer=launch.TRAINER):
         stop = StopRequest()
         if run_sweep(sweep, stop):
             return report_sweep(sweep)
-        print(f"stopped, saved; the same command goes on: {sweep.command}")
+        print(f"stopped and saved; the same command continues: {sweep.command}")
         return stop.status
     finally:
         sweep.lock.close()

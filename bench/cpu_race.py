@@ -1,14 +1,14 @@
 """
-Our runs on a CPU beside nanoGPT's own code, from a cold start to the end, in turn:
+Race our training runs against nanoGPT's own code on a CPU, in turn, from a cold start to the end:
 
     python bench/cpu_race.py --nanogpt=../nanoGPT
 
-nanoGPT runs its documented CPU setting (4 layers, 128 wide, context 64, batch 12, 2000 iterations),
-at the thread count that suits it best here. Its data must be prepared (python
-data/shakespeare_char/prepare.py), as ours must be. Ours are what `python train.py CONFIG` does.
-With --sprint both also race to a loss of 1.70: nanoGPT with the best settings that we found for its
-own code, ours with fewer steps. A loss of ours scores the whole validation split; nanoGPT's is its
-own estimate. Writes bench/results/cpu_race.md and cpu_race.png.
+nanoGPT runs its documented CPU setting (4 layers, 128 wide, context 64, batch 12, 2000 iterations)
+at the thread count that is fastest for it here. Its dataset must be prepared (python
+data/shakespeare_char/prepare.py), and so must ours. Our runs are `python train.py CONFIG`. With
+--sprint both also race to a loss of 1.70: nanoGPT with the best settings that we found for its own
+code, ours with fewer steps. Our loss is over the whole validation split; nanoGPT's is its own
+estimate. Writes bench/results/cpu_race.md and cpu_race.png.
 """
 
 import math
@@ -36,8 +36,9 @@ NANOGPT = [
     *("--n_head=4", "--n_embd=128", "--max_iters=2000", "--lr_decay_iters=2000"),
 ]
 OURS = ["config/llama_shakespeare.py", "config/gpt2_shakespeare.py"]
-# To 1.70. We searched for nanoGPT's learning rate, its end and the number of steps (it has no other
-# optimizer than AdamW and no other schedule than the cosine), and for our number of steps.
+# The settings that reach 1.70 fastest. For nanoGPT we searched over the learning rate, its final
+# value and the number of steps (its only optimizer is AdamW, its only schedule the cosine); for
+# ours, over the number of steps.
 SPRINT = "1.70"
 NANOGPT_SPRINT = [
     *NANOGPT,
@@ -52,8 +53,8 @@ COLORS = ("#999999", "#cc3311", "#4477aa", "#555555", "#ee8866")
 class RaceConfig:
     nanogpt: str = "../nanoGPT"  # where nanoGPT is checked out
     rounds: PositiveInt = 2  # runs of each
-    sprint: bool = False  # also to 1.70, each with the settings that are fastest there
-    compile: bool = False  # ours compiled, on an empty compiler cache
+    sprint: bool = False  # also race to 1.70, each side with its fastest settings
+    compile: bool = False  # compile ours, with an empty compiler cache
 
 
 @dataclass
@@ -82,9 +83,9 @@ def race(entrant, out_dir, cache):
         text=True,
     )
     for line in process.stdout:
-        found = re.match(r"step \d+: .*val loss ([\d.]+)", line)
-        if found:
-            points.append((time.perf_counter() - began, float(found[1])))
+        match = re.match(r"step \d+: .*val loss ([\d.]+)", line)
+        if match:
+            points.append((time.perf_counter() - began, float(match[1])))
     if process.wait():
         reason = (process.stderr.read().strip().splitlines() or ["no message"])[-1]
         raise Failure(f"a run failed: {reason}", " ".join(entrant.command), "run it by itself")
@@ -104,7 +105,7 @@ def best_threads(nanogpt, scratch):
 
 
 def entrants_of(config, nanogpt, threads, number):
-    """{name: Entrant} of a round; each round has a seed of its own."""
+    """{name: Entrant} of a round; each round has its own seed."""
     own = [f"--seed={1337 + number}", f"--compile={config.compile}"]
     entrants = {"nanoGPT": Entrant(NANOGPT, nanogpt, threads)}
     entrants |= {name: Entrant([name, *own]) for name in OURS}
@@ -135,19 +136,19 @@ def main(argv):
     config = build(RaceConfig, values)
     nanogpt = Path(config.nanogpt)
     if words or not (nanogpt / "data/shakespeare_char/train.bin").exists():
-        fix = "check it out, and run its data/shakespeare_char/prepare.py"
+        fix = "clone nanoGPT there, and run its data/shakespeare_char/prepare.py"
         raise UserError("no prepared nanoGPT here", f"nanogpt={nanogpt}", fix)
     if not (ROOT / "data/shakespeare_char/meta.json").exists():
         fix = "run: python prepare.py shakespeare_char"
-        raise UserError("our data are not prepared", "data/shakespeare_char", fix)
+        raise UserError("our dataset is not prepared", "data/shakespeare_char", fix)
     with tempfile.TemporaryDirectory() as scratch:
         runs, threads = run_rounds(config, nanogpt, Path(scratch))
     report(runs, threads, argv)
 
 
 def row(name, results, limit):
-    """A line of the table: medians over the rounds, then each round. `limit`: the seconds that
-    nanoGPT took."""
+    """A line of the table: medians over the rounds, then each round. `limit` is the time that
+    nanoGPT took, in seconds."""
     ends = [points[-1][1] for _, points in results]
     at_limit, times_to_marks = [], []
     for _, points in results:

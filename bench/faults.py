@@ -1,14 +1,14 @@
 """
-Break small runs from outside, over the command line, and see that nothing is lost:
+Break small runs from outside, through the command line, and check that nothing is lost:
 
     python bench/faults.py                        # a hundred kills and every other fault
-    python bench/faults.py --short                # what the tests run, within a minute
+    python bench/faults.py --short                # the part that the tests run, within a minute
     python bench/faults.py --only=kills,damage    # some of them, by name
 
-Runs have dropout, two micro-batches a step, and each optimizer and schedule in turn. A run that was
-broken and resumed must end as the undisturbed one: every logged loss, the sha256 of its weights and
-optimizer state. Ends with `N passed, N failed`, and exits 1 if one failed. Without --short and
---only it writes bench/results/faults.md.
+Runs have dropout and two micro-batches per step, and use each optimizer and schedule in turn. A run
+that was broken and resumed must end like the undisturbed one: the same logged losses, the same
+sha256 of its weights and optimizer state. The command ends with `N passed, N failed` and exits 1 if
+one failed. Without --short and --only it writes bench/results/faults.md.
 """
 
 import itertools
@@ -45,22 +45,22 @@ from common.runtime import versions
 
 @dataclass
 class FaultsConfig:
-    kills: int = 100  # of kill -9; half of them are aimed at the writing of a checkpoint
-    short: bool = False  # fewer kills, and of the other faults those that are quickly tried
+    kills: int = 100  # number of kill -9; half of them aim at the writing of a checkpoint
+    short: bool = False  # fewer kills, and only the quick ones of the other faults
     only: str | None = None  # names of faults, separated by commas
-    seed: int = 0  # of the moments and the bytes
+    seed: int = 0  # for the moments of kills and the damaged bytes
 
 
 # ---------------------------------------------------------------- disks
 
 
 def full_disk(lab):
-    """A limit on the size of files; where user namespaces are allowed, also a file system without
-    room for a third checkpoint, and one without room at all."""
+    """A limit on the size of files and, where user namespaces are allowed, a file system without
+    room for a third checkpoint and a file system that is full."""
     out = lab.part_way()
     before = tree(out / "ckpt")
     size = sum(path.stat().st_size for path in (out / "ckpt").rglob("*") if path.is_file()) // 2
-    words = rf"error: cannot save step {lab.steps}.*{out}.*goes on from step {lab.every * 2}"
+    words = rf"error: cannot save step {lab.steps}.*{out}.*continues from step {lab.every * 2}"
     with lab.trial("no more room for a file (RLIMIT_FSIZE)"):
         lab.start(out, limits={resource.RLIMIT_FSIZE: size * 2 // 5}).expect(1, words)
         unchanged(before, out / "ckpt")
@@ -70,8 +70,8 @@ def full_disk(lab):
     mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     if lab.short or shutil.which("unshare") is None:
         return
-    attempt = [*mount, f"mount -t tmpfs none {lab.scratch}/data"]
-    if subprocess.run(attempt, capture_output=True).returncode:
+    probe = [*mount, f"mount -t tmpfs none {lab.scratch}/data"]
+    if subprocess.run(probe, capture_output=True).returncode:
         return
     room = rf"{lab.steps}: [\d,]+ bytes are needed, [\d,]+ are free"
     full_file_system(lab, mount, size * 3, "false", f"error: cannot save step {room}")
@@ -80,7 +80,7 @@ def full_disk(lab):
 
 
 def full_file_system(lab, mount, size, fill, words):
-    """A run on a file system of `size` bytes that a shell command fills; words: of the error."""
+    """Run on a file system of `size` bytes that a shell command fills; `words` match the error."""
     out, disk = lab.part_way(), lab.scratch / "disk"
     disk.mkdir(exist_ok=True)
     before = tree(out / "ckpt")
@@ -96,7 +96,7 @@ def full_file_system(lab, mount, size, fill, words):
 
 
 def read_only(lab):
-    """Folders that are read-only before the start, or become it while the run trains."""
+    """Folders that are read-only before the start or become so while the run trains."""
     prefix = []
     if os.geteuid() == 0:  # root may write everywhere, unless this capability is dropped
         prefix = ["setpriv", "--bounding-set=-dac_override"]
@@ -128,8 +128,8 @@ def read_only(lab):
 
 
 def damage(lab):
-    """A file of the latest checkpoint is not what was written: the error names it, and following
-    its advice leads to the same end."""
+    """A file of the latest checkpoint is damaged: the error names it, and a user who follows its
+    advice gets the same end."""
 
     def flip(path):
         data = bytearray(path.read_bytes())
@@ -166,7 +166,8 @@ def damage(lab):
 
 
 def two_trainers(lab):
-    """The second is refused with the process number of the first. A dead process locks nothing."""
+    """The second is refused with the process number of the first. The lock of a dead process does
+    not count."""
     out, endless = lab.folder(), ["--max_iters=100000", "--lr_decay_iters=100000"]
     first = lab.start(out, *endless)
     first.until(lambda: newest(out))
@@ -186,8 +187,8 @@ def two_trainers(lab):
 
 
 def used_folder(lab):
-    """From scratch into a used folder; another architecture; other data; a finished run: nothing
-    may change."""
+    """Start from scratch in a used folder, or resume with another architecture, with other data, or
+    a finished run: nothing may change."""
     out = lab.part_way()
     refused = [
         (
@@ -229,8 +230,8 @@ def used_folder(lab):
 
 
 def torn_log(lab):
-    """A log whose last line a crash tore, with a row beyond the checkpoint: neither is left, and no
-    step comes twice."""
+    """A log with a last line cut short by a crash and a row after the checkpoint: resuming drops
+    both, and no step is logged twice."""
     out = lab.part_way()
     step = lab.every * 2
     with open(out / "log.jsonl", "a") as file:
@@ -240,7 +241,7 @@ def torn_log(lab):
 
 
 NO_NETWORK = "raise OSError('no network')"
-PLUGINS = {  # name: (module that is replaced, its code, row)
+PLUGINS = {  # name: (module to replace, its new code, row of the table)
     "import": ("wandb", "raise ImportError('broken')", "Weights & Biases fails"),
     "start": ("wandb", f"def init(**more): {NO_NETWORK}", "Weights & Biases fails"),
     "log": (
@@ -254,8 +255,8 @@ PLUGINS = {  # name: (module that is replaced, its code, row)
 
 
 def plugins(lab):
-    """Weights & Biases that fails on import, at its start or at every row, and drawing that fails:
-    one warning, and the same run."""
+    """Weights & Biases fails on import, at its start or at every row, or drawing fails: the run
+    prints one warning and ends the same."""
     for name, (module, code, row) in PLUGINS.items():
         folder, out = lab.scratch / name, lab.folder()
         folder.mkdir()
@@ -270,7 +271,7 @@ def plugins(lab):
 
 
 def not_finite(lab):
-    """A learning rate that blows the weights up: the run stops before the update, and names the
+    """A learning rate at which the weights explode: the run stops before the update and names the
     checkpoint to go back to."""
     out = lab.part_way()
     good, before = out / "ckpt" / f"{newest(out):06d}", tree(out / "ckpt")
@@ -328,7 +329,7 @@ def try_fault(lab, name):
     began = time.time()
     try:
         FAULTS[name](lab)
-    except Exception as error:  # nothing that was foreseen
+    except Exception as error:  # an unexpected error counts as a failed try
         with lab.trial(name):
             raise Wrong(f"{type(error).__name__}: {error}") from error
     print(f"{name}: {time.time() - began:.0f} s", flush=True)
@@ -338,13 +339,13 @@ def write_results(argv, summary, table):
     facts = versions()
     machine = f"{facts['hardware']}, {facts['cpus']} cores, torch {facts['torch']}"
     lines = [
-        "# Faults, from outside",
+        "# Faults, caused from outside",
         "",
         f"{machine}, Python {facts['python']}, {platform.system()}; commit {facts['git_commit']}.",
         f"`{' '.join(['python bench/faults.py', *argv])}`: {summary}.",
         "",
-        "A try passes if the run says what is owed and, resumed, ends with the losses, weights and "
-        "optimizer state of an undisturbed run.",
+        "A try passes if the run prints what it must and, resumed, ends with the losses, weights "
+        "and optimizer state of an undisturbed run.",
         "",
         *table,
     ]

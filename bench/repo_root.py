@@ -1,4 +1,4 @@
-"""Puts the repo's root on the path, so that `python bench/SCRIPT.py` finds the rooms."""
+"""Put the repo's root on the path, so that `python bench/SCRIPT.py` finds the packages there."""
 
 import sys
 from pathlib import Path

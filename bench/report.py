@@ -1,4 +1,4 @@
-"""The report of sweeps, from their rows alone: python bench/report.py OUT [OUT2 ...]"""
+"""Write the report of sweeps from their stored rows: python bench/report.py OUT [OUT2 ...]"""
 
 import repo_root  # noqa: F401
 

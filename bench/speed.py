@@ -1,16 +1,16 @@
 """
-How long training steps and decoding take, with parts swapped and beside other libraries:
+Time training steps and decoding, with parts swapped and beside other libraries:
 
-    python bench/speed.py slots      # a Variant filled as a corner beside the readable model
-    python bench/speed.py norm       # all words of a slot, each beside its base (any slot)
+    python bench/speed.py slots      # a Variant beside the readable model with the same parts
+    python bench/speed.py norm       # all choices for a slot, each beside its base (any slot)
     python bench/speed.py norm --compile --model=gpt2 --n_layer=6 --n_embd=384 --block_size=256
     python bench/speed.py train      # the training step beside other libraries
     python bench/speed.py optimizer  # a step of Muon beside one of AdamW
     python bench/speed.py decode     # tokens per second beside other libraries
-    python bench/speed.py gqa        # what sharing keys and values buys
+    python bench/speed.py gqa        # what is gained by sharing keys and values
 
-The last four have keys of their own: add --help. All sides take turns, so that a busy machine slows
-all alike; a ratio is the median over the rounds, with the 95 % bootstrap interval of that median.
+The last four have their own keys: add --help. All sides take turns, so that a busy machine slows
+all of them equally; a ratio is the median over the rounds, with its 95 % bootstrap interval.
 Writes bench/results/speed_<what>.md.
 """
 

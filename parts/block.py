@@ -70,7 +70,7 @@ class Post(Block):
 
 
 class Output(Block):
-    """The norm on what each sublayer gives."""
+    """A norm on the output of each sublayer."""
 
     paper = "OLMo 2, arXiv:2501.00656"
 
@@ -102,7 +102,7 @@ class Sandwich(Block):
 
 
 class Parallel(Block):
-    """Both sublayers read one norm of the same x."""
+    """Both sublayers read the same norm of x."""
 
     paper = "GPT-J; PaLM, arXiv:2204.02311; Falcon 7B"
     norms = ("norm1",)
@@ -118,7 +118,7 @@ class Parallel(Block):
 
 
 class Parallel2(Block):
-    """Both sublayers read the same x, each through a norm of its own."""
+    """Both sublayers read the same x, each through its own norm."""
 
     paper = "GPT-NeoX, arXiv:2204.06745"
     inputs_kept = (2, 1)

@@ -68,7 +68,7 @@ def mlp_width(c):
 
 
 def parameter_table(c):
-    """{part: parameters}, exact. `attention` is the mixer, whichever it is."""
+    """{part: parameters}, exact. `attention` is the mixer, of any kind."""
     model, blocks = without_numbers(c)
     mixers = sum(layers * count(block.attn) for block, layers in blocks)
     mlps = sum(layers * count(block.mlp) for block, layers in blocks)

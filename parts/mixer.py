@@ -1,4 +1,4 @@
-"""The slot `mixer`: what carries information from one token to later ones. Attention is one word.
+"""The slot `mixer`: how information moves from one token to later ones. Attention is one word.
 
 `mixer="attention,ema"` repeats over the depth: layers 0, 2, 4 ... have the first word.
 """

@@ -100,7 +100,7 @@ class DyT(Norm):
 
 
 class NoNorm(Norm):
-    """x as it is."""
+    """x unchanged."""
 
     biased = False
     tensors_kept = 0

@@ -100,7 +100,7 @@ class VariantConfig:
         D = self.n_embd // self.n_head
         if self.position == "rope" and (D % 2 or self.rope_fraction * D // 2 <= 0):
             raise ValueError(
-                f"rope turns pairs, and n_embd={self.n_embd} over n_head={self.n_head} with "
+                f"rope rotates pairs, and n_embd={self.n_embd} over n_head={self.n_head} with "
                 f"rope_fraction={self.rope_fraction} has an odd half or none"
             )
         if self.rope_scaling != "none" and self.rope_factor < 1:

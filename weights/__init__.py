@@ -1,1 +1,1 @@
-"""Weights on disk: our checkpoints, and other people's formats."""
+"""Weights on disk: our checkpoints, and the formats of other libraries."""

@@ -2,10 +2,11 @@
 Checkpoints: how a run is saved, found, verified and loaded.
 
     out_dir/ckpt/000250/   {model,optimizer}.safetensors {state,config,tokenizer,checksums}.json
-    out_dir/latest  best   the step that each names
+    out_dir/latest, best   text files, each with the number of a step
 
 A checkpoint is written under a temporary name, with checksums, fsynced, and renamed to its step;
-`latest` and `best` change afterwards. So at every instant at least one whole checkpoint exists.
+`latest` and `best` change afterwards. So, after the first save, a complete checkpoint exists at
+every moment.
 Only the process that trains writes, renames or removes here; reading changes nothing.
 Tensors are safetensors and everything else is JSON: nothing is ever unpickled.
 """
@@ -54,8 +55,8 @@ def step_of(folder):
 
 
 def entries(out_dir):
-    """[(kind of NAMES, step, folder)] of our folders in ckpt/. The directory is read once, without
-    a second look at each path: a save may rename a checkpoint at any time."""
+    """[(kind of NAMES, step, folder)] of our folders in ckpt/. Reads the directory once and no path
+    again, because a save may rename a checkpoint at any time."""
     try:
         with os.scandir(Path(out_dir) / "ckpt") as scan:
             present = [Path(entry) for entry in scan if entry.is_dir()]
@@ -73,12 +74,12 @@ def entries(out_dir):
 
 
 def checkpoints(out_dir):
-    """{step: folder} of the whole checkpoints in a run folder, ascending. To replace a checkpoint,
-    a save first renames it; until the new one is there, it is found under that other name."""
-    found = {"renamed": {}, "whole": {}, "unfinished": {}}
+    """{step: folder} of the whole checkpoints in a run folder, ascending. A save that replaces a
+    checkpoint renames the old one first; until the new one is in place, the old one counts."""
+    folders = {"renamed": {}, "whole": {}, "unfinished": {}}
     for kind, step, folder in entries(out_dir):
-        found[kind][step] = folder
-    return dict(sorted((found["renamed"] | found["whole"]).items()))
+        folders[kind][step] = folder
+    return dict(sorted((folders["renamed"] | folders["whole"]).items()))
 
 
 def steps(out_dir):
@@ -87,8 +88,8 @@ def steps(out_dir):
 
 
 def pointer(out_dir, name):
-    """The step that out_dir/latest or out_dir/best names, or None. The newest checkpoint also
-    stores the best step, and is right where a kill came before the file `best` was written."""
+    """The step that out_dir/latest or out_dir/best names, or None. The best step is read from the
+    newest checkpoint first: a kill may have come before the file `best` was written."""
     try:
         if name == "best":
             present = checkpoints(out_dir)
@@ -110,7 +111,7 @@ def find(out_dir, which="latest"):
         fix = "train first, or name another run folder with --out_dir"
         raise UserError("no checkpoint here", where, fix)
 
-    if which == "latest":  # not the file `latest`, which a kill may have left behind
+    if which == "latest":  # not from the file `latest`, which is out of date after a kill
         step = max(present)
     elif which == "best":
         step = pointer(out_dir, "best")
@@ -119,7 +120,7 @@ def find(out_dir, which="latest"):
     else:
         raise UserError(f"no checkpoint is called {which}", where, "choose latest, best, or a step")
     if step not in present:
-        raise UserError(f"no checkpoint of step {step}", where, f"there are {[*present]}")
+        raise UserError(f"no checkpoint of step {step}", where, f"choose from {[*present]}")
     return present[step]
 
 
@@ -127,10 +128,10 @@ def find(out_dir, which="latest"):
 
 
 def save(out_dir, step, weights, moments, state, config, tokenizer, best):
-    """Save a checkpoint of `step` and return its folder: weights {name: tensor}, optimizer state
-    {"parameter name/state name": tensor}, and three dictionaries for JSON; best: whether it is the
-    best so far. The last two checkpoints and the best are kept. Raises Failure if the disk refuses;
-    the earlier checkpoints are then as they were."""
+    """Save a checkpoint of `step` and return its folder. Takes the weights {name: tensor}, the
+    optimizer state `moments` {"parameter name/state name": tensor}, three dictionaries for JSON,
+    and whether it is the best so far. Keeps the last two checkpoints and the best. Raises Failure
+    if the write fails; the earlier checkpoints then stay as they are."""
     folder = Path(out_dir) / "ckpt" / f"{step:06d}"
     temporary = files.partial(folder)
     texts = {
@@ -147,7 +148,7 @@ def save(out_dir, step, weights, moments, state, config, tokenizer, best):
     except (OSError, SafetensorError) as error:  # a full disk, most often
         what = f"cannot save step {step}: {getattr(error, 'strerror', None) or error}"
         last = max(checkpoints(out_dir), default=None)
-        resume = f"then --init_from=resume goes on from step {last}"
+        resume = f"then --init_from=resume continues from step {last}"
         if last is None:
             resume = "then start again"
         raise Failure(what, folder, f"{files.remedy(error)}, {resume}") from error
@@ -193,8 +194,9 @@ def write_files(folder, weights, moments, texts):
 
 
 def put_in_place(temporary, folder):
-    """Give a finished checkpoint its name. One of the same step is renamed first: a folder cannot
-    replace another in one operation, and `checkpoints` finds it meanwhile."""
+    """Rename a finished checkpoint to its final name. A folder cannot replace another in one
+    operation, so an old checkpoint of the same step is renamed first; `checkpoints` still finds it
+    under that name."""
     if folder.is_dir():
         os.rename(folder, files.partial(folder, "old"))
     os.rename(temporary, folder)
@@ -202,8 +204,8 @@ def put_in_place(temporary, folder):
 
 
 def settle(out_dir):
-    """Finish what an interrupted save began: restore a checkpoint that it renamed and never
-    replaced, and remove its leftovers. Only the process that trains may do this."""
+    """Clean up after an interrupted save: restore a checkpoint that it renamed and never replaced,
+    and remove unfinished ones. Only the process that trains may do this."""
     for kind, step, path in entries(out_dir):
         folder = path.with_name(f"{step:06d}")
         if kind == "unfinished":
@@ -215,8 +217,8 @@ def settle(out_dir):
 
 
 def discard(folder):
-    """Remove a checkpoint. It gets a temporary name first, so that the name of a checkpoint never
-    stands for a part of one, even if the process is killed here."""
+    """Remove a checkpoint. It gets a temporary name first, so that a kill during the removal leaves
+    no partial checkpoint under a checkpoint's name."""
     doomed = files.partial(folder.with_name(f"{step_of(folder):06d}"))
     try:
         folder.rename(doomed)
@@ -230,20 +232,20 @@ def discard(folder):
 
 
 def flaw(folder):
-    """What is wrong with a checkpoint by its checksums, as (what, where); None if it is whole."""
+    """Compare a checkpoint with its checksums. Returns None if they match, else (what, where)."""
     required = ("model.safetensors", "state.json", "config.json", "tokenizer.json")
     try:
         sums = files.parse_json((folder / "checksums.json").read_bytes())
         for name, expected in (dict.fromkeys(required) | sums).items():
-            found = files.sha256_of(folder / name)
-            if found != expected:
-                what = f"sha256 {found[:12]}, not {str(expected)[:12]}"
+            actual = files.sha256_of(folder / name)
+            if actual != expected:
+                what = f"sha256 {actual[:12]}, not {str(expected)[:12]}"
                 return f"the checkpoint is corrupt: {what}", folder / name
     except PermissionError as error:
         raise UserError(
             f"cannot read the checkpoint: {error.strerror}",
             error.filename,
-            "ask its owner for the permission to read",
+            "ask its owner for permission to read it",
         ) from None
     except (OSError, ValueError, TypeError) as error:
         return f"the checkpoint is not whole: {error}", folder
@@ -251,8 +253,8 @@ def flaw(folder):
 
 
 def verify(folder):
-    """Compare every file of a checkpoint with its checksum. Raises UserError naming the first bad
-    one, and the newest whole checkpoint to go back to."""
+    """Compare every file of a checkpoint with its checksum. Raises UserError that names the first
+    bad file and the newest whole checkpoint to go back to."""
     wrong = flaw(folder)
     if not wrong:
         return
@@ -265,7 +267,7 @@ def verify(folder):
 
 def read(folder):
     """(state, config, tokenizer) of a checkpoint folder, as dictionaries. Raises UserError unless
-    the checksums fit and every value has the type and range that later code relies on."""
+    the checksums match and every value has the type and range that later code relies on."""
     folder = Path(folder)
     verify(folder)
     state, config, tokenizer = (
@@ -282,8 +284,8 @@ def read(folder):
 
 
 def load_model(folder, config, device="cpu"):
-    """The model of a checkpoint folder on `device`, from its stored configuration. Raises UserError
-    if the tensors do not fit it."""
+    """The model of a checkpoint folder on `device`, built from the stored configuration. Raises
+    UserError if the tensors do not fit that configuration."""
     path = Path(folder) / "model.safetensors"
     config = configure(config)
     shapes = shapes_of(path)
@@ -296,11 +298,11 @@ def load_model(folder, config, device="cpu"):
 
 def optimizer_tensors(folder):
     """The optimizer state of a checkpoint, {"parameter name/state name": tensor}. Raises UserError
-    if there is none, or if it does not fit the weights."""
+    if it is missing or does not fit the weights."""
     folder = Path(folder)
     path = folder / "optimizer.safetensors"
     if not path.exists():
-        fix = "it samples but cannot be resumed"
+        fix = "sample from it; it cannot be resumed"
         raise UserError("this checkpoint has weights only", folder, fix)
     weights, moments = shapes_of(folder / "model.safetensors"), shapes_of(path)
     parameters = {key: key.rpartition("/")[0] for key in moments}
@@ -308,7 +310,7 @@ def optimizer_tensors(folder):
     for key, name in parameters.items():
         if name not in weights or moments[key] not in ([], weights[name]):  # []: a count of steps
             wrong.append(key)
-    if moments:  # before the first step there is no state at all; after it, all matrices have one
+    if moments:  # empty before the first step; afterwards every matrix has a state
         with_state = set(parameters.values())
         wrong += [name for name in weights if len(weights[name]) > 1 and name not in with_state]
     if wrong:
@@ -318,7 +320,7 @@ def optimizer_tensors(folder):
 
 
 def open_run(out_dir, which="latest", device="cpu"):
-    """What sampling needs of a run folder: (model in evaluation mode, tokenizer, config, state)."""
+    """(model in evaluation mode, tokenizer, config, state) of a run folder, for sampling."""
     folder = find(out_dir, which)
     try:
         state, config, tokenizer = read(folder)
@@ -326,14 +328,15 @@ def open_run(out_dir, which="latest", device="cpu"):
     except (OSError, SafetensorError, UserError):
         if folder.is_dir():
             raise
-        return open_run(out_dir, which, device)  # a run that is saving removed it meanwhile
+        return open_run(out_dir, which, device)  # a save has just removed this checkpoint: again
 
     path = folder / "tokenizer.json"
     try:
         tokenizer = tokenizer_from_json(tokenizer)
     except UserError as error:
         raise UserError(error.parts[0], path, error.parts[2]) from None
-    known, given = model.config.vocab_size, tokenizer.vocab_size
-    if given > known:
-        raise UserError(f"the tokenizer has {given} tokens, the model {known}", path, FOREIGN)
+    model_size, tokenizer_size = model.config.vocab_size, tokenizer.vocab_size
+    if tokenizer_size > model_size:
+        what = f"the tokenizer has {tokenizer_size} tokens, the model {model_size}"
+        raise UserError(what, path, FOREIGN)
     return model, tokenizer, config, state

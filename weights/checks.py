@@ -1,6 +1,6 @@
 """
-What the files of a checkpoint claim, checked before it is believed. Each function raises UserError
-for the first thing that is wrong, naming the file and the key or tensor.
+Checks of a checkpoint's files before anything is built from them. Each function raises UserError
+for the first problem and names the file and the key or tensor.
 """
 
 import difflib
@@ -22,13 +22,13 @@ from common.errors import UserError, one_line
 from parts.architectures import ARCH, CORNERS, configure, make
 from parts.variant import VariantConfig
 
-FORMAT = 1  # of the checkpoint folder; raised when an older reader could no longer understand it
+FORMAT = 1  # version of the checkpoint folder; raised when older code can no longer read it
 FOREIGN = "choose another checkpoint: train.py did not write this one"
 SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd")  # at least 1 in every model
 
 
 class State:
-    """The entries of state.json. Those without a default must be there."""
+    """The entries of state.json. Those without a default are required."""
 
     format: PositiveInt
     step: NonNegativeInt
@@ -45,11 +45,11 @@ class State:
 
 def check_format(state, config, path):
     """Raise UserError if a newer version of this repo wrote the checkpoint."""
-    found = state.get("format")
-    if type(found) is int and found > FORMAT:
-        writer = config.get("versions")
-        commit = writer.get("git_commit") if isinstance(writer, dict) else None
-        what = f"the checkpoint has format {found}, this code reads {FORMAT}"
+    stored = state.get("format")
+    if type(stored) is int and stored > FORMAT:
+        versions = config.get("versions")
+        commit = versions.get("git_commit") if isinstance(versions, dict) else None
+        what = f"the checkpoint has format {stored}, this code reads {FORMAT}"
         raise UserError(what, path, f"update this repo; commit {commit} wrote it")
 
 
@@ -73,8 +73,8 @@ def check_state(state, path):
 
 
 def check_config(config, path):
-    """Raise UserError unless the keys of the model in config.json have the types and ranges that
-    they are declared with, and go together. A key that looks like a misspelt one is refused."""
+    """Raise UserError unless the keys of the model in config.json have their declared types and
+    ranges and are compatible with each other. Also refuses a key that looks like a misspelt one."""
     kinds = keys(*(config_class for config_class, _ in CORNERS.values()), VariantConfig)
     kinds |= {"model": Literal[*CORNERS], "arch": Literal[*ARCH] | None}
     if "model" not in config:
@@ -102,25 +102,25 @@ def shapes_of(path):
         with safe_open(path, "pt") as file:
             return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise UserError(f"this is no safetensors file: {error}", path, FOREIGN) from None
+        raise UserError(f"cannot read this safetensors file: {error}", path, FOREIGN) from None
 
 
 def check_sizes(config, shapes, path):
-    """Raise UserError if a model's sizes are not those of the tensors in its file. A config.json
-    may claim any size: this is found here, before a model of that size takes time and memory."""
+    """Raise UserError if the sizes in a configuration are not those of the tensors in its file. A
+    config.json may claim any size; a wrong one must fail before a model of that size is built."""
     layers = {int(name.split(".")[1]) for name in shapes if re.match(r"blocks\.[0-9]{1,9}\.", name)}
-    found = {"n_layer": max(layers, default=-1) + 1}
+    stored = {"n_layer": max(layers, default=-1) + 1}
     if len(shapes.get("wte.weight", ())) == 2:
-        found["vocab_size"], found["n_embd"] = shapes["wte.weight"]
-    for key, size in found.items():
+        stored["vocab_size"], stored["n_embd"] = shapes["wte.weight"]
+    for key, size in stored.items():
         if getattr(config, key) != size:
-            what = f"{key}={getattr(config, key)}, and the weights have {size}"
+            what = f"{key}={getattr(config, key)}, but the weights have {size}"
             raise UserError(f"the weights do not fit the model: {what}", path, FOREIGN)
 
 
 def check_shapes(config, shapes, path):
-    """Raise UserError unless the model of a configuration has the tensors of a file, name for name.
-    The model is built on the meta device, which takes no memory."""
+    """Raise UserError unless a configuration's model has exactly the tensors of a file, with the
+    same names and shapes. The model is built on the meta device, which takes no memory."""
     try:
         with torch.device("meta"):
             expected = make(config).state_dict(keep_vars=True)
@@ -141,6 +141,6 @@ def check_shapes(config, shapes, path):
 
 
 def first_names(lines, most=3):
-    """A long list of missing or misshapen weights, cut to its first few."""
+    """The first few of a list of missing or misshapen weights, for a message."""
     more = f"; and {len(lines) - most} more" if len(lines) > most else ""
     return "; ".join(lines[:most]) + more

@@ -1,11 +1,11 @@
 """
-Our models in other people's formats:
+Export a trained model to the formats of other libraries:
 
     python -m weights.export --export=hf --out_dir=out-llama-shakespeare --dest=llama-hf
     python -m weights.export --export=gguf --out_dir=out-llama-shakespeare --dest=llama.gguf
 
-The first is a folder for Hugging Face transformers, the second a file for llama.cpp. What no model
-there can express is refused by naming the part.
+The first writes a folder for Hugging Face transformers, the second a file for llama.cpp. If no
+model class there has one of the model's parts, the export stops and names the part.
 """
 
 import json
@@ -29,14 +29,14 @@ from weights.hf_config import BIASES, USUAL, rows, understand
 from weights.tokenizer_formats import to_tokenizer_json
 
 END = "<|endoftext|>"
-LONGEST = 255  # bytes of a file's name, its temporary name included
+LONGEST = 255  # bytes that a file's name, also its temporary one, may have
 
 # ---------------------------------------------------------------- ours to theirs
 
 
 def complete(word, values, tensors):
-    """The values of VariantConfig that say all of a model of ours, and the keys of those that have
-    an effect."""
+    """(values, effective) for a model of ours: the values of VariantConfig that describe it
+    completely, and the keys of those that have an effect on it."""
     v = USUAL | ARCH[word] | values
     up = tensors.get("blocks.0.mlp.up.weight", tensors.get("blocks.0.mlp.up.v.weight"))
     if up is not None:
@@ -46,12 +46,12 @@ def complete(word, values, tensors):
     if (v["bias"], v["norm"]) == ("norm", "rmsnorm"):
         v["bias"] = "none"
     unread = set(ROPE_NUMBERS) - set(READS.get(v["rope_scaling"], []))
-    silent = {"dropout", "multiple_of", "ffn_dim_multiplier", *idle(v), *unread}
-    return v, v.keys() - silent
+    without_effect = {"dropout", "multiple_of", "ffn_dim_multiplier", *idle(v), *unread}
+    return v, v.keys() - without_effect
 
 
 def describe(kind, v):
-    """The config.json that a family has for our values, as far as it can say them."""
+    """A family's config.json for our values v, as far as the family can express them."""
     family = FAMILIES[kind]
     config = {"model_type": kind, "architectures": [family.architecture]}
     config |= {"bos_token_id": None, "eos_token_id": None}
@@ -63,36 +63,36 @@ def describe(kind, v):
 
 
 def blocking(config, v, effective):
-    """What a family's configuration, read back, does not say of our model: {key: value}."""
+    """{key: value} of ours that a family's configuration, read back, does not reproduce."""
     try:
         _, back = understand(config, "export")
     except UserError:
-        return dict.fromkeys(effective)  # nothing of it
+        return dict.fromkeys(effective)  # it reproduces none
     back = USUAL | back
     back["n_kv_head"] = back["n_kv_head"] or back["n_head"]
-    if BIASES.index(v["bias"]) < BIASES.index(back["bias"]):  # biases that ours lacks are zeros
+    if BIASES.index(v["bias"]) < BIASES.index(back["bias"]):  # ours lacks these biases: zeros
         back["bias"] = v["bias"]
     return {key: v[key] for key in sorted(effective) if back[key] != v[key]}
 
 
 def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
-    """(their config.json, their tensors) from the word, the configuration and the tensors of a
-    model of ours, as one of the `kinds`. A family can express it if the family's configuration,
-    read back, is the model's. Raises UserError that names the parts which no family has."""
+    """(their config.json, their tensors) for a model of ours, given its word, configuration and
+    tensors, as one of the families `kinds`. A family can express the model if the family's
+    configuration, read back, gives ours. Raises UserError that names the parts no family has."""
     v, effective = complete(word, values, tensors)
-    found = {}
+    candidates = {}
     for kind in kinds:
         config = describe(kind, v)
-        found[kind] = config, blocking(config, v, effective)
-    kind = min(found, key=lambda kind: len(found[kind][1]))
-    config, blocks = found[kind]
+        candidates[kind] = config, blocking(config, v, effective)
+    kind = min(candidates, key=lambda kind: len(candidates[kind][1]))
+    config, blocks = candidates[kind]
     if blocks:
         what = ", ".join(f"{key}={value}" for key, value in blocks.items())
-        models = "GGUF's llama has not"
+        models = "GGUF's llama does not have this"
         if kinds != ("llama",):
-            others = f"beside the other parts (the closest is {kind})"
-            models = f"no Hugging Face model has, {others}"
-        raise UserError(f"{what}: that {models}", "export", "it stays in our own format")
+            others = f"together with the other parts (the closest is {kind})"
+            models = f"no Hugging Face model has this {others}"
+        raise UserError(f"{what}: {models}", "export", "keep the model in our own format")
 
     expected, theirs = v | understand(config, "export")[1], {}
     for name, ours, layout in rows(FAMILIES[kind], expected):
@@ -117,7 +117,7 @@ def tensor_or_zeros(name, tensors):
 class ExportConfig:
     export: Literal["hf", "gguf"] = "hf"  # a folder for transformers, or a file for llama.cpp
     out_dir: str = "out"  # the run folder
-    dest: str = ""  # the folder or file to write; it must not be there yet
+    dest: str = ""  # the folder or file to write; it must not exist yet
     checkpoint: str = "latest"  # latest, best, or a step
 
 
@@ -145,18 +145,18 @@ def write_folder(folder, config, tensors, tokenizer, context):
 
 
 def check_dest(dest):
-    """Refuse a place that is taken: nothing of the user's is overwritten."""
+    """Raise UserError unless dest is free and can be created, so that nothing is overwritten."""
     if os.path.lexists(dest):
-        raise UserError("it is there already", f"dest={dest}", "choose another --dest")
+        raise UserError("it exists already", f"dest={dest}", "choose another --dest")
     if not dest.absolute().parent.is_dir():
-        raise UserError("there is no folder to put it in", f"dest={dest}", "choose another --dest")
+        raise UserError("its parent folder does not exist", f"dest={dest}", "choose another --dest")
     if len(os.fsencode(partial(dest).name)) > LONGEST:
         raise UserError("this name is too long", f"dest={dest}", "choose another --dest")
 
 
 def write_whole(dest, write):
-    """Call write(a temporary path) and give the file or folder its name: dest appears whole or not
-    at all. Raises Failure if the disk refuses."""
+    """Call write(temporary path), then rename the result to dest, which so appears complete or not
+    at all. Raises Failure if the write fails."""
     temporary = partial(dest)
     try:
         for unfinished in leftovers(dest):
@@ -166,7 +166,7 @@ def write_whole(dest, write):
             if path.is_file():
                 share(path)
             sync(path)
-        check_dest(dest)  # it took a while
+        check_dest(dest)  # again: something may have been created there in the meantime
         temporary.rename(dest)
         sync(dest.absolute().parent)
     except (OSError, SafetensorError) as error:

@@ -1,7 +1,7 @@
 """
-The families of models that pretrained.py reads and export.py writes: one readable table each, used
-in both directions. In all of weights/, "theirs" are the keys of Hugging Face's config.json and the
-names of its tensors, "ours" the keys of VariantConfig and the names of our parameters.
+The model families that pretrained.py reads and export.py writes: one table each, used in both
+directions. In all of weights/, "theirs" means the keys of Hugging Face's config.json and the names
+of its tensors; "ours" means the keys of VariantConfig and the names of our parameters.
 """
 
 import math
@@ -12,18 +12,18 @@ from weights.layouts import by_head, multi_query, plain, transposed
 
 
 class Family(NamedTuple):
-    architecture: str  # their class
-    prefix: str  # of their names, absent in files without the head
-    slots: dict  # our configuration of all its models: what differs from VariantConfig's defaults
-    keys: dict  # ours: theirs, of the configuration; a size unless `defaults` says otherwise
-    words: dict  # ours: (theirs, {our word: their words for it, first the one that is written})
-    defaults: dict  # of their keys; None: a size that may be absent
-    must: Callable  # c -> {key: values that make it our function, first that of an absent key}
+    architecture: str  # the name of their class
+    prefix: str  # of their tensor names; files without the head omit it
+    slots: dict  # the values of VariantConfig that all its models share, unless defaults
+    keys: dict  # {our key: their key}; the value is a size unless `defaults` gives another type
+    words: dict  # {our key: (their key, {our word: their words, the first is the one we write})}
+    defaults: dict  # {their key: default}; None: a size that may be absent
+    must: Callable  # c -> {their key: values we can express; the first is that of an absent key}
     ours: Callable  # c -> further values of our configuration
     theirs: Callable  # values of ours -> further keys of their configuration
-    names: list  # (theirs, [ours], layout), {} is the number of the layer
+    names: list  # (their tensor, [our tensors], layout); {} is the number of the layer
     older: dict = {}  # other names of the same keys: {older: newer}
-    in_rope: dict = {}  # names within rope_parameters: {there: in this table}
+    in_rope: dict = {}  # names within rope_parameters: {name there: name in this table}
 
 
 # ---------------------------------------------------------------- what families share
@@ -73,7 +73,7 @@ def rope_ours(c):
 
 
 def rope_theirs(v):
-    """Their rope_scaling, which newer readers understand as well as rope_parameters."""
+    """Their rope_scaling; newer readers accept it in place of rope_parameters."""
     kind = v["rope_scaling"]
     if kind not in ROPE or kind == "none":
         return {}
@@ -92,15 +92,16 @@ def llama_must(c):
 
 
 def full_attention(c):
-    """layer_types as it is if every layer sees all tokens, which is all that we can express."""
+    """The allowed values of layer_types: absent, or full attention in every layer."""
     kinds = c.get("layer_types")
-    whole = isinstance(kinds, list) and kinds == ["full_attention"] * len(kinds)
-    return (kinds,) if kinds is None or whole else ("full_attention, of each layer",)
+    if kinds is None or isinstance(kinds, list) and kinds == ["full_attention"] * len(kinds):
+        return (kinds,)
+    return ("full_attention in each layer",)
 
 
 def whole_pairs(c):
-    """rotary_pct if it turns whole pairs of each head's features; with an odd number of features
-    theirs is another function."""
+    """The allowed values of rotary_pct: those that rotate an even number of each head's features.
+    With an odd number their model computes another function than ours."""
     D = c["hidden_size"] // c["num_attention_heads"]
     return (c["rotary_pct"],) if int(D * c["rotary_pct"]) % 2 == 0 else (1,)
 
@@ -202,7 +203,7 @@ GPT2 = Family(
     ],
 )
 
-LLAMA = Family(  # 1, 2 and, with its rope scaling, 3
+LLAMA = Family(  # LLaMA 1, 2 and, with rope scaling, 3
     "LlamaForCausalLM",
     "model.",
     LLAMA_SLOTS,
@@ -249,7 +250,7 @@ QWEN3 = LLAMA._replace(
         | {
             "use_sliding_window": (False,),
             "layer_types": full_attention(c),
-            "sliding_window": (c.get("sliding_window"),),  # not read unless it is used
+            "sliding_window": (c.get("sliding_window"),),  # ignored unless use_sliding_window
         }
     ),
     theirs=lambda v: rope_theirs(v) | {"head_dim": v["n_embd"] // v["n_head"]},
@@ -288,7 +289,7 @@ BLOOM = Family(
     },
 )
 
-FALCON = Family(  # as the 7B is
+FALCON = Family(  # the layout of the 7B model
     "FalconForCausalLM",
     "transformer.",
     dict(position="rope", norm="layernorm", block="parallel", mlp="gelu_erf", n_kv_head=1),
@@ -335,7 +336,7 @@ FALCON = Family(  # as the 7B is
     older={"n_embed": "hidden_size"},
 )
 
-NEOX = Family(  # and Pythia
+NEOX = Family(  # also Pythia
     "GPTNeoXForCausalLM",
     "gpt_neox.",
     dict(position="rope", norm="layernorm", bias="all"),

@@ -1,11 +1,11 @@
 """
-GGUF, the format of llama.cpp, from and to Hugging Face's configuration and tensors, which
-pretrained.py and export.py turn into ours and back. Of its architectures the plain LLaMA, through
-the package `gguf`, which no other part of this repo needs.
+Convert GGUF, the format of llama.cpp, to Hugging Face's configuration and tensors and back;
+pretrained.py and export.py convert those to ours and back. Only GGUF's plain LLaMA is supported. It
+needs the package `gguf`, which no other part of this repo needs.
 
-GGUF's rotary embedding turns the features (2i, 2i + 1) of a head, Hugging Face's and ours (i, i +
-D/2). So the rows of each head's wq and wk stand in another order, and reading one order as the
-other gives a model that is nearly right.
+GGUF's rotary embedding rotates the features (2i, 2i + 1) of a head; Hugging Face's and ours rotates
+(i, i + D/2). So the rows of each head's wq and wk have another order in GGUF. A reader that ignores
+this gets a model that works, but badly.
 """
 
 import re
@@ -15,7 +15,7 @@ import torch
 from common.errors import UserError, one_line
 from weights.tokenizer_formats import PATTERNS, from_escaped, from_lists, to_escaped, to_lists
 
-KEYS = {  # theirs: Hugging Face's
+KEYS = {  # GGUF's key: Hugging Face's key
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
@@ -28,7 +28,7 @@ KEYS = {  # theirs: Hugging Face's
 }
 FLOATS = ("rms_norm_eps", "rope_theta")  # the others are whole numbers
 OPTIONAL = ("num_key_value_heads", "rope_theta", "vocab_size")
-NAMES = {  # theirs: Hugging Face's, {} is the number of the layer
+NAMES = {  # GGUF's tensor: Hugging Face's tensor; {} is the number of the layer
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -49,30 +49,30 @@ def package():
     try:
         import gguf
     except ImportError:
-        raise UserError("this needs the package gguf", "GGUF", "pip install gguf") from None
+        raise UserError("the package gguf is not installed", "GGUF", "pip install gguf") from None
     return gguf
 
 
 def interleaved(t, heads):
-    """The rows of each head from (2, D/2), ours, to (D/2, 2), GGUF's."""
+    """Reorder the rows of each head from our order (2, D/2) to GGUF's (D/2, 2)."""
     return t.view(heads, 2, -1, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
 
 
 def halves(t, heads):
-    """The rows of each head from (D/2, 2), GGUF's, to (2, D/2), ours."""
+    """Reorder the rows of each head from GGUF's order (D/2, 2) to ours (2, D/2)."""
     return t.view(heads, -1, 2, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
 
 
 def turned_heads(name, config):
-    """How many heads a tensor has whose rows stand in the other order, 0 for none."""
+    """The number of heads of a tensor whose rows must be reordered, 0 for other tensors."""
     if ".q_proj." in name:
         return config["num_attention_heads"]
     return config["num_key_value_heads"] if ".k_proj." in name else 0
 
 
 def hf_name(name):
-    """Hugging Face's name of a GGUF tensor; one without a place in our model keeps its own name,
-    by which it is refused."""
+    """Hugging Face's name of a GGUF tensor. A tensor that our model does not have keeps its name,
+    and pretrained.py then refuses it by that name."""
     layer = re.match(r"blk\.([0-9]+)\.", name)
     number = layer[1] if layer else ""
     stem, _, suffix = re.sub(r"^blk\.[0-9]+\.", "blk.{}.", name).rpartition(".")
@@ -91,17 +91,17 @@ def gguf_name(name):
 
 
 def open_file(path):
-    """(the package, its reader, {key: value}) of a GGUF file."""
+    """Open a GGUF file. Returns (the package gguf, its reader, {key: value})."""
     gguf = package()
 
     class Reader(gguf.GGUFReader):
         def _get(self, offset, dtype, count=1, override_order=None):
-            """The package's, which gives nothing beyond the end of the file: so that an array that
-            claims 2^60 entries would be read forever."""
-            found = super()._get(offset, dtype, count, override_order)
-            if len(found) < count:
+            """As in the package, but raise an error beyond the end of the file. The package returns
+            an empty array there, so that an array that claims 2^60 entries is read forever."""
+            values = super()._get(offset, dtype, count, override_order)
+            if len(values) < count:
                 raise ValueError("it ends early, or claims more than it holds")
-            return found
+            return values
 
     try:
         reader = Reader(path)
@@ -109,13 +109,13 @@ def open_file(path):
     except Exception as error:  # a damaged file makes the package fail in many ways
         raise UserError(f"cannot read this GGUF file: {one_line(error)}", path, DAMAGED) from None
     for key, value in fields.items():
-        if type(value) is float:  # stored as fp32: 0.00001 and not 0.000009999999747
+        if type(value) is float:  # stored as fp32: read 0.000009999999747 as 0.00001
             fields[key] = float(f"{value:.7g}")
     return gguf, reader, fields
 
 
 def read(path):
-    """(config.json, tensors) in Hugging Face's form of a GGUF file, dequantised to fp32."""
+    """(config.json, tensors) of a GGUF file in Hugging Face's form, dequantised to fp32."""
     gguf, reader, fields = open_file(path)
     stored = {tensor.name: tensor for tensor in reader.tensors}
     config = read_config(fields, stored, path)
@@ -138,13 +138,13 @@ def read_config(fields, stored, path):
     architecture = fields.get("general.architecture")
     if architecture != "llama":
         what = f"cannot read a GGUF model of architecture {architecture!r}"
-        raise UserError(what, path, "only llama can be read")
+        raise UserError(what, path, "choose a file of architecture llama")
     needed = [f"llama.{key}" for key, name in KEYS.items() if name not in OPTIONAL]
     missing = [key for key in needed if key not in fields]
     if "token_embd.weight" not in stored:
         missing.append("token_embd.weight")
     if missing:
-        fix = "get the model again: these are in every whole one"
+        fix = "download the model again: every complete file has these"
         raise UserError(f"this file has no {', '.join(missing)}", path, fix)
 
     config = {"model_type": "llama", "rope_theta": 10000.0}
@@ -170,12 +170,12 @@ def read_config(fields, stored, path):
     }.items():
         if fields.get(f"llama.{key}", value) != value:
             what = f"our llama model cannot express llama.{key}={fields[f'llama.{key}']!r}"
-            raise UserError(what, path, f"it needs {value!r} there")
+            raise UserError(what, path, f"it must be {value!r}")
     return config
 
 
 def read_tokenizer(path):
-    """to_json() of the tokenizer inside a GGUF file, as tokenizer_from_json takes it."""
+    """The tokenizer inside a GGUF file, in the form of to_json(), for tokenizer_from_json."""
     gguf, _, fields = open_file(path)
     model, pre = (fields.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     lists = [fields.get(f"tokenizer.ggml.{key}", []) for key in ("tokens", "token_type", "merges")]
@@ -186,7 +186,7 @@ def read_tokenizer(path):
         raise UserError(what, path, f"choose a file with rwkv, or with gpt2 and {patterns}")
     whole = all(isinstance(entries, list) for entries in lists) and len(tokens) == len(kinds)
     if not whole or not tokens or len(set(tokens)) < len(tokens):
-        what = "the tokenizer's tokens have gaps or doubles"
+        what = "the tokenizer's tokens have gaps or duplicates"
         raise UserError(what, f"{path}, tokenizer.ggml.tokens", DAMAGED)
 
     while kinds and kinds[-1] == gguf.TokenType.UNUSED:  # rows of the embedding without a token
@@ -196,7 +196,7 @@ def read_tokenizer(path):
         if model == "rwkv":
             return from_escaped(tokens, path)
         return from_lists(tokens, merges, special, PATTERNS[pre], path)
-    except (KeyError, TypeError, AttributeError) as error:  # entries that are no such text
+    except (KeyError, TypeError, AttributeError) as error:  # entries of another type or letter
         what = f"cannot read the tokenizer: {type(error).__name__} {one_line(error)}"
         raise UserError(what, path, DAMAGED) from None
 
@@ -205,21 +205,21 @@ def read_tokenizer(path):
 
 
 def named(tokenizer):
-    """Whether GGUF has a name for a tokenizer, given as to_json()."""
+    """Whether GGUF has a name for a tokenizer. Takes its to_json()."""
     return tokenizer["kind"] != "bpe" or tokenizer["pat_str"] in PATTERNS.values()
 
 
 def unknown(chars):
-    """The character that stands for those not in a vocabulary: llama.cpp aborts without one."""
+    """The character to read in place of unknown ones: llama.cpp aborts without such a character."""
     return next((char for char in "?_ \n" if char in chars), chars[0])
 
 
 def caveat(tokenizer):
-    """What llama.cpp does otherwise with a tokenizer, given as to_json(), for the user to know
-    before the file is written; None if nothing."""
+    """A note for the user on what llama.cpp does differently with a tokenizer, or None. Takes its
+    to_json()."""
     if not named(tokenizer):
         pattern = tokenizer["pat_str"]
-        return f"llama.cpp cannot write text with this file: GGUF does not know {pattern}"
+        return f"llama.cpp cannot read or write text with this file: GGUF does not know {pattern}"
     if tokenizer["kind"] == "char":
         substitute = unknown(tokenizer["chars"])
         return f"llama.cpp reads {substitute!r} for characters that the model does not know"
@@ -227,12 +227,12 @@ def caveat(tokenizer):
 
 
 def write(path, config, tensors, tokenizer):
-    """Write a LLaMA, given as Hugging Face's configuration and tensors, with tokenizer.to_json().
-    Raises UserError for what GGUF's llama does not have."""
+    """Write a LLaMA to a GGUF file. Takes its configuration and tensors in Hugging Face's form, and
+    its tokenizer's to_json(). Raises UserError for a part that GGUF's llama does not have."""
     gguf = package()
     for key, fitting in {"rope_scaling": None, "hidden_act": "silu"}.items():
         if config.get(key, fitting) != fitting:
-            what = f"{key}={config[key]}: GGUF's llama is without"
+            what = f"{key}={config[key]}: GGUF's llama does not have this"
             raise UserError(what, "export=gguf", "use --export=hf")
     writer = gguf.GGUFWriter(path, "llama")
     for key, name in KEYS.items():
@@ -252,8 +252,8 @@ def write(path, config, tensors, tokenizer):
 
 
 def write_tokenizer(gguf, writer, tokenizer, vocab_size):
-    """A byte-pair encoding as GGUF's "gpt2"; characters and bytes as its "rwkv", which takes the
-    longest token that the text goes on with, and so reads a character as its one token."""
+    """Write byte-pair encoding as GGUF's "gpt2", and characters and bytes as its "rwkv". "rwkv"
+    takes the longest token that matches the text, so it reads each character as its one token."""
     if not named(tokenizer):
         writer.add_tokenizer_model("no_vocab")
         return

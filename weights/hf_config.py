@@ -1,4 +1,4 @@
-"""What a config.json of Hugging Face's means for our model, and which tensors belong to it."""
+"""Translate a Hugging Face config.json into our configuration, and list the tensors it implies."""
 
 from dataclasses import fields
 
@@ -10,19 +10,19 @@ from parts.variant import VariantConfig
 from weights.families import FAMILIES, READS, ROPE_NUMBERS
 
 LARGEST = torch.finfo(torch.float32).max
-NULL = ("sliding_window", "num_key_value_heads")  # null and absence differ in these keys
+NULL = ("sliding_window", "num_key_value_heads")  # keys where null differs from an absent key
 KINDS = {
     int: "a whole number above 0",
     float: "a finite number above 0",
     bool: "true or false",
-    str: "a word",
+    str: "a string",
 }
-BIASES = ("none", "norm", "all")  # each with those before
+BIASES = ("none", "norm", "all")  # ascending: each includes the one before
 USUAL = {field.name: field.default for field in fields(VariantConfig)}
 
 
 def rows(family, values):
-    """(theirs, [ours], layout) of every tensor, layers and suffixes filled in."""
+    """(theirs, [ours], layout) of every tensor, with layer numbers and suffixes filled in."""
     for theirs, ours, layout in family.names:
         if "norm" in ours[0]:
             biased = values["norm"] == "layernorm"
@@ -47,8 +47,8 @@ def short(value):
 
 
 def understand(config, where):
-    """(family, values of VariantConfig) of their config.json. Raises UserError, naming the key, if
-    a value has the wrong type or range, or if our model cannot express it."""
+    """(family, values of VariantConfig) of their config.json. Raises UserError that names the key
+    if a value has the wrong type or range, or if our model cannot express it."""
     kind = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(kind, str) or kind not in FAMILIES:
         what = f"cannot read a model of model_type {short(kind)}"
@@ -65,20 +65,21 @@ def understand(config, where):
 
 
 def flat(family, config, where):
-    """Their config.json with the keys of rope_scaling (or the newer rope_parameters) beside the
-    others, all of them under the names of the family's table."""
+    """Their config.json with the keys of rope_scaling (or the newer rope_parameters) moved to the
+    top level, and all keys renamed to those of the family's table."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         rope = {"type": rope}
     nested = [key for key, value in rope.items() if isinstance(value, dict)]
     if nested:
-        what = f"our model cannot express a rope of its own for {some(nested)}"
+        what = f"our model cannot express a separate rope for {some(nested)}"
         raise UserError(what, where, "it needs the same rope in all layers")
     if rope:
         rope = {"rope_type": rope.get("type")} | rope
     rope = {family.in_rope.get(key, key): value for key, value in rope.items()}
 
-    # rope_type and factor count only within the rope; the original context first at the top.
+    # rope_type and factor count only inside the rope's keys; the original context of the top level
+    # has priority over the rope's.
     top = {family.older.get(key, key): value for key, value in config.items()}
     top = {key: value for key, value in top.items() if key not in ("rope_type", "factor")}
     original = ROPE_NUMBERS["rope_original"]
@@ -95,7 +96,7 @@ def check_types(family, config, where):
         for number in READS.get(str(config.get("rope_type")), []):
             expected[ROPE_NUMBERS[number]] = float if number == "rope_factor" else None
     for key, default in expected.items():
-        if isinstance(default, type):  # it has none
+        if isinstance(default, type):  # a required key: its type stands in place of a default
             kind = default
             if key not in config:
                 fix = "is this the config.json of a Hugging Face model?"
@@ -106,7 +107,7 @@ def check_types(family, config, where):
         if value is not None and not fits(value, kind):
             raise UserError(f"{key} is {short(value)}", where, f"it must be {KINDS[kind]}")
 
-    # As transformers has it: without the context before scaling it is the model's own.
+    # As in transformers: the original context defaults to the model's context.
     original, context = ROPE_NUMBERS["rope_original"], family.keys["block_size"]
     if original in expected and config[original] is None:
         config[original] = config[context]
@@ -120,7 +121,7 @@ def fits(value, kind):
 
 
 def check_expressible(family, config, where):
-    """Refuse values under which our model is not the same function."""
+    """Raise UserError for values that make their model another function than ours."""
     needed = {}
     for theirs, words in family.words.values():
         needed[theirs] = [word for group in words.values() for word in group]
@@ -128,11 +129,11 @@ def check_expressible(family, config, where):
     for key, fitting in needed.items():
         if config.get(key, fitting[0]) not in fitting:
             what = f"our model cannot express {key}={short(config[key])}"
-            raise UserError(what, where, f"it needs {' or '.join(map(repr, fitting))} there")
+            raise UserError(what, where, f"it must be {' or '.join(map(repr, fitting))}")
 
 
 def simplest(values):
-    """(word, values) for configure: a readable model's if all parts are that model's."""
+    """(word, values) for configure: those of a readable model if it has all the parts."""
     word = "gpt2" if values["norm"] == "layernorm" else "llama"
     own = {field.name for field in fields(CORNERS[word][0])}
     usual = USUAL | ARCH[word]
@@ -147,6 +148,6 @@ def simplest(values):
 
 
 def llama_width(width, n_embd):
-    """The keys that give a LLaMA's MLP exactly `width` features. Ours is int(multiplier *
-    int(8C/3)): the 0.5 keeps rounding from missing it by one."""
+    """The keys that give a LLaMA's MLP exactly `width` features. Our model computes
+    int(multiplier * int(8C/3)); the 0.5 protects the result from a rounding error of one."""
     return {"multiple_of": 1, "ffn_dim_multiplier": (width + 0.5) / int(8 * n_embd / 3)}

@@ -1,4 +1,4 @@
-"""How one tensor of another format holds several of ours: as read, and as written."""
+"""Layouts: how one tensor of another format holds several of ours, for reading and writing."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -29,11 +29,11 @@ def split_multi_query(t, n, v):
     return t.split([v["n_embd"], D, D])
 
 
-# One after the other.
+# The tensors are concatenated along the first dimension.
 plain = Layout(lambda t, n, v: t.chunk(n), lambda parts, v: torch.cat(parts))
-# The same, of a matrix stored as (in, out); a bias is as it is.
+# The same, for matrices stored as (in, out); a bias is unchanged.
 transposed = Layout(lambda t, n, v: t.t().chunk(n), lambda parts, v: torch.cat(parts).t())
-# Each head's query, key and value together.
+# The query, key and value of each head follow one another.
 by_head = Layout(split_by_head, join_by_head)
-# All queries, the one key, the one value.
+# All queries, then the single key, then the single value.
 multi_query = Layout(split_multi_query, plain.join)

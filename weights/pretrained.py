@@ -1,5 +1,5 @@
 """
-Weights of other formats, read for our models:
+Load weights of other formats into our models:
 
     python sample.py --init_from=gpt2-medium --start="To be"
     python train.py config/finetune_shakespeare.py --init_from=FOLDER  # or owner/name, FILE.gguf
@@ -8,10 +8,10 @@ Weights of other formats, read for our models:
     model = make(configure({"model": word} | values))
     load_weights(model, tensors)
 
-"Theirs" are Hugging Face's config.json and tensors, "ours" our configuration and parameters;
-families.py holds a table of both for each family. What our model cannot express is refused: never
-weights that almost fit. Only safetensors and GGUF are read: a .bin or .pt file would have to be
-unpickled, which can run any code.
+"Theirs" means Hugging Face's config.json and tensors, "ours" our configuration and parameters;
+families.py holds a table of both for each family. A model that ours cannot express exactly is
+refused. Only safetensors and GGUF are read: a .bin or .pt file would have to be unpickled, which
+can run any code.
 """
 
 import functools
@@ -38,7 +38,7 @@ TOKENIZER = ["tokenizer.json"]
 FETCHED = ["config.json", "model*.safetensors*", *TOKENIZER]
 DAMAGED = "download the file again"
 
-# Tables that older files hold among the weights.
+# Buffers that older files store among the weights.
 BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 LAYER = re.compile(r"\.([0-9]+)\.")  # the number of the layer in the name of a tensor
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of weights
@@ -50,14 +50,14 @@ UNFIT = "these are not the weights of this config.json"
 
 def to_ours(config, tensors, where="config.json"):
     """(word of our model, values of its configuration, its tensors) from their config.json and
-    tensors. Nothing is allocated, and no layer counted, before the tensors confirm the sizes that
-    config.json claims. Raises UserError if the two do not fit, or if a tensor is not of weights."""
+    tensors. The tensors must confirm the sizes in config.json before anything of those sizes is
+    allocated. Raises UserError if the two do not fit, or if a tensor holds no finite weights."""
     family, values = understand(config, where)
     stored = with_prefix(family, tensors)
     check_layers(family, values, stored, where)
     found = split(family, values, stored, where)
     head = found.get("lm_head.weight")
-    if values["tie_embeddings"] and head is not None:  # transformers does not tie what differs
+    if values["tie_embeddings"] and head is not None:  # transformers ties equal weights only
         values["tie_embeddings"] = torch.equal(head, found["wte.weight"].to(head.dtype))
 
     word, values_of_model = simplest(values)
@@ -66,10 +66,10 @@ def to_ours(config, tensors, where="config.json"):
 
 
 def with_prefix(family, tensors):
-    """Their tensors by the names of the family's table, which some files shorten."""
+    """Their tensors under the names of the family's table; some files omit the prefix."""
     stored = {}
     for name, tensor in tensors.items():
-        if family is NEOX:  # its head has had both names
+        if family is NEOX:  # files have either name for its head
             name = name.replace("lm_head.", "embed_out.")
         whole = name.startswith((family.prefix, "lm_head.", "embed_out."))
         stored[name if whole else family.prefix + name] = tensor
@@ -77,17 +77,17 @@ def with_prefix(family, tensors):
 
 
 def check_layers(family, values, stored, where):
-    """Refuse a number of layers that the tensors do not have."""
-    n_layer, layers = values["n_layer"], {m[1] for name in stored if (m := LAYER.search(name))}
+    """Raise UserError if the configuration has more layers than the tensors."""
+    n_layer, key = values["n_layer"], family.keys["n_layer"]
+    layers = {match[1] for name in stored if (match := LAYER.search(name))}
     if n_layer > len(layers):
-        what = (
-            f"{family.keys['n_layer']} is {n_layer}, and there is no tensor of layer {len(layers)}"
-        )
+        what = f"{key} is {n_layer}, but there is no tensor of layer {len(layers)}"
         raise UserError(what, where, UNFIT)
 
 
 def split(family, values, stored, where):
-    """{our name: tensor} of their tensors, each checked to hold finite weights."""
+    """{our name: tensor} from their tensors. Raises UserError if one is missing, has no place in
+    our model, or holds no finite weights."""
     left, found, missing = dict(stored), {}, []
     for theirs, ours, layout in rows(family, values):
         if theirs in left:
@@ -109,22 +109,23 @@ def split(family, values, stored, where):
 
 
 def check_weights(name, tensor, where):
-    """Refuse what is no weight: whole numbers, which are quantised, NaN and infinity."""
+    """Raise UserError for tensors that are not finite floating-point weights: quantised integers,
+    NaN, infinity."""
     if tensor.dtype not in DTYPES:
         what = f"{name} is of type {str(tensor.dtype).removeprefix('torch.')}"
         raise UserError(what, where, "get the weights as float32, bfloat16 or float16")
     if tensor.numel():
         low, high = torch.aminmax(tensor)
-        if not (low >= -LARGEST and high <= LARGEST):  # false of NaN too
+        if not (low >= -LARGEST and high <= LARGEST):  # true for NaN, too
             raise UserError(f"{name} holds NaN or infinity", where, DAMAGED)
 
 
 def check_shapes(family, values, keys, found, where):
-    """Compare our tensors with the shapes of the model that configure(keys) describes, which is
-    made on the meta device: without memory."""
+    """Compare our tensors with the shapes of the model that configure(keys) describes. The model is
+    built on the meta device, which takes no memory."""
     size = values["vocab_size"], values["n_embd"]
     stored = found["wte.weight"].shape
-    if stored != size:  # first, since the sizes of everything else follow
+    if stored != size:  # checked first: all other sizes depend on it
         claim = f"{family.keys['vocab_size']}={size[0]} and {family.keys['n_embd']}={size[1]}"
         what = f"the token embedding is {tuple(stored)}, not that of {claim}"
         raise UserError(what, where, UNFIT)
@@ -150,8 +151,8 @@ def check_shapes(family, values, keys, found, where):
 
 @functools.cache
 def fetch(name, key="init_from"):
-    """The folder of a model of the hub, downloaded at first use; of a tokenizer, if `key` is not
-    init_from, only that. Without an answer of the hub an earlier download is taken."""
+    """The folder of a model of the hub, downloaded at first use. Unless `key` is init_from, only
+    its tokenizer is downloaded. If the hub does not answer, an earlier download is used."""
     wanted = FETCHED if key == "init_from" else TOKENIZER
     try:
         from huggingface_hub import HfApi, snapshot_download
@@ -161,7 +162,7 @@ def fetch(name, key="init_from"):
 
     try:
         try:
-            # Without the timeout a silent network is waited for forever.
+            # Without a timeout, an unresponsive network blocks forever.
             commit = HfApi().model_info(name, timeout=5).sha
             return Path(snapshot_download(name, revision=commit, allow_patterns=wanted))
         except Exception:
@@ -170,12 +171,12 @@ def fetch(name, key="init_from"):
         cause = str(error.__context__ or error).strip() or type(error).__name__
         what = f"no such folder, and the hub does not answer: {cause.splitlines()[0]}"
         files = " and ".join(wanted)
-        fix = f"download {files} of huggingface.co/{name} elsewhere and give that folder"
+        fix = f"download {files} of huggingface.co/{name} elsewhere and give its folder"
         raise UserError(what, f"{key}={name}", fix) from None
 
 
 def find(name, key="init_from"):
-    """The folder, or the GGUF file, that a name stands for; a message calls it what `key` says."""
+    """The folder or GGUF file that a name stands for. `key` is the key that messages name."""
     path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no home folder
     if name in HUB or not name or not os.path.exists(path):  # False for a name that is too long
         on_hub = re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name))
@@ -193,8 +194,8 @@ def find(name, key="init_from"):
 
 
 def tensor_files(folder):
-    """The files with the tensors of a folder: the one of the usual name, those that the index of
-    the shards lists, or whatever safetensors there are."""
+    """The files with a folder's tensors: those in the index of shards if there is one, else
+    model.safetensors, else all *.safetensors."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         names = read_json(index, DAMAGED).get("weight_map")
@@ -206,7 +207,7 @@ def tensor_files(folder):
 
 
 def read_folder(folder):
-    """(config.json, {name: tensor}) of a folder with the tensors whole or in shards."""
+    """(config.json, {name: tensor}) of a folder, with the tensors in one file or in shards."""
     config, tensors = read_json(folder / "config.json", DAMAGED), {}
     for path in tensor_files(folder):
         try:
@@ -216,7 +217,7 @@ def read_folder(folder):
             raise UserError(f"cannot read this part of the model: {why}", path, DAMAGED) from None
     if not tensors:
         pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
-        what = "there is no *.safetensors here"
+        what = "this folder has no *.safetensors file"
         if pickles:
             what = f"{some(pickles)} would need unpickling, which can run any code"
         raise UserError(what, folder, "get the model as safetensors")
@@ -226,7 +227,7 @@ def read_folder(folder):
 def load_pretrained(name):
     """(word of our model, values of its configuration, its tensors) of a folder with config.json
     and *.safetensors, of a GGUF file, of gpt2[-medium|-large|-xl], or of owner/name on the hub.
-    Raises UserError for whatever is not there, damaged, or cannot be expressed."""
+    Raises UserError if it is missing or damaged, or if our model cannot express it."""
     path = find(name)
     if path.suffix == ".gguf":
         return to_ours(*gguf_format.read(path), path)
@@ -244,8 +245,8 @@ def load_tokenizer(name, key="init_from"):
 
 
 def same_tokens(name, tokenizer):
-    """Whether a tokenizer gives the ids that the weights of load_pretrained(name) know; None if
-    their own tokenizer cannot be read."""
+    """Whether a tokenizer has the same ids as the tokenizer of load_pretrained(name)'s weights;
+    None if that one cannot be read."""
     try:
         theirs = load_tokenizer(name)
     except UserError:
@@ -254,20 +255,21 @@ def same_tokens(name, tokenizer):
     return all(tokenizer.decode_bytes([i]) == theirs.decode_bytes([i]) for i in ids)
 
 
-# ---------------------------------------------------------------- into a model of ours
+# ---------------------------------------------------------------- into our model
 
 
 @torch.no_grad()
 def load_weights(model, tensors):
-    """Copy tensors into a model of ours: every one of them, and into every parameter. A head that
-    the weights lack is their token embedding; a smaller block_size takes the first of the learned
-    positions. Raises UserError, before anything is copied, if names or shapes differ."""
+    """Copy tensors into a model of ours; each tensor must have a parameter and the reverse. Weights
+    without a head use their token embedding as the head. A model with a smaller block_size takes
+    the first learned positions. Raises UserError, before anything is copied, if names or shapes
+    differ."""
     own, fix = dict(model.named_parameters()), "leave out the keys that change the architecture"
     tensors = {"lm_head.weight": tensors.get("wte.weight")} | tensors
     if "lm_head.weight" not in own:  # tied: it is wte.weight
         head, embedding = tensors.pop("lm_head.weight"), tensors.get("wte.weight")
         if head is not embedding and not torch.equal(head, embedding):
-            what = "these weights have a head apart from the embedding"
+            what = "these weights have a head that differs from the embedding"
             raise UserError(what, "tie_embeddings=True", "use --tie_embeddings=False")
 
     missing, left = own.keys() - tensors.keys(), tensors.keys() - own.keys()
@@ -289,8 +291,7 @@ def load_weights(model, tensors):
 
 
 def open_pretrained(name):
-    """(model in evaluation mode, its own tokenizer) of what load_pretrained takes: all that
-    sampling needs."""
+    """(model in evaluation mode, its tokenizer) for sampling. `name` as in load_pretrained."""
     word, values, tensors = load_pretrained(name)
     tokenizer = load_tokenizer(name)
     if tokenizer.vocab_size > values["vocab_size"]:

@@ -1,7 +1,7 @@
 """
-Our tokenizers as other formats write them, and back: Hugging Face's tokenizer.json, and the lists
-that GGUF has. Byte-pair encoding there is a vocabulary and an ordered list of merges; here it is
-the ranks that tiktoken reads, where a token's id is its turn: the same if ids follow the merges.
+Convert our tokenizers to other formats and back: Hugging Face's tokenizer.json and GGUF's lists.
+There, byte-pair encoding is a vocabulary and an ordered list of merges. Here it is tiktoken's
+ranks: a token's id is also the rank of its merge. Both are the same if ids follow the merges.
 """
 
 import base64
@@ -11,11 +11,13 @@ from itertools import pairwise
 from common.errors import UserError, one_line
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-# Every digit alone, then GPT-2's, so that a run of spaces before a digit is not followed by a word.
+# Each digit is a piece of its own; the rest is GPT-2's pattern, with a run of spaces before a digit
+# cut as before a word.
 SMOLLM = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++|\p{N}| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?![^\s\p{N}])|\s"
-PATTERNS = {"gpt-2": GPT2, "smollm": SMOLLM}  # by GGUF's names
+PATTERNS = {"gpt-2": GPT2, "smollm": SMOLLM}  # {GGUF's name: pattern}
 
-# GPT-2's letters for the 256 bytes: themselves if they print, else the next code points from 256.
+# GPT-2's letters for the 256 bytes: a printable byte is its own letter, the others are code points
+# from 256 on.
 PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 LETTERS = {byte: chr(byte) for byte in PRINTED} | {
     byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in PRINTED)
@@ -29,27 +31,27 @@ def spelled(token):
 
 
 def merges(ranks):
-    """[(left, right)] in order, given {token: rank}: the last merge that makes each token of
-    several bytes."""
-    found = []
+    """[(left, right)] in order of rank, given {token: rank}: for each token of several bytes, the
+    merge that makes it."""
+    pairs = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         parts = [token[i : i + 1] for i in range(len(token))]
         while len(parts) > 2:
-            turn = [ranks.get(a + b, rank) for a, b in pairwise(parts)]
-            i = min(range(len(turn)), key=turn.__getitem__)
-            if turn[i] >= rank:
-                break  # a special token among the ranks: nothing makes it
+            pair_ranks = [ranks.get(a + b, rank) for a, b in pairwise(parts)]
+            i = min(range(len(pair_ranks)), key=pair_ranks.__getitem__)
+            if pair_ranks[i] >= rank:
+                break  # a special token among the ranks: no merge makes it
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
         if len(parts) == 2:
-            found.append(tuple(parts))
-    return found
+            pairs.append(tuple(parts))
+    return pairs
 
 
 # ---------------------------------------------------------------- GGUF's lists
 
 
 def to_lists(data):
-    """(tokens in order of their ids, [left right] merges, {special token: id}) from a tokenizer's
+    """(tokens in order of their ids, ["left right"] merges, {special token: id}) from a tokenizer's
     to_json(). Raises UserError if its ids have gaps."""
     if data["kind"] == "byte":
         return [LETTERS[byte] for byte in range(256)], [], {}
@@ -63,9 +65,9 @@ def to_lists(data):
 
 
 def from_lists(tokens, joined, special, pattern, where):
-    """What to_json() of the BPETokenizer would be; special: ids that no text is read as. Those at
-    the end are its special tokens, others stand among the ranks, where the pattern keeps texts from
-    them. Raises UserError if the merges are not in the order of the ids."""
+    """The to_json() of a BPETokenizer. `special` holds ids that no text is encoded to: those at the
+    end become its special tokens; the others stay among the ranks, and the pattern prevents text
+    from producing them. Raises UserError if the merges are not in the order of the ids."""
     end = len(tokens)
     while end - 1 in special:
         end -= 1
@@ -88,8 +90,8 @@ def from_lists(tokens, joined, special, pattern, where):
 
 
 def to_escaped(data):
-    """The tokens of characters or bytes as GGUF's "rwkv" tokenizer lists them: printable ASCII as
-    it is, every other byte as \\xHH."""
+    """The tokens of characters or bytes as GGUF's "rwkv" tokenizer lists them: printable ASCII
+    unchanged, every other byte as \\xHH."""
     if data["kind"] == "byte":
         tokens = [bytes([byte]) for byte in range(256)]
     else:
@@ -102,8 +104,8 @@ def escaped(byte):
 
 
 def from_escaped(tokens, where):
-    """What to_json() of the CharTokenizer or ByteTokenizer would be. Raises UserError if the tokens
-    are neither the 256 bytes nor single characters."""
+    """The to_json() of a CharTokenizer or ByteTokenizer. Raises UserError if the tokens are neither
+    the 256 bytes nor single characters."""
     try:
         raw = [unescaped(token) for token in tokens]
         if raw == [bytes([byte]) for byte in range(256)]:
@@ -118,7 +120,7 @@ def from_escaped(tokens, where):
 
 
 def unescaped(token):
-    """The bytes of a token that "rwkv" lists."""
+    """The bytes of a token from a "rwkv" list."""
     parts = re.split(r"\\(x[0-9a-f]{2}|.)", token, flags=re.DOTALL)  # plain, escape, plain, ...
     named = {"n": b"\n", "t": b"\t", "r": b"\r"}
     for i in range(1, len(parts), 2):
@@ -145,7 +147,7 @@ def to_tokenizer_json(data):
     """Hugging Face's tokenizer.json of a tokenizer's to_json()."""
     whole = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
     whole |= {"version": "1.0", "added_tokens": []}
-    if data["kind"] == "char":  # a word is a character
+    if data["kind"] == "char":  # each character is a word
         vocab = {char: i for i, char in enumerate(data["chars"])}
         return whole | {
             "pre_tokenizer": split_step(r"[\s\S]"),
@@ -186,8 +188,8 @@ def to_tokenizer_json(data):
 
 
 def split_pattern(step):
-    """The pattern of a Split for tiktoken, which drops what no piece matches; where Hugging Face
-    keeps that, it becomes a piece of its own. None without a step."""
+    """The pattern of a Split step, for tiktoken; None without a step. tiktoken drops text that the
+    pattern does not match. Where Hugging Face keeps it, the returned pattern matches it too."""
     if step is None:
         return None
     pattern, behavior = step["pattern"]["Regex"], step["behavior"]
@@ -199,12 +201,12 @@ def split_pattern(step):
 
 def text_pattern(whole):
     """The pattern by which a tokenizer.json of byte-level BPE cuts a text. Raises KeyError or
-    ValueError if it is something else."""
+    ValueError if it holds another kind of tokenizer."""
     model, before = whole["model"], whole["pre_tokenizer"]
     listed = before.get("pretokenizers", [before])
     steps = {step["type"]: step for step in listed}
     if len(steps) < len(listed):
-        raise ValueError("several steps of a kind before it")
+        raise ValueError("it has several pre-tokenizers of one type")
     patterns = {
         ("ByteLevel",): GPT2,
         ("Digits", "ByteLevel"): SMOLLM,
@@ -219,17 +221,17 @@ def text_pattern(whole):
 
 
 def from_tokenizer_json(whole, where):
-    """What to_json() of ours would be, from a tokenizer.json of byte-level BPE. Raises UserError if
-    it is something else, or if its ids have gaps or doubles."""
+    """Our to_json() from a tokenizer.json of byte-level BPE. Raises UserError if it holds another
+    kind of tokenizer, or if its ids have gaps or duplicates."""
     try:
         pattern, model, added = text_pattern(whole), whole["model"], whole["added_tokens"]
         ids = model["vocab"] | {token["content"]: token["id"] for token in added}
         tokens = sorted(ids, key=ids.get)
         if [ids[token] for token in tokens] != list(range(len(tokens))):
-            raise ValueError("its ids have gaps or doubles")
+            raise ValueError("its ids have gaps or duplicates")
         joined = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
         special = {token["id"] for token in added}
         return from_lists(tokens, joined, special, pattern, where)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"this is no byte-level BPE that we can read: {one_line(error)}"
+        what = f"cannot read this as byte-level BPE: {one_line(error)}"
         raise UserError(what, where, "prepare the text with a tokenizer of ours") from None

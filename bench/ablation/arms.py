@@ -1,4 +1,4 @@
-"""The checks of arms before anything runs: each is valid, changes something, and costs what the
+"""Check the arms before anything runs: each must be valid, change something, and cost what the
 base costs."""
 
 import math
@@ -23,24 +23,24 @@ SHARED = (
     *("vocab_size", "device", "dtype", "compile", "parallel"),
     *("log_interval", "wandb_log", "wandb_project", "out_dir", "match", "model"),
 )
-TRAINING_ONLY = {"dropout", "block_size"}  # keys of the model whose effect shows in training alone
+TRAINING_ONLY = {"dropout", "block_size"}  # keys of the model that only training depends on
 
 
 def with_changes(base, changes):
-    """The base's values with an arm's changes. An architecture fills its slots, whatever the base
-    has there."""
-    filled = ARCH.get(changes.get("arch"), {})
-    return {key: value for key, value in base.items() if key not in filled} | changes
+    """The base's values with an arm's changes. If the arm changes the architecture, the base's
+    values for the architecture's slots are dropped."""
+    slots = ARCH.get(changes.get("arch"), {})
+    return {key: value for key, value in base.items() if key not in slots} | changes
 
 
 def check_arm(arm, base):
-    """Set arm.values. Raises UserError unless each change is a key of train.py with a value that
-    it takes, and the values go together."""
+    """Set arm.values. Raises UserError unless each change is a key of train.py with a valid value,
+    and the values are compatible."""
     known = keys(TrainConfig, VariantConfig)
     try:
         for key, value in arm.changes.items():
             if key in OWNED or key in SHARED:
-                fix = "give it to the whole sweep, or leave it out"
+                fix = "set it for the whole sweep, or leave it out"
                 raise UserError(f"{key} is the same for all arms", f"{key}={value}", fix)
             arm.changes[key] = check(key, value, find(key, known, RENAMED, key), f"{key}={value}")
         arm.values = with_changes(base, arm.changes)
@@ -57,13 +57,13 @@ def check_arm(arm, base):
 
 
 def check_bite(arm, other, vocab_size):
-    """Raise UserError, naming the arm, if its model computes the same as the arm `other` that it is
-    compared with. A difference in optimizer, schedule or dropout shows in training alone and
-    counts."""
+    """Raise UserError that names the arm if its model computes the same as the arm `other` that it
+    is compared with. A difference that shows in training alone (optimizer, schedule, dropout)
+    counts as a change."""
     new = variant_config(arm.values, vocab_size)
     idle_keys = [key for key in idle(asdict(new)) if key in arm.changes]
     if idle_keys:
-        raise dead(arm, f"{', '.join(idle_keys)} has no effect on the parts chosen")
+        raise dead(arm, f"{', '.join(idle_keys)} has no effect with the parts chosen")
     old = variant_config(other.values, vocab_size)
     changed = {key for key, value in asdict(new).items() if value != getattr(old, key)}
     if trains_differently(arm, other) or changed & TRAINING_ONLY:
@@ -77,12 +77,12 @@ def check_bite(arm, other, vocab_size):
 def dead(arm, why):
     """The error of an arm that changes nothing."""
     changes = ", ".join(f"{key}={value}" for key, value in arm.changes.items())
-    fix = "mend the arm or leave it out: a comparison with itself says nothing"
+    fix = "correct the arm or leave it out: a comparison with itself shows nothing"
     return UserError(f"the arm {arm.name} changes nothing: {why}", changes, fix)
 
 
 def trains_differently(arm, other):
-    """Whether two arms differ in the keys of training, with None replaced by what it stands for."""
+    """Whether two arms differ in the keys of training, with each None replaced by its meaning."""
 
     def settings(values):
         resolved = asdict(build(TrainConfig, values)) | {"arch": None}
@@ -96,8 +96,8 @@ def trains_differently(arm, other):
 
 
 def random_variant(config):
-    """A Variant in float64 whose parameters and buffers are all random, so that every part
-    shows."""
+    """A Variant in float64 with random parameters and buffers, so that every part affects the
+    logits."""
     torch.manual_seed(0)
     model = Variant(config).eval().double()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -111,26 +111,26 @@ def random_variant(config):
 
 @torch.no_grad()
 def same_logits(old, new):
-    """Whether two configurations give the same logits with all the weights shared that they can
-    share, to 1e-12 of the largest."""
-    one, two = random_variant(old), random_variant(new)
-    shared = dict(one.named_parameters())
-    for name, p in two.named_parameters():
+    """Whether two configurations give the same logits, to 1e-12 of the largest, when all weights
+    with the same name and shape are shared."""
+    old_model, new_model = random_variant(old), random_variant(new)
+    shared = dict(old_model.named_parameters())
+    for name, p in new_model.named_parameters():
         if name in shared and shared[name].shape == p.shape:
             p.copy_(shared[name])
     length = min(old.block_size, new.block_size)
     x = torch.randint(old.vocab_size, (1, length), generator=torch.Generator().manual_seed(1))
-    before, after = one(x)[0], two(x)[0]
-    return (before - after).abs().max() <= 1e-12 * before.abs().max()
+    old_logits, new_logits = old_model(x)[0], new_model(x)[0]
+    return (old_logits - new_logits).abs().max() <= 1e-12 * old_logits.abs().max()
 
 
 # ---------------------------------------------------------------- matching
 
 
 def match_arm(arm, base, kind, vocab_size, milliseconds=None):
-    """Give an arm what the base costs: by an MLP width (params, flops) or by steps (time, from
-    {arm: milliseconds of a step}). Sets arm.match and arm.values. Raises UserError if no width
-    fits."""
+    """Match an arm to the cost of the base, by its MLP's width (params, flops) or by its number of
+    steps (time, from {arm: milliseconds of a step}). Sets arm.match and arm.values. Raises
+    UserError if no width matches."""
     if arm.name == "base" or arm.again:
         return
     own, theirs = variant_config(arm.values, vocab_size), variant_config(base.values, vocab_size)
@@ -153,7 +153,7 @@ def match_arm(arm, base, kind, vocab_size, milliseconds=None):
 
 
 def match_steps(arm, base, width, milliseconds):
-    """Give an arm so many steps that it trains as long as the base."""
+    """Set an arm's number of steps so that it trains as long as the base."""
     own, theirs = milliseconds[arm.name], milliseconds["base"] * base.values["max_iters"]
     steps = max(1, round(theirs / own))
     arm.match = {
@@ -172,8 +172,8 @@ def match_steps(arm, base, width, milliseconds):
 
 
 def open_data(base):
-    """(facts of the dataset, its tokenizer). It is prepared first if it is small, known and
-    missing."""
+    """(facts of the dataset, its tokenizer). Prepares the dataset first if it is missing and one of
+    the small ones that prepare.py knows."""
     folder = Path(base.get("data_dir", "data")) / base["dataset"]
     if base["dataset"] in SMALL and not is_prepared(folder):
         prepare(base["dataset"], data_dir=base.get("data_dir", "data"))

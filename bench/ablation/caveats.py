@@ -1,4 +1,4 @@
-"""What a reader of a sweep must know before believing it: a table of conditions and sentences."""
+"""The caveats of a report: a table of conditions, each with the sentence to print if it holds."""
 
 import numpy as np
 
@@ -9,12 +9,12 @@ DIFFERENT_BATCHES = {"batch_size", "block_size", "gradient_accumulation_steps"}
 
 
 class Case:
-    """What the conditions and the sentences look at."""
+    """The facts about a sweep that the conditions and the sentences use."""
 
     def __init__(self, sweep, runs, costs, analysis):
         self.sweep, self.runs, self.analysis = sweep, runs, analysis
         self.arms, self.base = sweep["arms"], sweep["base"]
-        self.costs = {arm: costs[arm] for arm in self.arms if arm in costs}  # of any code
+        self.costs = {arm: costs[arm] for arm in self.arms if arm in costs}  # also of other code
         self.floor, self.visible, self.margin = analysis.floor, analysis.visible, analysis.margin
         self.compared = [verdict for verdict in analysis.verdicts if verdict.word != "noise"]
         self.n = max((len(verdict.seeds) for verdict in self.compared), default=0)
@@ -27,7 +27,7 @@ class Case:
         self.stale = counted(runs.stale, "stale row")
 
 
-# --- conditions: each returns what its sentence calls {found}, or a falsy value
+# --- conditions: each returns the value of {found} in its sentence, or a falsy value
 
 
 def failed_runs(case):
@@ -35,7 +35,7 @@ def failed_runs(case):
     for row in case.runs.failed:
         reason = row.get("reason") or "no reason given"
         seeds.setdefault((row["arm"], reason), []).append(str(row["seed"]))
-    return [f"{arm} seed {' '.join(some)} ({reason})" for (arm, reason), some in seeds.items()]
+    return [f"{arm} seed {' '.join(group)} ({reason})" for (arm, reason), group in seeds.items()]
 
 
 def stale_rows(case):
@@ -152,14 +152,14 @@ def other_batches(case):
 
 
 def counted(things, word):
-    return f"{len(things)} {word}{'s' * (len(things) > 1)}"
+    return f"{len(things)} {word}{'s' if len(things) > 1 else ''}"
 
 
 def more_than_one(words):
     return sorted(words) if len(words) > 1 else []
 
 
-# --- the table, most weighty first
+# --- the table, the most important first
 
 
 CAVEATS = (
@@ -177,7 +177,7 @@ CAVEATS = (
     (
         too_few_seeds,
         "There are too few seeds: {case.n} seeds, with the spread of differences measured here,"
-        " find an effect of about {case.visible:.3f} nats in 80 of 100 sweeps, and smaller ones"
+        " find an effect of about {case.visible:.3f} nats in 80 of 100 sweeps, and smaller effects"
         " less often.",
     ),
     (
@@ -198,14 +198,14 @@ CAVEATS = (
     ),
     (
         pairing_is_useless,
-        "Pairing by seed gains nothing here: the losses of runs on the same data in the same order"
-        " have a correlation of {case.floor.correlation:+.2f}.",
+        "Pairing by seed does not reduce the noise here: the losses of runs on the same data in the"
+        " same order have a correlation of {case.floor.correlation:+.2f}.",
     ),
     (wide_arms, "These arms spread over seeds more than twice as much as the base: {found}."),
     (
         overfitted_arms,
-        "These arms overfit, so their best loss comes long before the end: {found}. The final loss"
-        " then ranks arms by how much they overfit; read the best loss too.",
+        "These arms overfit: their best loss comes long before the end: {found}. The final loss"
+        " then ranks arms by how much they overfit; compare the best loss, too.",
     ),
     (
         lambda case: case.analysis.measure == "best_val_loss",
@@ -215,7 +215,7 @@ CAVEATS = (
     (
         lambda case: len(case.sweep["lr_grid"]) < 2,
         "Learning rates were not re-tuned: every arm trains at the base's learning rate, which"
-        " favours the arms that it suits.",
+        " favours the arms for which it happens to be good.",
     ),
     (
         learning_rates_at_the_edge,
@@ -224,7 +224,7 @@ CAVEATS = (
     ),
     (
         lambda case: len(case.sweep["lr_grid"]) > 1 and not case.sweep["chosen_lr"],
-        "No learning rate has been chosen yet; the rows are at the base's learning rate.",
+        "No learning rate has been chosen yet; the rows use the base's learning rate.",
     ),
     (
         unmatched_arms,
@@ -234,17 +234,17 @@ CAVEATS = (
         lambda case: case.sweep["match"] == "none",
         "Nothing was matched: the arms differ in parameters and in compute.",
     ),
-    (several_machines, "The runs are from different hardware: {found}."),
-    (pairs_across_machines, "The two runs of these pairs are from different hardware: {found}."),
+    (several_machines, "The runs were made on different hardware: {found}."),
+    (pairs_across_machines, "The runs of these pairs were made on different hardware: {found}."),
     (
         costs_of_other_code,
-        "The costs of these arms were measured on other code than the sweep's, so the report leaves"
-        " them out: {found}.",
+        "The costs of these arms were measured with other code than the sweep's, so the report"
+        " omits them: {found}.",
     ),
     (costs_missing, "The costs of these arms were not measured: {found}."),
     (
         costs_from_several_machines,
-        "The costs are from different hardware, so they cannot be compared: {found}.",
+        "The costs were measured on different hardware, so they cannot be compared: {found}.",
     ),
     (
         peak_memory_is_computed,
@@ -253,8 +253,8 @@ CAVEATS = (
     (
         base_timed_differently,
         "The base and its second copy are the same model, but their times per step differ by"
-        " {found}. No time here is more certain than that; the verdicts at equal time take times"
-        " as exact.",
+        " {found}. All times here are at least as uncertain; the verdicts at equal time ignore"
+        " this.",
     ),
     (
         timed_on_a_busy_machine,
@@ -268,7 +268,7 @@ CAVEATS = (
     (
         lambda case: case.sweep["margin"] is None and case.margin > 0,
         "The margin of a tie ({case.margin:.4f} nats) is one standard deviation of the base's runs,"
-        " itself uncertain with {case.base_runs} of them.",
+        " which is itself uncertain with {case.base_runs} of them.",
     ),
     (
         lambda case: case.number_of_looks > 1,
@@ -279,7 +279,7 @@ CAVEATS = (
 
 
 def caveats(sweep, runs, costs, analysis):
-    """[sentence] of the conditions that hold for a sweep, most weighty first."""
+    """[sentence] of the conditions that hold for a sweep, the most important first."""
     case = Case(sweep, runs, costs, analysis)
     sentences = []
     for condition, sentence in CAVEATS:

@@ -1,4 +1,4 @@
-"""The runs of a sweep on a Ray cluster, or as a SLURM array job."""
+"""Run a sweep on a Ray cluster, or as a SLURM array job."""
 
 import shlex
 import time
@@ -35,7 +35,7 @@ def run_job(job, stop_file):
 
 
 def import_ray():
-    """Ray, connected to the cluster that RAY_ADDRESS names, else to this machine as a cluster."""
+    """Import Ray, connected to the cluster of RAY_ADDRESS, or else to a new one on this machine."""
     try:
         import ray
     except ImportError:
@@ -53,7 +53,7 @@ def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
     Results are matched with jobs by content hash. Yields as `run_local` does."""
     ray = import_ray()
 
-    def task(root, values, stop_file):  # pickled by value: a node needs nothing but the repo
+    def task(root, values, stop_file):  # pickled by value: a node needs only the repo
         import sys
 
         sys.path.insert(0, root)
@@ -65,7 +65,7 @@ def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
 
     gpus = 1 / gpu_share if cuda else 0
     remote = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(task)
-    # Ray would kill a cancelled task before its run has saved: a file asks the tasks to stop.
+    # Ray kills a cancelled task before its run can save, so a file tells the tasks to stop.
     stop_file = Path(out_dir).absolute() / "stop"
     stop_file.unlink(missing_ok=True)
     wanted = {job.key: job for job in jobs}
@@ -94,13 +94,13 @@ def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
 
 
 def write_slurm(jobs, out_dir, threads, cuda, limit):
-    """Write out_dir/commands.txt, one run a line, and out_dir/slurm.sh, the array job over the
-    lines. `limit` is in seconds. Returns the path of the script."""
+    """Write out_dir/commands.txt, one run per line, and out_dir/slurm.sh, an array job with a task
+    per line. `limit` is in seconds. Returns the path of the script."""
     out_dir, lines = Path(out_dir), []
     for job in jobs:
         make_ready(job)
         latest = shlex.quote(f"{job.out_dir}/latest")
-        # exec: the run takes the shell's place, so that the signal reaches it.
+        # exec: the run replaces the shell, so that the signal reaches it.
         resume, begin = format_command(job, resume=True), format_command(job)
         lines.append(f"if test -e {latest}; then exec {resume}; else exec {begin}; fi")
     files.write(out_dir / "commands.txt", "".join(line + "\n" for line in lines))

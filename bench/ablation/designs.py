@@ -1,4 +1,4 @@
-"""The arms of a sweep, enumerated by its designs from the dictionaries of parts."""
+"""Enumerate the arms of a sweep: its designs choose them from the dictionaries of parts."""
 
 import itertools
 import re
@@ -19,9 +19,9 @@ class Arm:
     """One change to the base, or the base itself."""
 
     name: str
-    changes: dict  # of the base's keys
+    changes: dict  # {key of the base: new value}
     against: str = "base"  # the arm it is compared with
-    again: bool = False  # the base a second time
+    again: bool = False  # whether it is the second copy of the base
     pair: list | None = None  # the two arms whose changes it combines
     values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
     match: dict | None = None
@@ -29,19 +29,19 @@ class Arm:
 
 
 def part_name(key, value):
-    """How an arm is called: a part by its name, as in rope; another value as in bias=none."""
+    """The name of an arm: for a part its name, such as rope; for other keys such as bias=none."""
     named = key in ("position", "norm", "mlp", "mixer", "block") and value != "none"
     return value if named else f"{key}={value}"
 
 
 def words_of(slot):
-    """The words that a key of the model takes; [] if it is no slot."""
+    """The words that a slot accepts; [] if the key is not a slot."""
     kinds = keys(VariantConfig)
     return allowed(kinds[slot])[1] if slot in kinds else []
 
 
 def enumerate_arms(config, base):
-    """The [Arm] of a sweep's designs, the base first. `base` holds the keys of train.py as given.
+    """The [Arm] of a sweep's designs, the base first. `base` holds the given keys of train.py.
     Raises UserError for a design, an arm, a rung or an axis that does not exist."""
     designs = chosen_designs(config, base)
     by_hand = arms_by_hand(config)
@@ -71,7 +71,7 @@ def enumerate_arms(config, base):
 
 
 def chosen_designs(config, base):
-    """The words of `design`; an axis or arms given alone are a design, too."""
+    """The words of `design`. An axis or arms given without a design are a design, too."""
     designs = [word for word in re.split(r"[ ,]+", config.design) if word]
     if config.axis and "axis" not in designs:
         designs = ["axis"]
@@ -90,7 +90,7 @@ def chosen_designs(config, base):
 
 
 def arms_by_hand(config):
-    """{name: Arm} of the key `arms`."""
+    """{name: Arm} from the key `arms`."""
     arms = {}
     for name, changes in (config.arms or {}).items():
         named = isinstance(name, str) and re.fullmatch(r"[\w=.+, -]+", name)
@@ -102,7 +102,7 @@ def arms_by_hand(config):
 
 
 def ladder(order, parts, by_hand):
-    """One arm per rung: the changes of all rungs so far, compared with the rung before it."""
+    """One arm per rung: the changes of all rungs so far, compared with the arm before it."""
     arms, changes, previous = [], {}, "base"
     for rung in order or list(parts):
         if rung in parts:
@@ -119,7 +119,7 @@ def ladder(order, parts, by_hand):
 
 
 def axis(slot, here):
-    """One arm per word of a slot, without the base's own."""
+    """One arm per word of a slot, except the base's."""
     words = words_of(slot)
     if not words:
         slots = [key for key in keys(VariantConfig) if words_of(key)]
@@ -135,7 +135,7 @@ def axis(slot, here):
 
 
 def architectures(chosen, model):
-    """One arm per named architecture, without the base's own."""
+    """One arm per named architecture, except the base's."""
     for word in chosen or ():
         if word not in ARCH:
             fix = "choose from " + ", ".join(ARCH)
@@ -145,21 +145,21 @@ def architectures(chosen, model):
 
 def pairs(arms):
     """One arm per pair of arms that change different keys of the base."""
-    found = []
+    combined = []
     single = [arm for arm in arms if arm.against == "base"]
     for a, b in itertools.combinations(single, 2):
         changes = a.changes | b.changes
         if "arch" not in changes and not a.changes.keys() & b.changes.keys():
-            found.append(Arm(f"{a.name} and {b.name}", changes, pair=[a.name, b.name]))
-    return found
+            combined.append(Arm(f"{a.name} and {b.name}", changes, pair=[a.name, b.name]))
+    return combined
 
 
 def check_names(arms, config):
-    """Raise UserError if two arms have one name, or if there is none beside the base."""
+    """Raise UserError if two arms have the same name, or if the base is the only arm."""
     names = [arm.name for arm in arms]
     where = f"design={config.design}"
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"two arms are called {name}", where, "give each a name of its own")
+            raise UserError(f"two arms are called {name}", where, "give each its own name")
     if all(arm.again or arm.name == "base" for arm in arms):
         raise UserError("no arms", where, "name some changes")

@@ -1,6 +1,6 @@
 """
-The figures of a report, drawn by matplotlib. Each function takes a section and a Tips, and
-returns a Figure, or None if the sweep has nothing for it.
+The figures of a report, drawn with matplotlib. Each function takes a section and a Tips, and
+returns a Figure, or None if the sweep has no data for it.
 """
 
 import numpy as np
@@ -22,12 +22,12 @@ MARKS = {
     "undecided": ("o", GREY),
     "noise": ("D", GREY),
 }
-WIDTH = 4.4  # inches, the column of a phone, so that all text stays large enough to read
+WIDTH = 4.4  # inches, the width of a phone's column, so that the text stays readable
 BAND = {"alpha": 0.13, "linewidth": 0}
 
 
 class Tips(dict):
-    """The texts that hovering over a mark shows: id of the mark -> text."""
+    """{id of a mark: the text to show when the pointer is over it}."""
 
     def add(self, artist, text):
         artist.set_gid(f"tip-{len(self)}")
@@ -50,7 +50,7 @@ def style_of(section, arm):
 
 
 def forest(section, tips):
-    """Differences with their 95 % intervals, in the sweep's order; the band is the tie margin."""
+    """Differences with their 95 % intervals, in the sweep's order. The band is the tie margin."""
     verdicts, margin = section.main.verdicts, section.main.margin
     figure = Figure(figsize=(WIDTH, 0.9 + 0.34 * len(verdicts)))
     axes = figure.subplots()
@@ -102,8 +102,8 @@ def interval(axes, place, verdict, tips):
 
 
 def curves(section, tips):
-    """Above: the mean validation loss over steps, with a band of one sd. Below: the paired
-    difference from the arm that each is compared with, with its 95 % band."""
+    """Above: the mean validation loss over steps, with a band of one sd. Below: each arm's paired
+    difference from the arm it is compared with, with a 95 % band."""
     shown = curves_of(section)
     if not any(len(curve) > 1 for by_seed in shown.values() for curve in by_seed.values()):
         return None
@@ -131,18 +131,18 @@ def curves(section, tips):
 
 def curves_of(section):
     """arm -> {seed: curve [points, 2] of steps and losses} of the runs that have one."""
-    found = {}
+    by_arm = {}
     for arm, rows in section.runs.done.items():
         by_seed = {
             seed: np.array(row["curve"], float) for seed, row in rows.items() if row["curve"]
         }
         if by_seed:
-            found[arm] = by_seed
-    return found
+            by_arm[arm] = by_seed
+    return by_arm
 
 
 def mean_curve(axes, section, arm, by_seed, tips):
-    """Draws the mean over seeds, on the steps of the shortest curve, and returns it [steps]."""
+    """Draw the mean over seeds at the steps of the shortest curve, and return it [steps]."""
     style = style_of(section, arm)
     steps = min(by_seed.values(), key=len)[:, 0]
     losses = np.array([np.interp(steps, *curve.T) for curve in by_seed.values()])
@@ -155,7 +155,7 @@ def mean_curve(axes, section, arm, by_seed, tips):
 
 
 def difference_curve(axes, section, arm, by_seed, references, tips):
-    """Draws the mean difference over the seeds that both arms have."""
+    """Draw the mean difference over the seeds that both arms have."""
     seeds = sorted(by_seed.keys() & references.keys())
     if not seeds:
         return
@@ -181,8 +181,8 @@ def difference_curve(axes, section, arm, by_seed, references, tips):
 
 
 def pareto(section, tips):
-    """Loss against what an arm costs to use: decoding time and peak memory. The line joins the arms
-    that no other beats in both."""
+    """Loss against an arm's cost: decoding time and peak memory. The line joins the arms that no
+    other arm beats in both loss and cost."""
     figure = Figure(figsize=(WIDTH, 6.4))
     panels = (
         ("decode_ms_per_token", 1, "decoding, ms per token"),
@@ -221,7 +221,7 @@ def costs_and_losses(section, key, scale):
     return sorted(points)
 
 
-SPOTS = (  # where a label may stand beside its point, in shares of the axes, and how it is aligned
+SPOTS = (  # offsets of a label from its point, as fractions of the axes, and its alignment
     (0.025, 0, "left"),
     (0, 0.075, "center"),
     (0, -0.075, "center"),
@@ -232,8 +232,8 @@ SPOTS = (  # where a label may stand beside its point, in shares of the axes, an
 
 
 def label_points(axes, points):
-    """Writes names beside points: to the right, or where that is taken, above or below. The last
-    few may still touch."""
+    """Label each point with its name: to the right, or where that is occupied, above or below. The
+    last few labels may still touch others."""
     if not points:
         return
     xs, ys = (np.array([point[axis] for point in points]) for axis in (0, 1))
@@ -256,8 +256,8 @@ def middle(point, spot, length):
 
 
 def clearance(point, spot, length, others):
-    """How far a label at a spot is from the nearest of the others (x, y, half its width): below 1
-    they may touch."""
+    """Distance of a label at a spot from the nearest of the others (x, y, half its width). Below
+    1 they may touch."""
     x, y = middle(point, spot, length), point[1] + spot[1]
     distances = (
         abs(y - other_y) / 0.07 + max(abs(x - other_x) - length / 2 - half, 0) / 0.03
@@ -291,7 +291,7 @@ def learning_rates(section, tips):
 
 
 def lines(section, tips, values, xlabel, ylabel):
-    """One line per arm through the means of {arm: {x: [losses]}}; None without any line."""
+    """One line per arm through the means of {arm: {x: [losses]}}; None if no arm has a line."""
     values = {
         arm: dict(sorted(values[arm].items()))
         for arm in section.sweep["arms"]

@@ -1,7 +1,7 @@
 """
-The runs of a sweep on this machine. Each is train.py in a process of its own, started by the
-command line that a person would type, so that a crash is one failed row. A run that is stopped,
-with its driver or alone, resumes from its last checkpoint.
+Run the jobs of a sweep on this machine. Each run is a separate process of train.py, started with
+the command line that a person would type, so that a crash costs one row only. A run that was
+stopped, alone or with its driver, resumes from its last checkpoint.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from weights import checkpoint
 
 TRAINER = str(ROOT / "train.py")
 POLL = 0.2  # seconds between polls of the processes
-GRACE = 60  # seconds that a stopped run has to save
+GRACE = 60  # seconds that a stopped run has for saving
 LOCKED = 120  # seconds to wait for a process that still holds a run folder
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -36,7 +36,7 @@ class Job:
     """One run: `values` are the keys of train.py's command line, without out_dir."""
 
     arm: str
-    seed: int  # of the pair: every arm sees the data of a seed in one order
+    seed: int  # of the pair: with the same seed, all arms see the data in the same order
     lr: float  # multiple of the base's learning rate
     purpose: str  # "report" or "tune"
     out_dir: str
@@ -48,7 +48,7 @@ class Job:
     limit: float | None = None  # seconds; None: no limit
     threads: int = 1
     trainer: str = TRAINER
-    group: str = ""  # of Weights & Biases
+    group: str = ""  # the group in Weights & Biases
 
     @property
     def name(self):
@@ -64,7 +64,7 @@ class Job:
         return key(asdict(self))
 
     def identity(self):
-        """What a run folder must have been begun with for the run to go on in it."""
+        """The facts that must equal those stored in a run folder for the run to resume there."""
         return {"key": self.key, "values": self.values, "data": self.data}
 
 
@@ -83,7 +83,7 @@ def arguments(job, resume=False):
 
 
 def format_command(job, resume=False):
-    """The command as a person types it."""
+    """The command as a person would type it."""
     path, *rest = arguments(job, resume)
     relative = os.path.relpath(path)
     return shlex.join(["python", path if relative.startswith("..") else relative, *rest])
@@ -93,18 +93,18 @@ def format_command(job, resume=False):
 
 
 def die_with_parent():
-    """Called in the child before train.py starts: ask for SIGTERM when the driver is gone (Linux
-    only; elsewhere an orphaned run ends by itself, and the next driver waits for its folder)."""
+    """Ask the kernel, in the child before train.py starts, for SIGTERM when the driver dies. Linux
+    only: elsewhere an orphaned run ends by itself, and the next driver waits for its folder."""
     LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def make_ready(job):
-    """Make the run's folder ready and return whether to resume in it. A run that was begun with
-    other code or another configuration is moved aside."""
+    """Prepare the run's folder and return whether to resume in it. A folder whose run began with
+    other code or another configuration is renamed first."""
     folder = Path(job.out_dir)
-    found = stored_identity(folder)
-    began = found is not None or checkpoint.steps(folder)
-    if folder.exists() and began and found != job.identity():
+    stored = stored_identity(folder)
+    began = stored is not None or checkpoint.steps(folder)
+    if folder.exists() and began and stored != job.identity():
         set_aside(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "run.json").exists():
@@ -136,8 +136,8 @@ class Run:
     def __init__(self, job, gpu=None):
         self.job, self.gpu = job, gpu
         self.began = time.perf_counter()
-        self.stopped_at = None  # seconds after which it was stopped for taking too long
-        self.restarted = False  # whether it was begun anew because its checkpoint cannot be used
+        self.stopped_at = None  # seconds after which it was stopped because it took too long
+        self.restarted = False  # whether it began anew because its checkpoint cannot be used
         self.resumed = make_ready(job)
         self.start()
 
@@ -152,7 +152,7 @@ class Run:
             environment["WANDB_RUN_GROUP"] = self.job.group
         folder = Path(self.job.out_dir)
         with open(folder / "stdout.txt", "ab") as out, open(folder / "stderr.txt", "wb") as error:
-            # In a session of its own: Ctrl-C reaches only the driver, which passes one signal on.
+            # In its own session: Ctrl-C reaches only the driver, which passes on one signal.
             self.process = subprocess.Popen(
                 [sys.executable, *arguments(self.job, self.resumed)],
                 stdin=subprocess.DEVNULL,
@@ -178,8 +178,8 @@ class Run:
         return (self.reason(status) if status else None), seconds
 
     def enforce_limit(self, seconds):
-        """Stop a run that is over its limit; kill it if it takes as long again, or GRACE, to
-        stop."""
+        """Stop a run that exceeds its limit. Kill it if it does not stop within the same time
+        again, or within GRACE seconds if that is less."""
         limit = self.job.limit
         if self.stopped_at is None:
             if limit and seconds > limit:
@@ -189,7 +189,7 @@ class Run:
             self.kill()
 
     def restart(self):
-        """Begin anew: the checkpoint cannot be used."""
+        """Begin the run anew, because its checkpoint cannot be used."""
         self.restarted, self.resumed = True, False
         set_aside(Path(self.job.out_dir))
         make_ready(self.job)
@@ -210,7 +210,7 @@ class Run:
 
 
 def end(runs):
-    """Stop processes: each saves and exits. Whatever still runs after GRACE seconds is killed."""
+    """Stop runs: each saves and exits. Those that still run after GRACE seconds are killed."""
     for run in runs:
         run.process.terminate()
     limit = time.perf_counter() + GRACE
@@ -254,7 +254,7 @@ class Queue:
     def __init__(self, jobs, slots):
         self.waiting, self.free = list(jobs), list(slots)
         self.running = {}  # Run: its slot
-        self.locked_since = {}  # key of a job: when its folder was first found locked
+        self.locked_since = {}  # key of a job: when its folder was first seen locked
 
     def collect(self):
         """[(job, reason, seconds)] of the runs that have ended since the last call."""
@@ -268,8 +268,8 @@ class Queue:
         return ended
 
     def start_next(self):
-        """Start jobs while slots are free. Returns [(job, reason, seconds)] of those that need no
-        run or cannot have one."""
+        """Start jobs while slots are free. Returns [(job, reason, seconds)] of the jobs that are
+        finished already or cannot start."""
         ended = []
         for job in list(self.waiting):
             if not self.free:
@@ -288,25 +288,24 @@ class Queue:
         return ended
 
     def start(self, job):
-        """Start a job in a free slot; returns the failure, if it cannot start, as `start_next`
-        does."""
+        """Start a job in a free slot. Returns [(job, reason, seconds)] if it cannot start."""
         slot = self.free.pop(0)
         gpu, job.threads = slot
         try:
             self.running[Run(job, gpu)] = slot
-        except OSError as error:  # the disk is full, most often
+        except OSError as error:  # usually a full disk
             self.free.append(slot)
             return [(job, f"cannot start: {error}", 0.0)]
         return []
 
 
 def run_local(jobs, slots, stop):
-    """Run jobs on this machine. Yields (job, row) when one ends, and None at every poll. Ends when
-    all have ended, or when stop.status is set, after the runs in progress have saved."""
+    """Run jobs on this machine. Yields (job, row) when a job ends, and None at every poll. Returns
+    when all jobs have ended, or, if stop.status is set, when the runs in progress have saved."""
     queue = Queue(jobs, slots)
     try:
         while (queue.waiting or queue.running) and not stop.status:
-            # A row may take seconds to make, so the next runs start before.
+            # Making a row may take seconds, so the next runs start first.
             ended = queue.collect() + queue.start_next()
             for job, reason, seconds in ended:
                 yield job, row_of(job, reason, seconds)

@@ -1,5 +1,4 @@
-"""What each arm costs: its steps are timed, the arms in turn, on a machine that does nothing
-else."""
+"""Measure what each arm costs: time its steps, the arms in turn, on an otherwise idle machine."""
 
 import contextlib
 import io
@@ -20,8 +19,8 @@ from training.settings import TrainConfig, read_config
 from training.start import make_run
 
 WARM_UP = 3  # rounds that are not timed
-ROUNDS = 50  # of all arms in turn, fewer where they take long
-EVALUATED = 5  # rounds with an evaluation or with decoding
+ROUNDS = 50  # of all arms in turn; fewer if they take long
+EVALUATED = 5  # rounds that also time an evaluation, and rounds of decoding
 SECONDS = 15  # per arm, for all its rounds of training
 DECODED = 32  # tokens written in a round of decoding
 
@@ -33,8 +32,8 @@ def quartiles(times):
 
 
 def start_run(values):
-    """The run that train.py would make of these values, which include every key that a sweep gives.
-    It writes nothing, and what it prints about itself is dropped."""
+    """The run that train.py makes from these values, which hold every key that a sweep sets. It
+    writes nothing, and its printed description is discarded."""
     argv = [f"--{key}={value}" for key, value in values.items()]
     settings = read_config([*argv, "--dry_run"], "")
     runtime = set_up(settings.config.device, settings.config.dtype)
@@ -114,25 +113,25 @@ class Timings:
         self.time_decoding(min(rounds, EVALUATED))
 
     def call(self, name, function, *args):
-        """What a function returns. None if it fails, or if the arm has failed before."""
+        """Call a function for an arm. Returns None if it fails, or if the arm has failed before."""
         if name in self.failed:
             return None
         try:
             return function(*args)
         except (RuntimeError, FloatingPointError, UserError) as error:
-            # It is out of memory, most often: the run will say so, too.
+            # Usually it is out of memory; the run will then report that, too.
             self.failed[name] = one_line(error)
             self.probes.pop(name, None)
             return None
 
     def time_training(self, rounds):
-        """Let the arms take steps in turn, so that what slows the machine slows all alike."""
+        """Let the arms take steps in turn, so that other work slows all of them equally."""
         began = time.perf_counter()
         for number in range(-WARM_UP, rounds):
             if number >= EVALUATED and time.perf_counter() - began > SECONDS * len(self.arms):
                 break
             forward = list(self.arms)
-            for name in forward if number % 2 else reversed(forward):  # who goes first alternates
+            for name in forward if number % 2 else reversed(forward):  # the order alternates
                 self.take(name, "train", Probe.step, number)
                 if number < EVALUATED:
                     self.take(name, "evaluate", Probe.evaluate, number)
@@ -185,7 +184,7 @@ def arm_costs(arms, threads, facts, rounds=None):
     run}. `facts` are added to each row. Peak memory is measured on CUDA, and elsewhere the closed
     form at the end of a forward pass."""
     if any(values["compile"] for values in arms.values()):
-        # All arms have one forward method, whose compiled forms torch counts together.
+        # All arms share one forward method, and torch counts its compiled forms together.
         torch._dynamo.config.recompile_limit = max(64, 2 * len(arms))
     cuda = any(values["device"].startswith("cuda") for values in arms.values())
     timings, threads_before = Timings(arms, cuda), torch.get_num_threads()

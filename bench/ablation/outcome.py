@@ -1,5 +1,5 @@
-"""The row of a run that has ended: its losses, and what its trained model does beyond its context,
-with a sample of its text."""
+"""The row of a run that has ended: its losses, its trained model's losses beyond the training
+context, and a sample of its text."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
         if n <= longest:
             try:
                 loss = loss_at_ends(model, tokens, ends, n * T, max(1, T // 4), runtime)
-            except ValueError:  # learned positions end with the context
+            except ValueError:  # learned positions end at block_size
                 loss = None
         losses[str(n)] = loss
     return losses
@@ -64,7 +64,7 @@ def loss_at_ends(model, tokens, ends, context, targets, runtime):
 
 @torch.no_grad()
 def write_sample(model, tokenizer, prompt, runtime):
-    """Text of SAMPLED tokens after a prompt, with a fixed seed."""
+    """A prompt and SAMPLED tokens that continue it, with a fixed seed."""
     ids = tokenizer.encode(prompt) if prompt else [tokenizer.start]
     idx = torch.tensor(np.asarray(ids), dtype=torch.long, device=runtime.device)[None]  # (1, T)
     with runtime.autocast():
@@ -98,7 +98,7 @@ def measure_trained(job):
 
 
 def stored_identity(folder):
-    """What a run folder was begun with (Job.identity), None if it does not say."""
+    """The Job.identity stored in a run folder, or None."""
     try:
         return files.parse_json((Path(folder) / "run.json").read_bytes())
     except (OSError, ValueError):
@@ -112,8 +112,8 @@ def evaluations(folder):
 
 
 def finished(job):
-    """Whether the run's folder is complete: the driver was killed before it wrote the row, or an
-    array job made it."""
+    """Whether the run's folder is complete already: an array job made it, or the driver was killed
+    before it wrote the row."""
     rows, steps = evaluations(job.out_dir), checkpoint.steps(job.out_dir)
     if stored_identity(job.out_dir) != job.identity() or not rows or not steps:
         return False
@@ -142,7 +142,7 @@ def row_of(job, reason, seconds):
 
 
 def origin(folder):
-    """The commit, hardware and versions that a run stored."""
+    """The commit, hardware and versions stored by a run."""
     try:
         versions = json.loads((Path(folder) / "config.json").read_text())["versions"]
         stored = {key: versions[key] for key in ("git_commit", "hardware")}

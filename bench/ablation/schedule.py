@@ -1,4 +1,4 @@
-"""Which runs of a sweep come next: those that choose learning rates, those that are reported, and
+"""The order of a sweep's runs: first those that choose learning rates, then those to report, then
 more seeds for undecided arms."""
 
 import itertools
@@ -50,13 +50,13 @@ def start_engine(sweep, jobs, stop):
 
 
 def run_more_seeds(sweep, content, stop):
-    """Spend the budget: after each look run more seeds of the arms that they could decide, those
-    that need fewest first. The looks are planned beforehand, which keeps p-values valid although
+    """Spend the budget: after each look, run more seeds of the undecided arms, those that need the
+    fewest first. The looks are planned beforehand, which keeps p-values valid although
     verdicts are read several times. `content` is that of sweep.json. Returns False if stopped."""
     from bench.ablation import stats
 
     for first, end in itertools.pairwise(content["looks"]):
-        # When a sweep goes on it decides by what was known at this look.
+        # A resumed sweep decides by the rows that were known at this look.
         rows = [
             row for row in sweep.rows.values() if row["purpose"] == "tune" or row["seed"] < first
         ]
@@ -97,7 +97,7 @@ def why_none(undecided, seconds_left, seeds):
     if not undecided:
         return "nothing is undecided that more seeds could decide"
     left, arms = format_duration(max(0, seconds_left)), ", ".join(undecided)
-    return f"the {left} left do not pay for {seeds} more seeds of {arms}"
+    return f"the {left} left are too short for {seeds} more seeds of {arms}"
 
 
 # ---------------------------------------------------------------- an array job

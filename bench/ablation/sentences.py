@@ -5,11 +5,11 @@ import math
 from bench.ablation.significance import ALPHA
 from bench.ablation.stats import MEASURES, listed
 
-DASH = "\u2013"  # stands for a number that is not there
+DASH = "\u2013"  # stands for a missing number
 
 
 def signed(value, digits=4):
-    """A number with its sign, a true minus."""
+    """A number with its sign, with a typographic minus."""
     return f"{value:+.{digits}f}".replace("-", "\u2212") if math.isfinite(value) else DASH
 
 
@@ -28,14 +28,15 @@ def headline(section):
 
 
 def screening(section):
-    """What a screening cannot show; empty for a sweep that is none."""
+    """What a screening cannot show; empty if the sweep is no screening."""
     if not section.sweep["screening"]:
         return ""
     n, visible = section.sweep["seeds"], section.main.visible
     about = f" (here about {visible:.3f} nats)" if visible else ""
+    seeds = f"{n} seeds" if n > 1 else "1 seed"
     return (
-        f"This is a screening on a small setting with {n} seed{'s' * (n > 1)} per arm: it can only"
-        f" see large effects{about}, and what it sees need not hold at another size."
+        f"This is a screening on a small setting with {seeds} per arm: it can only detect large"
+        f" effects{about}, and they need not hold at another size."
     )
 
 
@@ -95,14 +96,15 @@ def not_decided(section):
 
 
 def noise_floor(section):
-    """How certain the base is, and what difference can be seen."""
+    """How much the base varies, and the smallest difference that the sweep can detect."""
     analysis, floor = section.main, section.main.floor
     n = len(section.runs.done[section.sweep["base"]])
     if not n:
         return "No run of the base is done."
 
     sd = f", sd {analysis.base_sd:.4f}" if n > 1 else ""
-    sentences = [f"Over {n} seed{'s' * (n != 1)} the base ends at {analysis.base_mean:.4f}{sd}."]
+    seeds = f"{n} seeds" if n > 1 else "1 seed"
+    sentences = [f"Over {seeds} the base ends at {analysis.base_mean:.4f}{sd}."]
     if floor and len(floor.seeds) > 1:
         sentences.append(
             f"A second copy of the base, with other initialisations on the same data in the same"
@@ -126,13 +128,13 @@ def method(section):
     sweep, analysis = section.sweep, section.main
     judged = [verdict for verdict in analysis.verdicts if verdict.word != "noise"]
     if len(sweep["looks"]) == 1:
-        looks = "The sweep is looked at once, as planned."
+        looks = "The verdicts are read once, as planned."
     else:
         looks = (
-            f"The sweep is looked at {len(sweep['looks'])} times, at"
+            f"The verdicts are read {len(sweep['looks'])} times, at"
             f" {listed(map(str, sorted(sweep['looks'])))} seeds, as planned; each p-value is"
-            f" multiplied by {len(sweep['looks'])} (Bonferroni over the looks), which holds however"
-            " the arms to continue with are chosen."
+            f" multiplied by {len(sweep['looks'])} (Bonferroni over the looks), which is valid"
+            " however the arms to continue with are chosen."
         )
     margin = "not known yet"
     if analysis.margin > 0:
@@ -141,7 +143,7 @@ def method(section):
     return (
         f"Verdicts are by {MEASURES[analysis.measure]}. Each is a paired t test over the seeds"
         f" that an arm and the arm it is compared with share: the same batches in the same order,"
-        f" with other initialisations. {looks} Holm's method corrects p over {len(judged)}"
+        f" with different initialisations. {looks} Holm's method corrects p over {len(judged)}"
         f" comparisons, at {ALPHA}. A tie is two one-sided t tests within a margin of {margin}, at"
         f" {ALPHA} per comparison. Intervals are 95 % t intervals, each by itself: an interval may"
         f" exclude zero while its arm is undecided. Matching: {sweep['match']}. \u201cAbout k more"
@@ -151,11 +153,11 @@ def method(section):
     )
 
 
-# --- to do it again
+# --- facts to reproduce the sweep
 
 
 def facts_of(section):
-    """[(label, text)]: what is needed to repeat the sweep."""
+    """[(label, text)] of the facts needed to reproduce the sweep."""
     sweep, data = section.sweep, section.sweep["data"]
     rates = " ".join(f"{rate:g}" for rate in sweep["lr_grid"])
     cost = next(iter(section.costs.values()), {})
@@ -189,7 +191,7 @@ def facts_of(section):
 
 
 def distinct(section, key):
-    """The values of a key in the sweep and its rows."""
+    """The different values of a key in the sweep and its rows."""
     rows = [row for done in section.runs.done.values() for row in done.values()]
     values = {str(each[key]) for each in (section.sweep, *rows) if each[key]}
     return ", ".join(sorted(values))
@@ -206,6 +208,6 @@ def samples_of(section):
 
 
 def commands_of(section):
-    """The command of each run, one a line."""
+    """The command of each run, one per line."""
     runs = [row for done in section.runs.done.values() for _, row in sorted(done.items())]
     return "\n".join(row["command"] for row in runs)

@@ -1,4 +1,4 @@
-"""The settings of a sweep, and what its command line means."""
+"""The settings of a sweep, and the reading of its command line."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ OWNED = (
     *("seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change"),
     *("wandb_run_name", "dry_run", "doctor", "check"),
 )
-# Keys of train.py whose defaults a sweep writes out, so that each command says them.
+# Keys of train.py that each command of a sweep states, even at their defaults.
 SPOKEN = (
     *("dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"),
     *("device", "compile"),
@@ -58,7 +58,7 @@ class AblateConfig:
         multiples = self.lr_grid or [1]
         if any(type(multiple) not in (int, float) or multiple <= 0 for multiple in multiples):
             raise ValueError(
-                f"lr_grid={multiples} holds what is no multiple of a learning rate: "
+                f"lr_grid={multiples} holds a value that is not a positive number: "
                 "give numbers above 0"
             )
         self.lr_grid = [float(multiple) for multiple in multiples]
@@ -72,7 +72,7 @@ def parse_duration(text, key):
     try:
         return float(found[1]) * UNITS[found[2]] or None
     except (TypeError, ValueError):
-        raise ValueError(f"{key}={text} is no time: write 90s, 15m or 2h") from None
+        raise ValueError(f"{key}={text} is not a duration: write 90s, 15m or 2h") from None
 
 
 def variant_config(values, vocab_size=None):

@@ -5,7 +5,7 @@ this module says which of them decides what:
 - A paired t test gives the mean difference, its 95 % interval and its p-value. The interval is
   not corrected for the number of arms.
 - A sweep that may stop at n1, n2, ... seeds looks at its data L times. Its p-value is L times the
-  smallest at the looks it has reached (Bonferroni over the L planned looks). By the union bound
+  smallest at the looks reached so far (Bonferroni over the L planned looks). By the union bound
   this holds however the arms to continue with are chosen, and needs no model.
 - Holm's method corrects for the family of all planned comparisons. Those that failed or have not
   run count with p = 1. This corrected p-value decides.
@@ -25,21 +25,21 @@ from statsmodels.stats.power import TTestPower
 from statsmodels.stats.weightstats import ttost_paired
 
 ALPHA, POWER = 0.05, 0.8
-MOST_SEEDS = 300  # nobody runs more seeds than this, and such an estimate is worthless
+MOST_SEEDS = 300  # an estimate above this is too uncertain to be useful
 MOST_PAIRS_FLIPPED = 13  # up to here every flip is tried, 2^13 of them
 LARGEST_EFFECT = 10  # in standard deviations; the power is 1 beyond it
 
 
 def quietly(function, *args, **keys):
-    """Calls without warnings: SciPy warns when all differences are equal. Their p-value is then 0,
-    or nan if they are all 0."""
+    """Call without warnings: SciPy warns when all differences are equal. Their p-value is then
+    0, or nan if they are all 0."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         return function(*args, **keys)
 
 
 def compare(x, reference, margin, counts, looks):
-    """Compares losses x with reference, both [n, ...] and paired along the first axis; margin is a
+    """Compare losses x with reference, both [n, ...] and paired along the first axis; margin is a
     number or [...]. `counts` holds the number of pairs at each look reached, of `looks` planned.
 
     Returns a dict of arrays [...]: mean, low, high, sd and p of all n pairs; p_differ and p_tie
@@ -80,7 +80,7 @@ def equivalence(x, reference, margin):
 
 
 def judge(p_differ, p_tie, mean):
-    """Returns (words, p_holm) of one family of comparisons, all [family]. A difference that is
+    """(words, p_holm) of one family of comparisons, all [family]. A difference that is
     significant but smaller than the margin is better or worse, not a tie."""
     differs, p_holm = multipletests(p_differ, ALPHA, "holm")[:2]
     direction = np.where(np.asarray(mean) < 0, "better", "worse")
@@ -120,7 +120,7 @@ def bca(differences):
 
 
 def more_seeds(mean, sd, margin, n, family, looks):
-    """Estimates how many more pairs would decide a comparison that has n: 80 % power at the
+    """Estimate how many more pairs would decide a comparison that has n: 80 % power at the
     observed mean and sd, to differ at the level of Holm's first step or to tie, whichever needs
     fewer. None if that takes more than MOST_SEEDS. The observed effect is itself uncertain, so this
     is a hint only."""

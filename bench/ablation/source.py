@@ -1,4 +1,4 @@
-"""The hash of the code that trains, by which a sweep knows that its rows are of one code."""
+"""The hash of the training code. Rows of a sweep with the same hash come from the same code."""
 
 import ast
 import hashlib
@@ -14,7 +14,7 @@ def digest(content):
 
 def code_hash(name="train"):
     """The digest of the source of train.py and of every file of ours that it imports, directly or
-    not, also within functions. Comments and docstrings do not count."""
+    indirectly, also inside functions. Comments and docstrings do not count."""
     return digest(sources(name))
 
 
@@ -32,7 +32,7 @@ def sources(name="train"):
 
 
 def files_of(module):
-    """The files that an import of a dotted module name runs: of its packages, and its own."""
+    """The files that an import of a dotted module name runs: its packages' and its own."""
     parts = module.split(".")
     packages = [ROOT.joinpath(*parts[: n + 1], "__init__.py") for n in range(len(parts))]
     own = ROOT.joinpath(*parts).with_suffix(".py")
@@ -44,7 +44,7 @@ def imports(tree):
     names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            # `from room import module` names modules, too
+            # `from package import module` names a module, too
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]

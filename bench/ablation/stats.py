@@ -1,10 +1,10 @@
 """
-What the rows of a sweep say: a verdict for each arm, with its uncertainty.
+Analyse the rows of a sweep: a verdict for each arm, with its uncertainty.
 
 One measure decides (`metric` of sweep.json; lower is better). An arm and the arm it is compared
 with are paired by seed, because they saw the same batches in the same order. The second copy of
 the base, if the sweep has one, shows the noise floor: how much the base differs from itself. It
-makes no claim. significance.py holds the tests.
+gets no verdict. significance.py holds the tests.
 """
 
 import math
@@ -35,7 +35,7 @@ MEASURES = {
 
 @dataclass
 class Runs:
-    """The rows of a sweep, sorted into those that count and those that are only mentioned."""
+    """The rows of a sweep, sorted into those that count and those that the report only mentions."""
 
     done: dict  # arm -> {seed: row}, made with the sweep's code, configuration and learning rate
     failed: list = field(default_factory=list)
@@ -49,7 +49,7 @@ class Verdict:
 
     arm: str
     against: str
-    word: str  # better | worse | tie | undecided | failed | not run, or noise: the base's copy
+    word: str  # better | worse | tie | undecided | failed | not run; noise for the base's copy
     seeds: list = field(default_factory=list)  # of the pairs
     loss: float = math.nan  # mean of the arm over its own seeds
     loss_sd: float = math.nan
@@ -78,7 +78,7 @@ class Verdict:
 
 @dataclass
 class Analysis:
-    """All that is said about one sweep by one measure."""
+    """The analysis of one sweep by one measure."""
 
     measure: str
     margin: float
@@ -91,12 +91,12 @@ class Analysis:
 
 @dataclass
 class Comparison:
-    """A verdict in the making, with the losses it rests on."""
+    """A verdict that is not decided yet, with its losses."""
 
     verdict: Verdict
     x: np.ndarray  # [n], one loss per pair
     reference: np.ndarray  # [n]
-    tried: list  # seeds that ended, failed ones too
+    tried: list  # seeds whose runs ended, including failed ones
     p_differ: float = 1.0  # corrected for the looks
     p_tie: float = 1.0
 
@@ -105,7 +105,7 @@ class Comparison:
 
 
 def sort_rows(sweep, rows):
-    """Returns the Runs of a sweep. The last row of a run counts."""
+    """The Runs of a sweep. Of several rows of one run, the last counts."""
     identity = ("arm", "seed", "lr", "purpose", "code_hash", "config_hash")
     last = {tuple(row[key] for key in identity): row for row in rows}
 
@@ -133,7 +133,7 @@ def is_stale(sweep, row):
 
 
 def pairs(runs, arm, against, measure, costs):
-    """Returns (seeds, x [n], reference [n]) over the seeds that both arms have."""
+    """(seeds, x [n], reference [n]) over the seeds that both arms have."""
     seeds = sorted(runs.done[arm].keys() & runs.done[against].keys())
     if measure == "equal_time":
         return pairs_at_equal_time(runs, arm, against, seeds, costs)
@@ -145,8 +145,8 @@ def pairs(runs, arm, against, measure, costs):
 
 
 def pairs_at_equal_time(runs, arm, against, seeds, costs):
-    """The pairs at the time at which the first of the two arms ends. Each loss is interpolated on
-    the run's curve; steps become seconds by what a step of the arm takes when it is timed alone."""
+    """The pairs at the time when the first of the two arms ends. Each loss is interpolated on the
+    run's curve; steps are converted to seconds by the arm's time per step, measured alone."""
     times = [(costs.get(name) or {}).get("milliseconds_per_step") for name in (arm, against)]
     if None in times:
         return [], np.empty(0), np.empty(0)
@@ -166,7 +166,7 @@ def pairs_at_equal_time(runs, arm, against, seeds, costs):
 
 
 def analyse(sweep, runs, costs=None, measure=None):
-    """Returns the Analysis of a sweep by one measure (default: the sweep's metric)."""
+    """The Analysis of a sweep by one measure (default: the sweep's metric)."""
     measure = measure or sweep["metric"]
     own_measure = "final_val_loss" if measure == "equal_time" else measure
     losses = {
@@ -216,7 +216,7 @@ def planned_comparisons(sweep, runs, measure, costs):
     for pair, facts in sweep["arms"].items():
         if not facts.get("interaction_of"):
             continue
-        # (pair - a) - (b - base): what the two changes do together beyond what each does alone
+        # (pair - a) - (b - base): the effect of both changes beyond the sum of their effects
         a, b = facts["interaction_of"]
         with_a = differences_by_seed(runs, pair, a, measure, costs)
         without_a = differences_by_seed(runs, b, base, measure, costs)
@@ -230,7 +230,7 @@ def planned_comparisons(sweep, runs, measure, costs):
 
 
 def tried_seeds(runs):
-    """arm -> {seed} of its runs for the report that ended, failed ones too."""
+    """arm -> {seed} of its reported runs that ended, including failed ones."""
     tried = {arm: set(done) for arm, done in runs.done.items()}
     for row in runs.failed:
         if row["purpose"] == "report":
@@ -244,7 +244,7 @@ def differences_by_seed(runs, arm, against, measure, costs):
 
 
 def measure_difference(comparison, margin, looks):
-    """Fills in the numbers of a comparison that has pairs."""
+    """Fill in the numbers of a comparison that has pairs."""
     verdict, x, reference = comparison.verdict, comparison.x, comparison.reference
     if not len(x):
         verdict.p_tie = 1.0
@@ -267,7 +267,7 @@ def measure_difference(comparison, margin, looks):
 
 
 def decide(judged, runs, margin, looks):
-    """Fills in the words and corrected p-values of a family of comparisons."""
+    """Fill in the words and corrected p-values of a family of comparisons."""
     if not judged:
         return
     words, p_holm = judge(
@@ -309,7 +309,7 @@ def visible_difference(judged, looks):
 
 
 def explain(comparison, looks, runs, margin):
-    """A few words on what the verdict's word does not say."""
+    """A note that explains a verdict: failed runs, missing seeds, no margin; often empty."""
     arm, n, tried = comparison.verdict.arm, len(comparison.x), len(comparison.tried)
     parts = []
     failed = [row for row in runs.failed if row["arm"] == arm and row["purpose"] == "report"]
@@ -325,8 +325,8 @@ def explain(comparison, looks, runs, margin):
 
 
 def undecided(sweep, rows, costs=None):
-    """For a driver that has time left: [(arm, about how many more seeds, None if over MOST_SEEDS)]
-    of the arms that more seeds could decide. A pair is open while it or its interaction is."""
+    """[(arm, about how many more seeds, None if over MOST_SEEDS)] of the arms that more seeds could
+    decide. A pair is undecided as long as its own verdict or that of its interaction is."""
     open_arms = {}
     for verdict in analyse(sweep, sort_rows(sweep, rows), costs).verdicts:
         if verdict.word == "undecided":
@@ -335,7 +335,7 @@ def undecided(sweep, rows, costs=None):
 
 
 def listed(words, most=6):
-    """Words for a sentence, "a, b and c"; from `most` on, the rest is a number."""
+    """Join words for a sentence: "a, b and c". Beyond `most` words, only count the rest."""
     words = list(words)
     if len(words) > most:
         words[most - 1 :] = [f"{len(words) - most + 1} more"]

@@ -1,4 +1,4 @@
-"""A sweep: its arms, its folder, what it costs, and which of its runs are done."""
+"""A sweep: its arms, its folder, its costs, and which of its runs are done."""
 
 import json
 import math
@@ -22,9 +22,9 @@ from parts import costs
 from training.run_folder import hold, read_rows, sign
 from training.settings import TrainConfig
 
-TUNING_SEED = 1000  # the first of the seeds that choose a learning rate; reported ones count from 0
-LOOKS = (1, 2, 4)  # multiples of `seeds` after which a sweep with a budget decides what goes on
-# Keys that change no result, and so are no part of a configuration's hash.
+TUNING_SEED = 1000  # first seed of the runs that choose a learning rate; reported seeds start at 0
+LOOKS = (1, 2, 4)  # multiples of `seeds` after which a sweep with a budget chooses arms to continue
+# Keys that change no result and are left out of a configuration's hash.
 NOT_HASHED = (
     *OWNED,
     *("out_dir", "data_dir", "log_interval", "wandb_log", "wandb_project", "match"),
@@ -72,7 +72,7 @@ class Sweep:
 
     def settle_compile(self):
         """Whether the runs of all arms are compiled: what train.py chooses for a run of the base.
-        It is settled once, so that it is no difference between arms."""
+        All arms get the same choice, so that it makes no difference between them."""
         if self.device_kind == "cpu":
             return measure.start_run(self.run_values(self.arms["base"])).runtime.compile
         # The device alone decides. A login node, which has none, can still write an array job.
@@ -144,7 +144,7 @@ class Sweep:
         rows = [row | {"load_average": round(load, 1)} for row in rows]
         self.costs |= {row["arm"]: row for row in rows}
         for name, reason in failed.items():
-            print(f"warning: the costs of {name} are not known: {reason}", file=sys.stderr)
+            print(f"warning: cannot measure the costs of {name}: {reason}", file=sys.stderr)
         if "base" in failed or failed and self.config.match == "time":
             reason = next(iter(failed.values()))
             raise Failure(f"cannot time {', '.join(failed)}", f"match={self.config.match}", reason)
@@ -157,7 +157,7 @@ class Sweep:
             print(
                 f"warning: other work keeps this machine busy (load {load:.1f} on {cores} cores): "
                 "these times will be too long; "
-                f"remove {self.out / 'costs.jsonl'} to take them again",
+                f"remove {self.out / 'costs.jsonl'} to time them again",
                 file=sys.stderr,
             )
         return load
@@ -165,8 +165,8 @@ class Sweep:
     # ------------------------------------------------------------ runs
 
     def job(self, arm, seed, lr, purpose):
-        """The run of an arm. All arms see the data of a seed in one order, and each is initialised
-        from a seed of its own."""
+        """The run of an arm. With one seed, all arms see the data in the same order; each arm is
+        initialised from its own seed."""
         values = dict(arm.values)
         if lr != 1:
             values["learning_rate"] *= lr
@@ -222,7 +222,8 @@ class Sweep:
 
     def choose_learning_rates(self):
         """Choose for each arm the multiple of the learning rate with the least mean loss on the
-        tuning seeds. A multiple with a failed run is not chosen; the base again has the base's."""
+        tuning seeds, without multiples that have a failed run. The base's second copy uses the
+        base's."""
         if self.config.lr_grid == [1]:
             return
         for arm in self.arms.values():
@@ -240,7 +241,7 @@ class Sweep:
     # ------------------------------------------------------------ the folder
 
     def open(self, new_costs):
-        """Make the folder, lock it, write what is known so far, and read the rows that are done."""
+        """Make the folder, lock it, write the costs and sweep.json, and read the stored rows."""
         try:
             (self.out / "runs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -253,14 +254,14 @@ class Sweep:
         self.read_rows()
 
     def read_rows(self):
-        """Read the rows of this code and configuration. A run that failed is tried again."""
+        """Read the rows of this code and configuration. Failed runs will be tried again."""
         rows = [row for row in read_rows(self.out / "rows.jsonl") if "arm" in row]
         current = [row for row in rows if self.is_current(row)]
         self.rows = {launch.key(row): row for row in current if row["status"] == "done"}
         if len(rows) > len(current):
             print(
-                f"{len(rows) - len(current)} rows here are of other code or another configuration: "
-                "they are stale, and their runs are done again"
+                f"{len(rows) - len(current)} rows here come from other code or another "
+                "configuration: they are stale, and their runs are done again"
             )
         if rows:
             print(f"{len(self.rows)} runs are done already")
@@ -277,8 +278,8 @@ class Sweep:
         self.rows[job.key] = row
 
     def looks(self, before, values):
-        """The numbers of seeds after which verdicts are read. If the report of this sweep has been
-        read already, more seeds are a further look, which p-values must pay for."""
+        """The numbers of seeds after which verdicts are read. If this sweep already has a report,
+        more seeds are a further look, and the p-values are corrected for it."""
         multiples = LOOKS if self.config.budget_seconds else (1,)
         looks = [n * self.config.seeds for n in multiples]
         same_code = before.get("code_hash") == self.code_hash
@@ -336,8 +337,8 @@ def describe_arm(arm):
 
 
 def append(path, row):
-    """Write a line at the end of a file, on the disk before this returns. A last line that a kill
-    left unfinished is closed first."""
+    """Append a line to a file and flush it to disk. If a kill left the last line unfinished, end it
+    first."""
     try:
         with open(path, "ab+") as file:
             if file.tell():
@@ -348,5 +349,5 @@ def append(path, row):
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        fix = "free the disk; the same command goes on"
+        fix = "free the disk; the same command continues"
         raise Failure(f"cannot write a row: {error.strerror}", path, fix) from None

@@ -1,5 +1,4 @@
-"""Reading sweeps: the rows of their folders, joined where they belong together, and their
-analyses."""
+"""Read sweeps: join the rows of folders that belong to one sweep, and analyse them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +8,7 @@ from common import files
 from common.errors import UserError
 from training.run_folder import read_rows
 
-# Folders with the same values of these are one sweep, if the arms that they share are the same.
+# Folders with the same values of these keys are one sweep if their common arms are the same.
 SHARED = ("code_hash", "base", "base_values", "metric", "max_iters", "data")
 
 
@@ -35,7 +34,7 @@ class Section:
 
 @dataclass
 class Group:
-    """What the folders of one sweep hold."""
+    """The content of the folders of one sweep."""
 
     sweep: dict
     rows: list = field(default_factory=list)
@@ -43,8 +42,7 @@ class Group:
     folders: list = field(default_factory=list)
 
     def belongs(self, sweep):
-        """Whether another folder's sweep is the same: its code, base, data, and the arms of
-        both."""
+        """Whether another folder's sweep is the same: same code, base, data and common arms."""
         if any(self.sweep.get(key) != sweep.get(key) for key in SHARED):
             return False
         arms, others = self.sweep["arms"], sweep["arms"]
@@ -68,9 +66,9 @@ class Group:
         """The analysed Section."""
         sweep, rows = self.sweep, self.rows
         if len(self.folders) > 1:
-            # Done rows come last, so that one machine's failure does not undo another's run.
+            # Done rows come last, so that a failed run does not replace another machine's done run.
             rows.sort(key=lambda row: row["status"] == "done")
-            if len(sweep["looks"]) == 1:  # a fixed sweep decides on all the seeds there are
+            if len(sweep["looks"]) == 1:  # without a budget, all seeds count
                 sweep["looks"] = [max(sweep["looks"][0], base_seeds(sweep, rows))]
         runs, all_costs = stats.sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
         code = sweep["code_hash"]

@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs: its plan, and its progress. Tables are drawn by rich."""
+"""The terminal output of a sweep: its plan and its progress, in tables drawn by rich."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ WIDTH = 80  # of the plan
 
 
 def format_duration(seconds):
-    """Seconds for people: 90 s, 5 min, 2.0 h."""
+    """Seconds in a readable unit: 90 s, 5 min, 2.0 h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 6000:
@@ -54,7 +54,7 @@ def changes_table(sweep):
 
 
 def costs_table(sweep):
-    """What the arms cost: in closed form, and as it was timed here."""
+    """The costs of the arms: in closed form, and as measured here."""
     names = ["arm", "a run", "parameters", "match", "MFLOP", "KV bytes", "ms/step", "decode ms"]
     caption = "MFLOP, KV bytes and decode ms are per token"
     table = make_table(names, caption=caption, caption_justify="left")
@@ -81,8 +81,8 @@ def cost_cells(arm, row):
 
 
 class Progress:
-    """The runs of a sweep as they end: on a terminal a table that rich redraws, else a line for
-    each run. A context manager, which gives the terminal back."""
+    """The progress of a sweep: on a terminal a table that rich redraws, else a line for each run
+    that ends. A context manager, which restores the terminal."""
 
     def __init__(self, sweep, jobs, terminal=None):
         self.sweep, self.jobs = sweep, jobs
@@ -109,7 +109,7 @@ class Progress:
         return self.sweep.rows.get(job.key, {}).get("status")
 
     def seconds_left(self):
-        """{arm: predicted seconds}, corrected by what runs took beside their prediction so far."""
+        """{arm: predicted seconds}, corrected by the ratio of actual to predicted times so far."""
         predicted, rows = self.sweep.predicted, self.sweep.rows
         taken = foreseen = 0.0
         for job in self.jobs:
@@ -148,7 +148,7 @@ class Progress:
         return name, f"{len(done)}/{len(jobs)}", mean, best, left, str(failed or "")
 
     def show(self, job=None, row=None):
-        """Show the row of a job that ended, or without one the time that has passed."""
+        """Show the row of a job that ended; without a row, update the elapsed time."""
         if self.live:
             now = time.perf_counter()
             if row or now - self.drawn_at > 1:
@@ -158,7 +158,7 @@ class Progress:
             print(self.line(job, row), flush=True)
 
     def line(self, job, row):
-        """What is printed of a run that ended, where there is no terminal."""
+        """The line to print for a run that ended if there is no terminal."""
         ended = sum(other.key in self.sweep.rows for other in self.jobs)
         if row["status"] == "failed":
             outcome = f"FAILED: {row['reason']}"

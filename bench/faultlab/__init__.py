@@ -1,1 +1,1 @@
-"""The inside of bench/faults.py: runs seen from outside, and how they are killed."""
+"""The code behind bench/faults.py: start, kill and inspect runs from outside."""

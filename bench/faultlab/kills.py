@@ -1,4 +1,4 @@
-"""Runs that are killed or stopped by a signal, by themselves and as two ranks."""
+"""Runs that a signal kills or stops, with one process and with two ranks."""
 
 import os
 import re
@@ -47,7 +47,7 @@ class Aim:
     inside: int = 0  # kills that came within the writing
 
     def learn(self, out):
-        """Look where an aimed kill came, and aim the next one later or sooner."""
+        """Check whether a kill came within the writing, and aim the next one later or sooner."""
         latest = out / "latest"
         unfinished = [*out.glob("ckpt/.*"), *out.glob(".*.partial-*")]
         pointer = int(latest.read_text()) if latest.exists() else 0
@@ -57,9 +57,9 @@ class Aim:
 
 
 def kills(lab):
-    """kill -9 at random moments, and within the writing of a checkpoint; each time the same command
+    """kill -9 at random moments and while a checkpoint is written; each time the same command
     resumes the run."""
-    plans = {arm: [] for arm in ARMS}  # of each kill whether it is aimed; the last comes first
+    plans = {arm: [] for arm in ARMS}  # for each kill whether it is aimed; used from the end
     for n in range(lab.kills):
         plans[ARMS[n % len(ARMS)]].append(n // len(ARMS) % 2 == 1)
     if lab.short:
@@ -68,14 +68,14 @@ def kills(lab):
     for arm, plan in plans.items():
         killed_run(lab, arm, plan, aim)
         for _ in range(10 + lab.kills):
-            if plan:  # the run ended before all its kills came
+            if plan:  # the run ended before all its kills
                 killed_run(lab, arm, plan, aim)
         if plan:
             raise RuntimeError(f"{len(plan)} kills never came in time")
 
 
 def killed_run(lab, arm, plan, aim):
-    """A run that is killed and resumed until it ends. Takes the kills that came from the plan."""
+    """Kill and resume a run until it ends. Removes each kill that hit the run from the plan."""
     out = lab.folder()
     last = rows(lab.reference(arm))[-1]
     interval = last["seconds"] / last["step"] * lab.every  # seconds between two checkpoints
@@ -102,14 +102,14 @@ def killed_run(lab, arm, plan, aim):
 
 
 def wait_for_a_save(lab, process, out, aim):
-    """Wait until the writing of a checkpoint has begun, and a little longer."""
+    """Wait until the writing of a checkpoint has begun, and a random time longer."""
     before = stamp(out)
     if process.until(lambda: stamp(out) != before, 0.0002):
         time.sleep(lab.random.uniform(0, aim.width))
 
 
 def wait_at_random(lab, process, out, interval):
-    """Wait for a moment of the training, or in one of five cases of the start."""
+    """Wait for a random moment of the training or, in one of five cases, of the start."""
     known_rows = len(rows(out))
 
     def training():
@@ -122,7 +122,7 @@ def wait_at_random(lab, process, out, interval):
 
 
 def stamp(out):
-    """When the folder of the checkpoints changed last, 0 if there is none."""
+    """The time of the last change of the folder of checkpoints, 0 if there is none."""
     try:
         return (out / "ckpt").stat().st_mtime_ns
     except OSError:
@@ -133,8 +133,8 @@ def stamp(out):
 
 
 def signals(lab):
-    """SIGTERM and Ctrl-C within a step and within an evaluation: saved, and the printed command
-    resumes the run."""
+    """SIGTERM and Ctrl-C within a step and within an evaluation: the run saves, and the command
+    that it prints resumes it."""
     for number, status, moment in (
         (signal.SIGTERM, 143, "a step"),
         (signal.SIGTERM, 143, "an evaluation"),
@@ -152,7 +152,7 @@ def signals(lab):
 
 
 def stopped_run(lab, number, status, moment):
-    """(run folder, process) of a run that got a signal and ended by it."""
+    """(run folder, process) of a run that a signal stopped."""
     for _ in range(6):  # until the signal comes within the evaluation, and not after it
         out = lab.folder()
         step = lab.every
@@ -173,8 +173,8 @@ def stopped_run(lab, number, status, moment):
 
 
 def second_signal(lab):
-    """A step of a minute, SIGTERM, then Ctrl-C: the run ends at once, and the checkpoints are as
-    they were."""
+    """SIGTERM, then Ctrl-C, within a step of a minute: the run ends at once, and the checkpoints
+    are unchanged."""
     out = lab.part_way()
     before, log = tree(out / "ckpt"), (out / "log.jsonl").stat().st_ino
     process = lab.start(out, "--gradient_accumulation_steps=20000")
@@ -196,8 +196,8 @@ TWO_RANKS = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"
 
 
 def ranks(lab):
-    """Two ranks of torchrun, of which one is killed or gets a signal; and mistakes: all end, with a
-    whole checkpoint."""
+    """Two ranks of torchrun: one is killed or gets a signal, or the user makes a mistake. Both must
+    end, with complete checkpoints."""
     for rank, number in ((0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGTERM)):
         with lab.trial(f"one rank of two gets {number.name}"):
             one_rank_of_two(lab, rank, number)

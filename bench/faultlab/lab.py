@@ -1,7 +1,7 @@
 """
-A training run as it is seen from outside: commands in processes of their own, and what lies in the
-run folder. bench/faults.py breaks such runs; nothing here calls the code that is tested, other than
-by its command line.
+A training run seen from outside: commands in separate processes, and the files in the run folder.
+bench/faults.py breaks such runs. Nothing here calls the tested code except through its command
+line.
 """
 
 import contextlib
@@ -51,12 +51,12 @@ WORDS = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
 
 
 class Wrong(Exception):
-    """What was seen instead of what is owed."""
+    """A run did not behave as it must."""
 
 
 class Process:
-    """A script of this repo that runs on its own. What it prints goes to files, so that no pipe can
-    fill."""
+    """A script of this repo in its own process. Its output goes to files, because a pipe could fill
+    up and block it."""
 
     started = []
 
@@ -66,7 +66,7 @@ class Process:
                 resource.setrlimit(kind, (size, size))
 
         self.files = [
-            tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (open while we live)
+            tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (open as long as the object)
             for _ in range(2)
         ]
         ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -84,7 +84,7 @@ class Process:
         self.started.append(self)
 
     def until(self, condition, pause=0.002):
-        """Wait for a condition. Returns False if the process ends before."""
+        """Wait for a condition. Returns False if the process ends first."""
         while self.popen.poll() is None:
             if condition():
                 return True
@@ -100,7 +100,7 @@ class Process:
         return alive
 
     def printed(self):
-        """What it has printed so far to stdout and stderr."""
+        """[stdout, stderr] printed so far."""
         return [os.pread(file.fileno(), 1 << 24, 0).decode(errors="replace") for file in self.files]
 
     def expect(self, status, words="", seconds=300):
@@ -172,7 +172,7 @@ class Lab:
             f"--eval_interval={self.every}",
             f"--data_dir={self.scratch}/data",
             f"--out_dir={out}",
-            *["--init_from=resume"] * bool(newest(out)),
+            *(["--init_from=resume"] if newest(out) else []),
             *more,
         ]
 
@@ -188,7 +188,7 @@ class Lab:
         return self.references[arm]
 
     def part_way(self):
-        """A copy of a run that has written two checkpoints and has a third to come."""
+        """A copy of a run that has written two of its three checkpoints."""
         if not self.stopped:
             self.stopped = self.folder()
             with self.trial("an undisturbed run"):
@@ -196,17 +196,17 @@ class Lab:
         return self.folder(self.stopped)
 
     def to_the_end(self, out, argv=None):
-        """Resume a run, by the given command or by that which began it. Raises Wrong unless it ends
-        like the undisturbed one."""
+        """Resume a run with the given command or the one that began it. Raises Wrong unless it
+        ends like the undisturbed one."""
         Process(argv or self.argv(out)).expect(0)
         same(out, self.reference())
 
 
-# ---------------------------------------------------------------- what lies in a run folder
+# ---------------------------------------------------------------- the files of a run folder
 
 
 def rows(out):
-    """The whole lines of log.jsonl."""
+    """The complete rows of log.jsonl."""
     found = []
     if (out / "log.jsonl").exists():
         for line in (out / "log.jsonl").read_text(errors="replace").splitlines():
@@ -241,8 +241,8 @@ def tensors(folder):
 
 
 def digest(out):
-    """All that has to be equal: what was logged of each step, in order, the tensors of the last
-    checkpoint, and the best step."""
+    """Everything that must be equal between two runs: the logged values of each step, in order, the
+    tensors of the last checkpoint, and the best step."""
     folder = out / "ckpt" / f"{newest(out):06d}"
     found = {}
     for i, row in enumerate(rows(out)):
@@ -256,21 +256,21 @@ def digest(out):
     return found
 
 
-# ---------------------------------------------------------------- what is owed; each raises Wrong
+# ---------------------------------------------------------------- checks; each raises Wrong
 
 
 def same(out, reference):
-    """A run ended like the undisturbed one."""
+    """Check that a run ended like the undisturbed one."""
     found, expected = digest(out), digest(reference)
     wrong = [key for key in found | expected if found.get(key) != expected.get(key)]
     if wrong:
         key = wrong[0]
         values = f"{found.get(key)}, not {expected.get(key)}"
-        raise Wrong(f"not as undisturbed: {key}: {values}, and {len(wrong) - 1} more")
+        raise Wrong(f"not like the undisturbed run: {key}: {values}, and {len(wrong) - 1} more")
 
 
 def whole(out):
-    """Every checkpoint in a run folder is whole by its checksums."""
+    """Check that every checkpoint in a run folder matches its checksums."""
     for folder in out.glob("ckpt/*"):
         if folder.name.isdigit():
             path = folder / "checksums.json"
@@ -283,7 +283,7 @@ def whole(out):
 
 
 def unchanged(before, out):
-    """All files are as they were when `before` was their tree."""
+    """Check that the files under `out` are the same as in `before`, an earlier tree(out)."""
     after = tree(out)
     for path in before | after:
         if before.get(path) != after.get(path):

@@ -1,1 +1,1 @@
-"""The inside of bench/speed.py."""
+"""The measurements of bench/speed.py."""

@@ -1,6 +1,6 @@
 """
-What sharing keys and values buys: the time of one more token and the size of the cache, with as
-many key heads as query heads (MHA), fewer (GQA) and one (MQA), at the same width:
+Measure what is gained by sharing keys and values: the time of one more token and the size of the
+cache, with as many key heads as query heads (MHA), fewer (GQA) and one (MQA), at the same width:
 
     python bench/speed.py gqa
 
@@ -119,5 +119,5 @@ def main(argv):
     values, words = load(argv, [GqaConfig], __doc__)
     if words != ["gqa"]:
         fix = "python bench/speed.py gqa, and --key=value"
-        raise UserError("one thing at a time, please", "command line", fix)
+        raise UserError("give exactly one measurement", "command line", fix)
     report(build(GqaConfig, values), argv)

@@ -57,8 +57,8 @@ def program_arm(folder):
 
 def write_llama2c(model, folder):
     """Write our weights in the older format that run.c reads: seven integers, then fp32 matrices,
-    all layers of one kind together. Its RoPE turns neighbouring pairs, so the rows of wq and wk
-    change places. The words of its tokenizer are the ids."""
+    all layers of one kind together. Its RoPE rotates neighbouring pairs, so the rows of wq and wk
+    are reordered. Its tokenizer gets the ids as words."""
     c, state = model.config, model.state_dict()
 
     def all_layers(name, heads=0):

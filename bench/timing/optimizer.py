@@ -1,9 +1,9 @@
 """
-How long a step of AdamW takes beside one of Muon, ours and torch's, for our LLaMA in two sizes:
+Time a step of AdamW and of Muon, ours and torch's, for our LLaMA in two sizes:
 
     python bench/speed.py optimizer
 
-AdamW and Muon are those of training/optim.py. All work on the same gradients, in turn. Writes
+AdamW and our Muon are those of training/optim.py. All use the same gradients, in turn. Writes
 bench/results/speed_optimizer.md.
 """
 

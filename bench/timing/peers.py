@@ -1,4 +1,4 @@
-"""Models of other libraries, of the sizes of ours. `c` has n_layer, n_head, n_embd, block_size,
+"""Models of other libraries, with the sizes of ours. `c` has n_layer, n_head, n_embd, block_size,
 vocab_size and, for a LLaMA, multiple_of. Each function returns (model, its loss function)."""
 
 import contextlib
@@ -11,9 +11,8 @@ from torch.nn import functional as F
 
 from common.errors import UserError
 
-TIED_FROM = (
-    50000  # LLaMAs with a larger vocabulary have tied embeddings, as in config/llama_124m.py
-)
+# LLaMAs with a larger vocabulary than this have tied embeddings, as in config/llama_124m.py.
+TIED_FROM = 50000
 
 
 def cross_entropy(logits, y):
@@ -27,7 +26,7 @@ def swiglu_width(c):
 def check_nanogpt(path):
     """Raise UserError unless the folder, if one is given, is a checkout of nanoGPT."""
     if path and not Path(path, "model.py").exists():
-        fix = "check it out, or leave the key out"
+        fix = "clone nanoGPT there, or leave the key out"
         raise UserError("no nanoGPT here", f"nanogpt={path}", fix)
 
 

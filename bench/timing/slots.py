@@ -1,4 +1,4 @@
-"""How long a training step takes with each word of a slot, beside the base."""
+"""Time a training step with each word of a slot beside that of the base."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -49,7 +49,7 @@ def compare(arm, base, config, device):
         sides.append((side, compiled))
     times = np.zeros((config.steps + WARM_UP, 2))  # seconds of the arm and of the base
     for pair in range(len(times)):
-        for which in (0, 1) if pair % 2 else (1, 0):  # who goes first alternates
+        for which in (0, 1) if pair % 2 else (1, 0):  # the order alternates
             side, loss = sides[which]
             times[pair, which] = side.step(loss)
     times = times[WARM_UP:]
@@ -93,7 +93,7 @@ def main(argv, usage):
     values, words = load(argv, [SpeedConfig], usage)
     if len(words) != 1:
         fix = "python bench/speed.py slots, or a slot such as norm"
-        raise UserError("one thing at a time, please", "command line", fix)
+        raise UserError("give exactly one measurement", "command line", fix)
     config, what = build(SpeedConfig, values), words[0]
     check_steps(config.steps)
     device = find_device(config.device)

@@ -1,13 +1,13 @@
 """
-How long a training step takes, beside other libraries' models of the same size doing the same work:
+Time a training step of our models and of other libraries' models that have the same size:
 
     python bench/speed.py train --nanogpt=../nanoGPT     # 0.8 M parameters (--shape=M: 10.6 M)
     python bench/speed.py train --shape=124m --device=cuda --dtype=bfloat16 --nanogpt=../nanoGPT
 
-A step is forward, backward, clipping at 1.0 and fused AdamW, on a batch that stays the same. Every
-model has dropout 0 and its own defaults besides (so transformers' GPT-2 has biases, which the
-others here do not). The sides take steps in turn, eager and compiled, so that a busy machine slows
-all alike. A ratio is the median over the rounds, with its 95 % bootstrap interval. Writes
+A step is forward, backward, clipping at 1.0 and fused AdamW, always on the same batch. Every
+model has dropout 0 and otherwise its own defaults (so transformers' GPT-2 has biases, and the
+others have none). The sides take steps in turn, eager and compiled, so that a busy machine slows
+all of them equally. A ratio is the median over the rounds, with its 95 % bootstrap interval. Writes
 bench/results/speed_train_<shape>.md.
 """
 
@@ -54,7 +54,7 @@ PEAKS = {
     "4090": 165,
     "3090": 71,
 }
-# Ours, and what its speed is divided by.
+# {our model: the models to compare it with}
 RATIOS = {
     "our GPT-2": ("nanoGPT", "transformers GPT-2"),
     "our LLaMA": ("transformers LLaMA", "litgpt LLaMA", "nanoGPT"),
@@ -95,7 +95,7 @@ def costs_config(name, c):
 
 
 def make_sides(config, c, device):
-    """{name: Side} of those whose library is there."""
+    """{name: Side} of those whose library is installed."""
     makers = {
         "our GPT-2": lambda: ours("gpt2", c),
         "our LLaMA": lambda: ours("llama", c),
@@ -197,7 +197,7 @@ def report(config, argv):
     c.batch_size = config.batch_size or c.batch_size
     device = find_device(config.device)
     torch.set_num_threads(config.threads)
-    # TF32 on a GPU for what stays in float32; this changes nothing on a CPU.
+    # On a GPU, TF32 for operations that stay in float32; no effect on a CPU.
     torch.set_float32_matmul_precision("high")
     sides = make_sides(config, c, device)
     times, memory = race(sides, config)
@@ -231,7 +231,7 @@ def main(argv):
     values, words = load(argv, [TrainSpeedConfig], __doc__)
     if words != ["train"]:
         fix = "python bench/speed.py train"
-        raise UserError("one thing at a time, please", "command line", fix)
+        raise UserError("give exactly one measurement", "command line", fix)
     config = build(TrainSpeedConfig, values)
     check_steps(config.steps)
     peers.check_nanogpt(config.nanogpt)

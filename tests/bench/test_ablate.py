@@ -120,7 +120,7 @@ def test_every_shipped_sweep_is_valid(path, device):
         (["--axis=n_layer"], r"no axis n_layer"),
         ([], r"no arms"),
         (["--design=leave_one_in", "--seed=3"], r"the sweep gives each run its own seed"),
-        (["--design=leave_one_in", "--budget=soon"], r"budget=soon is no time"),
+        (["--design=leave_one_in", "--budget=soon"], r"budget=soon is not a duration"),
         (["--design=leave_one_in", "--budget=1s"], r"3 seeds of each arm take about"),
         (["--design=leave_one_in", "--prompt=é"], r"is not in the vocabulary"),
         (["--design=leave_one_in", "--lr_grid=[0]"], r"lr_grid=\[0\]"),

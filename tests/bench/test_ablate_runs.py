@@ -119,7 +119,7 @@ def test_the_budget_is_kept(data_dir, tmp_path, quick, stub, monkeypatch, capsys
     what = arguments(data_dir, tmp_path / "out", ROPE, "--seeds=2", "--budget=2000s")
     assert ablate.main(what, stub) == 0
     assert len(rows_of(tmp_path / "out")) == 6
-    assert "do not pay for 2 more seeds of rope" in capsys.readouterr().out
+    assert "too short for 2 more seeds of rope" in capsys.readouterr().out
 
 
 def test_stale_rows_are_not_mixed_in(data_dir, tmp_path, quick, stub, monkeypatch, capsys):
@@ -128,7 +128,7 @@ def test_stale_rows_are_not_mixed_in(data_dir, tmp_path, quick, stub, monkeypatc
     first = rows_of(out)
     monkeypatch.setattr(sweep, "code_hash", lambda: "another")
     assert ablate.main(arguments(data_dir, out, *what), stub) == 0
-    assert "2 rows here are of other code or another configuration" in capsys.readouterr().out
+    assert "2 rows here come from other code or another configuration" in capsys.readouterr().out
     assert {row["code_hash"] for row in rows_of(out).values()} == {"another"}
     assert len(read_rows(out / "rows.jsonl")) == 4
     assert (out / "runs" / "rope-s0-lr1.old1" / "steps.txt").exists()  # kept aside
@@ -152,7 +152,7 @@ def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, cap
     out = tmp_path / "out"
     assert ablate.main(arguments(data_dir, out, "--design=leave_one_in", "--dry_run"), stub) == 0
     printed = capsys.readouterr().out
-    wanted = "7 arms, 0 runs to choose learning rates, 21 to report; 2 at a time: about"
+    wanted = "7 arms, 0 runs to choose learning rates, 21 to report, 2 at a time: about"
     assert not out.exists() and wanted in printed
     lines = printed.splitlines()
     commands = [line for line in lines if line.startswith("python ") and "--data_seed=" in line]

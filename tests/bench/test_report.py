@@ -100,7 +100,7 @@ def test_the_first_lines_say_that_it_is_a_screening_and_what_came_out(written):
         lines[0]
         == "# Screening: Which piece of LLaMA helps a character-level GPT-2 at 0.8 M parameters?"
     )
-    assert "5 seeds per arm: it can only see large effects (here about 0.0" in lines[2]
+    assert "5 seeds per arm: it can only detect large effects (here about 0.0" in lines[2]
     assert re.search(
         r"against the base \(gpt2\): rope \(−0\.0\d\d, .*\) and alibi \(.*\) do better,"
         r" while untied \(\+.*\) does worse\. rmsnorm ties .*; gqa and swiglu are undecided;"

@@ -420,9 +420,9 @@ CHANGES = {  # of the clean sweep -> what must be said then
         "arms": {"rope": {"changes": {"batch_size": 4}}}
     },
     "different hardware: H200 and Xeon": {"row_of": {"hardware": "H200"}},
-    "of these pairs are from different hardware: rope seed 1": {"row_of": {"hardware": "H200"}},
-    "The costs are from different hardware": {"cost_of": {"hardware": "H200"}},
-    "measured on other code than the sweep's": {"cost_of": {"code_hash": "old"}},
+    "of these pairs were made on different hardware: rope seed 1": {"row_of": {"hardware": "H200"}},
+    "The costs were measured on different hardware": {"cost_of": {"hardware": "H200"}},
+    "measured with other code than the sweep's": {"cost_of": {"code_hash": "old"}},
     "in closed form": {"cost_of": {"peak_memory": "closed form"}},
 }
 

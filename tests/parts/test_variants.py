@@ -701,7 +701,7 @@ def test_options_are_frozen():
         (dict(n_kv_head=3), "n_head=4 is not divisible by n_kv_head=3"),
         (dict(window=4, block_local=4), "choose one"),
         (dict(full_every=2), "give window too"),
-        (dict(position="rope", n_head=16), "rope turns pairs"),
+        (dict(position="rope", n_head=16), "rope rotates pairs"),
         (dict(position="alibi", rope_fraction=0.5), "mean nothing to position=alibi"),
         (dict(position="alibi", rope_scaling="yarn"), "mean nothing to position=alibi"),
         (dict(position="rope", rope_factor=2.0), "scales nothing.*give rope_scaling"),

@@ -48,17 +48,17 @@ WQ = "blocks.0.attn.wq.weight"
 SPOILT = {  # name: (how, what the error says, whether sampling finds it as well)
     "pickle for weights": (
         lambda folder: (folder / "model.safetensors").write_bytes(pickle.dumps(Bomb())),
-        "no safetensors file.*model",
+        "cannot read this safetensors file.*model",
         True,
     ),
     "torch.save for weights": (
         lambda folder: torch.save({"x": Bomb()}, folder / "model.safetensors"),
-        "no safetensors file.*model",
+        "cannot read this safetensors file.*model",
         True,
     ),
     "pickle for moments": (
         lambda folder: (folder / "optimizer.safetensors").write_bytes(pickle.dumps(Bomb())),
-        "no safetensors file.*optimizer",
+        "cannot read this safetensors file.*optimizer",
         False,
     ),
     "state is a list": (
@@ -188,11 +188,11 @@ def test_what_a_crafted_checkpoint_lacks_is_named(
 
 
 CLAIMS = {  # what config.json is changed to, and the words of the error
-    "n_layer=1000000000": ({"n_layer": 10**9}, "n_layer=1000000000, and the weights have 1 "),
+    "n_layer=1000000000": ({"n_layer": 10**9}, "n_layer=1000000000, but the weights have 1 "),
     "n_layer='2'": ({"n_layer": "2"}, "n_layer must be int, not '2'"),
     "n_layer=0": ({"n_layer": 0}, "n_layer=0 is below 1"),
-    "vocab_size=10^12": ({"vocab_size": 10**12}, "vocab_size=1000000000000, and the weights have"),
-    "n_embd=10^15": ({"n_embd": 10**15}, "n_embd=1000000000000000, and the weights have 8"),
+    "vocab_size=10^12": ({"vocab_size": 10**12}, "vocab_size=1000000000000, but the weights have"),
+    "n_embd=10^15": ({"n_embd": 10**15}, "n_embd=1000000000000000, but the weights have 8"),
     "n_embd=null": ({"n_embd": None}, "n_embd must be int, not None"),
     "n_head=0": ({"n_head": 0}, "n_head=0 is below 1"),
     "n_head=3": ({"n_head": 3}, "n_embd=8 is not divisible by n_head=3"),

@@ -172,13 +172,13 @@ def test_what_the_command_refuses(runs, tmp_path):
     (tmp_path / "there").mkdir()
     for words, argv in {
         "dest is missing": [],
-        "there already": [f"--dest={tmp_path / 'there'}"],
+        "it exists already": [f"--dest={tmp_path / 'there'}"],
         "name is too long": [f"--dest={tmp_path}/{'x' * 300}"],
-        "no folder to put it in": [f"--dest={tmp_path}/no/hf"],
+        "its parent folder does not exist": [f"--dest={tmp_path}/no/hf"],
         "no checkpoint here": [f"--out_dir={tmp_path}", f"--dest={tmp_path / 'hf'}"],
         "choose from hf, gguf": ["--export=onnx"],
         "cannot read hf": ["hf"],
-        "window=5: that GGUF's llama has not": [
+        "window=5: GGUF's llama does not have this": [
             "--export=gguf",
             f"--out_dir={runs / 'mistral'}",
             f"--dest={tmp_path / 'x.gguf'}",
@@ -238,7 +238,7 @@ def test_a_dest_that_appears_meanwhile_stays(runs, tmp_path, monkeypatch):
         dest.write_text("mine")
 
     monkeypatch.setattr(gguf_format, "write", slow_write)
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="it exists already"):
         main(["--export=gguf", f"--out_dir={runs / 'llama'}", f"--dest={dest}"])
     assert dest.read_text() == "mine" and list(tmp_path.iterdir()) == [dest]
 
@@ -338,7 +338,7 @@ def test_splits_that_tiktoken_cannot_do_are_refused():
         [split | {"behavior": "Removed"}, bytes_],
         [split | {"pattern": {"String": " "}}, bytes_],
     ):
-        with pytest.raises(UserError, match="no byte-level BPE that we can read"):
+        with pytest.raises(UserError, match="cannot read this as byte-level BPE"):
             tokenizer_formats.from_tokenizer_json(
                 whole | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}, "x"
             )
@@ -492,7 +492,7 @@ def test_a_tokenizer_that_llama_cpp_lacks(tmp_path, capsys):
     """It is said before the file is written."""
     pytest.importorskip("gguf")
     tokenizer = bpe(LLAMA3)
-    assert "llama.cpp cannot write text" in gguf_format.caveat(tokenizer.to_json())
+    assert "llama.cpp cannot read or write text" in gguf_format.caveat(tokenizer.to_json())
     assert "reads '?' for" in gguf_format.caveat({"kind": "char", "chars": "ab?"})
     write_gguf(tmp_path / "x.gguf", small_llama(tokenizer.vocab_size), tokenizer)
     with pytest.raises(UserError, match="no_vocab"):
@@ -565,7 +565,7 @@ def test_gguf_files_that_are_not_ours(tmp_path):
 @pytest.mark.parametrize(
     "key, value, words",
     [
-        ("block_count", 2**32 - 1, "num_hidden_layers is 4294967295, and there is no tensor of"),
+        ("block_count", 2**32 - 1, "num_hidden_layers is 4294967295, but there is no tensor of"),
         ("embedding_length", 2**32 - 4, "llama.rope.dimension_count=8"),
         ("vocab_size", 2**32 - 1, "vocab_size=4294967295"),
         ("feed_forward_length", 2**32 - 1, "gate_proj"),
@@ -606,7 +606,7 @@ def test_tokens_of_a_gguf_file(tmp_path, monkeypatch):
     gguf = pytest.importorskip("gguf")
     write_list = gguf.GGUFWriter.add_token_list
     for words, change in {
-        "gaps or doubles": lambda tokens: [*tokens[:-1], tokens[0]],
+        "gaps or duplicates": lambda tokens: [*tokens[:-1], tokens[0]],
         "have gaps": lambda tokens: tokens[:-1],
         "neither bytes nor characters": lambda tokens: ["king", *tokens[1:]],
         "cannot read the tokenizer": lambda tokens: list(range(256)),
@@ -626,12 +626,12 @@ def test_tokens_of_a_gguf_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "damage, words",
     [
-        (lambda w: w["model"]["vocab"].update(king=999), "gaps or doubles"),
-        (lambda w: w["model"]["vocab"].update({"!": 1}), "gaps or doubles"),
-        (lambda w: w["model"]["vocab"].update({"!": "1"}), "cannot read|can read"),
-        (lambda w: w.update(pre_tokenizer=None), "can read"),
-        (lambda w: w.update(added_tokens=5), "can read"),
-        (lambda w: w["model"].update(merges=[[1, 2]]), "can read"),
+        (lambda w: w["model"]["vocab"].update(king=999), "gaps or duplicates"),
+        (lambda w: w["model"]["vocab"].update({"!": 1}), "gaps or duplicates"),
+        (lambda w: w["model"]["vocab"].update({"!": "1"}), "cannot read"),
+        (lambda w: w.update(pre_tokenizer=None), "cannot read this as byte-level BPE"),
+        (lambda w: w.update(added_tokens=5), "cannot read this as byte-level BPE"),
+        (lambda w: w["model"].update(merges=[[1, 2]]), "cannot read this as byte-level BPE"),
     ],
 )
 def test_a_damaged_tokenizer(damage, words, tmp_path):

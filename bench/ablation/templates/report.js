@@ -1,4 +1,4 @@
-// A click on a heading sorts its column: by number where there are numbers, once more for the other way round; empty cells last.
+// A click on a heading sorts its column: by number if it holds numbers; a second click reverses the order; empty cells come last.
 for (const table of document.querySelectorAll("table")) table.querySelectorAll("thead th").forEach((head, column) => head.addEventListener("click", () => {
   const down = head.getAttribute("aria-sort") === "ascending" ? -1 : 1, body = table.tBodies[0];
   const key = row => { const cell = row.cells[column]; return cell.dataset.key !== undefined ? +cell.dataset.key : column ? NaN : cell.textContent; };
@@ -7,7 +7,7 @@ for (const table of document.querySelectorAll("table")) table.querySelectorAll("
   table.querySelectorAll("th[aria-sort]").forEach(other => other.removeAttribute("aria-sort"));
   head.setAttribute("aria-sort", down > 0 ? "ascending" : "descending");
 }));
-// The tips of the plots at once, and on a touch screen too.
+// Show the tips of the plots without delay, and on touch screens, too.
 const tip = document.getElementById("tip");
 for (const mark of document.querySelectorAll("svg .tip")) {
   const title = mark.querySelector("title"), words = title.textContent;
