@@ -16,6 +16,8 @@ from common.configurator import PositiveInt, allowed, build, keys, load
 from common.errors import UserError, run
 from parts.architectures import ARCH, CORNERS, configure, owners
 from parts.costs import flops_per_token, kv_bytes_per_token, parameters
+from parts.mixer import MIXER
+from parts.position import POSITION
 from parts.variant import SLOTS, VariantConfig
 
 WIDTH = 100  # columns
@@ -86,8 +88,11 @@ def row(word, c, base, note):
     return left + textwrap.shorten(note, WIDTH - len(left), placeholder=" …")
 
 
-def needed(key, base):
-    """The change to the base without which a key means nothing, such as position=rope."""
+def needed(key, word, base):
+    """The change to the base without which a key means nothing, such as position=rope, or without
+    which a mixer cannot be used: position=none, where it has no place for those of the base."""
+    if key == "mixer" and POSITION[base.position].acts_on not in (None, *MIXER[word].acted_on):
+        return {"position": "none"}
     slot, words = owners().get(key, (None, ()))
     if slot is None or set(getattr(base, slot).split(",")) & set(words):
         return {}
@@ -107,13 +112,15 @@ def catalogue(values):
         print(key)
         for word in words:
             name = f"{word} *" if getattr(base, key) == word else f"{word}"
+            more = needed(key, word, base)
             try:
-                c = configure(values | needed(key, base) | {key: word})
+                c = configure(values | more | {key: word})
             except UserError as refused:
                 why = textwrap.shorten(f"refused: {refused}", WIDTH - 17, placeholder=" …")
                 print(f"  {name:<15}{why}")
             else:
-                print(row(name, c, base, paper(key, word)))
+                beside = [f"with {other}={value}" for other, value in more.items()]
+                print(row(name, c, base, ", ".join(filter(None, [paper(key, word), *beside]))))
 
     print(f"* the base\n\n{'named architectures':<59}what changes")
     for word in ARCH:

@@ -28,7 +28,9 @@ class Mixer(Part):
 
     def held(self, T):
         """Numbers that the state holds after T tokens of one sequence."""
-        raise NotImplementedError
+        raise TypeError(
+            f"{type(self).__name__} does not say how much its state holds: give it a held(T)"
+        )
 
     def shared(self, T):
         """Numbers that backward needs once for all sequences of T tokens."""

@@ -102,6 +102,10 @@ def write_map(path, name, model, tokenizer, prompt, layer, context=None):
         fix = f"the layers are 0 to {len(model.blocks) - 1}"
         raise UserError(f"there is no layer {layer}", f"layer={layer}", fix)
 
+    if not hasattr(model.blocks[layer].attn, "n_head"):
+        fix = "choose a layer whose mixer is attention"
+        raise UserError(f"layer {layer} has no attention", f"layer={layer}", fix)
+
     ids = list(tokenizer.encode(prompt))[-(context or model.config.block_size) :]
     ids = ids or [tokenizer.start]
     idx = torch.tensor([ids], device=next(model.parameters()).device)  # (1, T)

@@ -99,7 +99,7 @@ def test_the_layout_page_names_every_module():
     modules = [path.relative_to(ROOT) for path in modules if path.name != "__init__.py"]
     for path in modules:
         if path.parts[0] not in ("tests", "config"):
-            assert f"`{path}`" in layout, path
+            assert f"`{path}`" in layout, f"docs/layout.md does not name {path}: add a line"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -112,4 +112,8 @@ def test_the_table_of_words_is_the_catalogue():
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         catalogue.main(["--table"])
-    assert printed.getvalue().strip() in (ROOT / "docs/parts.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/parts.md").read_text(encoding="utf-8")
+    old = [line for line in printed.getvalue().splitlines() if line not in page]
+    assert printed.getvalue().strip() in page, (
+        f"docs/parts.md lacks {old}: paste what `python -m parts.catalogue --table` prints"
+    )

@@ -212,7 +212,7 @@ def flops(model, T):
 @every
 def test_flops(change):
     c = configure(**SMALL | change)
-    assert costs.flops_per_token(c, 20) == flops(on_meta(c), 20)
+    assert costs.flops_per_token(c, 20) == flops(on_meta(c), 20), "correct flops(T) of the part"
 
 
 def test_backward_costs_twice_the_forward():
@@ -235,7 +235,7 @@ def test_kv_bytes_are_the_caches(change):
     cache = KVCache()
     with torch.no_grad():
         Variant(c).eval()(torch.zeros(1, 32, dtype=torch.long), cache=cache)
-    assert cache.size() == costs.kv_bytes(c, 64)
+    assert cache.size() == costs.kv_bytes(c, 64), "correct held(T) of the mixer"
 
 
 def test_kv_bytes_per_token():
@@ -276,8 +276,13 @@ ACTIVATIONS = dict(n_layer=2, n_head=4, n_embd=128, block_size=64, vocab_size=99
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_activation_bytes(change, dropout):
     c = configure(**ACTIVATIONS | change | dict(dropout=dropout))
-    assert costs.activation_bytes(c, 3, 64) == pytest.approx(
-        saved_bytes(Variant(c), 3, 64), rel=0.01
+    counted = saved_bytes(Variant(c), 3, 64)
+    missing = (counted - costs.activation_bytes(c, 3, 64)) / (4 * 3 * 64 * c.n_layer * c.n_embd)
+    assert costs.activation_bytes(c, 3, 64) == pytest.approx(counted, rel=0.01), (
+        f"autograd keeps about {missing:.2f} tensors (B, T, C) per layer that the parts do not "
+        f"state ({missing * c.n_embd / costs.mlp_width(c):.2f} as wide as the MLP; a block has "
+        "two norms, a sandwich four): correct kept(T) of the mixer, or tensors_kept of the norm or "
+        "the MLP"
     )
 
 

@@ -20,7 +20,7 @@ from parts import attention, position
 from parts.architectures import ARCH, CORNERS, configure, make
 from parts.block import BLOCK
 from parts.cache import KVCache, visible
-from parts.mixer import MIXER
+from parts.mixer import MIXER, Mixer
 from parts.mlp import MLP, GatedMLP
 from parts.norm import NORM
 from parts.position import POSITION, ROPE_SCALING, Where, alibi_slopes
@@ -469,6 +469,11 @@ def test_a_part_that_does_not_say_how_it_starts_is_refused(monkeypatch):
         Variant(config("gpt2", dict(norm="forgetful")))
     with pytest.raises(TypeError, match="Linear does not say .*use `linear`"):
         Variant(config("gpt2", dict(mlp="foreign")))
+
+
+def test_a_mixer_that_does_not_say_what_it_holds_is_refused():
+    with pytest.raises(TypeError, match="Silent does not say how much its state holds"):
+        type("Silent", (Mixer,), {})().held(3)
 
 
 # ---------------------------------------------------------------- gate 6: the papers' formulas

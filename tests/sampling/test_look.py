@@ -3,19 +3,21 @@
 import io
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from matplotlib.image import imread
 from rich.cells import cell_len
 
+from common.errors import UserError
 from helpers.progression import CONTEXT, progression, trained
 from helpers.variants import ARMS, config, name, randomised, tokens
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
 from sample import steps
 from sampling import terminal
-from sampling.attention_map import attention_weights, picture
+from sampling.attention_map import attention_weights, picture, write_map
 from sampling.decoding import Sample
 from tokens.tokenizer import ByteTokenizer
 
@@ -189,3 +191,9 @@ def test_picture_is_a_png_with_a_panel_per_head():
     png = picture(torch.eye(30).repeat(3, 1, 1), ["$a_b", "␣", "中"] * 10, "a title")
     pixels = imread(io.BytesIO(png))
     assert png.startswith(b"\x89PNG") and pixels.shape[0] > 500 < pixels.shape[1]
+
+
+def test_a_layer_without_attention_has_no_map(tmp_path):
+    model = SimpleNamespace(blocks=[SimpleNamespace(attn=object())])
+    with pytest.raises(UserError, match="layer 0 has no attention"):
+        write_map(tmp_path / "map.png", "run", model, None, "a", 0)
