@@ -1,11 +1,15 @@
 """What all tests share: the repo on the path, one thread (so that sums have one order), signals."""
 
+import os
 import random
 import signal
 import sys
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of the processes that tests start
+
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,6 +19,7 @@ def faults(root, *more):
     )
 
 
+@pytest.mark.slow
 def test_faults_from_outside():
     """The short form of `python bench/faults.py`."""
     done = faults(ROOT)
@@ -27,6 +28,7 @@ def test_faults_from_outside():
     ), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_faults_notice_a_checkpoint_that_is_not_compared(tmp_path):
     """A copy of the repo that trusts every checksum: the lab sees that a flipped bit is loaded."""
     for path in [*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/*.py"), *ROOT.glob("bench/*/*.py")]:
