@@ -66,7 +66,7 @@ class Process:
                 resource.setrlimit(kind, (size, size))
 
         self.files = [
-            tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (open as long as the object)
+            tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
             for _ in range(2)
         ]
         ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK")

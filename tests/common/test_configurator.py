@@ -103,7 +103,7 @@ def test_files_then_command_line_and_files_read_it(tmp_path):
         "if device == 'gpu9':\n    start = 'seen'\nif batch_size == 8:\n    n_kv_head = 4\n"
     )
     (tmp_path / "b.py").write_text("batch_size = batch_size * 2\nlearning_rate = 1\n")
-    scope = lambda given: {"device": "gpu9"}  # noqa: E731
+    scope = lambda given: {"device": "gpu9"}
     keys = read(str(tmp_path / "a.py"), str(tmp_path / "b.py"), "--learning_rate=3", scope=scope)
     assert (keys.batch_size, keys.learning_rate, keys.start, keys.n_kv_head) == (16, 3.0, "seen", 4)
     assert keys.device == "auto"  # read, not assigned
@@ -249,7 +249,7 @@ def test_every_config_file_is_read(device):
         assert len(path.read_text().splitlines()) <= 40
         if "bench/ablate.py" in path.read_text():
             continue  # a sweep's: tests/bench/test_ablate.py reads these
-        scope = lambda given: {"device": device}  # noqa: E731
+        scope = lambda given: {"device": device}
         values, _ = load([str(path)], [TrainConfig, VariantConfig], "", scope)
         config = build(TrainConfig, values)
         continues_another = config.init_from != "scratch" or path.stem == "first_steps"

@@ -45,7 +45,7 @@ def mutated(function, old, new):
     ],
     ids=" ".join,
 )
-def test_dry_run_predicts_the_run_and_writes_nothing(data_dir, tmp_path, capsys, more):  # noqa: F811
+def test_dry_run_predicts_the_run_and_writes_nothing(data_dir, tmp_path, capsys, more):
     run = arguments(
         data_dir,
         tmp_path / "run",
@@ -91,7 +91,7 @@ def test_dry_run_predicts_the_run_and_writes_nothing(data_dir, tmp_path, capsys,
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
 
 
-def test_dry_run_measures_its_seconds(data_dir, tmp_path, capsys, monkeypatch):  # noqa: F811
+def test_dry_run_measures_its_seconds(data_dir, tmp_path, capsys, monkeypatch):
     """With a clock of our own: a step takes 2 s, the first 7 s, a token that is scored 1 ms."""
     clock = [0.0]
     monkeypatch.setattr(dry_run.time, "perf_counter", lambda: clock[0])
@@ -129,7 +129,7 @@ def test_dry_run_measures_its_seconds(data_dir, tmp_path, capsys, monkeypatch): 
     ],
     ids=" ".join,
 )
-def test_doctor_finds_a_healthy_run_healthy_and_writes_nothing(data_dir, tmp_path, capsys, more):  # noqa: F811
+def test_doctor_finds_a_healthy_run_healthy_and_writes_nothing(data_dir, tmp_path, capsys, more):
     argv = arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=50", *more)
     before = sorted(tmp_path.rglob("*"))
     status = train.main([*argv, "--doctor"])
@@ -141,7 +141,7 @@ def test_doctor_finds_a_healthy_run_healthy_and_writes_nothing(data_dir, tmp_pat
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_doctor_leaves_the_run_as_it_was(data_dir, tmp_path):  # noqa: F811
+def test_doctor_leaves_the_run_as_it_was(data_dir, tmp_path):
     run = ready(data_dir, tmp_path, "--learning_rate=1e-2", "--dropout=0.1")
     before = {name: value.clone() for name, value in run.learner.model.state_dict().items()}
     assert doctor.doctor(run, train.train_step) == 0
@@ -155,7 +155,7 @@ def test_doctor_leaves_the_run_as_it_was(data_dir, tmp_path):  # noqa: F811
     )
 
 
-def test_doctor_after_training(data_dir, tmp_path, capsys):  # noqa: F811
+def test_doctor_after_training(data_dir, tmp_path, capsys):
     train.main(arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=30"))
     assert (
         train.main(
@@ -304,7 +304,7 @@ def lost_buffer(run, monkeypatch):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_doctor_finds_what_is_wrong(data_dir, tmp_path, monkeypatch, capsys, check, spoil, words):  # noqa: F811
+def test_doctor_finds_what_is_wrong(data_dir, tmp_path, monkeypatch, capsys, check, spoil, words):
     """In that check, with its fix in the line; the rest may fail with it."""
     run = ready(data_dir, tmp_path, "--model=llama", "--learning_rate=1e-2", "--dropout=0.1")
     monkeypatch.setattr(doctor, "CHECKS", {check: doctor.CHECKS[check]})
@@ -317,7 +317,7 @@ def test_doctor_finds_what_is_wrong(data_dir, tmp_path, monkeypatch, capsys, che
     assert "1 of 1 checks failed" in out and "Traceback" not in out
 
 
-def test_doctor_says_of_a_used_folder_what_the_run_would(data_dir, tmp_path, capsys):  # noqa: F811
+def test_doctor_says_of_a_used_folder_what_the_run_would(data_dir, tmp_path, capsys):
     train.main(arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=2"))
     assert (
         train.main(
@@ -333,7 +333,7 @@ def test_doctor_says_of_a_used_folder_what_the_run_would(data_dir, tmp_path, cap
 @pytest.mark.parametrize(
     "more", [["--doctor", "--dry_run"], ["--check", "--eval_only"]], ids=" ".join
 )
-def test_one_question_at_a_time(data_dir, tmp_path, more):  # noqa: F811
+def test_one_question_at_a_time(data_dir, tmp_path, more):
     with pytest.raises(UserError, match="choose one"):
         train.main(arguments(data_dir, tmp_path / "run", *more))
 
@@ -342,7 +342,7 @@ def test_one_question_at_a_time(data_dir, tmp_path, more):  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def recorded(data_dir, tmp_path_factory):  # noqa: F811
+def recorded(data_dir, tmp_path_factory):
     """(a folder with a config file, the folder of its golden curve)."""
     folder = tmp_path_factory.mktemp("golden")
     (folder / "tiny.py").write_text(
@@ -355,13 +355,13 @@ def recorded(data_dir, tmp_path_factory):  # noqa: F811
     return folder
 
 
-def question(data_dir, folder, *more):  # noqa: F811
+def question(data_dir, folder, *more):
     sizes = [word for word in arguments(data_dir, folder / "run") if "warmup" not in word]
     return [str(folder / "tiny.py"), *sizes, *more]
 
 
 @pytest.fixture
-def ask(data_dir, recorded, monkeypatch, capsys):  # noqa: F811
+def ask(data_dir, recorded, monkeypatch, capsys):
     """ask(*more): the exit status and the output of --check."""
     monkeypatch.setattr(golden, "GOLDEN", recorded / "results")
 
@@ -530,7 +530,7 @@ def test_another_run_has_another_curve(ask, more, words):
     assert caught.value.status == 2
 
 
-def test_no_golden_curve(data_dir, recorded, ask, monkeypatch, tmp_path):  # noqa: F811
+def test_no_golden_curve(data_dir, recorded, ask, monkeypatch, tmp_path):
     """Of this config file, of these data, or no config file: the error says what to do."""
     with pytest.raises(
         UserError, match=r"no golden curve of config/gpt2_124m\.py yet .*--check=record"
@@ -545,7 +545,7 @@ def test_no_golden_curve(data_dir, recorded, ask, monkeypatch, tmp_path):  # noq
         ask()
 
 
-def test_a_second_record_replaces_the_same_and_keeps_the_others(data_dir, recorded, monkeypatch):  # noqa: F811
+def test_a_second_record_replaces_the_same_and_keeps_the_others(data_dir, recorded, monkeypatch):
     monkeypatch.setattr(golden, "GOLDEN", recorded / "results")
     monkeypatch.setattr(golden, "STEPS", 2)
     path = recorded / "results" / "tiny.json"
