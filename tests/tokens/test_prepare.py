@@ -241,14 +241,18 @@ LONG = "x" * 300
 @pytest.mark.parametrize(
     "name, options, words",
     [
-        ("mybook", {}, ["not a dataset", "prepare.py mybook --input=TEXTFILE", "shakespeare_char"]),
+        (
+            "mybook",
+            {},
+            ["not a known dataset", "prepare.py mybook --input=TEXTFILE", "shakespeare_char"],
+        ),
         ("mybook", {"input": "none.txt"}, ["no such file", "--input=none.txt"]),
         ("mybook", {"input": "."}, ["no such file"]),
         ("mybook", {"input": LONG}, ["no such file"]),
         ("mybook", {"input": "a\0b"}, ["no such file"]),
-        ("../x", {"input": "book.txt"}, ["no name"]),
-        (LONG, {"input": "book.txt"}, ["no name", "200 bytes"]),
-        ("a\0b", {"input": "book.txt"}, ["no name"]),
+        ("../x", {"input": "book.txt"}, ["not a valid dataset name"]),
+        (LONG, {"input": "book.txt"}, ["not a valid dataset name", "200 bytes"]),
+        ("a\0b", {"input": "book.txt"}, ["not a valid dataset name"]),
         ("openwebtext", {"tokenizer": "char"}, ["endoftext", "--tokenizer=char"]),
         (
             "mybook",
