@@ -39,8 +39,8 @@ def test_the_faults_notice_a_checkpoint_that_is_not_compared(tmp_path):
         shutil.copy(path, copy)
     path = tmp_path / "weights" / "checkpoint.py"
     text = path.read_text()
-    assert text.count("if found != expected:") == 1
-    path.write_text(text.replace("if found != expected:", "if False:"))
+    assert text.count("if actual != expected:") == 1
+    path.write_text(text.replace("if actual != expected:", "if False:"))
     done = faults(tmp_path, "--only=damage")
     assert (
         done.returncode == 1
