@@ -24,7 +24,6 @@ from parts.variant import VariantConfig
 
 FORMAT = 1  # version of the checkpoint folder; raised when older code can no longer read it
 FOREIGN = "choose another checkpoint: train.py did not write this one"
-SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd")  # at least 1 in every model
 
 
 class State:
@@ -85,9 +84,6 @@ def check_config(config, path):
                 check(key, value, kinds[key], path)
             elif near := difflib.get_close_matches(key, kinds, n=1, cutoff=0.8):
                 raise UserError(f"unknown key {key}, which resembles {near[0]}", path, "")
-        for key in SIZES:
-            if config.get(key, 1) < 1:
-                raise UserError(f"{key}={config[key]} is below 1", path, "")
         check_ranges(VariantConfig, config, path)
         configure(config)
     except UserError as error:
