@@ -18,6 +18,7 @@ import numpy as np
 
 from common import files
 from common.errors import Failure, UserError
+from tokens.encode import safe_cut
 from tokens.tokenizer import BPETokenizer, tokenizer_from_json
 
 KNOWN = ("shakespeare_char", "shakespeare", "openwebtext")  # prepared without --input
@@ -78,20 +79,6 @@ class TokenFile:
             self.mask.close()
             entry["mask_sha256"] = files.sha256_of(self.mask_path)
         return entry
-
-
-def safe_cut(text):
-    """The last place where a text can be cut without changing its BPE tokens, 0 if there is none.
-    It lies before white space that follows a letter or digit, or between a line's end and a letter.
-    No piece of GPT-2's pattern, or of those derived from it, reaches across such a place, and none
-    depends on what comes after it."""
-    for at in range(len(text) - 1, 1, -1):
-        before, last, first = text[at - 2 : at + 1]
-        if first.isspace() and last.isalnum():
-            return at
-        if first.isalpha() and last == "\n" and not before.isspace():
-            return at
-    return 0
 
 
 def write_meta(folder, meta, tokenizer):
