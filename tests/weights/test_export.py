@@ -33,7 +33,7 @@ from parts.architectures import configure, make
 from prepare import prepare
 from sample import generate
 from tokens import sources
-from tokens.bpe import GPT4
+from tokens.bpe import GPT4, train_bpe
 from tokens.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from_json
 from weights import export, gguf_format, pretrained, tokenizer_formats
 from weights.checkpoint import open_run
@@ -476,7 +476,14 @@ def write_gguf(path, made, tokenizer):
 
 
 CHARS = CharTokenizer("".join(sorted({*"".join(TEXTS), "\\", "\0", "\x7f"})))
-TOKENIZERS = {"byte": ByteTokenizer(), "char": CHARS, "bpe": bpe()}
+TRAINED = train_bpe(iter(TEXTS + WORDS), 320, documents=True)
+TOKENIZERS = {
+    "byte": ByteTokenizer(),
+    "char": CHARS,
+    "bpe": bpe(),
+    "trained": TRAINED,
+    "no merges": bpe(GPT4, merges=0),
+}
 
 
 @pytest.mark.parametrize("unused", [0, 5])
@@ -487,7 +494,8 @@ def test_tokenizers_in_gguf(kind, unused, tmp_path):
     tokenizer = TOKENIZERS[kind]
     write_gguf(tmp_path / "x.gguf", small_llama(tokenizer.vocab_size + unused), tokenizer)
     back = load_tokenizer(str(tmp_path / "x.gguf")).to_json()
-    assert back == tokenizer.to_json() | ({"name": "imported"} if kind == "bpe" else {})
+    named = {"name": "imported"} if tokenizer.to_json()["kind"] == "bpe" else {}
+    assert back == tokenizer.to_json() | named
 
 
 def test_a_tokenizer_that_llama_cpp_lacks(tmp_path, capsys):
