@@ -118,8 +118,9 @@ def test_a_factorial_that_cannot_be_is_refused(given, wanted):
 
 def test_every_alias_is_a_contrast_that_equals_another():
     """Against products of columns, with their signs, at resolutions 3 to 5."""
-    for resolution in (3, 4, 5):
-        made = [arm.cell for arm in cells(resolution)]
+    muon = {"muon": [{}, dict(optimizer="muon")]}
+    for resolution, factors in ((3, FACTORS), (4, [*FACTORS, muon]), (5, FACTORS)):
+        made = [arm.cell for arm in cells(resolution, factors=factors)]
         columns = {name: np.array([2 * cell[name] - 1 for cell in made]) for name in made[0]}
 
         def contrast(term, columns=columns):
