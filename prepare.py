@@ -204,7 +204,7 @@ def describe(meta, tokenizer, skipped, folder):
         counts = f"{entry['tokens']:,} tokens of {entry['bytes']:,} bytes"
         print(f"  {folder / split}.bin  {counts}, sha256 {entry['sha256'][:12]}")
         if "documents" in entry:
-            print(f"    {entry['documents']:,} documents")
+            print(f"    {entry['documents']:,} document{'s' * (entry['documents'] != 1)}")
         if "pairs" in entry:
             longest = f"the longest of {entry['longest']:,} tokens"
             fits = f"a block_size of {entry['longest'] - 1:,} holds it"
