@@ -17,7 +17,7 @@ import tiktoken
 
 import prepare
 from common import files
-from helpers.bpe import LLAMA3, bpe
+from helpers.bpe import bpe
 from helpers.texts import gpt2_or_skip, message, no_network, tiny_bpe
 from tokens import documents, sources, token_files, writing
 from tokens.token_files import TokenFile, load_meta, load_split
@@ -84,7 +84,7 @@ def contents(folder):
 
 
 @pytest.mark.parametrize(
-    "pattern", [*tokenizer_formats.PATTERNS.values(), LLAMA3], ids=["gpt-2", "smollm", "llama 3"]
+    "pattern", tokenizer_formats.PATTERNS.values(), ids=tokenizer_formats.PATTERNS
 )
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
 @pytest.mark.parametrize(
