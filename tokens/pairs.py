@@ -50,9 +50,11 @@ def text_of(row, key, where, fix=FORM):
     text = row.get(key)
     if not isinstance(text, str):
         raise UserError(f"no {key} that is a text", where, fix)
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    try:
+        text.encode()
+    except UnicodeEncodeError:
         what = f"the {key} holds half a character, \\ud800 to \\udfff"
-        raise UserError(what, where, "write it whole")
+        raise UserError(what, where, "write it whole") from None
     return text
 
 
@@ -107,7 +109,7 @@ def write_pairs(pairs, make_tokenizer, folder):
         what = "pairs to train on and to validate are two or more"
         raise UserError(what, pairs.source, "add some")
 
-    tokenizer = make_tokenizer(lambda: chars, lambda: texts_of(islice(pairs.rows(), count // 2)))
+    tokenizer = make_tokenizer(lambda: chars, lambda: texts_of(pairs, count // 2), True)
     if tokenizer.decode([tokenizer.start]) not in ("\n", "<|endoftext|>"):
         raise UserError(
             "this tokenizer has no <|endoftext|> to end an answer with",
@@ -126,10 +128,10 @@ def write_pairs(pairs, make_tokenizer, folder):
     return tokenizer, entries, sha256.hexdigest()
 
 
-def texts_of(rows):
-    """Yield the text of each pair."""
-    for _, pairs in rows:
-        yield from (prompt + answer for prompt, answer in pairs)
+def texts_of(pairs, n):
+    """Yield the text of each pair in the first n rows, which are in train in any case."""
+    for _, row in islice(pairs.rows(), n):
+        yield from (prompt + answer for prompt, answer in row)
 
 
 def write_split(path, rows, tokenizer):
