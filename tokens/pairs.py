@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from common.errors import UserError
 from tokens.batches import visits
+from tokens.encode import encode_batches
 from tokens.token_files import TokenFile, check_length
 from tokens.writing import BAR, MOST, SAMPLE, estimated_tokens, share_of_test
 
@@ -136,19 +137,25 @@ def texts_of(pairs, n):
 
 def write_split(path, rows, tokenizer):
     """Write the pairs of some rows. Returns the entry of the split in meta.json."""
+    ends_line = tokenizer.decode([tokenizer.start]) == "\n"
+
+    def texts():
+        for where, pairs in rows:
+            for prompt, answer in pairs:
+                if ends_line and "\n" in answer:
+                    what = "the answer has several lines, but a newline ends an answer"
+                    raise UserError(what, where, "use --tokenizer=gpt2")
+                yield prompt
+                yield answer
+
     file = TokenFile(path, tokenizer.vocab_size, masked=True)
     count, longest = 0, 0
-    ends_line = tokenizer.decode([tokenizer.start]) == "\n"
-    for where, pairs in rows:
-        for prompt, answer in pairs:
-            if ends_line and "\n" in answer:
-                what = "the answer has several lines, but a newline ends an answer"
-                raise UserError(what, where, "use --tokenizer=gpt2")
-            prompt_ids = tokenizer.encode(prompt) if prompt else [tokenizer.start]
-            answer_ids = [*tokenizer.encode(answer), tokenizer.start]
-            mask = bytes(len(prompt_ids)) + b"\1" * len(answer_ids)
-            file.add([*prompt_ids, *answer_ids], len((prompt + answer).encode()), mask)
-            count, longest = count + 1, max(longest, len(mask))
+    results = encode_batches(tokenizer, texts(), documents=True)
+    for (prompt, prompt_bytes), (answer, answer_bytes) in zip(results, results, strict=True):
+        prompt = prompt if len(prompt) else [tokenizer.start]
+        mask = bytes(len(prompt)) + b"\1" * (len(answer) + 1)
+        file.add([*prompt, *answer, tokenizer.start], prompt_bytes + answer_bytes, mask)
+        count, longest = count + 1, max(longest, len(mask))
     return file.close() | {"pairs": count, "longest": longest}
 
 
