@@ -189,8 +189,9 @@ def make_dataset(name, config, folder, new):
     why it was left out})."""
     text = open_text(name, config, folder, new)
     kind = chosen_tokenizer(name, config.tokenizer, text)
+    size = config.vocab_size or (NAMED[name].vocab_size if name in NAMED else None)
     write = write_pairs if isinstance(text, PairRows) else write_corpus
-    tokenizer, splits, sha256 = write(text, tokenizer_maker(kind, config.vocab_size), new)
+    tokenizer, splits, sha256 = write(text, tokenizer_maker(kind, size), new)
     if name in NAMED and not NAMED[name].checked:
         print(f"  sha256 of the text, not on record yet to compare with: {sha256}")
 

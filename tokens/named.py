@@ -36,6 +36,7 @@ class Named:
     about: str  # for --list
     open: Callable[[Path], Corpus | dict]
     tokenizer: str = "gpt2"  # of --tokenizer=auto
+    vocab_size: int | None = None  # of --tokenizer=bpe, if it is not given
     checked: bool = True  # whether `open` compares the text with a hash on record
 
 
@@ -178,7 +179,7 @@ def open_enwik8(folder):
 
 NAMED = {
     "plays": Named("38 plays, 4.7 MB", open_plays, "char"),
-    "python_source": Named("Python files, 58 MB", open_python_source, "byte"),
+    "python_source": Named("Python files, 58 MB", open_python_source, "bpe", 2048),
     "tinystories": Named("stories, 1.9 GB", open_tinystories, checked=False),
     "fineweb-edu": Named(
         "web pages, 10B tokens", lambda folder: open_hub(FINEWEB_EDU, folder)["all"], checked=False
