@@ -34,6 +34,7 @@ from training import check, parallel
 from training.doctor import doctor
 from training.dry_run import dry_run
 from training.failures import explained, no_step_lost
+from training.losses import halves, mean_loss
 from training.optim import learning_rate
 from training.run_folder import evaluation_lines
 from training.settings import read_config
@@ -124,14 +125,15 @@ def update(run, loss, lr):
 
 @torch.no_grad()
 def evaluate(run, split, limit, stop=None):
-    """Mean loss over the first `limit` tokens of a split (0: all), in nats per token, dropout off.
+    """The losses of the first `limit` tokens of a split (0: all), batch by batch, dropout off:
+    (number of batches, 2) float64, the sum of a batch's losses in nats and its number of targets.
 
     Each token is scored once; prompt tokens are not scored. The ranks divide the batches among
     them. Returns None if a stop signal arrives midway, but only in a single process: several ranks
     always finish the evaluation."""
     model, runtime = run.learner.model, run.runtime
     batches = list(split.eval_batches(run.config.batch_size, limit))
-    total = torch.zeros(2, dtype=torch.float64)  # the sum of the losses, the number of tokens
+    sums = torch.zeros(len(batches), 2, dtype=torch.float64)
 
     model.eval()
     for first in range(0, len(batches), runtime.world_size):
@@ -146,11 +148,9 @@ def evaluate(run, split, limit, stop=None):
             loss = model(x, y)[1]
         targets = (y >= 0).sum().item()
         if has_batch and targets:
-            total += torch.tensor([loss.item() * targets, targets])
+            sums[index] = torch.tensor([loss.item() * targets, targets])
     model.train()
-
-    total = parallel.total(total, runtime)
-    return (total[0] / total[1]).item()
+    return parallel.total(sums, runtime)
 
 
 def score(run, stop=None):
@@ -159,14 +159,17 @@ def score(run, stop=None):
     With several datasets, losses and bits per byte are means weighted by the datasets' shares. The
     row then also holds the values of each dataset and the number of its samples drawn so far."""
     config, sources = run.config, run.data.sources
-    train_losses, val_losses = [], []
+    train_losses, val_losses, all_val_sums = [], [], []
     for source in sources:
         train_split, val_split = source.splits["train"], source.splits["val"]
         train_limit = min(EVAL_TRAIN_TOKENS, config.eval_tokens or len(val_split))
-        train_losses.append(evaluate(run, train_split, train_limit, stop))
-        val_losses.append(evaluate(run, val_split, config.eval_tokens, stop))
-    if None in train_losses or None in val_losses:
-        return None
+        train_sums = evaluate(run, train_split, train_limit, stop)
+        val_sums = evaluate(run, val_split, config.eval_tokens, stop)
+        if train_sums is None or val_sums is None:
+            return None
+        train_losses.append(mean_loss(train_sums))
+        val_losses.append(mean_loss(val_sums))
+        all_val_sums.append(val_sums)
     bits = [loss * source.bits_per_byte for loss, source in zip(val_losses, sources, strict=True)]
 
     def mean(values):
@@ -183,6 +186,7 @@ def score(run, stop=None):
         row["val_losses"] = dict(zip(names, val_losses, strict=True))
         row["val_bits_per_byte"] = dict(zip(names, bits, strict=True))
         row["samples"] = run.state.get("samples", {})
+    row |= halves(all_val_sums, [source.weight for source in sources])
     return row | {"seconds": run.state["seconds"]}
 
 

@@ -172,9 +172,11 @@ def read_log(path, last_step=None):
     """The rows of a log.jsonl, up to a step if one is given."""
 
     def valid(row):
-        return type(row.get("step")) is int and not any(
-            isinstance(value, str | list) for value in row.values()
-        )
+        blocks = row.get("val_blocks", [])
+        numbers = [value for key, value in row.items() if key != "val_blocks"]
+        if type(row.get("step")) is not int or not isinstance(blocks, list):
+            return False
+        return not any(isinstance(value, str | list) for value in [*numbers, *blocks])
 
     return [row for row in read_rows(path, valid) if last_step is None or row["step"] <= last_step]
 
@@ -271,7 +273,7 @@ class RunLog:
             fix = f"{files.remedy(error)}, then continue with --init_from=resume"
             raise Failure(f"cannot write: {error.strerror}", self.file.name, fix) from error
         if self.wandb_log:
-            self.wandb_log(row)
+            self.wandb_log({key: row[key] for key in row if key != "val_blocks"})
 
     def report(self, row):
         """Log the row of a step; show it on the bar or, without a terminal, as a line."""

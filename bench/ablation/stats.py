@@ -206,7 +206,7 @@ def planned_comparisons(sweep, runs, measure, costs):
     base, tried = sweep["base"], tried_seeds(runs)
     found = []
     for arm, facts in sweep["arms"].items():
-        if arm == base:
+        if arm == base or facts.get("cell"):  # a factorial's cells are not compared one by one
             continue
         against = facts["against"]
         seeds, x, reference = pairs(runs, arm, against, measure, costs)
