@@ -137,11 +137,12 @@ def method(section):
         margin = f"{analysis.margin:.4f} nats ({analysis.margin_source})"
     return (
         f"Verdicts are by {MEASURES[analysis.measure]}. Each is Welch's t test of an arm's runs"
-        f" against those of the base and its second copy together. {looks} Holm's method corrects p over {len(judged)}"
-        f" comparisons, at {ALPHA}. A tie is two one-sided t tests within a margin of {margin}, at"
-        f" {ALPHA}, corrected in the same way. Intervals are 95 % t intervals, each by itself: an interval may"
-        f" exclude zero while its arm is undecided. Matching: {sweep['match']}. \u201cAbout k more"
-        f" seeds\u201d is a hint: the number that gives 80 % power at the observed effect. At"
+        f" against those of the base and its second copy together. {looks} Holm's method"
+        f" corrects p over {len(judged)} comparisons, at {ALPHA}. A tie is two one-sided t tests"
+        f" within a margin of {margin}, at {ALPHA}, corrected in the same way. Intervals are 95 %"
+        f" t intervals, each by itself: an interval may exclude zero while its arm is undecided."
+        f" Matching: {sweep['match']}. \u201cAbout k more seeds\u201d is a hint: the number that"
+        f" gives 80 % power at the observed effect. At"
         f" equal time, two arms are compared at the moment at which the first of them ends; the"
         f" slower one's learning rate has not decayed by then, which counts against it."
     )
