@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
 
-from bench.ablation import launch, measure
+from bench.ablation import history, launch, measure
 from bench.ablation.arms import check_arm, check_bite, match_arm, open_data
 from bench.ablation.designs import curve_arms, enumerate_arms
 from bench.ablation.settings import OWNED, read, variant_config
@@ -55,7 +55,7 @@ class Sweep:
         tokenizer.encode(self.config.prompt)
         for arm in self.arms.values():
             if arm.name != "base" and not arm.again:
-                check_bite(arm, self.arms[arm.against], self.data["vocab_size"])
+                check_bite(arm, self.arms[arm.against or "base"], self.data["vocab_size"])
 
         self.facts = versions()
         self.slots = launch.worker_slots(
@@ -278,16 +278,10 @@ class Sweep:
         return [self.job(arm, seed, lr, "curve") for seed in seeds for arm in arms]
 
     def planned_runs(self, seeds):
-        """{arm: runs to report} where each arm has `seeds` runs. The base and its second copy, with
-        which all k arms are compared, have sqrt(k) times as many together."""
-        control = self.control_arms()
-        arms = [name for name in self.tuned_arms() if name != "base"]
-        counts = dict.fromkeys([*control, *arms], seeds)
-        if not self.config.screening:
-            total = max(math.ceil(math.sqrt(len(arms)) * seeds), seeds + 2)
-            shares = [math.ceil(total / 2), total // 2] if len(control) > 1 else [total]
-            counts |= dict(zip(control, shares, strict=True))
-        return counts
+        """{arm: runs to report} where each arm has `seeds` runs."""
+        arms = {name: describe_arm(arm) for name, arm in self.arms.items()}
+        content = {"base": "base", "arms": arms, "screening": self.config.screening}
+        return history.planned_runs(content, seeds)
 
     def report_jobs(self, first=0, end=None, names=None):
         """The runs to report of some arms, all by default, that `end` seeds of each arm take beyond
@@ -381,6 +375,7 @@ class Sweep:
             "block_size": values["block_size"],
             "command": self.command,
             "data": self.data,
+            "code_hash": base.code_hash,
             "git_commit": self.facts["git_commit"],
             "hardware": self.facts["hardware"],
             "versions": self.facts,
@@ -400,6 +395,7 @@ def describe_arm(arm):
         "again": arm.again,
         "interaction_of": arm.pair,
         "curve": arm.curve,
+        "cell": arm.cell,
         "config_hash": arm.config_hash,
         "code_hash": arm.code_hash,
     }
