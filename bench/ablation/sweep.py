@@ -45,7 +45,7 @@ class Sweep:
         tokenizer.encode(self.config.prompt)
         for arm in self.arms.values():
             if arm.name != "base" and not arm.again:
-                check_bite(arm, self.arms[arm.against], self.data["vocab_size"])
+                check_bite(arm, self.arms[arm.against or "base"], self.data["vocab_size"])
 
         self.slots = launch.worker_slots(self.config.workers, self.base["device"])
         machine = {"compile": self.settle_compile(), "device": self.device_kind}
@@ -332,6 +332,7 @@ def describe_arm(arm):
         "match": arm.match,
         "again": arm.again,
         "interaction_of": arm.pair,
+        "cell": arm.cell,
         "config_hash": arm.config_hash,
     }
 
