@@ -26,12 +26,12 @@ import shutil
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
 
 from common import files
-from common.configurator import Range, build, load
+from common.configurator import PositiveInt, build, load
 from common.errors import Failure, UserError, run
 from tokens import sources
+from tokens.bpe import train_bpe
 from tokens.corpus import Corpus
 from tokens.documents import find_files, open_input
 from tokens.pairs import PairRows, write_pairs
@@ -58,7 +58,7 @@ class PrepareConfig:
     field: str | None = None  # the column of .jsonl, .csv and .parquet (None: text)
     # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME or FILE.gguf
     tokenizer: str = "auto"
-    vocab_size: Annotated[int, Range(least=257)] | None = None  # of --tokenizer=bpe (None: 8192)
+    vocab_size: PositiveInt | None = None  # of --tokenizer=bpe (None: 8192)
     data_dir: str = "data"  # the folder of the datasets
 
 
@@ -66,10 +66,13 @@ class PrepareConfig:
 
 
 def tokenizer_maker(kind, vocab_size=None):
-    """Return the function make_tokenizer(chars, texts) of writing.write_corpus that makes the
-    tokenizer --tokenizer=kind. Raises UserError at once if there is no such tokenizer."""
+    """Return the function make_tokenizer(chars, texts, documents) of writing.write_corpus that
+    makes the tokenizer --tokenizer=kind. Raises UserError at once if there is no such tokenizer."""
     if kind == "char":
-        return lambda chars, texts: CharTokenizer("".join(sorted(chars())))
+        return lambda chars, texts, documents: CharTokenizer("".join(sorted(chars())))
+    if kind == "bpe":
+        size = vocab_size or VOCAB_SIZE
+        return lambda chars, texts, documents: train_bpe(texts(), size, documents)
     if kind == "byte":
         tokenizer = ByteTokenizer()
     elif kind == "gpt2":
@@ -78,7 +81,7 @@ def tokenizer_maker(kind, vocab_size=None):
         from weights import pretrained  # imported here, since torch takes seconds
 
         tokenizer = pretrained.load_tokenizer(kind, "--tokenizer")
-    return lambda chars, texts: tokenizer
+    return lambda chars, texts, documents: tokenizer
 
 
 def open_web_pages(path):
@@ -204,7 +207,7 @@ def describe(meta, tokenizer, skipped, folder):
         counts = f"{entry['tokens']:,} tokens of {entry['bytes']:,} bytes"
         print(f"  {folder / split}.bin  {counts}, sha256 {entry['sha256'][:12]}")
         if "documents" in entry:
-            print(f"    {entry['documents']:,} documents")
+            print(f"    {entry['documents']:,} document{'s' * (entry['documents'] != 1)}")
         if "pairs" in entry:
             longest = f"the longest of {entry['longest']:,} tokens"
             fits = f"a block_size of {entry['longest'] - 1:,} holds it"
