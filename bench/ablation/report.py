@@ -29,6 +29,9 @@ TERMINAL_STYLES = {
     "failed": "red",
     "tie": "blue",
     "undecided": "dim",
+    "larger than the noise": "blue",
+    "not seen": "dim",
+    "no verdict": "dim",
     "not run": "dim",
     "noise": "dim",
 }
@@ -46,6 +49,7 @@ def write(folders):
         for plot in drawn:
             write_file(out / f"{plot.key}.png", plot.png)
         contents.append(contents_of(section, drawn))
+        section.record()
 
     write_file(out / "report.md", render("report.md", contents))
     write_file(out / "report.html", render("report.html", contents))
