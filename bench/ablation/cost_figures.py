@@ -40,7 +40,7 @@ def pareto(section, tips):
     if not shown:
         return None
 
-    legend(figure, section, [arm for arm in arms_of(section) if arm in shown])
+    legend(figure, section, shown, labelled=True)
     figure.draw_without_rendering()  # the layout is known from here on
     for axes, (key, scale, _) in zip(panels, PANELS, strict=True):
         label_points(axes, costs_and_losses(section, key, scale))

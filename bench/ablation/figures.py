@@ -5,6 +5,7 @@ its colour, mark and dash in all of them, and an arm without losses is named.
 """
 
 import math
+import textwrap
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -13,7 +14,7 @@ from scipy import stats as scipy_stats
 
 from bench.ablation.sentences import arms_of, comparisons
 
-INK, FAINT = "#1c2128", "#d0d7de"
+INK, MUTED, FAINT = "#1c2128", "#57606a", "#d0d7de"
 # The page's --c0 to --c6: grey, and the colours of Okabe and Ito (2008) that show on white. They
 # differ for readers who do not see red or green.
 COLORS = ("#6e7781", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -56,17 +57,35 @@ def style_of(section, arm):
     }
 
 
-def legend(figure, section, shown, reasons=None):
-    """A legend of the arms below the figure: those shown with their style, the others with the
-    reason ({arm: reason}) why they are missing."""
-    handles = [Line2D([], [], label=arm, **style_of(section, arm)) for arm in shown]
+def legend(figure, section, shown, reasons=None, labelled=False):
+    """Below the figure: the arms that it shows with their styles, unless they are `labelled` in it,
+    and the arms that are missing with the reason, {arm: reason}."""
+    missing = {}
     for arm in arms_of(section):
         if arm not in shown:
             why = (reasons or {}).get(arm) or absent(section, arm)
-            handles.append(Line2D([], [], linestyle="none", label=f"{arm}: {why}"))
-    longest = max(len(handle.get_label()) for handle in handles)
-    columns = 3 if longest < 14 else 2 if longest < 26 else 1
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+            missing.setdefault(why, []).append(arm)
+    parts = [f"{', '.join(arms)}: {why}" for why, arms in missing.items()]
+    lines = [line for part in parts for line in textwrap.wrap(part, 56)]
+    if labelled and not lines:
+        return
+
+    longest = max(map(len, shown))
+    box = figure.legend(
+        handles=[]
+        if labelled
+        else [Line2D([], [], label=arm, **style_of(section, arm)) for arm in shown],
+        loc="outside lower center",
+        ncols=3 if longest < 14 else 2 if longest < 26 else 1,
+        title="\n".join(lines) or None,
+        title_fontsize=9,
+    )
+    box.get_title().set_color(MUTED)
+
+
+def is_copy(section, arm):
+    """Whether an arm is the base's second copy."""
+    return bool(section.sweep["arms"][arm].get("again"))
 
 
 def absent(section, arm):
@@ -95,7 +114,10 @@ def forest(section, tips):
             interval(axes, place, verdict, tips)
         else:
             position = {"va": "center", "transform": axes.get_yaxis_transform()}
-            axes.text(0.02, place, absent(section, verdict.arm), color=RED, fontsize=9, **position)
+            why = absent(section, verdict.arm)
+            if verdict.diverged:
+                why = f"{verdict.word}: {verdict.diverged} of {verdict.n} diverged"
+            axes.text(0.02, place, why, color=RED, fontsize=9, **position)
 
     axes.set(
         yticks=range(len(verdicts)),
@@ -135,9 +157,6 @@ def interval(axes, place, verdict, tips):
     numbers = f"{verdict.mean:+.4f} [{low:+.4f}, {high:+.4f}]"
     for artist in (line, dot):
         tips.add(artist, f"{verdict.arm}: {verdict.word} — {numbers} over {verdict.n} runs")
-    if verdict.diverged:
-        spot = {"ha": "right", "va": "center", "transform": axes.get_yaxis_transform()}
-        axes.text(1, place - 0.32, f"{verdict.diverged} diverged", color=RED, fontsize=8, **spot)
 
 
 def tokens_axis(axes, curve):
@@ -152,7 +171,7 @@ def tokens_axis(axes, curve):
             shown.append(k)
             last = place
     upper = axes.twiny()
-    upper.set(xlim=(low, high), xlabel="as much as training the base on so many times the tokens")
+    upper.set(xlim=(low, high), xlabel="the base, trained on so many times the tokens")
     upper.set_xticks([places[k] for k in shown], [f"{k:g}×" for k in shown])
     upper.grid(visible=False)
     upper.spines["top"].set_visible(True)
@@ -178,6 +197,7 @@ def tokens(section, tips):
         if not verdict.interaction and verdict.worth and np.isfinite(verdict.loss):
             read_off(axes, section, verdict, multiples, tips)
             shown.append(verdict.arm)
+    control = {arm: "part of the base at 1×" for arm in arms_of(section) if is_copy(section, arm)}
     axes.set_xscale("log", base=2)
     axes.set_xticks(multiples, [f"{k:g}×" for k in multiples])
     axes.minorticks_off()
@@ -185,7 +205,7 @@ def tokens(section, tips):
         xlabel="training tokens of the base, times its own",
         ylabel="validation loss, nats per token",
     )
-    legend(figure, section, shown)
+    legend(figure, section, shown, control)
     return figure
 
 
@@ -214,7 +234,7 @@ def curves(section, tips):
     figure = Figure(figsize=(WIDTH, 6.6))
     above, below = figure.subplots(2, sharex=True)
     end = max(curve[-1, 0] for runs in shown.values() for curve in runs)
-    start = max(section.sweep["base_values"].get("warmup_iters") or 0, 0.1 * end)
+    start = max(section.sweep["base_values"].get("warmup_iters") or 0, 0.2 * end)
 
     for arm, runs in shown.items():
         steps = min(runs, key=len)[:, 0]
@@ -315,5 +335,6 @@ def learning_rates(section, tips):
     axes.set_xticks([lr * base_rate for lr in rates], [f"{lr * base_rate:.3g}" for lr in rates])
     axes.minorticks_off()
     axes.set(xlabel="learning rate", ylabel="validation loss, nats per token")
-    legend(figure, section, list(found))
+    copies = {arm: "at the base's rate" for arm in arms_of(section) if is_copy(section, arm)}
+    legend(figure, section, list(found), copies)
     return figure

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import matplotlib
 
 from bench.ablation import cost_figures, figures
-from bench.ablation.figures import COLORS, FAINT, INK, Tips
+from bench.ablation.figures import COLORS, FAINT, INK, MUTED, Tips
 
 STYLE = {
     "font.family": "sans-serif",
@@ -126,7 +126,7 @@ def inline(svg, key, title, tips):
         svg = svg.replace(f"{group}>", f'{group} class="tip"><title>{html.escape(text)}</title>')
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{key}-", svg)
 
-    variables = {INK: "ink", FAINT: "faint", "#ffffff": "paper"}
+    variables = {INK: "ink", MUTED: "soft", FAINT: "faint", "#ffffff": "paper"}
     variables |= {color: f"c{place}" for place, color in enumerate(COLORS)}
     for color, variable in variables.items():
         svg = svg.replace(color, f"var(--{variable})")

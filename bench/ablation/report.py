@@ -186,16 +186,22 @@ def rich_table(made, columns):
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     places = [made.headings.index(column) for column in columns]
     for column, place in zip(columns, places, strict=True):
-        width = max(len(column), *(len(row[place].text) for row in made.rows))
+        width = max(len(column), *(len(brief(row[place], column)) for row in made.rows))
         if column == "arm":
             width = min(width, LONGEST_NAME)
         shown.add_column(
             Text(column), overflow="fold", width=None if column == "verdict" else width
         )
     for row in made.rows:
-        cells = (row[place] for place in places)
-        shown.add_row(*(Text(cell.text, TERMINAL_STYLES.get(cell.kind, "")) for cell in cells))
+        cells = [(row[place], column) for column, place in zip(columns, places, strict=True)]
+        texts = [Text(brief(*cell), TERMINAL_STYLES.get(cell[0].kind, "")) for cell in cells]
+        shown.add_row(*texts)
     return shown
+
+
+def brief(cell, column):
+    """The text of a cell on a terminal: what an arm is worth stands without its interval."""
+    return cell.text.partition(" (")[0] if column.startswith("worth") else cell.text
 
 
 def main(argv):

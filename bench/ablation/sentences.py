@@ -40,6 +40,8 @@ def arm_name(verdict):
 
 
 def effect(verdict):
+    if verdict.diverged:
+        return f"{arm_name(verdict)} ({verdict.diverged} of {counted(verdict.n, 'run')} diverged)"
     numbers = signed(verdict.mean, 3), signed(verdict.low, 3), signed(verdict.high, 3)
     worth = f"; worth {verdict.worth} the tokens" if verdict.worth else ""
     return "{} ({}, {} to {}{})".format(arm_name(verdict), *numbers, worth)
