@@ -258,6 +258,7 @@ def cost_of(name, i, hardware):
         "kv_bytes_per_token": 2048 if name == "gqa" else 4096,
         "tokens_per_second": 21000.0 - 700 * i,
         "milliseconds_per_step": {"median": 36.0 + 1.5 * i, "q25": 35.0 + i, "q75": 38.0 + 2 * i},
+        "step_ratio": {"ratio": 1 + i / 24, "low": 0.98 + i / 24, "high": 1.02 + i / 24},
         "peak_memory_bytes": 210_000_000 + 4_000_000 * i,
         "decode_ms_per_token": {"median": 1.9 + 0.11 * i, "q25": 1.8, "q75": 2.4},
         "threads": 2,
