@@ -4,13 +4,15 @@ import itertools
 import re
 from dataclasses import dataclass, field
 
-from bench.ablation.settings import variant_config
+from bench.ablation import factorial
+from bench.ablation.settings import part_name, variant_config
 from common.configurator import allowed, keys
 from common.errors import UserError
 from parts.architectures import ARCH
 from parts.variant import VariantConfig
+from training.settings import TrainConfig
 
-DESIGNS = ("leave_one_in", "leave_one_out", "ladder", "axis", "archs", "pairs", "arms")
+DESIGNS = ("leave_one_in", "leave_one_out", "ladder", "axis", "archs", "pairs", "arms", "factorial")
 CORNER = {"leave_one_in": "gpt2", "leave_one_out": "llama"}  # the base that a design starts from
 
 
@@ -20,18 +22,15 @@ class Arm:
 
     name: str
     changes: dict  # {key of the base: new value}
-    against: str = "base"  # the arm it is compared with
+    against: str | None = "base"  # the arm it is compared with; None: a cell of a factorial
+    cell: dict | None = None  # {factor: 0 or 1} in a factorial
     again: bool = False  # whether it is the second copy of the base
     pair: list | None = None  # the two arms whose changes it combines
     values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
     match: dict | None = None
+    curve: float | None = None  # the base at this multiple of its tokens
     config_hash: str = ""
-
-
-def part_name(key, value):
-    """The name of an arm: for a part its name, such as rope; for other keys such as bias=none."""
-    named = key in ("position", "norm", "mlp", "mixer", "block") and value != "none"
-    return value if named else f"{key}={value}"
+    code_hash: str = ""
 
 
 def words_of(slot):
@@ -44,6 +43,8 @@ def enumerate_arms(config, base):
     """The [Arm] of a sweep's designs, the base first. `base` holds the given keys of train.py.
     Raises UserError for a design, an arm, a rung or an axis that does not exist."""
     designs = chosen_designs(config, base)
+    if "factorial" in designs:
+        return factorial_cells(config, base)
     by_hand = arms_by_hand(config)
     model = base.get("model", "gpt2")
     here = variant_config({"model": "gpt2"} | base)
@@ -81,6 +82,9 @@ def chosen_designs(config, base):
     if unknown or not designs:
         what = f"unknown design {unknown[0]}" if unknown else "no arms"
         raise UserError(what, f"design={config.design}", "choose from " + ", ".join(DESIGNS))
+    if len(designs) > 1 and "factorial" in designs:
+        fix = "give it a sweep of its own"
+        raise UserError("factorial stands alone", f"design={config.design}", fix)
     model = base.get("model", "gpt2")
     for word in designs:
         if CORNER.get(word, model) != model:
@@ -152,6 +156,33 @@ def pairs(arms):
         if "arch" not in changes and not a.changes.keys() & b.changes.keys():
             combined.append(Arm(f"{a.name} and {b.name}", changes, pair=[a.name, b.name]))
     return combined
+
+
+def curve_arms(config, base):
+    """One arm per multiple of the base's tokens at which its curve is measured, each with its own
+    full schedule."""
+    arms, steps = [], base["max_iters"]
+    for multiple in config.curve:
+        length = max(1, round(multiple * steps))
+        changes = {"max_iters": length}
+        if base.get("lr_decay_iters") is not None:
+            changes["lr_decay_iters"] = max(1, round(multiple * base["lr_decay_iters"]))
+        warmup = base.get("warmup_iters", TrainConfig.warmup_iters)
+        if warmup >= changes.get("lr_decay_iters", length):
+            changes["warmup_iters"] = int(multiple * warmup)
+        arms.append(Arm(f"base x{multiple:g}", changes, curve=multiple))
+    return arms
+
+
+def factorial_cells(config, base):
+    """One arm per cell of a factorial; the base is the cell with all factors low."""
+    if config.arms or config.axis:
+        fix = "leave out arms and axis, or make them factors"
+        raise UserError("factorial makes all arms itself", f"design={config.design}", fix)
+    cells = [Arm(*cell[:2], None, cell=cell[2]) for cell in factorial.cells_of(config, base)]
+    cells[0].against = "base"
+    check_names(cells, config)
+    return cells
 
 
 def check_names(arms, config):

@@ -3,6 +3,8 @@
 import sys
 import time
 
+from bench.ablation import factorial
+
 WIDTH = 80  # of the plan
 
 
@@ -37,6 +39,9 @@ def print_plan(sweep):
     console.print(changes_table(sweep))
     console.print()
     console.print(costs_table(sweep))
+    cells = [arm.cell for arm in sweep.arms.values() if arm.cell]
+    if cells:
+        console.print(factorial.describe(cells))
 
 
 def changes_table(sweep):
