@@ -235,15 +235,17 @@ def row_maker(sweep, effects, noise, curve_points, test_split):
 
 def extrapolation(name, end):
     """Losses at multiples of the training context: learned positions end there, ALiBi goes on."""
+    found = {"1": {"loss": end, "low": end - 0.02, "high": end + 0.02, "sliding": end}}
     if name not in ("rope", "alibi"):
-        return {"1": end, "2": None, "4": None, "8": None}
-    alibi = name == "alibi"
-    return {
-        "1": end,
-        "2": end + 0.03,
-        "4": end + (0.02 if alibi else 0.25),
-        "8": end + (0.03 if alibi else 0.7),
-    }
+        why = {"loss": None, "why": "learned positions end at 64 tokens"}
+        return found | dict.fromkeys(("2", "4", "8"), why)
+    rises = (
+        {"2": 0.03, "4": 0.02, "8": 0.03} if name == "alibi" else {"2": 0.03, "4": 0.25, "8": 0.7}
+    )
+    for times, rise in rises.items():
+        loss = end + rise
+        found[times] = {"loss": loss, "low": loss - 0.02, "high": loss + 0.02, "sliding": end}
+    return found
 
 
 def cost_of(name, i, hardware):
