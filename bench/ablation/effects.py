@@ -20,7 +20,7 @@ import numpy as np
 import statsmodels.api as sm
 
 from bench.ablation.factorial import design_of
-from bench.ablation.history import cells_of, planned_runs
+from bench.ablation.history import planned_runs
 from bench.ablation.losses import Losses
 from bench.ablation.significance import ALPHA, Contrast, judge
 from bench.ablation.stats import RESAMPLES, Verdict
@@ -38,6 +38,12 @@ class Effects:
     se: float = math.nan  # the least standard error of a contrast
     left_out: dict = field(default_factory=dict)  # cell -> runs that diverged
     missing: int = 0  # planned runs without a result
+
+
+def cells_of(sweep):
+    """{arm: {factor: 0 or 1}} of a factorial; {} for other sweeps."""
+    arms = sweep["arms"].items()
+    return {arm: facts["cell"] for arm, facts in arms if facts.get("cell")}
 
 
 class Model:
