@@ -1,5 +1,5 @@
 """
-Turn a text into token files:
+Turn text into token files:
 
     python prepare.py shakespeare_char     tiny-shakespeare, in characters
     python prepare.py shakespeare          tiny-shakespeare, in GPT-2's tokens
@@ -7,34 +7,36 @@ Turn a text into token files:
     python prepare.py mybook --input=book.txt --tokenizer=gpt2
     python prepare.py mybook --input=book.txt --tokenizer=SmolLM2.gguf
                    in the tokens of a pretrained model, to fine-tune that model
-    python prepare.py mypairs --input=pairs.jsonl --tokenizer=gpt2
-                   prompt/answer pairs, to fine-tune on (tokens/pairs.py)
+    python prepare.py mycode --input=src
+    python prepare.py mydocs --input='notes/*.md,articles.jsonl.gz' --field=body
+                   many documents: files, folders, rows of tables (tokens/documents.py)
+    python prepare.py mypairs --input=pairs.jsonl
+                   prompt/answer pairs or conversations, to fine-tune on (tokens/pairs.py)
 
-Without --tokenizer, a text of your own is prepared in characters. As in
-nanoGPT, the first 90 % of the characters (or of the pairs) are for training,
-the rest for validation. The dataset is written under a temporary name and
-renamed when it is complete. Memory use does not grow with the text.
+Without --tokenizer, one text of your own is prepared in characters, documents and pairs in GPT-2's
+tokens. About 1 % is for a test at the very end, 90 % of the rest for training, the others for
+validation (tokens/writing.py). The dataset is written under a temporary name and renamed when it is
+complete. Memory use does not grow with the text.
 """
 
-import codecs
-import hashlib
-import io
+import errno
 import os
 import re
 import shutil
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-
-from tqdm import tqdm
+from typing import Annotated
 
 from common import files
-from common.configurator import build, load
-from common.errors import UserError, run
+from common.configurator import Range, build, load
+from common.errors import Failure, UserError, run
 from tokens import sources
-from tokens.pairs import write_pairs
+from tokens.corpus import Corpus
+from tokens.documents import find_files, open_input
+from tokens.pairs import PairRows, write_pairs
 from tokens.token_files import (
     KNOWN,
-    TokenFile,
     dtype_name,
     only_process,
     publish,
@@ -42,46 +44,32 @@ from tokens.token_files import (
     write_meta,
 )
 from tokens.tokenizer import ByteTokenizer, CharTokenizer
+from tokens.writing import end_of_text, nanogpt_splits, write_corpus
 
 SMALL = ("shakespeare_char", "shakespeare")  # ready in seconds: train.py prepares them if missing
-CHUNK = 1 << 20  # bytes of text read at a time
-BAR = dict(disable=None, leave=False)  # a progress bar on terminals only, removed at the end
+VOCAB_SIZE = 8192  # of --tokenizer=bpe
+LISTED = 8  # files that are left out and named
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass
 class PrepareConfig:
-    input: str | None = None  # a text in utf-8, or prompt/answer pairs as .jsonl
-    tokenizer: str = "auto"  # char, byte, gpt2, or a model's: FOLDER, OWNER/NAME or FILE.gguf
+    input: str | None = None  # a file, several (a,b), a glob or a folder: see tokens/documents.py
+    field: str | None = None  # the column of .jsonl, .csv and .parquet (None: text)
+    # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME or FILE.gguf
+    tokenizer: str = "auto"
+    vocab_size: Annotated[int, Range(least=257)] | None = None  # of --tokenizer=bpe (None: 8192)
     data_dir: str = "data"  # the folder of the datasets
 
 
-# ---------------------------------------------------------------- text to tokens
+# ---------------------------------------------------------------- text and tokenizer
 
 
-def read_text(path):
-    """Yield the text of a utf-8 file in pieces, with every line end as \\n. Raises UserError, which
-    names the first byte that is not utf-8."""
-    utf8 = codecs.getincrementaldecoder("utf-8-sig")()
-    decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
-    position, data = 0, b"-"
-    with open(path, "rb") as file:
-        while data:
-            data = file.read(CHUNK)
-            position += len(data)
-            try:
-                yield decoder.decode(data, final=not data)
-            except UnicodeDecodeError as error:
-                # error.object holds the bytes just read, after those left over from earlier.
-                byte = position - len(error.object) + error.start
-                what = f"the text is not utf-8: byte {byte:,}"
-                raise UserError(what, path, "save it as utf-8") from None
-
-
-def tokenizer_maker(kind):
-    """Return a function that takes the set of a text's characters and returns the tokenizer that
-    --tokenizer=kind names. Raises UserError at once if there is no such tokenizer."""
+def tokenizer_maker(kind, vocab_size=None):
+    """Return the function make_tokenizer(chars, texts) of writing.write_corpus that makes the
+    tokenizer --tokenizer=kind. Raises UserError at once if there is no such tokenizer."""
     if kind == "char":
-        return lambda chars: CharTokenizer("".join(sorted(chars)))
+        return lambda chars, texts: CharTokenizer("".join(sorted(chars())))
     if kind == "byte":
         tokenizer = ByteTokenizer()
     elif kind == "gpt2":
@@ -90,121 +78,116 @@ def tokenizer_maker(kind):
         from weights import pretrained  # imported here, since torch takes seconds
 
         tokenizer = pretrained.load_tokenizer(kind, "--tokenizer")
-    return lambda chars: tokenizer
+    return lambda chars, texts: tokenizer
 
 
-def write_text(path, make_tokenizer, folder):
-    """Write the token files of a text file. The first pass counts its characters; the second writes
-    tokens with the tokenizer make_tokenizer(characters). Returns (tokenizer, {split: entry in
-    meta.json}, sha256 of the file)."""
-    count, chars, pieces = 0, set(), path.stat().st_size // CHUNK + 1
-    for text in tqdm(read_text(path), "reading", pieces, unit="MB", **BAR):
-        count += len(text)
-        chars.update(text)
-    if count < 2 or len(chars) < 2:
-        what = "the text has only one character" if count else "the text is empty"
-        raise UserError(what, path, "choose a longer text")
-
-    tokenizer = make_tokenizer(chars)
-    train = TokenFile(folder / "train.bin", tokenizer)
-    val = TokenFile(folder / "val.bin", tokenizer)
-    to_train = int(0.9 * count)  # characters still to be written to train
-    for text in tqdm(read_text(path), "writing tokens", pieces, unit="MB", **BAR):
-        train.add_text(text[:to_train])
-        val.add_text(text[to_train:])
-        to_train = max(to_train - len(text), 0)
-    return tokenizer, {"train": train.close(), "val": val.close()}, files.sha256_of(path)
-
-
-def write_documents(path, folder):
-    """Write the token files of many documents, with <|endoftext|> after each and nanoGPT's split.
-    Returns the same as write_text."""
-    tokenizer, documents = sources.gpt2_tokenizer(), sources.load_documents(path)
+def open_web_pages(path):
+    """OpenWebText, or the documents at `path`, as {"train", "val": Corpus} with nanoGPT's split."""
+    if not path:
+        free = shutil.disk_usage(".").free / 1e9
+        print("  8 million documents, 9 billion tokens. This takes 70 GB for the cache of")
+        print(f"  `datasets` and 18 GB for the tokens ({free:.0f} GB are free here), 2 GB of")
+        print("  memory, and an hour or more besides the download.")
+    documents = sources.load_documents(path)
     if "text" not in documents.column_names or len(documents) < 2:
         raise UserError("these are not documents", path, "give two or more, in a column named text")
     parts = documents.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
-    parts = {"train": parts["train"], "val": parts["test"]}
 
-    encode, threads = tokenizer.encoding.encode_ordinary_batch, os.cpu_count()
-    entries, sha256 = {}, hashlib.sha256()
-    for split, part in parts.items():
-        file = TokenFile(folder / f"{split}.bin", tokenizer)
-        bar = tqdm(total=len(part), desc=f"writing {split}", disable=None, unit=" documents")
+    def texts(part):
         for batch in part.iter(batch_size=1024):
-            texts = batch["text"]
-            for text, ids in zip(texts, encode(texts, num_threads=threads), strict=True):
-                data = text.encode()
-                sha256.update(data)
-                file.add(ids + [tokenizer.start], len(data))
-            bar.update(len(texts))
-        bar.close()
-        entries[split] = file.close()
-    return tokenizer, entries, sha256.hexdigest()
+            yield from batch["text"]
+
+    source = path or "Skylion007/openwebtext"
+    return {
+        "train": Corpus(source, lambda: texts(parts["train"]), documents=True),
+        "val": Corpus(source, lambda: texts(parts["test"]), documents=True),
+    }
+
+
+def open_text(name, config, folder, new):
+    """What the dataset is made of: a Corpus, {split: Corpus} or PairRows. The text is --input, or
+    else input.txt in the dataset's folder. If tiny-shakespeare has no input.txt yet, it is fetched
+    into the folder `new`."""
+    if name == "openwebtext":
+        return open_web_pages(config.input)
+    path, source = folder / "input.txt", None
+    if not config.input and not path.is_file():
+        text, source = sources.find_shakespeare(path)
+        path = new / "input.txt"
+        path.write_bytes(text)
+
+    text = open_input(config.input or str(path), config.field)
+    text.source = source or text.source
+    print(f"  text: {text.source}")
+    if name in SMALL and isinstance(text, Corpus) and not text.documents:
+        return nanogpt_splits(text)
+    return text
+
+
+def chosen_tokenizer(name, kind, text):
+    """The word of --tokenizer that `auto` stands for."""
+    if kind != "auto" or name == "shakespeare_char":
+        return "char" if kind == "auto" else kind
+    if name in KNOWN:
+        return "gpt2"
+    if isinstance(text, Corpus) and not text.documents:
+        print("  a token is a character; --tokenizer=gpt2, byte or a model's chooses others")
+        return "char"
+    print("  the tokens are GPT-2's; --tokenizer=char, byte or a model's chooses others")
+    return "gpt2"
 
 
 # ---------------------------------------------------------------- the dataset
 
 
-def check_request(name, kind, input, folder):
+def check_request(name, config, folder):
     """Raise UserError if the dataset cannot be prepared, before anything is written."""
-    if input is not None and not os.path.isfile(input):
-        raise UserError("no such file", f"--input={input}", "check the path")
+    if config.input is not None:
+        find_files(config.input)
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise UserError("this is not a folder", folder, "move it, or choose another name")
-    if name not in KNOWN and input is None and not os.path.isfile(folder / "input.txt"):
+    if name not in KNOWN and config.input is None and not os.path.isfile(folder / "input.txt"):
         command = f"`python prepare.py {name} --input=TEXTFILE`"
         fix = f"name its text, {command}, or choose from {', '.join(KNOWN)}"
         raise UserError(f"{name} is not a known dataset", "--input", fix)
-    if name == "openwebtext" and kind != "gpt2":
+    if name == "openwebtext" and config.tokenizer not in ("auto", "gpt2"):
         what = "openwebtext needs GPT-2's <|endoftext|> between its documents"
-        raise UserError(what, f"--tokenizer={kind}", "leave it out")
+        raise UserError(what, f"--tokenizer={config.tokenizer}", "leave it out")
+    if config.vocab_size is not None and config.tokenizer != "bpe":
+        what = "only a tokenizer that is trained here has a size to choose"
+        raise UserError(what, f"--vocab_size={config.vocab_size}", "add --tokenizer=bpe")
 
 
-def find_text(name, input, folder, new):
-    """(path of the text, where it comes from). The text is --input, or else input.txt in the
-    dataset's folder. If tiny-shakespeare has no input.txt yet, it is fetched into `new`."""
-    path = Path(input) if input else folder / "input.txt"
-    if input or path.is_file():
-        return path, str(path)
-    text, source = sources.find_shakespeare(path)
-    (new / "input.txt").write_bytes(text)
-    return new / "input.txt", source
+def make_dataset(name, config, folder, new):
+    """Write all files of the dataset into the folder `new`. Returns (meta.json, tokenizer, {file:
+    why it was left out})."""
+    text = open_text(name, config, folder, new)
+    kind = chosen_tokenizer(name, config.tokenizer, text)
+    write = write_pairs if isinstance(text, PairRows) else write_corpus
+    tokenizer, splits, sha256 = write(text, tokenizer_maker(kind, config.vocab_size), new)
 
-
-def make_dataset(name, input, kind, folder, new):
-    """Write all files of the dataset into the folder `new`. Returns (meta.json, tokenizer)."""
-    if name == "openwebtext":
-        source = input or "Skylion007/openwebtext"
-        if not input:
-            free = shutil.disk_usage(new).free / 1e9
-            print("  8 million documents, 9 billion tokens. This takes 70 GB for the cache of")
-            print(f"  `datasets` and 18 GB for the tokens ({free:.0f} GB are free here), 2 GB of")
-            print("  memory, and an hour or more besides the download.")
-        tokenizer, splits, sha256 = write_documents(input, new)
-    else:
-        path, source = find_text(name, input, folder, new)
-        size, sha256 = path.stat().st_size, files.sha256_of(path)
-        print(f"  text: {source}, {size:,} bytes, sha256 {sha256[:12]}")
-        write = write_pairs if path.suffix == ".jsonl" else write_text
-        tokenizer, splits, sha256 = write(path, tokenizer_maker(kind), new)
-
+    first = text["train"] if isinstance(text, dict) else text
     meta = {
         "name": name,
         "tokenizer": "gpt2" if kind == "gpt2" else tokenizer.to_json()["kind"],
         "vocab_size": tokenizer.vocab_size,
         "dtype": dtype_name(tokenizer.vocab_size),
         "splits": splits,
-        "source": source,
+        "source": first.source,
         "source_sha256": sha256,
     }
     if name in SMALL:
         meta["canonical"] = sha256 == sources.CANONICAL
     write_meta(new, meta, tokenizer)
-    return meta, tokenizer
+    return meta, tokenizer, first.skipped
 
 
-def describe(meta, tokenizer, folder):
-    """Print the vocabulary and the sizes of a dataset."""
+def describe(meta, tokenizer, skipped, folder):
+    """Print what was left out, the vocabulary, and the sizes of a dataset."""
+    for path, why in islice(skipped.items(), LISTED):
+        print(f"  left out {path}: {why}")
+    if len(skipped) > LISTED:
+        print(f"  left out {len(skipped) - LISTED:,} more files")
     if not meta.get("canonical", True):
         print("  NOTE: this is not the canonical tiny-shakespeare file:")
         print("  losses on it compare only roughly with published ones.")
@@ -213,45 +196,50 @@ def describe(meta, tokenizer, folder):
     words = {"char": "characters", "byte": "bytes", "gpt2": "GPT-2 tokens", "bpe": "tokens"}[kind]
     listed = f": {''.join(tokenizer.chars)!r}" if kind == "char" and size <= 100 else ""
     print(f"  vocabulary: {size:,} {words}{listed}")
+    if "documents" in meta["splits"]["train"]:
+        end = "a blank line" if end_of_text(tokenizer) is None else "<|endoftext|>"
+        print(f"  after each document comes {end}")
 
     for split, entry in meta["splits"].items():
         counts = f"{entry['tokens']:,} tokens of {entry['bytes']:,} bytes"
         print(f"  {folder / split}.bin  {counts}, sha256 {entry['sha256'][:12]}")
+        if "documents" in entry:
+            print(f"    {entry['documents']:,} documents")
         if "pairs" in entry:
             longest = f"the longest of {entry['longest']:,} tokens"
             fits = f"a block_size of {entry['longest'] - 1:,} holds it"
             print(f"    {entry['pairs']:,} pairs, {longest}: {fits}")
 
 
-def prepare(name, input=None, tokenizer="auto", data_dir="data"):
+def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
     """Make the dataset data_dir/name and return its meta.json. The other arguments are the keys of
     PrepareConfig."""
+    config = PrepareConfig(input=input, tokenizer=tokenizer, data_dir=data_dir, **more)
     if not re.fullmatch(r"\w[\w-]*", name) or len(name.encode()) > 200:
         fix = "use letters, digits, - and _, at most 200 bytes"
         raise UserError(f"{name!r} is not a valid dataset name", "name", fix)
     folder = Path(data_dir, name)
     if os.path.islink(folder):
         folder = folder.resolve()  # the user keeps this dataset on another disk
-    kind = tokenizer
-    if tokenizer == "auto":
-        kind = "gpt2" if name in ("shakespeare", "openwebtext") else "char"
 
     if not os.path.isdir(data_dir):
-        check_request(name, kind, input, folder)  # before only_process makes the folder
+        check_request(name, config, folder)  # before only_process makes the folder
     with only_process(folder):
         recover(folder)
-        check_request(name, kind, input, folder)
+        check_request(name, config, folder)
         print(f"preparing {folder}")
-        if name not in KNOWN and tokenizer == "auto":
-            print("  a token is a character; --tokenizer=gpt2, byte or a model's chooses others")
         new = files.partial(folder)
         try:
             new.mkdir()
-            meta, made = make_dataset(name, input, kind, folder, new)
+            meta, made, skipped = make_dataset(name, config, folder, new)
             publish(new, folder)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            raise Failure(f"cannot write: {error.strerror}", folder, "free the disk") from None
         finally:  # after Ctrl-C too
             recover(folder)
-    describe(meta, made, folder)
+    describe(meta, made, skipped, folder)
     return meta
 
 
@@ -261,8 +249,7 @@ def main(argv):
         names = f"NAME is {', '.join(KNOWN)} or one of yours with --input=TEXTFILE"
         fix = f"`python prepare.py NAME`, where {names}"
         raise UserError("prepare.py takes the name of one dataset", "command line", fix)
-    config = build(PrepareConfig, values)
-    prepare(words[0], config.input, config.tokenizer, config.data_dir)
+    prepare(words[0], **vars(build(PrepareConfig, values)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,60 @@
 """The order of the training samples, and the batches of an evaluation."""
 
+import mmap
+
 import numpy as np
 
 from tokens.token_files import check_length
+
+STORED = 1 << 20  # the order of more windows than this is computed, not stored: 8 bytes each
+ROUNDS = 6  # of mixing, where the order is computed
+RELEASE = 1 << 10  # windows read, of at least 64 KB of pages each, before they are released
+
+
+def shuffled(random, n, first=0, step=1):
+    """The n numbers first, first + step, ... in a random order, to be sliced: an array, or, beyond
+    STORED, a Shuffled."""
+    if n <= STORED:
+        return first + step * random.permutation(n)
+    return Shuffled(random, n, first, step)
+
+
+class Shuffled:
+    """A random order in constant memory: a slice of it is computed when it is asked for.
+
+    A Feistel network maps 0 .. 4^k - 1 one-to-one onto itself (Luby & Rackoff 1988, SIAM J. Comput.
+    17(2)); a number that lands beyond n - 1 is mapped again until it does not (cycle walking, Black
+    & Rogaway 2002, CT-RSA). The round function is SplitMix64's (Steele et al. 2014, OOPSLA)."""
+
+    def __init__(self, random, n, first, step):
+        self.n, self.first, self.step = n, first, step
+        self.half = np.uint64(((n - 1).bit_length() + 1) // 2)  # k, the bits of half a number
+        self.mask = (np.uint64(1) << self.half) - np.uint64(1)
+        self.keys = random.integers(1 << 64, size=(ROUNDS, 1), dtype=np.uint64)
+
+    def __getitem__(self, entries):
+        """The entries of a slice, (count,) int64."""
+        numbers = self.mixed(np.arange(*entries.indices(self.n), dtype=np.uint64))
+        while (beyond := numbers >= self.n).any():
+            numbers[beyond] = self.mixed(numbers[beyond])
+        return self.first + self.step * numbers.astype(np.int64)
+
+    def mixed(self, numbers):
+        """Other numbers below 4^k, one-to-one."""
+        left, right = numbers >> self.half, numbers & self.mask
+        for key in self.keys:
+            z = right + key
+            z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+            left, right = right, left ^ (z ^ z >> np.uint64(31)) & self.mask
+        return left << self.half | right
+
+
+def release(tokens):
+    """Let go of the pages of a token file that were read; the system's cache keeps them. Otherwise
+    the resident memory of a run grows to the size of the file."""
+    if isinstance(tokens, np.memmap):
+        tokens.base.madvise(mmap.MADV_DONTNEED)
 
 
 def visits(order, size, first, count):
@@ -23,7 +75,7 @@ class Batches:
     Each epoch cuts the N tokens into (N - block_size) // block_size windows, from a new random
     offset, so that a token is not always at the same position in its window, and visits each window
     once in a new random order. Steps, micro-batches and ranks take slices of this order. Resuming
-    needs only the step."""
+    needs only the step. Memory does not grow with N."""
 
     masked = False  # the loss of every target counts
 
@@ -35,14 +87,16 @@ class Batches:
         self.windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), block_size + 1)
         self.windows_per_epoch = max(1, (len(tokens) - block_size) // block_size)
         self.epochs = {}  # {epoch: its window starts} of the last two epochs in use
+        self.unreleased = 0  # windows read
 
     def starts(self, epoch):
-        """(windows_per_epoch,) the starts of an epoch's windows, in the order of the visits."""
+        """The windows_per_epoch starts of an epoch's windows, in the order of the visits, to be
+        sliced."""
         if epoch not in self.epochs:
             random = np.random.default_rng([self.seed, epoch])
             covered = (self.windows_per_epoch - 1) * self.block_size
             offset = random.integers(len(self.windows) - covered)
-            starts = offset + self.block_size * random.permutation(self.windows_per_epoch)
+            starts = shuffled(random, self.windows_per_epoch, int(offset), self.block_size)
             self.epochs = dict([*self.epochs.items()][-1:]) | {epoch: starts}
         return self.epochs[epoch]
 
@@ -52,6 +106,10 @@ class Batches:
         check_length(self.tokens)
         starts = visits(self.starts, self.windows_per_epoch, first, count)
         windows = self.windows[starts]  # (count, block_size + 1)
+        self.unreleased += count
+        if self.unreleased >= RELEASE:
+            release(self.tokens)
+            self.unreleased = 0
         return windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
 
 

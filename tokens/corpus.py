@@ -1,7 +1,7 @@
 """A text on its way into token files: what prepare.py reads, wherever it comes from."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -16,3 +16,4 @@ class Corpus:
     pieces: Callable[[], Iterator[str]]
     documents: bool = False
     size: int | None = None  # about how many bytes, for a progress bar
+    skipped: dict = field(default_factory=dict)  # {file: why it is left out}, complete after a pass

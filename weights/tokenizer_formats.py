@@ -9,20 +9,13 @@ import re
 from itertools import pairwise
 
 from common.errors import UserError, one_line
+from tokens.bpe import BYTES, GPT4, LETTERS
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 # Each digit is a piece of its own; the rest is GPT-2's pattern, with a run of spaces before a digit
 # cut as before a word.
 SMOLLM = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++|\p{N}| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?![^\s\p{N}])|\s"
-PATTERNS = {"gpt-2": GPT2, "smollm": SMOLLM}  # {GGUF's name: pattern}
-
-# GPT-2's letters for the 256 bytes: a printable byte is its own letter, the others are code points
-# from 256 on.
-PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
-LETTERS = {byte: chr(byte) for byte in PRINTED} | {
-    byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in PRINTED)
-}
-BYTES = {letter: byte for byte, letter in LETTERS.items()}
+PATTERNS = {"gpt-2": GPT2, "smollm": SMOLLM, "dbrx": GPT4}  # {GGUF's name: pattern}
 
 
 def spelled(token):

@@ -38,9 +38,3 @@ def bpe(pattern=tokenizer_formats.GPT2, special=None, merges=60):
             special_tokens={token: len(ranks) + i for token, i in special.items()},
         )
     )
-
-
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)

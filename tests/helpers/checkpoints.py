@@ -6,7 +6,10 @@ from pathlib import Path
 
 import train
 from common import files
-from prepare import prepare
+from prepare import tokenizer_maker
+from tokens.corpus import Corpus
+from tokens.token_files import dtype_name, write_meta
+from tokens.writing import nanogpt_splits, write_corpus
 
 # 20 of 40 steps by the code of FORMAT 1, and the text it trained on
 FORMAT_1 = Path(__file__).resolve().parent.parent / "checkpoints" / "format1"
@@ -18,8 +21,16 @@ def copy_run(out):
 
 
 def prepare_words(folder):
-    """Prepare the dataset that the checkpoint was trained on; returns the --data_dir."""
-    prepare("words", input=str(FORMAT_1 / "text.txt"), tokenizer="char", data_dir=str(folder))
+    """Prepare the dataset that the checkpoint was trained on; returns the --data_dir. It has no
+    test split, as all datasets of its time."""
+    text = (FORMAT_1 / "text.txt").read_text(encoding="utf-8")
+    splits = nanogpt_splits(Corpus("text.txt", lambda: iter([text])))
+    words = folder / "words"
+    words.mkdir(parents=True)
+    tokenizer, entries, sha256 = write_corpus(splits, tokenizer_maker("char"), words)
+    meta = {"name": "words", "tokenizer": "char", "vocab_size": tokenizer.vocab_size}
+    meta |= {"dtype": dtype_name(tokenizer.vocab_size), "splits": entries, "source_sha256": sha256}
+    write_meta(words, meta, tokenizer)
     return folder
 
 

@@ -17,10 +17,10 @@ import tiktoken
 
 import prepare
 from common import files
-from helpers.bpe import LLAMA3, bpe
+from helpers.bpe import bpe
 from helpers.texts import gpt2_or_skip, message, no_network, tiny_bpe
-from tokens import sources, token_files
-from tokens.token_files import load_meta, load_split
+from tokens import documents, sources, token_files, writing
+from tokens.token_files import TokenFile, load_meta, load_split
 from tokens.tokenizer import BPETokenizer, tokenizer_from_json
 from weights import tokenizer_formats
 
@@ -64,7 +64,16 @@ def tokenizer_of(name):
 
 
 def decoded(name):
-    return [tokenizer_of(name).decode(read(name, split)) for split in ("train", "val")]
+    splits = load_meta(Path("data", name))["splits"]
+    return [tokenizer_of(name).decode(read(name, split)) for split in splits]
+
+
+def thirds(text):
+    """{split: text} of a single text of fewer than a million tokens: the last 5 % are for the test,
+    90 % of the rest for training."""
+    test = len(text) - int(0.05 * len(text))
+    train = int(0.9 * test)
+    return {"train": text[:train], "val": text[train:test], "test": text[test:]}
 
 
 def contents(folder):
@@ -75,7 +84,7 @@ def contents(folder):
 
 
 @pytest.mark.parametrize(
-    "pattern", [*tokenizer_formats.PATTERNS.values(), LLAMA3], ids=["gpt-2", "smollm", "llama 3"]
+    "pattern", tokenizer_formats.PATTERNS.values(), ids=tokenizer_formats.PATTERNS
 )
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
 @pytest.mark.parametrize(
@@ -84,7 +93,7 @@ def contents(folder):
 def test_with_the_tokenizer_of_a_pretrained_model(
     text, pattern, chunk, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(prepare, "CHUNK", chunk)
+    monkeypatch.setattr(documents, "CHUNK", chunk)
     Path("text.txt").write_text(text, encoding="utf-8")
     ranks = {**bpe(pattern).encoding._mergeable_ranks}
     for joined in ("!\n", "。\n", "\n\n", " \n"):  # one piece in some patterns
@@ -102,16 +111,16 @@ def test_with_the_tokenizer_of_a_pretrained_model(
     Path("weights/tokenizer.json").write_text(
         json.dumps(tokenizer_formats.to_tokenizer_json(theirs.to_json())), encoding="utf-8"
     )
-    held, add_text = [], prepare.TokenFile.add_text
-    monkeypatch.setattr(
-        prepare.TokenFile,
-        "add_text",
-        lambda file, *args, **more: (add_text(file, *args, **more), held.append(len(file.rest))),
-    )
+    held, safe_cut = [], writing.safe_cut
+
+    def watched(text):
+        held.append(len(text) - safe_cut(text))
+        return safe_cut(text)
+
+    monkeypatch.setattr(writing, "safe_cut", watched)
     meta = prepare.prepare("mybook", "text.txt", "weights")
-    cut = int(0.9 * len(text))
     assert (meta["tokenizer"], meta["vocab_size"]) == ("bpe", theirs.vocab_size)
-    for split, part in (("train", text[:cut]), ("val", text[cut:])):
+    for split, part in thirds(text).items():
         assert (read("mybook", split) == theirs.encode(part)).all()  # in pieces as in one
     assert max(held) < 50  # what waits for the next piece does not grow with the text
 
@@ -131,11 +140,10 @@ def test_no_such_tokenizer(book, capsys):
 @pytest.mark.parametrize("kind", ["auto", "char", "byte", "gpt2"])
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
 def test_whole_set(book, kind, chunk, monkeypatch, capsys):
-    monkeypatch.setattr(prepare, "CHUNK", chunk)  # bytes: characters are torn apart too
+    monkeypatch.setattr(documents, "CHUNK", chunk)  # bytes: characters are torn apart too
     monkeypatch.setattr(sources, "gpt2_tokenizer", tiny_bpe)
     meta = prepare.prepare("mybook", book, kind)
-    cut = int(0.9 * len(TEXT))
-    assert decoded("mybook") == [TEXT[:cut], TEXT[cut:]]
+    assert decoded("mybook") == [*thirds(TEXT).values()]
     tokenizer = tokenizer_of("mybook")
     assert meta == load_meta("data/mybook") and meta["tokenizer"] == (
         "char" if kind == "auto" else kind
@@ -145,7 +153,7 @@ def test_whole_set(book, kind, chunk, monkeypatch, capsys):
         == tokenizer.vocab_size
         == {"byte": 256, "gpt2": 261}.get(kind, len(set(TEXT)))
     )
-    for split, text in (("train", TEXT[:cut]), ("val", TEXT[cut:])):
+    for split, text in thirds(TEXT).items():
         assert (read("mybook", split) == tokenizer.encode(text)).all()  # in pieces as in one
         data = Path(f"data/mybook/{split}.bin").read_bytes()
         assert meta["splits"][split] == {
@@ -159,9 +167,8 @@ def test_whole_set(book, kind, chunk, monkeypatch, capsys):
         and meta["source_sha256"] == hashlib.sha256(TEXT.encode()).hexdigest()
         and "canonical" not in meta
     )
-    assert sorted(contents("data/mybook")) == sorted(token_files.FILES) and os.listdir("data") == [
-        "mybook"
-    ]
+    assert sorted(contents("data/mybook")) == sorted([*token_files.FILES, "test.bin"])
+    assert os.listdir("data") == ["mybook"]
     assert ("a token is a character" in capsys.readouterr().out) == (kind == "auto")
 
 
@@ -177,21 +184,22 @@ def test_whole_set(book, kind, chunk, monkeypatch, capsys):
         "\n\n\nx\n\n",
     ],
 )
-def test_gpt2_in_pieces_is_gpt2_in_one(text, real, tmp_path):
+def test_gpt2_in_pieces_is_gpt2_in_one(text, real):
     tokenizer = gpt2_or_skip() if real else tiny_bpe()
+    half = len(text) // 2
     for size in (1, 2, 3, 10, 64):
-        out = prepare.TokenFile(tmp_path / "x.bin", tokenizer)
-        for at in range(0, len(text), size):
-            out.add_text(text[at : at + size])
-        out.close()
-        assert np.fromfile(tmp_path / "x.bin", "<u2").tolist() == tokenizer.encode(text).tolist()
+        parts = [("train", text[at : min(at + size, half)]) for at in range(0, half, size)]
+        parts += [("val", text[at : at + size]) for at in range(half, len(text), size)]
+        ids = {"train": [], "val": []}
+        for split, part in writing.cut_safely(parts):
+            ids[split] += tokenizer.encode(part).tolist()
+        assert ids["train"] == tokenizer.encode(text[:half]).tolist()
+        assert ids["val"] == tokenizer.encode(text[half:]).tolist()
 
 
-def test_pieces_are_written_as_they_come(tmp_path):
-    out = prepare.TokenFile(tmp_path / "x.bin", tiny_bpe())
-    for _ in range(100):
-        out.add_text("some words of a line\n")
-        assert len(out.rest) < 30  # memory does not grow with the text
+def test_pieces_are_written_as_they_come():
+    parts = writing.cut_safely([("train", "some words of a line\n")] * 100)
+    assert all(len(text) < 50 for _, text in parts)  # memory does not grow with the text
 
 
 def test_large_vocabulary_takes_uint32(tmp_path):
@@ -228,7 +236,7 @@ def test_windows_text(tmp_path):
 )
 @pytest.mark.parametrize("chunk", [1, 3, 1 << 20])
 def test_bad_text(data, words, chunk, monkeypatch):
-    monkeypatch.setattr(prepare, "CHUNK", chunk)
+    monkeypatch.setattr(documents, "CHUNK", chunk)
     Path("book.txt").write_bytes(data)
     text = message(prepare.prepare, "mybook", "book.txt")
     assert words in text.replace(":", " :") and "book.txt" in text
@@ -247,7 +255,7 @@ LONG = "x" * 300
             ["not a known dataset", "prepare.py mybook --input=TEXTFILE", "shakespeare_char"],
         ),
         ("mybook", {"input": "none.txt"}, ["no such file", "--input=none.txt"]),
-        ("mybook", {"input": "."}, ["no such file"]),
+        ("mybook", {"input": "*.md"}, ["no file matches", "--input=*.md"]),
         ("mybook", {"input": LONG}, ["no such file"]),
         ("mybook", {"input": "a\0b"}, ["no such file"]),
         ("../x", {"input": "book.txt"}, ["not a valid dataset name"]),
@@ -375,6 +383,7 @@ def contents_of_set():
 KILLED = """
 import os, pathlib
 import prepare
+from tokens.token_files import TokenFile
 def dying(function, countdown=[{after}]):
     def wrapped(*args, **options):
         countdown[0] -= 1
@@ -382,7 +391,7 @@ def dying(function, countdown=[{after}]):
             os._exit(9)
         return function(*args, **options)
     return wrapped
-prepare.TokenFile.add = dying(prepare.TokenFile.add)
+TokenFile.add = dying(TokenFile.add)
 pathlib.Path.write_text = dying(pathlib.Path.write_text)
 for name in ("mkdir", "rename", "unlink", "rmdir", "fsync"):
     setattr(os, name, dying(getattr(os, name)))
@@ -432,7 +441,7 @@ def test_error_half_way_leaves_the_old_set(book, monkeypatch):
     before = contents("data/mybook")
     for error in (OSError("disk full"), KeyboardInterrupt()):
         with monkeypatch.context() as patch:
-            patch.setattr(prepare.TokenFile, "close", Mock(side_effect=error))
+            patch.setattr(TokenFile, "close", Mock(side_effect=error))
             with pytest.raises(type(error)):
                 prepare.prepare("mybook", book, "byte")
         assert contents("data/mybook") == before and os.listdir("data") == ["mybook"]

@@ -25,7 +25,7 @@ import torch
 import train
 from common.errors import Failure, UserError
 from common.files import UMASK, partial
-from helpers.bpe import LLAMA3, WORDS, bpe
+from helpers.bpe import WORDS, bpe
 from helpers.families import ours
 from helpers.formats import refused
 from helpers.models import random_weights, tokens
@@ -33,6 +33,7 @@ from parts.architectures import configure, make
 from prepare import prepare
 from sample import generate
 from tokens import sources
+from tokens.bpe import GPT4, train_bpe
 from tokens.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from_json
 from weights import export, gguf_format, pretrained, tokenizer_formats
 from weights.checkpoint import open_run
@@ -84,6 +85,7 @@ def runs(tmp_path_factory):
     return root
 
 
+BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 TEXTS = [
     "the king of Rome, 1999!",
     "  two   spaces\n\n \nlines \n",
@@ -308,8 +310,8 @@ def test_tokenizers(tokenizer, tmp_path):
 
 @pytest.mark.parametrize(
     "pattern",
-    [r" ?[^(\s|[.,!?…。，、।۔،])]+", r"\p{N}", LLAMA3],
-    ids=["BLOOM", "digits", "LLaMA 3"],
+    [BLOOM, r"\p{N}", GPT4],
+    ids=["BLOOM", "digits", "GPT-4"],
 )
 def test_what_a_pattern_leaves_out_is_not_lost(pattern):
     """Their library keeps what stands between the pieces, tiktoken would drop it."""
@@ -474,7 +476,14 @@ def write_gguf(path, made, tokenizer):
 
 
 CHARS = CharTokenizer("".join(sorted({*"".join(TEXTS), "\\", "\0", "\x7f"})))
-TOKENIZERS = {"byte": ByteTokenizer(), "char": CHARS, "bpe": bpe()}
+TRAINED = train_bpe(iter(TEXTS + WORDS), 320, documents=True)
+TOKENIZERS = {
+    "byte": ByteTokenizer(),
+    "char": CHARS,
+    "bpe": bpe(),
+    "trained": TRAINED,
+    "no merges": bpe(GPT4, merges=0),
+}
 
 
 @pytest.mark.parametrize("unused", [0, 5])
@@ -485,13 +494,14 @@ def test_tokenizers_in_gguf(kind, unused, tmp_path):
     tokenizer = TOKENIZERS[kind]
     write_gguf(tmp_path / "x.gguf", small_llama(tokenizer.vocab_size + unused), tokenizer)
     back = load_tokenizer(str(tmp_path / "x.gguf")).to_json()
-    assert back == tokenizer.to_json() | ({"name": "imported"} if kind == "bpe" else {})
+    named = {"name": "imported"} if tokenizer.to_json()["kind"] == "bpe" else {}
+    assert back == tokenizer.to_json() | named
 
 
 def test_a_tokenizer_that_llama_cpp_lacks(tmp_path, capsys):
     """It is said before the file is written."""
     pytest.importorskip("gguf")
-    tokenizer = bpe(LLAMA3)
+    tokenizer = bpe(BLOOM)
     assert "llama.cpp cannot read or write text" in gguf_format.caveat(tokenizer.to_json())
     assert "reads '?' for" in gguf_format.caveat({"kind": "char", "chars": "ab?"})
     write_gguf(tmp_path / "x.gguf", small_llama(tokenizer.vocab_size), tokenizer)

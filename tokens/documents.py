@@ -1,0 +1,317 @@
+"""
+The texts that people bring: a file, several separated by commas, a glob, or a folder with all that
+is below it. The ending of a file says how it is read:
+
+    .jsonl .ndjson          a document in each line, an object, in the column --field
+    .csv .tsv .parquet      a document in each row, in the column --field, through `datasets`
+    any other               text in utf-8, one document: prose, source code, markdown
+
+.gz and .zst after these are unpacked on the way, the latter by pyarrow, which comes with
+`datasets`. Rows with `messages`, or with `prompt` and `answer`, are pairs (tokens/pairs.py).
+
+A file that is named itself must be readable; one that a folder or a glob leads to is left out if it
+is binary, or has another encoding or other columns, and the reason is kept for the printout. Hidden
+files are left out, and datasets of our own. Memory does not grow with the text, only with the
+longest document.
+"""
+
+import codecs
+import contextlib
+import glob
+import gzip
+import io
+import os
+import zlib
+from itertools import islice
+from pathlib import Path
+
+from common.errors import UserError, one_line
+from common.files import parse_json
+from tokens.corpus import Corpus
+from tokens.pairs import FORM, PairRows, chat_pairs, plain_pair, text_of
+from tokens.sources import give_hub_a_home
+
+TABLES = {".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+CHUNK = 1 << 20  # bytes of text read at a time
+HEAD = 1 << 13  # bytes that tell a text from a binary file
+ROWS_SEEN = 100  # rows that show which columns a file has
+UNPACKED = 3  # about how many times larger a compressed text becomes
+
+
+# ---------------------------------------------------------------- files
+
+
+def find_files(spec):
+    """{path: whether it was named itself} of the files that --input=spec names. Raises UserError if
+    a part of it names none."""
+    found = {}
+    for part in [spec] if os.path.exists(spec) else spec.split(","):
+        where = f"--input={part}"
+        matches = [part] if os.path.exists(part) else sorted(glob.glob(part, recursive=True))
+        if not matches:
+            is_glob = glob.has_magic(part)
+            what = "no file matches" if is_glob else "no such file or folder"
+            fix = "check the path" + (", and quote it so that the shell passes it on" * is_glob)
+            raise UserError(what, where, fix)
+        for match in matches:
+            if not os.path.isdir(match):
+                found[Path(match)] = match == part
+                continue
+            inside = list(walk(match))
+            if match == part and not inside:
+                raise UserError("there is no file in this folder", where, "name another")
+            for path in inside:
+                found.setdefault(path, False)
+    return found
+
+
+def walk(folder):
+    """Yield the files below a folder in a fixed order, without hidden ones and without the datasets
+    that prepare.py made."""
+    for root, folders, names in os.walk(folder, onerror=refuse):
+        if root != folder and {"meta.json", "train.bin"} <= set(names):
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and os.path.isfile(os.path.join(root, name)):
+                yield Path(root, name)
+
+
+def refuse(error):
+    """Raise UserError for a file or folder that cannot be read."""
+    raise UserError(f"cannot read: {error.strerror}", error.filename, "make it readable") from None
+
+
+def ending(path):
+    """(ending that says how a file is read, .gz or .zst or nothing)."""
+    packed = path.suffix.lower() if path.suffix.lower() in (".gz", ".zst") else ""
+    plain = Path(path.stem) if packed else path
+    return plain.suffix.lower(), packed
+
+
+@contextlib.contextmanager
+def opened(path):
+    """The bytes of a file as a stream, unpacked. Raises UserError if they cannot be read."""
+    packed = ending(path)[1]
+    try:
+        if packed == ".gz":
+            stream = gzip.open(path)  # noqa: SIM115 (closed below)
+        elif packed == ".zst":
+            stream = needed("pyarrow", path).input_stream(str(path), compression="zstd")
+        else:
+            stream = open(path, "rb")  # noqa: SIM115 (closed below)
+        with stream:
+            yield stream
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"the file is damaged: {one_line(error)}", path, "copy it again") from None
+    except OSError as error:
+        if error.errno is None:  # pyarrow's, for what is no zstd
+            what = f"the file is damaged: {one_line(error)}"
+            raise UserError(what, path, "copy it again") from None
+        refuse(error)
+
+
+def needed(package, where):
+    """A package that only some inputs need."""
+    try:
+        return __import__(package)
+    except ImportError:
+        what = "this needs the package datasets"
+        raise UserError(what, where, "pip install datasets") from None
+
+
+def flaw_of(path):
+    """Why a file is not a text in utf-8, as far as its first bytes tell; None if it seems one."""
+    with opened(path) as file:
+        head = file.read(HEAD)
+    for marks, name in (
+        ((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),  # first: it begins as UTF-16 does
+        ((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
+    ):
+        if head.startswith(marks):
+            return f"the text is {name}, not utf-8"
+    if b"\0" not in head:
+        return None
+    even, odd = head[::2].count(0), head[1::2].count(0)
+    if min(even, odd) == 0 and max(even, odd) > len(head) // 4:
+        return "the text is UTF-16, not utf-8"  # without a mark, mostly Latin letters
+    return "the file is binary, not a text"
+
+
+# ---------------------------------------------------------------- texts
+
+
+def read_text(path):
+    """Yield the text of a utf-8 file in pieces, with every line end as \\n. Raises UserError, which
+    names the first byte that is not utf-8."""
+    utf8 = codecs.getincrementaldecoder("utf-8-sig")()
+    decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
+    position, data = 0, b"-"
+    with opened(path) as file:
+        while data:
+            data = file.read(CHUNK)
+            position += len(data)
+            try:
+                yield decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                # error.object holds the bytes just read, after those left over from earlier.
+                byte = position - len(error.object) + error.start
+                what = f"the text is not utf-8: byte {byte:,}"
+                raise UserError(what, path, "save it as utf-8") from None
+
+
+# ---------------------------------------------------------------- tables
+
+
+def rows_of(path, columns=None):
+    """Yield (where it is, row as a dictionary) of a table; of parquet only these columns."""
+    kind = TABLES[ending(path)[0]]
+    return json_rows(path) if kind == "json" else table_rows(path, kind, columns)
+
+
+def json_rows(path):
+    """Yield (path:line, object) of JSON Lines. Raises UserError at the first line that is none."""
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            where = f"{path}:{number}"
+            if not line.strip():
+                continue
+            try:
+                row = parse_json(line.decode("utf-8-sig"))
+            except UnicodeDecodeError:
+                raise UserError("the line is not utf-8", where, "save it as utf-8") from None
+            except ValueError as error:
+                what = f"no JSON: {getattr(error, 'msg', error)}"
+                raise UserError(what, where, "a line is an object, {...}") from None
+            if not isinstance(row, dict):
+                what = f"a line with a {type(row).__name__} where an object is needed"
+                raise UserError(what, where, FORM)
+            yield where, row
+
+
+def table_rows(path, kind, columns):
+    """Yield (path, row number) of a csv or parquet file, all of a csv as text."""
+    give_hub_a_home()
+    datasets = needed("datasets", path)
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the error says it all
+    options = {"columns": columns}
+    if kind == "csv":
+        tab = "\t" if ending(path)[0] == ".tsv" else ","
+        options = {"sep": tab, "dtype": str, "keep_default_na": False}
+    try:
+        rows = datasets.load_dataset(
+            kind, data_files=glob.escape(str(path)), split="train", streaming=True, **options
+        )
+        for number, row in enumerate(rows, 1):
+            yield f"{path}, row {number:,}", row
+    except Exception as error:  # of many kinds: format, encoding, end of the file
+        what = f"the table cannot be read: {type(error).__name__} {one_line(error)}"
+        raise UserError(what, path, "check it with another program") from None
+
+
+def shape_of(path, field):
+    """(kind, column) of the documents in a table: ("text", column), ("chat", column) or
+    ("pairs", None). Without --field they are the first that exist of `text`, `messages`, and
+    `prompt` with `answer`. Raises UserError, which lists the columns, if there are none."""
+    first = {}  # of each column its first value
+    for _, row in islice(rows_of(path), ROWS_SEEN):
+        first |= {key: value for key, value in row.items() if first.get(key) is None}
+    if not first:
+        raise UserError("the table is empty", path, "leave it out")
+
+    wanted = [field] if field else ["text", "messages"]
+    for column in wanted:
+        if column in first:
+            return ("chat" if isinstance(first[column], list) else "text"), column
+    if not field and {"prompt", "answer"} <= first.keys():
+        return "pairs", None
+    fields = ", ".join(islice(first, 20))
+    what = f"there is no field {wanted[0]} among: {fields}"
+    raise UserError(what, path, "choose one with --field=NAME")
+
+
+# ---------------------------------------------------------------- all that is found
+
+
+def open_input(spec, field=None):
+    """The Corpus or the PairRows of --input=spec and --field. Raises UserError for what cannot be
+    read, as far as the beginning of each file tells."""
+    named, skipped, shapes = find_files(spec), {}, {}
+    for path in named:
+        try:
+            is_table = ending(path)[0] in TABLES
+            flaw = None if ending(path)[0] == ".parquet" else flaw_of(path)
+            if flaw:
+                raise UserError(flaw, path, "save it as utf-8" if "-8" in flaw else "leave it out")
+            shapes[path] = shape_of(path, field) if is_table else ("file", None)
+        except UserError as error:
+            if named[path]:
+                raise
+            skipped[str(path)] = error.parts[0]
+
+    if not shapes:
+        name, why = next(iter(skipped.items()))
+        raise UserError(f"there is no text here: {why}", name, "name other files")
+    kinds = {"text": "documents", "file": "documents", "chat": "pairs", "pairs": "pairs"}
+    kinds = {kinds[kind]: path for path, (kind, _) in shapes.items()}
+    if len(kinds) > 1:
+        what = f"{kinds['pairs']} holds prompts and answers, {kinds['documents']} text"
+        raise UserError(what, f"--input={spec}", "prepare them as two datasets")
+    if field and all(kind == "file" for kind, _ in shapes.values()):
+        what = "a field is a column of a table, and there is no table"
+        raise UserError(what, f"--field={field}", "leave it out")
+
+    if "pairs" in kinds:
+        return PairRows(spec, lambda: pair_rows(shapes, skipped), skipped)
+    size = sum(path.stat().st_size * (UNPACKED if ending(path)[1] else 1) for path in shapes)
+    if [*shapes.values()] == [("file", None)]:
+        return Corpus(spec, lambda: read_text(*shapes), size=size, skipped=skipped)
+    return Corpus(spec, lambda: documents_of(shapes, named, skipped), True, size, skipped)
+
+
+def documents_of(shapes, named, skipped):
+    """Yield every document of the files."""
+    for path, (kind, column) in shapes.items():
+        if kind == "text":
+            yield from column_of(path, column, skipped)
+            continue
+        try:
+            text = "".join(read_text(path))
+        except UserError as error:
+            if named[path]:
+                raise
+            skipped[str(path)] = error.parts[0]
+            continue
+        if text.strip():
+            yield text
+        else:
+            skipped[str(path)] = "the file is empty"
+
+
+def column_of(path, column, skipped):
+    """Yield the texts of a column. Rows without one are counted."""
+    empty = 0
+    for where, row in rows_of(path, [column]):
+        if row.get(column) in (None, ""):
+            empty += 1
+        else:
+            yield text_of(row, column, where, "choose a column of texts with --field=NAME")
+    if empty:
+        skipped[str(path)] = f"{empty:,} rows have no {column}"
+
+
+def pair_rows(shapes, skipped):
+    """Yield (where it is, [(prompt, answer), ...]) of every row of the tables."""
+    for path, (kind, column) in shapes.items():
+        empty = 0
+        for where, row in rows_of(path, [column] if column else ["prompt", "answer"]):
+            pairs = (
+                plain_pair(row, where) if kind == "pairs" else chat_pairs(row.get(column), where)
+            )
+            if pairs:
+                yield where, pairs
+            else:
+                empty += 1
+        if empty:
+            skipped[str(path)] = f"{empty:,} rows have no answer"
