@@ -4,6 +4,7 @@ import numpy as np
 
 from bench.ablation.significance import ALPHA
 from bench.ablation.stats import listed
+from bench.ablation.sweeps import code_of
 
 DIFFERENT_BATCHES = {"batch_size", "block_size", "gradient_accumulation_steps"}
 
@@ -94,8 +95,9 @@ def several_machines(case):
 
 
 def costs_of_other_code(case):
-    code = case.sweep["code_hash"]
-    return [arm for arm, cost in case.costs.items() if cost["code_hash"] != code]
+    return [
+        arm for arm, cost in case.costs.items() if cost["code_hash"] != code_of(case.sweep, arm)
+    ]
 
 
 def costs_missing(case):

@@ -4,14 +4,15 @@ import itertools
 import re
 from dataclasses import dataclass, field
 
-from bench.ablation.settings import variant_config
+from bench.ablation import factorial
+from bench.ablation.settings import part_name, variant_config
 from common.configurator import allowed, keys
 from common.errors import UserError
 from parts.architectures import ARCH
 from parts.variant import VariantConfig
 from training.settings import TrainConfig
 
-DESIGNS = ("leave_one_in", "leave_one_out", "ladder", "axis", "archs", "pairs", "arms")
+DESIGNS = ("leave_one_in", "leave_one_out", "ladder", "axis", "archs", "pairs", "arms", "factorial")
 CORNER = {"leave_one_in": "gpt2", "leave_one_out": "llama"}  # the base that a design starts from
 
 
@@ -21,7 +22,8 @@ class Arm:
 
     name: str
     changes: dict  # {key of the base: new value}
-    against: str = "base"  # the arm it is compared with
+    against: str | None = "base"  # the arm it is compared with; None: a cell of a factorial
+    cell: dict | None = None  # {factor: 0 or 1} in a factorial
     again: bool = False  # whether it is the second copy of the base
     pair: list | None = None  # the two arms whose changes it combines
     values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
@@ -29,12 +31,6 @@ class Arm:
     curve: float | None = None  # the base at this multiple of its tokens
     config_hash: str = ""
     code_hash: str = ""
-
-
-def part_name(key, value):
-    """The name of an arm: for a part its name, such as rope; for other keys such as bias=none."""
-    named = key in ("position", "norm", "mlp", "mixer", "block") and value != "none"
-    return value if named else f"{key}={value}"
 
 
 def words_of(slot):
@@ -47,6 +43,8 @@ def enumerate_arms(config, base):
     """The [Arm] of a sweep's designs, the base first. `base` holds the given keys of train.py.
     Raises UserError for a design, an arm, a rung or an axis that does not exist."""
     designs = chosen_designs(config, base)
+    if "factorial" in designs:
+        return factorial_cells(config, base)
     by_hand = arms_by_hand(config)
     model = base.get("model", "gpt2")
     here = variant_config({"model": "gpt2"} | base)
@@ -84,6 +82,9 @@ def chosen_designs(config, base):
     if unknown or not designs:
         what = f"unknown design {unknown[0]}" if unknown else "no arms"
         raise UserError(what, f"design={config.design}", "choose from " + ", ".join(DESIGNS))
+    if len(designs) > 1 and "factorial" in designs:
+        fix = "give it a sweep of its own"
+        raise UserError("factorial stands alone", f"design={config.design}", fix)
     model = base.get("model", "gpt2")
     for word in designs:
         if CORNER.get(word, model) != model:
@@ -171,6 +172,17 @@ def curve_arms(config, base):
             changes["warmup_iters"] = int(multiple * warmup)
         arms.append(Arm(f"base x{multiple:g}", changes, curve=multiple))
     return arms
+
+
+def factorial_cells(config, base):
+    """One arm per cell of a factorial; the base is the cell with all factors low."""
+    if config.arms or config.axis:
+        fix = "leave out arms and axis, or make them factors"
+        raise UserError("factorial makes all arms itself", f"design={config.design}", fix)
+    cells = [Arm(*cell[:2], None, cell=cell[2]) for cell in factorial.cells_of(config, base)]
+    cells[0].against = "base"
+    check_names(cells, config)
+    return cells
 
 
 def check_names(arms, config):

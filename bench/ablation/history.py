@@ -42,14 +42,18 @@ def control_group(sweep):
 
 
 def judged_arms(sweep):
-    """The arms that are compared with another: not the control group, not the curve's."""
+    """The arms that are compared with another: not the control group, not the curve's, and not the
+    cells of a factorial."""
     control = control_group(sweep)
-    arms = sweep["arms"].items()
-    return [arm for arm, facts in arms if arm not in control and not facts.get("curve")]
+    others = {arm: facts for arm, facts in sweep["arms"].items() if arm not in control}
+    return [arm for arm, facts in others.items() if not (facts.get("curve") or facts.get("cell"))]
 
 
 def planned_runs(sweep, seeds):
     """{arm: runs} that a look at `seeds` seeds takes."""
+    cells = [arm for arm, facts in sweep["arms"].items() if facts.get("cell")]
+    if cells or sweep.get("screening"):
+        return dict.fromkeys(cells or [*control_group(sweep), *judged_arms(sweep)], seeds)
     control, arms = control_group(sweep), judged_arms(sweep)
     counts = control_runs(max(len(arms), 1), seeds)
     if len(control) == 1:

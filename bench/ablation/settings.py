@@ -28,11 +28,14 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 class AblateConfig:
     question: str = "Which part helps at this scale?"  # what the report answers
     out_dir: str = "out-ablate"  # the folder of the sweep
-    design: str = ""  # leave_one_in leave_one_out ladder axis archs pairs arms; several with commas
+    # leave_one_in leave_one_out ladder axis archs pairs arms factorial; several with commas
+    design: str = ""
     arms: dict | None = None  # arms given by hand: {"rope": dict(position="rope")}
     axis: str | None = None  # the slot whose words are all tried; if given alone, it is the design
     order: list | None = None  # rungs of design ladder: slots or names of arms; None: all slots
     archs: list | None = None  # architectures of design archs; None: all
+    factors: list | dict | None = None  # of design factorial: slots, or {name: [dict(), dict()]}
+    resolution: PositiveInt | Literal["full"] = 5  # of design factorial: what may be mixed
     match: Literal["params", "flops", "time", "none"] = "params"  # what each arm and the base share
     again: bool = True  # run the base a second time from other weights: the effect of chance alone
     seeds: PositiveInt = 8  # runs to report for each arm; with a budget: at the first look
@@ -95,6 +98,12 @@ def parse_duration(text, key):
         return float(found[1]) * UNITS[found[2]] or None
     except (TypeError, ValueError):
         raise ValueError(f"{key}={text} is not a duration: write 90s, 15m or 2h") from None
+
+
+def part_name(key, value):
+    """The name of an arm: for a part its name, such as rope; for other keys such as bias=none."""
+    named = key in ("position", "norm", "mlp", "mixer", "block") and value != "none"
+    return value if named else f"{key}={value}"
 
 
 def variant_config(values, vocab_size=None):

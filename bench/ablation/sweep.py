@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
 
-from bench.ablation import launch, measure, quiet
+from bench.ablation import history, launch, measure, quiet
 from bench.ablation.arms import check_arm, check_bite, match_arm, open_data
 from bench.ablation.designs import curve_arms, enumerate_arms
 from bench.ablation.settings import OWNED, read, variant_config
@@ -25,9 +25,7 @@ from training.run_folder import hold, read_rows, sign
 from training.settings import TrainConfig
 
 TUNING_SEED = 1000  # first seed of the runs that choose a learning rate; reported seeds start at 0
-AGAIN_SEED = (
-    10_000  # added to the data's seed of the base's second copy, whose runs are independent
-)
+AGAIN_SEED = 10_000  # added to the data's seed of the base's second copy: its runs are independent
 LOOKS = (1, 2, 4)  # multiples of `seeds` after which a sweep with a budget chooses arms to continue
 # Keys that change no result and are left out of a configuration's hash.
 NOT_HASHED = (
@@ -57,7 +55,7 @@ class Sweep:
         for arm in self.arms.values():
             say(arm.name)
             if arm.name != "base" and not arm.again:
-                check_bite(arm, self.arms[arm.against], self.data["vocab_size"])
+                check_bite(arm, self.arms[arm.against or "base"], self.data["vocab_size"])
 
         self.facts = versions()
         self.slots = launch.worker_slots(
@@ -152,9 +150,8 @@ class Sweep:
         self.predicted, and returns the new rows."""
         facts = {"hardware": self.facts["hardware"]}
         self.costs = self.stored_costs(facts | {"threads": self.threads})
-        missing = [
-            name for name, arm in self.arms.items() if name not in self.costs and not arm.curve
-        ]
+        timed = [name for name, arm in self.arms.items() if not arm.curve]
+        missing = [name for name in timed if name not in self.costs]
         new = self.time_arms(missing, facts, rounds) if missing else []
         if self.config.match == "time":
             medians = {
@@ -192,11 +189,10 @@ class Sweep:
         names, both = list(dict.fromkeys(["base", *names])), self.config.time_forms
         values = {name: self.run_values(self.arms[name]) for name in names}
         forms = "eager and compiled" if both else measure.own_form(values["base"])
-        what = f"timing {len(names)} arms in turn, {forms}, {self.threads} threads"
         if both and self.device_kind == "cpu":
-            minutes = format_duration(measure.COMPILES * len(names))
-            print(f"compiling {len(names)} arms takes about {minutes}; --time_forms=False does not")
-        with Doing(what):
+            duration = format_duration(measure.COMPILES * len(names))
+            print(f"compiling {len(names)} arms takes about {duration} (--time_forms=False: none)")
+        with Doing(f"timing {len(names)} arms in turn, {forms}"):
             tries = measure.TRIES if self.config.patient else 1
             rows, failed = measure.arm_costs(values, self.threads, facts, rounds, both, tries)
         rows = [row | {"code_hash": self.arms[row["arm"]].code_hash} for row in rows]
@@ -204,14 +200,12 @@ class Sweep:
         for name, reason in failed.items():
             print(f"warning: cannot measure the costs of {name}: {reason}", file=sys.stderr)
         why = next(iter(failed.values()), rows[0]["disturbed"] if rows else "")
-        if why and rows and not failed:
-            print(f"warning: {why}, so these times decide nothing", file=sys.stderr)
-        cannot_match = why and self.config.match == "time" and not self.config.dry_run
-        if "base" in failed or cannot_match:
+        if why and not failed:
+            print(f"warning: these times decide nothing: {why}", file=sys.stderr)
+        if "base" in failed or why and self.config.match == "time":
             what = f"cannot time {', '.join(failed) or 'the arms'}: {why}"
-            raise Failure(
-                what, f"match={self.config.match}", "try again on a quiet machine, or match params"
-            )
+            fix = "try again on a quiet machine, or match params"
+            raise Failure(what, f"match={self.config.match}", fix)
         return rows
 
     # ------------------------------------------------------------ runs
@@ -284,16 +278,10 @@ class Sweep:
         return self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
 
     def planned_runs(self, seeds):
-        """{arm: runs to report} where each arm has `seeds` runs. The base and its second copy, with
-        which all k arms are compared, have sqrt(k) times as many together."""
-        control = self.control_arms()
-        arms = [name for name in self.tuned_arms() if name != "base"]
-        counts = dict.fromkeys([*control, *arms], seeds)
-        if not self.config.screening:
-            total = max(math.ceil(math.sqrt(len(arms)) * seeds), seeds + 2)
-            shares = [math.ceil(total / 2), total // 2] if len(control) > 1 else [total]
-            counts |= dict(zip(control, shares, strict=True))
-        return counts
+        """{arm: runs to report} where each arm has `seeds` runs."""
+        arms = {name: describe_arm(arm) for name, arm in self.arms.items()}
+        content = {"base": "base", "arms": arms, "screening": self.config.screening}
+        return history.planned_runs(content, seeds)
 
     def report_jobs(self, first=0, end=None, names=None):
         """The runs to report of some arms, all by default, that `end` seeds of each arm take beyond
@@ -387,6 +375,7 @@ class Sweep:
             "block_size": values["block_size"],
             "command": self.command,
             "data": self.data,
+            "code_hash": base.code_hash,
             "git_commit": self.facts["git_commit"],
             "hardware": self.facts["hardware"],
             "versions": self.facts,
@@ -406,6 +395,7 @@ def describe_arm(arm):
         "again": arm.again,
         "interaction_of": arm.pair,
         "curve": arm.curve,
+        "cell": arm.cell,
         "config_hash": arm.config_hash,
         "code_hash": arm.code_hash,
     }

@@ -134,8 +134,13 @@ def print_plan(sweep, jobs):
     in a dry run also what they cost."""
     from rich.console import Console
 
+    from bench.ablation import factorial  # which imports torch
+
     console = Console(width=WIDTH, highlight=False)
     console.print(plan_table(sweep, jobs))
+    cells = [arm.cell for arm in sweep.arms.values() if arm.cell]
+    if cells:
+        console.print(factorial.describe(cells))
     if sweep.config.dry_run:
         console.print()
         console.print(costs_table(sweep))
