@@ -1,10 +1,11 @@
 """The terminal output of a sweep: its plan, what it is doing, and the progress of its runs.
 
-On a terminal, rich redraws lines once a second, also while this process computes. Elsewhere a line
+On a terminal, rich redraws lines twice a second, also while this process computes. Elsewhere a line
 is printed when something begins or ends, and one that says what is going on after 30 seconds
 without any, then after twice as long each time, up to ten minutes."""
 
 import json
+import shutil
 import sys
 import threading
 import time
@@ -44,7 +45,7 @@ class Screen:
 
             console = Console(file=sys.stdout, force_terminal=True, highlight=False)
             self.live = Live(
-                console=console, get_renderable=draw, refresh_per_second=1, transient=transient
+                console=console, get_renderable=draw, refresh_per_second=2, transient=transient
             )
         else:
             self.thread = threading.Thread(target=self.beat, daemon=True)
@@ -90,7 +91,7 @@ class Doing:
 
     def line(self):
         so_far = format_duration(time.perf_counter() - self.began)
-        return f"{self.what}{': ' if self.detail else ''}{self.detail}; {so_far} so far"
+        return f"{self.what} ({so_far})" + (f": {self.detail}" if self.detail else "")
 
     def draw(self):
         from rich.text import Text
@@ -270,7 +271,7 @@ class Progress:
         running = self.running()
         left = self.seconds_left(running)
         arms = list(dict.fromkeys(job.arm for job in self.jobs))
-        room = max(3, (self.screen.live.console.height if self.screen.live else 24) - MARGIN)
+        room = max(3, shutil.get_terminal_size().lines - MARGIN)
         caption = self.summary(left)
         if len(arms) > room:
             caption += f"; {len(arms) - room} more arms are not shown"
@@ -305,9 +306,10 @@ class Progress:
         )
 
     def running_text(self, key, row):
-        """How far a run is, and its last loss: 45 % 2.3141."""
-        job = self.keys[key]
-        share = row.get("step", 0) / job.values.get("max_iters", 1)
+        """How far a run is, and its last loss: 45% 2.3141."""
+        share = row.get("step", 0) / self.keys[key].values.get("max_iters", 1)
+        if share >= 1:
+            return "measuring"  # the trained model
         loss = row.get("val_loss", row.get("loss"))
         return f"{share:.0%}" + (f" {loss:.4f}" if isinstance(loss, float) else "")
 
