@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from common.errors import UserError
 from tokens.batches import visits
+from tokens.encode import encode_batches
 from tokens.token_files import TokenFile, check_length
 from tokens.writing import BAR, MOST, SAMPLE, estimated_tokens, share_of_test
 
@@ -50,9 +51,11 @@ def text_of(row, key, where, fix=FORM):
     text = row.get(key)
     if not isinstance(text, str):
         raise UserError(f"no {key} that is a text", where, fix)
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    try:
+        text.encode()
+    except UnicodeEncodeError:
         what = f"the {key} holds half a character, \\ud800 to \\udfff"
-        raise UserError(what, where, "write it whole")
+        raise UserError(what, where, "write it whole") from None
     return text
 
 
@@ -107,7 +110,7 @@ def write_pairs(pairs, make_tokenizer, folder):
         what = "pairs to train on and to validate are two or more"
         raise UserError(what, pairs.source, "add some")
 
-    tokenizer = make_tokenizer(lambda: chars, lambda: texts_of(islice(pairs.rows(), count // 2)))
+    tokenizer = make_tokenizer(lambda: chars, lambda: texts_of(pairs, count // 2), True)
     if tokenizer.decode([tokenizer.start]) not in ("\n", "<|endoftext|>"):
         raise UserError(
             "this tokenizer has no <|endoftext|> to end an answer with",
@@ -126,27 +129,33 @@ def write_pairs(pairs, make_tokenizer, folder):
     return tokenizer, entries, sha256.hexdigest()
 
 
-def texts_of(rows):
-    """Yield the text of each pair."""
-    for _, pairs in rows:
-        yield from (prompt + answer for prompt, answer in pairs)
+def texts_of(pairs, n):
+    """Yield the text of each pair in the first n rows, which are in train in any case."""
+    for _, row in islice(pairs.rows(), n):
+        yield from (prompt + answer for prompt, answer in row)
 
 
 def write_split(path, rows, tokenizer):
     """Write the pairs of some rows. Returns the entry of the split in meta.json."""
+    ends_line = tokenizer.decode([tokenizer.start]) == "\n"
+
+    def texts():
+        for where, pairs in rows:
+            for prompt, answer in pairs:
+                if ends_line and "\n" in answer:
+                    what = "the answer has several lines, but a newline ends an answer"
+                    raise UserError(what, where, "use --tokenizer=gpt2")
+                yield prompt
+                yield answer
+
     file = TokenFile(path, tokenizer.vocab_size, masked=True)
     count, longest = 0, 0
-    ends_line = tokenizer.decode([tokenizer.start]) == "\n"
-    for where, pairs in rows:
-        for prompt, answer in pairs:
-            if ends_line and "\n" in answer:
-                what = "the answer has several lines, but a newline ends an answer"
-                raise UserError(what, where, "use --tokenizer=gpt2")
-            prompt_ids = tokenizer.encode(prompt) if prompt else [tokenizer.start]
-            answer_ids = [*tokenizer.encode(answer), tokenizer.start]
-            mask = bytes(len(prompt_ids)) + b"\1" * len(answer_ids)
-            file.add([*prompt_ids, *answer_ids], len((prompt + answer).encode()), mask)
-            count, longest = count + 1, max(longest, len(mask))
+    results = encode_batches(tokenizer, texts(), documents=True)
+    for (prompt, prompt_bytes), (answer, answer_bytes) in zip(results, results, strict=True):
+        prompt = prompt if len(prompt) else [tokenizer.start]
+        mask = bytes(len(prompt)) + b"\1" * (len(answer) + 1)
+        file.add([*prompt, *answer, tokenizer.start], prompt_bytes + answer_bytes, mask)
+        count, longest = count + 1, max(longest, len(mask))
     return file.close() | {"pairs": count, "longest": longest}
 
 

@@ -49,6 +49,7 @@ def write(folders):
         for plot in drawn:
             write_file(out / f"{plot.key}.png", plot.png)
         contents.append(contents_of(section, drawn))
+        section.record()
 
     write_file(out / "report.md", render("report.md", contents))
     write_file(out / "report.html", render("report.html", contents))
