@@ -56,8 +56,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class PrepareConfig:
     input: str | None = None  # a file, several (a,b), a glob or a folder: see tokens/documents.py
     field: str | None = None  # the column of .jsonl, .csv and .parquet (None: text)
-    # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME or FILE.gguf
-    tokenizer: str = "auto"
+    tokenizer: str = "auto"  # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME, FILE.gguf
     vocab_size: PositiveInt | None = None  # of --tokenizer=bpe (None: 8192)
     data_dir: str = "data"  # the folder of the datasets
 
@@ -84,10 +83,10 @@ def tokenizer_maker(kind, vocab_size=None):
     return lambda chars, texts, documents: tokenizer
 
 
-def open_web_pages(path):
+def open_web_pages(path, new):
     """OpenWebText, or the documents at `path`, as {"train", "val": Corpus} with nanoGPT's split."""
     if not path:
-        free = shutil.disk_usage(".").free / 1e9
+        free = shutil.disk_usage(new).free / 1e9
         print("  8 million documents, 9 billion tokens. This takes 70 GB for the cache of")
         print(f"  `datasets` and 18 GB for the tokens ({free:.0f} GB are free here), 2 GB of")
         print("  memory, and an hour or more besides the download.")
@@ -112,7 +111,7 @@ def open_text(name, config, folder, new):
     else input.txt in the dataset's folder. If tiny-shakespeare has no input.txt yet, it is fetched
     into the folder `new`."""
     if name == "openwebtext":
-        return open_web_pages(config.input)
+        return open_web_pages(config.input, new)
     path, source = folder / "input.txt", None
     if not config.input and not path.is_file():
         text, source = sources.find_shakespeare(path)
