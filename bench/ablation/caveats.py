@@ -4,6 +4,7 @@ import numpy as np
 
 from bench.ablation.significance import ALPHA
 from bench.ablation.stats import listed
+from bench.ablation.sweeps import code_of
 
 DIFFERENT_BATCHES = {"batch_size", "block_size", "gradient_accumulation_steps"}
 
@@ -17,10 +18,7 @@ class Case:
         self.costs = {arm: costs[arm] for arm in self.arms if arm in costs}  # also of other code
         self.floor, self.visible, self.margin = analysis.floor, analysis.visible, analysis.margin
         self.compared = [verdict for verdict in analysis.verdicts if verdict.word != "noise"]
-        self.n = max((len(verdict.seeds) for verdict in self.compared), default=0)
-        self.flip_floor = 2 / 2 ** max(self.n, 1)  # the smallest p-value of n sign flips
-        self.alpha = ALPHA
-        self.base_runs = len(runs.done[self.base])
+        self.n = max((verdict.n for verdict in self.compared), default=0)
         self.number_of_looks = len(sweep["looks"])
         self.looks = listed(map(str, sorted(sweep["looks"])))
         self.failed = counted(runs.failed, "failed run")
@@ -47,11 +45,7 @@ def too_few_seeds(case):
 
 
 def floor_differs(case):
-    return case.floor and case.floor.seeds and case.floor.p <= ALPHA
-
-
-def pairing_is_useless(case):
-    return case.floor and len(case.floor.seeds) > 2 and case.floor.correlation < 0.1
+    return case.floor and case.floor.n and case.floor.p <= ALPHA
 
 
 def wide_arms(case):
@@ -59,7 +53,7 @@ def wide_arms(case):
     return [
         f"{verdict.arm} (sd {verdict.loss_sd:.4f}, base {base_sd:.4f})"
         for verdict in case.compared
-        if len(verdict.seeds) > 2 and verdict.loss_sd > 2 * base_sd
+        if verdict.n > 2 and verdict.loss_sd > 2 * base_sd
     ]
 
 
@@ -100,21 +94,10 @@ def several_machines(case):
     return more_than_one({row["hardware"] for row in rows})
 
 
-def pairs_across_machines(case):
-    found = []
-    for verdict in case.compared:
-        if verdict.interaction:
-            continue
-        runs, references = case.runs.done[verdict.arm], case.runs.done[verdict.against]
-        for seed in verdict.seeds:
-            if runs[seed]["hardware"] != references[seed]["hardware"]:
-                found.append(f"{verdict.arm} seed {seed}")
-    return found
-
-
 def costs_of_other_code(case):
-    code = case.sweep["code_hash"]
-    return [arm for arm, cost in case.costs.items() if cost["code_hash"] != code]
+    return [
+        arm for arm, cost in case.costs.items() if cost["code_hash"] != code_of(case.sweep, arm)
+    ]
 
 
 def costs_missing(case):
@@ -181,12 +164,6 @@ CAVEATS = (
         " less often.",
     ),
     (
-        lambda case: 1 < case.n < 6,
-        "The sign-flip p-value cannot fall below {case.flip_floor:.3g} with {case.n} seeds, so it"
-        " cannot reach {case.alpha}. The verdicts rest on the t test, which assumes differences"
-        " that are close to normal.",
-    ),
-    (
         lambda case: case.floor is None,
         "The sweep has no second copy of the base, so nothing here shows how much the base differs"
         " from itself.",
@@ -196,21 +173,11 @@ CAVEATS = (
         "The base differs from its second copy by {case.floor.mean:+.4f} (p = {case.floor.p:.3f})."
         " Chance does this in one sweep of twenty; suspect a fault in the setup.",
     ),
-    (
-        pairing_is_useless,
-        "Pairing by seed does not reduce the noise here: the losses of runs on the same data in the"
-        " same order have a correlation of {case.floor.correlation:+.2f}.",
-    ),
     (wide_arms, "These arms spread over seeds more than twice as much as the base: {found}."),
     (
         overfitted_arms,
         "These arms overfit: their best loss comes long before the end: {found}. The final loss"
         " then ranks arms by how much they overfit; compare the best loss, too.",
-    ),
-    (
-        lambda case: case.analysis.measure == "best_val_loss",
-        "The best loss is chosen on the split that it is reported on, so every arm looks slightly"
-        " better than it is.",
     ),
     (
         lambda case: len(case.sweep["lr_grid"]) < 2,
@@ -235,7 +202,6 @@ CAVEATS = (
         "Nothing was matched: the arms differ in parameters and in compute.",
     ),
     (several_machines, "The runs were made on different hardware: {found}."),
-    (pairs_across_machines, "The runs of these pairs were made on different hardware: {found}."),
     (
         costs_of_other_code,
         "The costs of these arms were measured with other code than the sweep's, so the report"
@@ -263,17 +229,12 @@ CAVEATS = (
     ),
     (
         other_batches,
-        "These arms are not paired batch by batch and may see another number of tokens: {found}.",
-    ),
-    (
-        lambda case: case.sweep["margin"] is None and case.margin > 0,
-        "The margin of a tie ({case.margin:.4f} nats) is one standard deviation of the base's runs,"
-        " which is itself uncertain with {case.base_runs} of them.",
+        "These arms may see another number of tokens: {found}.",
     ),
     (
         lambda case: case.number_of_looks > 1,
-        "The sweep may stop early. It decides at {case.looks} seeds, and each p-value is"
-        " multiplied by the number of planned looks, {case.number_of_looks} (Bonferroni).",
+        "The sweep may stop early. It decides at {case.looks} seeds, and each p-value is divided by"
+        " the share of the error that its look has.",
     ),
 )
 

@@ -21,6 +21,9 @@ MARKS = {
     "tie": ("s", BLUE),
     "undecided": ("o", GREY),
     "noise": ("D", GREY),
+    "larger than the noise": ("o", BLUE),
+    "not seen": ("o", GREY),
+    "no verdict": ("o", GREY),
 }
 WIDTH = 4.4  # inches, the width of a phone's column, so that the text stays readable
 BAND = {"alpha": 0.13, "linewidth": 0}
@@ -58,7 +61,7 @@ def forest(section, tips):
         axes.axvspan(-margin, margin, color=FAINT, alpha=0.45, linewidth=0)
     axes.axvline(0, color=INK, linewidth=0.8)
     for place, verdict in enumerate(verdicts):
-        if verdict.seeds:
+        if verdict.n and np.isfinite(verdict.mean):
             interval(axes, place, verdict, tips)
         else:
             position = {"va": "center", "transform": axes.get_yaxis_transform()}
@@ -79,7 +82,7 @@ def interval(axes, place, verdict, tips):
     """One line of the forest plot: the interval and a mark at the mean."""
     mark, color = MARKS[verdict.word]
     low, high = verdict.mean, verdict.mean
-    if len(verdict.seeds) > 1:
+    if np.isfinite(verdict.low):
         low, high = verdict.low, verdict.high
     (line,) = axes.plot(
         [low, high], [place, place], color=color, linewidth=2.2, solid_capstyle="round"
@@ -90,12 +93,14 @@ def interval(axes, place, verdict, tips):
         mark,
         color=color,
         markersize=7,
-        markerfacecolor="none" if verdict.word in ("undecided", "noise") else color,
+        markerfacecolor="none"
+        if verdict.word in ("undecided", "noise", "not seen", "no verdict")
+        else color,
         markeredgewidth=1.6,
     )
     numbers = f"{verdict.mean:+.4f} [{low:+.4f}, {high:+.4f}]"
     for artist in (line, dot):
-        tips.add(artist, f"{verdict.arm}: {verdict} — {numbers} over {len(verdict.seeds)} seeds")
+        tips.add(artist, f"{verdict.arm}: {verdict} — {numbers} over {verdict.n} seeds")
 
 
 # --- curves
@@ -134,7 +139,7 @@ def curves_of(section):
     by_arm = {}
     for arm, rows in section.runs.done.items():
         by_seed = {
-            seed: np.array(row["curve"], float) for seed, row in rows.items() if row["curve"]
+            seed: np.array(row["curve"], float)[:, :2] for seed, row in rows.items() if row["curve"]
         }
         if by_seed:
             by_arm[arm] = by_seed
@@ -284,7 +289,9 @@ def learning_rates(section, tips):
     """The mean loss of the tuning runs over learning rates."""
     found, metric = {}, section.sweep["metric"]
     for row in section.runs.tuning:
-        found.setdefault(row["arm"], {}).setdefault(row["lr"], []).append(row[metric])
+        found.setdefault(row["arm"], {}).setdefault(row["lr"], []).append(
+            row["final_tune" if metric == "final_val_loss" else "best_tune"]
+        )
     return lines(
         section, tips, found, "learning rate, times the base's", "validation loss, tuning seeds"
     )

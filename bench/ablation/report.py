@@ -29,6 +29,9 @@ TERMINAL_STYLES = {
     "failed": "red",
     "tie": "blue",
     "undecided": "dim",
+    "larger than the noise": "blue",
+    "not seen": "dim",
+    "no verdict": "dim",
     "not run": "dim",
     "noise": "dim",
 }

@@ -105,20 +105,16 @@ def noise_floor(section):
     sd = f", sd {analysis.base_sd:.4f}" if n > 1 else ""
     seeds = f"{n} seeds" if n > 1 else "1 seed"
     sentences = [f"Over {seeds} the base ends at {analysis.base_mean:.4f}{sd}."]
-    if floor and len(floor.seeds) > 1:
+    if floor and math.isfinite(floor.low):
         sentences.append(
-            f"A second copy of the base, with other initialisations on the same data in the same"
-            f" order, differs by {signed(floor.mean)} ({signed(floor.low)} to"
+            f"A second copy of the base, with other initialisations and another order of the data,"
+            f" differs by {signed(floor.mean)} ({signed(floor.low)} to"
             f" {signed(floor.high)})."
-        )
-        pairs = f", the pairs a correlation of {signed(floor.correlation, 2)}"
-        sentences.append(
-            f"The differences have sd {floor.sd:.4f}{pairs if len(floor.seeds) > 2 else ''}."
         )
     if analysis.visible:
         sentences.append(
             f"A sweep like this finds an effect of {analysis.visible:.3f} or more in 80 of 100"
-            f" cases (sd of the median arm's differences, Holm's first step)."
+            f" cases (sd of the median arm, Holm's first step)."
         )
     return " ".join(sentences)
 
@@ -133,21 +129,20 @@ def method(section):
         looks = (
             f"The verdicts are read {len(sweep['looks'])} times, at"
             f" {listed(map(str, sorted(sweep['looks'])))} seeds, as planned; each p-value is"
-            f" multiplied by {len(sweep['looks'])} (Bonferroni over the looks), which is valid"
+            f" divided by the look's share of the error, which is valid"
             " however the arms to continue with are chosen."
         )
     margin = "not known yet"
     if analysis.margin > 0:
-        origin = "one sd of the base's runs" if sweep["margin"] is None else "given"
-        margin = f"{analysis.margin:.4f} nats ({origin})"
+        margin = f"{analysis.margin:.4f} nats ({analysis.margin_source})"
     return (
-        f"Verdicts are by {MEASURES[analysis.measure]}. Each is a paired t test over the seeds"
-        f" that an arm and the arm it is compared with share: the same batches in the same order,"
-        f" with different initialisations. {looks} Holm's method corrects p over {len(judged)}"
-        f" comparisons, at {ALPHA}. A tie is two one-sided t tests within a margin of {margin}, at"
-        f" {ALPHA} per comparison. Intervals are 95 % t intervals, each by itself: an interval may"
-        f" exclude zero while its arm is undecided. Matching: {sweep['match']}. \u201cAbout k more"
-        f" seeds\u201d is a hint: the number that gives 80 % power at the observed effect. At"
+        f"Verdicts are by {MEASURES[analysis.measure]}. Each is Welch's t test of an arm's runs"
+        f" against those of the base and its second copy together. {looks} Holm's method"
+        f" corrects p over {len(judged)} comparisons, at {ALPHA}. A tie is two one-sided t tests"
+        f" within a margin of {margin}, at {ALPHA}, corrected in the same way. Intervals are 95 %"
+        f" t intervals, each by itself: an interval may exclude zero while its arm is undecided."
+        f" Matching: {sweep['match']}. \u201cAbout k more seeds\u201d is a hint: the number that"
+        f" gives 80 % power at the observed effect. At"
         f" equal time, two arms are compared at the moment at which the first of them ends; the"
         f" slower one's learning rate has not decayed by then, which counts against it."
     )

@@ -1,162 +1,197 @@
 """
-The statistical tests behind a verdict, on arrays of losses. SciPy and statsmodels compute them;
-this module says which of them decides what:
+The statistics behind a verdict, on arrays, so that a simulation runs the very code of a report.
 
-- A paired t test gives the mean difference, its 95 % interval and its p-value. The interval is
-  not corrected for the number of arms.
-- A sweep that may stop at n1, n2, ... seeds looks at its data L times. Its p-value is L times the
-  smallest at the looks reached so far (Bonferroni over the L planned looks). By the union bound
-  this holds however the arms to continue with are chosen, and needs no model.
-- Holm's method corrects for the family of all planned comparisons. Those that failed or have not
-  run count with p = 1. This corrected p-value decides.
-- Two one-sided t tests against the margin show equivalence (Schuirmann 1987), so a tie is a
-  result. They are corrected for the looks, not for the family.
-- The sign-flip p-value, which cannot fall below 2/2^n, and the BCa bootstrap from ten seeds on
-  (with five seeds it covers about 84 %) stand beside them and decide nothing.
+- A contrast of independent groups of runs: Welch's t test with Satterthwaite's degrees of freedom.
+  Nothing is paired and no variance is pooled, so that an arm that spreads more than the base costs
+  power and not validity.
+- Looks: 90 % of ALPHA is shared equally by the looks planned before the first report; the j-th look
+  that nobody planned gets 10 % x 2^-j of it. A comparison's p is the least of p / share over its
+  looks. By the union bound this holds however the arms to continue with are chosen (history.py).
+- Holm's method corrects for all planned comparisons of the sweep. Those that have not run count
+  with p = 1.
+- A verdict must still stand at the end: if the difference of all runs points the other way, or its
+  own 95 % interval includes zero, the word is "undecided".
+- A tie is two one-sided tests against the margin (Schuirmann 1987), corrected in the same way.
+- Runs that diverged have no loss, but a rank: the last. Arms that have some are compared by ranks.
+
+simulate.py measures the error and the power of all of this.
 """
 
 import math
-import warnings
+from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 from scipy import stats as scipy_stats
-from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.power import TTestPower
-from statsmodels.stats.weightstats import ttost_paired
 
 ALPHA, POWER = 0.05, 0.8
+PLANNED = 0.9  # share of ALPHA for the planned looks
 MOST_SEEDS = 300  # an estimate above this is too uncertain to be useful
-MOST_PAIRS_FLIPPED = 13  # up to here every flip is tried, 2^13 of them
-LARGEST_EFFECT = 10  # in standard deviations; the power is 1 beyond it
+PERMUTATIONS = 19_999
 
 
-def quietly(function, *args, **keys):
-    """Call without warnings: SciPy warns when all differences are equal. Their p-value is then
-    0, or nan if they are all 0."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        return function(*args, **keys)
+@dataclass
+class Contrast:
+    """An estimate, its standard error and its degrees of freedom: arrays of one shape, or numbers.
+    The last two are nan where a group has one run."""
+
+    mean: np.ndarray
+    se: np.ndarray
+    df: np.ndarray
+
+    def p(self):
+        """Two-sided, against no difference; 1 where it is unknown."""
+        with np.errstate(all="ignore"):
+            p = 2 * special.stdtr(self.df, -abs(self.mean) / self.se)
+        return np.nan_to_num(p, nan=1.0)
+
+    def p_within(self, margin):
+        """The p-value of two one-sided tests that the difference is smaller than the margin; 1
+        where it is unknown."""
+        with np.errstate(all="ignore"):
+            p = special.stdtr(self.df, (abs(self.mean) - margin) / self.se)
+        return np.nan_to_num(p, nan=1.0)
+
+    def interval(self):
+        """(low, high) at 95 %, not corrected for other comparisons."""
+        half = special.stdtrit(self.df, 1 - ALPHA / 2) * self.se
+        return self.mean - half, self.mean + half
 
 
-def compare(x, reference, margin, counts, looks):
-    """Compare losses x with reference, both [n, ...] and paired along the first axis; margin is a
-    number or [...]. `counts` holds the number of pairs at each look reached, of `looks` planned.
-
-    Returns a dict of arrays [...]: mean, low, high, sd and p of all n pairs; p_differ and p_tie
-    corrected for the looks.
-    """
-    x, reference = np.asarray(x, float), np.asarray(reference, float)
-    differences = x - reference
-    whole = quietly(scipy_stats.ttest_1samp, differences, 0)
-    low, high = quietly(whole.confidence_interval, 1 - ALPHA)
-
-    p_differ = np.ones(differences.shape[1:])
-    p_tie = np.ones(differences.shape[1:])
-    for count in counts:
-        if count < 2:  # one pair has no variance
-            continue
-        p = quietly(scipy_stats.ttest_1samp, differences[:count], 0).pvalue
-        p_differ = np.fmin(p_differ, looks * p)  # fmin ignores nan: equal losses show no difference
-        p_tie = np.fmin(p_tie, looks * equivalence(x[:count], reference[:count], margin))
-
-    return {
-        "mean": differences.mean(0),
-        "low": low,
-        "high": high,
-        "sd": quietly(differences.std, axis=0, ddof=1),
-        "p": np.nan_to_num(whole.pvalue, nan=1),
-        "p_differ": p_differ,
-        "p_tie": p_tie,
-    }
+def contrast(groups, weights=(1, -1)):
+    """The Contrast of the weighted means of independent groups, each [n, ...]."""
+    mean, parts, squares = 0.0, 0.0, 0.0
+    with np.errstate(all="ignore"):
+        for weight, group in zip(weights, groups, strict=True):
+            n = len(group)
+            part = weight**2 * variance(group) / n
+            mean, parts = mean + weight * np.mean(group, 0), parts + part
+            squares = squares + part**2 / (n - 1 if n > 1 else math.nan)
+        df = np.where(parts > 0, parts**2 / squares, np.where(parts == 0, np.inf, np.nan))
+    return Contrast(mean, np.sqrt(parts), df)
 
 
-def equivalence(x, reference, margin):
-    """The p-value [...] of two one-sided paired t tests that x and reference [n, ...] differ by
-    less than the margin."""
-    n, *shape = x.shape
-    bound = np.broadcast_to(margin, shape).ravel()
-    columns = x.reshape(n, -1), reference.reshape(n, -1)  # statsmodels takes no third axis
-    return quietly(ttost_paired, *columns, -bound, bound)[0].reshape(shape)
-
-
-def judge(p_differ, p_tie, mean):
-    """(words, p_holm) of one family of comparisons, all [family]. A difference that is
-    significant but smaller than the margin is better or worse, not a tie."""
-    differs, p_holm = multipletests(p_differ, ALPHA, "holm")[:2]
-    direction = np.where(np.asarray(mean) < 0, "better", "worse")
-    otherwise = np.where(np.asarray(p_tie) <= ALPHA, "tie", "undecided")
-    return np.where(differs, direction, otherwise).tolist(), p_holm
-
-
-def sign_flip(differences):
-    """The two-sided p-value of the mean of differences [n] if each sign were a coin flip: exact up
-    to 13 pairs, from 9999 random flips beyond."""
-    exact = len(differences) <= MOST_PAIRS_FLIPPED
-    test = scipy_stats.permutation_test(
-        (differences,),
-        np.mean,
-        permutation_type="samples",
-        vectorized=True,
-        axis=-1,
-        n_resamples=np.inf if exact else 9999,
-        rng=np.random.default_rng(0),
-    )
-    return float(test.pvalue)
-
-
-def bca(differences):
-    """The 95 % BCa bootstrap interval (low, high) of the mean of differences [n]; None if they are
-    all equal."""
-    bootstrap = quietly(
-        scipy_stats.bootstrap,
-        (differences,),
-        np.mean,
-        confidence_level=1 - ALPHA,
-        method="BCa",
-        rng=np.random.default_rng(0),
-    )
-    interval = bootstrap.confidence_interval
-    return tuple(map(float, interval)) if np.isfinite(interval).all() else None
-
-
-def more_seeds(mean, sd, margin, n, family, looks):
-    """Estimate how many more pairs would decide a comparison that has n: 80 % power at the
-    observed mean and sd, to differ at the level of Holm's first step or to tie, whichever needs
-    fewer. None if that takes more than MOST_SEEDS. The observed effect is itself uncertain, so this
-    is a hint only."""
-    if not sd > 0:
-        return 1
-    numbers, power = np.arange(3, MOST_SEEDS + 1), TTestPower().power
-    level = ALPHA / looks
-    effect = min(abs(mean) / sd, LARGEST_EFFECT)
-    decides = quietly(power, effect, numbers, level / family) >= POWER
-
-    room = (margin - abs(mean)) / sd if margin else 0
-    if room > 0:
-        room = min(room, LARGEST_EFFECT)
-        each = (1 + POWER) / 2  # both one-sided tests must pass: 90 % each makes 80 % together
-        decides |= quietly(power, room, numbers, level, alternative="larger") >= each
-
-    if not decides.any():
-        return None
-    return max(int(numbers[decides][0]) - n, 1)
-
-
-def smallest_visible(sd, n, family, looks):
-    """The smallest difference that n pairs with this sd find in 80 of 100 sweeps, at the level of
-    Holm's first step; None with fewer than two pairs."""
-    if n < 2 or not sd > 0:
-        return None
-    effects = np.geomspace(0.05, 200, 2000)
-    found = quietly(TTestPower().power, effects, n, ALPHA / looks / family) >= POWER
-    return float(effects[np.argmax(found)] * sd) if found.any() else None
+def variance(group):
+    """The unbiased variance of a sample [n, ...]; nan if n is 1."""
+    return np.var(group, 0, ddof=1) if len(group) > 1 else np.full(np.shape(group)[1:], math.nan)
 
 
 def sample_sd(values):
     """The standard deviation of a sample [n]; nan with fewer than two values."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return float(np.sqrt(variance(values))) if len(values) else math.nan
 
 
-def correlation(x, reference):
-    """The correlation of pairs, both [n]; nan if one of them does not vary."""
-    return float(quietly(np.corrcoef, x, reference)[0, 1])
+def rank_test(x, reference):
+    """(p, direction) of a rank-sum test of losses x [n] and reference [m], infinite where a run
+    diverged, by random permutations (Phipson and Smyth 2010). A positive direction is worse."""
+    ranks = scipy_stats.rankdata(np.concatenate([x, reference]))
+    shuffled = np.random.default_rng(0).permuted(np.tile(ranks, (PERMUTATIONS, 1)), axis=1)
+    means = shuffled[:, : len(x)].mean(1) - ranks.mean()
+    observed = ranks[: len(x)].mean() - ranks.mean()
+    extreme = (abs(means) >= abs(observed) - 1e-9).sum()
+    return float((extreme + 1) / (PERMUTATIONS + 1)), float(observed)
+
+
+# --- many comparisons, many looks
+
+
+def holm(p, family=None):
+    """Holm's corrected p-values along the last axis; `family` counts further hypotheses whose p is
+    1."""
+    p = np.asarray(p, float)
+    count = p.shape[-1]
+    order = np.argsort(p, axis=-1)
+    steps = max(family or 0, count) - np.arange(count)
+    corrected = np.maximum.accumulate(np.take_along_axis(p, order, -1) * steps, -1)
+    result = np.empty_like(p)
+    np.put_along_axis(result, order, np.minimum(corrected, 1), -1)
+    return result
+
+
+def share_of(planned=None, unplanned=None):
+    """The share of ALPHA of one of the `planned` looks, or of the unplanned look with this number,
+    from 1."""
+    return PLANNED / planned if planned else (1 - PLANNED) / 2**unplanned
+
+
+def judge(p, p_tie, mean, shares, tie_shares=None, family=None):
+    """The words of a family of comparisons. p, p_tie and mean are [looks, ..., family], not
+    corrected, with p = 1 where a comparison has not reached a look; shares [looks], for ties
+    tie_shares. The last look is at all data, with a share of 0 if it may decide nothing.
+
+    Returns a dict of arrays [..., family]: word, seen (the word that a look gave, also where it no
+    longer stands), look (the one that gave it), and the p-values of a difference and of a tie,
+    corrected for the looks (p_looks, p_tie_looks) and for the family, too (p_holm, p_tie).
+    """
+    mean = np.asarray(mean)
+    by_look = over_share(p, shares)
+    tie_by_look = over_share(p_tie, shares if tie_shares is None else tie_shares)
+    look, tie_look = by_look.argmin(0), tie_by_look.argmin(0)
+    p_looks, p_tie_looks = by_look.min(0), tie_by_look.min(0)
+    p_holm, p_tie_holm = holm(p_looks, family), holm(p_tie_looks, family)
+
+    differs, ties = p_holm <= ALPHA, p_tie_holm <= ALPHA
+    then = np.take_along_axis(mean, look[None], 0)[0]  # the difference at the deciding look
+    seen = np.select([differs & (then < 0), differs, ties], ["better", "worse", "tie"], "undecided")
+    stands = np.where(differs, (p[-1] <= ALPHA) & (mean[-1] * then > 0), p_tie[-1] <= ALPHA)
+    return {
+        "word": np.where(stands, seen, "undecided"),
+        "seen": seen,
+        "look": np.where(differs, look, tie_look),
+        "p_looks": p_looks,
+        "p_tie_looks": p_tie_looks,
+        "p_holm": p_holm,
+        "p_tie": p_tie_holm,
+    }
+
+
+def over_share(p, shares):
+    """p-values [looks, ...] at the level of their looks' shares; 1 where a share is 0."""
+    shares = np.reshape(shares, (-1,) + (1,) * (np.ndim(p) - 1))
+    with np.errstate(all="ignore"):
+        return np.where(shares > 0, np.minimum(p / shares, 1), 1.0)
+
+
+def pooled_variance(groups):
+    """(variance, degrees of freedom) within groups, each [n, ...]."""
+    groups = [group for group in groups if len(group) > 1]
+    df = sum(len(group) - 1 for group in groups)
+    return sum((len(group) - 1) * variance(group) for group in groups) / max(df, 1), df
+
+
+def screen(comparisons, pooled, df):
+    """Holm's corrected p-values [..., family] of a screening: t tests of comparisons (groups,
+    weights) with one variance, pooled over all arms. With few runs this finds what Welch's test
+    cannot. simulate.py measures its error, also where variances differ."""
+    p = [
+        Contrast(
+            sum(w * np.mean(group, 0) for w, group in zip(weights, groups, strict=True)),
+            np.sqrt(pooled * sum(w**2 / len(g) for w, g in zip(weights, groups, strict=True))),
+            df,
+        ).p()
+        for groups, weights in comparisons
+    ]
+    return holm(np.stack(p, -1))
+
+
+# --- how many runs
+
+
+def welch_se(sd, n, control_sd, control_n):
+    """(standard error, degrees of freedom) of Welch's test for these groups; arrays or numbers."""
+    mine, others = sd**2 / n, control_sd**2 / control_n
+    df = (mine + others) ** 2 / (mine**2 / (n - 1) + others**2 / (control_n - 1))
+    return np.sqrt(mine + others), df
+
+
+def power_to_differ(effect, se, df, level):
+    """The chance that a two-sided t test at this level finds an effect; arrays or numbers."""
+    critical = special.stdtrit(df, 1 - level / 2)
+    return special.stdtr(df, np.abs(effect) / se - critical)
+
+
+def power_to_tie(effect, se, df, margin, level):
+    """The chance that two one-sided tests at this level show that an effect is below the margin."""
+    critical = special.stdtrit(df, 1 - level)
+    above, below = (margin - effect) / se - critical, (margin + effect) / se - critical
+    return np.maximum(special.stdtr(df, above) + special.stdtr(df, below) - 1, 0)

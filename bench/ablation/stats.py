@@ -1,10 +1,10 @@
 """
 Analyse the rows of a sweep: a verdict for each arm, with its uncertainty.
 
-One measure decides (`metric` of sweep.json; lower is better). An arm and the arm it is compared
-with are paired by seed, because they saw the same batches in the same order. The second copy of
-the base, if the sweep has one, shows the noise floor: how much the base differs from itself. It
-gets no verdict. significance.py holds the tests.
+One measure decides (`metric` of sweep.json; lower is better), on the half of the validation text
+that chose no learning rate. An arm's runs are compared with the control group: the base's runs and
+those of its second copy together. The copy against the base checks the set-up and gets no verdict.
+significance.py holds the tests, history.py the looks, worth.py the worth of a difference.
 """
 
 import math
@@ -12,68 +12,79 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bench.ablation import history
+from bench.ablation.history import control_group, judged_arms, planned_runs
+from bench.ablation.losses import Losses, sort_rows, tried_seeds
 from bench.ablation.significance import (
     ALPHA,
     MOST_SEEDS,
-    bca,
-    compare,
-    correlation,
+    POWER,
+    contrast,
+    holm,
     judge,
-    more_seeds,
+    pooled_variance,
+    power_to_differ,
+    power_to_tie,
+    rank_test,
     sample_sd,
-    sign_flip,
-    smallest_visible,
+    screen,
+    share_of,
+    welch_se,
 )
+from bench.ablation.worth import Curve, Worth, curve_from, margin_from
 
-BOOTSTRAP_FROM = 10  # seeds
 MEASURES = {
     "final_val_loss": "final validation loss",
     "best_val_loss": "best validation loss",
     "equal_time": "validation loss at equal time",
 }
-
-
-@dataclass
-class Runs:
-    """The rows of a sweep, sorted into those that count and those that the report only mentions."""
-
-    done: dict  # arm -> {seed: row}, made with the sweep's code, configuration and learning rate
-    failed: list = field(default_factory=list)
-    stale: list = field(default_factory=list)  # other code, configuration or learning rate
-    tuning: list = field(default_factory=list)
+RESAMPLES = 9999  # of the bootstrap over the text
 
 
 @dataclass
 class Verdict:
-    """One comparison. A difference is arm minus reference in nats per token; negative is better."""
+    """One comparison. A difference is arm minus control group in nats per token; negative is
+    better. Where runs diverged, there is no mean difference."""
 
     arm: str
     against: str
-    word: str  # better | worse | tie | undecided | failed | not run; noise for the base's copy
-    seeds: list = field(default_factory=list)  # of the pairs
-    loss: float = math.nan  # mean of the arm over its own seeds
+    word: str = (
+        ""  # better | worse | tie | undecided | no verdict | failed | not run; noise for the
+    )
+    # base's copy; larger than the noise | not seen in a screening
+    n: int = 0  # runs with a result
+    n_against: int = 0
+    loss: float = math.nan  # mean of the arm's runs that did not diverge
     loss_sd: float = math.nan
     mean: float = math.nan
-    low: float = math.nan  # of the 95 % t interval
+    se: float = math.nan
+    low: float = math.nan  # of the 95 % interval over seeds
     high: float = math.nan
-    sd: float = math.nan  # of the differences
-    correlation: float = math.nan  # of the pairs
-    p: float = math.nan  # paired t test, this comparison alone
+    p: float = math.nan  # all runs, this comparison alone
+    p_looks: float = math.nan  # corrected for the looks
     p_holm: float = math.nan  # corrected for the looks and the family: this one decides
-    p_tie: float = math.nan  # equivalence, corrected for the looks
-    p_flip: float = math.nan  # sign flips
-    bootstrap: tuple = None  # (low, high), BCa
+    p_page: float = math.nan  # corrected for all that the page claims
+    p_tie: float = math.nan  # equivalence, corrected for the looks and the family
+    p_tie_looks: float = math.nan
+    text_low: float = math.nan  # of the 95 % interval over the text
+    text_high: float = math.nan
+    holds_on_text: bool = None  # whether that interval excludes zero; None if it is unknown
+    worth: Worth = None  # of the tokens
+    worth_time: Worth = None
     more: int = None  # seeds that may decide it; None if that takes over MOST_SEEDS
     why: str = ""
+    look: int = None  # the seeds at which it was decided
+    diverged: int = 0
+    differences: list = field(default_factory=list)  # each run's loss minus the control's mean
+    test_loss: float = None  # mean, where the dataset has a test split
     interaction: bool = False
 
     def __str__(self):
-        if self.word != "undecided":
+        if self.word != "undecided" or self.diverged:
             return self.word
         if not self.more:
             return f"undecided (over {MOST_SEEDS} seeds)"
-        plural = "s" if self.more > 1 else ""
-        return f"undecided (about {self.more} more seed{plural})"
+        return f"undecided (about {self.more} more seed{'s' if self.more > 1 else ''})"
 
 
 @dataclass
@@ -82,246 +93,316 @@ class Analysis:
 
     measure: str
     margin: float
-    base_mean: float
+    margin_source: str
+    base_mean: float  # of the control group
     base_sd: float
+    base_n: int
     verdicts: list  # of Verdict, in the sweep's order, interactions last
     floor: Verdict = None  # the base's second copy, if the sweep has one
     visible: float = None  # the smallest difference found in 80 of 100 sweeps of this size
+    curve: Curve = None
+    looks: list = field(default_factory=list)  # of history.Look, the last one at all data
+    family: int = 0  # comparisons that Holm's method corrects for
+    tie_power: float = None  # the chance that an arm that equals the base ties
+    tie_seeds: int = None  # seeds that make it 80 %; None if over MOST_SEEDS
 
 
 @dataclass
 class Comparison:
-    """A verdict that is not decided yet, with its losses."""
+    """A verdict that is not decided yet: the arms of each of its groups, and their weights."""
 
     verdict: Verdict
-    x: np.ndarray  # [n], one loss per pair
-    reference: np.ndarray  # [n]
-    tried: list  # seeds whose runs ended, including failed ones
-    p_differ: float = 1.0  # corrected for the looks
-    p_tie: float = 1.0
+    groups: list  # of lists of arms
+    weights: tuple = (1, -1)
+    seen: str = "undecided"  # the word that a look gave
+    then: int = 0  # the arm's runs at that look
+    reached: bool = False  # whether it has reached a look
 
-
-# --- rows
-
-
-def sort_rows(sweep, rows):
-    """The Runs of a sweep. Of several rows of one run, the last counts."""
-    identity = ("arm", "seed", "lr", "purpose", "code_hash", "config_hash")
-    last = {tuple(row[key] for key in identity): row for row in rows}
-
-    runs = Runs({arm: {} for arm in sweep["arms"]})
-    for _, row in sorted(last.items()):
-        if is_stale(sweep, row):
-            runs.stale.append(row)
-        elif row["status"] != "done" or not np.isfinite(row.get("final_val_loss") or math.nan):
-            runs.failed.append(row)
-        elif row["purpose"] == "tune":
-            runs.tuning.append(row)
-        else:
-            runs.done[row["arm"]][row["seed"]] = row
-    return runs
-
-
-def is_stale(sweep, row):
-    """Whether other code, another configuration or another learning rate made this row."""
-    planned = sweep["arms"].get(row["arm"])
-    if planned is None or row["code_hash"] != sweep["code_hash"]:
-        return True
-    if row["config_hash"] != planned.get("config_hash", row["config_hash"]):
-        return True
-    return row["purpose"] == "report" and row["lr"] != sweep["chosen_lr"].get(row["arm"], 1)
-
-
-def pairs(runs, arm, against, measure, costs):
-    """(seeds, x [n], reference [n]) over the seeds that both arms have."""
-    seeds = sorted(runs.done[arm].keys() & runs.done[against].keys())
-    if measure == "equal_time":
-        return pairs_at_equal_time(runs, arm, against, seeds, costs)
-    x, reference = (
-        np.array([runs.done[name][seed][measure] for seed in seeds], float)
-        for name in (arm, against)
-    )
-    return seeds, x, reference
-
-
-def pairs_at_equal_time(runs, arm, against, seeds, costs):
-    """The pairs at the time when the first of the two arms ends. Each loss is interpolated on the
-    run's curve; steps are converted to seconds by the arm's time per step, measured alone."""
-    times = [(costs.get(name) or {}).get("milliseconds_per_step") for name in (arm, against)]
-    if None in times:
-        return [], np.empty(0), np.empty(0)
-
-    found = np.empty((len(seeds), 2))
-    for place, seed in enumerate(seeds):
-        curves = []  # of the two arms: (milliseconds [points], losses [points])
-        for name, time in zip((arm, against), times, strict=True):
-            steps, losses = np.array(runs.done[name][seed]["curve"], float).T
-            curves.append((steps * time["median"], losses))
-        end = min(milliseconds[-1] for milliseconds, _ in curves)
-        found[place] = [np.interp(end, *curve) for curve in curves]
-    return seeds, *found.T
+    @property
+    def name(self):
+        verdict = self.verdict
+        return f"{verdict.arm}: beyond {verdict.against}" if verdict.interaction else verdict.arm
 
 
 # --- verdicts
 
 
-def analyse(sweep, runs, costs=None, measure=None):
-    """The Analysis of a sweep by one measure (default: the sweep's metric)."""
+def analyse(sweep, runs, costs=None, measure=None, records=()):
+    """The Analysis of a sweep by one measure (default: the sweep's metric). records: the lines of
+    its history."""
     measure = measure or sweep["metric"]
-    own_measure = "final_val_loss" if measure == "equal_time" else measure
-    losses = {
-        arm: np.array([row[own_measure] for row in done.values()])
-        for arm, done in runs.done.items()
-    }
-    base_losses = losses[sweep["base"]]
-    base_sd = sample_sd(base_losses)
-    margin = base_sd if sweep["margin"] is None else sweep["margin"]
-    looks = sorted(sweep["looks"])
+    losses = Losses(sweep, runs, measure, costs or {})
+    control = finite(losses.control())
+    curve = curve_from({1: control} | losses.curve())
+    margin, source = margin_of(sweep, curve)
+    stored = None if math.isnan(margin) else margin
+    tried = tried_seeds(runs)
+    comparisons = planned_comparisons(sweep)
+    names = [one.name for one in comparisons]
 
-    comparisons = planned_comparisons(sweep, runs, measure, costs or {})
-    for comparison in comparisons:
-        verdict = comparison.verdict
-        if not verdict.interaction and len(losses[verdict.arm]):
-            verdict.loss = float(losses[verdict.arm].mean())
-            verdict.loss_sd = sample_sd(losses[verdict.arm])
-        measure_difference(comparison, margin, looks)
-        verdict.why = explain(comparison, looks, runs, margin)
-
-    judged = [one for one in comparisons if one.verdict.word != "noise"]
-    decide(judged, runs, margin, looks)
-    noise = [one.verdict for one in comparisons if one.verdict.word == "noise"]
-    return Analysis(
+    analysis = Analysis(
         measure,
         margin,
-        float(base_losses.mean()) if len(base_losses) else math.nan,
-        base_sd,
-        [comparison.verdict for comparison in comparisons],
-        noise[0] if noise else None,
-        visible_difference(judged, looks),
+        source,
+        base_mean=float(control.mean()) if len(control) else math.nan,
+        base_sd=sample_sd(control),
+        base_n=len(control),
+        verdicts=[comparison.verdict for comparison in comparisons],
+        floor=floor_of(sweep, losses),
+        curve=curve,
+        looks=history.looks_of(sweep, tried, records, sweep["metric"], stored),
+        family=history.family_of(names, records),
     )
+    for comparison in comparisons:
+        describe(comparison, losses, analysis)
+    settle = decide_screening if sweep.get("screening") else decide
+    if comparisons:
+        settle(comparisons, losses, analysis)
+    for comparison in comparisons:
+        explain(comparison, sweep, runs, tried, analysis)
+    if analysis.floor:
+        analysis.verdicts.insert(len(judged_arms(sweep)), analysis.floor)
+    look_ahead(sweep, comparisons, analysis)
+    return analysis
 
 
-def planned_comparisons(sweep, runs, measure, costs):
-    """[Comparison] of each arm with the arm it is compared with, then of each interaction."""
-    base, tried = sweep["base"], tried_seeds(runs)
+def margin_of(sweep, curve):
+    """(margin, where it comes from): what sweep.json says, or else what the curve says."""
+    if sweep.get("margin") is not None:
+        return sweep["margin"], sweep.get("margin_source") or "given"
+    if curve:
+        return margin_from(curve), "5 % of the tokens, read off the curve after the runs"
+    return math.nan, "none"
+
+
+def planned_comparisons(sweep):
+    """[Comparison] of each arm with the one it is compared with, then of each interaction."""
+    base, control = sweep["base"], control_group(sweep)
     found = []
-    for arm, facts in sweep["arms"].items():
-        if arm == base or facts.get("cell"):  # a factorial's cells are not compared one by one
-            continue
-        against = facts["against"]
-        seeds, x, reference = pairs(runs, arm, against, measure, costs)
-        verdict = Verdict(arm, against, "noise" if facts.get("again") else "", seeds)
-        found.append(Comparison(verdict, x, reference, sorted(tried[arm] & tried[against])))
-
-    for pair, facts in sweep["arms"].items():
-        if not facts.get("interaction_of"):
-            continue
-        # (pair - a) - (b - base): the effect of both changes beyond the sum of their effects
-        a, b = facts["interaction_of"]
-        with_a = differences_by_seed(runs, pair, a, measure, costs)
-        without_a = differences_by_seed(runs, b, base, measure, costs)
-        seeds = sorted(with_a.keys() & without_a.keys())
-        verdict = Verdict(pair, f"{a} + {b}", "", seeds, interaction=True)
-        x = np.array([with_a[seed] for seed in seeds])
-        reference = np.array([without_a[seed] for seed in seeds])
-        tried_by_all = tried[pair] & tried[a] & tried[b] & tried[base]
-        found.append(Comparison(verdict, x, reference, sorted(tried_by_all)))
+    for arm in judged_arms(sweep):
+        against = sweep["arms"][arm]["against"]
+        groups = [[arm], control if against == base else [against]]
+        found.append(Comparison(Verdict(arm, against), groups))
+    for pair in judged_arms(sweep):
+        if sweep["arms"][pair].get("interaction_of"):
+            # (pair - a) - (b - base): the effect of both changes beyond the sum of their effects
+            a, b = sweep["arms"][pair]["interaction_of"]
+            verdict = Verdict(pair, f"{a} + {b}", interaction=True)
+            found.append(Comparison(verdict, [[pair], [a], [b], control], (1, -1, -1, 1)))
     return found
 
 
-def tried_seeds(runs):
-    """arm -> {seed} of its reported runs that ended, including failed ones."""
-    tried = {arm: set(done) for arm, done in runs.done.items()}
-    for row in runs.failed:
-        if row["purpose"] == "report":
-            tried[row["arm"]].add(row["seed"])
-    return tried
-
-
-def differences_by_seed(runs, arm, against, measure, costs):
-    seeds, x, reference = pairs(runs, arm, against, measure, costs)
-    return dict(zip(seeds, x - reference, strict=True))
-
-
-def measure_difference(comparison, margin, looks):
-    """Fill in the numbers of a comparison that has pairs."""
-    verdict, x, reference = comparison.verdict, comparison.x, comparison.reference
-    if not len(x):
-        verdict.p_tie = 1.0
+def describe(comparison, losses, analysis):
+    """Fill in what the runs of a comparison are, whatever the word."""
+    verdict, groups = comparison.verdict, losses.groups(comparison.groups)
+    own = finite(groups[0])
+    verdict.n, verdict.n_against = len(groups[0]), len(groups[1])
+    verdict.diverged = len(groups[0]) - len(own)
+    tests = [row["test_loss"] for row in losses.rows([verdict.arm]) if row.get("test_loss")]
+    verdict.test_loss = float(np.mean(tests)) if tests else None
+    if len(own) and not verdict.interaction:
+        verdict.loss, verdict.loss_sd = float(own.mean()), sample_sd(own)
+    verdict.p = test(groups, comparison.weights, analysis.margin)[0]
+    if not all(len(group) and np.isfinite(group).all() for group in groups):
         return
 
-    reached = []  # the number of pairs at each look
-    for look in looks:
-        if look <= len(comparison.tried):
-            seeds = comparison.tried[:look]
-            reached.append(sum(seed in seeds for seed in verdict.seeds))
-
-    test = compare(x, reference, margin, reached, len(looks))
-    comparison.p_differ, comparison.p_tie = test["p_differ"], test["p_tie"]
-    for key in ("mean", "low", "high", "sd", "p", "p_tie"):
-        setattr(verdict, key, float(test[key]))
-    if len(x) > 1:
-        verdict.correlation = correlation(x, reference)
-        verdict.p_flip = sign_flip(x - reference)
-        verdict.bootstrap = bca(x - reference) if len(x) >= BOOTSTRAP_FROM else None
+    whole = contrast(groups, comparison.weights)
+    verdict.mean, verdict.se = float(whole.mean), float(whole.se)
+    verdict.low, verdict.high = map(float, whole.interval())
+    if not verdict.interaction:
+        verdict.differences = (groups[0] - groups[1].mean()).tolist()
+    add_text_interval(comparison, losses)
+    if analysis.curve and verdict.against == losses.base and losses.measure != "equal_time":
+        se, n = verdict.loss_sd / math.sqrt(len(own)), len(own)
+        verdict.worth = analysis.curve.worth(verdict.loss, se, n)
+        ratio = losses.step_ratio(verdict.arm)
+        verdict.worth_time = ratio and analysis.curve.worth(verdict.loss, se, n, ratio)
 
 
-def decide(judged, runs, margin, looks):
-    """Fill in the words and corrected p-values of a family of comparisons."""
-    if not judged:
+def add_text_interval(comparison, losses):
+    """The 95 % interval of a difference over the text: a bootstrap over its blocks, each with the
+    means over the runs."""
+    blocks = [
+        [row["blocks"] for row in losses.rows(arms) if row.get("blocks")]
+        for arms in comparison.groups
+    ]
+    if losses.measure == "equal_time" or not all(blocks):
         return
-    words, p_holm = judge(
-        [comparison.p_differ for comparison in judged],
-        [comparison.p_tie for comparison in judged],
-        [comparison.verdict.mean for comparison in judged],
-    )
-    failed = {row["arm"] for row in runs.failed}
-    for comparison, word, p in zip(judged, words, p_holm, strict=True):
-        verdict = comparison.verdict
-        verdict.word, verdict.p_holm = word, float(p)
-        if not len(comparison.x):
-            verdict.word = "failed" if verdict.arm in failed else "not run"
-        elif word == "undecided":
-            verdict.more = seeds_to_decide(comparison, margin, looks, len(judged))
-        elif word in ("better", "worse") and verdict.p_tie <= ALPHA:
-            verdict.why = "; ".join(filter(None, [verdict.why, "smaller than the margin"]))
+    means = [np.mean(group, 0) for group in blocks]  # [blocks] each
+    differences = np.dot(comparison.weights, means)
+    draws = np.random.default_rng(0).choice(differences, (RESAMPLES, len(differences))).mean(1)
+    low, high = np.quantile(draws, (ALPHA / 2, 1 - ALPHA / 2))
+    comparison.verdict.text_low, comparison.verdict.text_high = float(low), float(high)
+    comparison.verdict.holds_on_text = bool(low > 0 or high < 0)
 
 
-def seeds_to_decide(comparison, margin, looks, family):
-    """About how many more seeds decide a comparison, at least those up to the next look; None if
-    over MOST_SEEDS."""
-    n, verdict, tried = len(comparison.x), comparison.verdict, len(comparison.tried)
-    to_next_look = next((look - tried for look in looks if look > tried), 0)
-    more = 1
-    if n > 1:
-        more = more_seeds(verdict.mean, verdict.sd, margin, n, family, len(looks))
-    return None if more is None else max(more, to_next_look)
+def test(groups, weights, margin):
+    """(p, p of a tie, direction) of groups of losses, not corrected; (1, 1, 0) if one is empty.
+    Groups with a diverged run are compared by ranks, and cannot tie."""
+    if not all(map(len, groups)):
+        return 1.0, 1.0, 0.0
+    if all(np.isfinite(group).all() for group in groups):
+        found = contrast(groups, weights)
+        return float(found.p()), float(found.p_within(margin)), float(found.mean)
+    if len(groups) > 2:
+        return 1.0, 1.0, 0.0
+    p, direction = rank_test(*groups)
+    return p, 1.0, direction
 
 
-def visible_difference(judged, looks):
-    """The smallest difference that the median comparison finds in 80 of 100 sweeps, or None."""
-    spreads = [one.verdict.sd for one in judged if one.verdict.sd > 0]
-    numbers = [len(one.verdict.seeds) for one in judged if one.verdict.seeds]
-    if not spreads:
-        return None
-    n = int(np.median(numbers))
-    return smallest_visible(float(np.median(spreads)), n, len(judged), len(looks))
+def decide(comparisons, losses, analysis):
+    """Fill in the words and the corrected p-values of the family."""
+    looks, tests = analysis.looks, []
+    for look in [*looks[:-1], None]:
+        for one in comparisons:
+            groups = losses.groups(one.groups, look)
+            tests.append((*test(groups, one.weights, analysis.margin), len(groups[0])))
+            one.reached |= look is not None and all(map(len, groups))
+    shape = len(looks), len(comparisons), 4
+    p, p_tie, mean, n = np.moveaxis(np.reshape(tests, shape), -1, 0)  # [looks, family] each
+
+    shares, tie_shares = ([getattr(look, k) for look in looks] for k in ("share", "tie_share"))
+    judged = judge(p, p_tie, mean, shares, tie_shares, analysis.family)
+    for place, one in enumerate(comparisons):
+        verdict = one.verdict
+        for key in ("p_looks", "p_tie_looks", "p_holm", "p_tie"):
+            setattr(verdict, key, float(judged[key][place]))
+        verdict.word, one.seen = str(judged["word"][place]), str(judged["seen"][place])
+        one.then = int(n[judged["look"][place], place])
+        if verdict.diverged and verdict.word in ("better", "tie"):
+            verdict.word = "undecided"
+        if verdict.word != "undecided":
+            verdict.look = one.then
 
 
-def explain(comparison, looks, runs, margin):
-    """A note that explains a verdict: failed runs, missing seeds, no margin; often empty."""
-    arm, n, tried = comparison.verdict.arm, len(comparison.x), len(comparison.tried)
-    parts = []
+def decide_screening(comparisons, losses, analysis):
+    """Fill in the words of a screening: larger than the noise, or not seen."""
+    groups = [losses.groups(one.groups) for one in comparisons]
+    whole = [
+        place
+        for place, found in enumerate(groups)
+        if all(len(group) and np.isfinite(group).all() for group in found)
+    ]
+    everything = [finite(losses.of(arm)) for arm in losses.runs.done]
+    pooled, df = pooled_variance(everything)
+    if not whole or not df:
+        return
+    p = screen([(groups[place], comparisons[place].weights) for place in whole], pooled, df)
+    for place, corrected in zip(whole, p, strict=True):
+        verdict = comparisons[place].verdict
+        verdict.p_holm = float(corrected)
+        verdict.word = "larger than the noise" if corrected <= ALPHA else "not seen"
+        comparisons[place].reached = True
+
+
+def explain(comparison, sweep, runs, tried, analysis):
+    """Settle the words that come from missing runs, and say why a word is what it is."""
+    verdict, arm, parts = comparison.verdict, comparison.verdict.arm, []
     failed = [row for row in runs.failed if row["arm"] == arm and row["purpose"] == "report"]
+    if verdict.diverged:
+        parts.append(f"{verdict.diverged} of {verdict.n} diverged")
     if failed:
         parts.append(f"{len(failed)} failed: {failed[-1].get('reason') or 'no reason given'}")
-    if n == 1:
+
+    if not verdict.n:
+        verdict.word = "failed" if failed else "not run"
+    elif min(verdict.n, verdict.n_against) < 2:
+        verdict.word = "no verdict"
         parts.append("one seed says nothing about chance")
-    elif n and tried < looks[0]:
-        parts.append(f"{tried} of the {looks[0]} planned seeds")
-    if n > 1 and not margin > 0:
+    elif not comparison.reached:
+        verdict.word = "no verdict"
+        parts.append(missing_runs(comparison, sweep, tried))
+    elif comparison.seen != verdict.word and not verdict.diverged and not sweep.get("screening"):
+        parts.append(
+            f"{comparison.seen} at {comparison.then} seeds, but not by all {verdict.n} together"
+        )
+    elif verdict.word in ("better", "worse"):
+        if verdict.p_tie <= ALPHA:
+            parts.append("smaller than the margin")
+        if verdict.holds_on_text is False:
+            low, high = verdict.text_low, verdict.text_high
+            parts.append(f"not on every text: {low:+.4f} to {high:+.4f} over its blocks")
+    elif verdict.word == "undecided" and not analysis.margin > 0:
         parts.append("no margin, so no tie")
-    return "; ".join(parts)
+    verdict.why = "; ".join(parts)
+
+
+def missing_runs(comparison, sweep, tried):
+    """Which planned runs a comparison still lacks at its first look."""
+    needed = planned_runs(sweep, min(sweep["looks"]))
+    parts = []
+    for arms in comparison.groups:
+        ended, planned = (sum(len(tried[arm]) for arm in arms), sum(needed[arm] for arm in arms))
+        if ended < planned:
+            parts.append(f"{ended} of the {planned} planned runs of {' and '.join(arms)}")
+    return ", ".join(parts) or "measured at no look"
+
+
+# --- the set-up, and what more runs would do
+
+
+def floor_of(sweep, losses):
+    """The Verdict of the base's second copy against the base, a check of the set-up, or None."""
+    base, *copies = control_group(sweep)
+    if not copies:
+        return None
+    x, reference = losses.groups([copies, [base]]) if losses.measure != "equal_time" else ([], [])
+    floor = Verdict(copies[0], base, "noise", n=len(x), n_against=len(reference))
+    if len(x) and len(reference) and np.isfinite([*x, *reference]).all():
+        found = contrast([x, reference])
+        floor.loss, floor.loss_sd = float(x.mean()), sample_sd(x)
+        floor.mean, floor.p = float(found.mean), float(found.p())
+        floor.low, floor.high = map(float, found.interval())
+    return floor
+
+
+def look_ahead(sweep, comparisons, analysis):
+    """What this sweep can find, and how many more seeds would decide what it has not."""
+    spreads = [one.verdict.loss_sd for one in comparisons if one.verdict.loss_sd > 0]
+    numbers = [one.verdict.n for one in comparisons if one.verdict.loss_sd > 0]
+    if not spreads or not analysis.base_sd > 0:
+        return
+    sd, n, family = float(np.median(spreads)), int(np.median(numbers)), analysis.family
+    level = ALPHA * max(look.share for look in analysis.looks) / family
+    ratio = analysis.base_n / n  # runs of the control group for each of an arm's
+
+    se, df = welch_se(sd, n, analysis.base_sd, analysis.base_n)
+    effects = np.geomspace(0.05, 200, 2000) * sd
+    found = power_to_differ(effects, se, df, level) >= POWER
+    analysis.visible = float(effects[np.argmax(found)]) if found.any() else None
+    if analysis.margin > 0:
+        analysis.tie_power = float(power_to_tie(0, se, df, analysis.margin, level))
+        numbers = np.arange(2, MOST_SEEDS + 1)
+        se, df = welch_se(sd, numbers, analysis.base_sd, ratio * numbers)
+        reached = power_to_tie(0, se, df, analysis.margin, level) >= POWER
+        analysis.tie_seeds = int(numbers[np.argmax(reached)]) if reached.any() else None
+
+    if not sweep.get("screening"):
+        for one in comparisons:
+            if one.verdict.word == "undecided" and not one.verdict.diverged:
+                one.verdict.more = more_seeds(one.verdict, analysis, sweep)
+
+
+def more_seeds(verdict, analysis, sweep):
+    """About how many more seeds would decide a comparison, with 80 % power at the observed
+    difference: to differ or to tie, at the level of the next look. None if over MOST_SEEDS; at
+    least as many as lead to the next look."""
+    ahead = [look for look in sorted(sweep["looks"]) if look > verdict.n]
+    unplanned = sum(0 < look.share < share_of(unplanned=1) * 1.5 for look in analysis.looks)
+    share = share_of(len(sweep["looks"])) if ahead else share_of(unplanned=unplanned + 1)
+    numbers = np.arange(verdict.n + 1, MOST_SEEDS + 1)
+    if not len(numbers) or not verdict.se > 0:
+        return 1 if verdict.se == 0 else None
+
+    # The control group grows with the arm.
+    se, df = verdict.se * np.sqrt(verdict.n / numbers), verdict.n_against + numbers - 2
+    level = ALPHA * share / analysis.family
+    decides = power_to_differ(verdict.mean, se, df, level) >= POWER
+    if analysis.margin > 0:
+        decides |= power_to_tie(verdict.mean, se, df, analysis.margin, level) >= POWER
+    if not decides.any():
+        return None
+    return max(int(numbers[np.argmax(decides)]), *ahead[:1], 0) - verdict.n
 
 
 def undecided(sweep, rows, costs=None):
@@ -332,6 +413,33 @@ def undecided(sweep, rows, costs=None):
         if verdict.word == "undecided":
             open_arms.setdefault(verdict.arm, []).append(verdict.more)
     return [(arm, None if None in more else max(more)) for arm, more in open_arms.items()]
+
+
+# --- pages of several sweeps
+
+
+def page_correction(p):
+    """Holm's corrected p-values of all comparisons that one page claims, a list."""
+    return holm(p).tolist() if len(p) else []
+
+
+def correct_page(analyses):
+    """Correct the verdicts of a page's sweeps for all their comparisons together, and take back
+    the words that this leaves undecided."""
+    verdicts = [v for one in analyses for v in one.verdicts if math.isfinite(v.p_looks)]
+    corrected = page_correction([verdict.p_looks for verdict in verdicts])
+    ties = page_correction([verdict.p_tie_looks for verdict in verdicts])
+    for verdict, p, p_tie in zip(verdicts, corrected, ties, strict=True):
+        verdict.p_page = p
+        needed = {"better": p, "worse": p, "tie": p_tie}.get(verdict.word, 0)
+        if needed > ALPHA:
+            count = len(verdicts)
+            reason = f"{verdict.word} in its own sweep, not among the page's {count} comparisons"
+            verdict.word, verdict.why = "undecided", "; ".join(filter(None, [verdict.why, reason]))
+
+
+def finite(values):
+    return values[np.isfinite(values)]
 
 
 def listed(words, most=6):

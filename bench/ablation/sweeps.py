@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.ablation import stats
+from bench.ablation import history, stats
 from common import files
 from common.errors import UserError
 from training.run_folder import read_rows
@@ -49,7 +49,7 @@ class Group:
         return all(
             arms[arm].get(key) == others[arm].get(key)
             for arm in arms.keys() & others.keys()
-            for key in ("config_hash", "against")
+            for key in ("code_hash", "config_hash", "against")
         )
 
     def add(self, folder, sweep):
@@ -68,20 +68,21 @@ class Group:
         if len(self.folders) > 1:
             # Done rows come last, so that a failed run does not replace another machine's done run.
             rows.sort(key=lambda row: row["status"] == "done")
-            if len(sweep["looks"]) == 1:  # without a budget, all seeds count
-                sweep["looks"] = [max(sweep["looks"][0], base_seeds(sweep, rows))]
         runs, all_costs = stats.sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
-        code = sweep["code_hash"]
-        costs = {arm: row for arm, row in all_costs.items() if row["code_hash"] == code}
+        costs = {
+            arm: row for arm, row in all_costs.items() if row["code_hash"] == code_of(sweep, arm)
+        }
         measures = dict.fromkeys([sweep["metric"], *stats.MEASURES])
-        analyses = {measure: stats.analyse(sweep, runs, costs, measure) for measure in measures}
+        records = history.read(self.folders, sweep)
+        analyses = {
+            measure: stats.analyse(sweep, runs, costs, measure, records) for measure in measures
+        }
         return Section(sweep, runs, costs, all_costs, analyses, self.folders)
 
 
-def base_seeds(sweep, rows):
-    """How many seeds of the base have a reported row."""
-    base = [row for row in rows if row["arm"] == sweep["base"] and row["purpose"] == "report"]
-    return len({row["seed"] for row in base})
+def code_of(sweep, arm):
+    """The hash of the code that an arm of a sweep runs."""
+    return sweep["arms"].get(arm, {}).get("code_hash", sweep.get("code_hash"))
 
 
 def read_sweep(folder):
@@ -105,4 +106,7 @@ def gather(folders):
             group = Group(sweep)
             groups.append(group)
         group.add(folder, sweep)
-    return [group.section() for group in groups]
+    sections = [group.section() for group in groups]
+    if len(sections) > 1:
+        stats.correct_page([section.main for section in sections])
+    return sections

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.ablation.sentences import DASH, arm_name, signed
-from bench.ablation.stats import BOOTSTRAP_FROM, MEASURES
+from bench.ablation.stats import MEASURES
 
-WORDS = ("better", "tie", "undecided", "worse", "failed", "not run", "noise")  # in sorted order
+WORDS = (  # in sorted order
+    *("better", "larger than the noise", "tie", "undecided", "not seen", "no verdict", "worse"),
+    *("failed", "not run", "noise"),
+)
 
 VERDICT_HEADINGS = "arm|verdict|difference [95 %]|p (Holm)|loss (sd)|bits/byte|seeds|what changes"
 COST_HEADINGS = (
@@ -63,7 +66,9 @@ def word_cell(verdict, brief=False):
 
 
 def difference_cell(verdict):
-    interval = f" [{signed(verdict.low)}, {signed(verdict.high)}]" if len(verdict.seeds) > 1 else ""
+    interval = (
+        f" [{signed(verdict.low)}, {signed(verdict.high)}]" if math.isfinite(verdict.low) else ""
+    )
     return Cell(signed(verdict.mean) + interval, verdict.mean)
 
 
@@ -99,11 +104,9 @@ def verdicts_table(section):
             Cell(arm_name(verdict), kind="arm"),
             word_cell(verdict),
             difference_cell(verdict),
-            number(verdict.p_holm, ".3g", tip=f"alone: {verdict.p:.2g}")
-            if verdict.seeds
-            else Cell(),
+            number(verdict.p_holm, ".3g", tip=f"alone: {verdict.p:.2g}") if verdict.n else Cell(),
             *loss_cells(section, verdict.loss, verdict.loss_sd),
-            number(len(verdict.seeds), "d", tip=verdict.why),
+            number(verdict.n, "d", tip=verdict.why),
             Cell(what_changes(section, verdict)),
         ]
         for verdict in analysis.verdicts
@@ -169,12 +172,10 @@ def measures_table(section):
     for measure in section.analyses:
         short_name = MEASURES[measure].replace("validation loss", "").strip()
         headings += [short_name if measure == "equal_time" else f"{short_name} loss", "verdict"]
-    headings += ["sign-flip p", "bootstrap 95 %", "p (tie)", "correlation of pairs"]
+    headings += ["p (tie)"]
     return Table(
         "By other measures",
-        f"Each measure is a family of its own; {MEASURES[section.main.measure]} decides. Sign"
-        f" flips and the BCa bootstrap (from {BOOTSTRAP_FROM} seeds on) stand beside the t test"
-        f" and decide nothing.",
+        f"Each measure is a family of its own; {MEASURES[section.main.measure]} decides.",
         headings,
         [measures_row(section, verdict) for verdict in section.main.verdicts],
     )
@@ -185,19 +186,6 @@ def measures_row(section, verdict):
     for analysis in section.analyses.values():
         by_name = {arm_name(other): other for other in analysis.verdicts}
         other = by_name[arm_name(verdict)]
-        row += [difference_cell(other), word_cell(other, brief=True) if other.seeds else Cell()]
+        row += [difference_cell(other), word_cell(other, brief=True) if other.n else Cell()]
 
-    flips, bootstrap = Cell(), Cell()
-    if math.isfinite(verdict.p_flip):
-        smallest = f"floor {2 / 2 ** len(verdict.seeds):.2g}"
-        flips = Cell(f"{verdict.p_flip:.2g} ({smallest})", verdict.p_flip)
-    if verdict.bootstrap:
-        low, high = verdict.bootstrap
-        bootstrap = Cell(f"[{signed(low)}, {signed(high)}]", low)
-    return [
-        *row,
-        flips,
-        bootstrap,
-        number(verdict.p_tie, ".2g"),
-        number(verdict.correlation, "+.2f"),
-    ]
+    return [*row, number(verdict.p_tie, ".2g")]

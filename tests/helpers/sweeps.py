@@ -1,5 +1,6 @@
 """A sweep folder that nothing trained: losses drawn from a fixed seed around planted effects, in
-the form that bench/ablate.py writes."""
+the form that bench/ablate.py writes. An arm's loss at k times the tokens follows a power law, so
+what an effect is worth in tokens is known, too."""
 
 import json
 from pathlib import Path
@@ -28,6 +29,8 @@ CHANGES = {
     "gqa": {"n_kv_head": 2},
     "post": {"block": "post"},
 }
+TOKENS = (0.25, 0.5, 2)  # multiples at which the base is trained besides 1
+BLOCKS = 32  # of the validation text, each with its own difficulty
 SAMPLE = """ROMEO:
 What say you, sir? the {arm} hath not the means
 To hold a line of <such> & heavy breath,
@@ -39,6 +42,7 @@ I know you well; and therefore hold your peace.
 TRAIN = "python train.py config/ablate_shakespeare.py"
 HARDWARE = "Xeon 2.1 GHz, 2 cores"
 OF_THE_CODE = {"code_hash": "code1", "git_commit": "0123456789ab"}
+VERSIONS = {"python": "3.12.3", "torch": "2.13.0", "numpy": "2.4.6"}
 SWEEP = {
     "question": "Which piece of LLaMA helps a character-level GPT-2 at 0.8 M parameters?",
     "design": "leave_one_in",
@@ -53,8 +57,12 @@ SWEEP = {
         "max_iters": 2000,
     },
     "lr_grid": [0.5, 1, 2],
+    "tune_seeds": 1,
+    "curve": list(TOKENS),
+    "curve_seeds": 3,
     "budget_seconds": None,
-    "margin": None,
+    "margin": 0.0052,
+    "margin_source": "5 % of the tokens at 1 x on the curve of tokens",
     "metric": "final_val_loss",
     "max_iters": 2000,
     "block_size": 64,
@@ -66,19 +74,35 @@ SWEEP = {
         "val_tokens": 111540,
         "bits_per_byte": 1.4427,
     },
-    "versions": {"python": "3.12.3", "torch": "2.13.0", "numpy": "2.4.6"},
+    "versions": VERSIONS,
     "screening": False,
     "started": "2026-01-02T03:04:05",
     **OF_THE_CODE,
 }
-FAILURE = {
-    "status": "failed",
+DIVERGED = {
+    "status": "diverged",
     "reason": "the loss is not finite at step 412",
     "final_val_loss": None,
-    "best_val_loss": None,
-    "curve": [],
+    "final_tune": None,
+    "final_report": None,
+    "test_loss": None,
+    "blocks": None,
+    "extrapolation": {},
     "sample": "",
 }
+KILLED = DIVERGED | {"status": "failed", "reason": "killed by signal 9 (out of memory?)"}
+
+
+def loss_of_tokens(multiple):
+    """The base's loss at a multiple of the tokens: 1.75 at 1, 0.0052 lower at 1.05."""
+    return 1.45 + 0.3 * multiple**-0.35
+
+
+def control_seeds(effects, seeds):
+    """(runs of the base, runs of its second copy): sqrt(k) times those of each of k arms."""
+    arms = [name for name in effects if name not in ("base", "base-again")]
+    both = max(int(np.ceil(np.sqrt(len(arms)) * seeds)), seeds + 2)
+    return -(-both // 2), both // 2
 
 
 def make_sweep(
@@ -87,79 +111,93 @@ def make_sweep(
     effects=EFFECTS,
     arms=None,
     noise=0.008,
-    failed=("post",),
+    diverged=("post",),
+    killed=(),
     stale=True,
     costs=True,
     hardware=HARDWARE,
     curve_points=21,
+    test_split=False,
     **changed,
 ):
     """Writes OUT and returns (sweep, rows, costs by arm). `changed` overrides keys of sweep.json;
-    `arms` adds to its arms."""
+    `arms` adds to its arms; all runs of the arms in `diverged` and `killed` end like that."""
     planned = {name: plan_of(name) for name in effects}
     planned |= {name: planned.get(name, {}) | facts for name, facts in (arms or {}).items()}
     sweep = SWEEP | {
-        "arms": planned,
         "chosen_lr": {name: 2 if name == "untied" else 1 for name in effects},
         "seeds": seeds,
         "looks": [seeds],
         "hardware": hardware,
     }
     sweep |= changed
+    planned |= {f"base x{k:g}": plan_of(f"base x{k:g}", k) for k in sweep["curve"]}
+    sweep["arms"] = planned
 
-    row = row_maker(sweep, effects, noise, curve_points)
+    row = row_maker(sweep, effects, noise, curve_points, test_split)
+    base_seeds, again_seeds = control_seeds(effects, seeds)
     rows = []
+    for k in sweep["curve"]:
+        name = f"base x{k:g}"
+        rows += [row(name, seed, 1, "curve", tokens=k) for seed in range(sweep["curve_seeds"])]
     for name in effects:
         chosen = sweep["chosen_lr"].get(name, 1)
         for lr in sweep["lr_grid"] if len(sweep["lr_grid"]) > 1 else ():
-            rows.append(row(name, 101, lr, "tune", penalty=0.03 * abs(np.log2(lr / chosen))))
-        for seed in range(1, seeds + 1):
+            if name != "base-again":
+                rows.append(row(name, 1000, lr, "tune", penalty=0.03 * abs(np.log2(lr / chosen))))
+        for seed in range({"base": base_seeds, "base-again": again_seeds}.get(name, seeds)):
             made = row(name, seed, chosen, "report")
-            rows.append(made | FAILURE if name in failed else made)
+            ends = DIVERGED if name in diverged else KILLED if name in killed else {}
+            rows.append(made | ends)
     if stale:
-        better = {"final_val_loss": 0.5, "best_val_loss": 0.5}
-        other_code = {"code_hash": "older code", "seed": seeds + 1}
-        rows.append(row("gqa", 1, 1, "report") | other_code | better)
+        better = dict.fromkeys(("final_report", "best_report", "final_val_loss"), 0.5)
+        rows.append(row("gqa", seeds, 1, "report") | {"code_hash": "older code"} | better)
 
     priced = [cost_of(name, i, hardware) for i, name in enumerate(effects)] if costs else []
     write(Path(out), sweep, rows, priced)
     return sweep, rows, {line["arm"]: line for line in priced}
 
 
-def plan_of(name):
-    """What sweep.json says about an arm."""
+def plan_of(name, curve=None):
+    """What sweep.json says about an arm; `curve`: the base at that multiple of the tokens."""
     residual = 0.8 if name == "untied" else 0.02
     match = {"kind": "params", "mlp_width": 512, "residual_percent": residual}
     return {
-        "changes": CHANGES.get(name, {"mlp": name}),
+        "changes": {} if curve else CHANGES.get(name, {"mlp": name}),
         "against": "base",
         "again": name == "base-again",
         "interaction_of": None,
         "config_hash": f"c-{name}",
-        "match": None if name in ("base", "base-again") else match,
+        "code_hash": OF_THE_CODE["code_hash"],
+        "match": None if curve or name in ("base", "base-again") else match,
+        **({"curve": curve} if curve else {}),
     }
 
 
-def row_maker(sweep, effects, noise, curve_points):
-    """Returns row(name, seed, lr, purpose, penalty): each call draws the next run's losses."""
+def row_maker(sweep, effects, noise, curve_points, test_split):
+    """Returns row(name, seed, lr, purpose, penalty, tokens): each call draws the next run's losses
+    with sd `noise`, five times that for the arm untied."""
     random = np.random.default_rng(7)
-    steps = np.linspace(0, sweep["max_iters"], curve_points).round().astype(int)
-    # What the order of the data does to every arm of a seed.
-    weather = {seed: random.normal(0, noise) for seed in range(1, sweep["seeds"] + 1)}
+    difficulty = random.normal(0, 0.1, BLOCKS)  # of the blocks, the same for all runs
+    difficulty -= difficulty.mean()
 
-    def losses(name, seed, penalty):
-        """(the planted final loss, the curve [steps])"""
-        own_noise = random.normal(0, noise * (5 if name == "untied" else 1))
-        end = 1.75 + effects[name] + weather.get(seed, 0) + own_noise + penalty
-        fall = (4.17 - end) * np.exp(-steps / 260)
-        second_half = np.clip(steps / sweep["max_iters"] - 0.5, 0, 1) * 2
+    def losses(name, end, steps):
+        """The curve [steps] of a run that ends at a loss, on the whole validation text."""
+        fall = (4.17 - end) * np.exp(-steps / (0.13 * steps[-1]))
+        second_half = np.clip(steps / steps[-1] - 0.5, 0, 1) * 2
         overfit = (0.06 if name == "untied" else 0.0) * (second_half - 1)
         jitter = random.normal(0, 0.004, len(steps)) * (steps < steps[-1])
-        return end, end + fall + overfit + jitter
+        return end + fall + overfit + jitter
 
-    def row(name, seed, lr, purpose, penalty=0.0):
-        end, curve = losses(name, seed, penalty)
-        best = int(curve.argmin())
+    def row(name, seed, lr, purpose, penalty=0.0, tokens=1):
+        own_noise = random.normal(0, noise * (5 if name == "untied" else 1))
+        end = loss_of_tokens(tokens) + effects.get(name, 0.0) + own_noise + penalty
+        steps = np.linspace(0, sweep["max_iters"] * tokens, curve_points).round().astype(int)
+        curve = losses(name, end, steps) if curve_points > 1 else np.array([end])
+        tune, reported = curve + 0.02, curve - 0.02  # the halves of the text differ by 0.04
+        best = int(reported.argmin())
+        points = np.column_stack([steps, curve, tune, reported]).tolist()
+        of_blocks = difficulty + random.normal(0, 0.01, BLOCKS)
         return {
             "arm": name,
             "seed": seed,
@@ -167,17 +205,26 @@ def row_maker(sweep, effects, noise, curve_points):
             "purpose": purpose,
             "status": "done",
             "reason": None,
+            "first_val_loss": float(curve[0]),
+            "final_val_loss": float(curve[-1]),
+            "final_tune": float(tune[-1]),
+            "final_report": float(reported[-1]),
             "best_val_loss": float(curve[best]),
             "best_step": int(steps[best]),
-            "final_val_loss": float(curve[-1]),
+            "best_tune": float(tune[best]),
+            "best_report": float(reported[best]),
             "train_loss": float(curve[-1] - 0.2),
             "bits_per_byte": float(curve[-1] * 1.4427),
-            "seconds": 180.0,
-            "curve": [[int(x), float(y)] for x, y in zip(steps, curve, strict=True)],
+            "seconds": 180.0 * tokens,
+            "wall_seconds": 190.0 * tokens,
+            "curve": [[int(step), *losses] for step, *losses in points],
+            "blocks": (reported[-1] + of_blocks - of_blocks.mean()).tolist(),
+            "test_loss": float(curve[-1] + 0.1) if test_split else None,
             "extrapolation": extrapolation(name, end),
             "sample": SAMPLE.format(arm=name),
             "config_hash": sweep["arms"][name].get("config_hash"),
             "hardware": sweep["hardware"],
+            "versions": VERSIONS,
             "command": f"{TRAIN} --out_dir=runs/{name}-s{seed}",
             "out_dir": f"runs/{name}-s{seed}-lr{lr:g}",
             **OF_THE_CODE,
@@ -209,6 +256,7 @@ def cost_of(name, i, hardware):
         "kv_bytes_per_token": 2048 if name == "gqa" else 4096,
         "tokens_per_second": 21000.0 - 700 * i,
         "milliseconds_per_step": {"median": 36.0 + 1.5 * i, "q25": 35.0 + i, "q75": 38.0 + 2 * i},
+        "step_ratio": {"ratio": 1 + i / 24, "low": 0.98 + i / 24, "high": 1.02 + i / 24},
         "peak_memory_bytes": 210_000_000 + 4_000_000 * i,
         "decode_ms_per_token": {"median": 1.9 + 0.11 * i, "q25": 1.8, "q75": 2.4},
         "threads": 2,
