@@ -16,7 +16,7 @@ import train
 from common.files import ROOT
 from common.runtime import set_up
 from helpers.texts import tiny_bpe
-from tokens import batches
+from tokens import batches, mixture, pairs
 from tokens.batches import STORED, Batches, Shuffled, Text, shuffled
 from training.settings import read_config
 from training.start import make_run
@@ -98,6 +98,24 @@ def test_batches_by_a_computed_order(monkeypatch):
         assert (found == straight[first : first + count]).all()
 
 
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1 << 20])
+def test_pairs_are_found_in_a_mask_that_is_read_in_parts(piece, monkeypatch):
+    monkeypatch.setattr(pairs, "PIECE", piece)
+    mask = np.uint8([0, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0, 1])
+    bounds, answers = pairs.joints(mask)
+    assert bounds.tolist() == [0, 2, 7, 9, 13] and answers.tolist() == [1, 4, 8, 12]
+
+
+def test_pairs_by_a_computed_order(monkeypatch):
+    mask = np.tile(np.uint8([0, 1, 1]), 50)
+    split = pairs.Pairs(np.arange(150), mask, 4)
+    stored = split.batches(1).get(0, 50)[0][:, 0]
+    assert (stored == 3 * np.random.default_rng([1, 0]).permutation(50)).all(), "as it was"
+    monkeypatch.setattr(batches, "STORED", 0)
+    computed = split.batches(1).get(0, 50)[0][:, 0]
+    assert sorted(computed) == sorted(stored) and (computed != stored).any()
+
+
 CHILD = """
 import os, sys; sys.path.insert(0, sys.argv[1])
 import numpy as np
@@ -160,8 +178,6 @@ def test_loading_beside_training(data_dir, tmp_path):
 
 def test_bits_per_byte_in_parts(monkeypatch):
     """The bytes of the tokens are counted a part at a time."""
-    from tokens import mixture
-
     tokenizer = tiny_bpe()
     split = Text(np.array([257, 101, 258, 32, 195, 169] * 20, np.uint16), 8)
     whole = mixture.bits_per_byte(split, tokenizer, 0)
