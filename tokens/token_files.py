@@ -342,7 +342,7 @@ def load_mask(folder, split):
     dataset of running text, where all count. Raises UserError if the file is missing, changed, or
     not a mask of these tokens."""
     folder = Path(folder)
-    entry = load_meta(folder)["splits"][split]
+    entry = load_meta(folder)["splits"].get(split, {})
     if "mask_sha256" not in entry:
         return None
 
