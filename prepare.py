@@ -4,6 +4,8 @@ Turn text into token files:
     python prepare.py shakespeare_char     tiny-shakespeare, in characters
     python prepare.py shakespeare          tiny-shakespeare, in GPT-2's tokens
     python prepare.py openwebtext          8 million web pages, in GPT-2's tokens
+    python prepare.py --list               all that have a name (tokens/named.py)
+    python prepare.py --inspect mybook     what is in a dataset
     python prepare.py mybook --input=book.txt --tokenizer=gpt2
     python prepare.py mybook --input=book.txt --tokenizer=SmolLM2.gguf
                    in the tokens of a pretrained model, to fine-tune that model
@@ -34,7 +36,10 @@ from tokens import sources
 from tokens.bpe import train_bpe
 from tokens.corpus import Corpus
 from tokens.documents import find_files, open_input
+from tokens.inspect_data import print_inspection, print_list
+from tokens.named import NAMED
 from tokens.pairs import PairRows, write_pairs
+from tokens.plays import canonical_test
 from tokens.token_files import (
     KNOWN,
     dtype_name,
@@ -60,6 +65,8 @@ class PrepareConfig:
     tokenizer: str = "auto"
     vocab_size: PositiveInt | None = None  # of --tokenizer=bpe (None: 8192)
     data_dir: str = "data"  # the folder of the datasets
+    list: bool = False  # print the datasets that are known and prepared, and stop
+    inspect: bool = False  # print what is in a prepared dataset, and stop
 
 
 # ---------------------------------------------------------------- text and tokenizer
@@ -113,18 +120,34 @@ def open_text(name, config, folder, new):
     into the folder `new`."""
     if name == "openwebtext":
         return open_web_pages(config.input)
+    if name in NAMED and not config.input:
+        return NAMED[name].open(folder)
     path, source = folder / "input.txt", None
     if not config.input and not path.is_file():
         text, source = sources.find_shakespeare(path)
         path = new / "input.txt"
         path.write_bytes(text)
 
-    text = open_input(config.input or str(path), config.field)
+    path = Path(config.input) if config.input else path
+    text = open_input(str(path), config.field)
     text.source = source or text.source
     print(f"  text: {text.source}")
     if name in SMALL and isinstance(text, Corpus) and not text.documents:
-        return nanogpt_splits(text)
+        splits = nanogpt_splits(text)
+        if source or files.sha256_of(path) == sources.CANONICAL:
+            add_canonical_test(splits)
+        return splits
     return text
+
+
+def add_canonical_test(splits):
+    """Add a test split to tiny-shakespeare's: two plays that are not in it, if they can be had."""
+    try:
+        text = canonical_test()
+    except OSError as error:
+        print(f"  NOTE: there will be no test split: {error}")
+        return
+    splits["test"] = Corpus(sources.WHEEL[0], lambda: iter([text]), size=len(text))
 
 
 def chosen_tokenizer(name, kind, text):
@@ -132,7 +155,7 @@ def chosen_tokenizer(name, kind, text):
     if kind != "auto" or name == "shakespeare_char":
         return "char" if kind == "auto" else kind
     if name in KNOWN:
-        return "gpt2"
+        return NAMED[name].tokenizer if name in NAMED else "gpt2"
     if isinstance(text, Corpus) and not text.documents:
         print("  a token is a character; --tokenizer=gpt2, byte or a model's chooses others")
         return "char"
@@ -166,8 +189,11 @@ def make_dataset(name, config, folder, new):
     why it was left out})."""
     text = open_text(name, config, folder, new)
     kind = chosen_tokenizer(name, config.tokenizer, text)
+    size = config.vocab_size or (NAMED[name].vocab_size if name in NAMED else None)
     write = write_pairs if isinstance(text, PairRows) else write_corpus
-    tokenizer, splits, sha256 = write(text, tokenizer_maker(kind, config.vocab_size), new)
+    tokenizer, splits, sha256 = write(text, tokenizer_maker(kind, size), new)
+    if name in NAMED and not NAMED[name].checked:
+        print(f"  sha256 of the text, not on record yet to compare with: {sha256}")
 
     first = text["train"] if isinstance(text, dict) else text
     meta = {
@@ -248,11 +274,16 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
 
 def main(argv):
     values, words = load(argv, [PrepareConfig], __doc__)
+    config = build(PrepareConfig, values)
+    if config.list and not words:
+        return print_list(config.data_dir)
     if len(words) != 1:
         names = f"NAME is {', '.join(KNOWN)} or one of yours with --input=TEXTFILE"
         fix = f"`python prepare.py NAME`, where {names}"
         raise UserError("prepare.py takes the name of one dataset", "command line", fix)
-    prepare(words[0], **vars(build(PrepareConfig, values)))
+    if config.inspect:
+        return print_inspection(Path(config.data_dir, words[0]))
+    prepare(words[0], **vars(config))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,10 @@ from common import files
 from common.errors import Failure, UserError
 from tokens.tokenizer import tokenizer_from_json
 
-KNOWN = ("shakespeare_char", "shakespeare", "openwebtext")  # prepared without --input
+KNOWN = (  # prepared without --input; tokens/named.py says where they come from
+    *("shakespeare_char", "shakespeare", "openwebtext", "plays", "python_source"),
+    *("tinystories", "fineweb-edu", "wikitext-103", "enwik8"),
+)
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
 MASKS = ("train.mask.bin", "val.mask.bin")
 FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")  # other files there are the user's

@@ -1,20 +1,29 @@
 """Failures of a run: each is reported in one line, and no step is lost."""
 
+import json
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
+from common import files
 from common.errors import Failure
 from weights import checkpoint
+
+DIVERGED = "diverged.json"  # in the folder of a run whose loss or gradient was not finite
 
 
 @contextmanager
 def explained(run):
-    """Turn an expected kind of error into a Failure of one line."""
+    """Turn an expected kind of error into a Failure of one line. Of a loss that is not finite, the
+    run folder keeps a note until the run is continued: a sweep counts it as a result."""
     try:
         yield
     except (FloatingPointError, RuntimeError) as error:
+        if isinstance(error, FloatingPointError) and run.config.trains and run.runtime.main:
+            note = {"step": run.step, "reason": str(error)}
+            with suppress(Failure):  # a full disk
+                files.write(Path(run.config.out_dir) / DIVERGED, json.dumps(note))
         failure = explain(error, run)
         if failure is None:
             raise

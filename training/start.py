@@ -18,6 +18,7 @@ from parts.variant import VariantConfig
 from tokens.mixture import mixed_fingerprint, open_batches, open_sources
 from tokens.pairs import Pairs
 from training import parallel
+from training.failures import DIVERGED
 from training.optim import make_optimizers
 from training.run_folder import RunLog, check_out_dir, open_out_dir, start_wandb
 from training.settings import TrainConfig, check_model
@@ -261,6 +262,7 @@ def open_log(run):
     """Write the configuration into the run folder, and return the RunLog."""
     config, saved_config = run.config, run.saved_config
     files.write(Path(config.out_dir) / "config.json", json.dumps(saved_config, indent=1))
+    files.remove(Path(config.out_dir) / DIVERGED)
     to_wandb = None
     if config.wandb_log:
         name = config.wandb_run_name or config.out_dir

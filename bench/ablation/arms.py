@@ -1,21 +1,25 @@
 """Check the arms before anything runs: each must be valid, change something, and cost what the
 base costs."""
 
+import contextlib
 import math
+import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
+import train
 from bench.ablation.settings import OWNED, variant_config
 from common.configurator import build, check, find, keys
 from common.errors import UserError
+from common.runtime import Runtime
 from parts import costs
 from parts.architectures import ARCH, configure, idle
 from parts.variant import Variant, VariantConfig
-from prepare import SMALL, prepare
-from tokens.token_files import fingerprint, is_prepared, load_meta, load_split, load_tokenizer
+from tokens.batches import Text
+from tokens.mixture import mixed_fingerprint, open_sources
 from training.settings import RENAMED, TrainConfig, read_config
+from training.start import check_start
 
 # Keys that are the same for all arms.
 SHARED = (
@@ -33,9 +37,9 @@ def with_changes(base, changes):
     return {key: value for key, value in base.items() if key not in slots} | changes
 
 
-def check_arm(arm, base):
+def check_arm(arm, base, processes=1):
     """Set arm.values. Raises UserError unless each change is a key of train.py with a valid value,
-    and the values are compatible."""
+    and the values are compatible, also with this number of processes."""
     known = keys(TrainConfig, VariantConfig)
     try:
         for key, value in arm.changes.items():
@@ -45,7 +49,8 @@ def check_arm(arm, base):
             arm.changes[key] = check(key, value, find(key, known, RENAMED, key), f"{key}={value}")
         arm.values = with_changes(base, arm.changes)
         argv = [f"--{key}={value}" for key, value in arm.values.items()]
-        read_config([*argv, "--seed=0", "--out_dir=out"], "")
+        settings = read_config([*argv, "--seed=0", "--out_dir=out", "--dry_run"], "")
+        check_start(settings, Runtime(base["device"], "float32", 0, processes, []))
         variant_config(arm.values)
         configure(arm.values)
     except UserError as error:
@@ -131,7 +136,7 @@ def match_arm(arm, base, kind, vocab_size, milliseconds=None):
     """Match an arm to the cost of the base, by its MLP's width (params, flops) or by its number of
     steps (time, from {arm: milliseconds of a step}). Sets arm.match and arm.values. Raises
     UserError if no width matches."""
-    if arm.name == "base" or arm.again:
+    if arm.name == "base" or arm.again or arm.curve:
         return
     own, theirs = variant_config(arm.values, vocab_size), variant_config(base.values, vocab_size)
     if kind == "time":
@@ -172,22 +177,26 @@ def match_steps(arm, base, width, milliseconds):
 
 
 def open_data(base):
-    """(facts of the dataset, its tokenizer). Prepares the dataset first if it is missing and one of
-    the small ones that prepare.py knows."""
-    folder = Path(base.get("data_dir", "data")) / base["dataset"]
-    if base["dataset"] in SMALL and not is_prepared(folder):
-        prepare(base["dataset"], data_dir=base.get("data_dir", "data"))
-    meta = load_meta(folder)
-    tokenizer = load_tokenizer(folder, meta)
-    val = load_split(folder, "val", base["block_size"])
-    scored = val[1 : base.get("eval_tokens") or None]
+    """(facts of the data, the tokenizer). Prepares a dataset first if it is missing and one of the
+    small ones that prepare.py knows."""
+    values = {key: base[key] for key in keys(TrainConfig) if key in base}
+    config = build(TrainConfig, values)
+    with contextlib.redirect_stdout(sys.stderr):  # what it prepares
+        metas, tokenizer = train.find_data(config, Runtime("cpu", "float32", 0, 1, []))
+    sources = open_sources(config, metas, tokenizer, base["block_size"])
+    vals = [source.splits["val"] for source in sources]
+    if len(sources) > 1:
+        kind = "mixture"
+    else:
+        kind = "text" if isinstance(vals[0], Text) else "pairs"
     facts = {
         "dataset": base["dataset"],
-        "fingerprint": fingerprint(meta),
-        "train_tokens": meta["splits"]["train"]["tokens"],
-        "val_tokens": len(val),
-        "scored_tokens": len(scored),
-        "vocab_size": meta["vocab_size"],
-        "bits_per_byte": len(scored) / len(tokenizer.decode_bytes(scored)) / math.log(2),
+        "kind": kind,
+        "fingerprint": mixed_fingerprint(metas.values()),
+        "train_tokens": sum(meta["splits"]["train"]["tokens"] for meta in metas.values()),
+        "val_tokens": sum(map(len, vals)),
+        "scored_tokens": sum(val.scored(config.eval_tokens)[0] for val in vals),
+        "vocab_size": max(meta["vocab_size"] for meta in metas.values()),
+        "bits_per_byte": sources[0].bits_per_byte if kind == "text" else None,
     }
     return facts, tokenizer

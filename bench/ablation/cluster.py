@@ -47,10 +47,10 @@ def import_ray():
 
 
 def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
-    """Run jobs as tasks of a Ray cluster. A task takes `threads` CPUs and, on CUDA, 1/gpu_share of
-    a GPU. The nodes see this repo and the sweep's folder under the same paths (a shared file
-    system). Ray restarts a task whose node is lost, and the run resumes from its last checkpoint.
-    Results are matched with jobs by content hash. Yields as `run_local` does."""
+    """Run jobs as tasks of a Ray cluster. A process of a run takes `threads` CPUs and, on CUDA,
+    1/gpu_share of a GPU. The nodes see this repo and the sweep's folder under the same paths (a
+    shared file system). Ray restarts a task whose node is lost, and the run resumes from its last
+    checkpoint. Results are matched with jobs by content hash. Yields as `run_local` does."""
     ray = import_ray()
 
     def task(root, values, stop_file):  # pickled by value: a node needs only the repo
@@ -63,8 +63,9 @@ def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
         row = cluster.run_job(job, stop_file) or {}
         return row | {"key": job.key, "node": ray.get_runtime_context().get_node_id()}
 
-    gpus = 1 / gpu_share if cuda else 0
-    remote = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=3)(task)
+    processes = jobs[0].processes if jobs else 1
+    needs = {"num_cpus": threads * processes, "num_gpus": processes / gpu_share if cuda else 0}
+    remote = ray.remote(**needs, max_retries=3)(task)
     # Ray kills a cancelled task before its run can save, so a file tells the tasks to stop.
     stop_file = Path(out_dir).absolute() / "stop"
     stop_file.unlink(missing_ok=True)
@@ -109,8 +110,8 @@ def write_slurm(jobs, out_dir, threads, cuda, limit):
         "#!/bin/bash",
         f"#SBATCH --job-name={out_dir.name}",
         f"#SBATCH --array=0-{len(jobs) - 1}",
-        f"#SBATCH --cpus-per-task={threads}",
-        *(["#SBATCH --gres=gpu:1"] if cuda else []),
+        f"#SBATCH --cpus-per-task={threads * jobs[0].processes}",
+        *([f"#SBATCH --gres=gpu:{jobs[0].processes}"] if cuda else []),
         *([f"#SBATCH --time={max(1, round(limit / 60))}"] if limit else []),
         "#SBATCH --signal=B:TERM@60",
         "#SBATCH --requeue",

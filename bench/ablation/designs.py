@@ -10,6 +10,7 @@ from common.configurator import allowed, keys
 from common.errors import UserError
 from parts.architectures import ARCH
 from parts.variant import VariantConfig
+from training.settings import TrainConfig
 
 DESIGNS = ("leave_one_in", "leave_one_out", "ladder", "axis", "archs", "pairs", "arms", "factorial")
 CORNER = {"leave_one_in": "gpt2", "leave_one_out": "llama"}  # the base that a design starts from
@@ -27,7 +28,9 @@ class Arm:
     pair: list | None = None  # the two arms whose changes it combines
     values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
     match: dict | None = None
+    curve: float | None = None  # the base at this multiple of its tokens
     config_hash: str = ""
+    code_hash: str = ""
 
 
 def words_of(slot):
@@ -153,6 +156,22 @@ def pairs(arms):
         if "arch" not in changes and not a.changes.keys() & b.changes.keys():
             combined.append(Arm(f"{a.name} and {b.name}", changes, pair=[a.name, b.name]))
     return combined
+
+
+def curve_arms(config, base):
+    """One arm per multiple of the base's tokens at which its curve is measured, each with its own
+    full schedule."""
+    arms, steps = [], base["max_iters"]
+    for multiple in config.curve:
+        length = max(1, round(multiple * steps))
+        changes = {"max_iters": length}
+        if base.get("lr_decay_iters") is not None:
+            changes["lr_decay_iters"] = max(1, round(multiple * base["lr_decay_iters"]))
+        warmup = base.get("warmup_iters", TrainConfig.warmup_iters)
+        if warmup >= changes.get("lr_decay_iters", length):
+            changes["warmup_iters"] = int(multiple * warmup)
+        arms.append(Arm(f"base x{multiple:g}", changes, curve=multiple))
+    return arms
 
 
 def factorial_cells(config, base):

@@ -45,8 +45,8 @@ def judged_arms(sweep):
     """The arms that are compared with another: not the control group, the curve's, or the cells of
     a factorial."""
     control, arms = control_group(sweep), sweep["arms"].items()
-    compared = [arm for arm, facts in arms if facts.get("against") and not facts.get("curve")]
-    return [arm for arm in compared if arm not in control]
+    apart = [arm for arm, facts in arms if facts.get("curve") or facts.get("cell")]
+    return [arm for arm, _ in arms if arm not in [*control, *apart]]
 
 
 def planned_runs(sweep, seeds):

@@ -13,10 +13,12 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.ablation.outcome import finished, row_of, stored_identity
+from bench.ablation import outcome
+from bench.ablation.outcome import stored_identity
 from bench.ablation.source import digest
 from common import files
 from common.errors import UserError, one_line
@@ -38,15 +40,17 @@ class Job:
     arm: str
     seed: int  # of the pair: with the same seed, all arms see the data in the same order
     lr: float  # multiple of the base's learning rate
-    purpose: str  # "report" or "tune"
+    purpose: str  # "report", "tune" or "curve"
     out_dir: str
     values: dict
     config_hash: str
     code_hash: str
     data: str  # fingerprint of the data
+    kind: str = "text"  # or "pairs", "mixture"
     prompt: str = ""
     limit: float | None = None  # seconds; None: no limit
     threads: int = 1
+    processes: int = 1
     trainer: str = TRAINER
     group: str = ""  # the group in Weights & Biases
 
@@ -75,18 +79,30 @@ def key(row):
 
 
 def arguments(job, resume=False):
-    """The words after `python`."""
+    """The words after train.py."""
     if resume:
-        return [job.trainer, "--init_from=resume", f"--out_dir={job.out_dir}"]
+        return ["--init_from=resume", f"--out_dir={job.out_dir}"]
     values = [f"--{name}={value}" for name, value in job.values.items()]
-    return [job.trainer, *values, f"--out_dir={job.out_dir}"]
+    return [*values, f"--out_dir={job.out_dir}"]
+
+
+def torchrun(job):
+    """The words that make torchrun start the processes of a run."""
+    return ["--standalone", f"--nproc_per_node={job.processes}"]
 
 
 def format_command(job, resume=False):
     """The command as a person would type it."""
-    path, *rest = arguments(job, resume)
-    relative = os.path.relpath(path)
-    return shlex.join(["python", path if relative.startswith("..") else relative, *rest])
+    relative = os.path.relpath(job.trainer)
+    path = job.trainer if relative.startswith("..") else relative
+    program = ["torchrun", *torchrun(job)] if job.processes > 1 else ["python"]
+    return shlex.join([*program, path, *arguments(job, resume)])
+
+
+def argument_list(job, resume=False):
+    """The command as it is started, by this very Python."""
+    program = ["-m", "torch.distributed.run", *torchrun(job)] if job.processes > 1 else []
+    return [sys.executable, *program, job.trainer, *arguments(job, resume)]
 
 
 # ---------------------------------------------------------------- one run
@@ -154,7 +170,7 @@ class Run:
         with open(folder / "stdout.txt", "ab") as out, open(folder / "stderr.txt", "wb") as error:
             # In its own session: Ctrl-C reaches only the driver, which passes on one signal.
             self.process = subprocess.Popen(
-                [sys.executable, *arguments(self.job, self.resumed)],
+                argument_list(self.job, self.resumed),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=error,
@@ -196,13 +212,16 @@ class Run:
         self.start()
 
     def reason(self, status):
-        """Why a run failed: the last line of its stderr, or the signal that killed it."""
+        """Why a run failed: the last error that it reports (torchrun says more after it), or the
+        last line of its stderr, or the signal that killed it."""
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
         text = (Path(self.job.out_dir) / "stderr.txt").read_text(errors="replace").strip()
         if not text:
             return f"exit status {status}"
-        return one_line(text.splitlines()[-1]).removeprefix("error: ")
+        lines = text.splitlines()
+        told = [line for line in lines if line.startswith("error: ")] or lines
+        return one_line(told[-1]).removeprefix("error: ")
 
     def kill(self):
         with contextlib.suppress(ProcessLookupError):
@@ -225,19 +244,28 @@ def end(runs):
 # ---------------------------------------------------------------- many runs
 
 
-def worker_slots(workers, device):
-    """[(GPU or None, threads)], one for each worker: the visible GPUs in turn, the cores divided
-    among them. workers=None: one for each GPU, or one."""
+def worker_slots(workers, device, processes=1):
+    """[(GPUs or None, threads)], one for each worker: the visible GPUs in turn, as many as a run
+    has processes, and the cores divided among all. workers=None: as many as there are GPUs for, or
+    one. Raises UserError if there are fewer GPUs than processes."""
     kind, _, number = device.partition(":")
     gpus = [None]
     if kind == "cuda":
-        gpus = visible_gpus()
+        each = visible_gpus()
         if number:
-            gpus = [gpus[int(number)]]
+            each = [each[int(number)]]
+        groups = range(len(each) // processes)
+        gpus = [",".join(map(str, each[n * processes : (n + 1) * processes])) for n in groups]
+        if not gpus:
+            fix = "choose fewer processes"
+            raise UserError(f"{len(each)} GPUs are visible", f"processes={processes}", fix)
+    elif kind == "mps" and processes > 1:
+        raise UserError("Metal takes one process", f"processes={processes}", "leave it out")
     workers = workers or len(gpus)
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
-    return [(gpus[i % len(gpus)], max(1, cores // workers)) for i in range(workers)]
+    threads = max(1, cores // (workers * processes))
+    return [(gpus[i % len(gpus)], threads) for i in range(workers)]
 
 
 def visible_gpus():
@@ -249,28 +277,43 @@ def visible_gpus():
 
 
 class Queue:
-    """Jobs that wait for a worker, and those that run."""
+    """Jobs that wait for a worker, those that run, and those whose trained model is measured. A
+    model is measured in a thread and on the GPU of its own run, whose slot is not free before."""
 
     def __init__(self, jobs, slots):
         self.waiting, self.free = list(jobs), list(slots)
         self.running = {}  # Run: its slot
+        self.measuring = {}  # Future of a row: (job, slot)
+        self.threads = ThreadPoolExecutor(len(slots))
         self.locked_since = {}  # key of a job: when its folder was first seen locked
 
     def collect(self):
-        """[(job, reason, seconds)] of the runs that have ended since the last call."""
-        ended = []
+        """[(job, row)] of the runs that have ended and were measured since the last call."""
         for run, slot in list(self.running.items()):
-            outcome = run.poll()
-            if outcome is not None:
+            end_of_run = run.poll()
+            if end_of_run is not None:
                 del self.running[run]
-                self.free.append(slot)
-                ended.append((run.job, *outcome))
-        return ended
+                self.measure(run.job, slot, *end_of_run)
+        done = [future for future in self.measuring if future.done()]
+        ended = [(self.measuring.pop(future), future.result()) for future in done]
+        self.free += [slot for (_, slot), _ in ended]
+        return [(job, row) for (job, _), row in ended]
+
+    def measure(self, job, slot, reason, seconds):
+        """Make the row of a job that has ended, in its slot."""
+        device = None
+        if slot[0] is not None:
+            device = f"cuda:{list(map(str, visible_gpus())).index(slot[0].split(',')[0])}"
+        row = self.threads.submit(outcome.row_of, job, reason, seconds, device)
+        self.measuring[row] = job, slot
+
+    @property
+    def busy(self):
+        return bool(self.waiting or self.running or self.measuring)
 
     def start_next(self):
-        """Start jobs while slots are free. Returns [(job, reason, seconds)] of the jobs that are
-        finished already or cannot start."""
-        ended = []
+        """Start jobs while slots are free. Those that are finished already, or cannot start, are
+        measured."""
         for job in list(self.waiting):
             if not self.free:
                 break
@@ -278,25 +321,22 @@ class Queue:
             if locked(job):
                 since = self.locked_since.setdefault(job.key, time.perf_counter())
                 if time.perf_counter() - since > LOCKED:
-                    ended.append((job, f"another process trains in {job.out_dir}", 0.0))
+                    reason = f"another process trains in {job.out_dir}"
+                    self.measure(job, self.free.pop(0), reason, 0.0)
                 else:
                     self.waiting.append(job)
-            elif finished(job):
-                ended.append((job, None, 0.0))
+            elif outcome.finished(job):
+                self.measure(job, self.free.pop(0), None, 0.0)
             else:
-                ended += self.start(job)
-        return ended
+                self.start(job, self.free.pop(0))
 
-    def start(self, job):
-        """Start a job in a free slot. Returns [(job, reason, seconds)] if it cannot start."""
-        slot = self.free.pop(0)
+    def start(self, job, slot):
+        """Start a job in a slot."""
         gpu, job.threads = slot
         try:
             self.running[Run(job, gpu)] = slot
         except OSError as error:  # usually a full disk
-            self.free.append(slot)
-            return [(job, f"cannot start: {error}", 0.0)]
-        return []
+            self.measure(job, slot, f"cannot start: {error}", 0.0)
 
 
 def run_local(jobs, slots, stop):
@@ -304,13 +344,13 @@ def run_local(jobs, slots, stop):
     when all jobs have ended, or, if stop.status is set, when the runs in progress have saved."""
     queue = Queue(jobs, slots)
     try:
-        while (queue.waiting or queue.running) and not stop.status:
-            # Making a row may take seconds, so the next runs start first.
-            ended = queue.collect() + queue.start_next()
-            for job, reason, seconds in ended:
-                yield job, row_of(job, reason, seconds)
+        while queue.busy and not stop.status:
+            ended = queue.collect()
+            queue.start_next()
+            yield from ended
             yield None
             if not ended:
                 time.sleep(POLL)
     finally:
         end(queue.running)
+        queue.threads.shutdown(cancel_futures=True)

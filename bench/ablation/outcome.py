@@ -3,20 +3,28 @@ context, and a sample of its text."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
+from scipy import stats
 
 import sample
+import train
 from common import files
 from common.errors import one_line
 from common.runtime import seed_for, set_up
-from tokens.token_files import load_split
+from tokens.mixture import open_split
+from tokens.token_files import load_meta, load_split
+from training.failures import DIVERGED
+from training.losses import mean_loss
 from training.run_folder import read_log
 from weights import checkpoint
 
 CONTEXTS = (1, 2, 4, 8)  # times the training context
 SAMPLED = 200  # tokens of the sample
+HALVES = ("val_tune", "val_report")  # columns of an evaluation
+KINDS = {"pairs": "prompts and answers", "mixture": "several datasets"}
 IDENTITY = ("arm", "seed", "lr", "purpose", "config_hash", "code_hash", "out_dir")
 
 
@@ -25,41 +33,59 @@ IDENTITY = ("arm", "seed", "lr", "purpose", "config_hash", "code_hash", "out_dir
 
 @torch.no_grad()
 def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
-    """{"1": loss, "2": ...} in nats per token, with 1, 2, 4, 8 times the training context before
-    the targets. The targets are the same for all: a quarter of a training context at the end of
-    each of several windows, which are spread over tokens (N,). None where the model has no
-    positions for the context, or the text is too short. `most` bounds the tokens read for each
-    context."""
+    """{"1": entry, "2": ...} of the losses with 1, 2, 4, 8 times the training context T before the
+    targets, as `interval` gives them, or {"why"} where the model or the text does not allow it. The
+    targets are the same for all: T/4 tokens at the end of each of several windows, which are spread
+    over tokens (N,). An entry's "window" is the loss with the last T tokens alone in sight, which
+    slide with the targets in strides of T/16. `most` bounds the tokens read for each context."""
     T = model.config.block_size
     longest = max((n for n in times if n * T < len(tokens)), default=1)
     count = max(4, min(64, most // (longest * T)))
     ends = np.linspace(longest * T, len(tokens) - 1, count).astype(int)  # of the last targets
-    ends = np.unique(ends)
-    losses = {}
+    ends, targets, stride = np.unique(ends), max(1, T // 4), max(1, T // 16)
+
+    strides = [
+        losses_at_ends(model, tokens, ends - before, T, min(stride, targets - before), runtime)
+        for before in range(0, targets, stride)
+    ]
+    sizes = [min(stride, targets - before) for before in range(0, targets, stride)]
+    window = interval(np.average(strides, 0, sizes))
+    entries = {}
     for n in times:
-        loss = None
+        entry = {"why": f"the validation text has {len(tokens):,} tokens"}
         if n <= longest:
             try:
-                loss = loss_at_ends(model, tokens, ends, n * T, max(1, T // 4), runtime)
-            except ValueError:  # learned positions end at block_size
-                loss = None
-        losses[str(n)] = loss
-    return losses
+                entry = interval(losses_at_ends(model, tokens, ends, n * T, targets, runtime))
+            except ValueError as error:  # learned positions end at block_size
+                entry = {"why": one_line(error)}
+        entries[str(n)] = entry | {"window": window}
+    return entries
 
 
-def loss_at_ends(model, tokens, ends, context, targets, runtime):
-    """Mean loss of the last `targets` tokens of windows of `context` tokens with these ends."""
-    total, batch = 0.0, max(1, (1 << 14) // context)
-    for first in range(0, len(ends), batch):
-        part = ends[first : first + batch]
-        windows = [np.asarray(tokens[end - context : end + 1]) for end in part]
-        windows = torch.from_numpy(np.stack(windows).astype(np.int64))  # (B, context + 1)
-        x, y = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+def interval(losses):
+    """{"loss", "low", "high"}: the mean loss of some windows [n] in nats per token, and its 95 % t
+    interval."""
+    mean, n = float(losses.mean()), len(losses)
+    half = float(losses.std(ddof=1) / n**0.5 * stats.t.ppf(0.975, n - 1)) if n > 1 else None
+    return {
+        "loss": mean,
+        "low": None if half is None else mean - half,
+        "high": None if half is None else mean + half,
+    }
+
+
+def losses_at_ends(model, tokens, ends, context, targets, runtime):
+    """(n,) the loss of the last `targets` tokens of each window of `context` tokens with these
+    ends."""
+    losses = []
+    for end in ends:
+        window = np.asarray(tokens[end - context : end + 1]).astype(np.int64)  # (context + 1,)
+        window = torch.from_numpy(window).to(runtime.device)[None]
+        x, y = window[:, :-1], window[:, 1:].clone()
         y[:, :-targets] = -1
         with runtime.autocast():
-            loss = model(x.to(runtime.device), y.to(runtime.device))[1].item()
-        total += loss * len(part)
-    return total / len(ends)
+            losses.append(model(x, y)[1].item())
+    return np.array(losses)
 
 
 @torch.no_grad()
@@ -81,17 +107,34 @@ def write_sample(model, tokenizer, prompt, runtime):
     return prompt + tokenizer.decode_bytes(tokens).decode("utf-8", "replace")
 
 
-def measure_trained(job):
-    """{"extrapolation", "sample"} of a run's trained model; {} and None for a run that chooses a
-    learning rate, or that has no checkpoint."""
+def measure_trained(job, device=None):
+    """{"extrapolation", "sample", "test_loss"} of a run's trained model, on a device (None: the
+    run's). Empty for a run that is not reported, or that has no checkpoint."""
+    found = {"extrapolation": {}, "sample": None, "test_loss": None}
     if job.purpose != "report" or not checkpoint.steps(job.out_dir):
-        return {"extrapolation": {}, "sample": None}
-    runtime = set_up(job.values["device"], job.values.get("dtype", "auto"))
+        return found
+    runtime = set_up(device or job.values["device"], job.values.get("dtype", "auto"))
     model, tokenizer, _, _ = checkpoint.open_run(job.out_dir, "latest", runtime.device)
+    found["sample"] = write_sample(model, tokenizer, job.prompt, runtime)
+    if job.kind != "text":
+        why = {"why": f"not measured on {KINDS[job.kind]}"}
+        return found | {"extrapolation": {str(n): why for n in CONTEXTS}}
     folder = Path(job.values.get("data_dir", "data")) / job.values["dataset"]
     tokens = load_split(folder, "val", model.config.block_size)
-    text = write_sample(model, tokenizer, job.prompt, runtime)
-    return {"extrapolation": extrapolation(model, tokens, runtime), "sample": text}
+    found["extrapolation"] = extrapolation(model, tokens, runtime)
+    if "test" in load_meta(folder)["splits"]:
+        found["test_loss"] = test_loss(model, folder, runtime, job.values["batch_size"])
+    return found
+
+
+def test_loss(model, folder, runtime, batch_size):
+    """The loss in nats per token on the test split, of which nothing was chosen."""
+    split = open_split(folder, "test", model.config.block_size)
+    learner, config = SimpleNamespace(model=model), SimpleNamespace(batch_size=batch_size)
+    run = SimpleNamespace(learner=learner, runtime=runtime, config=config)
+    loss = mean_loss(train.evaluate(run, split, 0))
+    model.eval()
+    return loss
 
 
 # ---------------------------------------------------------------- a run's folder
@@ -111,34 +154,57 @@ def evaluations(folder):
     return [row for row in rows if row.get("val_loss") is not None]
 
 
+def diverged(folder):
+    """The reason of a run that ended because its loss or gradient was not finite, or None."""
+    try:
+        return files.parse_json((Path(folder) / DIVERGED).read_bytes())["reason"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def finished(job):
-    """Whether the run's folder is complete already: an array job made it, or the driver was killed
-    before it wrote the row."""
+    """Whether the run in the folder has ended already: an array job made it, or the driver was
+    killed before it wrote the row."""
     rows, steps = evaluations(job.out_dir), checkpoint.steps(job.out_dir)
-    if stored_identity(job.out_dir) != job.identity() or not rows or not steps:
+    if stored_identity(job.out_dir) != job.identity():
         return False
-    return rows[-1]["step"] == steps[-1] == job.values["max_iters"]
+    if diverged(job.out_dir):
+        return True
+    return bool(rows and steps) and rows[-1]["step"] == steps[-1] == job.values["max_iters"]
 
 
-def row_of(job, reason, seconds):
-    """The row of rows.jsonl of a run that ended, from its folder. It has failed if there is a
-    reason, if it lacks its last evaluation, or if its model cannot be measured."""
+def row_of(job, reason, seconds, device=None):
+    """The row of rows.jsonl of a run that ended, from its folder.
+
+    It has diverged if its loss or gradient was not finite, or if it ends with a higher loss than it
+    began with. It has failed if there is another reason, if it lacks its last evaluation, or if its
+    model cannot be measured (on `device`, None: the run's)."""
     rows, last_step = evaluations(job.out_dir), job.values["max_iters"]
-    if reason is None and (not rows or rows[-1]["step"] != last_step):
+    losses = final_losses(rows, job.kind) if rows else {}
+    status, why = "diverged", diverged(job.out_dir)
+    if why is None and reason is None and (not rows or rows[-1]["step"] != last_step):
         reason = f"it ended without the evaluation of step {last_step}"
+    if why is None and reason is None:
+        first, final = losses["first_val_loss"], losses["final_val_loss"]
+        if first is not None and final > first:
+            why = f"the final loss {final:.4g} is above the initial {first:.4g}"
+    if why is None:
+        status = "failed" if reason else "done"
+
     row = {name: getattr(job, name) for name in IDENTITY}
-    if reason is None:
+    if status == "done":
         try:
-            row |= measure_trained(job)
+            row |= measure_trained(job, device)
         except Exception as error:  # the row of a run must not end the sweep
+            status = "failed"
             reason = f"measuring the trained model: {type(error).__name__}: {one_line(error)}"
     row |= {
-        "status": "failed" if reason else "done",
-        "reason": reason,
+        "status": status,
+        "reason": why or reason,
         "wall_seconds": round(seconds, 2),
         "command": job.command,
     }
-    return row | origin(job.out_dir) | (final_losses(rows) if rows else {})
+    return row | origin(job.out_dir) | losses
 
 
 def origin(folder):
@@ -151,17 +217,23 @@ def origin(folder):
         return {"git_commit": None, "hardware": None}
 
 
-def final_losses(rows):
-    """The losses of a row of rows.jsonl, from the rows of a run's evaluations."""
-    best, last = min(rows, key=lambda row: row["val_loss"]), rows[-1]
+def final_losses(rows, kind="text"):
+    """The losses of a row of rows.jsonl, from the rows of a run's evaluations. A text too short to
+    be halved counts as both halves. Bits per byte say nothing about the answers of pairs."""
+    points = [
+        [row["step"], row["val_loss"], *(row.get(half, row["val_loss"]) for half in HALVES)]
+        for row in rows
+    ]
+    best, last = min(points, key=lambda point: point[1]), points[-1]
     return {
-        "best_val_loss": best["val_loss"],
-        "best_step": best["step"],
-        "final_val_loss": last["val_loss"],
-        "train_loss": last.get("train_loss"),
-        "bits_per_byte": last.get("bits_per_byte"),
-        "seconds": last.get("seconds"),
-        "curve": [[row["step"], row["val_loss"]] for row in rows],
+        "first_val_loss": points[0][1] if points[0][0] == 0 else None,
+        **dict(zip(("final_val_loss", "final_tune", "final_report"), last[1:], strict=True)),
+        **dict(zip(("best_step", "best_val_loss", "best_tune", "best_report"), best, strict=True)),
+        "train_loss": rows[-1].get("train_loss"),
+        "bits_per_byte": None if kind == "pairs" else rows[-1].get("bits_per_byte"),
+        "seconds": rows[-1].get("seconds"),
+        "curve": points,
+        "blocks": rows[-1].get("val_blocks"),
     }
 
 

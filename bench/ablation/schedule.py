@@ -1,30 +1,101 @@
-"""The order of a sweep's runs: first those that choose learning rates, then those to report, then
-more seeds for undecided arms."""
+"""The order of a sweep's runs: the base at several numbers of tokens, then the arms, each after the
+runs that choose its learning rate, then more seeds for undecided arms."""
 
 import itertools
 import math
 
-from bench.ablation import cluster, launch
+from bench.ablation import cluster, launch, worth
 from bench.ablation.outcome import drop_checkpoints
 from bench.ablation.terminal import Progress, format_duration
+
+EXTENSIONS = 2  # times that a grid of rates is extended if its best rate is at its edge
+TUNED_BY = {"final_val_loss": "final_tune", "best_val_loss": "best_tune"}  # columns of a row
+REPORTED = {"final_val_loss": "final_report", "best_val_loss": "best_report"}
 
 
 def run_sweep(sweep, stop):
     """Run all runs of a sweep. Returns False if it was stopped midway."""
-    if not run_jobs(sweep, sweep.tuning_jobs(), stop):
-        return False
-    sweep.choose_learning_rates()
-    content = sweep.describe()
-    if not run_jobs(sweep, sweep.report_jobs(), stop):
-        return False
-    return not sweep.config.budget_seconds or run_more_seeds(sweep, content, stop)
+    for jobs in phases(sweep):
+        if not run_jobs(sweep, jobs, stop):
+            return False
+    return not sweep.config.budget_seconds or run_more_seeds(sweep, stop)
+
+
+def phases(sweep):
+    """The jobs of each phase of a sweep, in turn; those of a phase depend on the rows of the phases
+    before. The base comes first: the margin is fixed before any arm runs."""
+    control = sweep.control_arms()
+    yield from tuning(sweep, ["base"])
+    yield sweep.curve_jobs() + sweep.report_jobs(names=control)
+    fix_margin(sweep)
+    sweep.describe()
+    yield from tuning(sweep, [name for name in sweep.tuned_arms() if name != "base"])
+    yield sweep.report_jobs()
+
+
+def tuning(sweep, names):
+    """The jobs that choose the learning rates of some arms, until no best rate is at the edge of
+    its grid. Describes the sweep with the rates and the margin known so far."""
+    yield sweep.tuning_jobs(names)
+    while choose_learning_rates(sweep, names):
+        yield sweep.tuning_jobs(names)
+    sweep.describe()
+
+
+def choose_learning_rates(sweep, names):
+    """Choose for each arm the multiple of the learning rate with the least mean loss on the
+    tuning half of the validation text, over the tuning seeds. Returns whether the best one is
+    at the edge of an arm's grid, which is then longer, so that further runs are needed."""
+    longer = False
+    for name in [] if sweep.config.lr_grid == [1] else names:
+        grid = sweep.grids[name]
+        means = tuning_losses(sweep, name)
+        best = min(means, key=lambda lr: (means[lr], lr)) if means else 1.0
+        further = {min(grid): best / 2, max(grid): best * 2}.get(best)
+        tries = len(grid) - len(sweep.config.lr_grid)
+        if further and len(grid) > 1 and tries < EXTENSIONS:
+            grid.append(further)
+            longer = True
+        sweep.chosen_lr[name] = best
+    if "base" in sweep.chosen_lr:
+        sweep.chosen_lr |= dict.fromkeys(sweep.control_arms(), sweep.chosen_lr["base"])
+    return longer
+
+
+def tuning_losses(sweep, name):
+    """{multiple of the rate: mean loss on the tuning half} of an arm: inf where a run diverged,
+    without multiples of which a run failed."""
+    column, losses = TUNED_BY[sweep.config.metric], {}
+    for job in sweep.tuning_jobs([name]):
+        row = sweep.rows.get(job.key, {})
+        value = {"done": row.get(column), "diverged": math.inf}.get(row.get("status"))
+        losses.setdefault(job.lr, []).append(math.nan if value is None else value)
+    means = {lr: sum(values) / len(values) for lr, values in losses.items()}
+    return {lr: mean for lr, mean in means.items() if not math.isnan(mean)}
+
+
+def fix_margin(sweep):
+    """Fix the smallest difference that counts, from the base's runs at several multiples of its
+    tokens, unless it is given or was fixed before."""
+    if sweep.margin is not None or not sweep.curve_jobs():
+        return
+    column, losses = REPORTED[sweep.config.metric], {}
+    for job in [*sweep.curve_jobs(), *sweep.report_jobs(names=sweep.control_arms())]:
+        row = sweep.rows.get(job.key, {})
+        if row.get("status") == "done":
+            multiple = sweep.arms[job.arm].curve or 1
+            losses.setdefault(multiple, []).append(row[column])
+    margin = worth.margin_from(worth.curve_from(losses)) if len(losses) > 1 else math.nan
+    if math.isfinite(margin):
+        sweep.margin = margin
+        sweep.margin_source = "5 % of the tokens, fixed before the arms ran"
 
 
 def run_jobs(sweep, jobs, stop):
     """Run those of the jobs that are not done, and write their rows. Returns False if stopped."""
     pending = [job for job in jobs if job.key not in sweep.rows]
-    for job in pending:
-        print(job.command, flush=True)
+    if not pending:
+        return not stop.status
     with Progress(sweep, jobs) as progress:
         for event in start_engine(sweep, pending, stop):
             if event is None:
@@ -32,7 +103,7 @@ def run_jobs(sweep, jobs, stop):
                 continue
             job, row = event
             sweep.add_row(job, row)
-            if row["status"] == "done":
+            if row["status"] != "failed":
                 drop_checkpoints(job)
             progress.show(job, row)
     return not stop.status
@@ -49,21 +120,26 @@ def start_engine(sweep, jobs, stop):
 # ---------------------------------------------------------------- a budget
 
 
-def run_more_seeds(sweep, content, stop):
+def run_more_seeds(sweep, stop):
     """Spend the budget: after each look, run more seeds of the undecided arms, those that need the
-    fewest first. The looks are planned beforehand, which keeps p-values valid although
-    verdicts are read several times. `content` is that of sweep.json. Returns False if stopped."""
+    fewest first. The looks are planned beforehand, and the verdicts correct for all of them
+    (history.py), so that errors hold although verdicts are read several times. Returns False if
+    stopped."""
     from bench.ablation import stats
 
+    content = sweep.describe()
     for first, end in itertools.pairwise(content["looks"]):
         # A resumed sweep decides by the rows that were known at this look.
+        planned = sweep.planned_runs(first)
         rows = [
-            row for row in sweep.rows.values() if row["purpose"] == "tune" or row["seed"] < first
+            row
+            for row in sweep.rows.values()
+            if row["purpose"] != "report" or row["seed"] < planned[row["arm"]]
         ]
         undecided = dict(stats.undecided(content, rows))
         used = sum(row["wall_seconds"] for row in rows) / len(sweep.slots)
         seconds_left = content["budget_seconds"] - used
-        names = affordable(sweep, undecided, end - first, seconds_left)
+        names = affordable(sweep, undecided, first, end, seconds_left)
         if not names:
             print(
                 f"after {first} seeds: {why_none(undecided, seconds_left, end - first)}", flush=True
@@ -79,16 +155,17 @@ def run_more_seeds(sweep, content, stop):
     return True
 
 
-def affordable(sweep, undecided, seeds, seconds_left):
-    """The names of arms whose next seeds fit into the time that is left, with the arms that they
-    are compared with. undecided: {arm: seeds that it needs, None if unknown}."""
+def affordable(sweep, undecided, first, end, seconds_left):
+    """The names of arms whose seeds from `first` to `end` fit into the time that is left, with the
+    arms that they are compared with. undecided: {arm: seeds that it needs, None if unknown}."""
     names = set()
     for name in sorted(undecided, key=lambda name: undecided[name] or math.inf):
         arm = sweep.arms[name]
-        needed = {name, arm.against, *(arm.pair or ()), "base", "base again"} & set(sweep.arms)
-        seconds = sum(sweep.predicted[other] for other in names | needed)
-        if seconds * seeds / len(sweep.slots) <= seconds_left:
-            names |= needed
+        compared = {name, arm.against, *(arm.pair or ()), *sweep.control_arms()}
+        wanted = names | compared & set(sweep.arms)
+        jobs = sweep.report_jobs(first, end, wanted)
+        if sum(sweep.predicted[job.arm] for job in jobs) / len(sweep.slots) <= seconds_left:
+            names = wanted
     return names
 
 
@@ -104,12 +181,9 @@ def why_none(undecided, seconds_left, seeds):
 
 
 def emit(sweep):
-    """Write the array job of the runs that come next: those that choose learning rates, then those
-    that are reported. Returns the exit status."""
-    jobs = [job for job in sweep.tuning_jobs() if job.key not in sweep.rows]
-    if not jobs:
-        sweep.choose_learning_rates()
-        jobs = [job for job in sweep.report_jobs() if job.key not in sweep.rows]
+    """Write the array job of the phase that comes next. Returns the exit status."""
+    pending = ([job for job in jobs if job.key not in sweep.rows] for jobs in phases(sweep))
+    jobs = next(filter(None, pending), [])
     if not jobs:
         print("all runs are done: the same command without emit writes the report")
         return 0

@@ -38,18 +38,24 @@ class AblateConfig:
     resolution: PositiveInt | Literal["full"] = 5  # of design factorial: what may be mixed
     match: Literal["params", "flops", "time", "none"] = "params"  # what each arm and the base share
     again: bool = True  # run the base a second time from other weights: the effect of chance alone
-    seeds: PositiveInt = 3  # pairs of runs to report for each arm; with a budget: at the first look
+    seeds: PositiveInt = 8  # runs to report for each arm; with a budget: at the first look
+    curve: list | None = None  # the base at these multiples of its tokens; None: [0.25, 0.5, 2]
+    curve_seeds: PositiveInt = 3  # runs for each of them
     budget: str | None = None  # 90s, 15m, 2h: spend this time on more seeds for undecided arms
-    lr_grid: list | None = None  # multiples of the learning rate to choose from; None: not tuned
+    lr_grid: list | None = None  # learning rates to choose from, as multiples; None: [0.5, 1, 2]
     tune_seeds: PositiveInt = 2  # runs for each point of lr_grid, on seeds that are not reported
     metric: Literal["final_val_loss", "best_val_loss"] = "final_val_loss"  # the report's first loss
-    margin: float | None = None  # smallest loss difference that counts; None: the base's std
-    screening: bool = False  # a small setting: the report says so in its first line
+    margin: float | None = None  # smallest loss difference that counts; None: 5 % of the tokens
+    screening: bool = False  # few seeds, and by default no curve and no tuning: it only ranks
     prompt: str = ""  # start of the samples in the report
+    processes: PositiveInt = 1  # of a run: with more than one, torchrun starts it
     workers: PositiveInt | None = None  # runs at a time; None: one per GPU. With ray: runs per GPU
     limit: str | None = None  # time after which a run has failed; None: ten times its prediction
     engine: Literal["local", "ray"] = "local"  # where runs are started
     emit: Literal["slurm"] | None = None  # write an array job; run again without emit to gather it
+    time_forms: bool | None = (
+        None  # time arms eager and compiled; None: unless screening or dry_run
+    )
     dry_run: bool = False  # print arms, costs, commands and the predicted time, and stop
 
     def __post_init__(self):
@@ -58,15 +64,31 @@ class AblateConfig:
                 "match=time needs the arms timed on the machine that trains: "
                 "leave emit out, or give match=params"
             )
-        multiples = self.lr_grid or [1]
-        if any(type(multiple) not in (int, float) or multiple <= 0 for multiple in multiples):
-            raise ValueError(
-                f"lr_grid={multiples} holds a value that is not a positive number: "
-                "give numbers above 0"
-            )
-        self.lr_grid = [float(multiple) for multiple in multiples]
+        if self.match == "time" and self.processes > 1:
+            raise ValueError("match=time times one process: give match=params, or processes=1")
+        if self.lr_grid is None:
+            self.lr_grid = [1] if self.screening else [0.5, 1, 2]
+        if self.curve is None:
+            self.curve = [] if self.screening or self.design == "factorial" else [0.25, 0.5, 2]
+        for key in ("lr_grid", "curve"):
+            setattr(self, key, multiples(key, getattr(self, key)))
+        if 1 in self.curve:
+            raise ValueError("curve holds 1, which is the base itself: leave it out")
+        if not self.lr_grid:
+            raise ValueError("lr_grid is empty: give [1] for the base's rate alone")
+        if self.time_forms is None:
+            self.time_forms = not (self.screening or self.dry_run)
+        self.patient = not (self.screening or self.dry_run) or self.match == "time"
         self.budget_seconds = parse_duration(self.budget, "budget")
         self.limit_seconds = parse_duration(self.limit, "limit")
+
+
+def multiples(key, values):
+    """Different positive numbers as floats, without repetitions."""
+    if any(type(value) not in (int, float) or value <= 0 for value in values):
+        fix = "give numbers above 0"
+        raise ValueError(f"{key}={values} holds a value that is not a positive number: {fix}")
+    return [float(value) for value in dict.fromkeys(values)]
 
 
 def parse_duration(text, key):

@@ -5,30 +5,38 @@ import math
 import os
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
 
-from bench.ablation import launch, measure
+from bench.ablation import history, launch, measure, quiet
 from bench.ablation.arms import check_arm, check_bite, match_arm, open_data
-from bench.ablation.designs import enumerate_arms
+from bench.ablation.designs import curve_arms, enumerate_arms
 from bench.ablation.settings import OWNED, read, variant_config
 from bench.ablation.source import code_hash, digest
+from bench.ablation.terminal import Doing, format_duration, say
 from common import files
 from common.configurator import build
 from common.errors import Failure, UserError
-from common.runtime import Runtime, seed_for, versions
+from common.runtime import Runtime, choose_dtype, find_device, seed_for, versions
 from parts import costs
+from parts.variant import VariantConfig
 from training.run_folder import hold, read_rows, sign
 from training.settings import TrainConfig
 
 TUNING_SEED = 1000  # first seed of the runs that choose a learning rate; reported seeds start at 0
+AGAIN_SEED = 10_000  # added to the data's seed of the base's second copy: its runs are independent
 LOOKS = (1, 2, 4)  # multiples of `seeds` after which a sweep with a budget chooses arms to continue
 # Keys that change no result and are left out of a configuration's hash.
 NOT_HASHED = (
     *OWNED,
     *("out_dir", "data_dir", "log_interval", "wandb_log", "wandb_project", "match"),
 )
+OFF = (None, False, 0, "", "none")
+DEFAULTS = {
+    field.name: field.default for kind in (TrainConfig, VariantConfig) for field in fields(kind)
+}
+LENGTHS = ("max_iters", "warmup_iters", "lr_decay_iters")  # keys that change no code
 
 
 class Sweep:
@@ -38,27 +46,34 @@ class Sweep:
         self.config, self.base = read(argv, usage)
         self.command = shlex.join(["python", "bench/ablate.py", *argv])
         self.out, self.trainer = Path(self.config.out_dir), trainer
-        self.arms = {arm.name: arm for arm in enumerate_arms(self.config, self.base)}
+        arms = enumerate_arms(self.config, self.base) + curve_arms(self.config, self.base)
+        self.arms = {arm.name: arm for arm in arms}
         for arm in self.arms.values():
-            check_arm(arm, self.base)
+            check_arm(arm, self.base, self.config.processes)
         self.data, tokenizer = open_data(self.base)
         tokenizer.encode(self.config.prompt)
         for arm in self.arms.values():
+            say(arm.name)
             if arm.name != "base" and not arm.again:
                 check_bite(arm, self.arms[arm.against or "base"], self.data["vocab_size"])
 
-        self.slots = launch.worker_slots(self.config.workers, self.base["device"])
+        self.facts = versions()
+        self.slots = launch.worker_slots(
+            self.config.workers, self.base["device"], self.config.processes
+        )
         machine = {"compile": self.settle_compile(), "device": self.device_kind}
         for arm in self.arms.values():
             arm.values |= machine
         if self.config.match != "time":
             self.match()
-        self.code_hash, self.facts = code_hash(), versions()
+        self.hash_code()
         if (self.out / "lock").exists():
             hold(self.out).close()
         self.costs, self.predicted = {}, {}  # arm: its row of costs.jsonl, seconds of a run
         self.rows = {}  # key of a job: its row of rows.jsonl
         self.chosen_lr = {}  # arm: multiple of the learning rate
+        self.grids = {name: list(self.config.lr_grid) for name in self.tuned_arms()}
+        self.margin, self.margin_source = self.config.margin, self.config.margin and "given"
 
     @property
     def device_kind(self):
@@ -93,19 +108,50 @@ class Sweep:
         base = self.arms["base"]
         for arm in self.arms.values():
             match_arm(arm, base, self.config.match, self.data["vocab_size"], milliseconds)
+        machine = self.machine_of_results()
         for arm in self.arms.values():
             resolved = asdict(build(TrainConfig, arm.values)) | asdict(self.variant_config(arm))
-            hashed = {key: value for key, value in resolved.items() if key not in NOT_HASHED}
+            # A key that is off by default counts as little as a key that does not exist yet.
+            hashed = {
+                key: value
+                for key, value in (resolved | machine).items()
+                if key not in NOT_HASHED and (value not in OFF or value != DEFAULTS.get(key))
+            }
             arm.config_hash = digest([hashed, self.data["fingerprint"]])
+
+    def machine_of_results(self):
+        """What a result depends on besides its code and the keys of train.py: torch's version, the
+        number format, threads on a CPU, the number of processes."""
+        dtype, kind = self.base.get("dtype", "auto"), self.device_kind
+        if dtype == "auto" and (kind == "cpu" or find_device() != "cpu"):
+            dtype = choose_dtype(kind)[0]
+        return {
+            "torch": self.facts["torch"].partition("+")[0],
+            "dtype": dtype,
+            "threads": self.threads if kind == "cpu" else None,
+            "processes": self.config.processes,
+        }
+
+    def hash_code(self):
+        """Set the code_hash of each arm. Arms that differ in numbers alone run the same code."""
+        known = {}
+        for arm in self.arms.values():
+            values = {key: value for key, value in arm.values.items() if key not in LENGTHS}
+            case = digest(values)
+            if case not in known:
+                say(f"{arm.name}: the code that it runs")
+                known[case] = code_hash(self.run_values(arm))
+            arm.code_hash = known[case]
 
     # ------------------------------------------------------------ costs
 
     def measure(self, rounds=None):
         """Time the arms that out_dir/costs.jsonl does not have yet. Sets self.costs and
         self.predicted, and returns the new rows."""
-        facts = {"hardware": self.facts["hardware"], "code_hash": self.code_hash}
-        self.costs = self.stored_costs(facts)
-        missing = {name: arm for name, arm in self.arms.items() if name not in self.costs}
+        facts = {"hardware": self.facts["hardware"]}
+        self.costs = self.stored_costs(facts | {"threads": self.threads})
+        timed = [name for name, arm in self.arms.items() if not arm.curve]
+        missing = [name for name in timed if name not in self.costs]
         new = self.time_arms(missing, facts, rounds) if missing else []
         if self.config.match == "time":
             medians = {
@@ -119,48 +165,48 @@ class Sweep:
         return new
 
     def stored_costs(self, facts):
-        """{arm: row of costs.jsonl} of the rows that hold for this code, machine and
-        configuration."""
-        wanted = facts | {"threads": self.threads}
+        """{arm: row of costs.jsonl} of the rows that hold for this code, machine and configuration,
+        and have the forms that are wanted. Rows of a busy machine hold while it is still busy."""
         known = {}
         for row in read_rows(self.out / "costs.jsonl"):
-            if row["arm"] in self.arms and wanted.items() <= row.items():
+            arm = self.arms.get(row["arm"])
+            if arm and (facts | {"code_hash": arm.code_hash}).items() <= row.items():
                 known[row["arm"]] = row
-        return {
+        known = {
             name: row
             for name, row in known.items()
             if row["parameters"] == costs.parameters(self.variant_config(self.arms[name]))
+            and measure.has_forms(row, self.config.time_forms)
         }
+        noisy = {name for name, row in known.items() if not row["quiet"]}
+        if noisy and self.config.patient and quiet.is_quiet():
+            return {name: row for name, row in known.items() if name not in noisy}
+        return known
 
-    def time_arms(self, missing, facts, rounds):
+    def time_arms(self, names, facts, rounds):
         """Time arms beside the base, add their rows to self.costs, and return the new rows. Raises
-        Failure if the base cannot be timed, or an arm that is to be matched in time."""
-        many = "s" if self.threads > 1 else ""
-        print(f"timing {len(missing)} arms in turn, {self.threads} thread{many}", flush=True)
-        load = self.warn_if_busy()
-        timed = missing | {"base": self.arms["base"]}
-        values = {name: self.run_values(arm) for name, arm in timed.items()}
-        rows, failed = measure.arm_costs(values, self.threads, facts, rounds)
-        rows = [row | {"load_average": round(load, 1)} for row in rows]
+        Failure if the base cannot be timed, or arms that are to be matched in time."""
+        names, both = list(dict.fromkeys(["base", *names])), self.config.time_forms
+        values = {name: self.run_values(self.arms[name]) for name in names}
+        forms = "eager and compiled" if both else measure.own_form(values["base"])
+        if both and self.device_kind == "cpu":
+            duration = format_duration(measure.COMPILES * len(names))
+            print(f"compiling {len(names)} arms takes about {duration} (--time_forms=False: none)")
+        with Doing(f"timing {len(names)} arms in turn, {forms}"):
+            tries = measure.TRIES if self.config.patient else 1
+            rows, failed = measure.arm_costs(values, self.threads, facts, rounds, both, tries)
+        rows = [row | {"code_hash": self.arms[row["arm"]].code_hash} for row in rows]
         self.costs |= {row["arm"]: row for row in rows}
         for name, reason in failed.items():
             print(f"warning: cannot measure the costs of {name}: {reason}", file=sys.stderr)
-        if "base" in failed or failed and self.config.match == "time":
-            reason = next(iter(failed.values()))
-            raise Failure(f"cannot time {', '.join(failed)}", f"match={self.config.match}", reason)
+        why = next(iter(failed.values()), rows[0]["disturbed"] if rows else "")
+        if why and not failed:
+            print(f"warning: these times decide nothing: {why}", file=sys.stderr)
+        if "base" in failed or why and self.config.match == "time":
+            what = f"cannot time {', '.join(failed) or 'the arms'}: {why}"
+            fix = "try again on a quiet machine, or match params"
+            raise Failure(what, f"match={self.config.match}", fix)
         return rows
-
-    def warn_if_busy(self):
-        """The load of this machine, with a warning if other work would distort the times."""
-        load, cores = os.getloadavg()[0], os.cpu_count()
-        if load > 0.5 * cores:
-            print(
-                f"warning: other work keeps this machine busy (load {load:.1f} on {cores} cores): "
-                "these times will be too long; "
-                f"remove {self.out / 'costs.jsonl'} to time them again",
-                file=sys.stderr,
-            )
-        return load
 
     # ------------------------------------------------------------ runs
 
@@ -177,7 +223,7 @@ class Sweep:
         if logs_to_wandb:
             values["wandb_run_name"] = folder.name
         values["seed"] = seed_for(int(digest(arm.name)[:8], 16), seed) % 10**9
-        values["data_seed"] = seed
+        values["data_seed"] = seed + AGAIN_SEED * arm.again
         limit = self.config.limit_seconds
         if limit is None and self.predicted:
             limit = max(600, 10 * self.predicted[arm.name])
@@ -189,54 +235,65 @@ class Sweep:
             out_dir=str(folder),
             values=values,
             config_hash=arm.config_hash,
-            code_hash=self.code_hash,
+            code_hash=arm.code_hash,
             data=self.data["fingerprint"],
+            kind=self.data["kind"],
             prompt=self.config.prompt,
             limit=limit,
             threads=self.threads,
+            processes=self.config.processes,
             trainer=self.trainer,
             group=self.out.name if logs_to_wandb else "",
         )
 
-    def tuning_jobs(self):
+    def tuned_arms(self):
+        """The names of the arms whose rate is chosen: the base's copies use the base's."""
+        return [name for name, arm in self.arms.items() if not arm.again and not arm.curve]
+
+    def control_arms(self):
+        """The names of the base and of its second copy."""
+        return [name for name, arm in self.arms.items() if arm.again or name == "base"]
+
+    def tuning_jobs(self, names=None):
         """The runs that choose a learning rate for each arm, on seeds that are not reported."""
         if self.config.lr_grid == [1]:
             return []
-        tuned = [arm for arm in self.arms.values() if not arm.again]
         return [
-            self.job(arm, TUNING_SEED + number, lr, "tune")
+            self.job(self.arms[name], TUNING_SEED + number, lr, "tune")
             for number in range(self.config.tune_seeds)
-            for arm in tuned
-            for lr in self.config.lr_grid
+            for name in self.tuned_arms()
+            if names is None or name in names
+            for lr in self.grids[name]
         ]
+
+    def curve_jobs(self):
+        """The runs of the base at other multiples of its tokens."""
+        lr = self.chosen_lr.get("base", 1.0)
+        arms = [arm for arm in self.arms.values() if arm.curve]
+        seeds = range(self.config.curve_seeds)
+        return [self.job(arm, seed, lr, "curve") for seed in seeds for arm in arms]
+
+    def planned_jobs(self):
+        """All runs that are planned before the first of them starts."""
+        return self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
+
+    def planned_runs(self, seeds):
+        """{arm: runs to report} where each arm has `seeds` runs."""
+        arms = {name: describe_arm(arm) for name, arm in self.arms.items()}
+        content = {"base": "base", "arms": arms, "screening": self.config.screening}
+        return history.planned_runs(content, seeds)
 
     def report_jobs(self, first=0, end=None, names=None):
-        """The runs to report of some arms, all by default, for seeds from `first` up to `end`."""
-        end = self.config.seeds if end is None else end
+        """The runs to report of some arms, all by default, that `end` seeds of each arm take beyond
+        those that `first` take."""
+        before = self.planned_runs(first) if first else {}
+        after = self.planned_runs(self.config.seeds if end is None else end)
         return [
-            self.job(arm, seed, self.chosen_lr.get(name, 1.0), "report")
-            for seed in range(first, end)
-            for name, arm in self.arms.items()
-            if names is None or name in names
+            self.job(self.arms[name], seed, self.chosen_lr.get(name, 1.0), "report")
+            for seed in range(max(after.values()))
+            for name, count in after.items()
+            if before.get(name, 0) <= seed < count and (names is None or name in names)
         ]
-
-    def choose_learning_rates(self):
-        """Choose for each arm the multiple of the learning rate with the least mean loss on the
-        tuning seeds, without multiples that have a failed run. The base's second copy uses the
-        base's."""
-        if self.config.lr_grid == [1]:
-            return
-        for arm in self.arms.values():
-            if arm.again:
-                self.chosen_lr[arm.name] = self.chosen_lr["base"]
-                continue
-            means = {}
-            for lr in self.config.lr_grid:
-                seeds = range(TUNING_SEED, TUNING_SEED + self.config.tune_seeds)
-                rows = [self.rows.get(self.job(arm, seed, lr, "tune").key, {}) for seed in seeds]
-                if all(row.get("status") == "done" for row in rows):
-                    means[lr] = sum(row[self.config.metric] for row in rows) / len(rows)
-            self.chosen_lr[arm.name] = min(means, key=means.get) if means else 1.0
 
     # ------------------------------------------------------------ the folder
 
@@ -254,10 +311,11 @@ class Sweep:
         self.read_rows()
 
     def read_rows(self):
-        """Read the rows of this code and configuration. Failed runs will be tried again."""
+        """Read the rows of this code and configuration. A run that diverged has a result; one that
+        failed is tried again."""
         rows = [row for row in read_rows(self.out / "rows.jsonl") if "arm" in row]
         current = [row for row in rows if self.is_current(row)]
-        self.rows = {launch.key(row): row for row in current if row["status"] == "done"}
+        self.rows = {launch.key(row): row for row in current if row["status"] != "failed"}
         if len(rows) > len(current):
             print(
                 f"{len(rows) - len(current)} rows here come from other code or another "
@@ -271,27 +329,29 @@ class Sweep:
         arm = self.arms.get(row["arm"])
         if arm is None:
             return False
-        return (row["config_hash"], row["code_hash"]) == (arm.config_hash, self.code_hash)
+        return (row["config_hash"], row["code_hash"]) == (arm.config_hash, arm.code_hash)
 
     def add_row(self, job, row):
         append(self.out / "rows.jsonl", row)
         self.rows[job.key] = row
 
-    def looks(self, before, values):
-        """The numbers of seeds after which verdicts are read. If this sweep already has a report,
-        more seeds are a further look, and the p-values are corrected for it."""
+    def looks(self):
+        """The planned numbers of seeds after which verdicts are read."""
         multiples = LOOKS if self.config.budget_seconds else (1,)
-        looks = [n * self.config.seeds for n in multiples]
-        same_code = before.get("code_hash") == self.code_hash
-        same_base = before.get("base_values") == json.loads(json.dumps(values))
-        if (self.out / "report.md").exists() and same_code and same_base:
-            looks = sorted({*before["looks"], *looks})
-        return looks
+        return [n * self.config.seeds for n in multiples]
+
+    def keep_margin(self, before):
+        """Take over the margin that was fixed before, if the base is still the same."""
+        base, entry = self.arms["base"], before.get("arms", {}).get("base", {})
+        hashes = entry.get("code_hash"), entry.get("config_hash")
+        if self.margin is None and hashes == (base.code_hash, base.config_hash):
+            self.margin, self.margin_source = before.get("margin"), before.get("margin_source")
 
     def describe(self):
         """Write sweep.json, and return its content."""
         path = self.out / "sweep.json"
         before = json.loads(path.read_text()) if path.exists() else {}
+        self.keep_margin(before)
         base, config = self.arms["base"], self.config
         values = asdict(build(TrainConfig, base.values)) | asdict(self.variant_config(base))
         started = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -303,17 +363,21 @@ class Sweep:
             "base_values": values,
             "arms": {arm.name: describe_arm(arm) for arm in self.arms.values()},
             "lr_grid": config.lr_grid,
+            "lr_grids": {name: sorted(grid) for name, grid in self.grids.items()},
             "chosen_lr": self.chosen_lr,
+            "tune_seeds": config.tune_seeds,
+            "curve_seeds": config.curve_seeds,
             "seeds": config.seeds,
-            "looks": self.looks(before, values),
+            "looks": self.looks(),
             "budget_seconds": config.budget_seconds,
-            "margin": config.margin,
+            "margin": self.margin,
+            "margin_source": self.margin_source,
             "metric": config.metric,
             "max_iters": values["max_iters"],
             "block_size": values["block_size"],
             "command": self.command,
             "data": self.data,
-            "code_hash": self.code_hash,
+            "code_hash": base.code_hash,
             "git_commit": self.facts["git_commit"],
             "hardware": self.facts["hardware"],
             "versions": self.facts,
@@ -332,8 +396,10 @@ def describe_arm(arm):
         "match": arm.match,
         "again": arm.again,
         "interaction_of": arm.pair,
+        "curve": arm.curve,
         "cell": arm.cell,
         "config_hash": arm.config_hash,
+        "code_hash": arm.code_hash,
     }
 
 

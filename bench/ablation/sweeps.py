@@ -56,7 +56,7 @@ class Group:
         return all(
             arms[arm].get(key) == others[arm].get(key)
             for arm in arms.keys() & others.keys()
-            for key in ("config_hash", "against")
+            for key in ("code_hash", "config_hash", "against")
         )
 
     def add(self, folder, sweep):
@@ -76,14 +76,20 @@ class Group:
             # Done rows come last, so that a failed run does not replace another machine's done run.
             rows.sort(key=lambda row: row["status"] == "done")
         runs, all_costs = stats.sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
-        code = sweep["code_hash"]
-        costs = {arm: row for arm, row in all_costs.items() if row["code_hash"] == code}
+        costs = {
+            arm: row for arm, row in all_costs.items() if row["code_hash"] == code_of(sweep, arm)
+        }
         measures = dict.fromkeys([sweep["metric"], *stats.MEASURES])
         records = history.read(self.folders, sweep)
         analyses = {
             measure: stats.analyse(sweep, runs, costs, measure, records) for measure in measures
         }
         return Section(sweep, runs, costs, all_costs, analyses, self.folders, records)
+
+
+def code_of(sweep, arm):
+    """The hash of the code that an arm of a sweep runs."""
+    return sweep["arms"].get(arm, {}).get("code_hash", sweep.get("code_hash"))
 
 
 def read_sweep(folder):

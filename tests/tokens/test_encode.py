@@ -131,7 +131,7 @@ def test_order_is_kept(monkeypatch):
 def test_threads_encode_at_the_same_time(monkeypatch):
     monkeypatch.setattr(encode, "PIECE", 1)
     monkeypatch.setattr(encode.os, "cpu_count", lambda: 3)
-    together = threading.Barrier(3, timeout=60)  # breaks unless three threads meet
+    together = threading.Barrier(3, timeout=10)  # breaks unless three threads meet
 
     class Meeting:
         def encode(self, text):

