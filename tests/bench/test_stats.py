@@ -73,7 +73,7 @@ def test_the_contrast_of_an_interaction_is_that_of_four_groups():
 
 
 def test_holm_is_the_library_s():
-    p = np.random.default_rng(2).uniform(0, 0.1, (50, 6))
+    p = np.random.default_rng(2).uniform(0, 0.1, (5, 6))
     for row, corrected in zip(p, significance.holm(p), strict=True):
         assert corrected == pytest.approx(multipletests(row, 0.05, "holm")[1])
     wider = multipletests([*p[0], 1, 1], 0.05, "holm")[1][:6]
@@ -95,7 +95,7 @@ def test_ranks_put_diverged_runs_last():
     assert significance.rank_test(x, control)[0] == pytest.approx(exact, abs=0.02)
     x[:6] = math.inf
     p, direction = significance.rank_test(x, control)
-    assert p < 0.01 and direction > 0
+    assert p < 0.02 and direction > 0
 
 
 # --- a whole sweep
@@ -139,10 +139,10 @@ def test_an_equal_arm_ties_where_the_noise_allows_it_and_the_report_says_how_man
     analysis = analyse(sweep, rows)
     assert by_arm(analysis)["same"].word == "undecided" and analysis.tie_power < 0.1
     assert 20 < analysis.tie_seeds < 80  # 80 % power, by the formula below
-    n, control = analysis.tie_seeds, 8e-3 / math.sqrt(analysis.tie_seeds * 12 / 8)
-    se = math.hypot(8e-3 / math.sqrt(n), control)
+    n, sds = analysis.tie_seeds, [verdict.loss_sd for verdict in analysis.verdicts[:2]]
+    se = math.hypot(np.median(sds), analysis.base_sd / math.sqrt(12 / 8)) / math.sqrt(n)
     z = scipy_stats.norm.isf(0.05 * 0.9 / 2)
-    assert 2 * scipy_stats.norm.cdf(0.0052 / se - z) - 1 == pytest.approx(0.8, abs=0.15)
+    assert 2 * scipy_stats.norm.cdf(0.0052 / se - z) - 1 == pytest.approx(0.8, abs=0.05)
 
 
 def test_only_rows_of_this_sweep_count(tmp_path):
@@ -210,12 +210,12 @@ def test_a_ladder_compares_each_rung_with_the_one_before(tmp_path):
 
 
 def test_the_interaction_is_what_two_swaps_do_beyond_each_alone(tmp_path):
-    effects = {"base": 0.0, "rope": -0.1, "swiglu": -0.05, "both": -0.3}
+    effects = ROPE | {"swiglu": -0.05, "both": -0.3}
     arms = {"both": {"interaction_of": ["rope", "swiglu"]}}
     sweep, rows, _ = make_sweep(tmp_path, effects=effects, arms=arms, seeds=8, **CALM)
     contrast = analyse(sweep, rows).verdicts[-1]
-    groups = [losses_of(rows, arm) for arm in ("both", "rope", "swiglu", "base")]
-    means = [group.mean() for group in groups]
+    groups = ["both"], ["rope"], ["swiglu"], ["base", "base-again"]
+    means = [losses_of(rows, *arms).mean() for arms in groups]
     assert contrast.interaction and contrast.word == "better" and "beyond" in contrast.name
     assert contrast.mean == pytest.approx(means[0] - means[1] - means[2] + means[3])
     assert contrast.mean == pytest.approx(-0.15, abs=0.03)
@@ -291,7 +291,7 @@ def test_unequal_variances_do_not_make_errors():
     x, control = random.normal(0, 2, (5, 20_000)), random.normal(0, 1, (11, 20_000))
     welch = significance.contrast([x, control]).p() <= 0.05
     pooled = scipy_stats.ttest_ind(x, control).pvalue <= 0.05
-    assert welch.mean() < 0.065 and pooled.mean() > 0.14
+    assert welch.mean() < 0.065 and pooled.mean() > 0.12
 
 
 # --- V4: failure is an outcome
@@ -306,7 +306,7 @@ def test_an_arm_with_diverged_runs_is_never_better(tmp_path):
     assert (rope.word, rope.why) == ("undecided", "2 of 5 diverged")
     assert (rope.n, rope.diverged, str(rope)) == (5, 2, "undecided")
     assert math.isnan(rope.mean) and rope.worth is None
-    survivors = [row["final_report"] for row in rows if row["arm"] == "rope"][2:5]
+    survivors = losses_of(rows, "rope")[2:]
     control = losses_of(rows, "base", "base-again")
     assert scipy_stats.ttest_ind(survivors, control, equal_var=False).pvalue < 0.01  # the old rule
     for row in rows:
@@ -409,14 +409,10 @@ def test_a_verdict_that_does_not_hold_on_every_text_says_so(tmp_path):
         if row["arm"] == "rope" and row["purpose"] == "report":  # one scene makes the difference
             gain = np.zeros(len(row["blocks"]))
             gain[3] = -0.1 * len(gain)
-            row["blocks"] = (np.array(row["blocks"]) + 0.1 + gain).tolist()
+            row["blocks"] = (np.array(row["blocks"]) + 0.13 + gain).tolist()
     rope = by_arm(analyse(sweep, rows))["rope"]
     assert rope.word == "better" and rope.holds_on_text is False
-    assert (
-        rope.why.startswith("not on every text: -0.3")
-        and rope.text_high == 0
-        or (rope.text_low < 0 <= rope.text_high)
-    )
+    assert rope.why.startswith("not on every text: -0.") and rope.text_high > 0
 
 
 # --- V9: what a p-value just under 0.05 is worth
@@ -452,7 +448,7 @@ def test_a_page_of_many_sweeps_is_one_family(tmp_path):
     stats.correct_page([analysis for analysis, _ in verdicts])
     first, *others = [verdict for _, verdict in verdicts]
     assert (first.word, first.p_page) == ("better", pytest.approx(0.005))
-    assert {(one.word, one.p_page) for one in others} == {("undecided", pytest.approx(0.08))}
+    assert [(one.word, round(one.p_page, 6)) for one in others] == [("undecided", 0.08)] * 4
     assert others[0].why == "better in its own sweep, not among the page's 5 comparisons"
 
 
