@@ -279,9 +279,9 @@ def extrapolation(section, tips):
     found = {}
     for arm, rows in section.runs.done.items():
         for row in rows.values():
-            for times, loss in (row.get("extrapolation") or {}).items():
-                if loss is not None:
-                    found.setdefault(arm, {}).setdefault(int(times), []).append(loss)
+            for times, entry in (row.get("extrapolation") or {}).items():
+                if entry.get("loss") is not None:
+                    found.setdefault(arm, {}).setdefault(int(times), []).append(entry["loss"])
     return lines(section, tips, found, "context, times that of training", "loss on the same tokens")
 
 

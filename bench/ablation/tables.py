@@ -161,7 +161,7 @@ def quartiles(cost, key, form):
 def loss_at(section, arm, times):
     """The arm's mean loss over seeds at so many times the training context, or None."""
     rows = section.runs.done[arm].values()
-    losses = [(row.get("extrapolation") or {}).get(times) for row in rows]
+    losses = [(row.get("extrapolation") or {}).get(times, {}).get("loss") for row in rows]
     losses = [loss for loss in losses if loss is not None]
     return float(np.mean(losses)) if losses else None
 

@@ -144,7 +144,7 @@ class Progress:
         """The cells of an arm in the table of progress."""
         jobs = [job for job in self.jobs if job.arm == name]
         done = [self.sweep.rows[job.key] for job in jobs if self.status(job) == "done"]
-        failed = sum(self.status(job) == "failed" for job in jobs)
+        failed = sum(self.status(job) in ("failed", "diverged") for job in jobs)
         mean = best = ""
         if done:
             mean = f"{sum(row[self.sweep.config.metric] for row in done) / len(done):.4f}"
@@ -165,8 +165,8 @@ class Progress:
     def line(self, job, row):
         """The line to print for a run that ended if there is no terminal."""
         ended = sum(other.key in self.sweep.rows for other in self.jobs)
-        if row["status"] == "failed":
-            outcome = f"FAILED: {row['reason']}"
+        if row["status"] != "done":
+            outcome = f"{row['status'].upper()}: {row['reason']}"
         else:
             final, best = row["final_val_loss"], row["best_val_loss"]
             outcome = f"final {final:.4f}, best {best:.4f}, {row['wall_seconds']:.0f} s"
