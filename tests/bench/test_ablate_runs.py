@@ -237,21 +237,23 @@ def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, cap
 
 def test_a_slurm_array_is_written_and_gathered(data_dir, tmp_path, quick, stub, capsys):
     out, what = tmp_path / "out", [ROPE, "--seeds=1", "--again=False"]
-    assert ablate.main(arguments(data_dir, out, *what, "--emit=slurm"), stub) == 0
-    script = (out / "slurm.sh").read_text()
-    assert "#SBATCH --array=0-1\n" in script and "--gres" not in script
-    assert len((out / "commands.txt").read_text().splitlines()) == 2
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for task in ("0", "1", "1"):  # the last one once more, as after a requeue
-        subprocess.run(
-            ["bash", out / "slurm.sh"],
-            env=environment | {"SLURM_ARRAY_TASK_ID": task},
-            check=True,
-            timeout=60,
-        )
+    for runs in (3, 1):  # the base first, then rope
+        assert ablate.main(arguments(data_dir, out, *what, "--emit=slurm"), stub) == 0
+        script = (out / "slurm.sh").read_text()
+        assert f"#SBATCH --array=0-{runs - 1}\n" in script and "--gres" not in script
+        assert len((out / "commands.txt").read_text().splitlines()) == runs
+        for task in [*range(runs), runs - 1]:  # the last one once more, as after a requeue
+            subprocess.run(
+                ["bash", out / "slurm.sh"],
+                env=environment | {"SLURM_ARRAY_TASK_ID": str(task)},
+                check=True,
+                timeout=60,
+            )
+    assert len(rows_of(out)) == 3
     # Nothing is left to train.
     assert ablate.main(arguments(data_dir, out, *what), "no/trainer.py") == 0
-    assert {row["status"] for row in rows_of(out).values()} == {"done"} and len(rows_of(out)) == 2
+    assert {row["status"] for row in rows_of(out).values()} == {"done"} and len(rows_of(out)) == 4
     assert steps_of(out / "runs" / "rope-s0-lr1") == ["1", "2", "3", "4"]
 
 
@@ -274,7 +276,7 @@ def test_stopped_and_killed_it_goes_on_and_ends_alike(data_dir, tmp_path, quick,
     what = [ROPE, "--seeds=2"]
     command = [sys.executable, driver, *arguments(data_dir, out, *what)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "STUB_SLEEP": "0.15"}
-    for number, rows in ((signal.SIGINT, 1), (signal.SIGKILL, 3)):
+    for number, rows in ((signal.SIGINT, 1), (signal.SIGKILL, 2)):
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
