@@ -23,10 +23,16 @@ class Section:
     all_costs: dict
     analyses: dict  # measure -> Analysis, the sweep's metric first
     folders: list
+    records: list = field(default_factory=list)  # lines of their histories, the oldest first
 
     @property
     def main(self):
         return self.analyses[self.sweep["metric"]]
+
+    def record(self):
+        """Add this look at the data to the history of each folder."""
+        tried = stats.tried_seeds(self.runs)
+        history.record(self.folders, self.sweep, tried, self.main, self.records)
 
     @property
     def verdicts(self):
@@ -78,7 +84,7 @@ class Group:
         analyses = {
             measure: stats.analyse(sweep, runs, costs, measure, records) for measure in measures
         }
-        return Section(sweep, runs, costs, all_costs, analyses, self.folders)
+        return Section(sweep, runs, costs, all_costs, analyses, self.folders, records)
 
 
 def code_of(sweep, arm):
