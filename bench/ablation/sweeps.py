@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.ablation import history, stats
-from bench.ablation.losses import Runs
+from bench.ablation.losses import Runs, sort_rows
 from common import files
 from common.errors import UserError
 from training.run_folder import read_rows
@@ -75,7 +75,7 @@ class Group:
         if len(self.folders) > 1:
             # Done rows come last, so that a failed run does not replace another machine's done run.
             rows.sort(key=lambda row: row["status"] == "done")
-        runs, all_costs = stats.sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
+        runs, all_costs = sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
         costs = {
             arm: row for arm, row in all_costs.items() if row["code_hash"] == code_of(sweep, arm)
         }
