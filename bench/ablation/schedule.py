@@ -6,6 +6,7 @@ import math
 
 from bench.ablation import cluster, launch, worth
 from bench.ablation.outcome import drop_checkpoints
+from bench.ablation.running_page import RunningPage
 from bench.ablation.terminal import Progress, format_duration
 
 EXTENSIONS = 2  # times that a grid of rates is extended if its best rate is at its edge
@@ -94,7 +95,7 @@ def fix_margin(sweep):
 def run_jobs(sweep, jobs, stop):
     """Run those of the jobs that are not done, and write their rows. Returns False if stopped."""
     pending = [job for job in jobs if job.key not in sweep.rows]
-    with Progress(sweep, jobs) as progress:
+    with Progress(sweep, jobs) as progress, RunningPage(sweep.out) as page:
         for event in start_engine(sweep, pending, stop):
             if event is None:
                 progress.show()
@@ -104,6 +105,7 @@ def run_jobs(sweep, jobs, stop):
             if row["status"] != "failed":
                 drop_checkpoints(job)
             progress.show(job, row)
+            page.renew()
     return not stop.status
 
 
