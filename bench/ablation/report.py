@@ -2,6 +2,7 @@
 The report of a sweep, or of several, from their rows alone:
 
     python bench/report.py OUT [OUT2 ...]
+    python bench/report.py --running OUT      # the page alone, without verdicts
 
 Writes report.md, its plots (PNG) and report.html, one file that opens from disk, into the first
 folder, and paper/: plots as SVG and PDF, tables as CSV and LaTeX. Folders with the same code, base
@@ -201,13 +202,17 @@ def main(argv):
     if argv in (["--help"], ["-h"]):
         print(__doc__.strip())
         return
-    if not argv or any(word.startswith("-") for word in argv):
+    running, folders = "--running" in argv, [word for word in argv if word != "--running"]
+    if not folders or any(word.startswith("-") for word in folders):
         raise UserError(
             "the folders of sweeps are missing, or there is an option",
-            " ".join(argv) or "OUT",
+            " ".join(folders) or "OUT",
             "type python bench/report.py OUT [OUT2 ...]",
         )
-    page = write(argv)
-    verdicts = tables.verdicts_table(gather(argv)[0])
+    page = write(folders, running)
+    if running:
+        print(page)
+        return
+    verdicts = tables.verdicts_table(gather(folders)[0])
     print(for_terminal((verdicts, TERMINAL_VERDICTS)))
     print(f"\n{page.with_suffix('.md')}, {page}")
