@@ -67,7 +67,7 @@ class AblateConfig:
         if self.lr_grid is None:
             self.lr_grid = [1] if self.screening else [0.5, 1, 2]
         if self.curve is None:
-            self.curve = [] if self.screening else [0.25, 0.5, 2]
+            self.curve = [] if self.screening or self.design == "factorial" else [0.25, 0.5, 2]
         for key in ("lr_grid", "curve"):
             setattr(self, key, multiples(key, getattr(self, key)))
         if 1 in self.curve:

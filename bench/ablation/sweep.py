@@ -365,6 +365,8 @@ class Sweep:
             "lr_grid": config.lr_grid,
             "lr_grids": {name: sorted(grid) for name, grid in self.grids.items()},
             "chosen_lr": self.chosen_lr,
+            "tune_seeds": config.tune_seeds,
+            "curve_seeds": config.curve_seeds,
             "seeds": config.seeds,
             "looks": self.looks(),
             "budget_seconds": config.budget_seconds,

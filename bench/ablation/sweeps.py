@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.ablation import history, stats
+from bench.ablation.losses import Runs
 from common import files
 from common.errors import UserError
 from training.run_folder import read_rows
@@ -17,7 +18,7 @@ class Section:
     """One sweep, from one folder or several."""
 
     sweep: dict
-    runs: stats.Runs
+    runs: Runs
     costs: dict  # arm -> row of costs.jsonl, of the sweep's code
     all_costs: dict
     analyses: dict  # measure -> Analysis, the sweep's metric first

@@ -35,7 +35,7 @@ def quick(monkeypatch):
     def write(outs):
         (Path(outs[0]) / "report.md").write_text("report")
 
-    def not_measured(job):
+    def not_measured(job, *_):
         return {"extrapolation": {}, "sample": None}
 
     monkeypatch.setattr(report, "write", write)
