@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jinja2
 
-from bench.ablation import figures, history, paper, plots, sentences, tables
+from bench.ablation import design_report, figures, history, paper, plots, sentences, tables
 from bench.ablation.caveats import caveats
 from bench.ablation.losses import tried_seeds
 from bench.ablation.sentences import NOT_YET
@@ -95,7 +95,7 @@ def withhold_verdicts(section):
 def contents_of(section, prefix):
     """All that a report says about one sweep, as plain data for the templates. The names of its
     files begin with `prefix`."""
-    more_tables, more_plots = more_of(section)
+    more_tables, more_plots = design_report.more_of(section)
     drawn = plots.draw(section, prefix, more_plots)
     on_top = [plot for plot in drawn if plot.function in (figures.forest, figures.tokens)]
     first = [tables.verdicts_table(section), *more_tables]
@@ -126,11 +126,6 @@ def contents_of(section, prefix):
         "facts": sentences.facts_of(section),
         "commands": sentences.commands_of(section),
     }
-
-
-def more_of(section):
-    """(tables, plots) that the section's design adds."""
-    return [], []
 
 
 def render(name, sections, unfinished):
@@ -184,6 +179,7 @@ def rich_table(made, columns):
     from rich.text import Text
 
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    columns = [column for column in columns if column in made.headings]
     places = [made.headings.index(column) for column in columns]
     for column, place in zip(columns, places, strict=True):
         width = max(len(column), *(len(brief(row[place], column)) for row in made.rows))
