@@ -12,14 +12,6 @@ from bench.ablation.figures import GREY, MARKS, OPEN_MARK, WIDTH
 from bench.ablation.tables import Cell, Table, interval_cell
 
 
-def more_of(section):
-    """(tables, plots) that the section's design adds."""
-    if section.effects:
-        plot = (half_normal, "Half-normal plot", HALF_NORMAL)
-        return [alone_table(section), aliases_table(section)], [plot]
-    return [], []
-
-
 # ---------------------------------------------------------------- a factorial
 
 HALF_NORMAL = (
@@ -27,6 +19,18 @@ HALF_NORMAL = (
     " origin, whose slope is the standard error; an effect stands above it. An interaction counts"
     " half, so that all have the same error."
 )
+
+
+def of_factorial(section):
+    """(sentences, tables, plots) of a factorial. Its effects stand in the report as verdicts."""
+    if not section.effects:
+        return [], [], []
+    plot = (half_normal, "Half-normal plot", HALF_NORMAL)
+    return [], [alone_table(section), aliases_table(section)], [plot]
+
+
+def of_scale(section):
+    return [], [], []
 
 
 def alone_table(section):

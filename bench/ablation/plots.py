@@ -86,28 +86,32 @@ class Plot:
     key: str  # the name of its files, and the beginning of its ids in the page
     title: str
     caption: str
+    figure: object
     svg: str  # for the page
-    files: dict  # name -> content: PNG, and SVG and PDF under paper/
+
+    def files(self):
+        """{name: content} of its files: a PNG, and for a paper SVG and PDF."""
+        with matplotlib.rc_context(STYLE):
+            return {
+                f"{self.key}.png": saved(self.figure, "png", dpi=150),
+                f"paper/{self.key}.svg": saved(self.figure, "svg"),
+                f"paper/{self.key}.pdf": saved(self.figure, "pdf"),
+            }
 
 
 def draw(section, prefix, more=()):
-    """[Plot] of the figures that this sweep has something for. `more` holds further figures in the
-    form of PLOTS."""
+    """[Plot] of the figures that this sweep has something for. `more` holds the figures that its
+    design adds, in the form of PLOTS."""
     drawn = []
     with matplotlib.rc_context(STYLE):
         for function, title, caption in (*PLOTS, *more):
             tips = Tips()
             figure = function(section, tips)
-            if figure is None:
-                continue
-            key, svg = prefix + function.__name__, saved(figure, "svg", transparent=True)
-            content = {
-                f"{key}.png": saved(figure, "png", dpi=150),
-                f"paper/{key}.svg": svg,
-                f"paper/{key}.pdf": saved(figure, "pdf"),
-            }
-            page_svg = inline(svg.decode(), key, title, tips)
-            drawn.append(Plot(function, key, title, caption, page_svg, content))
+            if figure is not None:
+                key = prefix + function.__name__
+                svg = saved(figure, "svg", transparent=True).decode()
+                page_svg = inline(svg, key, title, tips)
+                drawn.append(Plot(function, key, title, caption, figure, page_svg))
     return drawn
 
 

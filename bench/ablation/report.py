@@ -15,9 +15,11 @@ from pathlib import Path
 
 import jinja2
 
+<<<<<<< HEAD
 from bench.ablation import design_report, figures, history, paper, plots, sentences, tables
+=======
+from bench.ablation import figures, paper, plots, sentences, tables
 from bench.ablation.caveats import caveats
-from bench.ablation.losses import tried_seeds
 from bench.ablation.sentences import NOT_YET
 from bench.ablation.sweeps import gather
 from common.errors import UserError
@@ -42,44 +44,40 @@ TERMINAL_STYLES = {
     "not-yet": "dim",
     "noise": "dim",
 }
-RENEWED = 30  # seconds after which the page of an unfinished sweep loads itself again
+RENEWED = 30  # seconds after which the page of a running sweep loads itself again
+# Each takes a section and returns (sentences, tables, (function, title, caption) of plots) that
+# its design adds; three empty lists for other designs.
+DESIGNS = (design_report.of_factorial, design_report.of_scale)
 
 
 # --- files
 
 
 def write(folders, running=False):
-    """Writes the report of `folders` into the first of them. Returns the path of the page. The page
-    of a sweep that is running has no verdicts, so that it is no look at the data."""
-    out, sections, contents, files = Path(folders[0]), gather(folders), [], {}
+    """Writes the report of `folders` into the first of them. Returns the path of the page. While a
+    sweep is `running`, writes the page alone, without verdicts: it is no look at the data."""
+    out, sections, contents, content_of = Path(folders[0]), gather(folders), [], {}
     for number, section in enumerate(sections, 1):
         if running:
             withhold_verdicts(section)
         content = contents_of(section, f"{number}-" if number > 1 else "")
-        for plot in content["first_plots"] + content["other_plots"]:
-            files |= plot.files
-        for table in content["first_tables"] + content["other_tables"]:
-            files |= paper.table_files(table)
         contents.append(content)
+        if not running:
+            for plot in content["first_plots"] + content["other_plots"]:
+                content_of |= plot.files()
+            for table in content["first_tables"] + content["other_tables"]:
+                content_of |= paper.table_files(table)
 
     unfinished = sentences.unfinished(sections)
-    for name in ("report.md", "report.html"):
-        files[name] = render(name, contents, unfinished)
+    for name in ("report.html",) if running else ("report.html", "report.md"):
+        content_of[name] = render(name, contents, unfinished, running)
     (out / "paper").mkdir(exist_ok=True)
-    for name, content in files.items():
+    for name, content in content_of.items():
         write_file(out / name, content)
     if not running:
         for section in sections:
-            record_look(section)
+            section.record()
     return out / "report.html"
-
-
-def record_look(section):
-    """Add to the history of each folder what this report has read."""
-    analysis, floor = section.main, section.main.floor
-    names = [sentences.arm_name(one) for one in analysis.verdicts if one is not floor]
-    margin = analysis.margin if math.isfinite(analysis.margin) else None
-    history.record(section.folders, section.sweep, tried_seeds(section.runs), names, margin)
 
 
 def withhold_verdicts(section):
@@ -95,25 +93,19 @@ def withhold_verdicts(section):
 def contents_of(section, prefix):
     """All that a report says about one sweep, as plain data for the templates. The names of its
     files begin with `prefix`."""
-    more_tables, more_plots = design_report.more_of(section)
+    more_sentences, more_tables, more_plots = additions_of(section)
     drawn = plots.draw(section, prefix, more_plots)
     on_top = [plot for plot in drawn if plot.function in (figures.forest, figures.tokens)]
-    first = [tables.verdicts_table(section), *more_tables]
-    others = [
-        made(section)
-        for made in (
-            tables.tests_table,
-            tables.costs_table,
-            tables.contexts_table,
-            tables.measures_table,
-        )
-    ]
+    makers = [tables.tests_table, tables.contexts_table, tables.measures_table]
+    judged = bool(section.main.verdicts)  # a design may compare no arm with another
+    first = [tables.verdicts_table(section)] * judged + more_tables
+    others = [tables.costs_table(section), *(made(section) for made in makers if judged)]
     for table in first + others:
         table.key = prefix + table.key
     return {
         "headline": sentences.headline(section),
         "screening": sentences.screening(section),
-        "answer": sentences.answer(section),
+        "answer": " ".join(more_sentences) or sentences.answer(section),
         "noise_floor": sentences.noise_floor(section),
         "history": sentences.history_lines(section),
         "caveats": caveats(section),
@@ -128,8 +120,17 @@ def contents_of(section, prefix):
     }
 
 
-def render(name, sections, unfinished):
-    """A template of templates/ filled in; text in HTML is escaped."""
+def additions_of(section):
+    """(sentences, tables, plots) that the design of a section adds to its report."""
+    added = [], [], []
+    for of_design in DESIGNS:
+        for mine, found in zip(added, of_design(section), strict=True):
+            mine.extend(found)
+    return added
+
+
+def render(name, sections, unfinished="", running=False):
+    """A template of templates/ filled in; text in HTML is escaped. `unfinished`: the first line."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=jinja2.select_autoescape(["html"]),

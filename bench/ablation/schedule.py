@@ -94,6 +94,8 @@ def fix_margin(sweep):
 def run_jobs(sweep, jobs, stop):
     """Run those of the jobs that are not done, and write their rows. Returns False if stopped."""
     pending = [job for job in jobs if job.key not in sweep.rows]
+    if not pending:
+        return not stop.status
     with Progress(sweep, jobs) as progress:
         for event in start_engine(sweep, pending, stop):
             if event is None:

@@ -67,7 +67,8 @@ def missing_runs(section):
             planned[arm], ended[arm] = sweep["curve_seeds"], len(runs.curve.get(facts["curve"], ()))
     if len(sweep["lr_grid"]) > 1:
         tuned = [arm for arm in arms_of(section) if not sweep["arms"][arm].get("again")]
-        planned["tuning"] = len(tuned) * len(sweep["lr_grid"]) * sweep["tune_seeds"]
+        grids = [sweep.get("lr_grids", {}).get(arm, sweep["lr_grid"]) for arm in tuned]
+        planned["tuning"] = sum(map(len, grids)) * sweep["tune_seeds"]
         ended["tuning"] = len(runs.tuning)
     missing = {arm: number - ended[arm] for arm, number in planned.items()}
     return {arm: left for arm, left in missing.items() if left > 0}, sum(planned.values())

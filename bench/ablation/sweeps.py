@@ -24,12 +24,17 @@ class Section:
     all_costs: dict
     analyses: dict  # measure -> Analysis, the sweep's metric first
     folders: list
-    records: list  # the lines of its history
+    records: list = field(default_factory=list)  # lines of their histories, the oldest first
     effects: Effects | None = None  # of a factorial, by the sweep's metric
 
     @property
     def main(self):
         return self.analyses[self.sweep["metric"]]
+
+    def record(self):
+        """Add this look at the data to the history of each folder."""
+        tried = stats.tried_seeds(self.runs)
+        history.record(self.folders, self.sweep, tried, self.main, self.records)
 
     @property
     def verdicts(self):

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats as scipy_stats
 
 from bench.ablation.effects import levels
 from bench.ablation.sentences import DASH, arm_name, arms_of, comparisons, rate_note, signed
@@ -280,22 +279,15 @@ def quartiles(cost, key, form):
 
 
 def contexts_of(section, arm):
-    """{times the training context: (mean loss over runs, low, high, mean loss with only the
-    training context visible)}; low and high are of the 95 % t interval, nan with one run."""
-    losses, windows = {}, {}
+    """{times the training context: [loss, low, high, loss with only the training context visible]},
+    means over runs; low and high are of the 95 % interval over windows of the text."""
+    found = {}
     for row in section.runs.done.get(arm, {}).values():
-        for times, found in (row.get("extrapolation") or {}).items():
-            if found and found.get("loss") is not None:
-                losses.setdefault(int(times), []).append(found["loss"])
-                windows.setdefault(int(times), []).append(found.get("sliding") or math.nan)
-    contexts = {}
-    for times, values in sorted(losses.items()):
-        low = high = math.nan
-        if len(values) > 1:
-            half = scipy_stats.sem(values) * scipy_stats.t.ppf(0.975, len(values) - 1)
-            low, high = np.mean(values) - half, np.mean(values) + half
-        contexts[times] = (float(np.mean(values)), low, high, float(np.mean(windows[times])))
-    return contexts
+        for times, entry in (row.get("extrapolation") or {}).items():
+            if entry.get("loss") is not None:
+                losses = [entry["loss"], entry["low"], entry["high"], entry["window"]["loss"]]
+                found.setdefault(int(times), []).append(losses)
+    return {times: np.array(runs, float).mean(0) for times, runs in sorted(found.items())}
 
 
 def why_not(section, arm):
@@ -317,14 +309,14 @@ def contexts_table(section):
         for times in CONTEXTS:
             mean, low, high, window = contexts.get(times, [math.nan] * 4)
             half = f" ± {(high - low) / 2:.3f}" if math.isfinite(low) else ""
-            row.append(number(mean, lambda loss, half=half: f"{loss:.3f}{half}"))
+            row.append(Cell(f"{mean:.3f}{half}", mean) if math.isfinite(mean) else Cell())
             row += [] if times == 1 else [number(window, ".3f")]
         rows.append([*row, Cell(why_not(section, arm) or DASH)])
     return Table(
         "contexts",
         "Beyond the training context",
-        "Losses with 1 to 8 times the training context, on the same target tokens, with 95 %"
-        " intervals over runs. Window: only the last training context is visible.",
+        "Losses with 1 to 8 times the training context, on the same target tokens, means over runs"
+        " with 95 % intervals over the text. Window: the last training context alone is visible.",
         [*headings, "cannot go further"],
         rows,
     ).without_empty_columns()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.ablation import launch, measure, outcome, report
+from bench.ablation import launch, measure, outcome, quiet, report
 from helpers.ablation import STUB
 from prepare import prepare
 
@@ -41,5 +41,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(report, "write", write)
     monkeypatch.setattr(report, "table", lambda out: "the table")
     monkeypatch.setattr(measure, "ROUNDS", 1)
+    monkeypatch.setattr(measure, "TRIES", 1)
+    monkeypatch.setattr(quiet, "BUSY", 1000)
+    monkeypatch.setattr(measure, "SAME", 1000)
     monkeypatch.setattr(outcome, "measure_trained", not_measured)
     monkeypatch.setattr(launch, "POLL", 0.02)

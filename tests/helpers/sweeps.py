@@ -235,16 +235,17 @@ def row_maker(sweep, effects, noise, curve_points, test_split):
 
 def extrapolation(name, end):
     """Losses at multiples of the training context: learned positions end there, ALiBi goes on."""
-    found = {"1": {"loss": end, "low": end - 0.02, "high": end + 0.02, "sliding": end}}
-    if name not in ("rope", "alibi"):
-        why = {"loss": None, "why": "learned positions end at 64 tokens"}
-        return found | dict.fromkeys(("2", "4", "8"), why)
-    rises = (
-        {"2": 0.03, "4": 0.02, "8": 0.03} if name == "alibi" else {"2": 0.03, "4": 0.25, "8": 0.7}
-    )
-    for times, rise in rises.items():
-        loss = end + rise
-        found[times] = {"loss": loss, "low": loss - 0.02, "high": loss + 0.02, "sliding": end}
+
+    def interval(loss):
+        return {"loss": loss, "low": loss - 0.02, "high": loss + 0.02}
+
+    window = {"window": interval(end + 0.01)}
+    rises = {"rope": (0.0, 0.03, 0.25, 0.7), "alibi": (0.0, 0.03, 0.02, 0.03)}.get(name, (0.0,))
+    found = {}
+    for place, times in enumerate(("1", "2", "4", "8")):
+        known = place < len(rises)
+        entry = interval(end + rises[place]) if known else {"why": "64 learned positions"}
+        found[times] = entry | window
     return found
 
 
