@@ -185,7 +185,7 @@ NAMED = {
     "python_source": Named("Python files, 58 MB", open_python_source, "bpe", 2048),
     "tinystories": Named("stories, 1.9 GB", open_tinystories, checked=False),
     "fineweb-edu": Named(
-        "web pages, 10B tokens", lambda folder: open_hub(FINEWEB_EDU, folder)["all"], checked=False
+        "web pages, 10B", lambda folder: open_hub(FINEWEB_EDU, folder)["all"], checked=False
     ),
     "wikitext-103": Named("Wikipedia, 540 MB", partial(open_hub, WIKITEXT), checked=False),
     "enwik8": Named("Wikipedia, 100 MB", open_enwik8, "byte"),
