@@ -5,8 +5,8 @@
 # effects and interactions of two factors are free of each other. 16 cells x 4 seeds = 64 runs, two
 # at a time on one thread each: 64 / 2 * 75 s = 40 minutes on two cores. Every run serves every
 # effect: each is a difference between the means of 32 runs and 32 runs, with a standard error of
-# 2 / sqrt(64) = 1/4 of a run's sd. One part at a time, that takes 32 runs of the base and 32 of each
-# part, 192 in all.
+# 2 / sqrt(64) = 1/4 of a run's sd. One part at a time, that takes 32 runs of the base and as many
+# of each part, 192 in all.
 # Expect a clear gain from rope, small effects of the other parts, and small interactions.
 question = "Which parts of LLaMA help a tiny GPT-2 on Shakespeare's plays, and do they add up?"
 out_dir = "out-factorial-shakespeare"

@@ -2,33 +2,31 @@
 
 import numpy as np
 
-from bench.ablation.significance import ALPHA
 from bench.ablation.stats import listed
-from bench.ablation.sweeps import code_of
 
 DIFFERENT_BATCHES = {"batch_size", "block_size", "gradient_accumulation_steps"}
+LOUD = 3  # times the margin: a smallest visible effect above this is too coarse for a tie
 
 
 class Case:
-    """The facts about a sweep that the conditions and the sentences use."""
+    """The facts about a section that the conditions and the sentences use."""
 
-    def __init__(self, sweep, runs, costs, analysis):
-        self.sweep, self.runs, self.analysis = sweep, runs, analysis
-        self.arms, self.base = sweep["arms"], sweep["base"]
-        self.costs = {arm: costs[arm] for arm in self.arms if arm in costs}  # also of other code
-        self.floor, self.visible, self.margin = analysis.floor, analysis.visible, analysis.margin
-        self.compared = [verdict for verdict in analysis.verdicts if verdict.word != "noise"]
-        self.n = max((verdict.n for verdict in self.compared), default=0)
-        self.number_of_looks = len(sweep["looks"])
-        self.looks = listed(map(str, sorted(sweep["looks"])))
-        self.failed = counted(runs.failed, "failed run")
-        self.stale = counted(runs.stale, "stale row")
+    def __init__(self, section):
+        self.section, self.sweep, self.runs = section, section.sweep, section.runs
+        self.analysis, self.base = section.main, section.sweep["base"]
+        arms = section.sweep["arms"]
+        self.arms = {arm: facts for arm, facts in arms.items() if not facts.get("curve")}
+        self.costs = {arm: row for arm, row in section.all_costs.items() if arm in self.arms}
+        self.floor, self.visible = self.analysis.floor, self.analysis.visible
+        self.margin = self.analysis.margin or 0
+        self.seeds = self.sweep["seeds"]
+        self.stale = counted(self.runs.stale, "stale row")
 
 
 # --- conditions: each returns the value of {found} in its sentence, or a falsy value
 
 
-def failed_runs(case):
+def killed_runs(case):
     seeds = {}
     for row in case.runs.failed:
         reason = row.get("reason") or "no reason given"
@@ -37,37 +35,38 @@ def failed_runs(case):
 
 
 def stale_rows(case):
-    return [f"{row['arm']} seed {row['seed']}" for row in case.runs.stale]
+    return sorted({f"{row['arm']} seed {row['seed']}" for row in case.runs.stale})
 
 
-def too_few_seeds(case):
-    return case.visible and (case.n < 5 or case.visible > 3 * (case.margin or 0))
+def coarse(case):
+    return not case.sweep["screening"] and case.visible and case.visible > LOUD * case.margin > 0
 
 
 def floor_differs(case):
-    return case.floor and case.floor.n and case.floor.p <= ALPHA
-
-
-def wide_arms(case):
-    base_sd = case.analysis.base_sd
-    return [
-        f"{verdict.arm} (sd {verdict.loss_sd:.4f}, base {base_sd:.4f})"
-        for verdict in case.compared
-        if verdict.n > 2 and verdict.loss_sd > 2 * base_sd
-    ]
+    floor = case.floor
+    return floor and floor.n > 1 and not floor.low <= 0 <= floor.high
 
 
 def overfitted_arms(case):
     found = []
-    for arm, done in case.runs.done.items():
-        if not done:
+    for arm in case.arms:
+        rows = case.runs.done.get(arm, {}).values()
+        if not rows:
             continue
-        gaps = [row["final_val_loss"] - row["best_val_loss"] for row in done.values()]
-        places = [row["best_step"] / (row["curve"][-1][0] or 1) for row in done.values()]
-        gap, place = np.mean(gaps), np.mean(places)
+        gap = np.mean([row["final_val_loss"] - row["best_val_loss"] for row in rows])
+        place = np.mean([row["best_step"] / (row["curve"][-1][0] or 1) for row in rows])
         if gap > 0.01 and place < 0.8:
             found.append(f"{arm} (at {place:.0%} of its steps; its final loss is {gap:.3f} higher)")
     return found
+
+
+def epochs(case):
+    """How often the base reads its training text, if that is more than once."""
+    values = case.sweep["base_values"]
+    steps = values["max_iters"] * (values.get("gradient_accumulation_steps") or 1)
+    read = steps * values.get("batch_size", 0) * values["block_size"]
+    times = read / case.sweep["data"]["train_tokens"]
+    return f"{times:.3g}" if times > 1.05 else None
 
 
 def learning_rates_at_the_edge(case):
@@ -91,13 +90,11 @@ def unmatched_arms(case):
 
 def several_machines(case):
     rows = (row for done in case.runs.done.values() for row in done.values())
-    return more_than_one({row["hardware"] for row in rows})
+    return more_than_one({str(row["hardware"]) for row in rows})
 
 
 def costs_of_other_code(case):
-    return [
-        arm for arm, cost in case.costs.items() if cost["code_hash"] != code_of(case.sweep, arm)
-    ]
+    return [arm for arm in case.costs if arm not in case.section.costs]
 
 
 def costs_missing(case):
@@ -105,11 +102,7 @@ def costs_missing(case):
 
 
 def costs_from_several_machines(case):
-    return more_than_one({cost["hardware"] for cost in case.costs.values()})
-
-
-def peak_memory_is_computed(case):
-    return any(cost.get("peak_memory") == "closed form" for cost in case.costs.values())
+    return more_than_one({str(cost["hardware"]) for cost in case.costs.values()})
 
 
 def base_timed_differently(case):
@@ -147,51 +140,41 @@ def more_than_one(words):
 
 CAVEATS = (
     (
-        failed_runs,
-        "{case.failed}: {found}. No mean includes them. If an arm fails on its"
-        " bad seeds, the seeds that remain make it look better than it is.",
+        killed_runs,
+        "Killed or crashed runs, which the next start tries again: {found}. No mean includes them.",
     ),
     (
         stale_rows,
-        "{case.stale} left out: {found}. A stale row was made with other code, another"
-        " configuration or another learning rate than this sweep's.",
-    ),
-    (lambda case: case.n == 1, "With one seed there is no interval and no verdict."),
-    (
-        too_few_seeds,
-        "There are too few seeds: {case.n} seeds, with the spread of differences measured here,"
-        " find an effect of about {case.visible:.3f} nats in 80 of 100 sweeps, and smaller effects"
-        " less often.",
+        "{case.stale} left out: {found}. Other code, another configuration or another learning"
+        " rate made them.",
     ),
     (
-        lambda case: case.floor is None,
-        "The sweep has no second copy of the base, so nothing here shows how much the base differs"
-        " from itself.",
+        lambda case: case.floor is None or not case.floor.n,
+        "The sweep has no second copy of the base, so nothing checks the set-up.",
     ),
     (
         floor_differs,
-        "The base differs from its second copy by {case.floor.mean:+.4f} (p = {case.floor.p:.3f})."
-        " Chance does this in one sweep of twenty; suspect a fault in the setup.",
+        "The base differs from its second copy by {case.floor.mean:+.4f}. Chance does this in one"
+        " sweep of twenty; suspect a fault in the set-up.",
     ),
-    (wide_arms, "These arms spread over seeds more than twice as much as the base: {found}."),
+    (
+        coarse,
+        "{case.seeds} seeds with this noise find effects of {case.visible:.3f} nats or more; the"
+        " margin of a tie is {case.margin:.4f}. Effects between the two stay undecided.",
+    ),
     (
         overfitted_arms,
-        "These arms overfit: their best loss comes long before the end: {found}. The final loss"
-        " then ranks arms by how much they overfit; compare the best loss, too.",
+        "These arms overfit: {found}. The final loss ranks arms by how much they overfit; compare"
+        " the best loss, too.",
     ),
+    (epochs, "The base reads its training text {found} times; fresh text could change the result."),
     (
         lambda case: len(case.sweep["lr_grid"]) < 2,
-        "Learning rates were not re-tuned: every arm trains at the base's learning rate, which"
-        " favours the arms for which it happens to be good.",
+        "Every arm trains at the base's learning rate, which favours the arms that it suits.",
     ),
     (
         learning_rates_at_the_edge,
-        "The best learning rate is at the edge of the grid, so a better one may lie outside:"
-        " {found}.",
-    ),
-    (
-        lambda case: len(case.sweep["lr_grid"]) > 1 and not case.sweep["chosen_lr"],
-        "No learning rate has been chosen yet; the rows use the base's learning rate.",
+        "The best learning rate is at the edge of the grid; a better one may lie outside: {found}.",
     ),
     (
         unmatched_arms,
@@ -204,44 +187,29 @@ CAVEATS = (
     (several_machines, "The runs were made on different hardware: {found}."),
     (
         costs_of_other_code,
-        "The costs of these arms were measured with other code than the sweep's, so the report"
-        " omits them: {found}.",
+        "The costs of these arms were measured with other code, so the report omits them: {found}.",
     ),
     (costs_missing, "The costs of these arms were not measured: {found}."),
     (
         costs_from_several_machines,
-        "The costs were measured on different hardware, so they cannot be compared: {found}.",
-    ),
-    (
-        peak_memory_is_computed,
-        "Peak memory is computed in closed form on this device, not measured.",
+        "The costs were measured on different hardware and cannot be compared: {found}.",
     ),
     (
         base_timed_differently,
         "The base and its second copy are the same model, but their times per step differ by"
-        " {found}. All times here are at least as uncertain; the verdicts at equal time ignore"
-        " this.",
+        " {found}. All times are at least as uncertain.",
     ),
     (
         timed_on_a_busy_machine,
-        "The machine was busy while the costs were timed, so speeds and verdicts at equal time are"
-        " uncertain: {found}.",
+        "The machine was busy while these arms were timed, so their speeds are uncertain: {found}.",
     ),
-    (
-        other_batches,
-        "These arms may see another number of tokens: {found}.",
-    ),
-    (
-        lambda case: case.number_of_looks > 1,
-        "The sweep may stop early. It decides at {case.looks} seeds, and each p-value is divided by"
-        " the share of the error that its look has.",
-    ),
+    (other_batches, "These arms may see another number of tokens: {found}."),
 )
 
 
-def caveats(sweep, runs, costs, analysis):
-    """[sentence] of the conditions that hold for a sweep, the most important first."""
-    case = Case(sweep, runs, costs, analysis)
+def caveats(section):
+    """[sentence] of the conditions that hold for a section, the most important first."""
+    case = Case(section)
     sentences = []
     for condition, sentence in CAVEATS:
         found = condition(case)

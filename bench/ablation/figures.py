@@ -1,30 +1,34 @@
 """
-The figures of a report, drawn with matplotlib. Each function takes a section and a Tips, and
-returns a Figure, or None if the sweep has no data for it.
+The figures of a report that show effects, drawn with matplotlib. Each function takes a section
+and a Tips, and returns a Figure, or None if the sweep has no data for it. Each arm keeps
+its colour, mark and dash in all of them, and an arm without losses is named.
 """
+
+import math
+import textwrap
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from scipy import stats as scipy_stats
 
-INK, FAINT = "#1c2128", "#d0d7de"
-COLORS = (  # the page's --c0 to --c9
-    *("#6e7781", "#0b66c3", "#d1495b", "#2a8f5a", "#b26a00"),
-    *("#7d4fc4", "#0f8b8d", "#c2409a", "#8a7a00", "#46607a"),
-)
+from bench.ablation.sentences import arms_of, comparisons
+
+INK, MUTED, FAINT = "#1c2128", "#57606a", "#d0d7de"
+# The page's --c0 to --c6: grey, and the colours of Okabe and Ito (2008) that show on white. They
+# differ for readers who do not see red or green.
+COLORS = ("#6e7781", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 GREY, BLUE, RED, GREEN = COLORS[:4]
 ARM_COLORS = COLORS[1:]
+ARM_MARKERS = "osD^vPX*"  # as many as keep the pairs of colour and mark distinct for 24 arms
 DASHES = ("-", "--", ":", "-.")
 MARKS = {
     "better": ("<", GREEN),
     "worse": (">", RED),
     "tie": ("s", BLUE),
-    "undecided": ("o", GREY),
-    "noise": ("D", GREY),
-    "larger than the noise": ("o", BLUE),
-    "not seen": ("o", GREY),
-    "no verdict": ("o", GREY),
+    "larger than the noise": ("D", BLUE),
 }
+OPEN_MARK = ("o", GREY)  # nothing is decided
 WIDTH = 4.4  # inches, the width of a phone's column, so that the text stays readable
 BAND = {"alpha": 0.13, "linewidth": 0}
 
@@ -37,27 +41,72 @@ class Tips(dict):
         self[artist.get_gid()] = text
 
 
+# --- what all figures share
+
+
 def style_of(section, arm):
-    """The base is grey. Every other arm keeps its colour and dash in all plots of a sweep."""
+    """The base is grey. Every other arm keeps its colour, mark and dash in all figures."""
     if arm == section.sweep["base"]:
-        return {"color": GREY, "linewidth": 2}
-    place = list(section.sweep["arms"]).index(arm) - 1
+        return {"color": GREY, "linewidth": 2, "marker": "o"}
+    place = arms_of(section).index(arm) - 1
     return {
         "color": ARM_COLORS[place % len(ARM_COLORS)],
+        "marker": ARM_MARKERS[place % len(ARM_MARKERS)],
         "linestyle": DASHES[place // len(ARM_COLORS) % len(DASHES)],
         "linewidth": 1.4,
     }
+
+
+def legend(figure, section, shown, reasons=None, labelled=False):
+    """Below the figure: the arms that it shows with their styles, unless they are `labelled` in it,
+    and the arms that are missing with the reason, {arm: reason}."""
+    missing = {}
+    for arm in arms_of(section):
+        if arm not in shown:
+            why = (reasons or {}).get(arm) or absent(section, arm)
+            missing.setdefault(why, []).append(arm)
+    parts = [f"{', '.join(arms)}: {why}" for why, arms in missing.items()]
+    lines = [line for part in parts for line in textwrap.wrap(part, 56)]
+    if labelled and not lines:
+        return
+
+    longest = max(map(len, shown))
+    box = figure.legend(
+        handles=[]
+        if labelled
+        else [Line2D([], [], label=arm, **style_of(section, arm)) for arm in shown],
+        loc="outside lower center",
+        ncols=3 if longest < 14 else 2 if longest < 26 else 1,
+        title="\n".join(lines) or None,
+        title_fontsize=9,
+    )
+    box.get_title().set_color(MUTED)
+
+
+def is_copy(section, arm):
+    """Whether an arm is the base's second copy."""
+    return bool(section.sweep["arms"][arm].get("again"))
+
+
+def absent(section, arm):
+    """Why a figure does not show an arm."""
+    if section.runs.done.get(arm):
+        return "no data"
+    if section.runs.diverged.get(arm):
+        return "diverged"
+    return "failed" if any(row["arm"] == arm for row in section.runs.failed) else "not run"
 
 
 # --- effects
 
 
 def forest(section, tips):
-    """Differences with their 95 % intervals, in the sweep's order. The band is the tie margin."""
-    verdicts, margin = section.main.verdicts, section.main.margin
-    figure = Figure(figsize=(WIDTH, 0.9 + 0.34 * len(verdicts)))
+    """Differences with their 95 % intervals, in the sweep's order, and single runs as dots. The
+    band is the tie margin. The upper axis says what a difference is worth in tokens."""
+    verdicts, margin = comparisons(section), section.main.margin
+    figure = Figure(figsize=(WIDTH, 1.2 + 0.38 * len(verdicts)))
     axes = figure.subplots()
-    if margin > 0:
+    if margin and margin > 0:
         axes.axvspan(-margin, margin, color=FAINT, alpha=0.45, linewidth=0)
     axes.axvline(0, color=INK, linewidth=0.8)
     for place, verdict in enumerate(verdicts):
@@ -65,22 +114,31 @@ def forest(section, tips):
             interval(axes, place, verdict, tips)
         else:
             position = {"va": "center", "transform": axes.get_yaxis_transform()}
-            axes.text(0.02, place, verdict.word, color=RED, fontsize=9, **position)
+            why = absent(section, verdict.arm)
+            if verdict.diverged:
+                why = f"{verdict.word}: {verdict.diverged} of {verdict.n} diverged"
+            axes.text(0.02, place, why, color=RED, fontsize=9, **position)
 
     axes.set(
         yticks=range(len(verdicts)),
         ylim=(len(verdicts) - 0.4, -0.6),
-        xlabel="nats per token (left: better)",
+        xlabel="difference in nats per token (left: better)",
     )
     axes.set_yticklabels([("× " if one.interaction else "") + one.arm for one in verdicts])
     axes.locator_params(axis="x", nbins=5)
     axes.grid(axis="y", visible=False)
+    if section.main.curve:
+        tokens_axis(axes, section.main.curve)
     return figure
 
 
 def interval(axes, place, verdict, tips):
-    """One line of the forest plot: the interval and a mark at the mean."""
-    mark, color = MARKS[verdict.word]
+    """One line of the forest plot: the interval, a mark at the mean, and below a dot per run."""
+    mark, color = MARKS.get(verdict.word, OPEN_MARK)
+    runs = np.array(verdict.differences, float)
+    runs = runs[np.isfinite(runs)]
+    axes.plot(runs, np.full(len(runs), place + 0.26), ".", color=color, markersize=4, alpha=0.6)
+
     low, high = verdict.mean, verdict.mean
     if np.isfinite(verdict.low):
         low, high = verdict.low, verdict.high
@@ -93,230 +151,190 @@ def interval(axes, place, verdict, tips):
         mark,
         color=color,
         markersize=7,
-        markerfacecolor="none"
-        if verdict.word in ("undecided", "noise", "not seen", "no verdict")
-        else color,
+        markerfacecolor=color if verdict.word in MARKS else "white",
         markeredgewidth=1.6,
     )
     numbers = f"{verdict.mean:+.4f} [{low:+.4f}, {high:+.4f}]"
     for artist in (line, dot):
-        tips.add(artist, f"{verdict.arm}: {verdict} — {numbers} over {verdict.n} seeds")
+        tips.add(artist, f"{verdict.arm}: {verdict.word} — {numbers} over {verdict.n} runs")
+
+
+def tokens_axis(axes, curve):
+    """An upper axis with the differences that multiples of the training tokens make to the base."""
+    low, high = axes.get_xlim()
+    multiples = [0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4]
+    known = [k for k in multiples if curve.points[0][0] <= k <= curve.points[-1][0]]
+    places = {k: curve.loss_at(k) - curve.loss_at(1) for k in known}
+    shown, last = [], None
+    for k, place in sorted(places.items(), key=lambda item: item[1]):
+        if low <= place <= high and (last is None or place - last > 0.14 * (high - low)):
+            shown.append(k)
+            last = place
+    upper = axes.twiny()
+    upper.set(xlim=(low, high), xlabel="the base, trained on so many times the tokens")
+    upper.set_xticks([places[k] for k in shown], [f"{k:g}×" for k in shown])
+    upper.grid(visible=False)
+    upper.spines["top"].set_visible(True)
+
+
+def tokens(section, tips):
+    """The base's loss against its training tokens, and each arm read off that curve."""
+    curve = section.main.curve
+    if not curve or len(curve.points) < 2:
+        return None
+    figure = Figure(figsize=(WIDTH, 4.4))
+    axes = figure.subplots()
+    multiples = np.array([point[0] for point in curve.points])
+    grid = np.geomspace(multiples[0], multiples[-1], 200)
+    axes.plot(grid, [curve.loss_at(k) for k in grid], color=GREY, linewidth=1.6)
+    for k, mean, se, n in curve.points:
+        (dot,) = axes.plot(k, mean, "o", color=GREY, markersize=6)
+        tips.add(dot, f"base at {k:g}× the tokens: {mean:.4f}, se {se:.4f}, {n} runs")
+        axes.plot([k, k], [mean - 1.96 * se, mean + 1.96 * se], color=GREY, linewidth=1.6)
+
+    shown = [section.sweep["base"]]
+    for verdict in section.main.verdicts:
+        if not verdict.interaction and verdict.worth and np.isfinite(verdict.loss):
+            read_off(axes, section, verdict, multiples, tips)
+            shown.append(verdict.arm)
+    control = {arm: "part of the base at 1×" for arm in arms_of(section) if is_copy(section, arm)}
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(multiples, [f"{k:g}×" for k in multiples])
+    axes.minorticks_off()
+    axes.set(
+        xlabel="training tokens of the base, times its own",
+        ylabel="validation loss, nats per token",
+    )
+    legend(figure, section, shown, control)
+    return figure
+
+
+def read_off(axes, section, verdict, multiples, tips):
+    """An arm at its loss, where the base's curve has that loss; an arrow where it does not."""
+    style, worth = style_of(section, verdict.arm), verdict.worth
+    ends = worth.k, *(worth.k if math.isnan(end) else end for end in (worth.low, worth.high))
+    k, low, high = np.clip(ends, multiples[0], multiples[-1])
+    axes.plot([low, high], [verdict.loss] * 2, color=style["color"], linewidth=1.4)
+    (mark,) = axes.plot(
+        k, verdict.loss, style["marker"], color=style["color"], markersize=7, clip_on=False
+    )
+    tips.add(mark, f"{verdict.arm}: loss {verdict.loss:.4f}, worth {worth} the tokens")
 
 
 # --- curves
 
 
 def curves(section, tips):
-    """Above: the mean validation loss over steps, with a band of one sd. Below: each arm's paired
-    difference from the arm it is compared with, with a 95 % band."""
+    """Above: the mean validation loss over steps, with a band of one sd. Below: each arm's
+    difference from the arm it is compared with, with a 95 % band. Both start after the warm-up."""
     shown = curves_of(section)
-    if not any(len(curve) > 1 for by_seed in shown.values() for curve in by_seed.values()):
+    longest = max((len(curve) for runs in shown.values() for curve in runs), default=0)
+    if longest < 2:
         return None
-    figure = Figure(figsize=(WIDTH, 6.4))
+    figure = Figure(figsize=(WIDTH, 6.6))
     above, below = figure.subplots(2, sharex=True)
+    end = max(curve[-1, 0] for runs in shown.values() for curve in runs)
+    start = max(section.sweep["base_values"].get("warmup_iters") or 0, 0.2 * end)
 
-    ends = []  # losses that the upper plot must show: the lowest, and the one after 20 % of the run
-    for arm, by_seed in shown.items():
-        mean = mean_curve(above, section, arm, by_seed, tips)
-        ends += [mean.min(), mean[int(0.2 * len(mean))]]
+    for arm, runs in shown.items():
+        steps = min(runs, key=len)[:, 0]
+        steps = steps[(steps >= start) | (steps == steps[-1])]
+        losses = at_steps(runs, steps)
+        draw_mean(above, section, arm, steps, losses, tips)
         against = section.sweep["arms"][arm].get("against")
         if arm != section.sweep["base"] and against in shown:
-            difference_curve(below, section, arm, by_seed, shown[against], tips)
+            draw_difference(below, section, arm, steps, losses, shown[against], tips)
 
-    low, high = min(ends), max(ends)
-    late = [line.get_ydata()[len(line.get_ydata()) // 4 :] for line in below.lines]
-    room = max((abs(values).max() for values in late), default=0.1) * 1.6 or 0.1
     below.axhline(0, color=GREY, linewidth=1)
-    above.set(ylabel="validation loss", ylim=(low - 0.03 * (high - low + 0.01), high + 0.02))
-    below.set(ylabel="difference", xlabel="step", ylim=(-room, room))
+    above.set(ylabel="validation loss, nats per token")
+    below.set(ylabel="difference, nats per token", xlabel="step")
     below.locator_params(axis="x", nbins=6)
-    figure.legend(loc="outside lower center", ncols=3)
+    legend(figure, section, list(shown))
     return figure
 
 
 def curves_of(section):
-    """arm -> {seed: curve [points, 2] of steps and losses} of the runs that have one."""
-    by_arm = {}
-    for arm, rows in section.runs.done.items():
-        by_seed = {
-            seed: np.array(row["curve"], float)[:, :2] for seed, row in rows.items() if row["curve"]
-        }
-        if by_seed:
-            by_arm[arm] = by_seed
-    return by_arm
+    """arm -> [curve [points, 2] of steps and losses] of the runs that have one. The last column is
+    the half of the validation text that is reported."""
+    found = {}
+    for arm in arms_of(section):
+        rows = section.runs.done.get(arm, {}).values()
+        runs = [np.array(row["curve"], float)[:, [0, -1]] for row in rows if row["curve"]]
+        if runs:
+            found[arm] = runs
+    return found
 
 
-def mean_curve(axes, section, arm, by_seed, tips):
-    """Draw the mean over seeds at the steps of the shortest curve, and return it [steps]."""
-    style = style_of(section, arm)
-    steps = min(by_seed.values(), key=len)[:, 0]
-    losses = np.array([np.interp(steps, *curve.T) for curve in by_seed.values()])
+def at_steps(runs, steps):
+    """[runs, steps] losses of curves at some steps."""
+    return np.array([np.interp(steps, *curve.T) for curve in runs])
+
+
+def line_style(section, arm):
+    """The style of a curve: its marks are far apart, so that they do not hide it."""
+    return style_of(section, arm) | {"markersize": 4, "markevery": 0.25}
+
+
+def draw_mean(axes, section, arm, steps, losses, tips):
+    style = line_style(section, arm)
     mean = losses.mean(0)
     sd = losses.std(0, ddof=1) if len(losses) > 1 else np.zeros_like(mean)
-    (line,) = axes.plot(steps, mean, label=arm, **style)
+    (line,) = axes.plot(steps, mean, **style)
     tips.add(line, f"{arm}: ends at {mean[-1]:.4f}, sd {sd[-1]:.4f}")
     axes.fill_between(steps, mean - sd, mean + sd, color=style["color"], **BAND)
-    return mean
 
 
-def difference_curve(axes, section, arm, by_seed, references, tips):
-    """Draw the mean difference over the seeds that both arms have."""
-    seeds = sorted(by_seed.keys() & references.keys())
-    if not seeds:
-        return
-    style = style_of(section, arm)
-    steps = min(by_seed.values(), key=len)[:, 0]
-    last = min(references[seed][-1, 0] for seed in seeds)  # with match=time one may end earlier
-    steps = steps[steps <= last]
-    differences = np.array(
-        [
-            np.interp(steps, *by_seed[seed].T) - np.interp(steps, *references[seed].T)
-            for seed in seeds
-        ]
-    )
-    mean = differences.mean(0)
+def draw_difference(axes, section, arm, steps, losses, others, tips):
+    """Draw the difference of two means over runs, with Welch's interval."""
+    style = line_style(section, arm)
+    last = min(curve[-1, 0] for curve in others)  # with match=time one may end earlier
+    losses, steps = losses[:, steps <= last], steps[steps <= last]
+    references = at_steps(others, steps)
+    mean = losses.mean(0) - references.mean(0)
     (line,) = axes.plot(steps, mean, **style)
-    tips.add(line, f"{arm}: {mean[-1]:+.4f} at the end")
-    if len(seeds) > 1:
-        half = scipy_stats.sem(differences) * scipy_stats.t.ppf(0.975, len(seeds) - 1)
-        axes.fill_between(steps, mean - half, mean + half, color=style["color"], **BAND)
+    if len(mean):
+        tips.add(line, f"{arm}: {mean[-1]:+.4f} at the end")
+    if min(len(losses), len(references)) > 1:
+        with np.errstate(all="ignore"):
+            test = scipy_stats.ttest_ind(losses, references, equal_var=False)
+            low, high = test.confidence_interval(0.95)
+        axes.fill_between(steps, low, high, color=style["color"], **BAND)
 
 
-# --- costs
-
-
-def pareto(section, tips):
-    """Loss against an arm's cost: decoding time and peak memory. The line joins the arms that no
-    other arm beats in both loss and cost."""
-    figure = Figure(figsize=(WIDTH, 6.4))
-    panels = (
-        ("decode_ms_per_token", 1, "decoding, ms per token"),
-        ("peak_memory_bytes", 1e-6, "peak memory of training, MB"),
-    )
-    empty = True
-    for axes, (key, scale, label) in zip(figure.subplots(2), panels, strict=True):
-        points = costs_and_losses(section, key, scale)
-        front = [
-            point[:2]
-            for place, point in enumerate(points)
-            if all(point[1] < cheaper[1] for cheaper in points[:place])
-        ]
-        if front:
-            empty = False
-            costs, losses = zip(*front, strict=True)
-            axes.step(costs, losses, where="post", color=GREY, linewidth=1, linestyle="--")
-        for cost, loss, arm in points:
-            (dot,) = axes.plot(cost, loss, "o", color=style_of(section, arm)["color"], markersize=7)
-            tips.add(dot, f"{arm}: {cost:.4g} {label.split(', ')[1]}, loss {loss:.4f}")
-        label_points(axes, points)
-        axes.set(xlabel=label, ylabel="final validation loss")
-        axes.margins(0.14, 0.14)
-    return None if empty else figure
-
-
-def costs_and_losses(section, key, scale):
-    """[(cost, mean final loss, arm)] of the arms that have both, cheapest first."""
-    points = []
-    for arm, rows in section.runs.done.items():
-        cost = section.costs.get(arm, {}).get(key)
-        if rows and cost is not None:
-            cost = cost["median"] if isinstance(cost, dict) else cost
-            loss = np.mean([row["final_val_loss"] for row in rows.values()])
-            points.append((cost * scale, float(loss), arm))
-    return sorted(points)
-
-
-SPOTS = (  # offsets of a label from its point, as fractions of the axes, and its alignment
-    (0.025, 0, "left"),
-    (0, 0.075, "center"),
-    (0, -0.075, "center"),
-    (-0.025, 0, "right"),
-    (0.025, 0.06, "left"),
-    (0.025, -0.06, "left"),
-)
-
-
-def label_points(axes, points):
-    """Label each point with its name: to the right, or where that is occupied, above or below. The
-    last few labels may still touch others."""
-    if not points:
-        return
-    xs, ys = (np.array([point[axis] for point in points]) for axis in (0, 1))
-    width, height = np.ptp(xs) or 1, np.ptp(ys) or 1
-    taken = [(x / width, y / height, 0.03) for x, y in zip(xs, ys, strict=True)]
-    for x, y, arm in points:
-        length = 0.022 * len(arm)
-        here = x / width, y / height
-        others = [mark for mark in taken if mark[:2] != here]
-        clear = [clearance(here, spot, length, others) for spot in SPOTS]
-        dx, dy, side = best = SPOTS[int(np.argmax(np.minimum(clear, 1)))]
-        axes.text(x + dx * width, y + dy * height, arm, ha=side, va="center", fontsize=9)
-        taken.append((middle(here, best, length), y / height + dy, length / 2))
-
-
-def middle(point, spot, length):
-    """The middle of a label along x."""
-    dx, _, side = spot
-    return point[0] + dx + {"left": length / 2, "center": 0, "right": -length / 2}[side]
-
-
-def clearance(point, spot, length, others):
-    """Distance of a label at a spot from the nearest of the others (x, y, half its width). Below
-    1 they may touch."""
-    x, y = middle(point, spot, length), point[1] + spot[1]
-    distances = (
-        abs(y - other_y) / 0.07 + max(abs(x - other_x) - length / 2 - half, 0) / 0.03
-        for other_x, other_y, half in others
-    )
-    return min(distances, default=9)
-
-
-# --- lines over multiples
-
-
-def extrapolation(section, tips):
-    """The mean loss beyond the training context."""
-    found = {}
-    for arm, rows in section.runs.done.items():
-        for row in rows.values():
-            for times, loss in (row.get("extrapolation") or {}).items():
-                if loss is not None:
-                    found.setdefault(arm, {}).setdefault(int(times), []).append(loss)
-    return lines(section, tips, found, "context, times that of training", "loss on the same tokens")
+# --- learning rates
 
 
 def learning_rates(section, tips):
-    """The mean loss of the tuning runs over learning rates."""
-    found, metric = {}, section.sweep["metric"]
+    """The loss of the tuning runs on the other half of the text, over learning rates. A ring marks
+    the rate that was chosen."""
+    found, key = {}, section.sweep["metric"].replace("_val_loss", "_tune")
     for row in section.runs.tuning:
-        found.setdefault(row["arm"], {}).setdefault(row["lr"], []).append(
-            row["final_tune" if metric == "final_val_loss" else "best_tune"]
-        )
-    return lines(
-        section, tips, found, "learning rate, times the base's", "validation loss, tuning seeds"
-    )
-
-
-def lines(section, tips, values, xlabel, ylabel):
-    """One line per arm through the means of {arm: {x: [losses]}}; None if no arm has a line."""
-    values = {
-        arm: dict(sorted(values[arm].items()))
-        for arm in section.sweep["arms"]
-        if len(values.get(arm, ())) > 1
-    }
-    if not values:
+        losses = found.setdefault(row["arm"], {}).setdefault(row["lr"], [])
+        losses.append(math.nan if row["status"] == "diverged" else row[key])
+    found = {arm: dict(sorted(found[arm].items())) for arm in arms_of(section) if arm in found}
+    rates = sorted({lr for by_rate in found.values() for lr in by_rate})
+    if len(rates) < 2:
         return None
-    figure = Figure(figsize=(WIDTH, 3.7))
-    axes = figure.subplots()
-    for arm, points in values.items():
-        means = [np.mean(losses) for losses in points.values()]
-        style = {"marker": "o", "markersize": 5} | style_of(section, arm)
-        (line,) = axes.plot(list(points), means, label=arm, **style)
-        parts = (f"{x:g}×: {mean:.3f}" for x, mean in zip(points, means, strict=True))
+
+    figure = Figure(figsize=(WIDTH, 4.2))
+    axes, base_rate = figure.subplots(), section.sweep["base_values"]["learning_rate"]
+    for arm, by_rate in found.items():
+        style = style_of(section, arm)
+        means = {lr: np.mean(losses) for lr, losses in by_rate.items()}
+        xs = [lr * base_rate for lr in means]
+        (line,) = axes.plot(xs, list(means.values()), **style | {"markersize": 5})
+        parts = (f"{lr:g}×: {mean:.3f}" for lr, mean in means.items())
         tips.add(line, f"{arm}: {', '.join(parts)}")
-    ticks = sorted({x for points in values.values() for x in points})
+        for lr, losses in by_rate.items():
+            axes.plot([lr * base_rate] * len(losses), losses, ".", color=style["color"], alpha=0.5)
+        chosen = section.sweep["chosen_lr"].get(arm)
+        if chosen in means:
+            ring = {"markersize": 11, "markerfacecolor": "none", "color": style["color"]}
+            axes.plot(chosen * base_rate, means[chosen], "o", **ring)
     axes.set_xscale("log", base=2)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.set_xticks(ticks, [f"{x:g}×" for x in ticks])
-    figure.legend(loc="outside lower center", ncols=3)
+    axes.set_xticks([lr * base_rate for lr in rates], [f"{lr * base_rate:.3g}" for lr in rates])
+    axes.minorticks_off()
+    axes.set(xlabel="learning rate", ylabel="validation loss, nats per token")
+    copies = {arm: "at the base's rate" for arm in arms_of(section) if is_copy(section, arm)}
+    legend(figure, section, list(found), copies)
     return figure

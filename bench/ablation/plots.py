@@ -1,6 +1,7 @@
 """
-The plots of a report, each drawn once: as PNG for Markdown, and as SVG for the page. The SVG's
-colours are the page's variables (light and dark), and its marks carry titles for hovering.
+The plots of a report, each drawn once: as PNG for Markdown, as SVG for the page, and as SVG and PDF
+for a paper. The page's SVG takes the page's colours (light and dark), and its marks carry titles
+for hovering. The text of SVG and PDF stays text.
 """
 
 import html
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 
 import matplotlib
 
-from bench.ablation import figures
-from bench.ablation.figures import COLORS, FAINT, INK, Tips
+from bench.ablation import cost_figures, figures
+from bench.ablation.figures import COLORS, FAINT, INK, MUTED, Tips
 
 STYLE = {
     "font.family": "sans-serif",
@@ -31,73 +32,94 @@ STYLE = {
     "legend.fontsize": 9,
     "svg.fonttype": "none",
     "svg.hashsalt": "report",
+    "pdf.fonttype": 42,
     "figure.constrained_layout.use": True,
     "path.simplify": True,
+}
+UNDATED = {  # the same rows give the same files
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 PLOTS = (  # function, title, caption
     (
         figures.forest,
         "Effects",
-        "Difference of each arm from the arm it is compared with, 95 % interval. The band is the"
-        " margin of a tie; open marks are undecided.",
+        "Difference of each arm from what it is compared with, 95 % interval; small dots are single"
+        " runs. The band is the margin of a tie; open marks are undecided.",
+    ),
+    (
+        figures.tokens,
+        "Worth in tokens",
+        "Grey: the base trained on fewer and on more tokens. Each arm stands where the base has the"
+        " same loss; its bar is the interval of that multiple.",
     ),
     (
         figures.curves,
         "Loss curves",
-        "Above: mean over seeds, with a band of one sd. Below: paired differences, with their 95 %"
-        " band.",
+        "After the warm-up, on the reported half of the text. Above: mean over runs, with a band of"
+        " one sd. Below: differences of means, with their 95 % band.",
     ),
     (
-        figures.pareto,
+        cost_figures.pareto,
         "Loss against cost",
         "The dashed line joins the arms that no other arm beats in both.",
     ),
     (
-        figures.extrapolation,
+        cost_figures.extrapolation,
         "Beyond the training context",
-        "Mean loss over seeds at 1 to 8 times the training context.",
+        "Mean loss over runs with 1 to 8 times the training context visible, 95 % interval. Dotted:"
+        " the same tokens with only the training context visible.",
     ),
     (
         figures.learning_rates,
         "Learning rate",
-        "Mean loss of the tuning runs at each multiple of the base's learning rate.",
+        "Mean loss of the tuning runs (dots: single runs) on the half of the text that is not"
+        " reported. A ring marks the chosen rate.",
     ),
 )
 
 
 @dataclass
 class Plot:
-    key: str  # the name of its file, and the beginning of its ids in the page
+    function: callable  # that drew it
+    key: str  # the name of its files, and the beginning of its ids in the page
     title: str
     caption: str
-    png: bytes
-    svg: str
+    figure: object
+    svg: str  # for the page
+
+    def files(self):
+        """{name: content} of its files: a PNG, and for a paper SVG and PDF."""
+        with matplotlib.rc_context(STYLE):
+            return {
+                f"{self.key}.png": saved(self.figure, "png", dpi=150),
+                f"paper/{self.key}.svg": saved(self.figure, "svg"),
+                f"paper/{self.key}.pdf": saved(self.figure, "pdf"),
+            }
 
 
-def draw(section, prefix):
-    """[Plot] of the figures that this sweep has something for."""
+def draw(section, prefix, more=()):
+    """[Plot] of the figures that this sweep has something for. `more` holds the figures that its
+    design adds, in the form of PLOTS."""
     drawn = []
     with matplotlib.rc_context(STYLE):
-        for function, title, caption in PLOTS:
+        for function, title, caption in (*PLOTS, *more):
             tips = Tips()
             figure = function(section, tips)
             if figure is not None:
                 key = prefix + function.__name__
-                png, svg = as_png(figure), inline(as_svg(figure), key, title, tips)
-                drawn.append(Plot(key, title, caption, png, svg))
+                svg = saved(figure, "svg", transparent=True).decode()
+                page_svg = inline(svg, key, title, tips)
+                drawn.append(Plot(function, key, title, caption, figure, page_svg))
     return drawn
 
 
-def as_png(figure):
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
-    return png.getvalue()
-
-
-def as_svg(figure):
-    svg = io.StringIO()
-    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
-    return svg.getvalue()
+def saved(figure, kind, **keys):
+    """A figure as the bytes of a file."""
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, metadata=UNDATED[kind], **keys)
+    return content.getvalue()
 
 
 def inline(svg, key, title, tips):
@@ -108,7 +130,7 @@ def inline(svg, key, title, tips):
         svg = svg.replace(f"{group}>", f'{group} class="tip"><title>{html.escape(text)}</title>')
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{key}-", svg)
 
-    variables = {INK: "ink", FAINT: "faint"}
+    variables = {INK: "ink", MUTED: "soft", FAINT: "faint", "#ffffff": "paper"}
     variables |= {color: f"c{place}" for place, color in enumerate(COLORS)}
     for color, variable in variables.items():
         svg = svg.replace(color, f"var(--{variable})")

@@ -2,24 +2,29 @@
 The report of a sweep, or of several, from their rows alone:
 
     python bench/report.py OUT [OUT2 ...]
+    python bench/report.py --running OUT      # the page alone, without verdicts
 
 Writes report.md, its plots (PNG) and report.html, one file that opens from disk, into the first
-folder. Folders with the same code, base and data are one sweep, perhaps from several machines: the
-report puts their rows together. Other folders get a section each. stats.py reaches the verdicts.
+folder, and paper/: plots as SVG and PDF, tables as CSV and LaTeX. Folders with the same code, base
+and data are one sweep, perhaps from several machines: the report puts their rows together. Other
+folders get a section each. Each report is a look at the data, which history.jsonl records; stats.py
+reaches the verdicts.
 """
 
+import math
 from pathlib import Path
 
 import jinja2
 
-from bench.ablation import plots, sentences, tables
+from bench.ablation import design_report, figures, paper, plots, sentences, tables
 from bench.ablation.caveats import caveats
+from bench.ablation.sentences import NOT_YET
 from bench.ablation.sweeps import gather
 from common.errors import UserError
 from common.files import write as write_file
 
 # What a terminal of 80 columns has room for.
-TERMINAL_VERDICTS = ("arm", "verdict", "difference [95 %]", "loss (sd)")
+TERMINAL_VERDICTS = ("arm", "verdict", "difference [95 %]", "worth in tokens")
 TERMINAL_COSTS = ("arm", "parameters", "tokens/s", "KV bytes/token", "decode ms/token")
 LONGEST_NAME = 24
 TERMINAL_STYLES = {
@@ -27,46 +32,83 @@ TERMINAL_STYLES = {
     "better": "green",
     "worse": "red",
     "failed": "red",
+    "diverged": "red",
     "tie": "blue",
+    "larger-than-the-noise": "blue",
     "undecided": "dim",
-    "larger than the noise": "blue",
-    "not seen": "dim",
-    "no verdict": "dim",
-    "not run": "dim",
+    "not-seen": "dim",
+    "not-run": "dim",
+    "no-verdict": "dim",
+    "not-yet": "dim",
     "noise": "dim",
 }
+RENEWED = 30  # seconds after which the page of a running sweep loads itself again
+# Each takes a section and returns (sentences, tables, (function, title, caption) of plots) that
+# its design adds; three empty lists for other designs.
+DESIGNS = (design_report.of_factorial, design_report.of_scale)
 
 
 # --- files
 
 
-def write(folders):
-    """Writes report.md, report.html and the plots into the first of `folders`. Returns the path of
-    the page."""
-    out, contents = Path(folders[0]), []
-    for number, section in enumerate(gather(folders), 1):
-        drawn = plots.draw(section, f"{number}-" if number > 1 else "")
-        for plot in drawn:
-            write_file(out / f"{plot.key}.png", plot.png)
-        contents.append(contents_of(section, drawn))
+def write(folders, running=False):
+    """Writes the report of `folders` into the first of them. Returns the path of the page. While a
+    sweep is `running`, writes the page alone, without verdicts: it is no look at the data."""
+    out, sections, contents, content_of = Path(folders[0]), gather(folders), [], {}
+    for number, section in enumerate(sections, 1):
+        if running:
+            withhold_verdicts(section)
+        content = contents_of(section, f"{number}-" if number > 1 else "")
+        contents.append(content)
+        if not running:
+            for plot in content["first_plots"] + content["other_plots"]:
+                content_of |= plot.files()
+            for table in content["first_tables"] + content["other_tables"]:
+                content_of |= paper.table_files(table)
 
-    write_file(out / "report.md", render("report.md", contents))
-    write_file(out / "report.html", render("report.html", contents))
+    unfinished = sentences.unfinished(sections)
+    for name in ("report.html",) if running else ("report.html", "report.md"):
+        content_of[name] = render(name, contents, unfinished, running)
+    (out / "paper").mkdir(exist_ok=True)
+    for name, content in content_of.items():
+        write_file(out / name, content)
+    if not running:
+        for section in sections:
+            section.record()
     return out / "report.html"
 
 
-def contents_of(section, drawn):
-    """All that a report says about one sweep, as plain data for the templates."""
-    on_top = [plot for plot in drawn if plot.key.endswith(("forest", "curves"))]
+def withhold_verdicts(section):
+    """Take back what tests have decided, and keep differences and intervals."""
+    for analysis in section.analyses.values():
+        for verdict in analysis.verdicts:
+            verdict.p = verdict.p_holm = verdict.p_page = verdict.p_tie = math.nan
+            verdict.why = ""
+            if verdict.n:
+                verdict.word = NOT_YET
+
+
+def contents_of(section, prefix):
+    """All that a report says about one sweep, as plain data for the templates. The names of its
+    files begin with `prefix`."""
+    more_sentences, more_tables, more_plots = additions_of(section)
+    drawn = plots.draw(section, prefix, more_plots)
+    on_top = [plot for plot in drawn if plot.function in (figures.forest, figures.tokens)]
+    makers = [tables.tests_table, tables.contexts_table, tables.measures_table]
+    judged = bool(section.main.verdicts)  # a design may compare no arm with another
+    first = [tables.verdicts_table(section)] * judged + more_tables
+    others = [tables.costs_table(section), *(made(section) for made in makers if judged)]
+    for table in first + others:
+        table.key = prefix + table.key
     return {
         "headline": sentences.headline(section),
         "screening": sentences.screening(section),
-        "answer": sentences.answer(section),
+        "answer": " ".join(more_sentences) or sentences.answer(section),
         "noise_floor": sentences.noise_floor(section),
-        "caveats": caveats(section.sweep, section.runs, section.all_costs, section.main),
-        "verdicts": tables.verdicts_table(section),
-        "costs": tables.costs_table(section),
-        "measures": tables.measures_table(section),
+        "history": sentences.history_lines(section),
+        "caveats": caveats(section),
+        "first_tables": first,
+        "other_tables": others,
         "first_plots": on_top,
         "other_plots": [plot for plot in drawn if plot not in on_top],
         "samples": sentences.samples_of(section),
@@ -76,8 +118,17 @@ def contents_of(section, drawn):
     }
 
 
-def render(name, sections):
-    """A template of templates/ filled in; text in HTML is escaped."""
+def additions_of(section):
+    """(sentences, tables, plots) that the design of a section adds to its report."""
+    added = [], [], []
+    for of_design in DESIGNS:
+        for mine, found in zip(added, of_design(section), strict=True):
+            mine.extend(found)
+    return added
+
+
+def render(name, sections, unfinished="", running=False):
+    """A template of templates/ filled in; text in HTML is escaped. `unfinished`: the first line."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=jinja2.select_autoescape(["html"]),
@@ -85,7 +136,11 @@ def render(name, sections):
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(name).render(sections=sections).lstrip()
+    return (
+        environment.get_template(name)
+        .render(sections=sections, unfinished=unfinished, renewed=RENEWED)
+        .lstrip()
+    )
 
 
 # --- the terminal
@@ -123,31 +178,42 @@ def rich_table(made, columns):
     from rich.text import Text
 
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    columns = [column for column in columns if column in made.headings]
     places = [made.headings.index(column) for column in columns]
     for column, place in zip(columns, places, strict=True):
-        width = max(len(column), *(len(row[place].text) for row in made.rows))
+        width = max(len(column), *(len(brief(row[place], column)) for row in made.rows))
         if column == "arm":
             width = min(width, LONGEST_NAME)
         shown.add_column(
             Text(column), overflow="fold", width=None if column == "verdict" else width
         )
     for row in made.rows:
-        cells = (row[place] for place in places)
-        shown.add_row(*(Text(cell.text, TERMINAL_STYLES.get(cell.kind, "")) for cell in cells))
+        cells = [(row[place], column) for column, place in zip(columns, places, strict=True)]
+        texts = [Text(brief(*cell), TERMINAL_STYLES.get(cell[0].kind, "")) for cell in cells]
+        shown.add_row(*texts)
     return shown
+
+
+def brief(cell, column):
+    """The text of a cell on a terminal: what an arm is worth stands without its interval."""
+    return cell.text.partition(" (")[0] if column.startswith("worth") else cell.text
 
 
 def main(argv):
     if argv in (["--help"], ["-h"]):
         print(__doc__.strip())
         return
-    if not argv or any(word.startswith("-") for word in argv):
+    running, folders = "--running" in argv, [word for word in argv if word != "--running"]
+    if not folders or any(word.startswith("-") for word in folders):
         raise UserError(
             "the folders of sweeps are missing, or there is an option",
-            " ".join(argv) or "OUT",
+            " ".join(folders) or "OUT",
             "type python bench/report.py OUT [OUT2 ...]",
         )
-    page = write(argv)
-    verdicts = tables.verdicts_table(gather(argv)[0])
+    page = write(folders, running)
+    if running:
+        print(page)
+        return
+    verdicts = tables.verdicts_table(gather(folders)[0])
     print(for_terminal((verdicts, TERMINAL_VERDICTS)))
     print(f"\n{page.with_suffix('.md')}, {page}")

@@ -1,11 +1,14 @@
 """The sentences of a report: the question, the answer, the noise floor, the method, the facts."""
 
+import itertools
 import math
 
+from bench.ablation import history
 from bench.ablation.significance import ALPHA
 from bench.ablation.stats import MEASURES, listed
 
 DASH = "\u2013"  # stands for a missing number
+NOT_YET = "not yet"  # the word of each comparison while a sweep is running
 
 
 def signed(value, digits=4):
@@ -13,17 +16,83 @@ def signed(value, digits=4):
     return f"{value:+.{digits}f}".replace("-", "\u2212") if math.isfinite(value) else DASH
 
 
+def counted(number, word):
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+# --- arms and their verdicts
+
+
+def arms_of(section):
+    """The names of the arms, without the runs of the base at other numbers of tokens."""
+    return [arm for arm, facts in section.sweep["arms"].items() if not facts.get("curve")]
+
+
+def comparisons(section):
+    """[Verdict] of a section: the noise floor first, then the arms, then the interactions."""
+    floor = section.main.floor
+    others = [verdict for verdict in section.main.verdicts if verdict is not floor]
+    return ([floor] if floor else []) + others
+
+
 def arm_name(verdict):
     return f"{verdict.arm}: beyond {verdict.against}" if verdict.interaction else verdict.arm
 
 
 def effect(verdict):
+    if verdict.diverged:
+        return f"{arm_name(verdict)} ({verdict.diverged} of {counted(verdict.n, 'run')} diverged)"
     numbers = signed(verdict.mean, 3), signed(verdict.low, 3), signed(verdict.high, 3)
-    return "{} ({}, {} to {})".format(arm_name(verdict), *numbers)
+    worth = f"; worth {verdict.worth} the tokens" if verdict.worth else ""
+    return "{} ({}, {} to {}{})".format(arm_name(verdict), *numbers, worth)
+
+
+def rate_note(section, verdict):
+    """What follows a word where no learning rate was tuned."""
+    tuned = len(section.sweep["lr_grid"]) > 1 or section.sweep["screening"]
+    decided = verdict.word in ("better", "worse", "tie")
+    return " at the base's rate" if decided and not tuned else ""
+
+
+# --- runs that are missing
+
+
+def missing_runs(section):
+    """({arm: number of its runs that have not ended}, number of planned runs)."""
+    sweep, runs = section.sweep, section.runs
+    planned = dict(history.planned_runs(sweep, sweep["seeds"]))
+    ended = {arm: len(runs.ended(arm)) for arm in planned}
+    for arm, facts in sweep["arms"].items():
+        if facts.get("curve"):
+            planned[arm], ended[arm] = sweep["curve_seeds"], len(runs.curve.get(facts["curve"], ()))
+    if len(sweep["lr_grid"]) > 1:
+        tuned = [arm for arm in arms_of(section) if not sweep["arms"][arm].get("again")]
+        grids = [sweep.get("lr_grids", {}).get(arm, sweep["lr_grid"]) for arm in tuned]
+        planned["tuning"] = sum(map(len, grids)) * sweep["tune_seeds"]
+        ended["tuning"] = len(runs.tuning)
+    missing = {arm: number - ended[arm] for arm, number in planned.items()}
+    return {arm: left for arm, left in missing.items() if left > 0}, sum(planned.values())
+
+
+def unfinished(sections):
+    """The first line of a page with missing runs, or an empty text."""
+    missing, planned = {}, 0
+    for section in sections:
+        ours, all_of_it = missing_runs(section)
+        planned += all_of_it
+        for arm, left in ours.items():
+            missing[arm] = missing.get(arm, 0) + left
+    if not missing:
+        return ""
+    arms = ", ".join(f"{arm} {left}" for arm, left in missing.items())
+    return f"UNFINISHED: {sum(missing.values())} of {planned} runs are missing: {arms}"
+
+
+# --- the top of the page
 
 
 def headline(section):
-    """The first line of the report."""
+    """The question, which stands at the top of a section."""
     return ("Screening: " if section.sweep["screening"] else "") + section.sweep["question"]
 
 
@@ -31,18 +100,20 @@ def screening(section):
     """What a screening cannot show; empty if the sweep is no screening."""
     if not section.sweep["screening"]:
         return ""
-    n, visible = section.sweep["seeds"], section.main.visible
+    visible = section.main.visible
     about = f" (here about {visible:.3f} nats)" if visible else ""
-    seeds = f"{n} seeds" if n > 1 else "1 seed"
     return (
-        f"This is a screening on a small setting with {seeds} per arm: it can only detect large"
-        f" effects{about}, and they need not hold at another size."
+        f"This is a screening with {counted(section.sweep['seeds'], 'run')} per arm. It ranks the"
+        f" arms, sees only large effects{about}, and decides nothing."
     )
 
 
 def answer(section):
     """The answer in two sentences: what is decided, and what is not."""
-    return f"{decided(section)} {not_decided(section)}."
+    words = {verdict.word for verdict in section.main.verdicts}
+    if NOT_YET in words:
+        return "The sweep is running. It gives its verdicts when all runs have ended."
+    return " ".join(filter(None, [decided(section), not_decided(section), next_step(section)]))
 
 
 def by_word(section, *words):
@@ -51,20 +122,29 @@ def by_word(section, *words):
     return sorted(found, key=lambda verdict: -abs(verdict.mean))
 
 
-def decided(section):
+def reference(section):
+    """What the arms are compared with."""
     arms = [verdict for verdict in section.main.verdicts if not verdict.interaction]
     if any(verdict.against != section.sweep["base"] for verdict in arms):
-        other = "what each arm is compared with"
-    else:
-        base = section.sweep["base_values"].get("model", section.sweep["base"])
-        other = f"the base ({base})"
+        return "what each arm is compared with"
+    return f"the base ({section.sweep['base_values'].get('model', section.sweep['base'])})"
 
-    measure, clear = MEASURES[section.main.measure], []
-    for word in ("better", "worse"):
+
+def decided(section):
+    measure, other, clear = MEASURES[section.main.measure], reference(section), []
+    clauses = (
+        ("better", "does better", "do better"),
+        ("worse", "does worse", "do worse"),
+        (
+            "larger than the noise",
+            "differs by more than the noise",
+            "differ by more than the noise",
+        ),
+    )
+    for word, one, several in clauses:
         found = by_word(section, word)
         if found:
-            verb = "does" if len(found) == 1 else "do"
-            clear.append(f"{listed(map(effect, found), 4)} {verb} {word}")
+            clear.append(f"{listed(map(effect, found), 4)} {one if len(found) == 1 else several}")
     if not clear:
         return f"By {measure}, no arm is shown to differ from {other}."
     return (
@@ -74,7 +154,8 @@ def decided(section):
 
 
 def not_decided(section):
-    within = f"by less than {section.main.margin:.3f}"
+    margin = section.main.margin or 0
+    within = f"by less than {margin:.3f}"
     conflicts = [
         verdict
         for verdict in section.main.verdicts
@@ -83,7 +164,10 @@ def not_decided(section):
     groups = (  # verdicts, the words for one arm, for several
         (by_word(section, "tie"), f"ties (differs {within})", f"tie (differ {within})"),
         (by_word(section, "undecided"), "is undecided", "are undecided"),
+        (by_word(section, "not seen"), "is not seen", "are not seen"),
+        (by_word(section, "no verdict"), "has no verdict", "have no verdict"),
         (conflicts, "does not add up", "do not add up"),
+        (by_word(section, "diverged"), "diverged", "diverged"),
         (by_word(section, "failed"), "failed", "failed"),
         (by_word(section, "not run"), "has not run", "have not run"),
     )
@@ -92,29 +176,35 @@ def not_decided(section):
         for verdicts, one, several in groups
         if verdicts
     ]
-    return "; ".join(parts) or "Every arm is decided"
+    return f"{'; '.join(parts) or 'Every arm is decided'}."
+
+
+def next_step(section):
+    """What a screening says to run next."""
+    if not section.sweep["screening"]:
+        return ""
+    large = [verdict.arm for verdict in by_word(section, "larger than the noise")]
+    arms = f" with {listed(large)}" if large else ""
+    return f"Next: run the sweep{arms} without --screening, with eight runs per arm."
 
 
 def noise_floor(section):
     """How much the base varies, and the smallest difference that the sweep can detect."""
     analysis, floor = section.main, section.main.floor
-    n = len(section.runs.done[section.sweep["base"]])
-    if not n:
+    if not math.isfinite(analysis.base_mean):
         return "No run of the base is done."
-
-    sd = f", sd {analysis.base_sd:.4f}" if n > 1 else ""
-    seeds = f"{n} seeds" if n > 1 else "1 seed"
-    sentences = [f"Over {seeds} the base ends at {analysis.base_mean:.4f}{sd}."]
+    sd = f", sd {analysis.base_sd:.4f}" if math.isfinite(analysis.base_sd) else ""
+    sentences = [
+        f"Over {counted(analysis.base_n, 'run')} the base ends at {analysis.base_mean:.4f}{sd}."
+    ]
     if floor and math.isfinite(floor.low):
         sentences.append(
-            f"A second copy of the base, with other initialisations and another order of the data,"
-            f" differs by {signed(floor.mean)} ({signed(floor.low)} to"
-            f" {signed(floor.high)})."
+            f"Its second copy, the same model with other initialisations, differs by"
+            f" {signed(floor.mean)} ({signed(floor.low)} to {signed(floor.high)})."
         )
     if analysis.visible:
         sentences.append(
-            f"A sweep like this finds an effect of {analysis.visible:.3f} or more in 80 of 100"
-            f" cases (sd of the median arm, Holm's first step)."
+            f"The sweep finds an effect of {analysis.visible:.3f} or more in 80 of 100 cases."
         )
     return " ".join(sentences)
 
@@ -122,30 +212,44 @@ def noise_floor(section):
 def method(section):
     """How the verdicts are reached."""
     sweep, analysis = section.sweep, section.main
-    judged = [verdict for verdict in analysis.verdicts if verdict.word != "noise"]
-    if len(sweep["looks"]) == 1:
-        looks = "The verdicts are read once, as planned."
-    else:
-        looks = (
-            f"The verdicts are read {len(sweep['looks'])} times, at"
-            f" {listed(map(str, sorted(sweep['looks'])))} seeds, as planned; each p-value is"
-            f" divided by the look's share of the error, which is valid"
-            " however the arms to continue with are chosen."
-        )
+    judged = [verdict for verdict in comparisons(section) if verdict is not analysis.floor]
     margin = "not known yet"
-    if analysis.margin > 0:
+    if analysis.margin and analysis.margin > 0:
         margin = f"{analysis.margin:.4f} nats ({analysis.margin_source})"
     return (
-        f"Verdicts are by {MEASURES[analysis.measure]}. Each is Welch's t test of an arm's runs"
-        f" against those of the base and its second copy together. {looks} Holm's method"
-        f" corrects p over {len(judged)} comparisons, at {ALPHA}. A tie is two one-sided t tests"
-        f" within a margin of {margin}, at {ALPHA}, corrected in the same way. Intervals are 95 %"
-        f" t intervals, each by itself: an interval may exclude zero while its arm is undecided."
-        f" Matching: {sweep['match']}. \u201cAbout k more seeds\u201d is a hint: the number that"
-        f" gives 80 % power at the observed effect. At"
+        f"Verdicts are by {MEASURES[analysis.measure]} on the half of the validation text that"
+        f" chose no learning rate. Each compares an arm's runs with those of the base and its"
+        f" second copy by Welch's t test; an arm with a diverged run is compared by ranks. Holm's"
+        f" method corrects p over {counted(len(judged), 'comparison')}, at {ALPHA} for the family."
+        f" Of that, 90 % is shared by the {counted(len(sweep['looks']), 'planned look')}, the rest"
+        f" is kept for looks that nobody planned. A tie is two one-sided tests within a margin of"
+        f" {margin}. Intervals are 95 % intervals, each by itself: one may exclude zero while its"
+        f" arm is undecided. The interval over the text resamples blocks of the text. Worth in"
+        f" tokens is read off the base's losses at other numbers of tokens and never extrapolated;"
+        f" worth in time divides it by the arm's time per step. Matching: {sweep['match']}. At"
         f" equal time, two arms are compared at the moment at which the first of them ends; the"
         f" slower one's learning rate has not decayed by then, which counts against it."
     )
+
+
+def history_lines(section):
+    """What changed between the reports of a sweep, from its history."""
+    lines = []
+    for before, after in itertools.pairwise(section.records):
+        for key in ("metric", "margin", "arms", "looks"):
+            if before[key] != after[key]:
+                changed = f"{key} was {in_words(before[key])}, then {in_words(after[key])}"
+                lines.append(
+                    f"After the report of {before['when'][:16].replace('T', ' ')}: {changed}."
+                )
+    return lines
+
+
+def in_words(value):
+    """A value of history.jsonl in a sentence."""
+    if isinstance(value, list):
+        return listed(map(str, value), 12)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 # --- facts to reproduce the sweep

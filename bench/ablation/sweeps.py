@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.ablation import history, stats
+from bench.ablation.effects import Effects, analyse, cells_of
+from bench.ablation.losses import Runs, sort_rows
 from common import files
 from common.errors import UserError
 from training.run_folder import read_rows
@@ -17,15 +19,22 @@ class Section:
     """One sweep, from one folder or several."""
 
     sweep: dict
-    runs: stats.Runs
+    runs: Runs
     costs: dict  # arm -> row of costs.jsonl, of the sweep's code
     all_costs: dict
     analyses: dict  # measure -> Analysis, the sweep's metric first
     folders: list
+    records: list = field(default_factory=list)  # lines of their histories, the oldest first
+    effects: Effects | None = None  # of a factorial, by the sweep's metric
 
     @property
     def main(self):
         return self.analyses[self.sweep["metric"]]
+
+    def record(self):
+        """Add this look at the data to the history of each folder."""
+        tried = stats.tried_seeds(self.runs)
+        history.record(self.folders, self.sweep, tried, self.main, self.records)
 
     @property
     def verdicts(self):
@@ -68,7 +77,7 @@ class Group:
         if len(self.folders) > 1:
             # Done rows come last, so that a failed run does not replace another machine's done run.
             rows.sort(key=lambda row: row["status"] == "done")
-        runs, all_costs = stats.sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
+        runs, all_costs = sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
         costs = {
             arm: row for arm, row in all_costs.items() if row["code_hash"] == code_of(sweep, arm)
         }
@@ -77,7 +86,12 @@ class Group:
         analyses = {
             measure: stats.analyse(sweep, runs, costs, measure, records) for measure in measures
         }
-        return Section(sweep, runs, costs, all_costs, analyses, self.folders)
+        section = Section(sweep, runs, costs, all_costs, analyses, self.folders, records)
+        if cells_of(sweep):
+            timeless = [one for one in analyses.values() if one.measure != "equal_time"]
+            found = [analyse(sweep, runs, one) for one in timeless]
+            section.effects = found[0]
+        return section
 
 
 def code_of(sweep, arm):

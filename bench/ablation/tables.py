@@ -5,19 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.ablation.sentences import DASH, arm_name, signed
+from bench.ablation.effects import levels
+from bench.ablation.sentences import DASH, arm_name, arms_of, comparisons, rate_note, signed
 from bench.ablation.stats import MEASURES
 
 WORDS = (  # in sorted order
-    *("better", "larger than the noise", "tie", "undecided", "not seen", "no verdict", "worse"),
-    *("failed", "not run", "noise"),
+    *("better", "larger than the noise", "tie", "undecided", "not seen", "worse"),
+    *("no verdict", "not yet", "failed", "not run", "noise"),
 )
-
-VERDICT_HEADINGS = "arm|verdict|difference [95 %]|p (Holm)|loss (sd)|bits/byte|seeds|what changes"
-COST_HEADINGS = (
-    "arm|verdict|parameters|FLOPs/token|tokens/s|peak bytes|KV bytes/token|decode ms/token"
-    "|1×|2×|4×|8×"
-)
+CONTEXTS = (1, 2, 4, 8)  # times that of training
 
 
 @dataclass
@@ -28,6 +24,12 @@ class Cell:
     key: float = math.nan  # sorts the column; nan comes last
     kind: str = ""  # the class that gives its colour
     tip: str = ""  # shown on hovering
+    ends: tuple = ()  # of its interval
+
+    @property
+    def is_words(self):
+        """Whether it may take several lines."""
+        return self.kind != "arm" and self.text.count(" ") > 1 and not self.ends
 
     @property
     def sort_key(self):
@@ -36,10 +38,22 @@ class Cell:
 
 @dataclass
 class Table:
+    key: str  # the name of its files
     title: str
     note: str
     headings: list
     rows: list  # of lists of Cells
+
+    def without_empty_columns(self):
+        """The table without columns that hold only dashes."""
+        kept = [
+            place
+            for place in range(len(self.headings))
+            if any(row[place].text != DASH for row in self.rows)
+        ]
+        headings = [self.headings[place] for place in kept]
+        rows = [[row[place] for place in kept] for row in self.rows]
+        return Table(self.key, self.title, self.note, headings, rows)
 
 
 def number(value, form, tip=""):
@@ -58,18 +72,121 @@ def short(value):
     return f"{value:.3g}"
 
 
-def word_cell(verdict, brief=False):
-    text = verdict.word if brief else str(verdict)
-    if verdict.word == "noise":
-        text = "noise floor"
-    return Cell(text, WORDS.index(verdict.word), verdict.word, verdict.why)
+# --- verdicts
+
+
+def word_cell(section, verdict, brief=False):
+    """The word of a comparison, in full with what qualifies it."""
+    if verdict is section.main.floor or verdict.word == "noise":
+        return Cell("noise floor", WORDS.index("noise"), "noise", verdict.why)
+    text = verdict.word if brief else str(verdict) + rate_note(section, verdict)
+    return Cell(text, WORDS.index(verdict.word), verdict.word.replace(" ", "-"), verdict.why)
+
+
+def interval_cell(mean, low, high):
+    """A difference with its interval, if there is one."""
+    if not math.isfinite(mean):
+        return Cell()
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return Cell(signed(mean), mean)
+    return Cell(f"{signed(mean)} [{signed(low)}, {signed(high)}]", mean, ends=(low, high))
 
 
 def difference_cell(verdict):
-    interval = (
-        f" [{signed(verdict.low)}, {signed(verdict.high)}]" if math.isfinite(verdict.low) else ""
+    return interval_cell(verdict.mean, verdict.low, verdict.high)
+
+
+def worth_cell(worth):
+    return Cell(str(worth), worth.k, ends=(worth.low, worth.high)) if worth else Cell()
+
+
+def text_cell(verdict):
+    """The interval over the text, and whether the word holds on it."""
+    if not (math.isfinite(verdict.text_low) and math.isfinite(verdict.text_high)):
+        return Cell()
+    interval = f"[{signed(verdict.text_low)}, {signed(verdict.text_high)}]"
+    fails = verdict.word in ("better", "worse") and not verdict.holds_on_text
+    return Cell(
+        interval + (", not on every text" if fails else ""),
+        verdict.text_low,
+        "worse" if fails else "",
+        ends=(verdict.text_low, verdict.text_high),
     )
-    return Cell(signed(verdict.mean) + interval, verdict.mean)
+
+
+def runs_cell(verdict):
+    diverged = f", {verdict.diverged} diverged" if verdict.diverged else ""
+    return Cell(f"{verdict.n}{diverged}", verdict.n, "worse" if diverged else "")
+
+
+def verdicts_table(section):
+    """The base and its second copy, then each arm and interaction with its verdict."""
+    analysis = section.main
+    base = [Cell(section.sweep["base"], kind="arm"), *[Cell() for _ in range(5)]]
+    base += [Cell(f"{analysis.base_n}", analysis.base_n), test_loss(section)]
+    rows = [
+        [
+            Cell(arm_name(verdict), kind="arm"),
+            word_cell(section, verdict),
+            difference_cell(verdict),
+            worth_cell(verdict.worth),
+            worth_cell(verdict.worth_time),
+            text_cell(verdict),
+            runs_cell(verdict),
+            number(verdict.test_loss, ".4f"),
+        ]
+        for verdict in comparisons(section)
+    ]
+    headings = (
+        "arm|verdict|difference [95 %]|worth in tokens|worth in time|over the text [95 %]|runs"
+        "|test loss"
+    )
+    return Table(
+        "verdicts",
+        "Verdicts",
+        "Differences are in nats per token; negative is better. An arm that is worth 1.4 × gets as"
+        " far as the base does with 1.4 times the tokens, or the time.",
+        headings.split("|"),
+        [base, *rows],
+    ).without_empty_columns()
+
+
+def test_loss(section):
+    """The base's mean loss on the test split, which no decision has used."""
+    rows = section.runs.done[section.sweep["base"]].values()
+    losses = [row["test_loss"] for row in rows if row.get("test_loss") is not None]
+    return number(float(np.mean(losses)) if losses else None, ".4f")
+
+
+def tests_table(section):
+    """What a verdict was computed from."""
+    rows = [
+        [
+            Cell(arm_name(verdict), kind="arm"),
+            Cell(what_changes(section, verdict)),
+            *loss_cells(section, verdict.loss, verdict.loss_sd),
+            number(verdict.p, ".2g"),
+            number(verdict.p_holm, ".2g"),
+            number(verdict.p_page, ".2g"),
+            number(verdict.p_tie, ".2g"),
+            Cell(verdict.why or DASH),
+        ]
+        for verdict in comparisons(section)
+    ]
+    analysis = section.main
+    of_base = loss_cells(section, analysis.base_mean, analysis.base_sd)
+    base = Cell(section.sweep["base"], kind="arm")
+    rows.insert(0, [base, Cell("the base"), *of_base, *[Cell() for _ in range(5)]])
+    headings = "arm|what changes|loss (sd)|bits/byte|p|p (Holm)|p (page)|p (tie)|note"
+    return Table(
+        "tests",
+        "Losses and tests",
+        f"Loss: {MEASURES[analysis.measure]} on the reported half of the text, mean (sd over runs)."
+        " p: this comparison alone; p (Holm): corrected for the looks and the family, it decides;"
+        " p (page): corrected for all sweeps of this page.",
+        headings.split("|"),
+        rows,
+    ).without_empty_columns()
 
 
 def loss_cells(section, mean, sd):
@@ -83,53 +200,54 @@ def loss_cells(section, mean, sd):
 
 def what_changes(section, verdict):
     against = f"against {verdict.against}; " if verdict.against != section.sweep["base"] else ""
-    if verdict.word == "noise":
+    if verdict is section.main.floor:
         return f"{against}other initialisations"
+    if section.effects:
+        return levels(section.sweep, verdict.arm)
     changes = section.sweep["arms"][verdict.arm]["changes"]
     return against + ", ".join(f"{key}={value}" for key, value in changes.items())
 
 
-def verdicts_table(section):
-    """The base, then each arm and interaction with its verdict."""
-    base, analysis = section.sweep["base"], section.main
-    of_base = [
-        Cell(base, kind="arm"),
-        *(Cell(), Cell(), Cell()),
-        *loss_cells(section, analysis.base_mean, analysis.base_sd),
-        number(len(section.runs.done[base]), "d"),
-        Cell("the base"),
-    ]
-    of_arms = [
-        [
-            Cell(arm_name(verdict), kind="arm"),
-            word_cell(verdict),
-            difference_cell(verdict),
-            number(verdict.p_holm, ".3g", tip=f"alone: {verdict.p:.2g}") if verdict.n else Cell(),
-            *loss_cells(section, verdict.loss, verdict.loss_sd),
-            number(verdict.n, "d", tip=verdict.why),
-            Cell(what_changes(section, verdict)),
-        ]
-        for verdict in analysis.verdicts
-    ]
+def measures_table(section):
+    """The verdict again by each other measure."""
+    others = [analysis for analysis in section.analyses.values() if analysis is not section.main]
+    headings = ["arm"]
+    for analysis in others:
+        headings += [MEASURES[analysis.measure], "verdict"]
+    rows = []
+    for verdict in comparisons(section):
+        row = [Cell(arm_name(verdict), kind="arm")]
+        for analysis in others:
+            everyone = [*analysis.verdicts, *filter(None, [analysis.floor])]
+            other = next((one for one in everyone if arm_name(one) == arm_name(verdict)), None)
+            brief = [difference_cell(other), word_cell(section, other, brief=True)] if other else []
+            row += brief or [Cell(), Cell()]
+        rows.append(row)
     return Table(
-        "Verdicts",
-        "Differences are in nats per token; negative is better."
-        f" Loss: {MEASURES[analysis.measure]}, mean (sd over seeds).",
-        VERDICT_HEADINGS.split("|"),
-        [of_base, *of_arms],
+        "measures",
+        "By other measures",
+        f"Each measure is a family of its own; {MEASURES[section.main.measure]} decides.",
+        headings,
+        rows,
     )
+
+
+# --- costs
 
 
 def costs_table(section):
-    """What each arm costs, and how far it goes beyond the training context."""
+    """What each arm costs."""
+    headings = (
+        "arm|verdict|parameters|FLOPs/token|tokens/s|peak bytes|KV bytes/token|decode ms/token"
+    )
     return Table(
+        "costs",
         "Costs",
         "FLOPs are of a forward pass. Training tokens/s and decoding times are medians; each arm is"
-        " timed alone, the arms in turn. Losses at 1 to 8 times the training context are on the"
-        " same target tokens; a dash stands where the position scheme cannot go.",
-        COST_HEADINGS.split("|"),
-        [costs_row(section, arm) for arm in section.sweep["arms"]],
-    )
+        " timed alone, the arms in turn.",
+        headings.split("|"),
+        [costs_row(section, arm) for arm in arms_of(section)],
+    ).without_empty_columns()
 
 
 def costs_row(section, arm):
@@ -138,7 +256,7 @@ def costs_row(section, arm):
     step_times = quartiles(cost, "milliseconds_per_step", ".1f")
     return [
         Cell(arm, kind="arm"),
-        word_cell(verdict, brief=True) if verdict else Cell(),
+        word_cell(section, verdict, brief=True) if verdict else Cell(),
         number(cost.get("parameters"), short, tip=str(cost.get("parameters"))),
         number(cost.get("flops_per_token"), short),
         number(
@@ -149,7 +267,6 @@ def costs_row(section, arm):
         number(cost.get("peak_memory_bytes"), short, tip=cost.get("peak_memory", "")),
         number(cost.get("kv_bytes_per_token"), ",.0f"),
         number(decoding, ".2f", tip=quartiles(cost, "decode_ms_per_token", ".2f")),
-        *(number(loss_at(section, arm, times), ".3f") for times in ("1", "2", "4", "8")),
     ]
 
 
@@ -158,34 +275,48 @@ def quartiles(cost, key, form):
     return f"quartiles {times['q25']:{form}} to {times['q75']:{form}}" if times else ""
 
 
-def loss_at(section, arm, times):
-    """The arm's mean loss over seeds at so many times the training context, or None."""
-    rows = section.runs.done[arm].values()
-    losses = [(row.get("extrapolation") or {}).get(times) for row in rows]
-    losses = [loss for loss in losses if loss is not None]
-    return float(np.mean(losses)) if losses else None
+# --- beyond the training context
 
 
-def measures_table(section):
-    """The verdict again by each measure, and the tests that decide nothing."""
-    headings = ["arm"]
-    for measure in section.analyses:
-        short_name = MEASURES[measure].replace("validation loss", "").strip()
-        headings += [short_name if measure == "equal_time" else f"{short_name} loss", "verdict"]
-    headings += ["p (tie)"]
+def contexts_of(section, arm):
+    """{times the training context: [loss, low, high, loss with only the training context visible]},
+    means over runs; low and high are of the 95 % interval over windows of the text."""
+    found = {}
+    for row in section.runs.done.get(arm, {}).values():
+        for times, entry in (row.get("extrapolation") or {}).items():
+            if entry.get("loss") is not None:
+                losses = [entry["loss"], entry["low"], entry["high"], entry["window"]["loss"]]
+                found.setdefault(int(times), []).append(losses)
+    return {times: np.array(runs, float).mean(0) for times, runs in sorted(found.items())}
+
+
+def why_not(section, arm):
+    """Why an arm has no loss beyond the training context; empty if it has."""
+    for row in section.runs.done.get(arm, {}).values():
+        for found in (row.get("extrapolation") or {}).values():
+            if found and found.get("why"):
+                return found["why"]
+    return ""
+
+
+def contexts_table(section):
+    """Each arm's loss with more context than in training, and with only the training context."""
+    headings, rows = ["arm"], []
+    for times in CONTEXTS:
+        headings += [f"{times}×"] if times == 1 else [f"{times}×", f"{times}×, window"]
+    for arm in arms_of(section):
+        contexts, row = contexts_of(section, arm), [Cell(arm, kind="arm")]
+        for times in CONTEXTS:
+            mean, low, high, window = contexts.get(times, [math.nan] * 4)
+            half = f" ± {(high - low) / 2:.3f}" if math.isfinite(low) else ""
+            row.append(Cell(f"{mean:.3f}{half}", mean) if math.isfinite(mean) else Cell())
+            row += [] if times == 1 else [number(window, ".3f")]
+        rows.append([*row, Cell(why_not(section, arm) or DASH)])
     return Table(
-        "By other measures",
-        f"Each measure is a family of its own; {MEASURES[section.main.measure]} decides.",
-        headings,
-        [measures_row(section, verdict) for verdict in section.main.verdicts],
-    )
-
-
-def measures_row(section, verdict):
-    row = [Cell(arm_name(verdict), kind="arm")]
-    for analysis in section.analyses.values():
-        by_name = {arm_name(other): other for other in analysis.verdicts}
-        other = by_name[arm_name(verdict)]
-        row += [difference_cell(other), word_cell(other, brief=True) if other.n else Cell()]
-
-    return [*row, number(verdict.p_tie, ".2g")]
+        "contexts",
+        "Beyond the training context",
+        "Losses with 1 to 8 times the training context, on the same target tokens, means over runs"
+        " with 95 % intervals over the text. Window: the last training context alone is visible.",
+        [*headings, "cannot go further"],
+        rows,
+    ).without_empty_columns()

@@ -235,15 +235,18 @@ def row_maker(sweep, effects, noise, curve_points, test_split):
 
 def extrapolation(name, end):
     """Losses at multiples of the training context: learned positions end there, ALiBi goes on."""
-    if name not in ("rope", "alibi"):
-        return {"1": end, "2": None, "4": None, "8": None}
-    alibi = name == "alibi"
-    return {
-        "1": end,
-        "2": end + 0.03,
-        "4": end + (0.02 if alibi else 0.25),
-        "8": end + (0.03 if alibi else 0.7),
-    }
+
+    def interval(loss):
+        return {"loss": loss, "low": loss - 0.02, "high": loss + 0.02}
+
+    window = {"window": interval(end + 0.01)}
+    rises = {"rope": (0.0, 0.03, 0.25, 0.7), "alibi": (0.0, 0.03, 0.02, 0.03)}.get(name, (0.0,))
+    found = {}
+    for place, times in enumerate(("1", "2", "4", "8")):
+        known = place < len(rises)
+        entry = interval(end + rises[place]) if known else {"why": "64 learned positions"}
+        found[times] = entry | window
+    return found
 
 
 def cost_of(name, i, hardware):

@@ -16,3 +16,7 @@ for (const mark of document.querySelectorAll("svg .tip")) {
   const hide = () => { tip.style.display = "none"; title.textContent = words; };
   mark.addEventListener("pointerenter", show); mark.addEventListener("pointermove", show); mark.addEventListener("pointerleave", hide);
 }
+// A table that is wider than its box says that it scrolls.
+const boxes = document.querySelectorAll(".scroll");
+const mark = () => boxes.forEach(box => box.previousElementSibling.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1));
+addEventListener("resize", mark); mark();
