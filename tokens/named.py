@@ -8,6 +8,7 @@ used, so that no network is needed. The number of rows is checked before they ar
 
 import codecs
 import hashlib
+import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -94,6 +95,8 @@ def fetch(hub, folder):
     """Download the files of `hub` that are missing into `folder`, one after the other."""
     sources.give_hub_a_home()
     sources.go_offline_if_unreachable()
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        raise OSError("the hub cannot be reached")
     import huggingface_hub
 
     names = huggingface_hub.HfApi().list_repo_files(hub.repo, repo_type="dataset")
