@@ -72,9 +72,6 @@ class Group:
     def section(self):
         """The analysed Section."""
         sweep, rows = self.sweep, self.rows
-        if len(self.folders) > 1:
-            # Done rows come last, so that a failed run does not replace another machine's done run.
-            rows.sort(key=lambda row: row["status"] == "done")
         runs, all_costs = stats.sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
         costs = {
             arm: row for arm, row in all_costs.items() if row["code_hash"] == code_of(sweep, arm)
