@@ -1,5 +1,5 @@
-"""The errors and the power that bench/results/simulation.md promises, with fewer sweeps, and what the
-rules of the first version did (V2, V5)."""
+"""The errors and the power that bench/results/simulation.md promises, with fewer sweeps, and what
+the rules of the first version did (V2, V5)."""
 
 import numpy as np
 import pytest
