@@ -119,5 +119,7 @@ def gather(folders):
         group.add(folder, sweep)
     sections = [group.section() for group in groups]
     if len(sections) > 1:
-        stats.correct_page([section.main for section in sections])
+        stats.correct_page(
+            [each for section in sections for each in (section.main, section.effects) if each]
+        )
     return sections
