@@ -18,7 +18,7 @@ from common.errors import UserError, one_line
 from common.files import write
 from tokens import sources
 from tokens.corpus import Corpus
-from tokens.documents import open_input
+from tokens.documents import needed, open_input
 from tokens.plays import open_plays
 from tokens.python_source import open_python_source
 
@@ -50,7 +50,7 @@ class Hub:
     repo: str
     files: dict
     field: str = "text"
-    documents: bool = True  # False: the rows are the lines of one text
+    documents: bool = True  # False: the rows are the lines of one text, without the blank ones
 
 
 def open_hub(hub, folder):
@@ -66,7 +66,8 @@ def open_hub(hub, folder):
             fix = f"connect, or save its {patterns} there, with the folders in their names"
             raise UserError(what, folder, fix) from None
     for flaw in flaws_of(hub, folder):
-        raise UserError(flaw, folder, f"move these files away: {hub.repo} may have changed")
+        fix = f"fetch them again; if that does not help, {hub.repo} has changed"
+        raise UserError(flaw, folder, fix)
 
     splits = {}
     for split, (pattern, _) in hub.files.items():
@@ -77,8 +78,7 @@ def open_hub(hub, folder):
 
 def flaws_of(hub, folder):
     """Yield what is wrong with the files in `folder`: rows that are missing, or too many."""
-    import pyarrow.parquet
-
+    pyarrow = needed("pyarrow.parquet", folder)
     for split, (pattern, expected) in hub.files.items():
         paths = sorted(folder.glob(pattern))
         try:

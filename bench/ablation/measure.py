@@ -11,7 +11,7 @@ import torch
 
 import sample
 import train
-from bench.ablation.quiet import BUSY, OtherWork, wait_until_quiet
+from bench.ablation import quiet
 from bench.ablation.settings import variant_config
 from bench.ablation.terminal import say
 from bench.timing.results import interval, turns
@@ -177,10 +177,10 @@ class Timings:
                 self.call(name, form, self.warm_up, name, form, held)
         for number in range(tries):
             if tries > 1:
-                wait_until_quiet(PATIENCE)
-            work = OtherWork()
+                quiet.wait_until_quiet(PATIENCE)
+            work = quiet.OtherWork()
             self.time_training(rounds, f", try {number + 1}" if number else "")
-            self.disturbed = self.why_disturbed(work.share())
+            self.disturbed = why_disturbed(self, work.share())
             if not self.disturbed:
                 break
         self.time_the_rest(min(rounds, EVALUATED))
@@ -235,21 +235,6 @@ class Timings:
             if number and decoding:
                 self.times[name]["evaluate"].append(evaluation)
                 self.times[name]["decode"] += decoding
-
-    def why_disturbed(self, share):
-        """Why these times cannot be believed: other work took this share of the cores, or an arm
-        that is the base again differs from it. "" if they can."""
-        if share > BUSY:
-            return f"other work kept {share:.0%} of the cores busy"
-        if "base" in self.failed:
-            return "the base could not be timed"
-        for name in self.arms:
-            if name != "base" and name not in self.failed and self.arms[name] == self.arms["base"]:
-                for form in (form for _, form in self.sides(name) if ("base", form) in self.steps):
-                    apart = np.median(self.steps[name, form] / self.steps["base", form]) - 1
-                    if abs(apart) > SAME:
-                        return f"the same model took {apart:+.0%} longer the second time, {form}"
-        return ""
 
     def sides(self, name):
         """[(arm, form)] of the forms of an arm that have not failed."""
@@ -318,6 +303,22 @@ class Timings:
             "device": runtime.device,
             "dtype": runtime.dtype,
         }
+
+
+def why_disturbed(timings, share):
+    """Why some times cannot be believed: other work took this share of the cores, or an arm that is
+    the base again differs from it. "" if they can."""
+    if share > quiet.BUSY:
+        return f"other work kept {share:.0%} of the cores busy"
+    if "base" in timings.failed:
+        return "the base could not be timed"
+    base, steps = timings.arms["base"], timings.steps
+    twins = [name for name, values in timings.arms.items() if values == base and name != "base"]
+    for side in (side for name in twins for side in timings.sides(name)):
+        apart = np.median(steps[side] / steps.get(("base", side[1]), math.nan)) - 1
+        if abs(apart) > SAME:
+            return f"the base again took {1 + apart:.2f} of the base's time, {side[1]}"
+    return ""
 
 
 def arm_costs(arms, threads, facts, rounds=None, both=False, tries=1):

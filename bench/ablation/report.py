@@ -2,6 +2,7 @@
 The report of a sweep, or of several, from their rows alone:
 
     python bench/report.py OUT [OUT2 ...]
+    python bench/report.py --running OUT      # the page alone, without verdicts
 
 Writes report.md, its plots (PNG) and report.html, one file that opens from disk, into the first
 folder, and paper/: plots as SVG and PDF, tables as CSV and LaTeX. Folders with the same code, base
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import jinja2
 
-from bench.ablation import figures, paper, plots, sentences, tables
+from bench.ablation import design_report, figures, paper, plots, sentences, tables
 from bench.ablation.caveats import caveats
 from bench.ablation.sentences import NOT_YET
 from bench.ablation.sweeps import gather
@@ -44,7 +45,7 @@ TERMINAL_STYLES = {
 RENEWED = 30  # seconds after which the page of a running sweep loads itself again
 # Each takes a section and returns (sentences, tables, (function, title, caption) of plots) that
 # its design adds; three empty lists for other designs.
-DESIGNS = ()
+DESIGNS = (design_report.of_factorial, design_report.of_scale)
 
 
 # --- files
@@ -177,6 +178,7 @@ def rich_table(made, columns):
     from rich.text import Text
 
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    columns = [column for column in columns if column in made.headings]
     places = [made.headings.index(column) for column in columns]
     for column, place in zip(columns, places, strict=True):
         width = max(len(column), *(len(brief(row[place], column)) for row in made.rows))
@@ -201,13 +203,17 @@ def main(argv):
     if argv in (["--help"], ["-h"]):
         print(__doc__.strip())
         return
-    if not argv or any(word.startswith("-") for word in argv):
+    running, folders = "--running" in argv, [word for word in argv if word != "--running"]
+    if not folders or any(word.startswith("-") for word in folders):
         raise UserError(
             "the folders of sweeps are missing, or there is an option",
-            " ".join(argv) or "OUT",
+            " ".join(folders) or "OUT",
             "type python bench/report.py OUT [OUT2 ...]",
         )
-    page = write(argv)
-    verdicts = tables.verdicts_table(gather(argv)[0])
+    page = write(folders, running)
+    if running:
+        print(page)
+        return
+    verdicts = tables.verdicts_table(gather(folders)[0])
     print(for_terminal((verdicts, TERMINAL_VERDICTS)))
     print(f"\n{page.with_suffix('.md')}, {page}")

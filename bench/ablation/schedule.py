@@ -5,6 +5,7 @@ import itertools
 import math
 
 from bench.ablation import cluster, launch, outcome, worth
+from bench.ablation.running_page import RunningPage
 from bench.ablation.terminal import Progress, format_duration
 
 EXTENSIONS = 2  # times that a grid of rates is extended if its best rate is at its edge
@@ -95,7 +96,7 @@ def run_jobs(sweep, jobs, stop):
     pending = [job for job in jobs if job.key not in sweep.rows]
     if not pending:
         return not stop.status
-    with Progress(sweep, jobs) as progress:
+    with Progress(sweep, jobs) as progress, RunningPage(sweep.out) as page:
         for event in start_engine(sweep, pending, stop):
             if event is None:
                 progress.show()
@@ -103,6 +104,7 @@ def run_jobs(sweep, jobs, stop):
             job, row = event
             keep_row(sweep, job, row)
             progress.show(job, row)
+            page.renew()
     return not stop.status
 
 

@@ -53,9 +53,7 @@ class AblateConfig:
     limit: str | None = None  # time after which a run has failed; None: ten times its prediction
     engine: Literal["local", "ray"] = "local"  # where runs are started
     emit: Literal["slurm"] | None = None  # write an array job; run again without emit to gather it
-    time_forms: bool | None = (
-        None  # time arms eager and compiled; None: unless screening or dry_run
-    )
+    time_forms: bool | None = None  # time arms eager and compiled; None: if not screening, dry_run
     dry_run: bool = False  # print arms, costs, commands and the predicted time, and stop
 
     def __post_init__(self):

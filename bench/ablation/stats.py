@@ -214,8 +214,9 @@ def describe(comparison, losses, analysis, pooled):
         verdict.differences = (groups[0] - groups[1].mean()).tolist()
     add_text_interval(comparison, losses)
     if analysis.curve and verdict.against == losses.base and losses.measure != "equal_time":
-        n = len(own)
-        se = (math.sqrt(pooled[0]) if pooled else verdict.loss_sd) / math.sqrt(n)
+        se, n = verdict.loss_sd / math.sqrt(len(own)), len(own)
+        if pooled:
+            se, n = math.sqrt(pooled[0] / len(own)), pooled[1] + 1
         verdict.worth = analysis.curve.worth(verdict.loss, se, n)
         ratio = losses.step_ratio(verdict.arm)
         verdict.worth_time = ratio and analysis.curve.worth(verdict.loss, se, n, ratio)

@@ -268,6 +268,9 @@ class Progress:
     def draw(self):
         """A line for each arm, and the time that is left. Where the terminal is too short for all
         arms, those that run come first."""
+        from rich.console import Group
+        from rich.text import Text
+
         running = self.running()
         left = self.seconds_left(running)
         arms = list(dict.fromkeys(job.arm for job in self.jobs))
@@ -278,10 +281,10 @@ class Progress:
             active = {self.keys[key].arm for key in running}
             arms = sorted(arms, key=lambda name: (name not in active, not left[name]))[:room]
         names = ["arm", "done", "running", "mean", "time left", "failed"]
-        table = make_table(names, caption=caption, caption_justify="left")
+        table = make_table(names)
         for name in arms:
             table.add_row(*self.cells(name, left[name], running))
-        return table
+        return Group(table, Text(caption, no_wrap=True, overflow="ellipsis"))
 
     def summary(self, left):
         """How long it has taken and will take."""
