@@ -44,7 +44,7 @@ def coarse(case):
 
 def floor_differs(case):
     floor = case.floor
-    return floor and floor.n > 1 and not floor.low <= 0 <= floor.high
+    return floor and (floor.low > 0 or floor.high < 0)
 
 
 def overfitted_arms(case):

@@ -10,9 +10,9 @@ import textwrap
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from scipy import stats as scipy_stats
 
 from bench.ablation.sentences import arms_of, comparisons
+from bench.ablation.significance import contrast
 
 INK, MUTED, FAINT = "#1c2128", "#57606a", "#d0d7de"
 # The page's --c0 to --c6: grey, and the colours of Okabe and Ito (2008) that show on white. They
@@ -295,9 +295,7 @@ def draw_difference(axes, section, arm, steps, losses, others, tips):
     if len(mean):
         tips.add(line, f"{arm}: {mean[-1]:+.4f} at the end")
     if min(len(losses), len(references)) > 1:
-        with np.errstate(all="ignore"):
-            test = scipy_stats.ttest_ind(losses, references, equal_var=False)
-            low, high = test.confidence_interval(0.95)
+        low, high = contrast([losses, references]).interval()
         axes.fill_between(steps, low, high, color=style["color"], **BAND)
 
 

@@ -103,10 +103,11 @@ def contents_of(section, prefix):
     more_sentences, more_tables, more_plots = additions_of(section)
     drawn = plots.draw(section, prefix, more_plots)
     on_top = [plot for plot in drawn if plot.function in (figures.forest, figures.tokens)]
-    makers = [tables.tests_table, tables.contexts_table, tables.measures_table]
+    makers = [tables.contexts_table, tables.measures_table]
     judged = bool(section.main.verdicts)  # a design may compare no arm with another
     first = [tables.verdicts_table(section)] * judged + more_tables
-    others = [tables.costs_table(section), *(made(section) for made in makers if judged)]
+    others = [tables.tests_table(section)] * judged + [tables.costs_table(section)]
+    others += [made(section) for made in makers if judged]
     for table in first + others:
         table.key = prefix + table.key
     return {
@@ -147,7 +148,7 @@ def render(name, sections, unfinished="", running=False):
     )
     return (
         environment.get_template(name)
-        .render(sections=sections, unfinished=unfinished, renewed=RENEWED)
+        .render(sections=sections, unfinished=unfinished, renewed=RENEWED if running else None)
         .lstrip()
     )
 

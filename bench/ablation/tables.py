@@ -217,8 +217,9 @@ def measures_table(section):
         for analysis in others:
             everyone = [*analysis.verdicts, *filter(None, [analysis.floor])]
             other = next((one for one in everyone if arm_name(one) == arm_name(verdict)), None)
-            brief = [difference_cell(other), word_cell(section, other, brief=True)] if other else []
-            row += brief or [Cell(), Cell()]
+            known = other is not None and math.isfinite(other.mean)
+            word = word_cell(section, other, brief=True) if known else Cell()
+            row += [difference_cell(other) if known else Cell(), word]
         rows.append(row)
     return Table(
         "measures",

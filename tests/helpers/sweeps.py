@@ -102,6 +102,8 @@ def control_seeds(effects, seeds):
     """(runs of the base, runs of its second copy): sqrt(k) times those of each of k arms."""
     arms = [name for name in effects if name not in ("base", "base-again")]
     both = max(int(np.ceil(np.sqrt(len(arms)) * seeds)), seeds + 2)
+    if "base-again" not in effects:
+        return both, 0
     return -(-both // 2), both // 2
 
 
