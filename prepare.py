@@ -4,6 +4,8 @@ Turn text into token files:
     python prepare.py shakespeare_char     tiny-shakespeare, in characters
     python prepare.py shakespeare          tiny-shakespeare, in GPT-2's tokens
     python prepare.py openwebtext          8 million web pages, in GPT-2's tokens
+    python prepare.py --list               all that have a name (tokens/named.py)
+    python prepare.py --inspect mybook     what is in a dataset
     python prepare.py mybook --input=book.txt --tokenizer=gpt2
     python prepare.py mybook --input=book.txt --tokenizer=SmolLM2.gguf
                    in the tokens of a pretrained model, to fine-tune that model
@@ -26,15 +28,18 @@ import shutil
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
 
 from common import files
-from common.configurator import Range, build, load
+from common.configurator import PositiveInt, build, load
 from common.errors import Failure, UserError, run
 from tokens import sources
+from tokens.bpe import train_bpe
 from tokens.corpus import Corpus
 from tokens.documents import find_files, open_input
+from tokens.inspect_data import print_inspection, print_list
+from tokens.named import NAMED
 from tokens.pairs import PairRows, write_pairs
+from tokens.plays import canonical_test
 from tokens.token_files import (
     KNOWN,
     dtype_name,
@@ -56,20 +61,24 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class PrepareConfig:
     input: str | None = None  # a file, several (a,b), a glob or a folder: see tokens/documents.py
     field: str | None = None  # the column of .jsonl, .csv and .parquet (None: text)
-    # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME or FILE.gguf
-    tokenizer: str = "auto"
-    vocab_size: Annotated[int, Range(least=257)] | None = None  # of --tokenizer=bpe (None: 8192)
+    tokenizer: str = "auto"  # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME, FILE.gguf
+    vocab_size: PositiveInt | None = None  # of --tokenizer=bpe (None: 8192)
     data_dir: str = "data"  # the folder of the datasets
+    list: bool = False  # print the datasets that are known and prepared, and stop
+    inspect: bool = False  # print what is in a prepared dataset, and stop
 
 
 # ---------------------------------------------------------------- text and tokenizer
 
 
 def tokenizer_maker(kind, vocab_size=None):
-    """Return the function make_tokenizer(chars, texts) of writing.write_corpus that makes the
-    tokenizer --tokenizer=kind. Raises UserError at once if there is no such tokenizer."""
+    """Return the function make_tokenizer(chars, texts, documents) of writing.write_corpus that
+    makes the tokenizer --tokenizer=kind. Raises UserError at once if there is no such tokenizer."""
     if kind == "char":
-        return lambda chars, texts: CharTokenizer("".join(sorted(chars())))
+        return lambda chars, texts, documents: CharTokenizer("".join(sorted(chars())))
+    if kind == "bpe":
+        size = vocab_size or VOCAB_SIZE
+        return lambda chars, texts, documents: train_bpe(texts(), size, documents)
     if kind == "byte":
         tokenizer = ByteTokenizer()
     elif kind == "gpt2":
@@ -78,13 +87,13 @@ def tokenizer_maker(kind, vocab_size=None):
         from weights import pretrained  # imported here, since torch takes seconds
 
         tokenizer = pretrained.load_tokenizer(kind, "--tokenizer")
-    return lambda chars, texts: tokenizer
+    return lambda chars, texts, documents: tokenizer
 
 
-def open_web_pages(path):
+def open_web_pages(path, new):
     """OpenWebText, or the documents at `path`, as {"train", "val": Corpus} with nanoGPT's split."""
     if not path:
-        free = shutil.disk_usage(".").free / 1e9
+        free = shutil.disk_usage(new).free / 1e9
         print("  8 million documents, 9 billion tokens. This takes 70 GB for the cache of")
         print(f"  `datasets` and 18 GB for the tokens ({free:.0f} GB are free here), 2 GB of")
         print("  memory, and an hour or more besides the download.")
@@ -109,19 +118,35 @@ def open_text(name, config, folder, new):
     else input.txt in the dataset's folder. If tiny-shakespeare has no input.txt yet, it is fetched
     into the folder `new`."""
     if name == "openwebtext":
-        return open_web_pages(config.input)
+        return open_web_pages(config.input, new)
+    if name in NAMED and not config.input:
+        return NAMED[name].open(folder)
     path, source = folder / "input.txt", None
     if not config.input and not path.is_file():
         text, source = sources.find_shakespeare(path)
         path = new / "input.txt"
         path.write_bytes(text)
 
-    text = open_input(config.input or str(path), config.field)
+    path = Path(config.input) if config.input else path
+    text = open_input(str(path), config.field)
     text.source = source or text.source
     print(f"  text: {text.source}")
     if name in SMALL and isinstance(text, Corpus) and not text.documents:
-        return nanogpt_splits(text)
+        splits = nanogpt_splits(text)
+        if source or path.is_file() and files.sha256_of(path) == sources.CANONICAL:
+            add_canonical_test(splits)
+        return splits
     return text
+
+
+def add_canonical_test(splits):
+    """Add a test split to tiny-shakespeare's: two plays that are not in it, if they can be had."""
+    try:
+        text = canonical_test()
+    except OSError as error:
+        print(f"  NOTE: there will be no test split: {error}")
+        return
+    splits["test"] = Corpus(sources.WHEEL[0], lambda: iter([text]), size=len(text))
 
 
 def chosen_tokenizer(name, kind, text):
@@ -129,7 +154,7 @@ def chosen_tokenizer(name, kind, text):
     if kind != "auto" or name == "shakespeare_char":
         return "char" if kind == "auto" else kind
     if name in KNOWN:
-        return "gpt2"
+        return NAMED[name].tokenizer if name in NAMED else "gpt2"
     if isinstance(text, Corpus) and not text.documents:
         print("  a token is a character; --tokenizer=gpt2, byte or a model's chooses others")
         return "char"
@@ -163,8 +188,11 @@ def make_dataset(name, config, folder, new):
     why it was left out})."""
     text = open_text(name, config, folder, new)
     kind = chosen_tokenizer(name, config.tokenizer, text)
+    size = config.vocab_size or (NAMED[name].vocab_size if name in NAMED else None)
     write = write_pairs if isinstance(text, PairRows) else write_corpus
-    tokenizer, splits, sha256 = write(text, tokenizer_maker(kind, config.vocab_size), new)
+    tokenizer, splits, sha256 = write(text, tokenizer_maker(kind, size), new)
+    if name in NAMED and not NAMED[name].checked:
+        print(f"  sha256 of the text, not on record yet to compare with: {sha256}")
 
     first = text["train"] if isinstance(text, dict) else text
     meta = {
@@ -204,7 +232,7 @@ def describe(meta, tokenizer, skipped, folder):
         counts = f"{entry['tokens']:,} tokens of {entry['bytes']:,} bytes"
         print(f"  {folder / split}.bin  {counts}, sha256 {entry['sha256'][:12]}")
         if "documents" in entry:
-            print(f"    {entry['documents']:,} documents")
+            print(f"    {entry['documents']:,} document{'s' * (entry['documents'] != 1)}")
         if "pairs" in entry:
             longest = f"the longest of {entry['longest']:,} tokens"
             fits = f"a block_size of {entry['longest'] - 1:,} holds it"
@@ -245,11 +273,16 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
 
 def main(argv):
     values, words = load(argv, [PrepareConfig], __doc__)
+    config = build(PrepareConfig, values)
+    if config.list and not words:
+        return print_list(config.data_dir)
     if len(words) != 1:
         names = f"NAME is {', '.join(KNOWN)} or one of yours with --input=TEXTFILE"
         fix = f"`python prepare.py NAME`, where {names}"
         raise UserError("prepare.py takes the name of one dataset", "command line", fix)
-    prepare(words[0], **vars(build(PrepareConfig, values)))
+    if config.inspect:
+        return print_inspection(Path(config.data_dir, words[0]))
+    prepare(words[0], **vars(config))
 
 
 if __name__ == "__main__":

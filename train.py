@@ -29,6 +29,7 @@ import torch
 from common.runtime import StopRequest, seed_for, set_up
 from prepare import SMALL, prepare
 from sample import SampleConfig, write_sample
+from tokens.mixture import bits_per_byte, open_split
 from tokens.token_files import is_prepared, load_meta, load_tokenizer
 from training import check, parallel
 from training.doctor import doctor
@@ -190,6 +191,20 @@ def score(run, stop=None):
     return row | {"seconds": run.state["seconds"]}
 
 
+def score_split(run):
+    """The lines that --eval_only --split prints: the loss of each dataset's split. Raises UserError
+    if a dataset has no such split."""
+    config, tokenizer, lines = run.config, run.data.tokenizer, []
+    for source in run.data.sources:
+        folder = Path(config.data_dir) / source.name
+        split = open_split(folder, config.split, run.learner.model.config.block_size)
+        loss = mean_loss(evaluate(run, split, config.eval_tokens))
+        bits = loss * bits_per_byte(split, tokenizer, config.eval_tokens)
+        what = f"{config.split} loss {loss:.4f}, {bits:.4f} bits per byte"
+        lines.append(f"step {run.step}: {source.name}: {what}")
+    return "\n".join(lines)
+
+
 # ---------------------------------------------------------------- the loop
 
 
@@ -308,9 +323,9 @@ def answer(run, argv):
     status."""
     config = run.config
     if config.eval_only:
-        row = score(run)
+        text = evaluation_lines(score(run)) if config.split == "val" else score_split(run)
         if run.runtime.main:
-            print(evaluation_lines(row))
+            print(text)
         return 0
     if config.dry_run:
         return dry_run(run, train_step, score, EVAL_TRAIN_TOKENS)

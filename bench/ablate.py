@@ -14,13 +14,18 @@ import sys
 
 import repo_root  # noqa: F401 (puts the repo's root on the path)
 
+from bench.ablation.terminal import Doing, format_duration, print_plan
+from common.errors import UserError, run, starting
+
+if __name__ == "__main__":
+    starting("bench/ablate.py")
+    importing = Doing("importing torch").__enter__()
+
 from bench.ablation import launch, measure
 from bench.ablation.schedule import emit, run_sweep
 from bench.ablation.settings import AblateConfig
 from bench.ablation.sweep import Sweep
-from bench.ablation.terminal import format_duration, print_plan
 from common.configurator import help_text
-from common.errors import UserError, run
 from common.runtime import StopRequest
 
 DRY_ROUNDS = 5  # rounds of timing in a dry run
@@ -31,13 +36,16 @@ def plan(sweep):
     UserError if the budget is too small for the first look."""
     config = sweep.config
     new_costs = sweep.measure(DRY_ROUNDS if config.dry_run else measure.ROUNDS)
-    tuning, reports = sweep.tuning_jobs(), sweep.report_jobs()
-    seconds = sum(sweep.predicted[job.arm] for job in tuning + reports) / len(sweep.slots)
+    jobs = sweep.planned_jobs()
+    seconds = sum(sweep.predicted[job.arm] for job in jobs) / len(sweep.slots)
     duration = format_duration(seconds)
-    print_plan(sweep)
+    print_plan(sweep, jobs)
+    kinds = [job.purpose for job in jobs]
+    words = {"curve": "for the curve of tokens", "tune": "to choose learning rates"}
+    counts = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
+    counts.append(f"{kinds.count('report')} to report")
     print(
-        f"{len(sweep.arms)} arms, {len(tuning)} runs to choose learning rates, {len(reports)} to "
-        f"report, {len(sweep.slots)} at a time: about {duration}",
+        f"{len(jobs)} runs: {', '.join(counts)}\n{len(sweep.slots)} at a time: about {duration}",
         flush=True,
     )
     if config.budget:
@@ -51,10 +59,12 @@ def plan(sweep):
 
 def report_sweep(sweep):
     """Write and print the report. Returns 1 if a run failed, else 0."""
-    from bench.ablation import report
+    with Doing("writing the report"):
+        from bench.ablation import report
 
-    report.write([sweep.out])
-    print(report.table(sweep.out))
+        report.write([sweep.out])
+        table = report.table(sweep.out)
+    print(table)
     failed = [row for row in sweep.rows.values() if row["status"] == "failed"]
     for row in failed:
         run_name = f"{row['arm']} seed {row['seed']}"
@@ -66,10 +76,11 @@ def main(argv, trainer=launch.TRAINER):
     if "--help" in argv or "-h" in argv:
         print(help_text(__doc__, [AblateConfig], {"lr_grid": "[1]"}))
         return 0
-    sweep = Sweep(argv, __doc__, trainer)
+    with Doing("checking the arms"):
+        sweep = Sweep(argv, __doc__, trainer)
     new_costs = [] if sweep.config.emit else plan(sweep)
     if sweep.config.dry_run:
-        for job in [*sweep.tuning_jobs(), *sweep.report_jobs()]:
+        for job in sweep.planned_jobs():
             print(job.command)
         return 0
 
@@ -80,11 +91,12 @@ def main(argv, trainer=launch.TRAINER):
         stop = StopRequest()
         if run_sweep(sweep, stop):
             return report_sweep(sweep)
-        print(f"stopped and saved; the same command continues: {sweep.command}")
+        print(f"stopped and saved; the same command continues:\n{sweep.command}")
         return stop.status
     finally:
         sweep.lock.close()
 
 
 if __name__ == "__main__":
+    importing.__exit__()
     run(main)

@@ -141,6 +141,8 @@ class Text:
         targets = min(limit or len(self.tokens), len(self.tokens)) - 1
 
         for start in range(0, targets, size):
+            if start // size % RELEASE == 0:
+                release(self.tokens)
             check_length(self.tokens)
             part = np.asarray(self.tokens[start : min(start + size, targets) + 1]).astype(np.int64)
             x, y = np.zeros(size, np.int64), np.full(size, -1)

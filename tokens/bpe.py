@@ -1,7 +1,5 @@
 """Train a byte-level BPE on a text, by the `tokenizers` library, for use through tiktoken."""
 
-import json
-
 from common.errors import UserError
 from tokens.encode import pieces, safe_cut
 from tokens.tokenizer import BPETokenizer
@@ -38,27 +36,32 @@ def train_bpe(texts, vocab_size, documents=False):
         what = "a vocabulary has 257 tokens, the 256 bytes and <|endoftext|>, or more"
         raise UserError(what, where, f"choose 257 to {LARGEST:,}")
     try:
-        from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+        trained = learn(texts if documents else pieces(texts, safe_cut), vocab_size - 1)
     except ImportError:
         fix = "pip install tokenizers"
         raise UserError("training a BPE needs the package tokenizers", where, fix) from None
 
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    split = pre_tokenizers.Split(Regex(GPT4), "isolated")
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 1,
-        initial_alphabet=[*LETTERS.values()],
-        show_progress=False,
-    )
-    trained.train_from_iterator(texts if documents else pieces(texts, safe_cut), trainer)
-
-    vocab = json.loads(trained.to_str())["model"]["vocab"]
+    vocab = trained.get_vocab()
     if len(vocab) < vocab_size - 1:
         what = f"the text is too short: it yields only {len(vocab) + 1:,} tokens"
         raise UserError(what, where, f"choose {len(vocab) + 1} or less, or a longer text")
     return BPETokenizer(encoding_of(vocab))
+
+
+def learn(texts, size):
+    """The library's own tokenizer of `size` tokens, or fewer if the texts yield no more."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+    split = pre_tokenizers.Split(Regex(GPT4), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    alphabet = [*LETTERS.values()]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def encoding_of(vocab):

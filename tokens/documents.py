@@ -98,7 +98,8 @@ def opened(path):
         if packed == ".gz":
             stream = gzip.open(path)  # noqa: SIM115 (closed below)
         elif packed == ".zst":
-            stream = needed("pyarrow", path).input_stream(str(path), compression="zstd")
+            packed_stream = needed("pyarrow", path).input_stream(str(path), compression="zstd")
+            stream = io.BufferedReader(packed_stream)
         else:
             stream = open(path, "rb")  # noqa: SIM115 (closed below)
         with stream:
@@ -191,14 +192,15 @@ def json_rows(path):
 
 
 def table_rows(path, kind, columns):
-    """Yield (path, row number) of a csv or parquet file, all of a csv as text."""
+    """Yield (where it is, row) of a csv or parquet file, only these columns if they are given."""
     give_hub_a_home()
     datasets = needed("datasets", path)
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the error says it all
     options = {"columns": columns}
-    if kind == "csv":
+    if kind == "csv":  # a column of texts stays as it is, also if all of them are numbers
+        texts = dict.fromkeys(columns or (), str)
         tab = "\t" if ending(path)[0] == ".tsv" else ","
-        options = {"sep": tab, "dtype": str, "keep_default_na": False}
+        options = dict(sep=tab, usecols=columns, converters=texts, keep_default_na=False)
     try:
         rows = datasets.load_dataset(
             kind, data_files=glob.escape(str(path)), split="train", streaming=True, **options
@@ -291,14 +293,18 @@ def documents_of(shapes, named, skipped):
 
 def column_of(path, column, skipped):
     """Yield the texts of a column. Rows without one are counted."""
-    empty = 0
+    empty, fix = 0, "choose a column of texts with --field=NAME"
     for where, row in rows_of(path, [column]):
-        if row.get(column) in (None, ""):
+        value = row.get(column)
+        if value is None or isinstance(value, str) and not value.strip():
             empty += 1
-        else:
-            yield text_of(row, column, where, "choose a column of texts with --field=NAME")
+            continue
+        if not isinstance(value, str):
+            what = f"the field {column} holds a {type(value).__name__}, not a text"
+            raise UserError(what, where, fix)
+        yield text_of(row, column, where, fix)
     if empty:
-        skipped[str(path)] = f"{empty:,} rows have no {column}"
+        skipped[str(path)] = f"rows without {column}: {empty:,}"
 
 
 def pair_rows(shapes, skipped):
@@ -314,4 +320,4 @@ def pair_rows(shapes, skipped):
             else:
                 empty += 1
         if empty:
-            skipped[str(path)] = f"{empty:,} rows have no answer"
+            skipped[str(path)] = f"rows without an answer: {empty:,}"

@@ -25,7 +25,7 @@ import numpy as np
 from common.errors import UserError
 from tokens.batches import Batches, Text, visits
 from tokens.pairs import PairBatches, Pairs
-from tokens.token_files import fingerprint, load_mask, load_split
+from tokens.token_files import PIECE, fingerprint, load_mask, load_split
 
 BLOCK = 10_000  # samples in which every source has exactly its share
 
@@ -66,7 +66,8 @@ def bits_per_byte(split, tokenizer, limit):
     """The factor from nats per scored token to bits per byte, over the first `limit` tokens of a
     split (0: all). For pairs, only the bytes of the answers count."""
     targets, ids = split.scored(limit)
-    return targets / len(tokenizer.decode_bytes(ids)) / math.log(2)
+    parts = (ids[start : start + PIECE] for start in range(0, len(ids), PIECE))
+    return targets / sum(len(tokenizer.decode_bytes(part)) for part in parts) / math.log(2)
 
 
 def mixed_fingerprint(metas):

@@ -19,11 +19,13 @@ import hashlib
 import math
 from collections import deque
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 from tqdm import tqdm
 
 from common.errors import UserError
+from tokens.encode import encode_batches
 from tokens.token_files import TokenFile
 from tokens.tokenizer import BPETokenizer
 
@@ -179,43 +181,6 @@ def nanogpt_splits(corpus):
 # ---------------------------------------------------------------- texts to tokens
 
 
-def safe_cut(text):
-    """The last place where a text can be cut without changing its BPE tokens, 0 if there is none.
-    It lies before white space that follows a letter or digit, or between a line's end and a letter.
-    No piece of GPT-2's pattern, or of those derived from it, reaches across such a place, and none
-    depends on what comes after it."""
-    for at in range(len(text) - 1, 1, -1):
-        before, last, first = text[at - 2 : at + 1]
-        if first.isspace() and last.isalnum():
-            return at
-        if first.isalpha() and last == "\n" and not before.isspace():
-            return at
-    return 0
-
-
-def cut_safely(parts):
-    """The same running text as (split, text) parts, cut where no token reaches across. What waits
-    for the next part does not grow with the text."""
-    current, rest = None, ""
-    for split, text in parts:
-        if split != current and rest:
-            yield current, rest
-            rest = ""
-        current, text = split, rest + text
-        cut = safe_cut(text)
-        rest = text[cut:]
-        if cut:
-            yield split, text[:cut]
-    if rest:
-        yield current, rest
-
-
-def encode_batches(tokenizer, texts):
-    """Yield (ids (T,), bytes of the text) for each of `texts`, in their order."""
-    for text in texts:
-        yield tokenizer.encode(text), len(text.encode())
-
-
 def end_of_text(tokenizer):
     """The id of <|endoftext|>, None if the vocabulary has no such token."""
     if isinstance(tokenizer, BPETokenizer):
@@ -229,26 +194,37 @@ def separated(text):
     return text + "\n\n"[newlines:]
 
 
-def write_parts(parts, tokenizer, folder, documents, size):
-    """Write the token files of (split, text) parts: of a running text, or of documents. `size` is
-    about how many bytes there are. Returns {split: entry in meta.json}."""
-    end, waiting, files = end_of_text(tokenizer), deque(), {}
-    if isinstance(tokenizer, BPETokenizer) and not documents:
-        parts = cut_safely(parts)
+def encoded(parts, tokenizer, documents):
+    """Yield (split, ids, bytes of their text) of (split, text) parts: of each document, or of
+    consecutive pieces of a running text. <|endoftext|> follows each document if there is one."""
+    if not documents:
+        for split, group in groupby(parts, key=lambda part: part[0]):
+            texts = (text for _, text in group)
+            for ids, n_bytes in encode_batches(tokenizer, texts, documents=False):
+                yield split, ids, n_bytes
+        return
+
+    end, waiting = end_of_text(tokenizer), deque()
 
     def texts():
         for split, text in parts:
             if text:
                 waiting.append(split)
-                yield separated(text) if documents and end is None else text
+                yield separated(text) if end is None else text
 
-    counts = dict.fromkeys(("train", "val", "test"), 0)
+    for ids, n_bytes in encode_batches(tokenizer, texts(), documents=True):
+        yield waiting.popleft(), ids if end is None else np.append(ids, end), n_bytes
+
+
+def write_parts(parts, tokenizer, folder, documents, size):
+    """Write the token files of (split, text) parts: of a running text, or of documents. `size` is
+    about how many bytes there are. Returns {split: entry in meta.json}."""
+    files, counts = {}, dict.fromkeys(("train", "val", "test"), 0)
     bar = tqdm(total=size, desc="writing tokens", unit="B", **BAR)
-    for ids, n_bytes in encode_batches(tokenizer, texts()):
-        split = waiting.popleft()
+    for split, ids, n_bytes in encoded(parts, tokenizer, documents):
         if split not in files:
             files[split] = TokenFile(folder / f"{split}.bin", tokenizer.vocab_size)
-        files[split].add(np.append(ids, end) if documents and end is not None else ids, n_bytes)
+        files[split].add(ids, n_bytes)
         counts[split] += 1
         bar.update(n_bytes)
     bar.close()
@@ -266,8 +242,9 @@ def write_corpus(corpus, make_tokenizer, folder):
     """Write the token files of a Corpus, which is split here, or of {"train", "val"[, "test"]:
     Corpus}, whose splits are given.
 
-    make_tokenizer(chars, texts) returns the tokenizer; chars() is the set of the text's characters,
-    texts() a pass over texts that are only in train. Returns (tokenizer, {split: entry in
+    make_tokenizer(chars, texts, documents) returns the tokenizer; chars() is the set of the text's
+    characters, texts() a pass over text that is in train however large the test split becomes:
+    documents, or pieces of one text. Returns (tokenizer, {split: entry in
     meta.json}, sha256 of the text; that of a given test split does not count, so that a test split
     can be added to a known text). Raises UserError if there is too little text."""
     if isinstance(corpus, dict):
@@ -279,11 +256,15 @@ def write_corpus(corpus, make_tokenizer, folder):
     if documents:
         found.chars.add("\n")  # for the blank line between documents
 
-    def learned():  # what is in train however large the test split becomes
-        parts = split(corpus, found, MOST)
-        return (text for split_name, text in parts if split_name == "train")
+    def learned():
+        total = 0.9 * (1 - MOST) * found.characters
+        with tqdm(total=total, desc="reading train", unit=" characters", **BAR) as bar:
+            for name, text in split(corpus, found, MOST):
+                if name == "train":
+                    yield text
+                    bar.update(len(text))
 
-    tokenizer = make_tokenizer(lambda: found.chars, learned)
+    tokenizer = make_tokenizer(lambda: found.chars, learned, documents)
     share = share_of_test(estimated_tokens(tokenizer, found.sample, found.characters))
     parts = split(corpus, found, share)
     entries = write_parts(parts, tokenizer, folder, documents, found.bytes)
@@ -308,10 +289,11 @@ def write_given(splits, make_tokenizer, folder):
                     sha256.update(text.encode())
                 yield split, text
 
-    tokenizer = make_tokenizer(chars, splits["train"].pieces)
+    documents = splits["train"].documents
+    tokenizer = make_tokenizer(chars, splits["train"].pieces, documents)
     sizes = [corpus.size for corpus in splits.values()]
     size = None if None in sizes else sum(sizes)
-    entries = write_parts(parts(), tokenizer, folder, splits["train"].documents, size)
+    entries = write_parts(parts(), tokenizer, folder, documents, size)
     check_splits(entries, splits["train"].source)
     return tokenizer, entries, sha256.hexdigest()
 

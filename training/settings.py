@@ -47,6 +47,7 @@ class TrainConfig:
     eval_interval: PositiveInt = 2000  # steps between evaluations; each saves a checkpoint
     eval_tokens: NonNegativeInt = 0  # validation tokens to score of each dataset; 0 = all
     eval_only: bool = False  # evaluate once and stop
+    split: Literal["train", "val", "test"] = "val"  # what eval_only scores
     dry_run: bool = False  # print what the run would cost, and stop
     doctor: bool = False  # check device, disk, data, model and optimizer, and stop
     check: bool | Literal["record"] = False  # compare with the golden curve, and stop
@@ -103,6 +104,10 @@ class TrainConfig:
         if (self.eval_only + self.dry_run + self.doctor + bool(self.check)) > 1:
             raise ValueError(
                 "eval_only, dry_run, doctor and check each stop without training: choose one"
+            )
+        if self.split != "val" and not self.eval_only:
+            raise ValueError(
+                f"split={self.split} is scored by eval_only, and by nothing else: add --eval_only"
             )
         if not self.out_dir:
             raise ValueError("out_dir is empty: name a folder")
@@ -173,6 +178,7 @@ ONE_START = (
     "versions",
     "overwrite",
     "eval_only",
+    "split",
     "dry_run",
     "doctor",
     "check",

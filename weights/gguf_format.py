@@ -42,6 +42,9 @@ NAMES = {  # GGUF's tensor: Hugging Face's tensor; {} is the number of the layer
     "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
     "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
 }
+# Written for a vocabulary of bytes alone, since llama.cpp refuses a file without merges. It has no
+# effect: no pattern leaves a letter and a mark after it in one piece.
+NO_MERGES = ["a !"]
 DAMAGED = "download the file again"
 
 
@@ -195,6 +198,7 @@ def read_tokenizer(path):
     try:
         if model == "rwkv":
             return from_escaped(tokens, path)
+        merges = [] if merges == NO_MERGES else merges
         return from_lists(tokens, merges, special, PATTERNS[pre], path)
     except (KeyError, TypeError, AttributeError) as error:  # entries of another type or letter
         what = f"cannot read the tokenizer: {type(error).__name__} {one_line(error)}"
@@ -263,7 +267,7 @@ def write_tokenizer(gguf, writer, tokenizer, vocab_size):
         writer.add_tokenizer_model("gpt2")
         pre = {pattern: name for name, pattern in PATTERNS.items()}
         writer.add_tokenizer_pre(pre[tokenizer["pat_str"]])
-        writer.add_token_merges(merges)
+        writer.add_token_merges(merges or NO_MERGES)
     else:
         tokens = to_escaped(tokenizer)
         writer.add_tokenizer_model("rwkv")

@@ -42,19 +42,19 @@ def control_group(sweep):
 
 
 def judged_arms(sweep):
-    """The arms that are compared with another: not the control group, not the curve's, and not the
-    cells of a factorial."""
-    control = control_group(sweep)
-    others = {arm: facts for arm, facts in sweep["arms"].items() if arm not in control}
-    return [arm for arm, facts in others.items() if not (facts.get("curve") or facts.get("cell"))]
+    """The arms that are compared with another: not the control group, the curve's, or the cells of
+    a factorial."""
+    control, arms = control_group(sweep), sweep["arms"].items()
+    apart = [arm for arm, facts in arms if facts.get("curve") or facts.get("cell")]
+    return [arm for arm, _ in arms if arm not in [*control, *apart]]
 
 
 def planned_runs(sweep, seeds):
     """{arm: runs} that a look at `seeds` seeds takes."""
-    cells = [arm for arm, facts in sweep["arms"].items() if facts.get("cell")]
-    if cells or sweep.get("screening"):
-        return dict.fromkeys(cells or [*control_group(sweep), *judged_arms(sweep)], seeds)
     control, arms = control_group(sweep), judged_arms(sweep)
+    if sweep.get("screening") or any(facts.get("cell") for facts in sweep["arms"].values()):
+        others = [arm for arm, facts in sweep["arms"].items() if not facts.get("curve")]
+        return dict.fromkeys(others, seeds)
     counts = control_runs(max(len(arms), 1), seeds)
     if len(control) == 1:
         counts = [sum(counts)]
@@ -134,15 +134,16 @@ def family_of(names, records):
     return len({*names, *(name for record in records for name in record["arms"])})
 
 
-def record(folders, sweep, tried, names, margin):
-    """Add a line to the history of each folder, unless its last line says the same."""
+def record(folders, sweep, tried, analysis, records):
+    """Add a line about an analysis to the history of each folder, unless its last line says the
+    same. records: the lines that the analysis knew."""
     content = {
         "when": datetime.now().astimezone().isoformat(timespec="seconds"),
         "metric": sweep["metric"],
-        "margin": margin,
-        "arms": names,
+        "margin": None if math.isnan(analysis.margin) else analysis.margin,
+        "arms": [verdict.name for verdict in analysis.verdicts if verdict is not analysis.floor],
         "runs": tried,
-        "looks": declared_looks(sweep, tried, read(folders, sweep)),
+        "looks": declared_looks(sweep, tried, records),
         "folders": [folder.name for folder in folders],
         "identity": identity(sweep),
     }

@@ -150,11 +150,11 @@ class Losses:
         side was not timed, and for more than two groups."""
         sides = [arms[0] for arms in groups]
         ratios = [self.step_ratio(arm) for arm in sides]
-        rows = [self.runs.done.get(arm) for arm in sides]
-        if len(groups) > 2 or not all(ratios) or not all(rows):
+        if len(groups) > 2 or not all(ratios):
             return [np.empty(0)] * len(groups)
 
-        steps = [next(iter(of_arm.values()))["curve"][-1][0] for of_arm in rows]
+        curves = [[row["curve"] for row in self.rows([arm]) if row["curve"]] for arm in sides]
+        steps = [found[0][-1][0] if found else math.inf for found in curves]
         end = min(last * ratio[0] for last, ratio in zip(steps, ratios, strict=True))
         return [
             np.concatenate(

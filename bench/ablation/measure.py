@@ -1,4 +1,5 @@
-"""Measure what each arm costs: time its steps, the arms in turn, on an otherwise idle machine."""
+"""Measure what each arm costs: time its steps, eager and compiled, the arms in turn, and notice
+whether other work disturbs the times."""
 
 import contextlib
 import io
@@ -10,25 +11,38 @@ import torch
 
 import sample
 import train
+from bench.ablation import quiet
 from bench.ablation.settings import variant_config
-from common.configurator import build
+from bench.ablation.terminal import say
+from bench.timing.results import interval, turns
 from common.errors import UserError, one_line
-from common.runtime import set_up
+from common.runtime import Runtime, set_up
 from parts import costs
-from training.settings import TrainConfig, read_config
+from training import parallel
+from training.settings import read_config
 from training.start import make_run
 
-WARM_UP = 3  # rounds that are not timed
+FORMS = ("eager", "compiled")
+NOT_TIMED = "not timed: --time_forms=True does"
+WARM_UP = 3  # steps of each form that are not timed; the first one compiles
 ROUNDS = 50  # of all arms in turn; fewer if they take long
-EVALUATED = 5  # rounds that also time an evaluation, and rounds of decoding
+EVALUATED = 5  # rounds of evaluation and decoding
 SECONDS = 15  # per arm, for all its rounds of training
 DECODED = 32  # tokens written in a round of decoding
+COMPILES = 25  # seconds that an arm takes to compile on a CPU, about
+
+SAME = 0.05  # by which the step times of two arms that are the same may differ
+TRIES = 3  # how often the rounds are timed until the machine was quiet
+PATIENCE = 30  # seconds to wait, before each try, for the machine to become quiet
 
 
 def quartiles(times):
     """{"q25", "median", "q75"} in milliseconds of times in seconds."""
     found = 1000 * np.quantile(times, (0.25, 0.5, 0.75))
     return dict(zip(("q25", "median", "q75"), found.round(4).tolist(), strict=True))
+
+
+# ---------------------------------------------------------------- one arm
 
 
 def start_run(values):
@@ -42,23 +56,72 @@ def start_run(values):
         return make_run(settings, metas, tokenizer, runtime)
 
 
+def own_form(values):
+    """The form in which an arm's runs train."""
+    return "compiled" if values["compile"] else "eager"
+
+
+def has_forms(row, both):
+    """Whether a row of costs.jsonl has the times of both forms, where both are wanted, or says why
+    there are none."""
+    found = row.get("forms") or {}
+    why = [(found.get(form) or {"why": NOT_TIMED}).get("why") for form in FORMS]
+    return bool(found) and not (both and NOT_TIMED in why)
+
+
+def why_no_compiling(device):
+    """Why nothing is compiled on a device; "" if it can be."""
+    if device.startswith("mps"):
+        return "eager is safer on Metal"
+    try:
+        Runtime(device, "float32", 0, 1, []).choose_compile(True, 0)
+    except UserError as error:
+        return one_line(error.parts[0])
+    return ""
+
+
 class Probe:
-    """A run of an arm that takes train.py's own steps, is evaluated, and writes tokens. Times are
-    in seconds."""
+    """A run of an arm that takes train.py's own steps in either form, is evaluated, and writes
+    tokens. Times are in seconds."""
 
     def __init__(self, values):
         self.run = start_run(values)
+        learner = self.run.learner
+        self.nets = {own_form(values): learner.net}
 
     def synchronize(self):
         if self.run.runtime.device.startswith("cuda"):
             torch.cuda.synchronize(self.run.runtime.device)
 
-    def step(self):
-        """The time of one training step."""
+    def step(self, form=None):
+        """The time of one training step, by default in the form in which the run trains."""
+        learner = self.run.learner
+        if form and form not in self.nets:
+            self.nets[form] = parallel.trained(learner.model, form == "compiled", self.run.runtime)
+        learner.net = self.nets[form] if form else learner.net
         began = time.perf_counter()
         train.train_step(self.run)
         self.synchronize()
         return time.perf_counter() - began
+
+    def held_bytes(self):
+        """Bytes that training holds at the end of a forward pass in the form of the last step:
+        four numbers per parameter (weight, gradient, two moments), and each tensor that the
+        backward pass will read. Backward's temporaries come on top."""
+        run, sizes = self.run, {}  # place of a tensor in memory: its bytes
+        batch = run.data.batches.get(0, run.config.batch_size)
+        x, y = (torch.from_numpy(part).to(run.runtime.device) for part in batch)
+
+        def note(tensor):
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+        with hooks, run.runtime.autocast():
+            loss = run.learner.net(x, y)[1]  # alive until the end: no place is used twice
+        weights = list(run.learner.model.parameters())
+        sizes |= {p.untyped_storage().data_ptr(): 4 * p.nbytes for p in weights}
+        return sum(sizes.values()) if loss.requires_grad else 0
 
     def evaluate(self):
         """The time of one batch of an evaluation."""
@@ -85,78 +148,140 @@ class Probe:
         return times[1:] or times  # the first one reads the prompt
 
 
-def peak_memory(values):
-    """Bytes that an arm's training allocates at its peak on CUDA, the arm alone."""
-    device = set_up(values["device"], values.get("dtype", "auto")).device
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    held = torch.cuda.memory_allocated(device)
-    Probe(values).step()
-    return torch.cuda.max_memory_allocated(device) - held
+# ---------------------------------------------------------------- all arms
 
 
 class Timings:
     """The probes of some arms, the times that they take, and why some of them failed."""
 
-    def __init__(self, arms, cuda):
-        self.arms, self.cuda = arms, cuda
-        self.probes, self.peaks, self.failed = {}, {}, {}
-        self.times = {name: {"train": [], "evaluate": [], "decode": []} for name in arms}
+    def __init__(self, arms, why_not):
+        self.arms, self.why_not = arms, why_not  # why_not: why only the own form is timed, or ""
+        self.cuda = arms["base"]["device"].startswith("cuda")
+        more = [] if why_not else FORMS
+        self.forms = {name: dict.fromkeys([own_form(arms[name]), *more]) for name in arms}
+        self.probes, self.failed = {}, {}
+        self.memory = {}  # (arm, form): bytes
+        self.steps = {}  # (arm, form): seconds [rounds]
+        self.times = {name: {"evaluate": [], "decode": []} for name in arms}
+        self.why = {}  # (arm, form): why this form cannot be timed
+        self.disturbed = ""  # why the times cannot be believed
 
-    def run(self, rounds):
+    def run(self, rounds, tries):
         """Make the probes and take all times."""
-        for name, values in self.arms.items():
-            if self.cuda:
-                self.peaks[name] = self.call(name, peak_memory, values)
-            self.probes[name] = self.call(name, Probe, values)
-        self.time_training(rounds)
-        self.time_decoding(min(rounds, EVALUATED))
+        for number, name in enumerate(self.arms):
+            say(f"{name}: arm {number + 1} of {len(self.arms)}, its model and data")
+            held = torch.cuda.memory_allocated() if self.cuda else 0
+            self.probes[name] = self.call(name, None, Probe, self.arms[name])
+            for form in self.forms[name]:
+                say(f"{name}: arm {number + 1} of {len(self.arms)}, first steps, {form}")
+                self.call(name, form, self.warm_up, name, form, held)
+        for number in range(tries):
+            if tries > 1:
+                quiet.wait_until_quiet(PATIENCE)
+            work = quiet.OtherWork()
+            self.time_training(rounds, f", try {number + 1}" if number else "")
+            self.disturbed = why_disturbed(self, work.share())
+            if not self.disturbed:
+                break
+        self.time_the_rest(min(rounds, EVALUATED))
 
-    def call(self, name, function, *args):
-        """Call a function for an arm. Returns None if it fails, or if the arm has failed before."""
-        if name in self.failed:
+    def call(self, name, form, function, *args):
+        """Call a function for a form of an arm. Returns None if it fails, or has failed before. An
+        arm has failed if the form in which it trains has."""
+        if name in self.failed or (name, form) in self.why:
             return None
         try:
             return function(*args)
         except (RuntimeError, FloatingPointError, UserError) as error:
             # Usually it is out of memory; the run will then report that, too.
-            self.failed[name] = one_line(error)
-            self.probes.pop(name, None)
+            self.why[name, form] = one_line(error)
+            if form in (None, own_form(self.arms[name])):
+                self.failed[name] = one_line(error)
+                self.probes.pop(name, None)
             return None
 
-    def time_training(self, rounds):
-        """Let the arms take steps in turn, so that other work slows all of them equally."""
-        began = time.perf_counter()
-        for number in range(-WARM_UP, rounds):
-            if number >= EVALUATED and time.perf_counter() - began > SECONDS * len(self.arms):
-                break
-            forward = list(self.arms)
-            for name in forward if number % 2 else reversed(forward):  # the order alternates
-                self.take(name, "train", Probe.step, number)
-                if number < EVALUATED:
-                    self.take(name, "evaluate", Probe.evaluate, number)
+    def warm_up(self, name, form, held):
+        """Take the first steps of a form, and measure its memory: on CUDA the peak of the last step
+        beyond the `held` bytes of the arms before."""
+        probe = self.probes[name]
+        for number in range(WARM_UP):
+            if self.cuda and number == WARM_UP - 1:
+                torch.cuda.reset_peak_memory_stats()
+            probe.step(form)
+        peak = torch.cuda.max_memory_allocated() - held if self.cuda else probe.held_bytes()
+        self.memory[name, form] = peak
 
-    def take(self, name, what, method, number):
-        """Take one time of an arm. A negative number is a round that warms up."""
-        seconds = self.call(name, lambda: method(self.probes[name]))
-        if seconds is not None and number >= 0:
-            self.times[name][what].append(seconds)
+    def time_training(self, rounds, suffix):
+        """Let the forms of all arms take steps in turn. A form that fails has NaN in its place."""
+        sides = [side for name in self.arms for side in self.sides(name)]
+        times = {side: [] for side in sides}
+        began, limit, current = time.perf_counter(), SECONDS * len(self.arms), -1
+        for number, (name, form) in turns(sides, rounds):
+            if number != current:
+                if number > EVALUATED and time.perf_counter() - began > limit:
+                    break
+                current = number
+            say(f"{name}, {form}: step {number + 1} of {rounds}{suffix}")
+            seconds = self.call(name, form, Probe.step, self.probes.get(name), form)
+            times[name, form].append(math.nan if seconds is None else seconds)
+        self.steps = {side: np.array(seconds) for side, seconds in times.items()}
 
-    def time_decoding(self, rounds):
-        for number in range(-1, rounds):
-            for name in self.arms:
-                times = self.call(name, lambda name=name: self.probes[name].decode())
-                if times and number >= 0:
-                    self.times[name]["decode"] += times
+    def time_the_rest(self, rounds):
+        """Time evaluations and decoding, of which the first round does not count."""
+        for number, name in turns(self.arms, rounds + 1):
+            say(f"{name}: evaluation and decoding, round {number} of {rounds}")
+            evaluation = self.call(name, None, Probe.evaluate, self.probes.get(name))
+            decoding = self.call(name, None, Probe.decode, self.probes.get(name))
+            if number and decoding:
+                self.times[name]["evaluate"].append(evaluation)
+                self.times[name]["decode"] += decoding
+
+    def sides(self, name):
+        """[(arm, form)] of the forms of an arm that have not failed."""
+        if name in self.failed:
+            return []
+        return [(name, form) for form in self.forms[name] if (name, form) not in self.why]
+
+    # ------------------------------------------------------------ the rows
+
+    def faster(self, name):
+        """(arm, form) of the faster form of an arm."""
+        return min(self.sides(name), key=lambda side: np.median(self.steps[side]))
+
+    def step_ratio(self, name):
+        """{"ratio", "low", "high", "form", "base_form"}: the time of a step in this arm's faster
+        form over that of the base in its own, the median over the rounds with its 95 % interval.
+        None if the times cannot be believed, or for the base."""
+        if self.disturbed or name == "base":
+            return None
+        arm, base = self.faster(name), self.faster("base")
+        ratios = self.steps[arm] / self.steps[base]
+        if len(ratios) < 2:
+            return None
+        found = (round(number, 4) for number in interval(ratios))
+        return dict(zip(("ratio", "low", "high"), found, strict=True)) | {
+            "form": arm[1],
+            "base_form": base[1],
+        }
+
+    def form_row(self, name, form):
+        """What is known of one form of an arm: its times and memory, or {"why"} it has none."""
+        if (name, form) not in self.steps or (name, form) in self.why:
+            return {"why": self.why.get((name, form), self.why_not)}
+        step, run = quartiles(self.steps[name, form]), self.probes[name].run
+        row = {"milliseconds_per_step": step}
+        row["tokens_per_second"] = round(1000 * run.step_tokens / step["median"], 1)
+        return row | {
+            "peak_memory_bytes": self.memory[name, form],
+            "peak_memory": "measured" if self.cuda else "held after a forward pass",
+        }
 
     def row(self, name):
-        """The measured columns of costs.jsonl, and the closed forms beside them."""
+        """The columns of costs.jsonl. Times and memory beside `forms` are of the form in which the
+        runs train."""
         values, times = self.arms[name], self.times[name]
-        config, c = build(TrainConfig, values), variant_config(values)
-        runtime = self.probes[name].run.runtime
-        table, step = costs.parameter_table(c), quartiles(times["train"])
-        tokens = config.batch_size * config.gradient_accumulation_steps * c.block_size
-        peak = self.peaks.get(name)
+        c, runtime = variant_config(values), self.probes[name].run.runtime
+        table = costs.parameter_table(c)
         return {
             "arm": name,
             "parameters": sum(table.values()),
@@ -165,13 +290,14 @@ class Timings:
             "kv_bytes_per_token": costs.kv_bytes_per_token(
                 c, 4 if runtime.dtype == "float32" else 2
             ),
-            "milliseconds_per_step": step,
-            "tokens_per_second": round(1000 * tokens / step["median"], 1),
-            "steps_timed": len(times["train"]),
+            **self.form_row(name, own_form(values)),
+            "steps_timed": len(self.steps[name, own_form(values)]),
+            "forms": {form: self.form_row(name, form) for form in FORMS},
+            "step_ratio": self.step_ratio(name),
+            "quiet": not self.disturbed,
+            "disturbed": self.disturbed,
             "evaluation_ms_per_batch": quartiles(times["evaluate"])["median"],
             "decode_ms_per_token": quartiles(times["decode"]),
-            "peak_memory_bytes": peak or costs.memory_bytes(c, config.batch_size, c.block_size),
-            "peak_memory": "measured" if peak else "closed form",
             "threads": torch.get_num_threads(),
             "compile": values["compile"],
             "device": runtime.device,
@@ -179,18 +305,36 @@ class Timings:
         }
 
 
-def arm_costs(arms, threads, facts, rounds=None):
+def why_disturbed(timings, share):
+    """Why some times cannot be believed: other work took this share of the cores, or an arm that is
+    the base again differs from it. "" if they can."""
+    if share > quiet.BUSY:
+        return f"other work kept {share:.0%} of the cores busy"
+    if "base" in timings.failed:
+        return "the base could not be timed"
+    base, steps = timings.arms["base"], timings.steps
+    twins = [name for name, values in timings.arms.items() if values == base and name != "base"]
+    for side in (side for name in twins for side in timings.sides(name)):
+        apart = np.median(steps[side] / steps.get(("base", side[1]), math.nan)) - 1
+        if abs(apart) > SAME:
+            return f"the base again took {1 + apart:.2f} of the base's time, {side[1]}"
+    return ""
+
+
+def arm_costs(arms, threads, facts, rounds=None, both=False, tries=1):
     """([row of costs.jsonl], {name: reason} of the arms that failed) for arms {name: values of a
-    run}. `facts` are added to each row. Peak memory is measured on CUDA, and elsewhere the closed
-    form at the end of a forward pass."""
-    if any(values["compile"] for values in arms.values()):
+    run}, among them "base". `facts` are added to each row. If not `both` forms are timed, eager and
+    compiled, it is the one in which the runs train. The rounds are timed up to `tries` times, until
+    no other work disturbs them."""
+    device = arms["base"]["device"]
+    why_not = why_no_compiling(device) if both else NOT_TIMED
+    if both or any(values["compile"] for values in arms.values()):
         # All arms share one forward method, and torch counts its compiled forms together.
         torch._dynamo.config.recompile_limit = max(64, 2 * len(arms))
-    cuda = any(values["device"].startswith("cuda") for values in arms.values())
-    timings, threads_before = Timings(arms, cuda), torch.get_num_threads()
+    timings, threads_before = Timings(arms, why_not), torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        timings.run(ROUNDS if rounds is None else rounds)
+        timings.run(ROUNDS if rounds is None else rounds, tries)
         rows = [timings.row(name) | facts for name in arms if name not in timings.failed]
     finally:
         torch.set_num_threads(threads_before)

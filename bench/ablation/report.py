@@ -16,9 +16,8 @@ from pathlib import Path
 
 import jinja2
 
-from bench.ablation import figures, history, paper, plots, sentences, tables
+from bench.ablation import figures, paper, plots, sentences, tables
 from bench.ablation.caveats import caveats
-from bench.ablation.losses import tried_seeds
 from bench.ablation.sentences import NOT_YET
 from bench.ablation.sweeps import gather
 from common.errors import UserError
@@ -75,16 +74,8 @@ def write(folders, running=False):
         write_file(out / name, content)
     if not running:
         for section in sections:
-            record_look(section)
+            section.record()
     return out / "report.html"
-
-
-def record_look(section):
-    """Add to the history of each folder what this report has read."""
-    analysis, floor = section.main, section.main.floor
-    names = [sentences.arm_name(one) for one in analysis.verdicts if one is not floor]
-    margin = analysis.margin if math.isfinite(analysis.margin) else None
-    history.record(section.folders, section.sweep, tried_seeds(section.runs), names, margin)
 
 
 def withhold_verdicts(section):

@@ -53,6 +53,7 @@ class AblateConfig:
     limit: str | None = None  # time after which a run has failed; None: ten times its prediction
     engine: Literal["local", "ray"] = "local"  # where runs are started
     emit: Literal["slurm"] | None = None  # write an array job; run again without emit to gather it
+    time_forms: bool | None = None  # time arms eager and compiled; None: if not screening, dry_run
     dry_run: bool = False  # print arms, costs, commands and the predicted time, and stop
 
     def __post_init__(self):
@@ -66,13 +67,16 @@ class AblateConfig:
         if self.lr_grid is None:
             self.lr_grid = [1] if self.screening else [0.5, 1, 2]
         if self.curve is None:
-            self.curve = [] if self.screening else [0.25, 0.5, 2]
+            self.curve = [] if self.screening or self.design == "factorial" else [0.25, 0.5, 2]
         for key in ("lr_grid", "curve"):
             setattr(self, key, multiples(key, getattr(self, key)))
         if 1 in self.curve:
             raise ValueError("curve holds 1, which is the base itself: leave it out")
         if not self.lr_grid:
             raise ValueError("lr_grid is empty: give [1] for the base's rate alone")
+        if self.time_forms is None:
+            self.time_forms = not (self.screening or self.dry_run)
+        self.patient = not (self.screening or self.dry_run) or self.match == "time"
         self.budget_seconds = parse_duration(self.budget, "budget")
         self.limit_seconds = parse_duration(self.limit, "limit")
 

@@ -59,17 +59,18 @@ class Contrast:
         return self.mean - half, self.mean + half
 
 
-def contrast(groups, weights=(1, -1)):
-    """The Contrast of the weighted means of independent groups, each [n, ...]."""
-    mean, parts, squares = 0.0, 0.0, 0.0
+def contrast(groups, weights=(1, -1), pooled=None):
+    """The Contrast of the weighted means of independent groups, each [n, ...]. `pooled` (variance,
+    degrees of freedom) replaces the groups' own variances."""
+    parts, squares = 0.0, 0.0
     with np.errstate(all="ignore"):
+        mean = sum(w * np.mean(group, 0) for w, group in zip(weights, groups, strict=True))
         for weight, group in zip(weights, groups, strict=True):
             n = len(group)
-            part = weight**2 * variance(group) / n
-            mean, parts = mean + weight * np.mean(group, 0), parts + part
-            squares = squares + part**2 / (n - 1 if n > 1 else math.nan)
+            part = weight**2 * (pooled[0] if pooled else variance(group)) / n
+            parts, squares = parts + part, squares + part**2 / (n - 1 if n > 1 else math.nan)
         df = np.where(parts > 0, parts**2 / squares, np.where(parts == 0, np.inf, np.nan))
-    return Contrast(mean, np.sqrt(parts), df)
+    return Contrast(mean, np.sqrt(parts), pooled[1] if pooled else df)
 
 
 def variance(group):
@@ -160,25 +161,11 @@ def over_share(p, shares):
 
 
 def pooled_variance(groups):
-    """(variance, degrees of freedom) within groups, each [n, ...]."""
+    """(variance, degrees of freedom) within groups, each [n, ...]. With few runs, a screening finds
+    with it what Welch's test cannot; simulate.py measures its error where variances differ."""
     groups = [group for group in groups if len(group) > 1]
     df = sum(len(group) - 1 for group in groups)
     return sum((len(group) - 1) * variance(group) for group in groups) / max(df, 1), df
-
-
-def screen(comparisons, pooled, df):
-    """Holm's corrected p-values [..., family] of a screening: t tests of comparisons (groups,
-    weights) with one variance, pooled over all arms. With few runs this finds what Welch's test
-    cannot. simulate.py measures its error, also where variances differ."""
-    p = [
-        Contrast(
-            sum(w * np.mean(group, 0) for w, group in zip(weights, groups, strict=True)),
-            np.sqrt(pooled * sum(w**2 / len(g) for w, g in zip(weights, groups, strict=True))),
-            df,
-        ).p()
-        for groups, weights in comparisons
-    ]
-    return holm(np.stack(p, -1))
 
 
 # --- how many runs

@@ -23,7 +23,6 @@ from bench.ablation.significance import (
     judge,
     pooled_variance,
     rank_test,
-    screen,
     share_of,
 )
 from common.files import ROOT
@@ -162,8 +161,9 @@ def screening_rates(seeds, noise, effect=0.0, sweeps=SWEEPS, arms=ARMS):
     x, control = draw(seeds, noise, effects, arms, sweeps)
     control = np.concatenate([group[:seeds] for group in control])[..., 0]
     groups = [x[..., arm] for arm in range(arms)]
-    pooled, df = pooled_variance([*groups, control])
-    found = screen([([group, control], (1, -1)) for group in groups], pooled, df) <= ALPHA
+    pooled = pooled_variance([*groups, control])
+    p = [contrast([group, control], pooled=pooled).p() for group in groups]
+    found = holm(np.stack(p, -1)) <= ALPHA
     return found[:, 1 if effect else 0 :].any(1).mean(), found[:, 0].mean()
 
 

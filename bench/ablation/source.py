@@ -112,9 +112,12 @@ def our_file(path):
     return None if file.startswith(("bench/", "tests/")) or file in SILENT_FILES else file
 
 
+@functools.cache
 def module_file(module):
-    """The file of an imported module as `our_file` gives it."""
-    return our_file(getattr(sys.modules.get(module), "__file__", None) or "")
+    """The file of a module, loaded or not, as `our_file` gives it."""
+    path = ROOT.joinpath(*module.split("."))
+    found = [each for each in (path.with_suffix(".py"), path / "__init__.py") if each.exists()]
+    return our_file(str(found[0])) if found else None
 
 
 def words_of(values):

@@ -27,7 +27,6 @@ from bench.ablation.significance import (
     power_to_tie,
     rank_test,
     sample_sd,
-    screen,
     share_of,
     welch_se,
 )
@@ -48,10 +47,9 @@ class Verdict:
 
     arm: str
     against: str
-    word: str = (
-        ""  # better | worse | tie | undecided | no verdict | failed | not run; noise for the
-    )
-    # base's copy; larger than the noise | not seen in a screening
+    # better | worse | tie | undecided | no verdict | failed | not run; noise for the base's copy;
+    # larger than the noise | not seen in a screening
+    word: str = ""
     n: int = 0  # runs with a result
     n_against: int = 0
     loss: float = math.nan  # mean of the arm's runs that did not diverge
@@ -78,6 +76,10 @@ class Verdict:
     differences: list = field(default_factory=list)  # each run's loss minus the control's mean
     test_loss: float = None  # mean, where the dataset has a test split
     interaction: bool = False
+
+    @property
+    def name(self):
+        return f"{self.arm}: beyond {self.against}" if self.interaction else self.arm
 
     def __str__(self):
         if self.word != "undecided" or self.diverged:
@@ -118,11 +120,6 @@ class Comparison:
     then: int = 0  # the arm's runs at that look
     reached: bool = False  # whether it has reached a look
 
-    @property
-    def name(self):
-        verdict = self.verdict
-        return f"{verdict.arm}: beyond {verdict.against}" if verdict.interaction else verdict.arm
-
 
 # --- verdicts
 
@@ -138,7 +135,7 @@ def analyse(sweep, runs, costs=None, measure=None, records=()):
     stored = None if math.isnan(margin) else margin
     tried = tried_seeds(runs)
     comparisons = planned_comparisons(sweep)
-    names = [one.name for one in comparisons]
+    names = [one.verdict.name for one in comparisons]
 
     analysis = Analysis(
         measure,
@@ -153,8 +150,10 @@ def analyse(sweep, runs, costs=None, measure=None, records=()):
         looks=history.looks_of(sweep, tried, records, sweep["metric"], stored),
         family=history.family_of(names, records),
     )
+    everything = [finite(losses.of(arm)) for arm in runs.done]
+    pooled = pooled_variance(everything) if sweep.get("screening") else None
     for comparison in comparisons:
-        describe(comparison, losses, analysis)
+        describe(comparison, losses, analysis, pooled)
     settle = decide_screening if sweep.get("screening") else decide
     if comparisons:
         settle(comparisons, losses, analysis)
@@ -192,8 +191,9 @@ def planned_comparisons(sweep):
     return found
 
 
-def describe(comparison, losses, analysis):
-    """Fill in what the runs of a comparison are, whatever the word."""
+def describe(comparison, losses, analysis, pooled):
+    """Fill in what the runs of a comparison are, whatever the word. `pooled` is the variance of a
+    screening and its degrees of freedom."""
     verdict, groups = comparison.verdict, losses.groups(comparison.groups)
     own = finite(groups[0])
     verdict.n, verdict.n_against = len(groups[0]), len(groups[1])
@@ -206,7 +206,8 @@ def describe(comparison, losses, analysis):
     if not all(len(group) and np.isfinite(group).all() for group in groups):
         return
 
-    whole = contrast(groups, comparison.weights)
+    whole = contrast(groups, comparison.weights, pooled)
+    verdict.p = float(whole.p())
     verdict.mean, verdict.se = float(whole.mean), float(whole.se)
     verdict.low, verdict.high = map(float, whole.interval())
     if not verdict.interaction:
@@ -214,6 +215,8 @@ def describe(comparison, losses, analysis):
     add_text_interval(comparison, losses)
     if analysis.curve and verdict.against == losses.base and losses.measure != "equal_time":
         se, n = verdict.loss_sd / math.sqrt(len(own)), len(own)
+        if pooled:
+            se, n = math.sqrt(pooled[0] / len(own)), pooled[1] + 1
         verdict.worth = analysis.curve.worth(verdict.loss, se, n)
         ratio = losses.step_ratio(verdict.arm)
         verdict.worth_time = ratio and analysis.curve.worth(verdict.loss, se, n, ratio)
@@ -277,22 +280,11 @@ def decide(comparisons, losses, analysis):
 
 def decide_screening(comparisons, losses, analysis):
     """Fill in the words of a screening: larger than the noise, or not seen."""
-    groups = [losses.groups(one.groups) for one in comparisons]
-    whole = [
-        place
-        for place, found in enumerate(groups)
-        if all(len(group) and np.isfinite(group).all() for group in found)
-    ]
-    everything = [finite(losses.of(arm)) for arm in losses.runs.done]
-    pooled, df = pooled_variance(everything)
-    if not whole or not df:
-        return
-    p = screen([(groups[place], comparisons[place].weights) for place in whole], pooled, df)
-    for place, corrected in zip(whole, p, strict=True):
-        verdict = comparisons[place].verdict
-        verdict.p_holm = float(corrected)
-        verdict.word = "larger than the noise" if corrected <= ALPHA else "not seen"
-        comparisons[place].reached = True
+    known = [one for one in comparisons if math.isfinite(one.verdict.low)]
+    p = holm([one.verdict.p for one in known], analysis.family)
+    for one, corrected in zip(known, p, strict=True):
+        one.verdict.p_holm, one.reached = float(corrected), True
+        one.verdict.word = "larger than the noise" if corrected <= ALPHA else "not seen"
 
 
 def explain(comparison, sweep, runs, tried, analysis):
@@ -304,11 +296,16 @@ def explain(comparison, sweep, runs, tried, analysis):
     if failed:
         parts.append(f"{len(failed)} failed: {failed[-1].get('reason') or 'no reason given'}")
 
-    if not verdict.n:
+    if not verdict.n and runs.ended(arm):
+        verdict.word = "no verdict"
+        parts.append("its steps were not timed")
+    elif not verdict.n:
         verdict.word = "failed" if failed else "not run"
     elif min(verdict.n, verdict.n_against) < 2:
         verdict.word = "no verdict"
         parts.append("one seed says nothing about chance")
+    elif not comparison.reached and verdict.diverged and sweep.get("screening"):
+        verdict.word = "no verdict"
     elif not comparison.reached:
         verdict.word = "no verdict"
         parts.append(missing_runs(comparison, sweep, tried))

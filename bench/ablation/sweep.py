@@ -9,11 +9,12 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
 
-from bench.ablation import history, launch, measure
+from bench.ablation import history, launch, measure, quiet
 from bench.ablation.arms import check_arm, check_bite, match_arm, open_data
 from bench.ablation.designs import curve_arms, enumerate_arms
 from bench.ablation.settings import OWNED, read, variant_config
 from bench.ablation.source import code_hash, digest
+from bench.ablation.terminal import Doing, format_duration, say
 from common import files
 from common.configurator import build
 from common.errors import Failure, UserError
@@ -24,9 +25,7 @@ from training.run_folder import hold, read_rows, sign
 from training.settings import TrainConfig
 
 TUNING_SEED = 1000  # first seed of the runs that choose a learning rate; reported seeds start at 0
-AGAIN_SEED = (
-    10_000  # added to the data's seed of the base's second copy, whose runs are independent
-)
+AGAIN_SEED = 10_000  # added to the data's seed of the base's second copy: its runs are independent
 LOOKS = (1, 2, 4)  # multiples of `seeds` after which a sweep with a budget chooses arms to continue
 # Keys that change no result and are left out of a configuration's hash.
 NOT_HASHED = (
@@ -54,6 +53,7 @@ class Sweep:
         self.data, tokenizer = open_data(self.base)
         tokenizer.encode(self.config.prompt)
         for arm in self.arms.values():
+            say(arm.name)
             if arm.name != "base" and not arm.again:
                 check_bite(arm, self.arms[arm.against or "base"], self.data["vocab_size"])
 
@@ -139,6 +139,7 @@ class Sweep:
             values = {key: value for key, value in arm.values.items() if key not in LENGTHS}
             case = digest(values)
             if case not in known:
+                say(f"{arm.name}: the code that it runs")
                 known[case] = code_hash(self.run_values(arm))
             arm.code_hash = known[case]
 
@@ -148,10 +149,9 @@ class Sweep:
         """Time the arms that out_dir/costs.jsonl does not have yet. Sets self.costs and
         self.predicted, and returns the new rows."""
         facts = {"hardware": self.facts["hardware"]}
-        self.costs = self.stored_costs(facts)
-        missing = {
-            name: arm for name, arm in self.arms.items() if name not in self.costs and not arm.curve
-        }
+        self.costs = self.stored_costs(facts | {"threads": self.threads})
+        timed = [name for name, arm in self.arms.items() if not arm.curve]
+        missing = [name for name in timed if name not in self.costs]
         new = self.time_arms(missing, facts, rounds) if missing else []
         if self.config.match == "time":
             medians = {
@@ -165,52 +165,48 @@ class Sweep:
         return new
 
     def stored_costs(self, facts):
-        """{arm: row of costs.jsonl} of the rows that hold for this code, machine and
-        configuration."""
-        wanted = facts | {"threads": self.threads}
+        """{arm: row of costs.jsonl} of the rows that hold for this code, machine and configuration,
+        and have the forms that are wanted. Rows of a busy machine hold while it is still busy."""
         known = {}
         for row in read_rows(self.out / "costs.jsonl"):
             arm = self.arms.get(row["arm"])
-            if arm and (wanted | {"code_hash": arm.code_hash}).items() <= row.items():
+            if arm and (facts | {"code_hash": arm.code_hash}).items() <= row.items():
                 known[row["arm"]] = row
-        return {
+        known = {
             name: row
             for name, row in known.items()
             if row["parameters"] == costs.parameters(self.variant_config(self.arms[name]))
+            and measure.has_forms(row, self.config.time_forms)
         }
+        noisy = {name for name, row in known.items() if not row["quiet"]}
+        if noisy and self.config.patient and quiet.is_quiet():
+            return {name: row for name, row in known.items() if name not in noisy}
+        return known
 
-    def time_arms(self, missing, facts, rounds):
+    def time_arms(self, names, facts, rounds):
         """Time arms beside the base, add their rows to self.costs, and return the new rows. Raises
-        Failure if the base cannot be timed, or an arm that is to be matched in time."""
-        many = "s" if self.threads > 1 else ""
-        print(f"timing {len(missing)} arms in turn, {self.threads} thread{many}", flush=True)
-        load = self.warn_if_busy()
-        timed = missing | {"base": self.arms["base"]}
-        values = {name: self.run_values(arm) for name, arm in timed.items()}
-        rows, failed = measure.arm_costs(values, self.threads, facts, rounds)
-        rows = [
-            row | {"load_average": round(load, 1), "code_hash": self.arms[row["arm"]].code_hash}
-            for row in rows
-        ]
+        Failure if the base cannot be timed, or arms that are to be matched in time."""
+        names, both = list(dict.fromkeys(["base", *names])), self.config.time_forms
+        values = {name: self.run_values(self.arms[name]) for name in names}
+        forms = "eager and compiled" if both else measure.own_form(values["base"])
+        if both and self.device_kind == "cpu":
+            duration = format_duration(measure.COMPILES * len(names))
+            print(f"compiling {len(names)} arms takes about {duration} (--time_forms=False: none)")
+        with Doing(f"timing {len(names)} arms in turn, {forms}"):
+            tries = measure.TRIES if self.config.patient else 1
+            rows, failed = measure.arm_costs(values, self.threads, facts, rounds, both, tries)
+        rows = [row | {"code_hash": self.arms[row["arm"]].code_hash} for row in rows]
         self.costs |= {row["arm"]: row for row in rows}
         for name, reason in failed.items():
             print(f"warning: cannot measure the costs of {name}: {reason}", file=sys.stderr)
-        if "base" in failed or failed and self.config.match == "time":
-            reason = next(iter(failed.values()))
-            raise Failure(f"cannot time {', '.join(failed)}", f"match={self.config.match}", reason)
+        why = next(iter(failed.values()), rows[0]["disturbed"] if rows else "")
+        if why and not failed:
+            print(f"warning: these times decide nothing: {why}", file=sys.stderr)
+        if "base" in failed or why and self.config.match == "time":
+            what = f"cannot time {', '.join(failed) or 'the arms'}: {why}"
+            fix = "try again on a quiet machine, or match params"
+            raise Failure(what, f"match={self.config.match}", fix)
         return rows
-
-    def warn_if_busy(self):
-        """The load of this machine, with a warning if other work would distort the times."""
-        load, cores = os.getloadavg()[0], os.cpu_count()
-        if load > 0.5 * cores:
-            print(
-                f"warning: other work keeps this machine busy (load {load:.1f} on {cores} cores): "
-                "these times will be too long; "
-                f"remove {self.out / 'costs.jsonl'} to time them again",
-                file=sys.stderr,
-            )
-        return load
 
     # ------------------------------------------------------------ runs
 
@@ -276,6 +272,10 @@ class Sweep:
         arms = [arm for arm in self.arms.values() if arm.curve]
         seeds = range(self.config.curve_seeds)
         return [self.job(arm, seed, lr, "curve") for seed in seeds for arm in arms]
+
+    def planned_jobs(self):
+        """All runs that are planned before the first of them starts."""
+        return self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
 
     def planned_runs(self, seeds):
         """{arm: runs to report} where each arm has `seeds` runs."""

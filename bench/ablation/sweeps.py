@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.ablation import history, stats
-from bench.ablation.losses import Runs
+from bench.ablation.losses import Runs, sort_rows
 from common import files
 from common.errors import UserError
 from training.run_folder import read_rows
@@ -23,11 +23,16 @@ class Section:
     all_costs: dict
     analyses: dict  # measure -> Analysis, the sweep's metric first
     folders: list
-    records: list  # the lines of its history
+    records: list = field(default_factory=list)  # lines of their histories, the oldest first
 
     @property
     def main(self):
         return self.analyses[self.sweep["metric"]]
+
+    def record(self):
+        """Add this look at the data to the history of each folder."""
+        tried = stats.tried_seeds(self.runs)
+        history.record(self.folders, self.sweep, tried, self.main, self.records)
 
     @property
     def verdicts(self):
@@ -70,7 +75,7 @@ class Group:
         if len(self.folders) > 1:
             # Done rows come last, so that a failed run does not replace another machine's done run.
             rows.sort(key=lambda row: row["status"] == "done")
-        runs, all_costs = stats.sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
+        runs, all_costs = sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
         costs = {
             arm: row for arm, row in all_costs.items() if row["code_hash"] == code_of(sweep, arm)
         }

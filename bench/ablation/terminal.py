@@ -1,11 +1,21 @@
-"""The terminal output of a sweep: its plan and its progress, in tables drawn by rich."""
+"""The terminal output of a sweep: its plan, what it is doing, and the progress of its runs.
 
+On a terminal, rich redraws lines twice a second, also while this process computes. Elsewhere a line
+is printed when something begins or ends, and one that says what is going on after 30 seconds
+without any, then after twice as long each time, up to ten minutes."""
+
+import json
+import shutil
 import sys
+import threading
 import time
+from pathlib import Path
 
-from bench.ablation import factorial
-
-WIDTH = 80  # of the plan
+WIDTH = 80  # columns
+HEARTBEAT = 30  # seconds without a line until the first that says what is going on
+LONGEST_PAUSE = 600  # seconds between two of them
+TAIL = 16384  # bytes at the end of a log, which hold its last row
+MARGIN = 4  # lines of a terminal that are left to other output
 
 
 def format_duration(seconds):
@@ -17,67 +27,165 @@ def format_duration(seconds):
     return f"{seconds / 3600:.1f} h"
 
 
-def make_table(names, **options):
-    """A table of rich without lines: the first column is text, the others are numbers."""
-    from rich.table import Table
+# ---------------------------------------------------------------- what is going on
 
-    table = Table(box=None, padding=(0, 1, 0, 0), **options)
-    table.add_column(names[0], no_wrap=True, min_width=14)
-    for name in names[1:]:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+
+class Screen:
+    """Shows what is going on until its block ends. On a terminal it redraws what `draw()` returns;
+    elsewhere it prints the line that `line()` returns when nothing was printed for a while. It
+    leaves the cursor visible, so that a kill at any time leaves the terminal as it was."""
+
+    def __init__(self, draw, line, terminal=None, transient=False):
+        self.draw, self.line, self.live = draw, line, None
+        self.ended = threading.Event()
+        self.printed_at, self.pause = time.perf_counter(), HEARTBEAT
+        if sys.stdout.isatty() if terminal is None else terminal:
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=sys.stdout, force_terminal=True, highlight=False)
+            self.live = Live(
+                console=console, get_renderable=draw, refresh_per_second=2, transient=transient
+            )
+        else:
+            self.thread = threading.Thread(target=self.beat, daemon=True)
+
+    def __enter__(self):
+        if self.live:
+            self.live.start(refresh=True)
+            self.live.console.show_cursor(True)
+        else:
+            self.thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self.ended.set()
+        if self.live:
+            self.live.stop()
+        else:
+            self.thread.join()
+
+    def beat(self):
+        """Print a line whenever nothing was printed for a while, until the block ends."""
+        while not self.ended.wait(min(1, HEARTBEAT / 4)):
+            if time.perf_counter() - self.printed_at > self.pause:
+                pause = min(2 * self.pause, LONGEST_PAUSE)
+                self.print(self.line())
+                self.pause = pause
+
+    def print(self, text):
+        """Print a line, where there is no terminal."""
+        print(text, flush=True)
+        self.printed_at, self.pause = time.perf_counter(), HEARTBEAT
+
+
+class Doing:
+    """Says that something is being done, for how long, and the detail last given to `say`."""
+
+    current = None  # the one whose block is running
+
+    def __init__(self, what, terminal=None):
+        self.what, self.detail = what, ""
+        self.began = time.perf_counter()
+        self.screen = Screen(self.draw, self.line, terminal, transient=True)
+
+    def line(self):
+        so_far = format_duration(time.perf_counter() - self.began)
+        return f"{self.what} ({so_far})" + (f": {self.detail}" if self.detail else "")
+
+    def draw(self):
+        from rich.text import Text
+
+        return Text(self.line(), no_wrap=True, overflow="ellipsis")
+
+    def __enter__(self):
+        if not self.screen.live:
+            print(self.what, flush=True)
+        self.screen.__enter__()
+        Doing.current = self
+        return self
+
+    def __exit__(self, *error):
+        Doing.current = None
+        self.screen.__exit__()
+
+
+def say(detail):
+    """Show a detail of what is being done, if anything is."""
+    if Doing.current:
+        Doing.current.detail = detail
 
 
 # ---------------------------------------------------------------- before the runs
 
 
-def print_plan(sweep):
-    """Print the arms, what they change, what they cost, and the predicted time of a run."""
+def make_table(names, **options):
+    """A table of rich without lines: the first column is text, the others are numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1, 0, 0), **options)
+    table.add_column(names[0], overflow="fold", max_width=24)
+    for name in names[1:]:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def print_plan(sweep, jobs):
+    """Print the arms, what they change, their runs and parameters, and the predicted time of a run;
+    in a dry run also what they cost."""
     from rich.console import Console
 
+    from bench.ablation import factorial  # which imports torch
+
     console = Console(width=WIDTH, highlight=False)
-    console.print(changes_table(sweep))
-    console.print()
-    console.print(costs_table(sweep))
+    console.print(plan_table(sweep, jobs))
     cells = [arm.cell for arm in sweep.arms.values() if arm.cell]
     if cells:
         console.print(factorial.describe(cells))
+    if sweep.config.dry_run:
+        console.print()
+        console.print(costs_table(sweep))
 
 
-def changes_table(sweep):
-    """The arms, what they are compared with, and their changes."""
+def plan_table(sweep, jobs):
+    """The arms: what they change, their runs, and the predicted time of a run."""
     table = make_table(["arm"], width=WIDTH)
-    table.add_column("compared with", overflow="fold")
     table.add_column("changes", overflow="fold", ratio=1)
+    for name in ("runs", "a run", "parameters"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, arm in sweep.arms.items():
         changes = dict(arm.changes)
         if "mlp_width" in arm.values:
             changes["mlp_width"] = arm.values["mlp_width"]
         text = ", ".join(f"{key}={value}" for key, value in changes.items())
-        table.add_row(name, "" if name == "base" else arm.against, text)
+        if arm.against not in ("base", name):
+            text += f" (compared with {arm.against})"
+        runs = sum(job.arm == name for job in jobs)
+        row = sweep.costs.get(name) or {}
+        seconds, parameters = format_duration(sweep.predicted[name]), row.get("parameters")
+        table.add_row(name, text, str(runs), seconds, f"{parameters:,}" if parameters else "")
     return table
 
 
 def costs_table(sweep):
     """The costs of the arms: in closed form, and as measured here."""
-    names = ["arm", "a run", "parameters", "match", "MFLOP", "KV bytes", "ms/step", "decode ms"]
+    names = ["arm", "match", "MFLOP", "KV bytes", "ms/step", "its form", "decode ms"]
     caption = "MFLOP, KV bytes and decode ms are per token"
-    table = make_table(names, caption=caption, caption_justify="left")
+    table = make_table(names, caption=caption, caption_justify="left", width=WIDTH)
     for name, arm in sweep.arms.items():
         row = sweep.costs.get(name)
-        cells = cost_cells(arm, row) if row else []
-        table.add_row(name, format_duration(sweep.predicted[name]), *cells)
+        table.add_row(name, *(cost_cells(arm, row) if row else []))
     return table
 
 
 def cost_cells(arm, row):
     """The cells of an arm in the table of costs, from its row of costs.jsonl."""
     return [
-        f"{row['parameters']:,}",
         f"{arm.match['residual_percent']:+.2f}%" if arm.match else "",
         f"{row['flops_per_token'] / 1e6:.2f}",
         f"{row['kv_bytes_per_token']:.0f}",
         f"{row['milliseconds_per_step']['median']:.1f}",
+        "compiled" if row["compile"] else "eager",
         f"{row['decode_ms_per_token']['median']:.2f}",
     ]
 
@@ -85,90 +193,153 @@ def cost_cells(arm, row):
 # ---------------------------------------------------------------- while it runs
 
 
+def last_row(path):
+    """The last whole row of a log; {} if there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and "step" in row:
+            return row
+    return {}
+
+
 class Progress:
-    """The progress of a sweep: on a terminal a table that rich redraws, else a line for each run
-    that ends. A context manager, which restores the terminal."""
+    """The progress of some runs of a sweep: a table with a line for each arm, or a line for each
+    run that ends. A context manager."""
 
     def __init__(self, sweep, jobs, terminal=None):
         self.sweep, self.jobs = sweep, jobs
-        self.began = self.drawn_at = time.perf_counter()
-        self.done_before = {job.key for job in jobs if self.status(job) == "done"}
-        self.live = None
-        if sys.stdout.isatty() if terminal is None else terminal:
-            from rich.console import Console
-            from rich.live import Live
-
-            console = Console(force_terminal=True, highlight=False)
-            self.live = Live(console=console, auto_refresh=False)
+        self.began, self.began_at = time.perf_counter(), time.time()
+        self.keys = {job.key: job for job in jobs}
+        self.done_before = {key for key in self.keys if self.status(key) == "done"}
+        self.screen = Screen(self.draw, self.line_so_far, terminal)
 
     def __enter__(self):
-        if self.live:
-            self.live.start()
+        self.screen.__enter__()
         return self
 
     def __exit__(self, *error):
-        if self.live:
-            self.live.stop()
+        self.screen.__exit__()
 
-    def status(self, job):
-        return self.sweep.rows.get(job.key, {}).get("status")
+    def status(self, key):
+        return self.sweep.rows.get(key, {}).get("status")
 
-    def seconds_left(self):
+    def running(self):
+        """{key of a job: last row of its log} of the runs that have started and have no row yet."""
+        found = {}
+        for key, job in self.keys.items():
+            folder = Path(job.out_dir)
+            if key in self.sweep.rows:
+                continue
+            try:  # a run empties this file when it starts
+                if (folder / "stderr.txt").stat().st_mtime >= self.began_at - 1:
+                    found[key] = last_row(folder / "log.jsonl")
+            except OSError:
+                continue
+        return found
+
+    def seconds_left(self, running):
         """{arm: predicted seconds}, corrected by the ratio of actual to predicted times so far."""
         predicted, rows = self.sweep.predicted, self.sweep.rows
         taken = foreseen = 0.0
-        for job in self.jobs:
-            row = rows.get(job.key)
-            if row and job.key not in self.done_before and row["wall_seconds"] > 1:
+        for key, job in self.keys.items():
+            row = rows.get(key)
+            if row and key not in self.done_before and row["wall_seconds"] > 1:
                 taken += row["wall_seconds"]
                 foreseen += predicted[job.arm]
         slowdown = taken / foreseen if foreseen else 1.0
         left = dict.fromkeys(self.sweep.arms, 0.0)
-        for job in self.jobs:
-            if job.key not in rows:
-                left[job.arm] += predicted[job.arm] * slowdown / len(self.sweep.slots)
+        for key, job in self.keys.items():
+            if key not in rows:
+                share = 1 - running.get(key, {}).get("step", 0) / job.values.get("max_iters", 1)
+                left[job.arm] += predicted[job.arm] * share * slowdown / len(self.sweep.slots)
         return left
 
-    def table(self):
-        """One row per arm, and the time that is left."""
-        left = self.seconds_left()
-        so_far = format_duration(time.perf_counter() - self.began)
-        caption = f"{so_far} so far, about {format_duration(sum(left.values()))} left"
-        names = ["arm", "done", "mean", "best", "time left", "failed"]
-        table = make_table(names, caption=caption, caption_justify="left")
-        for name in dict.fromkeys(job.arm for job in self.jobs):
-            table.add_row(*self.cells(name, left[name]))
-        return table
+    # ------------------------------------------------------------ on a terminal
 
-    def cells(self, name, seconds_left):
+    def draw(self):
+        """A line for each arm, and the time that is left. Where the terminal is too short for all
+        arms, those that run come first."""
+        from rich.console import Group
+        from rich.text import Text
+
+        running = self.running()
+        left = self.seconds_left(running)
+        arms = list(dict.fromkeys(job.arm for job in self.jobs))
+        room = max(3, shutil.get_terminal_size().lines - MARGIN)
+        caption = self.summary(left)
+        if len(arms) > room:
+            caption += f"; {len(arms) - room} more arms are not shown"
+            active = {self.keys[key].arm for key in running}
+            arms = sorted(arms, key=lambda name: (name not in active, not left[name]))[:room]
+        names = ["arm", "done", "running", "mean", "time left", "failed"]
+        table = make_table(names)
+        for name in arms:
+            table.add_row(*self.cells(name, left[name], running))
+        return Group(table, Text(caption, no_wrap=True, overflow="ellipsis"))
+
+    def summary(self, left):
+        """How long it has taken and will take."""
+        so_far = format_duration(time.perf_counter() - self.began)
+        return f"{so_far} so far, about {format_duration(sum(left.values()))} left"
+
+    def cells(self, name, seconds_left, running):
         """The cells of an arm in the table of progress."""
-        jobs = [job for job in self.jobs if job.arm == name]
-        done = [self.sweep.rows[job.key] for job in jobs if self.status(job) == "done"]
-        failed = sum(self.status(job) == "failed" for job in jobs)
-        mean = best = ""
-        if done:
-            mean = f"{sum(row[self.sweep.config.metric] for row in done) / len(done):.4f}"
-            best = f"{min(row['best_val_loss'] for row in done):.4f}"
-        left = format_duration(seconds_left) if seconds_left else ""
-        return name, f"{len(done)}/{len(jobs)}", mean, best, left, str(failed or "")
+        keys = [key for key, job in self.keys.items() if job.arm == name]
+        done = [self.sweep.rows[key] for key in keys if self.status(key) == "done"]
+        lost = [self.status(key) for key in keys]
+        active = [self.running_text(key, running[key]) for key in keys if key in running]
+        losses = [row[self.sweep.config.metric] for row in done]
+        more = f" +{len(active) - 1}" if len(active) > 1 else ""
+        return (
+            name,
+            f"{len(done)}/{len(keys)}",
+            (active[0] if active else "") + more,
+            f"{sum(losses) / len(losses):.4f}" if losses else "",
+            format_duration(seconds_left) if seconds_left else "",
+            str(lost.count("failed") + lost.count("diverged") or ""),
+        )
+
+    def running_text(self, key, row):
+        """How far a run is, and its last loss: 45% 2.3141."""
+        share = row.get("step", 0) / self.keys[key].values.get("max_iters", 1)
+        if share >= 1:
+            return "measuring"  # the trained model
+        loss = row.get("val_loss", row.get("loss"))
+        return f"{share:.0%}" + (f" {loss:.4f}" if isinstance(loss, float) else "")
+
+    # ------------------------------------------------------------ elsewhere
 
     def show(self, job=None, row=None):
-        """Show the row of a job that ended; without a row, update the elapsed time."""
-        if self.live:
-            now = time.perf_counter()
-            if row or now - self.drawn_at > 1:
-                self.live.update(self.table(), refresh=True)
-                self.drawn_at = now
+        """Show the row of a job that ended."""
+        if self.screen.live and row:
+            self.screen.live.refresh()
         elif row:
-            print(self.line(job, row), flush=True)
+            self.screen.print(self.line(job, row))
+
+    def counted(self):
+        return f"[{sum(key in self.sweep.rows for key in self.keys)}/{len(self.jobs)}]"
+
+    def line_so_far(self):
+        """The line to print if no run has ended for a while."""
+        running = self.running()
+        texts = [f"{self.keys[key].name} {self.running_text(key, running[key])}" for key in running]
+        return f"{self.counted()} {self.summary(self.seconds_left(running))}: {', '.join(texts)}"
 
     def line(self, job, row):
-        """The line to print for a run that ended if there is no terminal."""
-        ended = sum(other.key in self.sweep.rows for other in self.jobs)
-        if row["status"] == "failed":
-            outcome = f"FAILED: {row['reason']}"
-        else:
+        """The line to print for a run that ended."""
+        if row["status"] == "done":
             final, best = row["final_val_loss"], row["best_val_loss"]
             outcome = f"final {final:.4f}, best {best:.4f}, {row['wall_seconds']:.0f} s"
-        left = format_duration(sum(self.seconds_left().values()))
-        return f"[{ended}/{len(self.jobs)}] {job.name}: {outcome}; about {left} left"
+        else:
+            outcome = f"{row['status'].upper()}: {row['reason']}"
+        left = format_duration(sum(self.seconds_left(self.running()).values()))
+        return f"{self.counted()} {job.name}: {outcome}; about {left} left"

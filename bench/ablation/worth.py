@@ -99,7 +99,7 @@ class Curve:
         after, column = np.clip(above, 1, STEPS), np.arange(losses.shape[1])
         left, right = losses[after - 1, column], losses[after, column]
         with np.errstate(all="ignore"):
-            share = np.nan_to_num((left - loss) / (left - right))
+            share = np.clip(np.nan_to_num((left - loss) / (left - right)), 0, 1)
         log_k = np.log(self.grid[after - 1]) + share * math.log(self.grid[1] / self.grid[0])
         below_all, above_all = losses[0] < loss, losses[-1] > loss
         return np.select([below_all, above_all], [0.0, math.inf], np.exp(log_k))

@@ -7,13 +7,22 @@ cache, with as many key heads as query heads (MHA), fewer (GQA) and one (MQA), a
 The three take turns. Writes bench/results/speed_gqa.md.
 """
 
-import statistics
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from bench.timing.results import command_text, facts_text, threads_text, write
+from bench.timing.results import (
+    check_steps,
+    command_text,
+    facts_text,
+    interval,
+    ratio_text,
+    threads_text,
+    turns,
+    write,
+)
 from common.configurator import PositiveInt, build, load
 from common.errors import UserError
 from common.runtime import find_device
@@ -49,26 +58,26 @@ def filled_cache(model, B, context, device):
 
 
 def next_token_ms(models, B, context, rounds, device):
-    """{kind: median ms of one more token} after `context` tokens, for B rows."""
+    """{kind: ms of one more token in each round} after `context` tokens, for B rows."""
     caches = {kind: filled_cache(model, B, context, device) for kind, model in models.items()}
     token = torch.zeros(B, 1, dtype=torch.long, device=device)
     times = {kind: [] for kind in models}
-    for _ in range(rounds + 1):  # the first one is not counted
-        for kind, model in models.items():
-            began = time.perf_counter()
-            model(token, cache=caches[kind], last_only=True)
-            if device.startswith("cuda"):
-                torch.cuda.synchronize()
-            times[kind].append(time.perf_counter() - began)
-            caches[kind].rewind(context)
-    return {kind: statistics.median(seconds[1:]) * 1000 for kind, seconds in times.items()}
+    for _, kind in turns(models, rounds + 1):  # the first round is not counted
+        began = time.perf_counter()
+        models[kind](token, cache=caches[kind], last_only=True)
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        times[kind].append(time.perf_counter() - began)
+        caches[kind].rewind(context)
+    return {kind: 1000 * np.array(seconds[1:]) for kind, seconds in times.items()}
 
 
 def row(context, B, ms, token_bytes):
     """A line of the table: times, speeds, ratios to MHA, and megabytes of the caches."""
-    times = " | ".join(f"{ms[kind]:.2f}" for kind in ms)
-    speeds = " / ".join(f"{B / ms[kind] * 1000:.0f}" for kind in ms)
-    ratios = f"{ms['GQA'] / ms['MHA']:.2f} | {ms['MQA'] / ms['MHA']:.2f}"
+    medians = [np.median(each) for each in ms.values()]
+    times = " | ".join(f"{median:.2f}" for median in medians)
+    speeds = " / ".join(f"{B / median * 1000:.0f}" for median in medians)
+    ratios = " | ".join(ratio_text(*interval(ms[kind] / ms["MHA"])) for kind in ("GQA", "MQA"))
     sizes = " / ".join(f"{token_bytes[kind] * context * B / 1e6:.0f}" for kind in ms)
     return f"| {context} | {B} | {times} | {speeds} | {ratios} | {sizes} |"
 
@@ -94,7 +103,8 @@ def report(config, argv):
         f"{facts_text(f'{device}, {threads_text(config.threads)}')} {command_text(argv)}",
         "",
         f"A random LLaMA, {config.n_layer} layers, {config.n_embd} wide, {H} heads, fp32, eager; "
-        f"ms for one more token of every row, the median of {config.rounds} in turn.",
+        f"ms for one more token of every row, the median of {config.rounds} in turn; a ratio is "
+        "the median over the rounds, with its 95 % bootstrap interval.",
         "",
         f"| context | batch | {columns} | tokens/s | GQA / MHA | MQA / MHA | cache MB |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -120,4 +130,6 @@ def main(argv):
     if words != ["gqa"]:
         fix = "python bench/speed.py gqa, and --key=value"
         raise UserError("give exactly one measurement", "command line", fix)
-    report(build(GqaConfig, values), argv)
+    config = build(GqaConfig, values)
+    check_steps(config.rounds, "rounds")
+    report(config, argv)

@@ -14,7 +14,15 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from bench.timing.results import command_text, facts_text, interval, threads_text, write
+from bench.timing.results import (
+    command_text,
+    facts_text,
+    interval,
+    ratio_text,
+    threads_text,
+    turns,
+    write,
+)
 from bench.timing.train import ours, shape_of
 from common.configurator import PositiveInt, build, load
 from common.errors import UserError
@@ -68,22 +76,22 @@ def time_shape(c, steps, device):
             torch.cuda.synchronize()
         times[name].append(time.perf_counter() - began)
 
-    for i in range(steps + WARM_UP):
-        model.zero_grad()
-        timed("model", lambda: loss(x, y).backward())
-        for name in sets if i % 2 else reversed(sets):
-            timed(name, step_all, sets[name])
+    for number, name in turns(sets, steps + WARM_UP):
+        if len(times["model"]) == number:  # the first of this round
+            model.zero_grad()
+            timed("model", lambda: loss(x, y).backward())
+        timed(name, step_all, sets[name])
     return {name: np.array(seconds[WARM_UP:]) for name, seconds in times.items()}
 
 
 def row(shape, times):
     """A line of the table, for the times of a shape."""
     ratio, low, high = interval(times["torch"] / times["muon"])
-    whole = (times["model"] + times["muon"]) / (times["model"] + times["adamw"])
+    whole = interval((times["model"] + times["muon"]) / (times["model"] + times["adamw"]))
     ms = {name: 1000 * np.median(seconds) for name, seconds in times.items()}
     own = f"{ms['model']:.1f} | {ms['adamw']:.2f} | {ms['muon']:.2f} | {ms['torch']:.2f}"
     compared = f"{ratio:.2f} | {low:.2f} to {high:.2f}"
-    more = f"{np.median(whole):.2f} times as long as with AdamW"
+    more = f"{ratio_text(*whole)} times as long as with AdamW"
     return f"| {shape} | {own} | {compared} | {more} |"
 
 

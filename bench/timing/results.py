@@ -1,10 +1,26 @@
-"""What the measurements of speed.py share: intervals, and the page that each writes."""
+"""What timings share: the order of the sides, intervals, and the page that speed.py writes."""
 
 import numpy as np
 
 from common.errors import UserError
 from common.files import ROOT
 from common.runtime import versions
+
+
+def turns(names, rounds):
+    """Yield (round, name). In each round every side takes one turn; the order rotates and turns
+    round, so that no side always follows the same one, and other work slows all of them equally."""
+    names = list(names)
+    for number in range(rounds):
+        shift = number % len(names)
+        order = names[shift:] + names[:shift]
+        for name in order if number % 2 else reversed(order):
+            yield number, name
+
+
+def ratio_text(ratio, low, high, form=".2f"):
+    """A ratio and its interval: 1.20 (1.15 to 1.26)."""
+    return f"{ratio:{form}} ({low:{form}} to {high:{form}})"
 
 
 def interval(numbers):
@@ -17,10 +33,10 @@ def interval(numbers):
     return float(np.median(numbers)), float(result.low), float(result.high)
 
 
-def check_steps(steps):
+def check_steps(steps, key="steps"):
     """Raise UserError if there are too few steps for an interval."""
     if steps < 2:
-        raise UserError("too few steps to compare", f"steps={steps}", "give 2 or more")
+        raise UserError(f"too few {key} to compare", f"{key}={steps}", "give 2 or more")
 
 
 def threads_text(threads):

@@ -12,6 +12,7 @@ from bench.timing.results import (
     facts_text,
     interval,
     threads_text,
+    turns,
     write,
 )
 from bench.timing.side import Side, our_model
@@ -48,10 +49,9 @@ def compare(arm, base, config, device):
         compiled = torch.compile(side.loss, dynamic=False) if config.compile else side.loss
         sides.append((side, compiled))
     times = np.zeros((config.steps + WARM_UP, 2))  # seconds of the arm and of the base
-    for pair in range(len(times)):
-        for which in (0, 1) if pair % 2 else (1, 0):  # the order alternates
-            side, loss = sides[which]
-            times[pair, which] = side.step(loss)
+    for pair, which in turns((0, 1), len(times)):
+        side, loss = sides[which]
+        times[pair, which] = side.step(loss)
     times = times[WARM_UP:]
     return *(1000 * np.median(times, axis=0)), *interval(times[:, 0] / times[:, 1])
 

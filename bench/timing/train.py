@@ -26,6 +26,7 @@ from bench.timing.results import (
     facts_text,
     interval,
     threads_text,
+    turns,
     write,
 )
 from bench.timing.side import Side, our_model
@@ -132,13 +133,9 @@ def race(sides, config):
             flush=True,
         )
 
-    times, names = {arm: [] for arm in arms}, list(arms)
-    for i in range(config.steps):
-        # The order rotates and turns round, so that no side always follows the same one.
-        shift = i % len(names)
-        order = names[shift:] + names[:shift]
-        for arm in order if i % 2 else reversed(order):
-            times[arm].append(sides[arm[0]].step(arms[arm]))
+    times = {arm: [] for arm in arms}
+    for _, arm in turns(arms, config.steps):
+        times[arm].append(sides[arm[0]].step(arms[arm]))
     times = {arm: np.array(seconds) for arm, seconds in times.items()}
     if "cuda" not in next(iter(sides.values())).device:
         return times, {}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.ablation import launch, measure, outcome, report
+from bench.ablation import launch, measure, outcome, quiet, report
 from helpers.ablation import STUB
 from prepare import prepare
 
@@ -35,11 +35,14 @@ def quick(monkeypatch):
     def write(outs):
         (Path(outs[0]) / "report.md").write_text("report")
 
-    def not_measured(job):
+    def not_measured(job, *_):
         return {"extrapolation": {}, "sample": None}
 
     monkeypatch.setattr(report, "write", write)
     monkeypatch.setattr(report, "table", lambda out: "the table")
     monkeypatch.setattr(measure, "ROUNDS", 1)
+    monkeypatch.setattr(measure, "why_disturbed", lambda *args: "")
+    monkeypatch.setattr(measure, "why_no_compiling", lambda device: "not in this test")
+    monkeypatch.setattr(quiet, "is_quiet", lambda: True)
     monkeypatch.setattr(outcome, "measure_trained", not_measured)
     monkeypatch.setattr(launch, "POLL", 0.02)

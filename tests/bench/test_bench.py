@@ -1,14 +1,15 @@
 """bench/: that the sides of a comparison are the same size and do the same work. No times are
 asserted."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from bench.timing import decode, llama2c, optimizer, slots, train
-from bench.timing.results import interval
+from bench.timing import decode, gqa, llama2c, optimizer, slots, train
+from bench.timing.results import interval, turns
 from common.errors import Failure, UserError
 
 TINY = SimpleNamespace(**dict(zip(train.FIELDS, (2, 2, 64, 16, 3, 65, 8), strict=True)))
@@ -54,6 +55,35 @@ def test_interval_holds_the_median_and_narrows():
     assert (
         few[1] < few[0] < few[2] and many[2] - many[1] < few[2] - few[1] and many[1] < 1.2 < many[2]
     )
+
+
+def test_in_turns_no_side_always_follows_the_same_one():
+    rounds = [[name for number, name in turns("abc", 6) if number == wanted] for wanted in range(6)]
+    assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
+    assert {each[0] for each in rounds} == {each[-1] for each in rounds} == {"a", "b", "c"}
+    before = {(one, two) for each in rounds for one, two in zip(each, each[1:], strict=False)}
+    assert len(before) == 6  # every side follows every other
+
+
+def test_each_ratio_of_the_gqa_page_has_its_interval(monkeypatch, capsys):
+    written = []
+    monkeypatch.setattr(gqa, "CONTEXTS", (8,))
+    monkeypatch.setattr(gqa, "BATCHES", (1, 2))
+    monkeypatch.setattr(gqa, "write", lambda lines, name: written.append((name, lines)))
+    sizes = ["--n_layer=1", "--n_head=4", "--n_embd=32", "--device=cpu"]
+    threads = torch.get_num_threads()
+    try:
+        gqa.main(["gqa", "--rounds=3", *sizes])
+    finally:
+        torch.set_num_threads(threads)
+    name, lines = written[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "| 8 |" in line]
+    assert name == "speed_gqa" and [row[1] for row in rows] == ["1", "2"]
+    for cell in (cell for row in rows for cell in row[6:8]):
+        ratio, low, high = (float(word) for word in re.findall(r"[0-9.]+", cell))
+        assert low <= ratio <= high
+    with pytest.raises(UserError, match="too few rounds to compare .rounds=1"):
+        gqa.main(["gqa", "--rounds=1", *sizes])
 
 
 def test_report_names_each_ratio(monkeypatch, capsys):
@@ -157,7 +187,7 @@ def test_decoding_is_timed_beside_transformers_and_llama2c(tmp_path, monkeypatch
     name, lines = written[0]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
     rows = {row[0]: row[1:] for row in cells}
-    assert name == "speed_decode" and rows["llama2.c"][:2] == ["100 (100)", "1.00"]
+    assert name == "speed_decode" and rows["llama2.c"][:2] == ["100 (100)", "1.00 (1.00 to 1.00)"]
     assert rows["transformers, cached"][3] == rows["the model itself, cached"][3] == "16"
     assert rows["the model itself, cached"][4] == "0.0e+00"
     assert "inference.py, int8, eager" in rows

@@ -155,7 +155,12 @@ def test_a_factorial_runs_each_cell_with_every_seed(data_dir, tmp_path, quick, s
     """Without a second copy of the base, and with an equal number of runs of each cell."""
     from helpers.ablation import rows_of
 
-    given = ["--design=factorial", "--factors=['position','norm','mlp']", "--resolution=3"]
+    given = [
+        "--design=factorial",
+        "--factors=['position','norm','mlp']",
+        "--resolution=3",
+        "--lr_grid=[1]",
+    ]
     out = tmp_path / "out"
     ablate.main(arguments(data_dir, out, *given, "--seeds=2"), stub)
     runs = [(arm, seed) for arm, seed, *_ in rows_of(out)]

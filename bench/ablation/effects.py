@@ -1,0 +1,221 @@
+"""
+The analysis of a factorial: one linear model over all runs, fitted by statsmodels.
+
+A main effect is the mean loss at a factor's high level minus that at its low level, over all
+combinations of the other factors. An interaction is how much larger that difference is where the
+other factor is high, too: (ab - a) - (b - base). Intervals come from the whole model's residual
+variance. Holm's method corrects the main effects as one family and the interactions as another;
+looks and ties are those of any sweep (significance.py).
+
+A cell with a run that diverged is left out. A term that the other cells cannot tell from an earlier
+one is left out, too, and named beside it.
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+
+import numpy as np
+import statsmodels.api as sm
+
+from bench.ablation.factorial import design_of
+from bench.ablation.history import planned_runs
+from bench.ablation.losses import Losses
+from bench.ablation.significance import ALPHA, Contrast, judge
+from bench.ablation.stats import RESAMPLES, Verdict
+
+SCREENED = {"better": "larger than the noise", "worse": "larger than the noise"}
+
+
+@dataclass
+class Effects:
+    """The effects of a factorial by one measure."""
+
+    verdicts: list = field(default_factory=list)  # main effects, then interactions
+    alone: dict = field(default_factory=dict)  # factor -> Contrast where all others are low
+    contrasts: dict = field(default_factory=dict)  # name -> mean of its high runs minus the others
+    se: float = math.nan  # the least standard error of a contrast
+    left_out: dict = field(default_factory=dict)  # cell -> runs that diverged
+    missing: int = 0  # planned runs without a result
+
+
+def cells_of(sweep):
+    """{arm: {factor: 0 or 1}} of a factorial; {} for other sweeps."""
+    arms = sweep["arms"].items()
+    return {arm: facts["cell"] for arm, facts in arms if facts.get("cell")}
+
+
+class Model:
+    """loss = sum of coefficient x term + noise, over runs; levels are coded -1 and 1. A term is a
+    tuple of factors."""
+
+    def __init__(self, cells, losses):
+        """cells: {arm: {factor: 0 or 1}}; losses: {arm: losses [n]} of those that count."""
+        self.arms = [arm for arm in cells if len(losses.get(arm, ()))]
+        self.counts = [len(losses[arm]) for arm in self.arms]
+        self.losses = np.concatenate([losses[arm] for arm in self.arms])  # [runs]
+        self.design = design_of([cells[arm] for arm in self.arms])  # [cells, factors]
+        self.factors = list(next(iter(cells.values())))
+        self.terms, self.mixed = [()], {}
+        for size in (1, 2):
+            for term in combinations(self.factors, size):
+                self.add(term)
+
+    def column(self, term):
+        return self.design[:, [self.factors.index(factor) for factor in term]].prod(1)
+
+    @property
+    def columns(self):
+        return np.column_stack([self.column(term) for term in self.terms])  # [cells, terms]
+
+    def add(self, term):
+        """Add a term, unless those before it make it up: then note it as mixed with them."""
+        column, columns = self.column(term), self.columns
+        shares, *_ = np.linalg.lstsq(columns, column, rcond=None)
+        if not np.allclose(columns @ shares, column):
+            self.terms.append(term)
+            return
+        for other, share in zip(self.terms, shares, strict=True):
+            if abs(share) > 1e-9:
+                self.mixed.setdefault(other, []).append((-1 if share < 0 else 1, term))
+
+    @cached_property
+    def fit(self):
+        return sm.OLS(self.losses, self.columns.repeat(self.counts, 0)).fit()
+
+    def effect_of(self, term):
+        """The weights of the coefficients whose sum is the effect of a term."""
+        return np.array([2.0 * len(term) * (term == other) for other in self.terms])
+
+    def effect_alone(self, factor):
+        """The same for a factor's effect where all others are low; None if an interaction is
+        missing."""
+        pairs = [term for term in combinations(self.factors, 2) if factor in term]
+        if not set(pairs) <= set(self.terms):
+            return None
+        return np.array([2.0 * (term == (factor,)) - 2.0 * (term in pairs) for term in self.terms])
+
+    def contrast(self, weights):
+        """The Contrast of a sum of coefficients."""
+        if not self.fit.df_resid:
+            return Contrast(weights @ self.fit.params, np.array(math.nan), np.array(math.nan))
+        test = self.fit.t_test(weights)
+        return Contrast(test.effect[0], test.sd[0, 0], self.fit.df_resid)
+
+
+def analyse(section, measure=None):
+    """The Effects of a section whose sweep is a factorial."""
+    sweep, analysis = section.sweep, section.analyses[measure or section.sweep["metric"]]
+    losses = Losses(sweep, section.runs, analysis.measure, section.costs)
+    cells, looks = cells_of(sweep), [*analysis.looks[:-1], None]
+    found = {arm: losses.of(arm) for arm in cells}
+    planned = planned_runs(sweep, min(sweep["looks"]))
+    diverged = {arm: int(np.isinf(values).sum()) for arm, values in found.items()}
+    effects = Effects(left_out={arm: count for arm, count in diverged.items() if count})
+    effects.missing = sum(max(0, planned[arm] - len(found[arm])) for arm in cells)
+
+    models = [model_at(cells, losses, look, effects.left_out) for look in looks]
+    if models[-1] is None:
+        return effects
+    for size in (1, 2):
+        terms = [term for term in models[-1].terms if len(term) == size]
+        effects.verdicts += judged(terms, models, analysis, size)
+    for verdict in effects.verdicts:
+        complete(verdict, models[-1], effects, analysis, losses, sweep)
+    return effects
+
+
+def model_at(cells, losses, look, left_out):
+    """The Model of the runs at a look, or of all runs; None if the look is not reached."""
+    arms = [arm for arm in cells if arm not in left_out]
+    if look is not None and not all(arm in look.seeds for arm in arms):
+        return None
+    found = {arm: losses.of(arm, look and look.seeds[arm]) for arm in arms}
+    return Model(cells, found) if sum(map(len, found.values())) > 1 else None
+
+
+def judged(terms, models, analysis, size):
+    """[Verdict] of a family of terms, with its words and corrected p-values."""
+    tests = np.ones((3, len(models), len(terms)))  # p, p of a tie, mean
+    for place, model in enumerate(models):
+        if model is not None:
+            found = [model.contrast(model.effect_of(term)) for term in terms]
+            ties = [one.p_within(analysis.margin) for one in found]
+            tests[:, place] = [one.p() for one in found], ties, [one.mean for one in found]
+    shares = [look.share for look in analysis.looks]
+    words = judge(*tests, shares, [look.tie_share for look in analysis.looks])
+    reached = any(model is not None for model in models[:-1])
+    verdicts = []
+    for place, term in enumerate(terms):
+        verdict = Verdict(":".join(term), "its low level", interaction=size == 2)
+        verdict.word = str(words["word"][place]) if reached else "no verdict"
+        for key in ("p_looks", "p_tie_looks", "p_holm", "p_tie"):
+            setattr(verdict, key, float(words[key][place]))
+        verdicts.append(verdict)
+    return verdicts
+
+
+def complete(verdict, model, effects, analysis, losses, sweep):
+    """Fill in the numbers of an effect, and settle its word."""
+    term = tuple(verdict.arm.split(":"))
+    weights = model.effect_of(term)
+    found = model.contrast(weights)
+    verdict.mean, verdict.se, verdict.p = map(float, (found.mean, found.se, found.p()))
+    verdict.low, verdict.high = map(float, found.interval())
+    high = model.column(term).repeat(model.counts) > 0
+    verdict.n, verdict.n_against = int(high.sum()), int((~high).sum())
+    effects.contrasts[verdict.arm] = verdict.mean / len(term)
+    effects.se = float(np.fmin(effects.se, verdict.se / len(term)))
+    add_text_interval(verdict, model, weights, losses)
+
+    if len(term) == 1:
+        alone = model.effect_alone(term[0])
+        effects.alone[term[0]] = None if alone is None else model.contrast(alone)
+        if analysis.curve:
+            loss = analysis.curve.loss_at(1) + verdict.mean
+            verdict.worth = analysis.curve.worth(loss, verdict.se, model.fit.df_resid + 1)
+    settle(verdict, term, model, effects, sweep)
+
+
+def add_text_interval(verdict, model, weights, losses):
+    """The interval of an effect over the text: a bootstrap over its blocks."""
+    rows = [row for arm in model.arms for row in losses.runs.ended(arm).values()]
+    if losses.measure == "equal_time" or not all(row.get("blocks") for row in rows):
+        return
+    of_runs = weights @ np.linalg.pinv(model.columns.repeat(model.counts, 0))  # [runs]
+    blocks = of_runs @ np.array([row["blocks"] for row in rows])  # [blocks]
+    draws = np.random.default_rng(0).choice(blocks, (RESAMPLES, len(blocks))).mean(1)
+    verdict.text_low, verdict.text_high = map(float, np.quantile(draws, (ALPHA / 2, 1 - ALPHA / 2)))
+    verdict.holds_on_text = verdict.text_low > 0 or verdict.text_high < 0
+
+
+def settle(verdict, term, model, effects, sweep):
+    """Take back what the runs do not bear, and say why."""
+    cells, parts = cells_of(sweep), []
+    bad = {
+        arm: count
+        for arm, count in effects.left_out.items()
+        if all(cells[arm][factor] for factor in term)
+    }
+    verdict.diverged = sum(bad.values())
+    if bad:
+        parts.append(f"{verdict.diverged} runs diverged at its high level: {', '.join(bad)}")
+        if verdict.word in ("better", "tie"):
+            verdict.word = "undecided"
+    if not model.fit.df_resid:
+        verdict.word = "no verdict"
+        parts.append("no run is left over to estimate the noise")
+    elif effects.missing:
+        parts.append(f"{effects.missing} planned runs are missing")
+    mixed = [
+        ("-" if sign < 0 else "") + ":".join(other) for sign, other in model.mixed.get(term, ())
+    ]
+    if mixed:
+        parts.append(f"mixed with {', '.join(mixed)}")
+    if verdict.word in ("better", "worse") and verdict.holds_on_text is False:
+        low, high = verdict.text_low, verdict.text_high
+        parts.append(f"not on every text: {low:+.4f} to {high:+.4f} over its blocks")
+    if sweep.get("screening") and verdict.word != "no verdict":
+        verdict.word = SCREENED.get(verdict.word, "not seen")
+    verdict.why = "; ".join(parts)

@@ -1,0 +1,179 @@
+"""The analysis of a factorial against simulated runs whose effects are known."""
+
+from itertools import combinations
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bench.ablation import effects, factorial, history, stats
+from bench.ablation.losses import sort_rows
+
+EFFECTS = {"a": -0.05, "b": 0.02, "c": 0.0, "d": 0.0, "e": 0.0}
+PAIRS = {"a:b": -0.03, "c:d": 0.0}
+SD = 0.008
+
+
+def section(
+    resolution=5, seeds=4, mains=EFFECTS, pairs=PAIRS, sd=SD, seed=0, diverged=(), **changed
+):
+    """An analysed sweep. A run's loss is 2, plus half of each main effect times its level (-1 or
+    1), plus a quarter of each interaction times both levels, plus noise."""
+    random = np.random.default_rng(seed)
+    design = factorial.fraction(len(mains), resolution)
+    arms, rows = {}, []
+    for place, levels in enumerate(design):
+        cell = {factor: int(level > 0) for factor, level in zip(mains, levels, strict=True)}
+        name = "+".join(factor for factor, level in cell.items() if level) or "base"
+        arms[name] = {"cell": cell, "against": None, "config_hash": f"c{place}", "changes": {}}
+        level = dict(zip(mains, levels, strict=True))
+        loss = 2 + sum(effect / 2 * level[factor] for factor, effect in mains.items())
+        for pair, effect in pairs.items():
+            first, second = pair.split(":")
+            loss += effect / 4 * level[first] * level[second]
+        for number in range(seeds):
+            rows.append(row(name, number, place, loss + random.normal(0, sd), random))
+            if (name, number) in diverged:
+                rows[-1] |= {"status": "diverged", "final_report": None}
+    sweep = {"base": "base", "arms": arms, "metric": "final_val_loss", "margin": 0.01}
+    sweep |= {"looks": [seeds], "chosen_lr": {}, "screening": False, "seeds": seeds} | changed
+    runs = sort_rows(sweep, rows)
+    made = {"final_val_loss": stats.analyse(sweep, runs)}
+    return SimpleNamespace(sweep=sweep, runs=runs, costs={}, analyses=made, rows=rows)
+
+
+def row(name, number, place, loss, random):
+    return {
+        **{"arm": name, "seed": number, "lr": 1, "purpose": "report", "status": "done"},
+        **{"code_hash": "code", "config_hash": f"c{place}", "final_report": loss},
+        "best_report": loss,
+        "blocks": list(loss + random.normal(0, 0.02, 32)),
+    }
+
+
+def verdicts(**given):
+    return {one.arm: one for one in effects.analyse(section(**given)).verdicts}
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_known_effects_are_found_without_noise():
+    found = verdicts(sd=1e-9)
+    assert list(found) == [*EFFECTS, *(":".join(pair) for pair in combinations(EFFECTS, 2))]
+    for name, effect in (EFFECTS | PAIRS).items():
+        assert found[name].mean == pytest.approx(effect, abs=1e-8)
+    assert found["a"].n == found["a"].n_against == 32
+
+
+def test_intervals_cover_the_truth_95_times_in_100():
+    """Also those of the effects alone. Without the interactions in the model they do not."""
+    covered, alone = [], []
+    truth = EFFECTS | dict.fromkeys((":".join(p) for p in combinations(EFFECTS, 2)), 0.0) | PAIRS
+    a_alone = EFFECTS["a"] - PAIRS["a:b"] / 2
+    for seed in range(80):
+        found = effects.analyse(section(seed=seed, seeds=2))
+        covered += [one.low <= truth[one.arm] <= one.high for one in found.verdicts]
+        low, high = found.alone["a"].interval()
+        alone.append(low <= a_alone <= high)
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.02)
+    assert np.mean(alone) == pytest.approx(0.95, abs=0.06)
+
+
+def test_a_model_that_forgets_the_interaction_misses_the_effect_alone():
+    """With a:b in the model a's effect on the base is -0.035; without it -0.05."""
+    found = effects.analyse(section(seeds=16))
+    assert found.alone["a"].mean == pytest.approx(-0.035, abs=0.004)
+    main = next(one for one in found.verdicts if one.arm == "a")
+    assert main.mean == pytest.approx(-0.05, abs=0.003)
+    low, high = found.alone["a"].interval()
+    assert not low <= main.mean <= high
+
+
+# ---------------------------------------------------------------- words
+
+
+def test_the_words_of_a_factorial():
+    found = verdicts(pairs=PAIRS | {"c:d": 0.02})
+    words = {name: one.word for name, one in found.items()}
+    assert words["a"] == words["a:b"] == "better"
+    assert words["b"] == words["c:d"] == "worse"
+    assert words["c"] == words["d"] == words["e"] == "tie"
+    assert found["a"].holds_on_text and found["a"].text_low < found["a"].mean < found["a"].text_high
+
+
+def test_a_family_without_effects_makes_no_claim_in_95_sweeps_of_100():
+    """The main effects are one family, and the interactions another."""
+    none = dict.fromkeys(EFFECTS, 0.0)
+    claims = {False: [], True: []}
+    for seed in range(100):
+        found = effects.analyse(section(mains=none, pairs={}, seeds=2, seed=seed, margin=None))
+        for kind in claims:
+            of_kind = [one.word for one in found.verdicts if one.interaction == kind]
+            claims[kind].append(bool({"better", "worse"} & set(of_kind)))
+    for kind in claims:
+        assert np.mean(claims[kind]) <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 100)
+
+
+def test_without_a_margin_there_is_no_tie_and_a_screening_only_ranks():
+    assert "tie" not in {one.word for one in verdicts(margin=None).values()}
+    words = {name: one.word for name, one in verdicts(screening=True).items()}
+    assert words["a"] == "larger than the noise" and words["c"] == "not seen"
+
+
+def test_a_mixed_effect_is_named():
+    """At resolution III a = -b:d or the like: what is planted in the interaction shows in the main
+    effect, which says with what it is mixed."""
+    mains = dict.fromkeys(EFFECTS, 0.0)
+    plain = effects.analyse(section(resolution=3, mains=mains, pairs={"b:d": 0.04}, sd=1e-6))
+    moved = [one for one in plain.verdicts if abs(one.mean) > 0.01]
+    assert moved and all("b:d" in one.why or one.arm == "b:d" for one in moved)
+    assert {one.arm for one in moved} != {"b:d"}
+    assert plain.alone["a"] is None
+    assert not any("mixed" in one.why for one in verdicts().values())
+
+
+def test_a_cell_whose_runs_diverged_is_left_out_and_its_factors_are_not_better():
+    name = "a+b+c+d+e"
+    everything = dict(resolution="full", sd=1e-4)
+    assert {verdicts(**everything)[arm].word for arm in ("a", "a:b")} == {"better"}
+    diverged = [("a+b+c", 0), ("a+b+c", 2)]
+    found = effects.analyse(section(diverged=diverged, **everything))
+    assert found.left_out == {"a+b+c": 2} and name not in found.left_out
+    by_name = {one.arm: one for one in found.verdicts}
+    assert by_name["a"].word == by_name["a:b"].word == "undecided"
+    assert by_name["a"].why.startswith("2 runs diverged at its high level: a+b+c")
+    assert by_name["b"].word == "worse" and by_name["a:d"].diverged == 0
+    # The design is no longer orthogonal: differences of means are wrong, the model's are right.
+    assert by_name["a"].mean == pytest.approx(-0.05, abs=1e-3)
+    assert by_name["a:b"].mean == pytest.approx(-0.03, abs=1e-3)
+    assert by_name["a"].n == 60 and by_name["a"].n_against == 64
+
+
+def test_a_fraction_that_loses_a_cell_says_which_term_it_takes_as_nothing():
+    found = verdicts(diverged=[("a+b", 1)])
+    assert len(found) == 14 and "d:e" not in found
+    assert all("mixed with" in one.why for one in found.values())
+
+
+def test_an_unfinished_factorial_has_no_verdict():
+    part = section()
+    runs = sort_rows(part.sweep, part.rows[:-3])
+    part.runs, part.analyses = runs, {"final_val_loss": stats.analyse(part.sweep, runs)}
+    found = effects.analyse(part)
+    assert found.missing == 3
+    assert {one.word for one in found.verdicts} == {"no verdict"}
+    assert found.verdicts[0].why == "3 planned runs are missing"
+
+
+def test_one_run_of_each_cell_of_a_saturated_design_has_no_verdict():
+    found = effects.analyse(section(seeds=1))
+    assert {one.word for one in found.verdicts} == {"no verdict"}
+    assert "estimate the noise" in found.verdicts[0].why
+    assert np.isnan(found.se) and np.isfinite(list(found.contrasts.values())).all()
+
+
+def test_a_cell_is_not_compared_by_itself():
+    part = section()
+    assert not part.analyses["final_val_loss"].verdicts
+    assert history.planned_runs(part.sweep, 4) == dict.fromkeys(part.sweep["arms"], 4)

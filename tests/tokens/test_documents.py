@@ -1,0 +1,496 @@
+"""What people bring: files, folders and tables in; documents and three splits out.
+
+Run: python -m pytest tests/tokens/test_documents.py"""
+
+import errno
+import gzip
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import prepare
+from common.errors import Failure, UserError
+from helpers.texts import message, tiny_bpe
+from tokens import documents, sources, token_files, writing
+from tokens.corpus import Corpus
+from tokens.documents import find_files, open_input
+from tokens.token_files import TokenFile, fingerprint, load_meta, load_split
+from tokens.tokenizer import tokenizer_from_json
+
+TEXTS = [f"Document {i}\nover the {'hills and far ' * (i % 7)}away, Zoë.\n" for i in range(400)]
+ROWS = [{"id": i, "text": text, "body": f"body {i}"} for i, text in enumerate(TEXTS)]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """An empty folder to work in, and a tokenizer with <|endoftext|> that needs no download."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "gpt2_tokenizer", tiny_bpe)
+
+
+def write(path, content):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    data = content if isinstance(content, bytes) else content.encode()
+    Path(path).write_bytes(data)
+    return str(path)
+
+
+def jsonl(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def texts_in(spec, field=None):
+    return list(open_input(spec, field).pieces())
+
+
+def prepared(**options):
+    """meta.json and {split: its documents} of the dataset `x`, prepared in tiny_bpe's tokens."""
+    meta = prepare.prepare("x", **options)
+    return meta, {split: documents_of(split) for split in meta["splits"]}
+
+
+def documents_of(split, name="x"):
+    """The documents of a split, at each of whose ends there is one <|endoftext|>."""
+    tokenizer = tokenizer_from_json(json.loads(Path(f"data/{name}/tokenizer.json").read_text()))
+    ids = np.asarray(load_split(f"data/{name}", split, 0))
+    parts = np.split(ids, np.flatnonzero(ids == tokenizer.start) + 1)
+    assert parts[-1].size == 0
+    return [tokenizer.decode(part[:-1]) for part in parts[:-1]]
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.fixture
+def tree():
+    for name in ("src/b.py", "src/a.py", "src/sub/c.md", "src/.git/d", "src/.hidden", "notes.txt"):
+        write(name, f"text of {name}\n")
+
+
+@pytest.mark.parametrize(
+    "spec, expected",
+    [
+        ("notes.txt", ["notes.txt"]),
+        ("src", ["src/a.py", "src/b.py", "src/sub/c.md"]),
+        ("src/*.py", ["src/a.py", "src/b.py"]),
+        ("src/**/*.md", ["src/sub/c.md"]),
+        ("notes.txt,src/*.md,src/sub", None),
+        ("notes.txt,src/sub", ["notes.txt", "src/sub/c.md"]),
+        ("src/b.py,src", ["src/b.py", "src/a.py", "src/sub/c.md"]),
+        ("s*", ["src/a.py", "src/b.py", "src/sub/c.md"]),
+    ],
+)
+def test_which_files_are_read(tree, spec, expected):
+    if expected is None:
+        assert "no file matches (--input=src/*.md)" in message(find_files, spec)
+        return
+    assert [str(path) for path in find_files(spec)] == expected
+
+
+def test_a_name_with_a_comma_or_a_bracket_is_a_name():
+    write("a,b[1].txt", "some text")
+    assert texts_in("a,b[1].txt") == ["some text", ""]
+
+
+def test_a_prepared_dataset_inside_the_folder_is_not_read(tree):
+    prepare.prepare("x", input="notes.txt")
+    write("data/mine.txt", "mine")
+    assert [str(path) for path in find_files("data,notes.txt")] == ["data/mine.txt", "notes.txt"]
+
+
+def test_an_empty_folder_is_refused():
+    Path("none/.git").mkdir(parents=True)
+    assert "no file in this folder (--input=none)" in message(find_files, "none")
+
+
+# ---------------------------------------------------------------- formats
+
+
+def write_table(kind):
+    """A file of ROWS."""
+    name = f"rows.{kind}"
+    if kind.startswith("jsonl"):
+        data = jsonl(ROWS).encode()
+        if kind.endswith("gz"):
+            data = gzip.compress(data)
+        elif kind.endswith("zst"):
+            pa = pytest.importorskip("pyarrow")
+            half = data.index(b"\n", len(data) // 2) - 5  # two frames, as a parallel packer writes
+            parts = [data[:half], data[half:]]
+            data = b"".join(pa.compress(part, codec="zstd", asbytes=True) for part in parts)
+        return write(name, data)
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_list(ROWS)
+    if kind == "parquet":
+        table.to_parquet(name)
+    else:
+        table.to_csv(name, index=False, sep="\t" if kind == "tsv" else ",")
+    return name
+
+
+TABLES = ["jsonl", "jsonl.gz", "jsonl.zst"]
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "tsv", "parquet")]
+
+
+@pytest.mark.parametrize("kind", TABLES + SLOW)
+def test_a_table_gives_a_document_for_each_row(kind):
+    name = write_table(kind)
+    assert texts_in(name) == TEXTS
+    assert texts_in(name, "body") == [f"body {i}" for i in range(400)]
+    text = message(open_input, name, "nody")
+    assert "there is no field nody among: id, text, body" in text and name in text
+    assert "--field=NAME" in text
+
+
+@pytest.mark.slow
+def test_csv_stays_as_it_is_written():
+    pytest.importorskip("datasets")
+    write("a.csv", 'id,text\n1,1.10\n2,NA\n3,\n4,"a ""b"",\nc"\n5,007\n')
+    corpus = open_input("a.csv")
+    assert list(corpus.pieces()) == ["1.10", "NA", 'a "b",\nc', "007"]
+    assert corpus.skipped == {"a.csv": "rows without text: 1"}
+
+
+def test_packed_text_is_one_text_with_its_newlines():
+    write("a.txt.gz", gzip.compress(b"one\r\ntwo\n\n"))
+    assert texts_in("a.txt.gz") == ["one\ntwo\n\n", ""] and not open_input("a.txt.gz").documents
+
+
+def test_files_of_several_kinds_are_documents_together(tree):
+    write("src/rows.jsonl", jsonl(ROWS[:2]))
+    corpus = open_input("src,notes.txt")
+    names = ("src/a.py", "src/b.py", None, "src/sub/c.md", "notes.txt")
+    expected = [[f"text of {name}\n"] if name else TEXTS[:2] for name in names]
+    assert list(corpus.pieces()) == [text for texts in expected for text in texts]
+    assert corpus.documents and not corpus.skipped
+
+
+def test_text_needs_no_package(tree, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    write("rows.jsonl", jsonl(ROWS))
+    assert len(texts_in("src,rows.jsonl")) == 403
+    for name in ("a.csv", "a.parquet", "a.jsonl.zst"):
+        write(name, "text\nabc\n")
+        text = message(open_input, name)
+        assert "needs the package datasets" in text and "pip install datasets" in text
+
+
+@pytest.mark.parametrize(
+    "row, words",
+    [
+        ({"prompt": "a", "answer": "b"}, "pairs"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "pairs"),
+        ({"text": "a", "prompt": "a", "answer": "b"}, "documents"),
+        ({"id": 1}, "there is no field text among: id"),
+        ({"prompt": "a"}, "there is no field text among: prompt"),
+    ],
+)
+def test_what_the_rows_hold_decides(row, words):
+    write("a.jsonl", jsonl([row, row]))
+    if words in ("pairs", "documents"):
+        assert isinstance(open_input("a.jsonl"), Corpus) == (words == "documents")
+    else:
+        assert words in message(open_input, "a.jsonl")
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("a.txt", "wide".encode("utf-16"), "the text is UTF-16, not utf-8 (a.txt)"),
+        ("a.txt", "wide text".encode("utf-16-be"), "the text is UTF-16, not utf-8 (a.txt)"),
+        ("a.txt", "wide".encode("utf-32"), "the text is UTF-32, not utf-8 (a.txt)"),
+        ("a.jsonl", '{"text": "a"}'.encode("utf-16"), "the text is UTF-16, not utf-8 (a.jsonl)"),
+        ("a.png", b"\x89PNG\0\1\2\0\0", "the file is binary, not a text (a.png)"),
+        ("a.jsonl", "\n\n", "the table is empty (a.jsonl)"),
+        ("a.jsonl", '{"text": "a"}\n[1]\n', "a line with a list where an object is needed"),
+        ("a.jsonl", '{"text": "a"}\n{"text":\n', "no JSON: Expecting value (a.jsonl:2)"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "the line is not utf-8 (a.jsonl:2)"),
+        ("a.jsonl", '{"text": "a"}\n{"text": 5}\n', "holds a int, not a text (a.jsonl:2)"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "half a character"),
+        ("a.jsonl", '{"text": null}\n{"text": ""}\n{"id": 1}\n', "the text is empty (a.jsonl)"),
+        ("a.jsonl", '{"text": null}\n{"text": "a"}\n', "only one character (a.jsonl)"),
+        ("a.txt.gz", gzip.compress(os.urandom(999))[:500], "the file is damaged: Compressed file"),
+        ("a.txt.gz", b"no gzip", "the file is damaged: Not a gzipped file"),
+        ("a.gz", gzip.compress(b"PK\1\2\0\0ab\0"), "the file is binary, not a text (a.gz)"),
+    ],
+)
+def test_bad_file(name, content, words):
+    write(name, content)
+    assert words in message(lambda: prepare.prepare("x", input=name))
+    assert os.listdir("data") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("a.parquet", b"PAR1 no parquet"),
+        ("a.csv", 'text\n"never closed\n' * 3),
+        ("a.csv", b"text\n\xff\xfe\xff\n"),
+        ("a.jsonl.zst", b"no zstd"),
+    ],
+)
+def test_bad_table(name, content):
+    pytest.importorskip("datasets")
+    write(name, content)
+    assert f"({name})" in message(lambda: prepare.prepare("x", input=name))
+
+
+def test_a_field_needs_a_table(tree):
+    assert "there is no table (--field=text)" in message(open_input, "src", "text")
+
+
+def test_text_and_pairs_are_two_datasets(tree):
+    write("src/chat.jsonl", jsonl([{"prompt": "a", "answer": "b"}]))
+    text = message(open_input, "src")
+    assert "src/chat.jsonl holds prompts and answers, src/sub/c.md text" in text
+
+
+def test_what_a_folder_holds_besides_text_is_left_out_by_name(tree, capsys):
+    write("src/logo.png", b"\x89PNG\0\1")
+    write("src/old.txt", "caf\xe9".encode("latin-1"))
+    write("src/wide.txt", "wide".encode("utf-16"))
+    write("src/empty.py", "\n")
+    write("src/other.jsonl", '{"id": 1}\n')
+    meta, splits = prepared(input="src")
+    found = [text for split in splits.values() for text in split]
+    in_test = "d\n"  # the end of the longest document
+    names = ("a.py\n", "b.py\n", "sub/c.m")
+    assert sorted(found) == [in_test, *(f"text of src/{name}" for name in names)]
+    out = capsys.readouterr().out
+    for name, why in {
+        "logo.png": "the file is binary",
+        "old.txt": "the text is not utf-8: byte 3",
+        "wide.txt": "the text is UTF-16",
+        "empty.py": "the file is empty",
+        "other.jsonl": "there is no field text among: id",
+    }.items():
+        assert f"left out src/{name}: {why}" in out
+    for i in range(9):
+        write(f"src/{i}.png", b"\0")
+    prepare.prepare("x", input="src")
+    assert "left out 6 more files" in capsys.readouterr().out
+
+
+def test_a_folder_without_any_text():
+    write("src/logo.png", b"\x89PNG\0\1")
+    assert "no text here: the file is binary" in message(open_input, "src")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_file_that_may_not_be_read(tree, monkeypatch, named):
+    real = open
+
+    def guarded(path, *args, **options):
+        if str(path) == "src/a.py":
+            raise PermissionError(errno.EACCES, "Permission denied", "src/a.py")
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(documents, "open", guarded, raising=False)
+    if named:
+        assert "cannot read: Permission denied (src/a.py)" in message(open_input, "src/a.py,src")
+    else:
+        assert open_input("src").skipped == {"src/a.py": "cannot read: Permission denied"}
+
+
+def test_a_full_disk_is_one_line_and_the_old_dataset_is_intact(monkeypatch):
+    write("rows.jsonl", jsonl(ROWS))
+    prepare.prepare("x", input="rows.jsonl")
+    before = {path.name: path.read_bytes() for path in Path("data/x").iterdir()}
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(TokenFile, "add", lambda *args: (_ for _ in ()).throw(full))
+    with pytest.raises(Failure, match=r"cannot write: No space left.*\(data/x\): free the disk"):
+        prepare.prepare("x", input="rows.jsonl", tokenizer="byte")
+    assert {path.name: path.read_bytes() for path in Path("data/x").iterdir()} == before
+    assert os.listdir("data") == ["x"]
+
+
+# ---------------------------------------------------------------- splits
+
+
+def test_documents_end_with_end_of_text_and_each_is_in_one_split():
+    write("rows.jsonl", jsonl(ROWS))
+    meta, splits = prepared(input="rows.jsonl")
+    assert sorted(sum(splits.values(), [])) == sorted(TEXTS)
+    assert all(len(splits[split]) == meta["splits"][split]["documents"] for split in splits)
+    for split, texts in splits.items():
+        size = sum(len(text.encode()) for text in texts)
+        assert meta["splits"][split]["bytes"] == size
+
+
+@pytest.mark.parametrize("kind", ["char", "byte"])
+def test_without_end_of_text_a_blank_line_separates(kind, capsys):
+    ends = ["", "\n", "\n\n", "\n\n\n"] * 10
+    for i, end in enumerate(ends):
+        write(f"src/{i}.txt", f"document {i}.{end}")
+    meta = prepare.prepare("x", input="src", tokenizer=kind)
+    tokenizer = tokenizer_from_json(json.loads(Path("data/x/tokenizer.json").read_text()))
+    splits = [tokenizer.decode(load_split("data/x", split, 0)) for split in meta["splits"]]
+    for i, end in enumerate(ends):
+        expected = f"document {i}.{max(end, chr(10) * 2)}"
+        assert sum(len(re.findall(f"{expected}(?!\n)", split)) for split in splits) == 1
+    assert "after each document comes a blank line" in capsys.readouterr().out
+
+
+def test_a_document_stays_in_val_or_out_of_it_when_others_are_added():
+    write("rows.jsonl", jsonl(ROWS))
+    first = prepared(input="rows.jsonl")[1]
+    write("rows.jsonl", jsonl([{"text": f"new {i} " * 9} for i in range(3000)] + ROWS[::-1]))
+    second = prepared(input="rows.jsonl")[1]
+    assert set(first["val"]) == set(second["val"]) & set(TEXTS) and len(first["val"]) > 20
+    assert set(first["train"]) <= set(second["train"])
+    assert set(second["test"]) & set(TEXTS) <= set(first["test"])
+
+
+def test_copies_of_a_document_are_in_one_split():
+    write("rows.jsonl", jsonl(ROWS * 3))
+    splits = prepared(input="rows.jsonl")[1]
+    assert sum(map(len, splits.values())) == 1200
+    assert sum(len(set(split)) for split in splits.values()) == 400
+
+
+@pytest.mark.parametrize("tokens, share", [(10**9, 0.01), (10**6 * 2, 0.025), (1000, 0.05)])
+def test_the_share_of_the_test_split(tokens, share):
+    assert writing.share_of_test(tokens) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("n", [999_980, 1_200_000, 6_000_000])
+def test_a_single_text_has_50_000_test_tokens_or_1_percent_never_5(n):
+    write("a.txt", "ab" * (n // 2))
+    splits = prepare.prepare("x", input="a.txt")["splits"]
+    tokens = {split: entry["tokens"] for split, entry in splits.items()}
+    test = {999_980: 49_999, 1_200_000: 50_000, 6_000_000: 60_000}[n]
+    assert tokens == {
+        "train": (n - test) * 9 // 10,
+        "val": n - test - (n - test) * 9 // 10,
+        "test": test,
+    }
+
+
+def test_shares_of_documents_by_size(monkeypatch):
+    """Test holds at least its share and at most 5 %, val at least 5 % and at most a half, whatever
+    the sizes; the shares of many documents come from the hash alone."""
+    rng = np.random.default_rng(0)
+    seen = set()
+    for n in [2, 3, 4, 5, 10, 30, 100, 1000] * 5:
+        sizes = {rng.random(): int(99 * rng.pareto(1)) + 1 for _ in range(n)}
+        splits, tail = writing.few_documents(sizes, 0.02)
+        held = dict.fromkeys(("train", "val", "test"), 0)
+        for at, split in splits.items():
+            held[split] += sizes[at]
+        total = sum(held.values())
+        assert 0 < held["val"] <= 0.5 * total and held["train"] > 0
+        assert held["test"] <= 0.05 * total
+        assert (held["test"] == 0) == bool(tail)
+        for at, share in tail.items():
+            assert splits[at] == "train" and 0 < share * sizes[at] <= 0.0201 * total
+        seen.add(bool(tail))
+        if n == 1000 and not tail:
+            outside = [at for at, split in splits.items() if split == "test"]
+            assert max(outside) < 0.2
+    assert seen == {True, False}
+    assert [writing.split_of(at, 0.01) for at in (0.009, 0.01, 0.05, 0.149, 0.15, 0.99)] == [
+        *("test", "train", "val", "val", "train", "train")
+    ]
+
+
+@pytest.mark.parametrize("n, splits", [(1, 3), (2, 3), (3, 3), (5, 3)])
+def test_few_documents_have_all_splits(n, splits):
+    """One document is split by position; of two or more, val has whole ones, and test the end of
+    the largest one if none is small."""
+    texts = [f"{i} {'some words of the king ' * 40}\n" for i in range(n)]
+    write("rows.jsonl", jsonl([{"text": text} for text in texts]))
+    meta, found = prepare.prepare("x", input="rows.jsonl"), {}
+    assert len(meta["splits"]) == splits
+    tokens = {split: entry["tokens"] for split, entry in meta["splits"].items()}
+    assert all(tokens.values()) and tokens["test"] <= 0.05 * sum(tokens.values()) + 1
+    if n > 1:
+        found = {split: documents_of(split) for split in tokens}
+        assert set(found["val"]) < set(texts)
+        assert any(text.endswith(found["test"][0]) for text in texts)
+        assert sorted([*found["val"], *found["train"][:-1]]) != sorted(texts)
+
+
+def test_a_test_split_that_is_given_does_not_change_the_fingerprint(tmp_path):
+    """As the canonical datasets, to which a test split was added."""
+    text = "the king of rome shall speak no more\n" * 50
+    splits = writing.nanogpt_splits(Corpus("text", lambda: iter([text[:99], text[99:]])))
+    cut = int(0.9 * len(text))
+    assert "".join(splits["train"].pieces()) == text[:cut]
+    assert "".join(splits["val"].pieces()) == text[cut:]
+    prints = []
+    for more in ({}, {"test": Corpus("other", lambda: iter(["rome the king no\n"]))}):
+        folder = tmp_path / f"{len(more)}"
+        folder.mkdir()
+        maker = prepare.tokenizer_maker("char")
+        tokenizer, entries, sha256 = writing.write_corpus(splits | more, maker, folder)
+        meta = {"tokenizer": "char", "vocab_size": tokenizer.vocab_size, "dtype": "uint16"}
+        meta |= {"splits": entries, "source_sha256": sha256}
+        token_files.write_meta(folder, meta, tokenizer)
+        prints.append(fingerprint(load_meta(folder)))
+        assert list(entries) == ["train", "val", *more]
+    assert prints[0] == prints[1]
+    assert len(load_split(folder, "test", 8)) == 17
+    assert "the dataset has no test split" in message(load_split, tmp_path / "0", "test", 8)
+
+
+def test_given_documents_keep_their_splits():
+    given = {
+        s: Corpus("rows", lambda s=s: iter([s, s + "!"]), documents=True) for s in ("train", "val")
+    }
+    Path("out").mkdir()
+    _, entries, _ = writing.write_corpus(given, prepare.tokenizer_maker("gpt2"), Path("out"))
+    assert {split: entry["documents"] for split, entry in entries.items()} == {"train": 2, "val": 2}
+    empty = given | {"val": Corpus("rows", lambda: iter([]))}
+    maker = prepare.tokenizer_maker("byte")
+    with pytest.raises(UserError, match="no text for the val split"):
+        writing.write_corpus(empty, maker, Path("out"))
+
+
+def test_a_bpe_learns_only_from_what_is_in_train(monkeypatch):
+    write("rows.jsonl", jsonl(ROWS))
+    learned = []
+
+    def train_bpe(texts, vocab_size, documents):
+        learned.extend(texts)
+        assert vocab_size == 300 and documents
+        return tiny_bpe()
+
+    monkeypatch.setattr(prepare, "train_bpe", train_bpe)
+    meta = prepare.prepare("x", input="rows.jsonl", tokenizer="bpe", vocab_size=300)
+    assert meta["tokenizer"] == "bpe" and set(learned) <= set(documents_of("train"))
+    assert len(learned) > 300
+    text = message(lambda: prepare.prepare("x", input="rows.jsonl", vocab_size=300))
+    assert "add --tokenizer=bpe" in text
+
+
+# ---------------------------------------------------------------- the folder
+
+
+def test_the_users_test_bin_is_kept_and_ours_is_replaced():
+    write("a.txt", "the king of rome\n" * 3)
+    prepare.prepare("x", input="a.txt", tokenizer="byte")
+    assert "test" in load_meta("data/x")["splits"]
+    write("a.txt", "king")
+    prepare.prepare("x", input="a.txt", tokenizer="byte")
+    assert sorted(os.listdir("data/x")) == sorted(token_files.FILES)  # ours is gone
+    write("data/x/test.bin", "mine")
+    prepare.prepare("x", input="a.txt", tokenizer="byte")
+    assert Path("data/x/test.bin").read_text() == "mine"
+
+
+@pytest.mark.parametrize("entry", [3, {}, {"tokens": 0, "bytes": 3, "sha256": "x"}])
+def test_a_garbled_test_split_is_noticed(entry):
+    write("a.txt", "the king of rome\n" * 30)
+    meta = prepare.prepare("x", input="a.txt", tokenizer="byte")
+    meta["splits"]["test"] = entry
+    write("data/x/meta.json", json.dumps(meta))
+    assert "meta.json is garbled: splits" in message(load_meta, "data/x")
