@@ -179,6 +179,7 @@ def rich_table(made, columns):
     from rich.text import Text
 
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    columns = [column for column in columns if column in made.headings]
     places = [made.headings.index(column) for column in columns]
     for column, place in zip(columns, places, strict=True):
         width = max(len(column), *(len(brief(row[place], column)) for row in made.rows))
