@@ -98,6 +98,7 @@ def contents_of(section, prefix):
     judged = bool(section.main.verdicts)  # a design may compare no arm with another
     first = [tables.verdicts_table(section)] * judged + more_tables
     others = [tables.tests_table(section)] * judged + [tables.costs_table(section)]
+    others += list(filter(None, [tables.forms_table(section)]))
     others += [made(section) for made in makers if judged]
     for table in first + others:
         table.key = prefix + table.key

@@ -4,7 +4,7 @@ import itertools
 import math
 
 from bench.ablation import history
-from bench.ablation.significance import ALPHA
+from bench.ablation.significance import ALPHA, MOST_SEEDS, POWER
 from bench.ablation.stats import MEASURES, listed
 
 DASH = "\u2013"  # stands for a missing number
@@ -205,6 +205,13 @@ def noise_floor(section):
     if analysis.visible:
         sentences.append(
             f"The sweep finds an effect of {analysis.visible:.3f} or more in 80 of 100 cases."
+        )
+    if analysis.tie_power is not None and not section.sweep["screening"]:
+        reach = f"{analysis.tie_seeds or MOST_SEEDS} seeds"
+        seeds = f"{reach} {'make it 80' if analysis.tie_seeds else 'do not make it 80'}"
+        sentences.append(
+            f"An arm that equals the base ties in {100 * analysis.tie_power:.0f} of 100"
+            + (f"; {seeds}." if analysis.tie_power < POWER else ".")
         )
     return " ".join(sentences)
 
