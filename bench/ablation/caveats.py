@@ -99,24 +99,6 @@ def costs_of_other_code(case):
     return [arm for arm in case.costs if arm not in case.section.costs]
 
 
-def costs_missing(case):
-    return [arm for arm in case.arms if arm not in case.costs and case.runs.done.get(arm)]
-
-
-def costs_from_several_machines(case):
-    return more_than_one({str(cost["hardware"]) for cost in case.costs.values()})
-
-
-def base_timed_differently(case):
-    """By how much the time per step of the base's second copy differs from the base's."""
-    again = next((arm for arm, facts in case.arms.items() if facts.get("again")), None)
-    times = [(case.costs.get(arm) or {}).get("milliseconds_per_step") for arm in (case.base, again)]
-    if None in times:
-        return None
-    apart = times[1]["median"] / times[0]["median"] - 1
-    return f"{apart:+.0%}" if abs(apart) > 0.01 else None
-
-
 def timed_on_a_busy_machine(case):
     return sorted({cost["disturbed"] for cost in case.costs.values() if cost.get("disturbed")})
 
@@ -186,16 +168,6 @@ CAVEATS = (
     (
         costs_of_other_code,
         "The costs of these arms were measured with other code, so the report omits them: {found}.",
-    ),
-    (costs_missing, "The costs of these arms were not measured: {found}."),
-    (
-        costs_from_several_machines,
-        "The costs were measured on different hardware and cannot be compared: {found}.",
-    ),
-    (
-        base_timed_differently,
-        "The base and its second copy are the same model, but their times per step differ by"
-        " {found}. All times are at least as uncertain.",
     ),
     (
         timed_on_a_busy_machine,

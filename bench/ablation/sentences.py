@@ -4,7 +4,7 @@ import itertools
 import math
 
 from bench.ablation import history
-from bench.ablation.significance import ALPHA, MOST_SEEDS, POWER
+from bench.ablation.significance import MOST_SEEDS, POWER
 from bench.ablation.stats import MEASURES, listed
 
 DASH = "\u2013"  # stands for a missing number
@@ -214,29 +214,6 @@ def noise_floor(section):
             + (f"; {seeds}." if analysis.tie_power < POWER else ".")
         )
     return " ".join(sentences)
-
-
-def method(section):
-    """How the verdicts are reached."""
-    sweep, analysis = section.sweep, section.main
-    judged = [verdict for verdict in comparisons(section) if verdict is not analysis.floor]
-    margin = "not known yet"
-    if analysis.margin and analysis.margin > 0:
-        margin = f"{analysis.margin:.4f} nats ({analysis.margin_source})"
-    return (
-        f"Verdicts are by {MEASURES[analysis.measure]} on the half of the validation text that"
-        f" chose no learning rate. Each compares an arm's runs with those of the base and its"
-        f" second copy by Welch's t test; an arm with a diverged run is compared by ranks. Holm's"
-        f" method corrects p over {counted(len(judged), 'comparison')}, at {ALPHA} for the family."
-        f" Of that, 90 % is shared by the {counted(len(sweep['looks']), 'planned look')}, the rest"
-        f" is kept for looks that nobody planned. A tie is two one-sided tests within a margin of"
-        f" {margin}. Intervals are 95 % intervals, each by itself: one may exclude zero while its"
-        f" arm is undecided. The interval over the text resamples blocks of the text. Worth in"
-        f" tokens is read off the base's losses at other numbers of tokens and never extrapolated;"
-        f" worth in time divides it by the arm's time per step. Matching: {sweep['match']}. At"
-        f" equal time, two arms are compared at the moment at which the first of them ends; the"
-        f" slower one's learning rate has not decayed by then, which counts against it."
-    )
 
 
 def history_lines(section):

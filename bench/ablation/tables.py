@@ -292,14 +292,17 @@ def forms_table(section):
             times = Cell(text, ratio["ratio"], ends=ends)
             used = Cell(f"{ratio['form']}, base {ratio['base_form']}" if "form" in ratio else DASH)
         rows.append([*row, times, used, Cell(why)])
+    headings = (
+        "arm|tokens/s, eager|tokens/s, compiled|bytes, eager|bytes, compiled"
+        "|step, times the base's [95 %]|forms compared|not timed"
+    )
     return Table(
         "forms",
         "Speed of both forms",
         "Eager PyTorch runs each operation by itself; compiled, it joins them. An arm that has more"
         " operations loses more in eager mode, so the faster form of each arm counts: its time per"
         " step over the base's is what worth in time and the verdict at equal time use.",
-        "arm|tokens/s, eager|tokens/s, compiled|bytes, eager|bytes, compiled"
-        "|step, times the base's [95 %]|forms compared|not timed".split("|"),
+        headings.split("|"),
         rows,
     ).without_empty_columns()
 
