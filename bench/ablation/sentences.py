@@ -227,8 +227,9 @@ def method(section):
         f" arm is undecided. The interval over the text resamples blocks of the text. Worth in"
         f" tokens is read off the base's losses at other numbers of tokens and never extrapolated;"
         f" worth in time divides it by the arm's time per step. Matching: {sweep['match']}. At"
-        f" equal time, two arms are compared at the moment at which the first of them ends; the"
-        f" slower one's learning rate has not decayed by then, which counts against it."
+        f" equal time, two arms are compared at the moment at which the first of them ends, each"
+        f" with the step time of its faster form, eager or compiled; the slower one's learning rate"
+        f" has not decayed by then, which counts against it."
     )
 
 

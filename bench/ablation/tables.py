@@ -236,13 +236,15 @@ def measures_table(section):
 def costs_table(section):
     """What each arm costs."""
     headings = (
-        "arm|verdict|parameters|FLOPs/token|tokens/s|peak bytes|KV bytes/token|decode ms/token"
+        "arm|verdict|parameters|FLOPs/token|tokens/s|tokens/s compiled|step time / base's"
+        "|peak bytes|peak bytes compiled|KV bytes/token|decode ms/token"
     )
     return Table(
         "costs",
         "Costs",
-        "FLOPs are of a forward pass. Training tokens/s and decoding times are medians; each arm is"
-        " timed alone, the arms in turn.",
+        "FLOPs are of a forward pass. Training tokens/s and decoding times are medians, the arms in"
+        " turn; eager where no other form is named. The ratio of step times is of the faster form"
+        " of each side, with its 95 % interval.",
         headings.split("|"),
         [costs_row(section, arm) for arm in arms_of(section)],
     ).without_empty_columns()
@@ -251,21 +253,41 @@ def costs_table(section):
 def costs_row(section, arm):
     cost, verdict = section.costs.get(arm) or {}, section.verdicts.get(arm)
     decoding = (cost.get("decode_ms_per_token") or {}).get("median")
-    step_times = quartiles(cost, "milliseconds_per_step", ".1f")
+    own = {"compiled" if cost.get("compile") else "eager": cost}  # a row of an older version
+    forms = [(cost.get("forms") or own).get(form) or {} for form in ("eager", "compiled")]
+    speeds, memory = [
+        [number(form.get(key), style, tip=tip_of(form)) for form in forms]
+        for key, style, tip_of in (
+            ("tokens_per_second", ",.0f", step_time_tip),
+            ("peak_memory_bytes", short, lambda form: form.get("peak_memory", "")),
+        )
+    ]
     return [
         Cell(arm, kind="arm"),
         word_cell(section, verdict, brief=True) if verdict else Cell(),
         number(cost.get("parameters"), short, tip=str(cost.get("parameters"))),
         number(cost.get("flops_per_token"), short),
-        number(
-            cost.get("tokens_per_second"),
-            ",.0f",
-            tip=f"{step_times} ms per step" if step_times else "",
-        ),
-        number(cost.get("peak_memory_bytes"), short, tip=cost.get("peak_memory", "")),
+        *speeds,
+        ratio_cell(cost.get("step_ratio")),
+        *memory,
         number(cost.get("kv_bytes_per_token"), ",.0f"),
         number(decoding, ".2f", tip=quartiles(cost, "decode_ms_per_token", ".2f")),
     ]
+
+
+def step_time_tip(form):
+    """The times of a step in a form, or why there are none."""
+    times = quartiles(form, "milliseconds_per_step", ".1f")
+    return f"{times} ms per step" if times else form.get("why", "")
+
+
+def ratio_cell(found):
+    """The time of a step over the base's, with its interval and the forms that were compared."""
+    if not found:
+        return Cell()
+    text = f"{found['ratio']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
+    tip = f"{found['form']}, the base {found['base_form']}" if "form" in found else ""
+    return Cell(text, found["ratio"], tip=tip)
 
 
 def quartiles(cost, key, form):
