@@ -22,7 +22,16 @@ import statsmodels.api as sm
 from bench.ablation.factorial import design_of
 from bench.ablation.history import planned_runs
 from bench.ablation.losses import Losses
-from bench.ablation.significance import ALPHA, Contrast, judge
+from bench.ablation.significance import (
+    ALPHA,
+    MOST_SEEDS,
+    POWER,
+    Contrast,
+    judge,
+    power_to_differ,
+    power_to_tie,
+    share_of,
+)
 from bench.ablation.stats import RESAMPLES, Verdict
 
 SCREENED = {"better": "larger than the noise", "worse": "larger than the noise"}
@@ -104,10 +113,10 @@ class Model:
         return Contrast(test.effect[0], test.sd[0, 0], self.fit.df_resid)
 
 
-def analyse(section, measure=None):
-    """The Effects of a section whose sweep is a factorial."""
-    sweep, analysis = section.sweep, section.analyses[measure or section.sweep["metric"]]
-    losses = Losses(sweep, section.runs, analysis.measure, section.costs)
+def analyse(sweep, runs, analysis):
+    """The Effects of a factorial. `analysis` is that of its sweep by one measure, whose verdicts
+    these become."""
+    losses = Losses(sweep, runs, analysis.measure, {})
     cells, looks = cells_of(sweep), [*analysis.looks[:-1], None]
     found = {arm: losses.of(arm) for arm in cells}
     planned = planned_runs(sweep, min(sweep["looks"]))
@@ -123,6 +132,7 @@ def analyse(section, measure=None):
         effects.verdicts += judged(terms, models, analysis, size)
     for verdict in effects.verdicts:
         complete(verdict, models[-1], effects, analysis, losses, sweep)
+    analysis.verdicts = effects.verdicts
     return effects
 
 
@@ -148,7 +158,8 @@ def judged(terms, models, analysis, size):
     reached = any(model is not None for model in models[:-1])
     verdicts = []
     for place, term in enumerate(terms):
-        verdict = Verdict(":".join(term), "its low level", interaction=size == 2)
+        against = " + ".join(term) if size == 2 else "its low level"
+        verdict = Verdict(":".join(term), against, interaction=size == 2)
         verdict.word = str(words["word"][place]) if reached else "no verdict"
         for key in ("p_looks", "p_tie_looks", "p_holm", "p_tie"):
             setattr(verdict, key, float(words[key][place]))
@@ -176,12 +187,28 @@ def complete(verdict, model, effects, analysis, losses, sweep):
             loss = analysis.curve.loss_at(1) + verdict.mean
             verdict.worth = analysis.curve.worth(loss, verdict.se, model.fit.df_resid + 1)
     settle(verdict, term, model, effects, sweep)
+    if verdict.word == "undecided" and not verdict.diverged:
+        verdict.more = more_seeds(verdict, model, analysis.margin)
+
+
+def more_seeds(verdict, model, margin):
+    """About how many more seeds of each cell would decide an effect at the next look, with 80 %
+    power at the observed effect. None if over MOST_SEEDS."""
+    n, cells = len(model.losses) // len(model.counts), len(model.counts)
+    numbers = np.arange(n + 1, MOST_SEEDS + 1)
+    family = sum(len(term) == 1 + verdict.interaction for term in model.terms)
+    level = ALPHA * share_of(unplanned=1) / family
+    se, df = verdict.se * np.sqrt(n / numbers), cells * numbers - len(model.terms)
+    decides = power_to_differ(verdict.mean, se, df, level) >= POWER
+    if margin > 0:
+        decides |= power_to_tie(verdict.mean, se, df, margin, level) >= POWER
+    return int(numbers[np.argmax(decides)]) - n if decides.any() else None
 
 
 def add_text_interval(verdict, model, weights, losses):
     """The interval of an effect over the text: a bootstrap over its blocks."""
     rows = [row for arm in model.arms for row in losses.runs.ended(arm).values()]
-    if losses.measure == "equal_time" or not all(row.get("blocks") for row in rows):
+    if not all(row.get("blocks") for row in rows):
         return
     of_runs = weights @ np.linalg.pinv(model.columns.repeat(model.counts, 0))  # [runs]
     blocks = of_runs @ np.array([row["blocks"] for row in rows])  # [blocks]
@@ -219,3 +246,13 @@ def settle(verdict, term, model, effects, sweep):
     if sweep.get("screening") and verdict.word != "no verdict":
         verdict.word = SCREENED.get(verdict.word, "not seen")
     verdict.why = "; ".join(parts)
+
+
+def levels(sweep, factor):
+    """ "position=learned to rope", of a factor or of both of an interaction."""
+    cells, texts = cells_of(sweep), []
+    for name in factor.split(":"):
+        high = [sweep["arms"][arm]["changes"] for arm, cell in cells.items() if cell[name]]
+        of_all = {key: value for key, value in high[0].items() if all(key in c for c in high)}
+        texts += [f"{key}={sweep['base_values'].get(key)} to {of_all[key]}" for key in of_all]
+    return ", ".join(texts)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jinja2
 
-from bench.ablation import figures, paper, plots, sentences, tables
+from bench.ablation import design_report, figures, paper, plots, sentences, tables
 from bench.ablation.caveats import caveats
 from bench.ablation.sentences import NOT_YET
 from bench.ablation.sweeps import gather
@@ -45,7 +45,7 @@ TERMINAL_STYLES = {
 RENEWED = 30  # seconds after which the page of a running sweep loads itself again
 # Each takes a section and returns (sentences, tables, (function, title, caption) of plots) that
 # its design adds; three empty lists for other designs.
-DESIGNS = ()
+DESIGNS = (design_report.of_factorial, design_report.of_scale)
 
 
 # --- files

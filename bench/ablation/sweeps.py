@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.ablation import history, stats
+from bench.ablation.effects import Effects, analyse, cells_of
 from bench.ablation.losses import Runs, sort_rows
 from common import files
 from common.errors import UserError
@@ -24,6 +25,7 @@ class Section:
     analyses: dict  # measure -> Analysis, the sweep's metric first
     folders: list
     records: list = field(default_factory=list)  # lines of their histories, the oldest first
+    effects: Effects | None = None  # of a factorial, by the sweep's metric
 
     @property
     def main(self):
@@ -84,7 +86,12 @@ class Group:
         analyses = {
             measure: stats.analyse(sweep, runs, costs, measure, records) for measure in measures
         }
-        return Section(sweep, runs, costs, all_costs, analyses, self.folders, records)
+        section = Section(sweep, runs, costs, all_costs, analyses, self.folders, records)
+        if cells_of(sweep):
+            timeless = [one for one in analyses.values() if one.measure != "equal_time"]
+            found = [analyse(sweep, runs, one) for one in timeless]
+            section.effects = found[0]
+        return section
 
 
 def code_of(sweep, arm):

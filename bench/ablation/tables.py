@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bench.ablation.effects import levels
 from bench.ablation.sentences import DASH, arm_name, arms_of, comparisons, rate_note, signed
 from bench.ablation.stats import MEASURES
 
@@ -201,6 +202,8 @@ def what_changes(section, verdict):
     against = f"against {verdict.against}; " if verdict.against != section.sweep["base"] else ""
     if verdict is section.main.floor:
         return f"{against}other initialisations"
+    if section.effects:
+        return levels(section.sweep, verdict.arm)
     changes = section.sweep["arms"][verdict.arm]["changes"]
     return against + ", ".join(f"{key}={value}" for key, value in changes.items())
 

@@ -15,7 +15,15 @@ SD = 0.008
 
 
 def section(
-    resolution=5, seeds=4, mains=EFFECTS, pairs=PAIRS, sd=SD, seed=0, diverged=(), **changed
+    resolution=5,
+    seeds=4,
+    mains=EFFECTS,
+    pairs=PAIRS,
+    sd=SD,
+    seed=0,
+    text=False,
+    diverged=(),
+    **changed,
 ):
     """An analysed sweep. A run's loss is 2, plus half of each main effect times its level (-1 or
     1), plus a quarter of each interaction times both levels, plus noise."""
@@ -32,27 +40,32 @@ def section(
             first, second = pair.split(":")
             loss += effect / 4 * level[first] * level[second]
         for number in range(seeds):
-            rows.append(row(name, number, place, loss + random.normal(0, sd), random))
+            rows.append(row(name, number, place, loss + random.normal(0, sd), text and random))
             if (name, number) in diverged:
                 rows[-1] |= {"status": "diverged", "final_report": None}
     sweep = {"base": "base", "arms": arms, "metric": "final_val_loss", "margin": 0.01}
     sweep |= {"looks": [seeds], "chosen_lr": {}, "screening": False, "seeds": seeds} | changed
     runs = sort_rows(sweep, rows)
-    made = {"final_val_loss": stats.analyse(sweep, runs)}
-    return SimpleNamespace(sweep=sweep, runs=runs, costs={}, analyses=made, rows=rows)
+    analysis = stats.analyse(sweep, runs)
+    return SimpleNamespace(sweep=sweep, runs=runs, analysis=analysis, rows=rows)
 
 
-def row(name, number, place, loss, random):
+def row(name, number, place, loss, text):
     return {
         **{"arm": name, "seed": number, "lr": 1, "purpose": "report", "status": "done"},
         **{"code_hash": "code", "config_hash": f"c{place}", "final_report": loss},
         "best_report": loss,
-        "blocks": list(loss + random.normal(0, 0.02, 32)),
+        "blocks": list(loss + text.normal(0, 0.02, 32)) if text else None,
     }
 
 
+def analysed(**given):
+    part = section(**given)
+    return effects.analyse(part.sweep, part.runs, part.analysis)
+
+
 def verdicts(**given):
-    return {one.arm: one for one in effects.analyse(section(**given)).verdicts}
+    return {one.arm: one for one in analysed(**given).verdicts}
 
 
 # ---------------------------------------------------------------- numbers
@@ -72,7 +85,7 @@ def test_intervals_cover_the_truth_95_times_in_100():
     truth = EFFECTS | dict.fromkeys((":".join(p) for p in combinations(EFFECTS, 2)), 0.0) | PAIRS
     a_alone = EFFECTS["a"] - PAIRS["a:b"] / 2
     for seed in range(80):
-        found = effects.analyse(section(seed=seed, seeds=2))
+        found = analysed(seed=seed, seeds=2)
         covered += [one.low <= truth[one.arm] <= one.high for one in found.verdicts]
         low, high = found.alone["a"].interval()
         alone.append(low <= a_alone <= high)
@@ -82,7 +95,7 @@ def test_intervals_cover_the_truth_95_times_in_100():
 
 def test_a_model_that_forgets_the_interaction_misses_the_effect_alone():
     """With a:b in the model a's effect on the base is -0.035; without it -0.05."""
-    found = effects.analyse(section(seeds=16))
+    found = analysed(seeds=16)
     assert found.alone["a"].mean == pytest.approx(-0.035, abs=0.004)
     main = next(one for one in found.verdicts if one.arm == "a")
     assert main.mean == pytest.approx(-0.05, abs=0.003)
@@ -94,7 +107,7 @@ def test_a_model_that_forgets_the_interaction_misses_the_effect_alone():
 
 
 def test_the_words_of_a_factorial():
-    found = verdicts(pairs=PAIRS | {"c:d": 0.02})
+    found = verdicts(pairs=PAIRS | {"c:d": 0.02}, text=True)
     words = {name: one.word for name, one in found.items()}
     assert words["a"] == words["a:b"] == "better"
     assert words["b"] == words["c:d"] == "worse"
@@ -107,7 +120,7 @@ def test_a_family_without_effects_makes_no_claim_in_95_sweeps_of_100():
     none = dict.fromkeys(EFFECTS, 0.0)
     claims = {False: [], True: []}
     for seed in range(100):
-        found = effects.analyse(section(mains=none, pairs={}, seeds=2, seed=seed, margin=None))
+        found = analysed(mains=none, pairs={}, seeds=2, seed=seed, margin=None)
         for kind in claims:
             of_kind = [one.word for one in found.verdicts if one.interaction == kind]
             claims[kind].append(bool({"better", "worse"} & set(of_kind)))
@@ -125,7 +138,7 @@ def test_a_mixed_effect_is_named():
     """At resolution III a = -b:d or the like: what is planted in the interaction shows in the main
     effect, which says with what it is mixed."""
     mains = dict.fromkeys(EFFECTS, 0.0)
-    plain = effects.analyse(section(resolution=3, mains=mains, pairs={"b:d": 0.04}, sd=1e-6))
+    plain = analysed(resolution=3, mains=mains, pairs={"b:d": 0.04}, sd=1e-6)
     moved = [one for one in plain.verdicts if abs(one.mean) > 0.01]
     assert moved and all("b:d" in one.why or one.arm == "b:d" for one in moved)
     assert {one.arm for one in moved} != {"b:d"}
@@ -138,7 +151,7 @@ def test_a_cell_whose_runs_diverged_is_left_out_and_its_factors_are_not_better()
     everything = dict(resolution="full", sd=1e-4)
     assert {verdicts(**everything)[arm].word for arm in ("a", "a:b")} == {"better"}
     diverged = [("a+b+c", 0), ("a+b+c", 2)]
-    found = effects.analyse(section(diverged=diverged, **everything))
+    found = analysed(diverged=diverged, **everything)
     assert found.left_out == {"a+b+c": 2} and name not in found.left_out
     by_name = {one.arm: one for one in found.verdicts}
     assert by_name["a"].word == by_name["a:b"].word == "undecided"
@@ -159,15 +172,14 @@ def test_a_fraction_that_loses_a_cell_says_which_term_it_takes_as_nothing():
 def test_an_unfinished_factorial_has_no_verdict():
     part = section()
     runs = sort_rows(part.sweep, part.rows[:-3])
-    part.runs, part.analyses = runs, {"final_val_loss": stats.analyse(part.sweep, runs)}
-    found = effects.analyse(part)
+    found = effects.analyse(part.sweep, runs, stats.analyse(part.sweep, runs))
     assert found.missing == 3
     assert {one.word for one in found.verdicts} == {"no verdict"}
     assert found.verdicts[0].why == "3 planned runs are missing"
 
 
 def test_one_run_of_each_cell_of_a_saturated_design_has_no_verdict():
-    found = effects.analyse(section(seeds=1))
+    found = analysed(seeds=1)
     assert {one.word for one in found.verdicts} == {"no verdict"}
     assert "estimate the noise" in found.verdicts[0].why
     assert np.isnan(found.se) and np.isfinite(list(found.contrasts.values())).all()
@@ -175,5 +187,5 @@ def test_one_run_of_each_cell_of_a_saturated_design_has_no_verdict():
 
 def test_a_cell_is_not_compared_by_itself():
     part = section()
-    assert not part.analyses["final_val_loss"].verdicts
+    assert not part.analysis.verdicts
     assert history.planned_runs(part.sweep, 4) == dict.fromkeys(part.sweep["arms"], 4)
