@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import ablate
-from bench.ablation import launch, outcome, stats, sweep
+from bench.ablation import launch, measure, outcome, stats, sweep
 from common.errors import UserError
 from common.files import ROOT
 from common.runtime import set_up
@@ -351,11 +351,13 @@ def test_ray_runs_a_sweep_on_two_nodes(data_dir, tmp_path, quick, stub, monkeypa
 # ---------------------------------------------------------------- for real
 
 
-def test_a_real_sweep(data_dir, tmp_path):
+def test_a_real_sweep(data_dir, tmp_path, monkeypatch):
     """Two arms, two seeds, trained by train.py, reported; and started again, which changes
     nothing."""
+    monkeypatch.setattr(measure, "TRIES", 1)  # no wait for a quiet machine
     out = tmp_path / "out"
     length = ["--seeds=2", "--again=False", "--max_iters=12", "--eval_interval=6"]
+    length.append("--time_forms=False")
     what = arguments(data_dir, out, ROPE, *length, "--prompt=the")
     assert ablate.main(what) == 0
     rows = rows_of(out)
