@@ -11,7 +11,6 @@ from bench.ablation.effects import cells_of
 from bench.ablation.figures import GREY, MARKS, OPEN_MARK, WIDTH
 from bench.ablation.tables import Cell, Table, interval_cell
 
-
 # ---------------------------------------------------------------- a factorial
 
 HALF_NORMAL = (

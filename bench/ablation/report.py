@@ -15,10 +15,7 @@ from pathlib import Path
 
 import jinja2
 
-<<<<<<< HEAD
-from bench.ablation import design_report, figures, history, paper, plots, sentences, tables
-=======
-from bench.ablation import figures, paper, plots, sentences, tables
+from bench.ablation import design_report, figures, paper, plots, sentences, tables
 from bench.ablation.caveats import caveats
 from bench.ablation.sentences import NOT_YET
 from bench.ablation.sweeps import gather
