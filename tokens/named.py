@@ -8,6 +8,7 @@ used, so that no network is needed. The number of rows is checked before they ar
 
 import codecs
 import hashlib
+import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -94,6 +95,8 @@ def fetch(hub, folder):
     """Download the files of `hub` that are missing into `folder`, one after the other."""
     sources.give_hub_a_home()
     sources.go_offline_if_unreachable()
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        raise OSError("the hub cannot be reached")
     import huggingface_hub
 
     names = huggingface_hub.HfApi().list_repo_files(hub.repo, repo_type="dataset")
@@ -182,7 +185,7 @@ NAMED = {
     "python_source": Named("Python files, 58 MB", open_python_source, "bpe", 2048),
     "tinystories": Named("stories, 1.9 GB", open_tinystories, checked=False),
     "fineweb-edu": Named(
-        "web pages, 10B tokens", lambda folder: open_hub(FINEWEB_EDU, folder)["all"], checked=False
+        "web pages, 10B", lambda folder: open_hub(FINEWEB_EDU, folder)["all"], checked=False
     ),
     "wikitext-103": Named("Wikipedia, 540 MB", partial(open_hub, WIKITEXT), checked=False),
     "enwik8": Named("Wikipedia, 100 MB", open_enwik8, "byte"),

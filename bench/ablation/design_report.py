@@ -11,7 +11,6 @@ from bench.ablation.effects import cells_of
 from bench.ablation.figures import GREY, MARKS, OPEN_MARK, WIDTH
 from bench.ablation.tables import Cell, Table, interval_cell
 
-
 # ---------------------------------------------------------------- a factorial
 
 HALF_NORMAL = (
@@ -83,17 +82,12 @@ def half_normal(section, tips):
     quantiles = scipy_stats.halfnorm.ppf((np.arange(len(sizes)) + 0.5) / len(sizes))
     if math.isfinite(section.effects.se):
         axes.plot([0, quantiles[-1]], [0, section.effects.se * quantiles[-1]], color=GREY)
-    named = sum(not size <= 2 * section.effects.se for size, _ in sizes)
-    left = named % 2 == 0  # so that the largest, at the right edge, has its name on the left
     for x, (y, name) in zip(quantiles, sizes, strict=True):
         mark, color = MARKS.get(verdicts[name].word, OPEN_MARK)
         (dot,) = axes.plot(x, y, mark, color=color, markersize=6)
         tips.add(dot, f"{name}: {verdicts[name].word}, {y:.4f}")
-        if not y <= 2 * section.effects.se:  # on alternating sides, so that names do not collide
-            left = not left
-            side = {"ha": "right"} if left else {"ha": "left"}
-            place = (-6 if left else 6, 0)
-            axes.annotate(name, (x, y), place, textcoords="offset points", va="center", **side)
+        if not y <= 2 * section.effects.se:  # up and to the left of a point there is no other
+            axes.annotate(name, (x, y), rotation=-30, ha="right", va="bottom", fontsize=9)
     axes.set(xlabel="half-normal quantile", ylabel="size of the effect, nats per token")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)

@@ -156,7 +156,8 @@ class Timings:
 
     def __init__(self, arms, why_not):
         self.arms, self.why_not = arms, why_not  # why_not: why only the own form is timed, or ""
-        self.cuda = arms["base"]["device"].startswith("cuda")
+        self.device = arms["base"]["device"]
+        self.cuda = self.device.startswith("cuda")
         more = [] if why_not else FORMS
         self.forms = {name: dict.fromkeys([own_form(arms[name]), *more]) for name in arms}
         self.probes, self.failed = {}, {}
@@ -170,7 +171,7 @@ class Timings:
         """Make the probes and take all times."""
         for number, name in enumerate(self.arms):
             say(f"{name}: arm {number + 1} of {len(self.arms)}, its model and data")
-            held = torch.cuda.memory_allocated() if self.cuda else 0
+            held = torch.cuda.memory_allocated(self.device) if self.cuda else 0
             self.probes[name] = self.call(name, None, Probe, self.arms[name])
             for form in self.forms[name]:
                 say(f"{name}: arm {number + 1} of {len(self.arms)}, first steps, {form}")
@@ -206,10 +207,12 @@ class Timings:
         probe = self.probes[name]
         for number in range(WARM_UP):
             if self.cuda and number == WARM_UP - 1:
-                torch.cuda.reset_peak_memory_stats()
+                torch.cuda.reset_peak_memory_stats(self.device)
             probe.step(form)
-        peak = torch.cuda.max_memory_allocated() - held if self.cuda else probe.held_bytes()
-        self.memory[name, form] = peak
+        if self.cuda:
+            self.memory[name, form] = torch.cuda.max_memory_allocated(self.device) - held
+        else:
+            self.memory[name, form] = probe.held_bytes()
 
     def time_training(self, rounds, suffix):
         """Let the forms of all arms take steps in turn. A form that fails has NaN in its place."""

@@ -89,13 +89,14 @@ class Trace:
         threading.setprofile(None)
 
     def note(self, frame, event, argument):
-        below = getattr(self.local, "below", 0)  # how deep below a function of SILENT
-        if event == "return" and below:
-            self.local.below = below - 1
+        silent = getattr(self.local, "silent", None)  # the frame of a function of SILENT
+        if silent is not None:
+            if event == "return" and frame is silent:
+                self.local.silent = None
         elif event == "call":
             file = our_file(frame.f_code.co_filename)
-            if below or (file and frame.f_code.co_name in SILENT):
-                self.local.below = below + 1
+            if file and frame.f_code.co_name in SILENT:
+                self.local.silent = frame
             elif file:
                 # A function within another one is a part of it.
                 name = frame.f_code.co_qualname.partition(".<locals>")[0]

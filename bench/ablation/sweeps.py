@@ -74,9 +74,6 @@ class Group:
     def section(self):
         """The analysed Section."""
         sweep, rows = self.sweep, self.rows
-        if len(self.folders) > 1:
-            # Done rows come last, so that a failed run does not replace another machine's done run.
-            rows.sort(key=lambda row: row["status"] == "done")
         runs, all_costs = sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
         costs = {
             arm: row for arm, row in all_costs.items() if row["code_hash"] == code_of(sweep, arm)
@@ -122,5 +119,7 @@ def gather(folders):
         group.add(folder, sweep)
     sections = [group.section() for group in groups]
     if len(sections) > 1:
-        stats.correct_page([section.main for section in sections])
+        stats.correct_page(
+            [each for section in sections for each in (section.main, section.effects) if each]
+        )
     return sections

@@ -220,6 +220,9 @@ class Progress:
         self.began, self.began_at = time.perf_counter(), time.time()
         self.keys = {job.key: job for job in jobs}
         self.done_before = {key for key in self.keys if self.status(key) == "done"}
+        known = self.keys.keys() | sweep.rows.keys()
+        later = [job for job in sweep.planned_jobs() if job.key not in known]
+        self.later = sum(sweep.predicted[job.arm] for job in later) / len(sweep.slots)
         self.screen = Screen(self.draw, self.line_so_far, terminal)
 
     def __enter__(self):
@@ -289,7 +292,8 @@ class Progress:
     def summary(self, left):
         """How long it has taken and will take."""
         so_far = format_duration(time.perf_counter() - self.began)
-        return f"{so_far} so far, about {format_duration(sum(left.values()))} left"
+        text = f"{so_far} so far, about {format_duration(sum(left.values()))} left"
+        return text + (f", then {format_duration(self.later)} of other runs" if self.later else "")
 
     def cells(self, name, seconds_left, running):
         """The cells of an arm in the table of progress."""

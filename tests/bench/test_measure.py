@@ -98,6 +98,7 @@ def test_both_forms_are_timed_unless_it_is_a_screening_or_a_dry_run():
     assert build(AblateConfig, {}).time_forms
     assert not build(AblateConfig, {"screening": True}).time_forms
     assert not build(AblateConfig, {"dry_run": True}).time_forms
+    assert not build(AblateConfig, {"design": "factorial"}).time_forms
     assert build(AblateConfig, {"screening": True, "time_forms": True}).time_forms
 
 

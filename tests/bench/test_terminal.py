@@ -37,6 +37,7 @@ def state_of(*names, **rows):
         predicted=dict.fromkeys(names, 10.0),
         slots=[(None, 1)],
         config=SimpleNamespace(metric="final_val_loss"),
+        planned_jobs=lambda: [],
     )
 
 
@@ -89,6 +90,9 @@ def test_the_table_shows_how_far_each_run_is(tmp_path):
     assert max(map(len, lines)) <= 80
     # 40 s of two runs where 20 s were predicted; half of one run is done: 2 * (1.5 + 1) * 10 s
     assert lines[-1].strip() == "0 s so far, about 50 s left"
+    state.planned_jobs = lambda: [*jobs, job("base", 1), job("base", 2)]  # two are not among these
+    last = drawn(Progress(state, jobs, terminal=False).draw())[-1]
+    assert last.endswith(" left, then 20 s of other runs")
     (tmp_path / "rope-1" / "log.jsonl").write_text('{"step": 200, "val_loss": 2.0}\n')
     assert "rope seed 1 measuring" in progress.line_so_far()
     os.utime(tmp_path / "rope-0" / "stderr.txt", (0, 0))  # it was stopped before this began
