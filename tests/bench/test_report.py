@@ -155,7 +155,10 @@ def test_losses_and_tests_say_what_the_rows_say(written):
 
 
 def test_the_costs_and_the_contexts_say_what_the_rows_say(written):
-    costs, contexts, measures = tables_of(written)[2:]
+    costs, forms, contexts, measures = tables_of(written)[2:]
+    assert forms["rope"]["tokens/s, compiled"] == "28,600"
+    assert forms["rope"]["step, times the base's [95 %]"] == "1.08 [1.06, 1.10]"
+    assert forms["rope"]["forms compared"] == "compiled, base compiled"
     assert costs["gqa"]["KV bytes/token"] == "2,048" and costs["gqa"]["tokens/s"] == "16,100"
     assert costs["gqa"]["decode ms/token"] == "2.67"
     ends = [float(contexts["alibi"][times].split(" ± ")[0]) for times in ("1×", "8×")]
@@ -176,7 +179,7 @@ def test_the_text_has_the_tables_of_the_page_and_what_reproduces_the_sweep(writt
         "gqa seed 0 1 2 3 4 5 6 7 (killed by signal 9 (out of memory?))",
         "1 stale row left out: gqa seed 8",
         "corrects p over 7 comparisons",
-        "a margin of 0.0052 nats (5 % of the tokens at 1 x on the curve of tokens)",
+        "the margin: 0.0052 nats (5 % of the tokens at 1 x on the curve of tokens)",
         "fingerprint 5f2b8c81aa01",
         "Xeon 2.1 GHz",
         "0123456789ab",
