@@ -318,6 +318,14 @@ def test_an_arm_with_diverged_runs_is_never_better(tmp_path):
     assert by_arm(analyse(sweep, rows))["rope"].word == "worse"
 
 
+def test_one_diverged_run_is_enough_even_where_ranks_say_better(tmp_path):
+    sweep, rows, _ = make_sweep(tmp_path, seeds=12, effects=ROPE, **CALM)
+    rope = next(row for row in rows if row["arm"] == "rope" and row["purpose"] == "report")
+    rope |= {"status": "diverged", "final_report": None}
+    found = by_arm(analyse(sweep, rows))["rope"]
+    assert found.p_holm < 0.05 and (found.word, found.look) == ("undecided", None)
+
+
 def test_a_run_that_the_machine_killed_is_counted_apart(tmp_path):
     sweep, rows, _ = make_sweep(tmp_path, killed=("rope",), effects=ROPE, **CALM)
     rope = by_arm(analyse(sweep, rows))["rope"]
