@@ -51,7 +51,8 @@ from tokens.token_files import (
 from tokens.tokenizer import ByteTokenizer, CharTokenizer
 from tokens.writing import end_of_text, nanogpt_splits, write_corpus
 
-SMALL = ("shakespeare_char", "shakespeare")  # ready in seconds: train.py prepares them if missing
+SHAKESPEARE = ("shakespeare_char", "shakespeare")  # nanoGPT's datasets, with its two splits
+SMALL = (*SHAKESPEARE, "plays")  # ready in seconds: train.py prepares them if missing
 VOCAB_SIZE = 8192  # of --tokenizer=bpe
 LISTED = 8  # files that are left out and named
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -131,7 +132,7 @@ def open_text(name, config, folder, new):
     text = open_input(str(path), config.field)
     text.source = source or text.source
     print(f"  text: {text.source}")
-    if name in SMALL and isinstance(text, Corpus) and not text.documents:
+    if name in SHAKESPEARE and isinstance(text, Corpus) and not text.documents:
         splits = nanogpt_splits(text)
         if source or path.is_file() and files.sha256_of(path) == sources.CANONICAL:
             add_canonical_test(splits)
@@ -204,7 +205,7 @@ def make_dataset(name, config, folder, new):
         "source": first.source,
         "source_sha256": sha256,
     }
-    if name in SMALL:
+    if name in SHAKESPEARE:
         meta["canonical"] = sha256 == sources.CANONICAL
     write_meta(new, meta, tokenizer)
     return meta, tokenizer, first.skipped

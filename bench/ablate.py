@@ -23,7 +23,7 @@ if __name__ == "__main__":
     importing = Doing("importing torch") if sys.stdout.isatty() else contextlib.nullcontext()
     importing.__enter__()
 
-from bench.ablation import launch, measure
+from bench.ablation import launch, measure, scale
 from bench.ablation.schedule import emit, run_sweep
 from bench.ablation.settings import AblateConfig
 from bench.ablation.sweep import Sweep
@@ -79,7 +79,29 @@ def main(argv, trainer=launch.TRAINER):
         print(help_text(__doc__, [AblateConfig], {"lr_grid": "[1]"}))
         return 0
     with Doing("checking the arms"):
-        sweep = Sweep(argv, __doc__, trainer)
+        sizes = scale.sweeps_of(argv, __doc__)
+        sweeps = [Sweep(words, __doc__, trainer) for words in sizes.values() or [argv]]
+    for sweep in sweeps:
+        status = run_one(sweep)
+        if status not in (0, 1):
+            return status
+    if sizes and not sweep.config.dry_run:
+        print(report_scale(sweep.out.parent, sizes))
+    return status
+
+
+def report_scale(out, sizes):
+    """Write the report of a scale. Returns its table for the terminal."""
+    from bench.ablation import design_report, report
+
+    scale.write_sizes(out, sizes)
+    report.write([out])
+    table = design_report.scale_table(report.gather([out])[0].scale)
+    return report.for_terminal((table, ("arm", "verdict", "slope [95 %]")))
+
+
+def run_one(sweep):
+    """Plan, run and report a sweep. Returns the exit status."""
     new_costs = [] if sweep.config.emit else plan(sweep)
     if sweep.config.dry_run:
         for job in sweep.planned_jobs():

@@ -8,7 +8,8 @@ from scipy import stats as scipy_stats
 
 from bench.ablation import factorial
 from bench.ablation.effects import cells_of
-from bench.ablation.figures import GREY, MARKS, OPEN_MARK, WIDTH
+from bench.ablation.figures import BLUE, GREY, INK, MARKS, OPEN_MARK, WIDTH
+from bench.ablation.sentences import DASH
 from bench.ablation.tables import Cell, Table, interval_cell
 
 # ---------------------------------------------------------------- a factorial
@@ -26,10 +27,6 @@ def of_factorial(section):
         return [], [], []
     plot = (half_normal, "Half-normal plot", HALF_NORMAL)
     return [], [alone_table(section), aliases_table(section)], [plot]
-
-
-def of_scale(section):
-    return [], [], []
 
 
 def alone_table(section):
@@ -91,4 +88,83 @@ def half_normal(section, tips):
     axes.set(xlabel="half-normal quantile", ylabel="size of the effect, nats per token")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
+    return figure
+
+
+# ---------------------------------------------------------------- a scale
+
+SCALE = (
+    "The effect of each arm at each size, with its 95 % interval, and the fitted line. Below zero"
+    " the arm is better than the base of its size."
+)
+PANEL = 1.5  # inches
+
+
+def of_scale(section):
+    """(sentences, tables, plots) of a scale, in the report of its smallest size."""
+    if not section.scale:
+        return [], [], []
+    plot = (effects_against_compute, "Effect against compute", SCALE)
+    return [], [scale_table(section.scale)], [plot]
+
+
+def scale_table(scale):
+    """The slope of each arm, with its verdict."""
+    rows = []
+    for one in scale.slopes:
+        tip = one.why or f"p (Holm) {one.p_holm:.2g}, p (tie) {one.p_tie:.2g}"
+        kind = {"cannot tell": "undecided", "holds": "tie"}.get(one.word, one.word)
+        slope = interval_cell(one.mean, one.low, one.high)
+        at_sizes = [effect_cell(effect) for effect in one.effects]
+        at_sizes = at_sizes or [Cell() for _ in scale.names]
+        rows.append([Cell(one.arm, kind="arm"), Cell(one.word, 0, kind, tip), slope, *at_sizes])
+        rows[-1].append(Cell(one.why or DASH))
+    sizes = ", ".join(
+        f"{name} {parameters:,} parameters and {flops:.2g} FLOPs"
+        for name, parameters, flops in zip(scale.names, scale.parameters, scale.flops, strict=True)
+    )
+    margin = "There is no margin, so no effect can be said to hold."
+    if math.isfinite(scale.margin):
+        margin = (
+            f'"Holds" means that over this range of compute the effect changes by less than'
+            f" {scale.margin:.4f} nats, the mean of the margins of the sizes."
+        )
+    return Table(
+        "scale",
+        "Effect against scale",
+        f"Differences from the base of the same size, nats per token. Slope: per factor of ten of"
+        f" the base's training compute; Holm's method corrects for the arms. {margin} Sizes:"
+        f" {sizes}.",
+        ["arm", "verdict", "slope [95 %]", *scale.names, "note"],
+        rows,
+    )
+
+
+def effect_cell(effect):
+    return interval_cell(float(effect.mean), *map(float, effect.interval()))
+
+
+def effects_against_compute(section, tips):
+    """One panel for each arm: its effects at the sizes, and the fitted line."""
+    scale = section.scale
+    shown = [one for one in scale.slopes if one.effects]
+    if not shown:
+        return None
+    rows = math.ceil(len(shown) / 2)
+    figure = Figure(figsize=(WIDTH, 0.6 + PANEL * rows))
+    panels = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, one in zip(panels, shown, strict=False):
+        mean = [float(effect.mean) for effect in one.effects]
+        ends = np.array([effect.interval() for effect in one.effects], float)  # [sizes, 2]
+        axes.axhline(0, color=INK, linewidth=0.8)
+        axes.plot(scale.flops[[0, -1]], one.line, color=BLUE, linewidth=1.4)
+        lengths = abs(ends.T - mean)
+        bars = axes.errorbar(scale.flops, mean, lengths, fmt="o", color=GREY, markersize=5)
+        tips.add(bars.lines[0], f"{one.arm}: {one.word}")
+        axes.set_title(f"{one.arm}: {one.word}", fontsize=10)
+        axes.set_xscale("log")
+    for axes in panels[len(shown) :]:
+        axes.set_visible(False)
+    figure.supxlabel("training compute of the base, FLOPs", fontsize=10)
+    figure.supylabel("difference, nats per token", fontsize=10)
     return figure

@@ -12,7 +12,10 @@ from parts.architectures import ARCH
 from parts.variant import VariantConfig
 from training.settings import TrainConfig
 
-DESIGNS = ("leave_one_in", "leave_one_out", "ladder", "axis", "archs", "pairs", "arms", "factorial")
+DESIGNS = (
+    *("leave_one_in", "leave_one_out", "ladder", "axis", "archs", "pairs", "arms"),
+    *("factorial", "scale"),
+)
 CORNER = {"leave_one_in": "gpt2", "leave_one_out": "llama"}  # the base that a design starts from
 
 

@@ -28,7 +28,7 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 class AblateConfig:
     question: str = "Which part helps at this scale?"  # what the report answers
     out_dir: str = "out-ablate"  # the folder of the sweep
-    # leave_one_in leave_one_out ladder axis archs pairs arms factorial; several with commas
+    # leave_one_in leave_one_out ladder axis archs pairs arms factorial scale; several with commas
     design: str = ""
     arms: dict | None = None  # arms given by hand: {"rope": dict(position="rope")}
     axis: str | None = None  # the slot whose words are all tried; if given alone, it is the design
@@ -36,6 +36,7 @@ class AblateConfig:
     archs: list | None = None  # architectures of design archs; None: all
     factors: list | dict | None = None  # of design factorial: slots, or {name: [dict(), dict()]}
     resolution: PositiveInt | Literal["full"] = 5  # of design factorial: what may be mixed
+    sizes: dict | None = None  # of design scale: {"small": dict(n_embd=32)}, the smallest first
     match: Literal["params", "flops", "time", "none"] = "params"  # what each arm and the base share
     again: bool = True  # run the base a second time from other weights: the effect of chance alone
     seeds: PositiveInt = 8  # runs to report for each arm; with a budget: at the first look

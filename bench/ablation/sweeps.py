@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.ablation import history, stats
+from bench.ablation import history, scale, stats
 from bench.ablation.effects import Effects, analyse, cells_of
 from bench.ablation.losses import Runs, sort_rows
+from bench.ablation.scale import Scale
 from common import files
 from common.errors import UserError
 from training.run_folder import read_rows
@@ -26,6 +27,7 @@ class Section:
     folders: list
     records: list = field(default_factory=list)  # lines of their histories, the oldest first
     effects: Effects | None = None  # of a factorial, by the sweep's metric
+    scale: Scale | None = None  # of the smallest size of a scale: all sizes together
 
     @property
     def main(self):
@@ -108,9 +110,10 @@ def read_sweep(folder):
 
 
 def gather(folders):
-    """[Section] of the sweeps in `folders`; those of the same code, base and data together."""
-    groups = []
-    for folder in map(Path, folders):
+    """[Section] of the sweeps in `folders`; those of the same code, base and data together. The
+    folder of a scale stands for those of its sizes."""
+    groups, sizes = [], {Path(folder): scale.folders_of(folder) for folder in folders}
+    for folder in [each for given, found in sizes.items() for each in found or [given]]:
         sweep = read_sweep(folder)
         group = next((group for group in groups if group.belongs(sweep)), None)
         if group is None:
@@ -122,4 +125,8 @@ def gather(folders):
         stats.correct_page(
             [each for section in sections for each in (section.main, section.effects) if each]
         )
+    for found in sizes.values():
+        of_scale = [section for section in sections if set(section.folders) & set(found)]
+        if len(of_scale) >= scale.LEAST_SIZES:
+            of_scale[0].scale = scale.analyse(of_scale)
     return sections

@@ -1,0 +1,206 @@
+"""
+Design `scale`: the same arms at several sizes. Each size is a sweep of its own, in its own folder,
+with its own base, control group, curve and margin; its tokens are in proportion to its parameters.
+
+The effect of an arm is fitted against the logarithm of the base's training compute by weighted
+least squares (statsmodels). The slope is a contrast of independent groups of runs, the arm's and
+the control group's at each size, and is tested like any other (significance.py). Holm's method
+corrects for the arms.
+
+- grows, fades: the slope is not zero, and the fitted effect is larger, smaller, at the largest size
+  than at the smallest.
+- holds: over the whole range of sizes the effect changes by less than the margin.
+- cannot tell: neither is shown.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import statsmodels.api as sm
+
+from bench.ablation.arms import open_data
+from bench.ablation.history import control_group, judged_arms, planned_runs
+from bench.ablation.losses import Losses
+from bench.ablation.settings import read, variant_config
+from bench.ablation.significance import ALPHA, contrast, holm, pooled_variance, share_of
+from common import files
+from common.errors import UserError
+from parts import costs
+
+FILE = "scale.json"  # in the folder of a scale: {"sizes": [folder of each]}
+LEAST_SIZES = 3
+STEPS = ("max_iters", "eval_interval", "lr_decay_iters", "warmup_iters")  # grow with the tokens
+
+
+# ---------------------------------------------------------------- the sweeps
+
+
+def sweeps_of(argv, usage):
+    """The command line of the sweep of each size, {size: argv}; {} if the design is not scale."""
+    config, base = read(argv, usage)
+    designs = [word for word in config.design.replace(" ", ",").split(",") if word]
+    if "scale" not in designs:
+        return {}
+    sizes = config.sizes or {}
+    if len(sizes) < LEAST_SIZES or not all(isinstance(size, dict) for size in sizes.values()):
+        fix = f'name {LEAST_SIZES} or more: sizes = {{"small": dict(n_embd=32), ...}}'
+        raise UserError("scale needs sizes", f"sizes={config.sizes}", fix)
+    if config.budget or config.emit:
+        fix = "leave them out, or run the sweep of a size by itself"
+        raise UserError("scale takes neither budget nor emit", "design=scale", fix)
+
+    inner = ",".join(word for word in designs if word != "scale")
+    vocab_size, parameters, found = open_data(base)[0]["vocab_size"], {}, {}
+    for name, size in sizes.items():
+        parameters[name] = costs.parameters(variant_config(base | size, vocab_size))
+        times = parameters[name] / parameters[next(iter(sizes))]
+        steps = {key: max(1, round(times * base[key])) for key in STEPS if base.get(key)}
+        own = {"question": f"{config.question} ({name})", "out_dir": Path(config.out_dir) / name}
+        own |= {"design": inner, "sizes": None} | steps | size
+        found[name] = [*argv, *(f"--{key}={value}" for key, value in own.items())]
+    return found
+
+
+def write_sizes(out, sizes):
+    """Note in the folder of a scale which folders hold its sizes."""
+    files.write(Path(out) / FILE, json.dumps({"sizes": list(sizes)}))
+
+
+def folders_of(folder):
+    """The folders of the sizes of a scale, the smallest first; [] for another folder."""
+    path = Path(folder) / FILE
+    if not path.exists():
+        return []
+    return [Path(folder) / name for name in files.read_json(path, "run the scale again")["sizes"]]
+
+
+# ---------------------------------------------------------------- the analysis
+
+
+@dataclass
+class Slope:
+    """An arm's effect against compute."""
+
+    arm: str
+    word: str  # grows | holds | fades | cannot tell
+    effects: list  # of Contrast, at each size
+    mean: float  # nats per factor of ten of compute
+    low: float
+    high: float
+    p: float
+    p_holm: float
+    p_tie: float  # corrected, too
+    line: tuple  # fitted effects at the smallest and at the largest size
+    why: str = ""
+
+
+@dataclass
+class Scale:
+    """The slopes of all arms over the sizes of a scale."""
+
+    names: list  # of the sizes
+    flops: np.ndarray  # [sizes] of the base's training
+    parameters: list  # of the base, at each size
+    margin: float  # the change over the range of sizes that counts; nan: none
+    slopes: list
+
+
+def training_flops(sweep):
+    """(FLOPs of a run of the base, its parameters)."""
+    values = sweep["base_values"]
+    config = variant_config(values)
+    tokens = values["max_iters"] * values["batch_size"] * values["gradient_accumulation_steps"]
+    tokens *= config.block_size
+    per_token = costs.training_flops_per_token(config, config.block_size)
+    return per_token * tokens, costs.parameters(config)
+
+
+def analyse(sections):
+    """The Scale of sections that are the sizes of one scale."""
+    sizes = [training_flops(section.sweep) for section in sections]
+    flops = np.array([size[0] for size in sizes], float)
+    margins = [section.main.margin for section in sections]
+    scale = Scale(
+        names=[section.folders[0].name for section in sections],
+        flops=flops,
+        parameters=[size[1] for size in sizes],
+        margin=float(np.mean(margins)) if np.isfinite(margins).all() else math.nan,
+        slopes=[],
+    )
+    judged = [judged_arms(section.sweep) for section in sections]
+    arms = [arm for arm in judged[0] if all(arm in others for others in judged)]
+    fits = [fit(arm, sections, np.log10(flops), scale.margin) for arm in arms]
+    tested = [one for one in fits if one.effects]
+    corrected = [holm([getattr(one, key) for one in tested]) for key in ("p_holm", "p_tie")]
+    for one, p, p_tie in zip(tested, *corrected, strict=True):
+        one.p_holm, one.p_tie = float(p), float(p_tie)
+        settle(one)
+    scale.slopes = fits
+    return scale
+
+
+def groups_of(arm, sections):
+    """([losses of an arm, losses of the control group] at each size, why they cannot be used)."""
+    found, why = [], ""
+    for section in sections:
+        sweep, runs = section.sweep, section.runs
+        control, planned = control_group(sweep), planned_runs(sweep, min(sweep["looks"]))
+        pair = Losses(sweep, runs, section.main.measure, {}).groups([[arm], control])
+        wanted = [planned[arm], sum(planned[name] for name in control)]
+        if any(len(group) < max(2, count) for group, count in zip(pair, wanted, strict=True)):
+            why = why or "planned runs are missing"
+        elif not np.isfinite(np.concatenate(pair)).all():
+            why = "runs diverged"
+        found.append(pair)
+    return found, why
+
+
+def fit(arm, sections, x, margin):
+    """The Slope of an arm, corrected for the looks but not yet for the other arms. x [sizes] is the
+    logarithm of compute."""
+    groups, why = groups_of(arm, sections)
+    if why:
+        return Slope(arm, "cannot tell", [], *[math.nan] * 6, (), why)
+
+    # Weights from one variance for each size, since that of an arm with few runs is uncertain.
+    effects = [contrast(pair) for pair in groups]
+    pooled = [pooled_variance(pair)[0] * sum(1 / len(group) for group in pair) for pair in groups]
+    weights = 1 / np.maximum(pooled, 1e-18)
+    columns = sm.add_constant(x)
+    model = sm.WLS([effect.mean for effect in effects], columns, weights=weights).fit()
+
+    # The slope as a weighted sum of the groups' means, with the variance of each group.
+    shares = np.linalg.pinv(columns * np.sqrt(weights)[:, None])[1] * np.sqrt(weights)
+    both = [(share, -share) for share in shares]
+    slope = contrast([group for pair in groups for group in pair], np.ravel(both))
+    low, high = slope.interval()
+    line = model.predict(columns)[[0, -1]]
+    share = share_of(planned=1)
+    return Slope(
+        arm,
+        "",
+        effects,
+        float(model.params[1]),
+        float(low),
+        float(high),
+        float(slope.p()),
+        min(1.0, float(slope.p()) / share),
+        min(1.0, float(slope.p_within(margin / np.ptp(x))) / share),
+        tuple(map(float, line)),
+    )
+
+
+def settle(slope):
+    """Set the word of a slope, and why."""
+    first, last = slope.line
+    if slope.p_holm <= ALPHA:
+        slope.word = "grows" if abs(last) > abs(first) else "fades"
+        if first * last < 0:
+            slope.why = "the fitted effect changes its sign"
+    elif slope.p_tie <= ALPHA:
+        slope.word = "holds"
+    else:
+        slope.word = "cannot tell"
