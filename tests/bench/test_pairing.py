@@ -40,16 +40,15 @@ def test_a_run_starts_from_shared_numbers_and_continues_where_it_was(
 ):
     given = arguments(data_dir, tmp_path / "sweep", "--design=leave_one_in", "--compile=False")
     words = [*given, "--arm=rope", "--pairs=4", f"--out={tmp_path}"]
-    steps, step = [], pairing.train.train_step
+    append = pairing.append
 
-    def stopping(run):
-        steps.append(run)
-        if len(steps) == 9:
+    def stopping(path, row):
+        append(path, row)
+        if row["arm"] == "rope":
             raise KeyboardInterrupt
-        return step(run)
 
-    monkeypatch.setattr(pairing.train, "train_step", stopping)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(pairing, "append", stopping)
         pairing.main(words)
     rows = read_rows(tmp_path / "pairing" / "rows.jsonl")
     assert [(row["arm"], row["init"], row["order"]) for row in rows] == [
