@@ -51,7 +51,8 @@ from tokens.token_files import (
 from tokens.tokenizer import ByteTokenizer, CharTokenizer
 from tokens.writing import end_of_text, nanogpt_splits, write_corpus
 
-SMALL = ("shakespeare_char", "shakespeare")  # ready in seconds: train.py prepares them if missing
+SHAKESPEARE = ("shakespeare_char", "shakespeare")  # nanoGPT's datasets, with its two splits
+SMALL = (*SHAKESPEARE, "plays")  # ready in seconds: train.py prepares them if missing
 VOCAB_SIZE = 8192  # of --tokenizer=bpe
 LISTED = 8  # files that are left out and named
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -61,8 +62,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class PrepareConfig:
     input: str | None = None  # a file, several (a,b), a glob or a folder: see tokens/documents.py
     field: str | None = None  # the column of .jsonl, .csv and .parquet (None: text)
-    # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME or FILE.gguf
-    tokenizer: str = "auto"
+    tokenizer: str = "auto"  # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME, FILE.gguf
     vocab_size: PositiveInt | None = None  # of --tokenizer=bpe (None: 8192)
     data_dir: str = "data"  # the folder of the datasets
     list: bool = False  # print the datasets that are known and prepared, and stop
@@ -91,10 +91,10 @@ def tokenizer_maker(kind, vocab_size=None):
     return lambda chars, texts, documents: tokenizer
 
 
-def open_web_pages(path):
+def open_web_pages(path, new):
     """OpenWebText, or the documents at `path`, as {"train", "val": Corpus} with nanoGPT's split."""
     if not path:
-        free = shutil.disk_usage(".").free / 1e9
+        free = shutil.disk_usage(new).free / 1e9
         print("  8 million documents, 9 billion tokens. This takes 70 GB for the cache of")
         print(f"  `datasets` and 18 GB for the tokens ({free:.0f} GB are free here), 2 GB of")
         print("  memory, and an hour or more besides the download.")
@@ -119,7 +119,7 @@ def open_text(name, config, folder, new):
     else input.txt in the dataset's folder. If tiny-shakespeare has no input.txt yet, it is fetched
     into the folder `new`."""
     if name == "openwebtext":
-        return open_web_pages(config.input)
+        return open_web_pages(config.input, new)
     if name in NAMED and not config.input:
         return NAMED[name].open(folder)
     path, source = folder / "input.txt", None
@@ -132,9 +132,9 @@ def open_text(name, config, folder, new):
     text = open_input(str(path), config.field)
     text.source = source or text.source
     print(f"  text: {text.source}")
-    if name in SMALL and isinstance(text, Corpus) and not text.documents:
+    if name in SHAKESPEARE and isinstance(text, Corpus) and not text.documents:
         splits = nanogpt_splits(text)
-        if source or files.sha256_of(path) == sources.CANONICAL:
+        if source or path.is_file() and files.sha256_of(path) == sources.CANONICAL:
             add_canonical_test(splits)
         return splits
     return text
@@ -205,7 +205,7 @@ def make_dataset(name, config, folder, new):
         "source": first.source,
         "source_sha256": sha256,
     }
-    if name in SMALL:
+    if name in SHAKESPEARE:
         meta["canonical"] = sha256 == sources.CANONICAL
     write_meta(new, meta, tokenizer)
     return meta, tokenizer, first.skipped

@@ -296,7 +296,7 @@ def save(run, best=False):
 
 
 def find_data(config, runtime):
-    """({name: meta.json}, tokenizer) of the datasets. Prepares a missing tiny-shakespeare."""
+    """({name: meta.json}, tokenizer) of the datasets. Prepares those of SMALL that are missing."""
     folders = {name: Path(config.data_dir) / name for name in config.datasets}
 
     def prepare_missing():

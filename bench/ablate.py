@@ -10,6 +10,7 @@ A sweep is a folder, out_dir. Stop it at any time; the same command continues it
 train.py sets the base, in a config file or on the command line. The sweep's own keys are:
 """
 
+import contextlib
 import sys
 
 import repo_root  # noqa: F401 (puts the repo's root on the path)
@@ -19,7 +20,8 @@ from common.errors import UserError, run, starting
 
 if __name__ == "__main__":
     starting("bench/ablate.py")
-    importing = Doing("importing torch").__enter__()
+    importing = Doing("importing torch") if sys.stdout.isatty() else contextlib.nullcontext()
+    importing.__enter__()
 
 from bench.ablation import launch, measure, scale
 from bench.ablation.schedule import emit, run_sweep
@@ -120,5 +122,5 @@ def run_one(sweep):
 
 
 if __name__ == "__main__":
-    importing.__exit__()
+    importing.__exit__(None, None, None)
     run(main)

@@ -84,6 +84,23 @@ def write(path, data):
         raise Failure(f"cannot write: {error.strerror}", path, remedy(error)) from error
 
 
+def append(path, row):
+    """Append a row to a JSONL file and flush it to disk. If a kill left the last line unfinished,
+    end it first. Raises Failure if that is impossible."""
+    try:
+        with open(path, "ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write(json.dumps(row).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        fix = f"{remedy(error)}; the same command continues"
+        raise Failure(f"cannot write a row: {error.strerror}", path, fix) from None
+
+
 def remedy(error):
     """What the user can do about an OSError raised while writing."""
     number = getattr(error, "errno", None)

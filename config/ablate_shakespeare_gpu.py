@@ -1,23 +1,26 @@
-# Which part of LLaMA helps GPT-2 at nanoGPT's character setting, 10 M parameters? For one GPU or
-# several (we have not run it yet).
+# Which part of LLaMA helps GPT-2 at nanoGPT's small size, 10 M parameters? For one GPU or several
+# (we have not run it yet).
+#   python prepare.py python_source
 #   python bench/ablate.py config/ablate_shakespeare_gpu.py --workers=4
 #   python bench/ablate.py config/ablate_shakespeare_gpu.py --design=leave_one_out --model=llama \
 #       --out_dir=out-ablate-gpu-out
-# 7 arms x 5 seeds = 35 runs to report, and 6 arms x 3 learning rates x 2 seeds = 36 runs to tune
-# the learning rates: 71 runs of 82 M characters, 6 * 10.6 M * 82 M = 5.2 PFLOP each. The sweep may
-# be stopped and resumed at any time. Expect differences of 0.01 nats, with standard deviations of
-# 0.004 to 0.010, and overfitting from about step 2500 on.
-question = "Which part of LLaMA helps a GPT-2 of 10 M parameters on the characters of Shakespeare?"
+# The text is Python source, because a model of this size overfits Shakespeare's before it has
+# learned: no run passes its text more than once, except those at twice the tokens. 5 parts x 8
+# seeds = 40 runs to report, 18 of the base, 9 for its curve of tokens, and 6 x 3 learning rates x 2
+# seeds = 36: 103 runs. The sweep may be stopped and resumed at any time. Expect differences of 0.01
+# nats and standard deviations of 0.004 to 0.010.
+question = "Which part of LLaMA helps a GPT-2 of 11 M parameters on Python source?"
 out_dir = "out-ablate-gpu"
 design = "leave_one_in"
-dataset = "shakespeare_char"
-seeds = 5
-lr_grid = [0.5, 1, 2]
-prompt = "ROMEO:"
+dataset = "python_source"
+dtype = "float32"  # so that rows of several machines can be joined
+prompt = "def "
 
-# 6 * 12 * 384^2 = 10.6 M parameters; 5000 steps * 64 * 256 tokens = 82 M characters, 82 epochs.
+# 6 * 12 * 384^2 + 2048 * 384 = 11.4 M parameters; 1000 steps * 64 * 256 tokens = 16 M tokens of the
+# 17.6 M in the text: 6 * 11.4 M * 16 M = 1.1 PFLOP a run. Twenty evaluations of 16 + 2 batches.
 n_layer, n_head, n_embd, block_size = 6, 6, 384, 256
-batch_size, max_iters, eval_interval, log_interval = 64, 5000, 250, 100
+batch_size, max_iters, eval_interval, eval_tokens = 64, 1000, 50, 262144
 learning_rate, min_lr, warmup_iters = 1e-3, 1e-4, 100
 beta2 = 0.99
-dropout = 0.2
+dropout = 0.0
+log_interval = 100

@@ -1,29 +1,33 @@
 # From GPT-2 to LLaMA one part at a time: the gain of each change, on top of those before it.
+#   python prepare.py plays          # on a GPU: python_source
 #   python bench/ablate.py config/ladder_gpt2_to_llama.py --workers=4
-# 6 rungs, the base and the base again: 8 arms x 5 seeds = 40 runs. Each rung is compared with the
-# one below it, and has as many parameters as the base. The last rung, after the five parts, is
+# 6 rungs, and the base, which is there twice. On a CPU a screening: 8 arms x 5 seeds = 40 runs; on
+# a GPU 8 seeds, the base's curve of tokens, and tuned learning rates. Each rung is compared with
+# the one below it, and has as many parameters as the base. The last rung, after the five parts, is
 # grouped-query attention with two query heads for each key and value head; the larger LLaMA 2 and
 # LLaMA 3 use it, too. Expect most of the gain from one rung, the positions.
 question = "What does each step from GPT-2 to LLaMA add?"
 out_dir = "out-ladder"
 design = "ladder"
 order = ["norm", "position", "mlp", "bias", "tie_embeddings", "gqa"]
-dataset = "shakespeare_char"
-seeds = 5
+dataset = "plays"
+dtype = "float32"  # so that rows of several machines can be joined
 prompt = "ROMEO:"
 
 if device == "cpu":
-    screening = True
-    # 4 * 12 * 64^2 = 0.2 M parameters; 40 runs / 2 * 80 s = 27 minutes on two cores
+    screening, seeds = True, 5
+    # 4 * 12 * 64^2 = 0.2 M parameters, 2000 steps * 12 * 64 = 1.5 M characters, 0.4 epochs; 40 runs
+    # / 2 * 80 s = 27 minutes on two cores. Twenty evaluations of 16 + 16 batches take a tenth.
     n_layer, n_head, n_embd, block_size = 4, 4, 64, 64
-    batch_size, max_iters, eval_interval = 12, 2500, 500
+    batch_size, max_iters, eval_interval, eval_tokens = 12, 2000, 100, 12288
     learning_rate, min_lr, warmup_iters = 3e-3, 0.0, 100
 else:
-    # 6 * 12 * 384^2 = 10.6 M parameters, 5000 steps * 64 * 256 = 82 M characters, 5.2 PFLOP a run
+    # 6 * 12 * 384^2 + 2048 * 384 = 11.4 M parameters, 1000 steps * 64 * 256 = 16 M tokens, 0.9
+    # epochs, 6 * 11.4 M * 16 M = 1.1 PFLOP a run. We have not run it.
+    dataset, prompt = "python_source", "def "
     n_layer, n_head, n_embd, block_size = 6, 6, 384, 256
-    batch_size, max_iters, eval_interval = 64, 5000, 250
+    batch_size, max_iters, eval_interval, eval_tokens = 64, 1000, 50, 262144
     learning_rate, min_lr, warmup_iters = 1e-3, 1e-4, 100
-    dropout = 0.2
 arms = {"gqa": dict(n_kv_head=n_head // 2)}
 beta2 = 0.99
 log_interval = 100

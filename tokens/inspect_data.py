@@ -111,7 +111,8 @@ def print_inspection(folder):
     print_table(titles, rows, numbers=(1, 2, 3, 4))
 
     for text in first_documents(splits["train"], tokenizer):
-        print(textwrap.fill(repr(text), WIDTH, initial_indent="  ", subsequent_indent="  "))
+        indents = dict(initial_indent="- ", subsequent_indent="  ")
+        print(textwrap.fill(repr(text), WIDTH, **indents))
     total, counts = frequencies(splits["train"], meta["vocab_size"])
     sampled = "" if total == len(splits["train"]) else f" in {total:,} tokens of it"
     print(f"the most frequent tokens of train{sampled}:")

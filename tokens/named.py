@@ -8,6 +8,7 @@ used, so that no network is needed. The number of rows is checked before they ar
 
 import codecs
 import hashlib
+import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from common.errors import UserError, one_line
 from common.files import write
 from tokens import sources
 from tokens.corpus import Corpus
-from tokens.documents import open_input
+from tokens.documents import needed, open_input
 from tokens.plays import open_plays
 from tokens.python_source import open_python_source
 
@@ -50,7 +51,7 @@ class Hub:
     repo: str
     files: dict
     field: str = "text"
-    documents: bool = True  # False: the rows are the lines of one text
+    documents: bool = True  # False: the rows are the lines of one text, without the blank ones
 
 
 def open_hub(hub, folder):
@@ -66,7 +67,8 @@ def open_hub(hub, folder):
             fix = f"connect, or save its {patterns} there, with the folders in their names"
             raise UserError(what, folder, fix) from None
     for flaw in flaws_of(hub, folder):
-        raise UserError(flaw, folder, f"move these files away: {hub.repo} may have changed")
+        fix = f"fetch them again; if that does not help, {hub.repo} has changed"
+        raise UserError(flaw, folder, fix)
 
     splits = {}
     for split, (pattern, _) in hub.files.items():
@@ -77,8 +79,7 @@ def open_hub(hub, folder):
 
 def flaws_of(hub, folder):
     """Yield what is wrong with the files in `folder`: rows that are missing, or too many."""
-    import pyarrow.parquet
-
+    pyarrow = needed("pyarrow.parquet", folder)
     for split, (pattern, expected) in hub.files.items():
         paths = sorted(folder.glob(pattern))
         try:
@@ -94,6 +95,8 @@ def fetch(hub, folder):
     """Download the files of `hub` that are missing into `folder`, one after the other."""
     sources.give_hub_a_home()
     sources.go_offline_if_unreachable()
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        raise OSError("the hub cannot be reached")
     import huggingface_hub
 
     names = huggingface_hub.HfApi().list_repo_files(hub.repo, repo_type="dataset")
@@ -182,7 +185,7 @@ NAMED = {
     "python_source": Named("Python files, 58 MB", open_python_source, "bpe", 2048),
     "tinystories": Named("stories, 1.9 GB", open_tinystories, checked=False),
     "fineweb-edu": Named(
-        "web pages, 10B tokens", lambda folder: open_hub(FINEWEB_EDU, folder)["all"], checked=False
+        "web pages, 10B", lambda folder: open_hub(FINEWEB_EDU, folder)["all"], checked=False
     ),
     "wikitext-103": Named("Wikipedia, 540 MB", partial(open_hub, WIKITEXT), checked=False),
     "enwik8": Named("Wikipedia, 100 MB", open_enwik8, "byte"),

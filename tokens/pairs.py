@@ -23,9 +23,9 @@ import numpy as np
 from tqdm import tqdm
 
 from common.errors import UserError
-from tokens.batches import visits
+from tokens.batches import RELEASE, release, shuffled, visits
 from tokens.encode import encode_batches
-from tokens.token_files import TokenFile, check_length
+from tokens.token_files import PIECE, TokenFile, check_length
 from tokens.writing import BAR, MOST, SAMPLE, estimated_tokens, share_of_test
 
 FORM = 'a line is {"prompt": "...", "answer": "..."}, or {"messages": [...]}'
@@ -171,9 +171,7 @@ class Pairs:
     Pairs whose answer begins past block_size have no target and are left out."""
 
     def __init__(self, tokens, mask, block_size):
-        # -1 where a pair begins, and at the very end; 1 where an answer begins
-        change = np.diff(mask.astype(np.int8), prepend=np.int8(1), append=np.int8(0))
-        bounds, answers = np.flatnonzero(change == -1), np.flatnonzero(change == 1)
+        bounds, answers = joints(mask)
         starts, ends = bounds[:-1], bounds[1:]
 
         fits = answers - starts <= block_size  # the first token of the answer is a target
@@ -200,6 +198,7 @@ class Pairs:
         (count,). y is -1 in the prompt, where the loss does not count, and past the pair's end,
         where x is 0. Raises Failure if the token file has become shorter."""
         check_length(self.tokens)
+        check_length(self.mask)
         at = self.starts[pairs][:, None] + np.arange(self.block_size + 1)  # (count, block_size + 1)
         inside = at < self.ends[pairs][:, None]
         at = np.minimum(at, len(self.tokens) - 1)
@@ -233,6 +232,20 @@ class Pairs:
         return int((last - answers).sum()), ids
 
 
+def joints(mask):
+    """(where pairs begin, and the end; where answers begin) of a mask, which is read in parts, so
+    that memory grows with the pairs alone."""
+    bounds, answers, before = [], [], np.int8(1)
+    for at in range(0, len(mask), PIECE):
+        part = mask[at : at + PIECE].astype(np.int8)
+        change = np.diff(part, prepend=before)  # -1 where a pair begins, 1 where an answer does
+        bounds.append(at + np.flatnonzero(change == -1))
+        answers.append(at + np.flatnonzero(change == 1))
+        before = part[-1]
+        release(mask)
+    return np.concatenate([*bounds, [len(mask)]]), np.concatenate(answers)
+
+
 class PairBatches:
     """The pairs in one endless global order, a pure function of (pairs, seed), as batches.Batches
     orders windows."""
@@ -243,12 +256,18 @@ class PairBatches:
         if not len(pairs.starts):
             raise ValueError("no pair's answer begins within block_size")
         self.pairs, self.seed, self.windows_per_epoch = pairs, seed, len(pairs.starts)
+        self.unreleased = 0  # pairs read
         self.order = functools.lru_cache(2)(self.shuffled)
 
     def shuffled(self, epoch):
-        """(P,) the numbers of the pairs in the order of an epoch."""
-        return np.random.default_rng([self.seed, epoch]).permutation(self.windows_per_epoch)
+        """The numbers of the P pairs in the order of an epoch, to be sliced."""
+        return shuffled(np.random.default_rng([self.seed, epoch]), self.windows_per_epoch)
 
     def get(self, first, count):
         """Samples first .. first + count - 1, as Pairs.rows gives them. Every row has a target."""
+        self.unreleased += count
+        if self.unreleased >= RELEASE:
+            release(self.pairs.tokens)
+            release(self.pairs.mask)
+            self.unreleased = 0
         return self.pairs.rows(visits(self.order, self.windows_per_epoch, first, count))

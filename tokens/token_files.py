@@ -338,21 +338,22 @@ def check_length(tokens):
 
 
 def load_mask(folder, split):
-    """(N,) uint8, 1 where the loss of a token counts when it is a target. None for a dataset of
-    running text, where all count. Raises UserError if the file is missing, changed, or not a mask
-    of these tokens."""
+    """(N,) uint8, left on disk: 1 where the loss of a token counts when it is a target. None for a
+    dataset of running text, where all count. Raises UserError if the file is missing, changed, or
+    not a mask of these tokens."""
     folder = Path(folder)
-    entry = load_meta(folder)["splits"][split]
+    entry = load_meta(folder)["splits"].get(split, {})
     if "mask_sha256" not in entry:
         return None
 
     path, fix = folder / f"{split}.mask.bin", prepare_command(folder)
     if not path.is_file() or files.sha256_of(path) != entry["mask_sha256"]:
         raise UserError("the mask is missing, or not the one that was prepared", path, fix)
-    mask = np.fromfile(path, np.uint8)
-    if len(mask) != entry["tokens"]:
-        what = f"the mask has {len(mask):,} entries for {entry['tokens']:,} tokens"
+    size = path.stat().st_size
+    if size != entry["tokens"]:
+        what = f"the mask has {size:,} entries for {entry['tokens']:,} tokens"
         raise UserError(what, path, fix)
+    mask = np.memmap(path, np.uint8, "r")
     if mask[0] != 0 or mask[-1] != 1 or mask.max() > 1:
         raise UserError("the mask does not mark pairs of a prompt and an answer", path, fix)
     return mask

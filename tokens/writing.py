@@ -257,8 +257,12 @@ def write_corpus(corpus, make_tokenizer, folder):
         found.chars.add("\n")  # for the blank line between documents
 
     def learned():
-        parts = split(corpus, found, MOST)
-        return (text for split_name, text in parts if split_name == "train")
+        total = 0.9 * (1 - MOST) * found.characters
+        with tqdm(total=total, desc="reading train", unit=" characters", **BAR) as bar:
+            for name, text in split(corpus, found, MOST):
+                if name == "train":
+                    yield text
+                    bar.update(len(text))
 
     tokenizer = make_tokenizer(lambda: found.chars, learned, documents)
     share = share_of_test(estimated_tokens(tokenizer, found.sample, found.characters))

@@ -193,7 +193,7 @@ def complete(verdict, model, effects, analysis, losses, sweep):
 
 def more_seeds(verdict, model, margin):
     """About how many more seeds of each cell would decide an effect at the next look, with 80 %
-    power at the observed effect. None if over MOST_SEEDS."""
+    power at the observed effect; 0 if over MOST_SEEDS."""
     n, cells = len(model.losses) // len(model.counts), len(model.counts)
     numbers = np.arange(n + 1, MOST_SEEDS + 1)
     family = sum(len(term) == 1 + verdict.interaction for term in model.terms)
@@ -202,7 +202,7 @@ def more_seeds(verdict, model, margin):
     decides = power_to_differ(verdict.mean, se, df, level) >= POWER
     if margin > 0:
         decides |= power_to_tie(verdict.mean, se, df, margin, level) >= POWER
-    return int(numbers[np.argmax(decides)]) - n if decides.any() else None
+    return int(numbers[np.argmax(decides)]) - n if decides.any() else 0
 
 
 def add_text_interval(verdict, model, weights, losses):

@@ -1,7 +1,7 @@
 """
 The figures of a report that show effects, drawn with matplotlib. Each function takes a section
-and a Tips, and returns a Figure, or None if the sweep has no data for it. Each arm keeps
-its colour, mark and dash in all of them, and an arm without losses is named.
+and a Tips, and returns a Figure, or None if the sweep has no data for it; its description is the
+caption. Each arm keeps its colour, mark and dash in all figures; arms without losses are named.
 """
 
 import math
@@ -10,9 +10,9 @@ import textwrap
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from scipy import stats as scipy_stats
 
 from bench.ablation.sentences import arms_of, comparisons
+from bench.ablation.significance import contrast
 
 INK, MUTED, FAINT = "#1c2128", "#57606a", "#d0d7de"
 # The page's --c0 to --c6: grey, and the colours of Okabe and Ito (2008) that show on white. They
@@ -101,8 +101,8 @@ def absent(section, arm):
 
 
 def forest(section, tips):
-    """Differences with their 95 % intervals, in the sweep's order, and single runs as dots. The
-    band is the tie margin. The upper axis says what a difference is worth in tokens."""
+    """Difference of each arm from what it is compared with, 95 % interval; small dots are single
+    runs. The band is the margin of a tie; open marks are undecided."""
     verdicts, margin = comparisons(section), section.main.margin
     figure = Figure(figsize=(WIDTH, 1.2 + 0.38 * len(verdicts)))
     axes = figure.subplots()
@@ -178,7 +178,8 @@ def tokens_axis(axes, curve):
 
 
 def tokens(section, tips):
-    """The base's loss against its training tokens, and each arm read off that curve."""
+    """Grey: the base trained on fewer and on more tokens. Each arm stands where the base has the
+    same loss; its bar is the interval of that multiple."""
     curve = section.main.curve
     if not curve or len(curve.points) < 2:
         return None
@@ -225,8 +226,8 @@ def read_off(axes, section, verdict, multiples, tips):
 
 
 def curves(section, tips):
-    """Above: the mean validation loss over steps, with a band of one sd. Below: each arm's
-    difference from the arm it is compared with, with a 95 % band. Both start after the warm-up."""
+    """After the warm-up, on the reported half of the text. Above: mean over runs, with a band of
+    one sd. Below: differences of means, with their 95 % band."""
     shown = curves_of(section)
     longest = max((len(curve) for runs in shown.values() for curve in runs), default=0)
     if longest < 2:
@@ -295,9 +296,7 @@ def draw_difference(axes, section, arm, steps, losses, others, tips):
     if len(mean):
         tips.add(line, f"{arm}: {mean[-1]:+.4f} at the end")
     if min(len(losses), len(references)) > 1:
-        with np.errstate(all="ignore"):
-            test = scipy_stats.ttest_ind(losses, references, equal_var=False)
-            low, high = test.confidence_interval(0.95)
+        low, high = contrast([losses, references]).interval()
         axes.fill_between(steps, low, high, color=style["color"], **BAND)
 
 
@@ -305,8 +304,8 @@ def draw_difference(axes, section, arm, steps, losses, others, tips):
 
 
 def learning_rates(section, tips):
-    """The loss of the tuning runs on the other half of the text, over learning rates. A ring marks
-    the rate that was chosen."""
+    """Mean loss of the tuning runs (dots: single runs) on the half of the text that is not
+    reported. A ring marks the chosen rate."""
     found, key = {}, section.sweep["metric"].replace("_val_loss", "_tune")
     for row in section.runs.tuning:
         losses = found.setdefault(row["arm"], {}).setdefault(row["lr"], [])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from bench.ablation.significance import share_of
+from common import files
 from training.run_folder import read_rows
 
 CONTENT = ("metric", "margin", "arms", "runs", "looks")  # a report of the same adds no line
@@ -64,7 +65,7 @@ def planned_runs(sweep, seeds):
 def looks_of(sweep, tried, records, metric, margin):
     """The [Look] of a sweep, the last one at all data and with no share unless it was declared.
     tried: {arm: [seed]} of the runs that ended; records: the lines of history.jsonl."""
-    records = [record for record in records if seen_something(record, sweep["base"])]
+    records = [record for record in records if seen_something(record)]
     declared = [
         (record["metric"], record["margin"], look) for record in records for look in record["looks"]
     ]
@@ -86,9 +87,9 @@ def looks_of(sweep, tried, records, metric, margin):
     return [*found, Look(0.0, 0.0, tried)]
 
 
-def seen_something(record, base):
+def seen_something(record):
     """Whether a report could compare anything: two runs of an arm."""
-    return any(len(seeds) > 1 for arm, seeds in record["runs"].items() if arm != base)
+    return any(len(record["runs"].get(arm, ())) > 1 for arm in record["arms"])
 
 
 def declared_looks(sweep, tried, records=()):
@@ -123,7 +124,9 @@ def seeds_at(sweep, tried, look, reported):
 def read(folders, sweep):
     """The lines of the histories of some folders, the oldest first, that are about this base, as
     its code and configuration are now."""
-    lines = [line for folder in folders for line in read_rows(folder / "history.jsonl")]
+    keys = {"when", *CONTENT}
+    paths = [folder / "history.jsonl" for folder in folders]
+    lines = [line for path in paths for line in read_rows(path, keys.issubset)]
     unique = {json.dumps(line, sort_keys=True): line for line in lines}
     found = [line for line in unique.values() if line.get("identity") == identity(sweep)]
     return sorted(found, key=lambda line: line["when"])
@@ -149,10 +152,8 @@ def record(folders, sweep, tried, analysis, records):
     }
     for folder in folders:
         before = read_rows(folder / "history.jsonl")
-        if before and all(before[-1].get(key) == content[key] for key in CONTENT):
-            continue
-        with open(folder / "history.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(content) + "\n")
+        if not before or any(before[-1].get(key) != content[key] for key in CONTENT):
+            files.append(folder / "history.jsonl", content)
 
 
 def identity(sweep):

@@ -32,10 +32,11 @@ class Runs:
 
 
 def sort_rows(sweep, rows):
-    """The Runs of a sweep. Of several rows of one run, the last counts, but a result is never
-    replaced by a failure of the machine. Raises UserError for rows of an older form."""
+    """The Runs of a sweep. Of several rows of one run, the last counts, but a failure of the
+    machine replaces no result, and no result one that diverged. Raises UserError for rows of an
+    older form."""
     last = {}
-    for row in sorted(rows, key=lambda row: row["status"] != "failed"):
+    for row in sorted(rows, key=lambda row: ("failed", "done", "diverged").index(row["status"])):
         last[tuple(row[key] for key in IDENTITY)] = row
 
     arms = [arm for arm, facts in sweep["arms"].items() if not facts.get("curve")]

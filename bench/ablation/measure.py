@@ -11,7 +11,7 @@ import torch
 
 import sample
 import train
-from bench.ablation.quiet import BUSY, OtherWork, wait_until_quiet
+from bench.ablation import quiet
 from bench.ablation.settings import variant_config
 from bench.ablation.terminal import say
 from bench.timing.results import interval, turns
@@ -156,7 +156,8 @@ class Timings:
 
     def __init__(self, arms, why_not):
         self.arms, self.why_not = arms, why_not  # why_not: why only the own form is timed, or ""
-        self.cuda = arms["base"]["device"].startswith("cuda")
+        self.device = arms["base"]["device"]
+        self.cuda = self.device.startswith("cuda")
         more = [] if why_not else FORMS
         self.forms = {name: dict.fromkeys([own_form(arms[name]), *more]) for name in arms}
         self.probes, self.failed = {}, {}
@@ -170,17 +171,17 @@ class Timings:
         """Make the probes and take all times."""
         for number, name in enumerate(self.arms):
             say(f"{name}: arm {number + 1} of {len(self.arms)}, its model and data")
-            held = torch.cuda.memory_allocated() if self.cuda else 0
+            held = torch.cuda.memory_allocated(self.device) if self.cuda else 0
             self.probes[name] = self.call(name, None, Probe, self.arms[name])
             for form in self.forms[name]:
                 say(f"{name}: arm {number + 1} of {len(self.arms)}, first steps, {form}")
                 self.call(name, form, self.warm_up, name, form, held)
         for number in range(tries):
             if tries > 1:
-                wait_until_quiet(PATIENCE)
-            work = OtherWork()
+                quiet.wait_until_quiet(PATIENCE)
+            work = quiet.OtherWork()
             self.time_training(rounds, f", try {number + 1}" if number else "")
-            self.disturbed = self.why_disturbed(work.share())
+            self.disturbed = why_disturbed(self, work.share())
             if not self.disturbed:
                 break
         self.time_the_rest(min(rounds, EVALUATED))
@@ -206,10 +207,12 @@ class Timings:
         probe = self.probes[name]
         for number in range(WARM_UP):
             if self.cuda and number == WARM_UP - 1:
-                torch.cuda.reset_peak_memory_stats()
+                torch.cuda.reset_peak_memory_stats(self.device)
             probe.step(form)
-        peak = torch.cuda.max_memory_allocated() - held if self.cuda else probe.held_bytes()
-        self.memory[name, form] = peak
+        if self.cuda:
+            self.memory[name, form] = torch.cuda.max_memory_allocated(self.device) - held
+        else:
+            self.memory[name, form] = probe.held_bytes()
 
     def time_training(self, rounds, suffix):
         """Let the forms of all arms take steps in turn. A form that fails has NaN in its place."""
@@ -235,21 +238,6 @@ class Timings:
             if number and decoding:
                 self.times[name]["evaluate"].append(evaluation)
                 self.times[name]["decode"] += decoding
-
-    def why_disturbed(self, share):
-        """Why these times cannot be believed: other work took this share of the cores, or an arm
-        that is the base again differs from it. "" if they can."""
-        if share > BUSY:
-            return f"other work kept {share:.0%} of the cores busy"
-        if "base" in self.failed:
-            return "the base could not be timed"
-        for name in self.arms:
-            if name != "base" and name not in self.failed and self.arms[name] == self.arms["base"]:
-                for form in (form for _, form in self.sides(name) if ("base", form) in self.steps):
-                    apart = np.median(self.steps[name, form] / self.steps["base", form]) - 1
-                    if abs(apart) > SAME:
-                        return f"the same model took {apart:+.0%} longer the second time, {form}"
-        return ""
 
     def sides(self, name):
         """[(arm, form)] of the forms of an arm that have not failed."""
@@ -318,6 +306,22 @@ class Timings:
             "device": runtime.device,
             "dtype": runtime.dtype,
         }
+
+
+def why_disturbed(timings, share):
+    """Why some times cannot be believed: other work took this share of the cores, or an arm that is
+    the base again differs from it. "" if they can."""
+    if share > quiet.BUSY:
+        return f"other work kept {share:.0%} of the cores busy"
+    if "base" in timings.failed:
+        return "the base could not be timed"
+    base, steps = timings.arms["base"], timings.steps
+    twins = [name for name, values in timings.arms.items() if values == base and name != "base"]
+    for side in (side for name in twins for side in timings.sides(name)):
+        apart = np.median(steps[side] / steps.get(("base", side[1]), math.nan)) - 1
+        if abs(apart) > SAME:
+            return f"the base again took {1 + apart:.2f} of the base's time, {side[1]}"
+    return ""
 
 
 def arm_costs(arms, threads, facts, rounds=None, both=False, tries=1):

@@ -41,42 +41,13 @@ UNDATED = {  # the same rows give the same files
     "svg": {"Date": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
-PLOTS = (  # function, title, caption
-    (
-        figures.forest,
-        "Effects",
-        "Difference of each arm from what it is compared with, 95 % interval; small dots are single"
-        " runs. The band is the margin of a tie; open marks are undecided.",
-    ),
-    (
-        figures.tokens,
-        "Worth in tokens",
-        "Grey: the base trained on fewer and on more tokens. Each arm stands where the base has the"
-        " same loss; its bar is the interval of that multiple.",
-    ),
-    (
-        figures.curves,
-        "Loss curves",
-        "After the warm-up, on the reported half of the text. Above: mean over runs, with a band of"
-        " one sd. Below: differences of means, with their 95 % band.",
-    ),
-    (
-        cost_figures.pareto,
-        "Loss against cost",
-        "The dashed line joins the arms that no other arm beats in both.",
-    ),
-    (
-        cost_figures.extrapolation,
-        "Beyond the training context",
-        "Mean loss over runs with 1 to 8 times the training context visible, 95 % interval. Dotted:"
-        " the same tokens with only the training context visible.",
-    ),
-    (
-        figures.learning_rates,
-        "Learning rate",
-        "Mean loss of the tuning runs (dots: single runs) on the half of the text that is not"
-        " reported. A ring marks the chosen rate.",
-    ),
+PLOTS = (  # function, whose description is the caption, and title
+    (figures.forest, "Effects"),
+    (figures.tokens, "Worth in tokens"),
+    (figures.curves, "Loss curves"),
+    (cost_figures.pareto, "Loss against cost"),
+    (cost_figures.extrapolation, "Beyond the training context"),
+    (figures.learning_rates, "Learning rate"),
 )
 
 
@@ -101,17 +72,18 @@ class Plot:
 
 def draw(section, prefix, more=()):
     """[Plot] of the figures that this sweep has something for. `more` holds the figures that its
-    design adds, in the form of PLOTS."""
+    design adds, in the form of PLOTS or with a caption of their own."""
     drawn = []
     with matplotlib.rc_context(STYLE):
-        for function, title, caption in (*PLOTS, *more):
+        for function, title, *caption in (*PLOTS, *more):
             tips = Tips()
             figure = function(section, tips)
             if figure is not None:
                 key = prefix + function.__name__
                 svg = saved(figure, "svg", transparent=True).decode()
+                text = " ".join((caption[0] if caption else function.__doc__).split())
                 page_svg = inline(svg, key, title, tips)
-                drawn.append(Plot(function, key, title, caption, figure, page_svg))
+                drawn.append(Plot(function, key, title, text, figure, page_svg))
     return drawn
 
 

@@ -2,6 +2,7 @@
 The report of a sweep, or of several, from their rows alone:
 
     python bench/report.py OUT [OUT2 ...]
+    python bench/report.py --running OUT      # the page alone, without verdicts
 
 Writes report.md, its plots (PNG) and report.html, one file that opens from disk, into the first
 folder, and paper/: plots as SVG and PDF, tables as CSV and LaTeX. Folders with the same code, base
@@ -18,6 +19,8 @@ import jinja2
 from bench.ablation import design_report, figures, paper, plots, sentences, tables
 from bench.ablation.caveats import caveats
 from bench.ablation.sentences import NOT_YET
+from bench.ablation.significance import ALPHA
+from bench.ablation.stats import MEASURES
 from bench.ablation.sweeps import gather
 from common.errors import UserError
 from common.files import write as write_file
@@ -65,9 +68,10 @@ def write(folders, running=False):
             for table in content["first_tables"] + content["other_tables"]:
                 content_of |= paper.table_files(table)
 
-    unfinished = sentences.unfinished(sections)
+    shown = {"sections": contents, "unfinished": sentences.unfinished(sections)}
+    shown["renewed"] = RENEWED if running else None
     for name in ("report.html",) if running else ("report.html", "report.md"):
-        content_of[name] = render(name, contents, unfinished, running)
+        content_of[name] = render(name, **shown)
     (out / "paper").mkdir(exist_ok=True)
     for name, content in content_of.items():
         write_file(out / name, content)
@@ -93,10 +97,12 @@ def contents_of(section, prefix):
     more_sentences, more_tables, more_plots = additions_of(section)
     drawn = plots.draw(section, prefix, more_plots)
     on_top = [plot for plot in drawn if plot.function in (figures.forest, figures.tokens)]
-    makers = [tables.tests_table, tables.contexts_table, tables.measures_table]
+    makers = [tables.contexts_table, tables.measures_table]
     judged = bool(section.main.verdicts)  # a design may compare no arm with another
     first = [tables.verdicts_table(section)] * judged + more_tables
-    others = [tables.costs_table(section), *(made(section) for made in makers if judged)]
+    others = [tables.tests_table(section)] * judged + [tables.costs_table(section)]
+    others += list(filter(None, [tables.forms_table(section)]))
+    others += [made(section) for made in makers if judged]
     for table in first + others:
         table.key = prefix + table.key
     return {
@@ -111,7 +117,7 @@ def contents_of(section, prefix):
         "first_plots": on_top,
         "other_plots": [plot for plot in drawn if plot not in on_top],
         "samples": sentences.samples_of(section),
-        "method": sentences.method(section),
+        "method": method_of(section),
         "facts": sentences.facts_of(section),
         "commands": sentences.commands_of(section),
     }
@@ -126,8 +132,21 @@ def additions_of(section):
     return added
 
 
-def render(name, sections, unfinished="", running=False):
-    """A template of templates/ filled in; text in HTML is escaped. `unfinished`: the first line."""
+def method_of(section):
+    """How the verdicts are reached."""
+    analysis = section.main
+    margin = f"{analysis.margin:.4f} nats ({analysis.margin_source})"
+    return render(
+        "method.txt",
+        section=section,
+        alpha=ALPHA,
+        measure=MEASURES[analysis.measure],
+        margin=margin if analysis.margin > 0 else "none is known",
+    ).strip()
+
+
+def render(name, **values):
+    """A template of templates/ filled in; text in HTML is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=jinja2.select_autoescape(["html"]),
@@ -135,11 +154,7 @@ def render(name, sections, unfinished="", running=False):
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return (
-        environment.get_template(name)
-        .render(sections=sections, unfinished=unfinished, renewed=RENEWED)
-        .lstrip()
-    )
+    return environment.get_template(name).render(**values).lstrip()
 
 
 # --- the terminal
@@ -202,13 +217,17 @@ def main(argv):
     if argv in (["--help"], ["-h"]):
         print(__doc__.strip())
         return
-    if not argv or any(word.startswith("-") for word in argv):
+    running, folders = "--running" in argv, [word for word in argv if word != "--running"]
+    if not folders or any(word.startswith("-") for word in folders):
         raise UserError(
             "the folders of sweeps are missing, or there is an option",
-            " ".join(argv) or "OUT",
+            " ".join(folders) or "OUT",
             "type python bench/report.py OUT [OUT2 ...]",
         )
-    page = write(argv)
-    verdicts = tables.verdicts_table(gather(argv)[0])
+    page = write(folders, running)
+    if running:
+        print(page)
+        return
+    verdicts = tables.verdicts_table(gather(folders)[0])
     print(for_terminal((verdicts, TERMINAL_VERDICTS)))
     print(f"\n{page.with_suffix('.md')}, {page}")

@@ -4,8 +4,8 @@ runs that choose its learning rate, then more seeds for undecided arms."""
 import itertools
 import math
 
-from bench.ablation import cluster, launch, worth
-from bench.ablation.outcome import drop_checkpoints
+from bench.ablation import cluster, launch, outcome, worth
+from bench.ablation.running_page import RunningPage
 from bench.ablation.terminal import Progress, format_duration
 
 EXTENSIONS = 2  # times that a grid of rates is extended if its best rate is at its edge
@@ -96,17 +96,23 @@ def run_jobs(sweep, jobs, stop):
     pending = [job for job in jobs if job.key not in sweep.rows]
     if not pending:
         return not stop.status
-    with Progress(sweep, jobs) as progress:
+    with Progress(sweep, jobs) as progress, RunningPage(sweep.out) as page:
         for event in start_engine(sweep, pending, stop):
             if event is None:
                 progress.show()
                 continue
             job, row = event
-            sweep.add_row(job, row)
-            if row["status"] != "failed":
-                drop_checkpoints(job)
+            keep_row(sweep, job, row)
             progress.show(job, row)
+            page.renew()
     return not stop.status
+
+
+def keep_row(sweep, job, row):
+    """Write the row of a run that has ended, which then needs its checkpoints no more."""
+    sweep.add_row(job, row)
+    if row["status"] != "failed":
+        outcome.drop_checkpoints(job)
 
 
 def start_engine(sweep, jobs, stop):
@@ -181,13 +187,23 @@ def why_none(undecided, seconds_left, seeds):
 
 
 def emit(sweep):
-    """Write the array job of the phase that comes next. Returns the exit status."""
-    pending = ([job for job in jobs if job.key not in sweep.rows] for jobs in phases(sweep))
-    jobs = next(filter(None, pending), [])
+    """Gather the runs that have ended, and write the array job of the phase that comes next.
+    Returns the exit status."""
+    jobs = []
+    for phase in phases(sweep):
+        for job in phase:
+            if job.key not in sweep.rows and outcome.finished(job):
+                keep_row(sweep, job, outcome.row_of(job, None, 0.0))
+        jobs = [job for job in phase if job.key not in sweep.rows]
+        if jobs:
+            break
     if not jobs:
         print("all runs are done: the same command without emit writes the report")
         return 0
     cuda, limit = sweep.device_kind == "cuda", sweep.config.limit_seconds
     script = cluster.write_slurm(jobs, sweep.out, sweep.threads, cuda, limit)
-    print(f"{len(jobs)} runs: sbatch {script}\nthen gather them: the same command without emit")
+    print(
+        f"{len(jobs)} runs: sbatch {script}\nthen the same command for the next ones; without emit "
+        "it gathers them and does the rest here"
+    )
     return 0

@@ -4,7 +4,7 @@ import itertools
 import math
 
 from bench.ablation import history
-from bench.ablation.significance import ALPHA
+from bench.ablation.significance import MOST_SEEDS, POWER
 from bench.ablation.stats import MEASURES, listed
 
 DASH = "\u2013"  # stands for a missing number
@@ -206,30 +206,14 @@ def noise_floor(section):
         sentences.append(
             f"The sweep finds an effect of {analysis.visible:.3f} or more in 80 of 100 cases."
         )
+    if analysis.tie_power is not None and not section.sweep["screening"]:
+        reach = f"{analysis.tie_seeds or MOST_SEEDS} seeds"
+        seeds = f"{reach} {'make it 80' if analysis.tie_seeds else 'do not make it 80'}"
+        sentences.append(
+            f"An arm that equals the base ties in {100 * analysis.tie_power:.0f} of 100"
+            + (f"; {seeds}." if analysis.tie_power < POWER else ".")
+        )
     return " ".join(sentences)
-
-
-def method(section):
-    """How the verdicts are reached."""
-    sweep, analysis = section.sweep, section.main
-    judged = [verdict for verdict in comparisons(section) if verdict is not analysis.floor]
-    margin = "not known yet"
-    if analysis.margin and analysis.margin > 0:
-        margin = f"{analysis.margin:.4f} nats ({analysis.margin_source})"
-    return (
-        f"Verdicts are by {MEASURES[analysis.measure]} on the half of the validation text that"
-        f" chose no learning rate. Each compares an arm's runs with those of the base and its"
-        f" second copy by Welch's t test; an arm with a diverged run is compared by ranks. Holm's"
-        f" method corrects p over {counted(len(judged), 'comparison')}, at {ALPHA} for the family."
-        f" Of that, 90 % is shared by the {counted(len(sweep['looks']), 'planned look')}, the rest"
-        f" is kept for looks that nobody planned. A tie is two one-sided tests within a margin of"
-        f" {margin}. Intervals are 95 % intervals, each by itself: one may exclude zero while its"
-        f" arm is undecided. The interval over the text resamples blocks of the text. Worth in"
-        f" tokens is read off the base's losses at other numbers of tokens and never extrapolated;"
-        f" worth in time divides it by the arm's time per step. Matching: {sweep['match']}. At"
-        f" equal time, two arms are compared at the moment at which the first of them ends; the"
-        f" slower one's learning rate has not decayed by then, which counts against it."
-    )
 
 
 def history_lines(section):

@@ -54,9 +54,7 @@ class AblateConfig:
     limit: str | None = None  # time after which a run has failed; None: ten times its prediction
     engine: Literal["local", "ray"] = "local"  # where runs are started
     emit: Literal["slurm"] | None = None  # write an array job; run again without emit to gather it
-    time_forms: bool | None = (
-        None  # time arms eager and compiled; None: unless screening or dry_run
-    )
+    time_forms: bool | None = None  # time arms eager and compiled; None: see docs/ablation.md
     dry_run: bool = False  # print arms, costs, commands and the predicted time, and stop
 
     def __post_init__(self):
@@ -78,7 +76,8 @@ class AblateConfig:
         if not self.lr_grid:
             raise ValueError("lr_grid is empty: give [1] for the base's rate alone")
         if self.time_forms is None:
-            self.time_forms = not (self.screening or self.dry_run)
+            many_arms = "factorial" in self.design or "scale" in self.design
+            self.time_forms = not (self.screening or self.dry_run or many_arms)
         self.patient = not (self.screening or self.dry_run) or self.match == "time"
         self.budget_seconds = parse_duration(self.budget, "budget")
         self.limit_seconds = parse_duration(self.limit, "limit")

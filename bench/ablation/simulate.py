@@ -3,8 +3,8 @@ The errors and the power of the verdicts, over simulated sweeps whose truth is k
 
     python -m bench.ablation.simulate [FOLDER]
 
-writes bench/results/simulation.md. The simulated sweeps are judged by the functions that judge real
-ones. FOLDER is a sweep whose noise and margin the tie table adds.
+writes bench/results/simulation.md. The functions that judge real sweeps judge the simulated ones.
+FOLDER is a sweep whose noise and margin the table of ties adds.
 """
 
 import math
@@ -33,7 +33,7 @@ ARMS = 5
 
 @dataclass
 class Noise:
-    """How the runs of simulated sweeps vary. The standard deviation of a run of the base is 1."""
+    """How runs vary in simulated sweeps. The standard deviation of a run of the base is 1."""
 
     name: str
     last_sd: float = 1.0  # of the last arm
@@ -43,39 +43,36 @@ class Noise:
 
 NOISES = (
     Noise("equal variances"),
-    Noise("one arm's variance four times the base's", last_sd=2.0),
+    Noise("one arm's variance x 4", last_sd=2.0),
     Noise("runs of one seed correlated 0.5", correlation=0.5),
-    Noise("t distribution with 4 degrees of freedom", df=4),
-    Noise("t distribution with 4 degrees, and one variance x 4", last_sd=2.0, df=4),
+    Noise("t, 4 degrees of freedom", df=4),
+    Noise("t, 4 degrees, and one variance x 4", last_sd=2.0, df=4),
 )
 LOOKS = {  # name: (planned looks, unplanned looks)
     "1 look": ((5,), ()),
-    "1 look of 8": ((8,), ()),
+    "1 look, 8 seeds": ((8,), ()),
     "3 looks": ((5, 10, 20), ()),
     "5 looks": ((5, 7, 10, 14, 20), ()),
     "1 look, 4 unplanned": ((5,), (6, 8, 11, 16)),
-    "1 look, then one at each new seed": ((5,), tuple(range(6, 16))),
+    "1 look, one at each new seed": ((5,), tuple(range(6, 16))),
 }
 
 
-def draw(seeds, noise=NOISES[0], effects=0.0, arms=ARMS, sweeps=SWEEPS, random=None):
-    """Losses (arms [seeds, sweeps, arms], control groups [2, runs, sweeps]) of simulated sweeps; the
-    control group is of the base and of its second copy. effects [arms]."""
-    random = random or np.random.default_rng(0)
-    runs = control_runs(arms, seeds)
-    scale = 1.0 if math.isinf(noise.df) else math.sqrt(noise.df / (noise.df - 2))
+def draw(seeds, sweeps, noise=NOISES[0], effects=0.0, arms=ARMS):
+    """Losses of simulated sweeps: (arms [seeds, sweeps, arms], those of the base and of its second
+    copy, each [runs, sweeps, 1]). effects [arms]."""
+    random, runs = np.random.default_rng(0), control_runs(arms, seeds)
 
     def sample(*shape):
         if math.isinf(noise.df):
             return random.standard_normal(shape)
-        return random.standard_t(noise.df, shape) / scale
+        return random.standard_t(noise.df, shape) / math.sqrt(noise.df / (noise.df - 2))
 
     shared, own = math.sqrt(noise.correlation), math.sqrt(1 - noise.correlation)
     of_seed = shared * sample(max(seeds, runs[0]), sweeps, 1)
     x = own * sample(seeds, sweeps, arms) + of_seed[:seeds]
     x[..., -1] *= noise.last_sd
-    control = [own * sample(count, sweeps, 1) + of_seed[:count] for count in runs]
-    return x + effects, control
+    return x + effects, [own * sample(count, sweeps, 1) + of_seed[:count] for count in runs]
 
 
 def control_at(control, arms, seeds):
@@ -86,154 +83,82 @@ def control_at(control, arms, seeds):
 
 def words(x, control, planned, unplanned=(), margin=0.0):
     """What each arm is called in the report at each look, [looks, sweeps, arms]."""
-    looks, arms = [*planned, *unplanned], x.shape[-1]
+    looks = [*planned, *unplanned]
     shares = [share_of(len(planned))] * len(planned)
-    shares += [share_of(unplanned=j + 1) for j in range(len(unplanned))]
-    tests = [contrast([x[:seeds], control_at(control, arms, seeds)]) for seeds in looks]
-    p = np.array([test.p() for test in tests])
-    p_tie = np.array([test.p_within(margin) for test in tests])
-    mean = np.array([test.mean for test in tests])
-    return np.array(
-        [
-            judge(p[:end], p_tie[:end], mean[:end], shares[:end])["word"]
-            for end in range(1, len(looks) + 1)
-        ]
-    )
+    shares += [share_of(unplanned=number + 1) for number in range(len(unplanned))]
+    tests = [contrast([x[:n], control_at(control, x.shape[-1], n)]) for n in looks]
+    p, p_tie, mean = np.array(
+        [(test.p(), test.p_within(margin), test.mean) for test in tests]
+    ).swapaxes(0, 1)
+    ends = range(1, len(looks) + 1)
+    return np.array([judge(p[:n], p_tie[:n], mean[:n], shares[:n])["word"] for n in ends])
 
 
-def claims(found):
-    return np.isin(found, ["better", "worse"])
+# --- figures, each a share of the sweeps
 
 
-# --- figures
+def family_error(sweeps, noise, planned, unplanned=()):
+    """Some report calls an arm better or worse, where all equal the base."""
+    found = words(*draw(max(*planned, *unplanned, 0), sweeps, noise), planned, unplanned)
+    return np.isin(found, ["better", "worse"]).any((0, 2)).mean()
 
 
-def family_error(noise, planned, unplanned=(), sweeps=SWEEPS, arms=ARMS):
-    """The share of sweeps in which some report calls an arm that equals the base better or worse."""
-    x, control = draw(max(*planned, *unplanned, 0), noise, arms=arms, sweeps=sweeps)
-    return claims(words(x, control, planned, unplanned)).any((0, 2)).mean()
+def power(sweeps, seeds, effect, noise=NOISES[0]):
+    """(an arm is called better whose loss is `effect` lower, the first version's rule says so). The
+    other arms equal the base."""
+    x, control = draw(seeds, sweeps, noise, np.array([-effect] + [0] * (ARMS - 1)))
+    paired = scipy_stats.ttest_rel(x, np.broadcast_to(control[0][:seeds], x.shape)).pvalue
+    found = words(x, control, [seeds])[-1, :, 0] == "better"
+    return found.mean(), (holm(paired) <= ALPHA)[:, 0].mean()
 
 
-def power(seeds, effect, noise=NOISES[0], sweeps=SWEEPS, arms=ARMS):
-    """The share of sweeps that call an arm better whose loss is `effect` lower; the other arms
-    equal the base."""
-    effects = np.zeros(arms)
-    effects[0] = -effect
-    x, control = draw(seeds, noise, effects, arms, sweeps)
-    return (words(x, control, [seeds])[-1, :, 0] == "better").mean()
-
-
-def tie_rates(seeds, ratio, sweeps=SWEEPS, arms=ARMS):
-    """(share of ties of arms that equal the base, share of sweeps with a tie of an arm whose
-    difference is the margin) where the margin is `ratio` standard deviations of a run."""
-    x, control = draw(seeds, arms=arms, sweeps=sweeps)
-    equal = words(x, control, [seeds], margin=ratio)[-1] == "tie"
-    different = words(x + ratio, control, [seeds], margin=ratio)[-1] == "tie"
+def tie_rates(sweeps, seeds, ratio):
+    """(an arm that equals the base ties, some arm ties whose difference is the margin), where the
+    margin is `ratio` standard deviations of a run."""
+    x, control = draw(seeds, sweeps)
+    equal, different = (words(x + d, control, [seeds], (), ratio)[-1] == "tie" for d in (0, ratio))
     return equal.mean(), different.any(1).mean()
 
 
-def diverging(seeds, chance, effect, sweeps=10_000):
-    """Shares (better, worse, better if the runs that diverged are dropped) of an arm whose runs
-    diverge with this chance, and are lower by `effect` otherwise."""
-    random = np.random.default_rng(0)
-    x, control = draw(seeds, effects=-effect, arms=1, sweeps=sweeps, random=random)
-    x, reference = x[..., 0], np.concatenate(control)[..., 0]
-    x[random.random(x.shape) < chance] = math.inf
+def diverging(sweeps, seeds, chance, effect):
+    """(better, worse, better if the runs that diverged are dropped): an arm whose runs diverge with
+    this chance, and are lower by `effect` otherwise."""
+    x, control = draw(seeds, sweeps, effects=-effect, arms=1)
+    x, control, level = x[..., 0], np.concatenate(control)[..., 0], ALPHA * share_of(1)
+    x[np.random.default_rng(1).random(x.shape) < chance] = math.inf
     counts = np.zeros(3)
-    for own, base in zip(x.T, reference.T, strict=True):
+    for own, reference in zip(x.T, control.T, strict=True):
         finite = own[np.isfinite(own)]
-        survivors = contrast([finite, base]) if len(finite) > 1 else None
-        dropped = survivors and survivors.p() <= ALPHA and survivors.mean < 0
-        if len(finite) == len(own):
-            found = survivors.p() <= ALPHA * share_of(1), survivors.mean
+        rest = contrast([finite, reference]) if len(finite) > 1 else None
+        dropped = rest is not None and rest.p() <= ALPHA and rest.mean < 0
+        if len(finite) < len(own):
+            p, direction = rank_test(own, reference)
+            counts += [0, p <= level and direction > 0, dropped]
         else:
-            p, direction = rank_test(own, base)
-            found = p <= ALPHA * share_of(1) and direction > 0, direction
-        counts += [found[0] and found[1] < 0, found[0] and found[1] > 0, bool(dropped)]
+            counts += [rest.p() <= level and rest.mean < 0, rest.p() <= level < rest.mean, dropped]
     return counts / sweeps
 
 
-def screening_rates(seeds, noise, effect=0.0, sweeps=SWEEPS, arms=ARMS):
-    """(share of screenings that call an arm "larger than the noise" that equals the base, share
-    that call an arm so that is lower by `effect`). The base has as many runs as an arm, twice."""
-    effects = np.zeros(arms)
-    effects[0] = -effect
-    x, control = draw(seeds, noise, effects, arms, sweeps)
+def screening_rates(sweeps, seeds, noise, effect=0.0):
+    """(some arm that equals the base is called larger than the noise, an arm is called so that is
+    lower by `effect`). The base and its copy have as many runs as an arm."""
+    x, control = draw(seeds, sweeps, noise, np.array([-effect] + [0] * (ARMS - 1)))
     control = np.concatenate([group[:seeds] for group in control])[..., 0]
-    groups = [x[..., arm] for arm in range(arms)]
+    groups = list(np.moveaxis(x, -1, 0))
     pooled = pooled_variance([*groups, control])
     p = [contrast([group, control], pooled=pooled).p() for group in groups]
     found = holm(np.stack(p, -1)) <= ALPHA
     return found[:, 1 if effect else 0 :].any(1).mean(), found[:, 0].mean()
 
 
-def paired_rule(x, control):
-    """What the first version did: paired t tests against the base, corrected by Holm's method."""
-    p = scipy_stats.ttest_rel(x, np.broadcast_to(control[0][: len(x)], x.shape)).pvalue
-    return holm(p) <= ALPHA
-
-
 # --- the page
 
 
-def percent(share):
-    return f"{100 * share:.1f}"
-
-
 def table(headings, rows):
-    lines = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
-
-
-def error_table():
-    rows = []
-    for noise in NOISES:
-        rates = [family_error(noise, *looks) for looks in LOOKS.values()]
-        rows.append([noise.name, *map(percent, rates)])
-    return table(["noise", *LOOKS], rows)
-
-
-def power_table():
-    rows = []
-    for seeds in (3, 5, 8, 10):
-        for effect in (1, 2, 3):
-            effects = np.zeros(ARMS)
-            effects[0] = -effect
-            x, control = draw(seeds, effects=effects)
-            old = paired_rule(x, control)[:, 0].mean()
-            rates = power(seeds, effect), power(seeds, effect, NOISES[3]), old
-            runs = sum(control_runs(ARMS, seeds))
-            rows.append([str(seeds), str(runs), str(effect), *map(percent, rates)])
-    return table(["seeds", "control", "effect, sd", "found", "t noise", "paired t tests"], rows)
-
-
-def tie_table(measured):
-    cases = {".0096 / .007": 0.0096 / 0.007, ".0096 / .0088": 0.0096 / 0.0088} | measured
-    rows = []
-    for name, ratio in cases.items():
-        for seeds in (5, 8, 12, 16):
-            rates = tie_rates(seeds, ratio)
-            rows.append([f"{name} = {ratio:.2f}", str(seeds), *map(percent, rates)])
-    return table(["margin / sd", "seeds", "ties, no difference", "ties at the margin"], rows)
-
-
-def diverging_table():
-    rows = []
-    for chance in (0.0, 0.1, 0.4, 0.8):
-        for effect in (0, 2):
-            rates = diverging(8, chance, effect)
-            rows.append([f"{chance:g}", f"{effect:g}", *map(percent, rates)])
-    return table(["chance", "others lower by, sd", "better", "worse", "better, if dropped"], rows)
-
-
-def screening_table():
-    rows = []
-    for seeds in (2, 3):
-        for noise in NOISES:
-            error = screening_rates(seeds, noise)[0]
-            rates = [screening_rates(seeds, noise, effect)[1] for effect in (2, 3, 4)]
-            rows.append([str(seeds), noise.name, *map(percent, [error, *rates])])
-    return table(["seeds", "noise", "error", "finds 2 sd", "finds 3 sd", "finds 4 sd"], rows)
+    """A Markdown table; the numbers of a row are shares, in percent."""
+    cells = [[f"{100 * c:.1f}" if isinstance(c, float) else str(c) for c in row] for row in rows]
+    lines = [headings, ["---"] * len(headings), *cells]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def measured_noise(folder):
@@ -246,68 +171,108 @@ def measured_noise(folder):
     return {f"{Path(folder).name}: {margin:.4f} / {sd:.4f}": margin / sd}
 
 
+def page(sweeps, measured):
+    """The text of simulation.md."""
+    ratios = {".0096 / .007": 0.0096 / 0.007, ".0096 / .0088": 0.0096 / 0.0088} | measured
+    few = sweeps // 2  # where each sweep is judged by itself
+    return PAGE.format(
+        sweeps=sweeps,
+        few=few,
+        arms=ARMS,
+        error=100 * math.sqrt(0.05 * 0.95 / sweeps),
+        errors=table(
+            ["noise", *LOOKS],
+            [
+                [n.name, *(family_error(sweeps, n, *looks) for looks in LOOKS.values())]
+                for n in NOISES
+            ],
+        ),
+        power=table(
+            ["seeds", "control", "effect", "found", "paired t tests"],
+            [
+                [seeds, sum(control_runs(ARMS, seeds)), effect, *power(sweeps, seeds, effect)]
+                for seeds in (3, 5, 8, 10)
+                for effect in (1, 2, 3)
+            ],
+        ),
+        ties=table(
+            ["margin / sd", "seeds", "ties, no difference", "ties at the margin"],
+            [
+                [f"{name} = {ratio:.2f}", seeds, *tie_rates(sweeps, seeds, ratio)]
+                for name, ratio in ratios.items()
+                for seeds in (5, 8, 12, 16)
+            ],
+        ),
+        diverging=table(
+            ["chance to diverge", "others lower by", "better", "worse", "better, if dropped"],
+            [
+                [f"{chance:g}", effect, *diverging(few, 8, chance, effect)]
+                for chance in (0, 0.1, 0.4, 0.8)
+                for effect in (0, 2)
+            ],
+        ),
+        screening=table(
+            ["seeds", "noise", "error", "finds 2", "finds 3", "finds 4"],
+            [
+                [seeds, noise.name, screening_rates(sweeps, seeds, noise)[0]]
+                + [screening_rates(sweeps, seeds, noise, effect)[1] for effect in (2, 3, 4)]
+                for seeds in (2, 3)
+                for noise in NOISES
+            ],
+        ),
+    )
+
+
 PAGE = """# Errors and power of the verdicts
 
-`python -m bench.ablation.simulate`: {sweeps:,} simulated sweeps for each figure (10,000 with runs that
-diverge), {arms} arms, all figures in %. The standard deviation of a run is 1. The functions of
-bench/ablation/significance.py that judge real sweeps judge these. One standard error of a figure
+`python -m bench.ablation.simulate`: {sweeps:,} simulated sweeps for each figure ({few:,} where runs
+diverge), {arms} arms. Figures are in %, effects in standard deviations of a run. The functions of
+`bench/ablation/significance.py` that judge real sweeps judge these. The standard error of a figure
 near 5 is {error:.2f}.
 
 ## Family error
 
-All arms equal the base. The share of sweeps in which the report of any look calls some arm better or
-worse; the nominal error is 5. Looks are at 5 seeds and more ("3 looks": 5, 10, 20; "5 looks": 5, 7,
-10, 14, 20). Since an arm counts as soon as one report claims it, the figures hold for sweeps that
-stop at any look.
+All arms equal the base. The share of sweeps in which the report of any look calls some arm better
+or worse; nominal: 5. Looks are at 5 seeds; at 5, 10 and 20; at 5, 7, 10, 14 and 20; "unplanned": at
+6, 8, 11 and 16; "one at each new seed": at 6 to 15. An arm counts as soon as one report claims it,
+so the figures hold for sweeps that stop at any look.
 
 {errors}
 
 ## Power at one look
 
-One arm is lower by the effect, the others equal the base. Control: runs of the base and its second
-copy together. The last column is the first version's rule, paired t tests.
+One arm is lower by the effect, the others equal the base. Control: the runs of the base and of its
+second copy. The last column is the rule of the first version.
 
 {power}
 
 ## Ties
 
-With no difference, the share of arms that tie; with a difference as large as the margin, the share of
-sweeps that call some arm a tie (nominal 5). Ties are corrected for the family.
+With no difference, the share of arms that tie. With a difference as large as the margin, the share
+of sweeps that call some arm a tie; nominal: 5. Ties are corrected for the family.
 
 {ties}
 
 ## Runs that diverge
 
-8 seeds, one arm whose runs diverge by chance. "Better, if dropped" is the rule that leaves out runs
-that diverged.
+8 seeds, one arm, some of whose runs diverge. "If dropped" leaves out the runs that diverged.
 
 {diverging}
 
 ## Screening
 
-Welch's test finds little with two or three seeds, so a screening pools one variance over all arms,
-and says "larger than the noise" where Holm's p is at most 5 %. Error: share of screenings that say so
-of some arm that equals the base. Where one arm varies more than the base, the error is as below, and
-that is why a screening says neither better nor worse.
+Welch's test finds little with two or three seeds. A screening pools one variance over all arms, and
+says "larger than the noise" where Holm's p is at most 5 %. Error: the share of screenings that say
+so of some arm that equals the base. It is above 5 % where one arm varies more than the base; a
+screening therefore never says better or worse.
 
 {screening}
 """
 
 
 def main(argv):
-    measured = measured_noise(argv[0]) if argv else {}
-    text = PAGE.format(
-        sweeps=SWEEPS,
-        arms=ARMS,
-        error=100 * math.sqrt(0.05 * 0.95 / SWEEPS),
-        errors=error_table(),
-        power=power_table(),
-        ties=tie_table(measured),
-        diverging=diverging_table(),
-        screening=screening_table(),
-    )
-    path = ROOT / "bench" / "results" / "simulation.md"
-    path.write_text(text, encoding="utf-8")
+    text = page(SWEEPS, measured_noise(argv[0]) if argv else {})
+    (ROOT / "bench" / "results" / "simulation.md").write_text(text, encoding="utf-8")
     print(text)
 
 

@@ -89,13 +89,14 @@ class Trace:
         threading.setprofile(None)
 
     def note(self, frame, event, argument):
-        below = getattr(self.local, "below", 0)  # how deep below a function of SILENT
-        if event == "return" and below:
-            self.local.below = below - 1
+        silent = getattr(self.local, "silent", None)  # the frame of a function of SILENT
+        if silent is not None:
+            if event == "return" and frame is silent:
+                self.local.silent = None
         elif event == "call":
             file = our_file(frame.f_code.co_filename)
-            if below or (file and frame.f_code.co_name in SILENT):
-                self.local.below = below + 1
+            if file and frame.f_code.co_name in SILENT:
+                self.local.silent = frame
             elif file:
                 # A function within another one is a part of it.
                 name = frame.f_code.co_qualname.partition(".<locals>")[0]
@@ -112,9 +113,12 @@ def our_file(path):
     return None if file.startswith(("bench/", "tests/")) or file in SILENT_FILES else file
 
 
+@functools.cache
 def module_file(module):
-    """The file of an imported module as `our_file` gives it."""
-    return our_file(getattr(sys.modules.get(module), "__file__", None) or "")
+    """The file of a module, loaded or not, as `our_file` gives it."""
+    path = ROOT.joinpath(*module.split("."))
+    found = [each for each in (path.with_suffix(".py"), path / "__init__.py") if each.exists()]
+    return our_file(str(found[0])) if found else None
 
 
 def words_of(values):

@@ -15,20 +15,16 @@ import numpy as np
 from bench.ablation import history
 from bench.ablation.history import control_group, judged_arms, planned_runs
 from bench.ablation.losses import Losses, sort_rows, tried_seeds
+from bench.ablation.power import look_ahead
 from bench.ablation.significance import (
     ALPHA,
     MOST_SEEDS,
-    POWER,
     contrast,
     holm,
     judge,
     pooled_variance,
-    power_to_differ,
-    power_to_tie,
     rank_test,
     sample_sd,
-    share_of,
-    welch_se,
 )
 from bench.ablation.worth import Curve, Worth, curve_from, margin_from
 
@@ -69,7 +65,7 @@ class Verdict:
     holds_on_text: bool = None  # whether that interval excludes zero; None if it is unknown
     worth: Worth = None  # of the tokens
     worth_time: Worth = None
-    more: int = None  # seeds that may decide it; None if that takes over MOST_SEEDS
+    more: int = None  # seeds that may decide it, 0 if over MOST_SEEDS; None if that is not known
     why: str = ""
     look: int = None  # the seeds at which it was decided
     diverged: int = 0
@@ -82,7 +78,7 @@ class Verdict:
         return f"{self.arm}: beyond {self.against}" if self.interaction else self.arm
 
     def __str__(self):
-        if self.word != "undecided" or self.diverged:
+        if self.word != "undecided" or self.more is None:
             return self.word
         if not self.more:
             return f"undecided (over {MOST_SEEDS} seeds)"
@@ -161,7 +157,7 @@ def analyse(sweep, runs, costs=None, measure=None, records=()):
         explain(comparison, sweep, runs, tried, analysis)
     if analysis.floor:
         analysis.verdicts.insert(len(judged_arms(sweep)), analysis.floor)
-    look_ahead(sweep, comparisons, analysis)
+    look_ahead(sweep, [one.verdict for one in comparisons], analysis)
     return analysis
 
 
@@ -214,8 +210,9 @@ def describe(comparison, losses, analysis, pooled):
         verdict.differences = (groups[0] - groups[1].mean()).tolist()
     add_text_interval(comparison, losses)
     if analysis.curve and verdict.against == losses.base and losses.measure != "equal_time":
-        n = len(own)
-        se = (math.sqrt(pooled[0]) if pooled else verdict.loss_sd) / math.sqrt(n)
+        se, n = verdict.loss_sd / math.sqrt(len(own)), len(own)
+        if pooled:
+            se, n = math.sqrt(pooled[0] / len(own)), pooled[1] + 1
         verdict.worth = analysis.curve.worth(verdict.loss, se, n)
         ratio = losses.step_ratio(verdict.arm)
         verdict.worth_time = ratio and analysis.curve.worth(verdict.loss, se, n, ratio)
@@ -292,6 +289,8 @@ def explain(comparison, sweep, runs, tried, analysis):
     failed = [row for row in runs.failed if row["arm"] == arm and row["purpose"] == "report"]
     if verdict.diverged:
         parts.append(f"{verdict.diverged} of {verdict.n} diverged")
+    elif comparison.reached and math.isnan(verdict.mean):
+        parts.append("compared by ranks: runs of the other side diverged")
     if failed:
         parts.append(f"{len(failed)} failed: {failed[-1].get('reason') or 'no reason given'}")
 
@@ -334,7 +333,7 @@ def missing_runs(comparison, sweep, tried):
     return ", ".join(parts) or "measured at no look"
 
 
-# --- the set-up, and what more runs would do
+# --- the set-up, and what is open
 
 
 def floor_of(sweep, losses):
@@ -352,63 +351,14 @@ def floor_of(sweep, losses):
     return floor
 
 
-def look_ahead(sweep, comparisons, analysis):
-    """What this sweep can find, and how many more seeds would decide what it has not."""
-    spreads = [one.verdict.loss_sd for one in comparisons if one.verdict.loss_sd > 0]
-    numbers = [one.verdict.n for one in comparisons if one.verdict.loss_sd > 0]
-    if not spreads or not analysis.base_sd > 0:
-        return
-    sd, n, family = float(np.median(spreads)), int(np.median(numbers)), analysis.family
-    level = ALPHA * max(look.share for look in analysis.looks) / family
-    ratio = analysis.base_n / n  # runs of the control group for each of an arm's
-
-    se, df = welch_se(sd, n, analysis.base_sd, analysis.base_n)
-    effects = np.geomspace(0.05, 200, 2000) * sd
-    found = power_to_differ(effects, se, df, level) >= POWER
-    analysis.visible = float(effects[np.argmax(found)]) if found.any() else None
-    if analysis.margin > 0:
-        analysis.tie_power = float(power_to_tie(0, se, df, analysis.margin, level))
-        numbers = np.arange(2, MOST_SEEDS + 1)
-        se, df = welch_se(sd, numbers, analysis.base_sd, ratio * numbers)
-        reached = power_to_tie(0, se, df, analysis.margin, level) >= POWER
-        analysis.tie_seeds = int(numbers[np.argmax(reached)]) if reached.any() else None
-
-    if not sweep.get("screening"):
-        for one in comparisons:
-            if one.verdict.word == "undecided" and not one.verdict.diverged:
-                one.verdict.more = more_seeds(one.verdict, analysis, sweep)
-
-
-def more_seeds(verdict, analysis, sweep):
-    """About how many more seeds would decide a comparison, with 80 % power at the observed
-    difference: to differ or to tie, at the level of the next look. None if over MOST_SEEDS; at
-    least as many as lead to the next look."""
-    ahead = [look for look in sorted(sweep["looks"]) if look > verdict.n]
-    unplanned = sum(0 < look.share < share_of(unplanned=1) * 1.5 for look in analysis.looks)
-    share = share_of(len(sweep["looks"])) if ahead else share_of(unplanned=unplanned + 1)
-    numbers = np.arange(verdict.n + 1, MOST_SEEDS + 1)
-    if not len(numbers) or not verdict.se > 0:
-        return 1 if verdict.se == 0 else None
-
-    # The control group grows with the arm.
-    se, df = verdict.se * np.sqrt(verdict.n / numbers), verdict.n_against + numbers - 2
-    level = ALPHA * share / analysis.family
-    decides = power_to_differ(verdict.mean, se, df, level) >= POWER
-    if analysis.margin > 0:
-        decides |= power_to_tie(verdict.mean, se, df, analysis.margin, level) >= POWER
-    if not decides.any():
-        return None
-    return max(int(numbers[np.argmax(decides)]), *ahead[:1], 0) - verdict.n
-
-
 def undecided(sweep, rows, costs=None):
-    """[(arm, about how many more seeds, None if over MOST_SEEDS)] of the arms that more seeds could
-    decide. A pair is undecided as long as its own verdict or that of its interaction is."""
+    """[(arm, about how many more seeds, None if unknown or over MOST_SEEDS)] of the arms that more
+    seeds could decide. A pair is undecided as long as its own verdict or its interaction's is."""
     open_arms = {}
     for verdict in analyse(sweep, sort_rows(sweep, rows), costs).verdicts:
         if verdict.word == "undecided":
             open_arms.setdefault(verdict.arm, []).append(verdict.more)
-    return [(arm, None if None in more else max(more)) for arm, more in open_arms.items()]
+    return [(arm, max(more) if all(more) else None) for arm, more in open_arms.items()]
 
 
 # --- pages of several sweeps
@@ -420,7 +370,7 @@ def page_correction(p):
 
 
 def correct_page(analyses):
-    """Correct the verdicts of a page's sweeps for all their comparisons together, and take back
+    """Correct the verdicts of a page's analyses for all their comparisons together, and take back
     the words that this leaves undecided."""
     verdicts = [v for one in analyses for v in one.verdicts if math.isfinite(v.p_looks)]
     corrected = page_correction([verdict.p_looks for verdict in verdicts])
@@ -431,7 +381,8 @@ def correct_page(analyses):
         if needed > ALPHA:
             count = len(verdicts)
             reason = f"{verdict.word} in its own sweep, not among the page's {count} comparisons"
-            verdict.word, verdict.why = "undecided", "; ".join(filter(None, [verdict.why, reason]))
+            verdict.word, verdict.more = "undecided", None
+            verdict.why = "; ".join(filter(None, [verdict.why, reason]))
 
 
 def finite(values):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shlex
 import sys
 from dataclasses import asdict, fields
@@ -306,7 +305,7 @@ class Sweep:
             raise UserError(what, f"out_dir={self.out}", "choose another --out_dir") from None
         self.lock = sign(hold(self.out))
         for row in new_costs:
-            append(self.out / "costs.jsonl", row)
+            files.append(self.out / "costs.jsonl", row)
         self.describe()
         self.read_rows()
 
@@ -332,7 +331,7 @@ class Sweep:
         return (row["config_hash"], row["code_hash"]) == (arm.config_hash, arm.code_hash)
 
     def add_row(self, job, row):
-        append(self.out / "rows.jsonl", row)
+        files.append(self.out / "rows.jsonl", row)
         self.rows[job.key] = row
 
     def looks(self):
@@ -401,20 +400,3 @@ def describe_arm(arm):
         "config_hash": arm.config_hash,
         "code_hash": arm.code_hash,
     }
-
-
-def append(path, row):
-    """Append a line to a file and flush it to disk. If a kill left the last line unfinished, end it
-    first."""
-    try:
-        with open(path, "ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
-            file.write(json.dumps(row).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        fix = "free the disk; the same command continues"
-        raise Failure(f"cannot write a row: {error.strerror}", path, fix) from None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.ablation import history, scale, stats
 from bench.ablation.effects import Effects, analyse, cells_of
-from bench.ablation.losses import Runs
+from bench.ablation.losses import Runs, sort_rows
 from bench.ablation.scale import Scale
 from common import files
 from common.errors import UserError
@@ -76,10 +76,7 @@ class Group:
     def section(self):
         """The analysed Section."""
         sweep, rows = self.sweep, self.rows
-        if len(self.folders) > 1:
-            # Done rows come last, so that a failed run does not replace another machine's done run.
-            rows.sort(key=lambda row: row["status"] == "done")
-        runs, all_costs = stats.sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
+        runs, all_costs = sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
         costs = {
             arm: row for arm, row in all_costs.items() if row["code_hash"] == code_of(sweep, arm)
         }
@@ -125,7 +122,9 @@ def gather(folders):
         group.add(folder, sweep)
     sections = [group.section() for group in groups]
     if len(sections) > 1:
-        stats.correct_page([section.main for section in sections])
+        stats.correct_page(
+            [each for section in sections for each in (section.main, section.effects) if each]
+        )
     for found in sizes.values():
         of_scale = [section for section in sections if set(section.folders) & set(found)]
         if len(of_scale) >= scale.LEAST_SIZES:

@@ -29,7 +29,7 @@ class Cell:
     @property
     def is_words(self):
         """Whether it may take several lines."""
-        return self.kind != "arm" and self.text.count(" ") > 1 and not self.ends
+        return self.kind != "arm" and self.text.count(" ") > 1 and self.text[0] not in "+\u2212["
 
     @property
     def sort_key(self):
@@ -220,8 +220,9 @@ def measures_table(section):
         for analysis in others:
             everyone = [*analysis.verdicts, *filter(None, [analysis.floor])]
             other = next((one for one in everyone if arm_name(one) == arm_name(verdict)), None)
-            brief = [difference_cell(other), word_cell(section, other, brief=True)] if other else []
-            row += brief or [Cell(), Cell()]
+            known = other is not None and math.isfinite(other.mean)
+            word = word_cell(section, other, brief=True) if known else Cell()
+            row += [difference_cell(other) if known else Cell(), word]
         rows.append(row)
     return Table(
         "measures",
@@ -268,6 +269,42 @@ def costs_row(section, arm):
         number(cost.get("kv_bytes_per_token"), ",.0f"),
         number(decoding, ".2f", tip=quartiles(cost, "decode_ms_per_token", ".2f")),
     ]
+
+
+def forms_table(section):
+    """The time and memory of both forms of each arm, and which of them the verdict at equal time
+    uses; None if no arm was timed in both."""
+    priced = {arm: section.costs.get(arm) or {} for arm in arms_of(section)}
+    if not any(cost.get("forms") for cost in priced.values()):
+        return None
+    rows = []
+    for arm, cost in priced.items():
+        forms, ratio = cost.get("forms") or {}, cost.get("step_ratio")
+        eager, compiled = (forms.get(form) or {} for form in ("eager", "compiled"))
+        why = eager.get("why") or compiled.get("why") or DASH
+        row = [Cell(arm, kind="arm")]
+        for key, form in (("tokens_per_second", ",.0f"), ("peak_memory_bytes", short)):
+            row += [number(each.get(key), form) for each in (eager, compiled)]
+        times, used = Cell(), Cell()
+        if ratio:
+            ends = ratio["low"], ratio["high"]
+            text = "{:.2f} [{:.2f}, {:.2f}]".format(ratio["ratio"], *ends)
+            times = Cell(text, ratio["ratio"], ends=ends)
+            used = Cell(f"{ratio['form']}, base {ratio['base_form']}" if "form" in ratio else DASH)
+        rows.append([*row, times, used, Cell(why)])
+    headings = (
+        "arm|tokens/s, eager|tokens/s, compiled|bytes, eager|bytes, compiled"
+        "|step, times the base's [95 %]|forms compared|not timed"
+    )
+    return Table(
+        "forms",
+        "Speed of both forms",
+        "Eager PyTorch runs each operation by itself; compiled, it joins them. An arm that has more"
+        " operations loses more in eager mode, so the faster form of each arm counts: its time per"
+        " step over the base's is what worth in time and the verdict at equal time use.",
+        headings.split("|"),
+        rows,
+    ).without_empty_columns()
 
 
 def quartiles(cost, key, form):

@@ -220,6 +220,9 @@ class Progress:
         self.began, self.began_at = time.perf_counter(), time.time()
         self.keys = {job.key: job for job in jobs}
         self.done_before = {key for key in self.keys if self.status(key) == "done"}
+        known = self.keys.keys() | sweep.rows.keys()
+        later = [job for job in sweep.planned_jobs() if job.key not in known]
+        self.later = sum(sweep.predicted[job.arm] for job in later) / len(sweep.slots)
         self.screen = Screen(self.draw, self.line_so_far, terminal)
 
     def __enter__(self):
@@ -268,6 +271,9 @@ class Progress:
     def draw(self):
         """A line for each arm, and the time that is left. Where the terminal is too short for all
         arms, those that run come first."""
+        from rich.console import Group
+        from rich.text import Text
+
         running = self.running()
         left = self.seconds_left(running)
         arms = list(dict.fromkeys(job.arm for job in self.jobs))
@@ -278,15 +284,16 @@ class Progress:
             active = {self.keys[key].arm for key in running}
             arms = sorted(arms, key=lambda name: (name not in active, not left[name]))[:room]
         names = ["arm", "done", "running", "mean", "time left", "failed"]
-        table = make_table(names, caption=caption, caption_justify="left")
+        table = make_table(names)
         for name in arms:
             table.add_row(*self.cells(name, left[name], running))
-        return table
+        return Group(table, Text(caption, no_wrap=True, overflow="ellipsis"))
 
     def summary(self, left):
         """How long it has taken and will take."""
         so_far = format_duration(time.perf_counter() - self.began)
-        return f"{so_far} so far, about {format_duration(sum(left.values()))} left"
+        text = f"{so_far} so far, about {format_duration(sum(left.values()))} left"
+        return text + (f", then {format_duration(self.later)} of other runs" if self.later else "")
 
     def cells(self, name, seconds_left, running):
         """The cells of an arm in the table of progress."""

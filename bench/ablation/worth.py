@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
-DRAWS = 4000  # of a Monte Carlo interval
-STEPS = 256  # of the logarithm of the multiple, from the first point of the curve to the last
+DRAWS = 2000  # of a Monte Carlo interval
+STEPS = 128  # of the logarithm of the multiple, from the first point of the curve to the last
 TOKENS_OF_A_MARGIN = 0.05  # the default margin is what this share of the tokens is worth
 
 

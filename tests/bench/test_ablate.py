@@ -2,9 +2,6 @@
 and the timing of arms."""
 
 import ast
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -121,7 +118,7 @@ def test_every_shipped_sweep_is_valid(path, device):
         ([], r"no arms"),
         (["--design=leave_one_in", "--seed=3"], r"the sweep gives each run its own seed"),
         (["--design=leave_one_in", "--budget=soon"], r"budget=soon is not a duration"),
-        (["--design=leave_one_in", "--budget=1s"], r"3 seeds of each arm take about"),
+        (["--design=leave_one_in", "--budget=1s"], r"8 seeds of each arm take about"),
         (["--design=leave_one_in", "--prompt=é"], r"is not in the vocabulary"),
         (["--design=leave_one_in", "--lr_grid=[0]"], r"lr_grid=\[0\]"),
         (
@@ -215,81 +212,112 @@ def test_matched_in_time_is_matched_in_steps(data_dir, tmp_path):
 # ---------------------------------------------------------------- the hash of the code
 
 
-def test_the_hash_of_the_code_ignores_comments_alone():
-    def of(text):
-        return source.digest(source.without_docstrings(ast.parse(text)))
-
-    plain = of("def f(x):\n    return x + 1\n")
-    commented = '"""Doc."""\ndef f(x):  # why\n    """What."""\n    return (x +\n        1)\n'
-    assert plain == of(commented)
-    assert plain != of("def f(x):\n    return x + 2\n")
-    assert plain != of("def f(x):\n    return x - 1\n")
-    assert plain != of("def f(y):\n    return y + 1\n")
-    assert of("x = 'a'") != of("x = 'b'")
+def plain(text):
+    return source.digest([source.plain(node) for node in ast.parse(text).body])
 
 
-def test_the_hash_of_the_code_covers_all_rooms_that_train_reaches():
-    """Whatever `import train` loads, and what is imported within functions."""
-    found = source.sources().keys()
-    code = "import sys, train; print(*(getattr(m, '__file__', None) for m in sys.modules.values()))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    files = [Path(file) for file in done.stdout.split()]
-    loaded = [file.relative_to(ROOT) for file in files if file.is_relative_to(ROOT)]
-    loaded = {file.as_posix() for file in loaded if ".venv" not in file.parts}
-    assert len(loaded) > 25 and loaded <= found
-    assert {"train.py", "model.py", "model_llama.py", "training/__init__.py"} <= found
-    assert {"training/optim.py", "tokens/batches.py", "parts/attention.py"} <= found
-    assert not any(file.startswith(("bench/", "tests/")) for file in found)
+def test_comments_docstrings_and_messages_do_not_count():
+    code = plain("def f(x):\n    if x:\n        raise ValueError('no')\n    return x + 1\n")
+    other = (
+        'def f(x):  # why\n    """What."""\n    print("hello", x)\n    if x:\n'
+        "        raise ValueError(f'not {x}')\n    return (x +\n        1)\n"
+    )
+    assert code == plain(other)
+    assert code != plain(other.replace("1)", "2)"))
+    assert code != plain(other.replace("if x", "if not x"))
+    assert plain("x = 'a'") != plain("x = 'b'")
 
 
-def test_the_hash_of_the_code_follows_dotted_and_lazy_imports(tmp_path, monkeypatch):
-    files = {
-        "train.py": "from room import part\ndef f():\n    import other.lazy\n    import numpy\n",
-        "room/__init__.py": "",
-        "room/part.py": "RATE = 1  # a comment\n",
-        "other/__init__.py": "",
-        "other/lazy.py": "X = 1\n",
-        "alone.py": "X = 1\n",
+@pytest.fixture(scope="module")
+def code(data_dir, tmp_path_factory):
+    """A function changed(file, old, new): the names of the arms whose code_hash changes if a file
+    of a copy of ours does."""
+    config = dict(
+        rope=dict(position="rope"), swiglu=dict(mlp="swiglu"), muon=dict(optimizer="muon")
+    )
+    found = sweep.Sweep(arguments(data_dir, "out", arm(**config), "--match=none"), "")
+    root, cases = tmp_path_factory.mktemp("code"), {}
+    for each in found.arms.values():
+        values = found.run_values(each)
+        cases[each.name] = *source.reached(values), source.words_of(values)
+        assert source.digest(source.sources(*cases[each.name])) == each.code_hash
+    files = {file for functions, classes, _ in cases.values() for file, _ in functions | classes}
+    rooms = ("", "common/", "parts/", "tokens/", "training/", "weights/", "sampling/")
+    for file in [path.relative_to(ROOT) for room in rooms for path in ROOT.glob(f"{room}*.py")]:
+        (root / file).parent.mkdir(exist_ok=True)
+        (root / file).write_text((ROOT / file).read_text(encoding="utf-8"), encoding="utf-8")
+
+    def changed(file, old, new):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert text.count(old) == 1, (file, old)
+        (root / file).write_text(text.replace(old, new), encoding="utf-8")
+        source.read_module.cache_clear()
+        hashes = {name: source.digest(source.sources(*case, root)) for name, case in cases.items()}
+        (root / file).write_text(text, encoding="utf-8")
+        return {name for name, value in hashes.items() if value != found.arms[name].code_hash}
+
+    changed.files = files
+    changed.arms = set(found.arms)
+    return changed
+
+
+def test_the_code_of_a_run_is_what_it_reaches(code):
+    assert {"train.py", "model.py", "training/optim.py", "tokens/batches.py"} <= code.files
+    assert {"parts/attention.py", "training/losses.py", "parts/variant.py"} <= code.files
+    assert not any(file.startswith(("bench/", "tests/", "weights/")) for file in code.files)
+    assert "training/run_folder.py" not in code.files and "sample.py" not in code.files
+
+
+def test_a_message_or_a_new_word_leaves_all_rows_fresh(code):
+    assert not code("training/start.py", "steps of {run", "steps, each of {run")
+    assert not code("train.py", "validation loss {best:.4f}", "loss on validation {best:.4f}")
+    assert not code(
+        "parts/mlp.py",
+        '"relu": Plain',
+        '"mine": PlainMLP.of(SO, relu, relu, 2),\n    "relu": Plain',
+    )
+    assert not code("parts/norm.py", '"dyt": DyT,', '"dyt": DyT,\n    "mine": DyT,')
+    assert not code(
+        "parts/architectures.py", '"balanced": LLAMA', '"mine": LLAMA,\n    "balanced": LLAMA'
+    )
+    assert not code("training/optim.py", '"constant": lambda t: 1.0,', '"constant": lambda t: 2.0,')
+
+
+def test_a_constant_makes_those_rows_stale_that_reach_it(code):
+    """In the schedule, the optimizer, the order of the data, the evaluation, the first weights."""
+    assert code("training/optim.py", "0.5 * (1 + math.cos", "0.4 * (1 + math.cos") == code.arms
+    assert code("training/optim.py", '-group["lr"] * 0.2', '-group["lr"] * 0.3') == {"muon"}
+    assert code("training/optim.py", "if p.dim() >= 2]", "if p.dim() >= 1]") == code.arms
+    assert code("train.py", "EVAL_TRAIN_TOKENS = 32768", "EVAL_TRAIN_TOKENS = 1") == code.arms
+    assert code("training/losses.py", "EVAL_BLOCKS = 32", "EVAL_BLOCKS = 16") == code.arms
+    assert (
+        code("tokens/batches.py", "default_rng([self.seed, epoch])", "default_rng(epoch)")
+        == code.arms
+    )
+    assert code("parts/part.py", "STD = 0.02", "STD = 0.03") == {"rope", "swiglu"}
+    assert code("parts/mlp.py", "F.silu, silu),\n}", "F.relu, silu),\n}") == {"swiglu"}
+    assert code("parts/mlp.py", "self.act(self.gate(x)) *", "self.act(self.gate(x)) +") == {
+        "swiglu"
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(source, "ROOT", tmp_path)
-    assert source.sources().keys() == files.keys() - {"alone.py"}
-    plain = source.code_hash()
-
-    def changed(name, text):
-        (tmp_path / name).write_text(text)
-        found = source.code_hash() != plain
-        (tmp_path / name).write_text(files[name])
-        return found
-
-    for name in ("room/part.py", "other/lazy.py", "room/__init__.py", "train.py"):
-        assert changed(name, files[name] + "Y = 2\n"), name
-    assert changed("room/part.py", "RATE = 2\n")
-    assert not changed("room/part.py", '"""A docstring."""\nRATE = 1  # another comment\n')
-    assert not changed("alone.py", "X = 2\n")
+    assert code("parts/mlp.py", "    tensors_kept = 4", "    tensors_kept = 5") == {"swiglu"}
 
 
-def test_a_constant_of_the_optimizer_changes_the_hash_and_a_comment_does_not(tmp_path, monkeypatch):
-    for file in source.sources():
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text((ROOT / file).read_text(encoding="utf-8"), encoding="utf-8")
-    before = source.code_hash()
-    monkeypatch.setattr(source, "ROOT", tmp_path)
-    assert source.code_hash() == before
-    optim = tmp_path / "training" / "optim.py"
-    text = optim.read_text(encoding="utf-8")
-    optim.write_text(text + "# a comment\n", encoding="utf-8")
-    assert source.code_hash() == before
-    constants = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
-    number = next(node for node in constants if type(node.value) is float)
-    lines = text.splitlines()
-    line = lines[number.lineno - 1]
-    changed = f"{line[: number.col_offset]}0.123{line[number.end_col_offset :]}"
-    lines[number.lineno - 1] = changed
-    optim.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    assert source.code_hash() != before
+def test_the_machine_is_part_of_the_configuration(data_dir, monkeypatch):
+    def hashes(*more):
+        what = arguments(data_dir, "out", "--axis=norm", "--match=none", *more)
+        monkeypatch.setattr(sweep, "code_hash", lambda values: "code")
+        return sweep.Sweep(what, "").arms["base"].config_hash
+
+    assert hashes() == hashes("--dtype=float32") == hashes("--log_interval=7")
+    assert hashes() != hashes("--dtype=bfloat16")
+    assert hashes("--workers=1") != hashes("--workers=64")  # threads of each
+    assert hashes() != hashes("--min_lr=0") != hashes("--min_lr=1e-4")
+    before = hashes()
+    monkeypatch.setattr(sweep, "versions", lambda: {"torch": "9.9.1+cpu", "hardware": "x"})
+    assert before != hashes()
+    other = hashes()
+    monkeypatch.setattr(sweep, "versions", lambda: {"torch": "9.9.1+cu130", "hardware": "y"})
+    assert other == hashes()
 
 
 # ---------------------------------------------------------------- compiling and timing

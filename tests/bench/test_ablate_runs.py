@@ -10,15 +10,13 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import ablate
-from bench.ablation import launch, outcome, stats, sweep
-from bench.ablation.terminal import Progress
+from bench.ablation import launch, measure, outcome, stats, sweep
 from common.errors import UserError
 from common.files import ROOT
 from common.runtime import set_up
@@ -34,11 +32,12 @@ ROPE = arm(rope=dict(position="rope"))
 def test_crash_and_hang_are_failed_rows_and_the_others_run(data_dir, tmp_path, quick, stub, capsys):
     out = tmp_path / "out"
     three = arm(crash=dict(norm="dyt"), hang=dict(position="alibi"), rope=dict(position="rope"))
-    status = ablate.main(arguments(data_dir, out, three, "--seeds=2", "--limit=1s"), stub)
+    what = [three, "--seeds=2", "--screening", "--limit=1s"]
+    status = ablate.main(arguments(data_dir, out, *what), stub)
     rows = rows_of(out)
     assert status == 1 and (out / "report.md").exists() and len(rows) == 10
     assert {name[0] for name, row in rows.items() if row["status"] == "failed"} == {"crash", "hang"}
-    reason = "loss nan at step 1 (no checkpoint yet): try a lower learning_rate"
+    reason = "out of memory (batch_size=4): choose a smaller one"
     assert rows["crash", 0, 1, "report"]["reason"] == reason
     assert rows["hang", 1, 1, "report"]["reason"] == "over the limit of 1 s"
     assert "the table" in capsys.readouterr().out
@@ -47,10 +46,14 @@ def test_crash_and_hang_are_failed_rows_and_the_others_run(data_dir, tmp_path, q
         dict(word[2:].split("=", 1) for word in row["command"].split() if word.startswith("--"))
         for row in done
     ]
-    # Pairs share the data, and no two runs share an initialisation.
+    # Arms see the data in one order, except the base's second copy, and no two runs share an
+    # initialisation.
     for command, row in zip(commands, done, strict=True):
-        assert command["data_seed"] == str(row["seed"])
-        assert row["curve"][-1] == [4, row["final_val_loss"]]
+        again = row["arm"] == "base again"
+        assert command["data_seed"] == str(row["seed"] + sweep.AGAIN_SEED * again)
+        assert row["curve"][-1][:2] == [4, row["final_val_loss"]]
+        assert row["final_tune"] + 0.2 == pytest.approx(row["final_report"])
+        assert row["blocks"] == pytest.approx([row["final_val_loss"], row["final_val_loss"] + 0.2])
         assert row["git_commit"] == "abc" and row["hardware"] == "stub"
     assert len({command["seed"] for command in commands}) == len(done)
 
@@ -60,16 +63,48 @@ def test_crash_and_hang_are_failed_rows_and_the_others_run(data_dir, tmp_path, q
     assert entries["base again"]["again"]
     for row in rows.values():
         assert row["config_hash"] == entries[row["arm"]]["config_hash"]
-        assert row["code_hash"] == content["code_hash"]
+        assert row["code_hash"] == entries[row["arm"]]["code_hash"]
     # The base again is the base.
     assert len({each["config_hash"] for each in entries.values()}) == 4
     assert {row["arm"] for row in read_rows(out / "costs.jsonl")} == set(entries)
 
     steps = steps_of(rows["rope", 0, 1, "report"])
     two = arm(crash=dict(norm="dyt"), rope=dict(position="rope"))
-    ablate.main(arguments(data_dir, out, two, "--seeds=2"), stub)
+    ablate.main(arguments(data_dir, out, two, "--seeds=2", "--screening"), stub)
     assert steps_of(rows["rope", 0, 1, "report"]) == steps
     assert len(read_rows(out / "rows.jsonl")) == 12  # the two that failed are tried again
+
+
+def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(data_dir, tmp_path, quick, stub):
+    out, what = tmp_path / "out", [arm(wild=dict(norm="batchnorm")), "--seeds=2", "--screening"]
+    assert ablate.main(arguments(data_dir, out, *what), stub) == 0
+    rows = rows_of(out)
+    assert {row["status"] for name, row in rows.items() if name[0] == "wild"} == {"diverged"}
+    assert rows["wild", 1, 1, "report"]["reason"] == "loss nan at step 1"
+    before = (out / "rows.jsonl").read_text()
+    assert ablate.main(arguments(data_dir, out, *what), stub) == 0
+    assert (out / "rows.jsonl").read_text() == before
+    # Also if the driver was killed before it wrote the row.
+    lines = [line for line in before.splitlines(True) if '"diverged"' not in line]
+    (out / "rows.jsonl").write_text("".join(lines))
+    assert ablate.main(arguments(data_dir, out, *what), "no/trainer.py") == 0
+    assert {row["status"] for row in rows_of(out).values()} == {"done", "diverged"}
+
+
+def test_a_loss_above_that_of_the_first_step_has_diverged(tmp_path):
+    def row(first, last):
+        log = [{"step": 0, "val_loss": first}, {"step": 4, "val_loss": last}]
+        (tmp_path / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in log))
+        job = launch.Job("a", 0, 1, "report", str(tmp_path), {"max_iters": 4}, "c", "h", "d")
+        return outcome.row_of(job, None, 1.0)
+
+    assert row(4.0, 3.0)["status"] == "done"
+    worse = row(4.0, 5.0)
+    assert (worse["status"], worse["reason"]) == (
+        "diverged",
+        "the final loss 5 is above the initial 4",
+    )
+    assert worse["final_val_loss"] == 5.0
 
 
 def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
@@ -81,11 +116,45 @@ def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
     rows, content = rows_of(out), json.loads((out / "sweep.json").read_text())
     assert content["chosen_lr"] == {"base": 1, "rope": 2, "base again": 1}
     assert {seed for _, seed, _, purpose in rows if purpose == "tune"} == {1000}
-    assert {seed for _, seed, _, purpose in rows if purpose == "report"} == {0, 1}
-    assert len(rows) == 2 * 3 + 3 * 2
+    # The best rate of rope was at the edge, so that the next one was tried, too.
+    assert content["lr_grids"] == {"base": [0.5, 1, 2], "rope": [0.5, 1, 2, 4]}
+    tuned = {name[2] for name in rows if name[0] == "rope" and name[3] == "tune"}
+    assert tuned == {0.5, 1, 2, 4}
+    assert len(rows) == 3 + 4 + 2 + 4
     assert {name[2] for name in rows if name[0] == "rope" and name[3] == "report"} == {2}
     command = rows["rope", 0, 2, "report"]["command"]
     assert "--learning_rate=0.002 " in command and "--min_lr=0.0002 " in command
+
+
+def test_a_grid_is_extended_twice_at_most(data_dir, tmp_path, quick, stub):
+    out = tmp_path / "out"
+    what = [ROPE, "--seeds=2", "--tune_seeds=1", "--lr_grid=[0.125,0.25]"]
+    assert ablate.main(arguments(data_dir, out, *what), stub) == 0
+    content = json.loads((out / "sweep.json").read_text())
+    assert content["lr_grids"]["rope"] == [0.125, 0.25, 0.5, 1]
+    assert content["chosen_lr"]["rope"] == 1
+
+
+def test_the_base_comes_first_and_fixes_the_margin(data_dir, tmp_path, quick, stub):
+    """The curve of its tokens and the control group are run before any arm, and the margin does not
+    change with runs that come later."""
+    out, what = tmp_path / "out", [ROPE, "--curve=[0.5,2]", "--curve_seeds=2", "--workers=1"]
+    assert ablate.main(arguments(data_dir, out, *what, "--seeds=2"), stub) == 0
+    rows = read_rows(out / "rows.jsonl")
+    assert Counter(row["arm"] for row in rows) == {
+        **{"base": 2, "base again": 2, "rope": 2, "base x0.5": 2, "base x2": 2}
+    }
+    assert [row["arm"] for row in rows[-2:]] == ["rope"] * 2
+    purposes = {row["arm"]: row["purpose"] for row in rows}
+    assert purposes["base x2"] == "curve" and purposes["base"] == "report"
+    assert {row["curve"][-1][0] for row in rows if row["arm"] == "base x2"} == {8}
+    content = json.loads((out / "sweep.json").read_text())
+    assert content["margin"] > 0 and "before the arms" in content["margin_source"]
+    assert content["arms"]["base x0.5"]["curve"] == 0.5
+    assert ablate.main(arguments(data_dir, out, *what, "--seeds=3"), stub) == 0
+    assert json.loads((out / "sweep.json").read_text())["margin"] == content["margin"]
+    assert ablate.main(arguments(data_dir, out, *what, "--seeds=3", "--margin=0.5"), stub) == 0
+    assert json.loads((out / "sweep.json").read_text())["margin_source"] == "given"
 
 
 def test_a_budget_goes_to_the_arms_that_are_undecided(
@@ -101,10 +170,11 @@ def test_a_budget_goes_to_the_arms_that_are_undecided(
     two = arm(gelu_erf=dict(mlp="gelu_erf"), rope=dict(position="rope"))
     assert ablate.main(arguments(data_dir, out, two, "--seeds=2", "--budget=1h"), stub) == 0
     counts = Counter(name[0] for name in rows_of(out))
-    assert counts == {"base": 4, "gelu_erf": 4, "rope": 2, "base again": 4} and asked == [2, 4]
+    # sqrt(2) times as many for the base and its second copy together, at least two more
+    assert counts == {"base": 3, "gelu_erf": 4, "rope": 2, "base again": 3} and asked == [2, 4]
     assert json.loads((out / "sweep.json").read_text())["looks"] == [2, 4, 8]
     printed = capsys.readouterr().out
-    assert printed.index("about ") < printed.index("[1/8]")  # the cost comes first
+    assert printed.index("about ") < printed.index("[1/4]")  # the cost comes first
     assert "nothing is undecided" in printed
 
 
@@ -126,11 +196,11 @@ def test_stale_rows_are_not_mixed_in(data_dir, tmp_path, quick, stub, monkeypatc
     out, what = tmp_path / "out", [ROPE, "--seeds=1", "--again=False"]
     ablate.main(arguments(data_dir, out, *what), stub)
     first = rows_of(out)
-    monkeypatch.setattr(sweep, "code_hash", lambda: "another")
+    monkeypatch.setattr(sweep, "code_hash", lambda values: "another")
     assert ablate.main(arguments(data_dir, out, *what), stub) == 0
-    assert "2 rows here come from other code or another configuration" in capsys.readouterr().out
+    assert "4 rows here come from other code or another configuration" in capsys.readouterr().out
     assert {row["code_hash"] for row in rows_of(out).values()} == {"another"}
-    assert len(read_rows(out / "rows.jsonl")) == 4
+    assert len(read_rows(out / "rows.jsonl")) == 8
     assert (out / "runs" / "rope-s0-lr1.old1" / "steps.txt").exists()  # kept aside
     ablate.main(arguments(data_dir, out, *what, "--max_iters=3"), stub)
     assert {row["curve"][-1][0] for row in rows_of(out).values()} == {3}
@@ -150,13 +220,14 @@ def test_a_second_driver_on_a_folder_is_refused(data_dir, tmp_path, quick, stub,
 
 def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, capsys):
     out = tmp_path / "out"
-    assert ablate.main(arguments(data_dir, out, "--design=leave_one_in", "--dry_run"), stub) == 0
+    what = ["--design=leave_one_in", "--seeds=4", "--dry_run"]
+    assert ablate.main(arguments(data_dir, out, *what), stub) == 0
     printed = capsys.readouterr().out
-    wanted = "7 arms, 0 runs to choose learning rates, 21 to report, 2 at a time: about"
+    wanted = "29 runs: 29 to report\n2 at a time: about"
     assert not out.exists() and wanted in printed
     lines = printed.splitlines()
     commands = [line for line in lines if line.startswith("python ") and "--data_seed=" in line]
-    assert len(commands) == 21
+    assert len(commands) == 29  # 4 for each of five arms, and sqrt(5) * 4 for the base
     assert max(len(line) for line in lines if line not in commands) <= 80
     what = arguments(data_dir, out, "--design=leave_one_in", "--dry_run", "--emit=slurm")
     assert ablate.main(what, stub) == 0 and not out.exists()
@@ -164,21 +235,23 @@ def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, cap
 
 def test_a_slurm_array_is_written_and_gathered(data_dir, tmp_path, quick, stub, capsys):
     out, what = tmp_path / "out", [ROPE, "--seeds=1", "--again=False"]
-    assert ablate.main(arguments(data_dir, out, *what, "--emit=slurm"), stub) == 0
-    script = (out / "slurm.sh").read_text()
-    assert "#SBATCH --array=0-1\n" in script and "--gres" not in script
-    assert len((out / "commands.txt").read_text().splitlines()) == 2
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for task in ("0", "1", "1"):  # the last one once more, as after a requeue
-        subprocess.run(
-            ["bash", out / "slurm.sh"],
-            env=environment | {"SLURM_ARRAY_TASK_ID": task},
-            check=True,
-            timeout=60,
-        )
+    for runs in (3, 1):  # the base first, then rope
+        assert ablate.main(arguments(data_dir, out, *what, "--emit=slurm"), stub) == 0
+        script = (out / "slurm.sh").read_text()
+        assert f"#SBATCH --array=0-{runs - 1}\n" in script and "--gres" not in script
+        assert len((out / "commands.txt").read_text().splitlines()) == runs
+        for task in [*range(runs), runs - 1]:  # the last one once more, as after a requeue
+            subprocess.run(
+                ["bash", out / "slurm.sh"],
+                env=environment | {"SLURM_ARRAY_TASK_ID": str(task)},
+                check=True,
+                timeout=60,
+            )
+    assert len(rows_of(out)) == 3
     # Nothing is left to train.
     assert ablate.main(arguments(data_dir, out, *what), "no/trainer.py") == 0
-    assert {row["status"] for row in rows_of(out).values()} == {"done"} and len(rows_of(out)) == 2
+    assert {row["status"] for row in rows_of(out).values()} == {"done"} and len(rows_of(out)) == 4
     assert steps_of(out / "runs" / "rope-s0-lr1") == ["1", "2", "3", "4"]
 
 
@@ -201,7 +274,7 @@ def test_stopped_and_killed_it_goes_on_and_ends_alike(data_dir, tmp_path, quick,
     what = [ROPE, "--seeds=2"]
     command = [sys.executable, driver, *arguments(data_dir, out, *what)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "STUB_SLEEP": "0.15"}
-    for number, rows in ((signal.SIGINT, 1), (signal.SIGKILL, 3)):
+    for number, rows in ((signal.SIGINT, 1), (signal.SIGKILL, 2)):
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -234,35 +307,6 @@ def test_stopped_and_killed_it_goes_on_and_ends_alike(data_dir, tmp_path, quick,
     assert losses(out) == losses(tmp_path / "straight") and len(losses(out)) == 6
     for row in rows_of(out).values():
         assert steps_of(row) == ["1", "2", "3", "4"]
-
-
-def test_the_table_on_a_terminal_is_redrawn(capsys):
-    jobs = [launch.Job("rope", seed, 1, "report", "out", {}, "c", "h", "d") for seed in range(2)]
-    row = {
-        "arm": "rope",
-        "status": "done",
-        "final_val_loss": 1.5,
-        "best_val_loss": 1.25,
-        "wall_seconds": 20.0,
-    }
-    state = SimpleNamespace(
-        rows={},
-        arms={"rope": None},
-        predicted={"rope": 10.0},
-        slots=[(None, 1)],
-        config=SimpleNamespace(metric="final_val_loss"),
-    )
-    with Progress(state, jobs, terminal=True) as progress:
-        state.rows[jobs[0].key] = row
-        capsys.readouterr()
-        progress.show(jobs[0], row)
-        first = capsys.readouterr().out
-        # 20 s: what the first run took, and not the 10 s that were predicted
-        for words in ("1/2", "1.5000", "1.2500", "20 s"):
-            assert words in first
-        progress.show(jobs[0], row)
-        lines_up = capsys.readouterr().out.count("\x1b[1A")
-        assert lines_up == len(first.splitlines()) - 1 == 2
 
 
 def test_workers_share_cores_and_gpus(monkeypatch):
@@ -307,23 +351,35 @@ def test_ray_runs_a_sweep_on_two_nodes(data_dir, tmp_path, quick, stub, monkeypa
 # ---------------------------------------------------------------- for real
 
 
-def test_a_real_sweep(data_dir, tmp_path):
+def test_a_real_sweep(data_dir, tmp_path, monkeypatch):
     """Two arms, two seeds, trained by train.py, reported; and started again, which changes
     nothing."""
+    monkeypatch.setattr(measure, "TRIES", 1)  # no wait for a quiet machine
     out = tmp_path / "out"
     length = ["--seeds=2", "--again=False", "--max_iters=12", "--eval_interval=6"]
+    length.append("--time_forms=False")
     what = arguments(data_dir, out, ROPE, *length, "--prompt=the")
     assert ablate.main(what) == 0
     rows = rows_of(out)
-    assert len(rows) == 4
+    assert len(rows) == 6  # the control group of one arm with two seeds has four runs
     for row in rows.values():
         assert row["status"] == "done"
-        assert row["best_val_loss"] <= row["final_val_loss"] < row["curve"][0][1]
+        assert row["best_val_loss"] <= row["final_val_loss"] < row["first_val_loss"]
     base, rope = rows["base", 0, 1, "report"], rows["rope", 0, 1, "report"]
     assert [point[0] for point in base["curve"]] == [0, 6, 12]
     assert base["sample"].startswith("the") and len(base["sample"]) == 203
-    assert base["extrapolation"]["1"] > 0 and base["extrapolation"]["2"] is None
-    assert all(value > 0 for value in rope["extrapolation"].values())
+    assert (
+        base["extrapolation"]["1"]["loss"] > 0 and "block_size" in base["extrapolation"]["2"]["why"]
+    )
+    for entry in rope["extrapolation"].values():
+        assert 0 < entry["low"] < entry["loss"] < entry["high"] and entry["sliding"] > 0
+    assert base["test_loss"] is None and base["final_report"] != base["final_tune"]
+    assert base["curve"][-1][1:] == [
+        base["final_val_loss"],
+        base["final_tune"],
+        base["final_report"],
+    ]
+    assert len(base["blocks"]) > 1
     cost = {row["arm"]: row for row in read_rows(out / "costs.jsonl")}
     assert cost["base"]["milliseconds_per_step"]["median"] > 0
     assert cost["rope"]["decode_ms_per_token"]["median"] > 0
@@ -354,12 +410,24 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
             ).item()
             for end in ends
         ]
-        assert found[str(n)] == pytest.approx(sum(each) / len(each), abs=1e-5)
+        entry = found[str(n)]
+        assert entry["loss"] == pytest.approx(sum(each) / len(each), abs=1e-5)
+        half = 2.365 * np.std(each, ddof=1) / len(each) ** 0.5  # t of 7 degrees of freedom
+        assert entry["high"] - entry["loss"] == pytest.approx(half, rel=1e-3)
+        assert entry["sliding"] == found["1"]["sliding"]
+    # The training context of 8 tokens slides with each target.
+    slid = [
+        torch.nn.functional.cross_entropy(
+            model(torch.tensor(tokens[end - 8 : end])[None])[0][0, -1:], torch.tensor([tokens[end]])
+        ).item()
+        for last in ends
+        for end in (last, last - 1)
+    ]
+    assert found["4"]["sliding"] == pytest.approx(sum(slid) / len(slid), abs=1e-5)
     del values["multiple_of"]
     learned = make(configure(values | {"model": "gpt2"})).eval()
     assert [
-        value is None for value in outcome.extrapolation(learned, tokens, runtime).values()
+        "why" in entry for entry in outcome.extrapolation(learned, tokens, runtime).values()
     ] == [False, True, True, True]
-    assert (
-        outcome.extrapolation(model, tokens[:20], runtime)["8"] is None
-    )  # a text too short for it
+    short = outcome.extrapolation(model, tokens[:20], runtime)
+    assert short["8"]["why"] == "the validation text has 20 tokens" and "loss" in short["2"]

@@ -1,6 +1,7 @@
 """bench/report.py on synthetic sweeps: it says what the rows say, its page needs nothing but
-itself, and nothing breaks where rows are few."""
+itself, it says what is missing, and nothing breaks where rows are few."""
 
+import csv
 import html.parser
 import json
 import re
@@ -8,15 +9,16 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.text import Text
 
-from bench.ablation import plots, report, tables
+from bench.ablation import cost_figures, figures, plots, report, tables
 from bench.ablation.sweeps import gather
 from common.errors import UserError
 from helpers.sweeps import make_sweep
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-RESULTS = ROOT / "bench/results/ablate_shakespeare"
-FEW = {"effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1}, "failed": (), "stale": False}
+SWEEPS = [path.parent for path in ROOT.glob("bench/results/*/history.jsonl")]
+FEW = {"effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1}, "diverged": (), "stale": False}
 
 
 class Page(html.parser.HTMLParser):
@@ -36,7 +38,7 @@ class Page(html.parser.HTMLParser):
         self.fetched += [
             given[key]
             for key in ("src", "href", "xlink:href", "srcset", "data")
-            if key in given and not given[key].startswith("#")
+            if key in given and not given[key].startswith(("#", "paper/"))
         ]
         self.tips += tag == "title" and len(self.open) > 2
         if tag == "table":
@@ -62,22 +64,15 @@ class Page(html.parser.HTMLParser):
             self.tables[-1][-1][-1] += data
 
 
-@pytest.fixture(autouse=True)
-def no_collection(monkeypatch):
-    """multipletests collects garbage at each call: a tenth of a second."""
-    monkeypatch.setattr("gc.collect", lambda *_: 0)
-
-
 @pytest.fixture
 def not_saved(monkeypatch):
-    """Figures are drawn, with their layout and warnings, but not saved as PNG and SVG."""
+    """Figures are drawn, with their layout and warnings, but not saved."""
 
-    def as_svg(figure):
+    def saved(figure, kind, **keys):
         figure.draw_without_rendering()
-        return '<svg width="1" height="1"></svg>'
+        return b'<svg width="1" height="1"></svg>'
 
-    monkeypatch.setattr(plots, "as_svg", as_svg)
-    monkeypatch.setattr(plots, "as_png", lambda figure: b"\x89PNG")
+    monkeypatch.setattr(plots, "saved", saved)
 
 
 @pytest.fixture
@@ -89,31 +84,210 @@ def only_forest(not_saved, monkeypatch):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     out = tmp_path_factory.mktemp("sweep")
-    make_sweep(out, screening=True)
+    make_sweep(out, seeds=8, killed=("gqa",), test_split=True)
     assert report.write([out]) == out / "report.html"
     return out
 
 
-def test_the_first_lines_say_that_it_is_a_screening_and_what_came_out(written):
-    lines = (written / "report.md").read_text(encoding="utf-8").splitlines()
-    assert (
-        lines[0]
-        == "# Screening: Which piece of LLaMA helps a character-level GPT-2 at 0.8 M parameters?"
-    )
-    assert "5 seeds per arm: it can only detect large effects (here about 0.0" in lines[2]
+def text_of(folder):
+    return (folder / "report.md").read_text(encoding="utf-8")
+
+
+def verdicts_of(folder):
+    """{name: verdict} of the first sweep of a folder."""
+    return {verdict.arm: verdict for verdict in gather([folder])[0].main.verdicts}
+
+
+def tables_of(folder):
+    """{first cells of the heading: {arm: {heading: cell}}} of the tables of its page."""
+    tables = Page((folder / "report.html").read_text(encoding="utf-8")).tables
+    return [{row[0]: dict(zip(made[0], row, strict=True)) for row in made[1:]} for made in tables]
+
+
+# --- what the page says
+
+
+def test_the_first_lines_say_what_is_missing_the_question_and_the_answer(written):
+    lines = text_of(written).splitlines()
+    assert lines[0] == "# UNFINISHED: 8 of 111 runs are missing: gqa 8"
+    assert lines[2] == "# Which piece of LLaMA helps a character-level GPT-2 at 0.8 M parameters?"
     assert re.search(
-        r"against the base \(gpt2\): rope \(−0\.0\d\d, .*\) and alibi \(.*\) do better,"
-        r" while untied \(\+.*\) does worse\. rmsnorm ties .*; gqa and swiglu are undecided;"
-        r" post failed\.",
+        r"against the base \(gpt2\): rope \(−0\.0\d\d, .*; worth more than 2 × .* the tokens\),"
+        r" alibi \(.*\) and swiglu \(.*\) do better, while untied \(\+.*\) and post \(8 of 8 runs"
+        r" diverged\) do worse\. rmsnorm is undecided; gqa failed\.",
         lines[4],
     )
     assert lines[6] == "![Effects](forest.png)"
 
 
+def test_the_verdicts_say_what_the_rows_say(written):
+    shown, rope = tables_of(written)[0], verdicts_of(written)["rope"]
+    assert list(shown)[:3] == ["base", "base-again", "rope"]
+    assert shown["base-again"]["verdict"] == "noise floor"
+    assert shown["rope"] == {
+        "arm": "rope",
+        "verdict": "better",
+        "difference [95 %]": f"−{-rope.mean:.4f} [−{-rope.low:.4f}, −{-rope.high:.4f}]",
+        "worth in tokens": str(rope.worth),
+        "worth in time": str(rope.worth_time),
+        "over the text [95 %]": f"[−{-rope.text_low:.4f}, −{-rope.text_high:.4f}]",
+        "runs": "8",
+        "test loss": f"{rope.test_loss:.4f}",
+    }
+    assert list(shown["rope"])[-1] == "test loss" and str(rope.worth).startswith("more than 2 ×")
+    assert shown["post"]["runs"] == "8, 8 diverged" and shown["post"]["verdict"] == "worse"
+    assert shown["gqa"]["verdict"] == "failed" and shown["gqa"]["runs"] == "0"
+
+
+def test_losses_and_tests_say_what_the_rows_say(written):
+    shown, rope = tables_of(written)[1], verdicts_of(written)["rope"]
+    assert shown["rope"] == {
+        "arm": "rope",
+        "what changes": "position=rope",
+        "loss (sd)": f"{rope.loss:.4f} ({rope.loss_sd:.4f})",
+        "bits/byte": f"{rope.loss * 1.4427:.4f}",
+        "p": f"{rope.p:.2g}",
+        "p (Holm)": f"{rope.p_holm:.2g}",
+        "p (tie)": f"{rope.p_tie:.2g}",
+        "note": "–",
+    }
+    assert shown["post"]["note"] == "8 of 8 diverged"
+
+
+def test_the_costs_and_the_contexts_say_what_the_rows_say(written):
+    costs, forms, contexts, measures = tables_of(written)[2:]
+    assert forms["rope"]["tokens/s, compiled"] == "28,600"
+    assert forms["rope"]["step, times the base's [95 %]"] == "1.08 [1.06, 1.10]"
+    assert forms["rope"]["forms compared"] == "compiled, base compiled"
+    assert costs["gqa"]["KV bytes/token"] == "2,048" and costs["gqa"]["tokens/s"] == "16,100"
+    assert costs["gqa"]["decode ms/token"] == "2.67"
+    ends = [float(contexts["alibi"][times].split(" ± ")[0]) for times in ("1×", "8×")]
+    assert ends[1] - ends[0] == pytest.approx(0.03, abs=0.002)
+    assert contexts["alibi"]["8×"].endswith(" ± 0.020")
+    assert float(contexts["alibi"]["8×, window"]) == pytest.approx(ends[0] + 0.01, abs=0.002)
+    assert contexts["base"]["2×"] == "–"
+    assert contexts["base"]["cannot go further"] == "64 learned positions"
+    assert list(measures["rope"])[1::2] == ["best validation loss", "validation loss at equal time"]
+
+
+def test_the_text_has_the_tables_of_the_page_and_what_reproduces_the_sweep(written):
+    text = text_of(written)
+    for shown in Page((written / "report.html").read_text(encoding="utf-8")).tables:
+        for row in shown:
+            assert f"| {' | '.join(row)} |" in text
+    for words in (
+        "gqa seed 0 1 2 3 4 5 6 7 (killed by signal 9 (out of memory?))",
+        "1 stale row left out: gqa seed 8",
+        "corrects p over 7 comparisons",
+        "the margin: 0.0052 nats (5 % of the tokens at 1 x on the curve of tokens)",
+        "fingerprint 5f2b8c81aa01",
+        "Xeon 2.1 GHz",
+        "0123456789ab",
+        "What say you, sir? the alibi",
+    ):
+        assert words in text, words
+
+
+def test_a_screening_ranks_and_says_what_to_run_next(tmp_path, only_forest):
+    make_sweep(tmp_path, seeds=3, screening=True, lr_grid=[1], chosen_lr={}, curve=[])
+    report.write([tmp_path])
+    lines = text_of(tmp_path).splitlines()
+    assert lines[0].startswith("# Screening: Which piece") and "with 3 runs per arm" in lines[2]
+    assert "differ by more than the noise" in lines[4] and "are not seen" in lines[4]
+    assert "Next: run the sweep with untied" in lines[4] or "Next: run the sweep with" in lines[4]
+    words = {row["verdict"] for row in tables_of(tmp_path)[0].values()}
+    assert {"larger than the noise", "not seen"} <= words
+    assert not words & {"better", "worse", "tie"}
+
+
+def test_without_tuning_a_word_is_followed_by_the_rate(tmp_path, only_forest):
+    make_sweep(tmp_path, **FEW, lr_grid=[1], chosen_lr={})
+    report.write([tmp_path])
+    assert tables_of(tmp_path)[0]["rope"]["verdict"] == "better at the base's rate"
+
+
+def test_a_change_between_two_reports_is_said(tmp_path, only_forest):
+    make_sweep(tmp_path, **FEW)
+    report.write([tmp_path])
+    assert "History" not in text_of(tmp_path)
+    make_sweep(tmp_path, **FEW, margin=0.02, margin_source="given")
+    report.write([tmp_path])
+    report.write([tmp_path])
+    assert "margin was 0.0052, then 0.02" in text_of(tmp_path)
+
+
+# --- a sweep that is not finished
+
+
+def cut(folder, kept):
+    """Leave only some rows of a sweep."""
+    lines = (folder / "rows.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    kept = [line for line, row in zip(lines, rows, strict=True) if kept(row)]
+    (folder / "rows.jsonl").write_text("".join(f"{line}\n" for line in kept))
+
+
+def test_half_a_sweep_says_in_its_first_line_what_is_missing(tmp_path, only_forest):
+    make_sweep(tmp_path, **FEW, seeds=5)
+    cut(tmp_path, lambda row: row["arm"] != "rope" or row["seed"] < 2)
+    report.write([tmp_path])
+    first = text_of(tmp_path).splitlines()[0]
+    assert first == "# UNFINISHED: 6 of 27 runs are missing: rope 3, tuning 3"
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.index("UNFINISHED: 6 of 27") < page.index("<h1>")
+    assert "<title>UNFINISHED: " in page and "http-equiv" not in page
+
+
+def test_the_page_of_a_running_sweep_renews_itself_and_is_no_look(tmp_path, only_forest):
+    make_sweep(tmp_path, **FEW, seeds=5)
+    assert report.main(["--running", str(tmp_path)]) is None
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<meta http-equiv="refresh" content="30">' in page
+    assert not (tmp_path / "history.jsonl").exists() and not (tmp_path / "report.md").exists()
+    shown = tables_of(tmp_path)
+    assert shown[0]["rope"]["verdict"] == "not yet" and "p" not in shown[1]["rope"]
+    assert shown[0]["rope"]["difference [95 %]"].startswith("−0.")
+
+    report.write([tmp_path])
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "http-equiv" not in page and "UNFINISHED" not in page
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 1
+
+
+def test_one_seed_gives_no_verdict(tmp_path, only_forest):
+    make_sweep(tmp_path, **FEW, seeds=1)
+    report.write([tmp_path])
+    assert tables_of(tmp_path)[0]["rope"]["verdict"] == "no verdict"
+    assert "more seed" not in text_of(tmp_path)
+
+
+def test_an_arm_that_was_not_run_is_named_everywhere(tmp_path, monkeypatch):
+    make_sweep(tmp_path, effects=FEW["effects"] | {"alibi": -0.05}, diverged=(), stale=False)
+    cut(tmp_path, lambda row: row["arm"] != "alibi")
+    drawn = []
+
+    def saved(figure, kind, **keys):
+        drawn.append(figure)
+        return b'<svg width="1" height="1"></svg>'
+
+    monkeypatch.setattr(plots, "saved", saved)
+    report.write([tmp_path])
+    assert tables_of(tmp_path)[0]["alibi"]["verdict"] == "not run"
+    assert "alibi has not run" in text_of(tmp_path)
+    assert len(set(drawn)) == 6
+    for figure in set(drawn):
+        texts = [text.get_text() for text in figure.findobj(Text)]
+        assert any("not run" in text for text in texts), texts
+
+
+# --- pictures, the page, files for a paper
+
+
 def test_pictures_are_there_and_the_page_is_one_file(written):
-    pictures = re.findall(r"\]\((.+?)\)", (written / "report.md").read_text(encoding="utf-8"))
+    pictures = re.findall(r"!\[.+?\]\((.+?)\)", text_of(written))
     assert pictures == [
         "forest.png",
+        "tokens.png",
         "curves.png",
         "pareto.png",
         "extrapolation.png",
@@ -130,13 +304,11 @@ def test_pictures_are_there_and_the_page_is_one_file(written):
 def test_plots_take_the_colours_of_the_page_and_their_ids_are_their_own(written):
     text = (written / "report.html").read_text(encoding="utf-8")
     drawings = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(drawings) == 5
+    assert len(drawings) == 6
     for drawing in drawings:
         ElementTree.fromstring(drawing)
-        assert (
-            set(re.findall(r"#[0-9a-f]{6}\b", drawing)) <= {"#ffffff", "#000000"}
-            and "var(--ink)" in drawing
-        )
+        assert set(re.findall(r"#[0-9a-f]{6}\b", drawing)) <= {"#000000"}
+        assert "var(--ink)" in drawing
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     for name in set(re.findall(r"var\((--[a-z]+\d?)\)", text)):
@@ -144,129 +316,108 @@ def test_plots_take_the_colours_of_the_page_and_their_ids_are_their_own(written)
     assert "tip-" not in re.sub(r'id="[\w-]*tip-\d+" class="tip"', "", "".join(drawings))
 
 
-def tables_of(folder):
-    """The tables of its page, as lists of rows of texts: verdicts, costs, other measures."""
-    return Page((folder / "report.html").read_text(encoding="utf-8")).tables
+def test_the_page_has_a_dark_twin_of_each_colour():
+    text = (ROOT / "bench/ablation/templates/report.css").read_text(encoding="utf-8")
+    light = dict(re.findall(r"--(c\d): (#[0-9a-f]{6})", text[: text.index("@media (prefers")]))
+    assert tuple(light.values()) == figures.COLORS
 
 
-def test_the_verdicts_say_what_the_rows_say(written):
+def test_each_arm_has_a_look_of_its_own(tmp_path):
+    arms = {"base": 0.0} | {f"arm{number}": 0.0 for number in range(24)}
+    make_sweep(tmp_path, seeds=1, effects=arms, diverged=(), stale=False, curve_points=2)
+    (section,) = gather([tmp_path])
+    styles = [figures.style_of(section, arm) for arm in arms]
+    assert len({(style["color"], style["marker"]) for style in styles}) == 25
+
+
+def test_files_for_a_paper(written):
+    paper = written / "paper"
+    names = {path.name for path in paper.iterdir()}
+    linked = re.findall(r'href="paper/([^"]+)"', (written / "report.html").read_text())
+    assert set(linked) == names and {"forest.svg", "forest.pdf", "verdicts.tex"} <= names
+    assert "<text" in (paper / "forest.svg").read_text()
+    pdf = (paper / "forest.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF") and b"/FontFile2" in pdf and b"/Type3" not in pdf
+
+    rope = verdicts_of(written)["rope"]
+    rows = list(csv.DictReader((paper / "verdicts.csv").read_text(encoding="utf-8").splitlines()))
+    found = next(row for row in rows if row["arm"] == "rope")
+    keys = ("difference [95 %]", "difference [95 %]: low", "difference [95 %]: high")
+    assert [float(found[key]) for key in keys] == [rope.mean, rope.low, rope.high]
+    latex = (paper / "tests.tex").read_text(encoding="utf-8")
+    assert "\\toprule" in latex and "tie\\_embeddings=False" in latex
+    assert latex.isascii()
+
+
+def test_the_names_of_points_keep_apart(written, monkeypatch):
+    """Names in the plot of costs lie inside the axes and touch neither points nor each other."""
     (section,) = gather([written])
-    effects = tables_of(written)[0]
-    rope = next(verdict for verdict in section.main.verdicts if verdict.arm == "rope")
-    found = {row[0]: row for row in effects[1:]}
-    assert list(found) == [
-        "base",
-        "base-again",
-        "rope",
-        "alibi",
-        "rmsnorm",
-        "swiglu",
-        "untied",
-        "gqa",
-        "post",
-    ]
-    assert found["rope"] == [
-        "rope",
-        "better",
-        f"−{-rope.mean:.4f} [−{-rope.low:.4f}, −{-rope.high:.4f}]",
-        f"{rope.p_holm:.3g}",
-        f"{rope.loss:.4f} ({rope.loss_sd:.4f})",
-        f"{rope.loss * 1.4427:.4f}",
-        "5",
-        "position=rope",
-    ]
-    assert found["post"][1:4] == ["failed", "–", "–"] and found["swiglu"][1].startswith(
-        "undecided (about"
-    )
-    text = (written / "report.md").read_text(encoding="utf-8")
-    for row in effects[1:]:
-        assert "| " + " | ".join(row) + " |" in text
-    for words in (
-        "post seed 1 2 3 4 5 (the loss is not finite at step 412)",
-        "gqa seed 6",
-        "over 7 comparisons",
-        "fingerprint 5f2b8c81aa01",
-        "Xeon 2.1 GHz",
-        "0123456789ab",
-        "What say you, sir? the alibi",
-    ):
-        assert words in text, words
-
-
-def test_the_costs_and_other_measures_say_what_the_rows_say(written):
-    _, costs, measures = tables_of(written)
-    priced = {row[0]: dict(zip(costs[0], row, strict=True)) for row in costs[1:]}
-    assert (
-        priced["gqa"]["KV bytes/token"] == "2,048"
-        and priced["gqa"]["tokens/s"] == "16,100"
-        and priced["gqa"]["decode ms/token"] == "2.67"
-        and priced["gqa"]["2×"] == "–"
-    )
-    assert float(priced["alibi"]["8×"]) == pytest.approx(
-        float(priced["alibi"]["1×"]) + 0.03, abs=0.002
-    )
-    assert measures[0][:8] == [
-        "arm",
-        "final loss",
-        "verdict",
-        "best loss",
-        "verdict",
-        "at equal time",
-        "verdict",
-        "sign-flip p",
-    ]
-    assert {row[0]: row for row in measures[1:]}["rope"][7] == "0.062 (floor 0.062)"
+    figure = cost_figures.pareto(section, figures.Tips())
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        frame = axes.get_window_extent()
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert len(boxes) == 7
+        for place, box in enumerate(boxes):
+            assert frame.x0 <= box.x0 and box.x1 <= frame.x1
+            assert frame.y0 <= box.y0 and box.y1 <= frame.y1
+            assert not any(box.overlaps(other) for other in boxes[:place])
 
 
 def test_the_same_rows_give_the_same_files(written, tmp_path):
-    make_sweep(tmp_path / written.name, screening=True)
-    report.write([tmp_path / written.name])
-    for path in written.iterdir():
-        assert path.read_bytes() == (tmp_path / written.name / path.name).read_bytes(), path.name
+    again = tmp_path / written.name
+    make_sweep(again, seeds=8, killed=("gqa",), test_split=True)
+    report.write([again])
+    for path in written.rglob("*.*"):
+        if path.name != "history.jsonl":
+            name = path.relative_to(written)
+            assert path.read_bytes() == (again / name).read_bytes(), name
 
 
-def test_the_committed_report_s_tables_come_from_its_rows(tmp_path, only_forest):
+@pytest.mark.parametrize("results", SWEEPS, ids=lambda path: path.name)
+def test_the_committed_reports_tables_come_from_their_rows(tmp_path, only_forest, results):
     """The figures of a published report do not change with the code that writes it."""
-    for name in ("sweep.json", "rows.jsonl", "costs.jsonl"):
-        (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
+    for path in results.glob("*.json*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
     report.write([tmp_path])
     old, new = (
-        [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-        for path in (RESULTS / "report.md", tmp_path / "report.md")
+        [line for line in text_of(folder).splitlines() if line.startswith("| ")]
+        for folder in (results, tmp_path)
     )
-    assert len(old) == 23 and new == old
+    assert old and new == old
 
 
 def test_what_a_sweep_says_is_escaped(tmp_path, only_forest):
     question = 'Is <script>alert("1")</script> & co. any good?'
     effects = {"base": 0.0, "a|b": -0.1}
-    make_sweep(tmp_path, question=question, effects=effects, failed=(), stale=False)
+    make_sweep(tmp_path, question=question, effects=effects, diverged=(), stale=False)
     report.write([tmp_path])
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert question not in page
     assert page.count("Is &lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt; &amp; co. any good?") == 2
-    assert "| a\\|b | better |" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "| a\\|b | better |" in text_of(tmp_path)
+
+
+# --- the terminal
 
 
 def test_a_terminal_gets_the_answer_and_the_tables(written):
     text = report.table(written)
-    assert text.startswith("This is a screening") and "do better" in " ".join(text.split())
-    assert re.search(r"^rope +better +−0\.05", text, re.MULTILINE)
+    assert "do better" in " ".join(text.split())
+    assert re.search(r"^rope +better +−0\.06.* more than 2 ×$", text, re.MULTILINE)
     assert re.search(r"^gqa +807 k +16,100 +2,048 +2\.67$", text, re.MULTILINE)
     assert "\x1b" not in text and max(map(len, text.splitlines())) <= 80
 
 
 def test_a_terminal_s_tables_are_coloured_and_keep_every_digit(tmp_path, monkeypatch):
     name = "position=rope+mlp=swiglu+norm=rmsnorm"
-    make_sweep(tmp_path, effects={"base": 0.0, name: -0.1}, failed=(), stale=False)
+    make_sweep(tmp_path, effects={"base": 0.0, name: -0.1}, diverged=(), stale=False)
     for key, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
         monkeypatch.setenv(key, value)
     text = report.table(tmp_path)
     plain = re.sub(r"\x1b\[[\d;]*m", "", text)
     assert "\x1b[32mbetter" in text and max(map(len, plain.splitlines())) <= 80
-    (verdict,) = gather([tmp_path])[0].main.verdicts
-    assert tables.difference_cell(verdict).text in plain
-    assert f"{verdict.loss:.4f} ({verdict.loss_sd:.4f})" in plain
+    assert tables.difference_cell(verdicts_of(tmp_path)[name]).text in plain
 
 
 def test_main_prints_the_verdicts_and_the_paths(tmp_path, capsys, only_forest):
@@ -277,29 +428,30 @@ def test_main_prints_the_verdicts_and_the_paths(tmp_path, capsys, only_forest):
     assert f"{tmp_path / 'report.md'}, {tmp_path / 'report.html'}" in printed
 
 
+# --- poor, joined and unusual sweeps
+
+
 @pytest.mark.parametrize(
     "keys",
     [
         {"seeds": 1},
         {"costs": False, "lr_grid": [1], "chosen_lr": {}},
-        {"failed": ("base", "rope")},
+        {"diverged": ("base", "rope")},
+        {"killed": ("base", "base-again")},
+        {"curve": [], "margin": None, "margin_source": None},
         {"looks": [2, 5, 9], "metric": "best_val_loss"},
         {"curve_points": 1},
         {"noise": 0.0},
     ],
+    ids=str,
 )
 def test_a_poor_sweep_still_gets_its_report(tmp_path, keys, recwarn, not_saved):
     make_sweep(tmp_path, **FEW | keys)
     report.write([tmp_path])
-    text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "nan" not in text and "inf " not in text
+    text = text_of(tmp_path)
+    assert not re.search(r"\bnan\b|\binf\b", text)
     Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert [str(warning.message) for warning in recwarn] == []
-    if keys == {"seeds": 1}:
-        assert (
-            "no arm is shown to differ" in text
-            and "| rope | undecided (about 1 more seed) |" in text
-        )
 
 
 def test_no_rows_yet_and_a_line_cut_off(tmp_path, not_saved):
@@ -307,14 +459,9 @@ def test_no_rows_yet_and_a_line_cut_off(tmp_path, not_saved):
     rows = (tmp_path / "rows.jsonl").read_text()
     (tmp_path / "rows.jsonl").write_text("")
     report.write([tmp_path])
-    assert "| rope | not run |" in (tmp_path / "report.md").read_text()
+    assert "| rope | not run |" in text_of(tmp_path)
     (tmp_path / "rows.jsonl").write_text(rows[:-40])
-    assert next(v for v in gather([tmp_path])[0].main.verdicts if v.arm == "rope").seeds == [
-        1,
-        2,
-        3,
-        4,
-    ]
+    assert verdicts_of(tmp_path)["rope"].n == 4
 
 
 def test_costs_of_other_code_are_left_out(tmp_path):
@@ -333,63 +480,57 @@ def test_an_interaction_and_a_ladder_have_their_lines(tmp_path, only_forest):
         tmp_path,
         effects={"base": 0.0, "rope": -0.1, "swiglu": -0.05, "both": -0.3},
         arms={"both": {"against": "rope", "interaction_of": ["rope", "swiglu"]}},
-        failed=(),
+        diverged=(),
         stale=False,
     )
     report.write([tmp_path])
-    text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert (
-        "| both: beyond rope + swiglu | better |" in text
-        and "against rope; " in text
-        and "what each arm is compared with" in text
-        and "both: beyond rope + swiglu does not add up" in text
-    )
+    text = text_of(tmp_path)
+    assert "| both: beyond rope + swiglu | better |" in text and "against rope; " in text
+    assert "what each arm is compared with" in text
+    assert "both: beyond rope + swiglu does not add up" in text
 
 
 def test_folders_of_one_sweep_are_put_together_and_others_get_a_section(tmp_path, only_forest):
     make_sweep(tmp_path / "a", **FEW)
     make_sweep(tmp_path / "b", **FEW, hardware="H200")
-    rows = [
-        json.loads(line) | {"code_hash": "code1"}
-        for line in (tmp_path / "b/rows.jsonl").read_text().splitlines()
-    ]
-    (tmp_path / "b/rows.jsonl").write_text(
-        "".join(
-            json.dumps(row | {"seed": row["seed"] + 5}) + "\n"
-            for row in rows
-            if row["purpose"] == "report"
-        )
-    )
+    cut(tmp_path / "b", lambda row: row["purpose"] == "report")
+    lines = (tmp_path / "b/rows.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    rows = [json.dumps(row | {"seed": row["seed"] + 5}) + "\n" for row in rows]
+    (tmp_path / "b/rows.jsonl").write_text("".join(rows))
     make_sweep(tmp_path / "c", **FEW, question="Another?", max_iters=1000)
-    sections = gather([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
-    assert [[folder.name for folder in section.folders] for section in sections] == [
-        ["a", "b"],
-        ["c"],
-    ]
-    rope = next(verdict for verdict in sections[0].main.verdicts if verdict.arm == "rope")
-    assert (
-        len(rope.seeds) == 10
-        and rope.bootstrap
-        and rope.word == "better"
-        and sections[0].sweep["looks"] == [10]
-    )
-    report.write([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
-    text = (tmp_path / "a/report.md").read_text(encoding="utf-8")
-    assert (
-        "different hardware: H200 and Xeon" in text
-        and "# Another?" in text
-        and "](2-forest.png)" in text
-        and (tmp_path / "a/2-forest.png").exists()
-    )
+
+    folders = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    sections = gather(folders)
+    names = [[folder.name for folder in section.folders] for section in sections]
+    assert names == [["a", "b"], ["c"]]
+    rope = sections[0].verdicts["rope"]
+    assert rope.n == 10 and rope.word == "better"
+    report.write(folders)
+    text = text_of(tmp_path / "a")
+    assert "different hardware: H200 and Xeon" in text and "# Another?" in text
+    assert "](2-forest.png)" in text and (tmp_path / "a/2-forest.png").exists()
+    assert (tmp_path / "a/paper/2-verdicts.csv").exists() and "| p (page) |" in text
+    assert all((folder / "history.jsonl").exists() for folder in folders)
+
+
+def test_a_design_adds_what_it_has_to_say(tmp_path, not_saved, monkeypatch):
+    made = tables.Table("more", "More", "A note.", ["arm"], [[tables.Cell("swirl")]])
+
+    def of_design(section):
+        return ["It swirls."], [made], [(swirl, "Swirl", "A caption.")]
+
+    def swirl(section, tips):
+        return figures.Figure()
+
+    monkeypatch.setattr(report, "DESIGNS", (of_design,))
+    make_sweep(tmp_path, **FEW)
+    report.write([tmp_path])
+    text = text_of(tmp_path)
+    assert "It swirls." in text and "| swirl |" in text and "![Swirl](swirl.png)" in text
 
 
 def test_a_folder_without_a_sweep_is_an_error_of_one_line(tmp_path):
-    for argv in ([str(tmp_path)], [], ["--wrong"]):
+    for argv in ([str(tmp_path)], [], ["--wrong"], ["--running"]):
         with pytest.raises(UserError, match="no sweep here|missing"):
             report.main(argv)
-
-
-def test_the_page_has_a_dark_twin_of_each_colour():
-    text = (ROOT / "bench/ablation/templates/report.css").read_text(encoding="utf-8")
-    light = dict(re.findall(r"--(c\d): (#[0-9a-f]{6})", text[: text.index("@media (prefers")]))
-    assert tuple(light.values()) == plots.COLORS

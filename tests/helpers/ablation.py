@@ -5,8 +5,8 @@ from pathlib import Path
 from training.run_folder import read_rows
 
 # What train.py shows from the outside. The words of an arm say what happens: rope is better by
-# 0.05, dyt crashes, alibi hangs; the rest is noise of the seeds. It saves on SIGTERM, and notes
-# every step that it takes.
+# 0.05, dyt crashes, batchnorm diverges, alibi hangs; the rest is noise of the seeds. It saves on
+# SIGTERM, and notes every step that it takes.
 STUB = """
 import fcntl, json, os, random, signal, sys, time
 from pathlib import Path
@@ -27,8 +27,10 @@ stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
 position = given.get("position")
 if given.get("norm") == "dyt":
-    why = "loss nan at step 1 (no checkpoint yet): try a lower learning_rate"
-    sys.exit("some warning\\nerror: " + why)
+    sys.exit("some warning\\nerror: out of memory (batch_size=4): choose a smaller one")
+if given.get("norm") == "batchnorm":
+    (out / "diverged.json").write_text(json.dumps({"step": 1, "reason": "loss nan at step 1"}))
+    sys.exit("error: loss nan at step 1 (no checkpoint yet): try a lower learning_rate")
 while position == "alibi":
     time.sleep(0.05)
 noise = random.Random(given["seed"]).gauss(0, 0.01)
@@ -40,6 +42,7 @@ while step < int(given["max_iters"]) and not stopped:
     step += 1
     loss = 3 - 0.1 * step + offset
     row = {"step": step, "train_loss": loss, "val_loss": loss, "bits_per_byte": loss}
+    row |= {"val_tune": loss - 0.1, "val_report": loss + 0.1, "val_blocks": [loss, loss + 0.2]}
     with open(out / "steps.txt", "a") as file:
         file.write(f"{step}\\n")
     with open(out / "log.jsonl", "a") as file:
@@ -56,10 +59,13 @@ import sys
 from types import SimpleNamespace
 sys.path[:0] = [{root!r}, {root!r} + "/bench"]
 import ablate, bench.ablation
-from bench.ablation import launch, measure, outcome
+from bench.ablation import launch, measure, outcome, quiet
 from common.errors import run
 measure.ROUNDS, launch.POLL = 1, 0.02
-outcome.measure_trained = lambda job: {{"extrapolation": {{}}, "sample": None}}
+measure.why_disturbed = lambda *args: ""
+measure.why_no_compiling = lambda device: "not in this test"
+quiet.is_quiet = lambda: True
+outcome.measure_trained = lambda job, device: {{"extrapolation": {{}}, "sample": None}}
 bench.ablation.report = SimpleNamespace(write=lambda outs: None, table=lambda out: "the table")
 run(lambda argv: ablate.main(argv, {stub!r}))
 """
@@ -71,7 +77,7 @@ def arguments(data_dir, out, *more):
         *("--dataset=words", f"--data_dir={data_dir}", f"--out_dir={out}"),
         *("--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16", "--batch_size=4"),
         *("--max_iters=4", "--eval_interval=2", "--warmup_iters=0", "--learning_rate=1e-3"),
-        *("--device=cpu", "--workers=2"),
+        *("--device=cpu", "--workers=2", "--lr_grid=[1]", "--curve=[]"),
         *more,
     ]
 

@@ -102,6 +102,8 @@ def control_seeds(effects, seeds):
     """(runs of the base, runs of its second copy): sqrt(k) times those of each of k arms."""
     arms = [name for name in effects if name not in ("base", "base-again")]
     both = max(int(np.ceil(np.sqrt(len(arms)) * seeds)), seeds + 2)
+    if "base-again" not in effects:
+        return both, 0
     return -(-both // 2), both // 2
 
 
@@ -251,6 +253,8 @@ def extrapolation(name, end):
 
 def cost_of(name, i, hardware):
     """A line of costs.jsonl; arms cost more the later they come."""
+    ratio = {"ratio": 1 + i / 24, "low": 0.98 + i / 24, "high": 1.02 + i / 24}
+    compared = {"form": "compiled", "base_form": "compiled"}
     return {
         "arm": name,
         "parameters": 800_000 + 1000 * i,
@@ -259,7 +263,12 @@ def cost_of(name, i, hardware):
         "kv_bytes_per_token": 2048 if name == "gqa" else 4096,
         "tokens_per_second": 21000.0 - 700 * i,
         "milliseconds_per_step": {"median": 36.0 + 1.5 * i, "q25": 35.0 + i, "q75": 38.0 + 2 * i},
-        "step_ratio": {"ratio": 1 + i / 24, "low": 0.98 + i / 24, "high": 1.02 + i / 24},
+        "step_ratio": None if name == "base" else ratio | compared,
+        "forms": {
+            "eager": {"tokens_per_second": 21000.0 - 700 * i, "peak_memory_bytes": 210_000_000},
+            "compiled": {"tokens_per_second": 30000.0 - 700 * i, "peak_memory_bytes": 170_000_000},
+        },
+        "disturbed": "",
         "peak_memory_bytes": 210_000_000 + 4_000_000 * i,
         "decode_ms_per_token": {"median": 1.9 + 0.11 * i, "q25": 1.8, "q75": 2.4},
         "threads": 2,

@@ -122,7 +122,7 @@ def test_same_seed_same_text_and_each_row_its_own_draws(out_dir, capsys):
             out_dir,
             "--start=the ",
             "--num_samples=2",
-            "--max_new_tokens=30",
+            "--max_new_tokens=120",
             f"--seed={seed}",
             "--temperature=1.5",
         )

@@ -4,16 +4,22 @@ smaller splits is tested in test_corpus.py.
 Run: python -m pytest tests/tokens/test_batches.py"""
 
 import os
+import statistics
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
+import train
 from common.files import ROOT
+from common.runtime import set_up
 from helpers.texts import tiny_bpe
-from tokens import batches
+from tokens import batches, mixture, pairs
 from tokens.batches import STORED, Batches, Shuffled, Text, shuffled
+from training.settings import read_config
+from training.start import make_run
 
 
 def order(n, seed=0, first=0, step=1):
@@ -92,6 +98,24 @@ def test_batches_by_a_computed_order(monkeypatch):
         assert (found == straight[first : first + count]).all()
 
 
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1 << 20])
+def test_pairs_are_found_in_a_mask_that_is_read_in_parts(piece, monkeypatch):
+    monkeypatch.setattr(pairs, "PIECE", piece)
+    mask = np.uint8([0, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0, 1])
+    bounds, answers = pairs.joints(mask)
+    assert bounds.tolist() == [0, 2, 7, 9, 13] and answers.tolist() == [1, 4, 8, 12]
+
+
+def test_pairs_by_a_computed_order(monkeypatch):
+    mask = np.tile(np.uint8([0, 1, 1]), 50)
+    split = pairs.Pairs(np.arange(150), mask, 4)
+    stored = split.batches(1).get(0, 50)[0][:, 0]
+    assert (stored == 3 * np.random.default_rng([1, 0]).permutation(50)).all(), "as it was"
+    monkeypatch.setattr(batches, "STORED", 0)
+    computed = split.batches(1).get(0, 50)[0][:, 0]
+    assert sorted(computed) == sorted(stored) and (computed != stored).any()
+
+
 CHILD = """
 import os, sys; sys.path.insert(0, sys.argv[1])
 import numpy as np
@@ -121,10 +145,39 @@ def test_memory_does_not_grow_with_the_tokens(tmp_path):
     assert peak < before + 100  # MB; an epoch's order would be 125, the pages read 1,500
 
 
+@pytest.mark.slow
+def test_loading_beside_training(data_dir, tmp_path):
+    """The loader alone delivers at least 20 times the tokens of a training step of 0.8 M
+    parameters, also from a billion tokens. They take turns, so a busy machine slows all."""
+    path = tmp_path / "train.bin"
+    path.touch()
+    os.truncate(path, 2 * 10**9)
+    config = str(ROOT / "config" / "llama_shakespeare.py")
+    data = ["--dataset=words", f"--data_dir={data_dir}", "--device=cpu", "--compile=False"]
+    settings = read_config([config, *data, "--dry_run"], "")
+    runtime = set_up("cpu", "float32")
+    run = make_run(settings, *train.find_data(settings.config, runtime), runtime)
+    large = Text(np.memmap(path, "<u2", "r"), run.learner.model.config.block_size).batches(1)
+
+    ratios = {"small": [], "large": []}
+    for step in range(20):
+        began = time.perf_counter()
+        train.train_step(run)
+        trained = time.perf_counter() - began
+        for name, samples in (("small", run.data.batches), ("large", large)):
+            began = time.perf_counter()
+            for i in range(20):
+                samples.get((20 * step + i) * 12, 12)
+            ratios[name].append(trained / (time.perf_counter() - began) * 20)
+    for name in ratios:
+        found = statistics.quantiles(ratios[name][3:], n=20)
+        print(f"{name}: {found[9]:.0f} times the training rate ({found[0]:.0f} to {found[-1]:.0f})")
+        assert found[9] > 20
+    assert run.learner.model.config.n_embd == 128
+
+
 def test_bits_per_byte_in_parts(monkeypatch):
     """The bytes of the tokens are counted a part at a time."""
-    from tokens import mixture
-
     tokenizer = tiny_bpe()
     split = Text(np.array([257, 101, 258, 32, 195, 169] * 20, np.uint16), 8)
     whole = mixture.bits_per_byte(split, tokenizer, 0)

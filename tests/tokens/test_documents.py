@@ -153,6 +153,8 @@ def test_csv_stays_as_it_is_written():
     corpus = open_input("a.csv")
     assert list(corpus.pieces()) == ["1.10", "NA", 'a "b",\nc', "007"]
     assert corpus.skipped == {"a.csv": "rows without text: 1"}
+    write("numbers.csv", "id,text\n1,1.10\n2,007\n")
+    assert texts_in("numbers.csv") == ["1.10", "007"]
 
 
 def test_packed_text_is_one_text_with_its_newlines():

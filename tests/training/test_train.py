@@ -675,6 +675,34 @@ def test_eval_only_writes_nothing_and_agrees_with_the_log(data_dir, tmp_path, ca
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
 
+def test_eval_only_scores_the_split_that_is_asked_for(data_dir, tmp_path, capsys):
+    """A dataset whose test split is the validation split of another: the same loss."""
+    shutil.copytree(data_dir / "words", tmp_path / "data" / "words")
+    folder = tmp_path / "data" / "words"
+    shutil.copy(folder / "val.bin", folder / "test.bin")
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["splits"]["test"] = meta["splits"]["val"]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    out = tmp_path / "run"
+    train.main(arguments(tmp_path / "data", out, "--max_iters=3"))
+    logged = losses(out, "val_loss")[-1][1]
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    again = ["--init_from=resume", f"--out_dir={out}"]
+    capsys.readouterr()
+    train.main([*again, "--eval_only", "--split=test"])
+    assert f"step 3: words: test loss {logged:.4f}, " in capsys.readouterr().out
+    train.main([*again, "--eval_only", "--split=train"])
+    assert "words: train loss " in capsys.readouterr().out
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+
+    with pytest.raises(UserError, match="split=test is scored by eval_only.*--eval_only"):
+        train.main([*again, "--split=test"])
+    del meta["splits"]["test"]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError, match="has no test split"):
+        train.main([*again, "--eval_only", "--split=test"])
+
+
 def test_resume_drops_what_the_log_says_beyond_the_checkpoint(data_dir, tmp_path):
     out = tmp_path / "run"
     train.main(arguments(data_dir, out, "--max_iters=4", "--eval_interval=2"))

@@ -97,6 +97,7 @@ TEXTS = [
     "x \n",
     "<|endoftext|>",
 ]
+TRAINED = train_bpe(iter(TEXTS + WORDS), 320, documents=True)
 
 
 # ---------------------------------------------------------------- Hugging Face
@@ -256,6 +257,33 @@ def test_colleagues_can_read_an_export(runs, kind, tmp_path):
     assert modes == wanted and len(paths) == (5 if kind == "hf" else 1)
 
 
+def test_a_trained_bpe_from_the_text_to_the_exports(runs, tmp_path):
+    """The run keeps its tokenizer when the dataset is gone, and both exports carry it."""
+    pytest.importorskip("gguf")
+    text = (runs / "words.txt").read_text(encoding="utf-8")
+    (tmp_path / "words.txt").write_text(text * 4, encoding="utf-8")
+    prepare("words", str(tmp_path / "words.txt"), "bpe", str(tmp_path), vocab_size=290)
+    size = "--n_layer=1 --n_head=2 --n_embd=8 --block_size=16 --batch_size=2 --warmup_iters=0"
+    common = ["--device=cpu", "--compile=False", f"--out_dir={tmp_path / 'run'}"]
+    new = [*size.split(), "--model=llama", "--dataset=words", f"--data_dir={tmp_path}"]
+    train.main([*common, *new, "--max_iters=2"])
+    train.main([*common, "--init_from=resume", "--max_iters=4"])
+
+    (tmp_path / "words").rename(tmp_path / "gone")
+    model, tokenizer, _, state = open_run(tmp_path / "run")
+    assert state["step"] == 4 and tokenizer.vocab_size == model.config.vocab_size == 290
+    for kind in ("hf", "gguf"):
+        dest = tmp_path / f"x.{kind}"
+        main([f"--export={kind}", f"--out_dir={tmp_path / 'run'}", f"--dest={dest}"])
+        made, back = open_pretrained(str(dest))
+        assert back.to_json() == tokenizer.to_json() | {"name": "imported"}
+        assert back.encode(text).tolist() == tokenizer.encode(text).tolist()
+        assert torch.equal(made(tokens(1, 16) % 290)[0], model(tokens(1, 16) % 290)[0])
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "x.hf")
+    assert theirs(text)["input_ids"] == tokenizer.encode(text).tolist()
+    assert theirs.decode(tokenizer.encode(text)) == text and theirs.eos_token_id == 289
+
+
 def test_help_says_how_to_use_it(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
@@ -270,8 +298,9 @@ def test_help_says_how_to_use_it(capsys):
         CharTokenizer("".join(sorted({*"".join(TEXTS)}))),
         bpe(),
         bpe(tokenizer_formats.SMOLLM, {"<|pad|>": 0, "<|endoftext|>": 1}),
+        TRAINED,
     ],
-    ids=["byte", "char", "bpe", "bpe-smollm"],
+    ids=["byte", "char", "bpe", "bpe-smollm", "trained"],
 )
 def test_tokenizers(tokenizer, tmp_path):
     """Theirs gives our ids and our text, for every text; the byte-level ones come back as they
@@ -476,7 +505,6 @@ def write_gguf(path, made, tokenizer):
 
 
 CHARS = CharTokenizer("".join(sorted({*"".join(TEXTS), "\\", "\0", "\x7f"})))
-TRAINED = train_bpe(iter(TEXTS + WORDS), 320, documents=True)
 TOKENIZERS = {
     "byte": ByteTokenizer(),
     "char": CHARS,
