@@ -36,7 +36,7 @@ def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
     """{"1": entry, "2": ...} of the losses with 1, 2, 4, 8 times the training context T before the
     targets, as `interval` gives them, or {"why"} where the model or the text does not allow it. The
     targets are the same for all: T/4 tokens at the end of each of several windows, which are spread
-    over tokens (N,). An entry's "sliding" is the loss with the last T tokens alone in sight, which
+    over tokens (N,). An entry's "window" is the loss with the last T tokens alone in sight, which
     slide with the targets in strides of T/16. `most` bounds the tokens read for each context."""
     T = model.config.block_size
     longest = max((n for n in times if n * T < len(tokens)), default=1)
@@ -49,10 +49,7 @@ def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
         for before in range(0, targets, stride)
     ]
     sizes = [min(stride, targets - before) for before in range(0, targets, stride)]
-    sliding = interval(np.average(strides, 0, sizes))
-    sliding = {"sliding": sliding["loss"]} | {
-        f"sliding_{end}": sliding[end] for end in ("low", "high")
-    }
+    window = interval(np.average(strides, 0, sizes))
     entries = {}
     for n in times:
         entry = {"why": f"the validation text has {len(tokens):,} tokens"}
@@ -61,7 +58,7 @@ def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
                 entry = interval(losses_at_ends(model, tokens, ends, n * T, targets, runtime))
             except ValueError as error:  # learned positions end at block_size
                 entry = {"why": one_line(error)}
-        entries[str(n)] = entry | sliding
+        entries[str(n)] = entry | {"window": window}
     return entries
 
 

@@ -372,7 +372,7 @@ def test_a_real_sweep(data_dir, tmp_path, monkeypatch):
         base["extrapolation"]["1"]["loss"] > 0 and "block_size" in base["extrapolation"]["2"]["why"]
     )
     for entry in rope["extrapolation"].values():
-        assert 0 < entry["low"] < entry["loss"] < entry["high"] and entry["sliding"] > 0
+        assert 0 < entry["low"] < entry["loss"] < entry["high"] and entry["window"]["loss"] > 0
     assert base["test_loss"] is None and base["final_report"] != base["final_tune"]
     assert base["curve"][-1][1:] == [
         base["final_val_loss"],
@@ -414,7 +414,7 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
         assert entry["loss"] == pytest.approx(sum(each) / len(each), abs=1e-5)
         half = 2.365 * np.std(each, ddof=1) / len(each) ** 0.5  # t of 7 degrees of freedom
         assert entry["high"] - entry["loss"] == pytest.approx(half, rel=1e-3)
-        assert entry["sliding"] == found["1"]["sliding"]
+        assert entry["window"] == found["1"]["window"]
     # The training context of 8 tokens slides with each target.
     slid = [
         torch.nn.functional.cross_entropy(
@@ -423,7 +423,7 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
         for last in ends
         for end in (last, last - 1)
     ]
-    assert found["4"]["sliding"] == pytest.approx(sum(slid) / len(slid), abs=1e-5)
+    assert found["4"]["window"]["loss"] == pytest.approx(sum(slid) / len(slid), abs=1e-5)
     del values["multiple_of"]
     learned = make(configure(values | {"model": "gpt2"})).eval()
     assert [
