@@ -2,10 +2,10 @@
 Design `scale`: the same arms at several sizes. Each size is a sweep of its own, in its own folder,
 with its own base, control group, curve and margin; its tokens are in proportion to its parameters.
 
-The effect of an arm is fitted against the logarithm of the base's training compute by weighted
-least squares (statsmodels). The slope is a contrast of independent groups of runs, the arm's and
-the control group's at each size, and is tested like any other (significance.py). Holm's method
-corrects for the arms.
+The effect of an arm is fitted against the logarithm of the base's training compute by least squares
+(statsmodels), weighted by the numbers of runs. The slope is a contrast of independent groups of
+runs, the arm's and the control group's at each size, and is tested like any other
+(significance.py). Holm's method corrects for the arms.
 
 - grows, fades: the slope is not zero, and the fitted effect is larger, smaller, at the largest size
   than at the smallest.
@@ -25,7 +25,7 @@ from bench.ablation.arms import open_data
 from bench.ablation.history import control_group, judged_arms, planned_runs
 from bench.ablation.losses import Losses
 from bench.ablation.settings import read, variant_config
-from bench.ablation.significance import ALPHA, contrast, holm, pooled_variance, share_of
+from bench.ablation.significance import ALPHA, contrast, holm, share_of
 from common import files
 from common.errors import UserError
 from parts import costs
@@ -165,10 +165,10 @@ def fit(arm, sections, x, margin):
     if why:
         return Slope(arm, "cannot tell", [], *[math.nan] * 6, (), why)
 
-    # Weights from one variance for each size, since that of an arm with few runs is uncertain.
+    # Weights by the numbers of runs alone: weights from variances of few runs make the test too
+    # liberal (4 runs, one size with four times the sd: error 6.6 % against 5.5 %).
     effects = [contrast(pair) for pair in groups]
-    pooled = [pooled_variance(pair)[0] * sum(1 / len(group) for group in pair) for pair in groups]
-    weights = 1 / np.maximum(pooled, 1e-18)
+    weights = np.array([1 / sum(1 / len(group) for group in pair) for pair in groups])
     columns = sm.add_constant(x)
     model = sm.WLS([effect.mean for effect in effects], columns, weights=weights).fit()
 

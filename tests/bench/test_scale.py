@@ -73,7 +73,7 @@ def test_the_words_of_slopes():
 
 
 def test_nothing_holds_without_a_margin():
-    found = scale.analyse(sections({"holds": [-0.04] * 3}, margin=None, sd=0.001))
+    found = scale.analyse(sections({"holds": [-0.04] * 3}, margin=None, sd=0.001, seed=1))
     assert np.isnan(found.margin) and found.slopes[0].word == "cannot tell"
     note = design_report.scale_table(found).note
     assert "no margin" in note
@@ -98,8 +98,8 @@ def test_the_interval_covers_the_slope_and_a_constant_effect_is_no_slope():
     for seed in range(100):
         made = sections({"x": [-0.05] * 3}, seeds=4, seed=seed)
         rows = made[0].runs.done["x"]
-        for one in rows.values():  # four times the sd
-            one["final_report"] += 3 * (one["final_report"] - 1.95)
+        for one in rows.values():  # twice the sd
+            one["final_report"] += one["final_report"] - 1.95
         slope = scale.analyse(made).slopes[0]
         covered.append(slope.low <= 0 <= slope.high)
         claims.append(slope.word in ("grows", "fades"))
