@@ -1,6 +1,6 @@
 # All position schemes with LLaMA's other parts, and how well each works beyond the training
 # context.
-#   python prepare.py plays          # on a GPU: python_source
+#   python prepare.py python_source          # for a GPU
 #   python bench/ablate.py config/ablate_positions.py --workers=2
 # 6 schemes and the base, which is there twice. On a CPU a screening: 7 arms x 3 seeds = 21 runs of
 # the size of config/ablate_shakespeare.py, about 17 minutes on two cores. On a GPU 5 x 8 runs to

@@ -1,5 +1,4 @@
 # Which part of LLaMA helps a tiny GPT-2? A screening for a CPU: about 15 minutes on two cores.
-#   python prepare.py plays
 #   python bench/ablate.py config/ablate_shakespeare.py --workers=2
 # The arms are the five parts in which LLaMA differs, one at a time, the base, and the base again: 7
 # arms x 3 seeds = 21 runs, two at a time on one thread each: 21 / 2 * 60 to 80 s = 11 to 14

@@ -1,6 +1,6 @@
 # Named architectures compared with GPT-2 at one size: each has its own parts, but not its
 # published width or depth.
-#   python prepare.py plays          # on a GPU: python_source
+#   python prepare.py python_source          # for a GPU
 #   python bench/ablate.py config/archs.py --workers=4
 #   python bench/ablate.py config/archs.py --archs="['llama','mistral','falcon']" --seeds=5
 # 11 architectures, and the base, which is there twice. The MLP widths are chosen so that all have

@@ -1,5 +1,5 @@
 # From GPT-2 to LLaMA one part at a time: the gain of each change, on top of those before it.
-#   python prepare.py plays          # on a GPU: python_source
+#   python prepare.py python_source          # for a GPU
 #   python bench/ablate.py config/ladder_gpt2_to_llama.py --workers=4
 # 6 rungs, and the base, which is there twice. On a CPU a screening: 8 arms x 5 seeds = 40 runs; on
 # a GPU 8 seeds, the base's curve of tokens, and tuned learning rates. Each rung is compared with

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bench.ablation.sentences import arms_of, comparisons
+from bench.ablation.sentences import arm_name, arms_of, comparisons
 from bench.ablation.significance import contrast
 
 INK, MUTED, FAINT = "#1c2128", "#57606a", "#d0d7de"
@@ -71,12 +71,15 @@ def legend(figure, section, shown, reasons=None, labelled=False):
         return
 
     longest = max(map(len, shown))
+    columns = 3 if longest < 14 else 2 if longest < 26 else 1
+    rows = len(lines) + (0 if labelled else math.ceil(len(shown) / columns))
+    figure.set_figheight(figure.get_figheight() + 0.18 * max(0, rows - 3))
     box = figure.legend(
         handles=[]
         if labelled
         else [Line2D([], [], label=arm, **style_of(section, arm)) for arm in shown],
         loc="outside lower center",
-        ncols=3 if longest < 14 else 2 if longest < 26 else 1,
+        ncols=columns,
         title="\n".join(lines) or None,
         title_fontsize=9,
     )
@@ -124,7 +127,7 @@ def forest(section, tips):
         ylim=(len(verdicts) - 0.4, -0.6),
         xlabel="difference in nats per token (left: better)",
     )
-    axes.set_yticklabels([("× " if one.interaction else "") + one.arm for one in verdicts])
+    axes.set_yticklabels([arm_name(one).replace(": beyond", " beyond\n") for one in verdicts])
     axes.locator_params(axis="x", nbins=5)
     axes.grid(axis="y", visible=False)
     if section.main.curve:
@@ -171,7 +174,7 @@ def tokens_axis(axes, curve):
             shown.append(k)
             last = place
     upper = axes.twiny()
-    upper.set(xlim=(low, high), xlabel="the base, trained on so many times the tokens")
+    upper.set(xlim=(low, high), xlabel="worth in tokens")
     upper.set_xticks([places[k] for k in shown], [f"{k:g}×" for k in shown])
     upper.grid(visible=False)
     upper.spines["top"].set_visible(True)

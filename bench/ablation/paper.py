@@ -30,7 +30,7 @@ def csv(table):
 def exact(cell):
     """A cell's number, or its text where it is none."""
     is_number = cell.text[:1] in "+\u22120123456789" and math.isfinite(cell.key)
-    return repr(float(cell.key)) if is_number else cell.text
+    return f"{cell.key:.17g}" if is_number else cell.text
 
 
 def latex(table):

@@ -75,7 +75,7 @@ def draw(section, prefix, more=()):
     design adds, in the form of PLOTS or with a caption of their own."""
     drawn = []
     with matplotlib.rc_context(STYLE):
-        for function, title, *caption in (*PLOTS, *more):
+        for function, title, *caption in (*plots_of(section), *more):
             tips = Tips()
             figure = function(section, tips)
             if figure is not None:
@@ -85,6 +85,12 @@ def draw(section, prefix, more=()):
                 page_svg = inline(svg, key, title, tips)
                 drawn.append(Plot(function, key, title, text, figure, page_svg))
     return drawn
+
+
+def plots_of(section):
+    """PLOTS; for a factorial without those of arms, which are the cells of its design."""
+    kept = (figures.forest, figures.learning_rates)
+    return [plot for plot in PLOTS if not section.effects or plot[0] in kept]
 
 
 def saved(figure, kind, **keys):

@@ -96,7 +96,8 @@ def contents_of(section, prefix):
     files begin with `prefix`."""
     more_sentences, more_tables, more_plots = additions_of(section)
     drawn = plots.draw(section, prefix, more_plots)
-    on_top = [plot for plot in drawn if plot.function in (figures.forest, figures.tokens)]
+    top_figures = {figures.forest, figures.tokens, *(plot[0] for plot in more_plots)}
+    on_top = [plot for plot in drawn if plot.function in top_figures]
     makers = [tables.contexts_table, tables.measures_table]
     judged = bool(section.main.verdicts)  # a design may compare no arm with another
     first = [tables.verdicts_table(section)] * judged + more_tables
@@ -209,8 +210,11 @@ def rich_table(made, columns):
 
 
 def brief(cell, column):
-    """The text of a cell on a terminal: what an arm is worth stands without its interval."""
-    return cell.text.partition(" (")[0] if column.startswith("worth") else cell.text
+    """The text of a cell on a terminal: what an arm is worth stands without its interval, and the
+    rate of all arms beside none of them."""
+    if column.startswith("worth"):
+        return cell.text.partition(" (")[0]
+    return cell.text.removesuffix(sentences.AT_BASE_RATE)
 
 
 def main(argv):

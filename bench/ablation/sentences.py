@@ -8,6 +8,7 @@ from bench.ablation.significance import MOST_SEEDS, POWER
 from bench.ablation.stats import MEASURES, listed
 
 DASH = "\u2013"  # stands for a missing number
+AT_BASE_RATE = " at the base's rate"
 NOT_YET = "not yet"  # the word of each comparison while a sweep is running
 
 
@@ -36,6 +37,8 @@ def comparisons(section):
 
 
 def arm_name(verdict):
+    if verdict.interaction and verdict.arm == verdict.against.replace(" + ", ":"):
+        return verdict.against.replace(" + ", " × ")  # of a factorial
     return f"{verdict.arm}: beyond {verdict.against}" if verdict.interaction else verdict.arm
 
 
@@ -50,8 +53,7 @@ def effect(verdict):
 def rate_note(section, verdict):
     """What follows a word where no learning rate was tuned."""
     tuned = len(section.sweep["lr_grid"]) > 1 or section.sweep["screening"]
-    decided = verdict.word in ("better", "worse", "tie")
-    return " at the base's rate" if decided and not tuned else ""
+    return AT_BASE_RATE if verdict.word in ("better", "worse", "tie") and not tuned else ""
 
 
 # --- runs that are missing
@@ -125,6 +127,8 @@ def by_word(section, *words):
 def reference(section):
     """What the arms are compared with."""
     arms = [verdict for verdict in section.main.verdicts if not verdict.interaction]
+    if section.effects:
+        return "its low level"
     if any(verdict.against != section.sweep["base"] for verdict in arms):
         return "what each arm is compared with"
     return f"the base ({section.sweep['base_values'].get('model', section.sweep['base'])})"
@@ -132,6 +136,8 @@ def reference(section):
 
 def decided(section):
     measure, other, clear = MEASURES[section.main.measure], reference(section), []
+    if any(rate_note(section, verdict) for verdict in section.main.verdicts):
+        measure += AT_BASE_RATE
     clauses = (
         ("better", "does better", "do better"),
         ("worse", "does worse", "do worse"),

@@ -5,13 +5,14 @@ import csv
 import html.parser
 import json
 import re
+import signal
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from matplotlib.text import Text
 
-from bench.ablation import cost_figures, figures, plots, report, tables
+from bench.ablation import cost_figures, figures, plots, report, running_page, tables
 from bench.ablation.sweeps import gather
 from common.errors import UserError
 from helpers.sweeps import make_sweep
@@ -252,6 +253,25 @@ def test_the_page_of_a_running_sweep_renews_itself_and_is_no_look(tmp_path, only
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "http-equiv" not in page and "UNFINISHED" not in page
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_running_sweep_writes_its_page_in_a_process_of_its_own(tmp_path, monkeypatch):
+    make_sweep(tmp_path, **FEW, costs=False)
+    cut(tmp_path, lambda row: row["arm"] != "rope")
+    with running_page.RunningPage(tmp_path) as page:
+        page.renew()
+        assert page.process is None  # too early
+        monkeypatch.setattr(running_page, "EVERY", 0)
+        page.renew()
+        first = page.process
+        page.renew()
+        assert page.process is first  # one at a time
+        assert first.wait(120) == 0
+        page.renew()
+        second = page.process
+    assert second is not first and second.returncode == -signal.SIGKILL
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "UNFINISHED: 8 of 27 runs are missing: rope 5, tuning 3" in text and "refresh" in text
 
 
 def test_one_seed_gives_no_verdict(tmp_path, only_forest):
