@@ -147,22 +147,29 @@ def effect_cell(effect):
 def effects_against_compute(section, tips):
     """One panel for each arm: its effects at the sizes, and the fitted line."""
     scale = section.scale
-    shown = [one for one in scale.slopes if one.effects]
-    if not shown:
+    shown = scale.slopes
+    if not any(one.effects for one in shown):
         return None
     rows = math.ceil(len(shown) / 2)
-    figure = Figure(figsize=(WIDTH, 0.6 + PANEL * rows))
+    figure = Figure(figsize=(WIDTH, 0.8 + PANEL * rows))
     panels = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).ravel()
+    ticks = [f"{name}\n{flops:.1e}" for name, flops in zip(scale.names, scale.flops, strict=True)]
     for axes, one in zip(panels, shown, strict=False):
+        axes.set_title(f"{one.arm}: {one.word}", fontsize=10)
+        axes.axhline(0, color=INK, linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set_xticks(scale.flops, ticks, fontsize=8)
+        axes.minorticks_off()
+        if not one.effects:
+            middle = {"ha": "center", "va": "center", "transform": axes.transAxes}
+            axes.text(0.5, 0.5, one.why, fontsize=9, **middle)
+            continue
         mean = [float(effect.mean) for effect in one.effects]
         ends = np.array([effect.interval() for effect in one.effects], float)  # [sizes, 2]
-        axes.axhline(0, color=INK, linewidth=0.8)
         axes.plot(scale.flops[[0, -1]], one.line, color=BLUE, linewidth=1.4)
         lengths = abs(ends.T - mean)
         bars = axes.errorbar(scale.flops, mean, lengths, fmt="o", color=GREY, markersize=5)
         tips.add(bars.lines[0], f"{one.arm}: {one.word}")
-        axes.set_title(f"{one.arm}: {one.word}", fontsize=10)
-        axes.set_xscale("log")
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     figure.supxlabel("training compute of the base, FLOPs", fontsize=10)

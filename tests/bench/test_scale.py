@@ -126,7 +126,8 @@ def test_a_figure_and_a_table_of_all_arms():
     assert words == ["cannot tell", "fades", "grows", "holds"]
     figure = design_report.effects_against_compute(made[0], report.figures.Tips())
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles[:3] == ["fades: fades", "turns: grows", "holds: holds"]
+    assert titles == ["grows: cannot tell", "fades: fades", "turns: grows", "holds: holds"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["runs diverged"]
 
 
 # ---------------------------------------------------------------- the sweeps
