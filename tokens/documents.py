@@ -21,6 +21,7 @@ import glob
 import gzip
 import io
 import os
+import re
 import zlib
 from itertools import islice
 from pathlib import Path
@@ -34,6 +35,7 @@ from tokens.sources import give_hub_a_home
 TABLES = {".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 CHUNK = 1 << 20  # bytes of text read at a time
 HEAD = 1 << 13  # bytes that tell a text from a binary file
+ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{")  # how an array of objects begins in JSON
 ROWS_SEEN = 100  # rows that show which columns a file has
 UNPACKED = 3  # about how many times larger a compressed text becomes
 
@@ -122,8 +124,9 @@ def needed(package, where):
         raise UserError(what, where, "pip install datasets") from None
 
 
-def flaw_of(path):
-    """Why a file is not a text in utf-8, as far as its first bytes tell; None if it seems one."""
+def flaw_of(path, named):
+    """Why a file is not a text in utf-8, as far as its first bytes tell; None if it seems one. An
+    array of objects in a .json file that was `named` itself is a table, not a text."""
     with opened(path) as file:
         head = file.read(HEAD)
     for marks, name in (
@@ -132,12 +135,21 @@ def flaw_of(path):
     ):
         if head.startswith(marks):
             return f"the text is {name}, not utf-8"
+    if named and ending(path)[0] == ".json" and ARRAY.match(head):
+        return "the file is one JSON array, not JSON Lines"
     if b"\0" not in head:
         return None
     even, odd = head[::2].count(0), head[1::2].count(0)
     if min(even, odd) == 0 and max(even, odd) > len(head) // 4:
         return "the text is UTF-16, not utf-8"  # without a mark, mostly Latin letters
     return "the file is binary, not a text"
+
+
+def repair_of(flaw):
+    """What the user can do about a flaw."""
+    if "JSON" in flaw:
+        return "write one object per line to a .jsonl file, as `jq -c '.[]'` does"
+    return "save it as utf-8" if "-8" in flaw else "leave it out"
 
 
 # ---------------------------------------------------------------- texts
@@ -183,10 +195,10 @@ def json_rows(path):
             except UnicodeDecodeError:
                 raise UserError("the line is not utf-8", where, "save it as utf-8") from None
             except ValueError as error:
-                what = f"no JSON: {getattr(error, 'msg', error)}"
+                what = f"not JSON: {getattr(error, 'msg', error)}"
                 raise UserError(what, where, "a line is an object, {...}") from None
             if not isinstance(row, dict):
-                what = f"a line with a {type(row).__name__} where an object is needed"
+                what = f"the line holds a JSON {type(row).__name__}, not an object"
                 raise UserError(what, where, FORM)
             yield where, row
 
@@ -230,7 +242,8 @@ def shape_of(path, field):
         return "pairs", None
     fields = ", ".join(islice(first, 20))
     what = f"there is no field {wanted[0]} among: {fields}"
-    raise UserError(what, path, "choose one with --field=NAME")
+    fix = "choose one with --field=NAME" + ", or name two of them prompt and answer" * (not field)
+    raise UserError(what, path, fix)
 
 
 # ---------------------------------------------------------------- all that is found
@@ -243,9 +256,9 @@ def open_input(spec, field=None):
     for path in named:
         try:
             is_table = ending(path)[0] in TABLES
-            flaw = None if ending(path)[0] == ".parquet" else flaw_of(path)
+            flaw = None if ending(path)[0] == ".parquet" else flaw_of(path, named[path])
             if flaw:
-                raise UserError(flaw, path, "save it as utf-8" if "-8" in flaw else "leave it out")
+                raise UserError(flaw, path, repair_of(flaw))
             shapes[path] = shape_of(path, field) if is_table else ("file", None)
         except UserError as error:
             if named[path]:
@@ -304,7 +317,7 @@ def column_of(path, column, skipped):
             raise UserError(what, where, fix)
         yield text_of(row, column, where, fix)
     if empty:
-        skipped[str(path)] = f"rows without {column}: {empty:,}"
+        skipped[str(path)] = f"only the rows without {column}: {empty:,}"
 
 
 def pair_rows(shapes, skipped):
@@ -320,4 +333,4 @@ def pair_rows(shapes, skipped):
             else:
                 empty += 1
         if empty:
-            skipped[str(path)] = f"rows without an answer: {empty:,}"
+            skipped[str(path)] = f"only the rows without an answer: {empty:,}"

@@ -54,8 +54,8 @@ def text_of(row, key, where, fix=FORM):
     try:
         text.encode()
     except UnicodeEncodeError:
-        what = f"the {key} holds half a character, \\ud800 to \\udfff"
-        raise UserError(what, where, "write it whole") from None
+        what = f"the {key} holds a lone surrogate, \\ud800 to \\udfff"
+        raise UserError(what, where, "remove it") from None
     return text
 
 
@@ -107,7 +107,7 @@ def write_pairs(pairs, make_tokenizer, folder):
             if len(sample) < SAMPLE:
                 sample += text
     if count < 2:
-        what = "pairs to train on and to validate are two or more"
+        what = f"training and validation need two rows with an answer or more, here: {count}"
         raise UserError(what, pairs.source, "add some")
 
     tokenizer = make_tokenizer(lambda: chars, lambda: texts_of(pairs, count // 2), True)

@@ -72,6 +72,11 @@ def survey(corpus):
         bar.update(len(data))
     bar.close()
 
+    if found.documents > 1 and len(found.sizes) == 1:
+        what = f"all {found.documents:,} documents are the same"
+        raise UserError(what, corpus.source, "give two different ones or more")
+    if found.chars and not "".join(found.chars).strip():
+        raise UserError("the text is blank", corpus.source, "choose another")
     if len(found.chars) < 2:
         what = "the text has only one character" if found.characters else "the text is empty"
         raise UserError(what, corpus.source, "choose a longer text")

@@ -152,7 +152,7 @@ def test_csv_stays_as_it_is_written():
     write("a.csv", 'id,text\n1,1.10\n2,NA\n3,\n4,"a ""b"",\nc"\n5,007\n')
     corpus = open_input("a.csv")
     assert list(corpus.pieces()) == ["1.10", "NA", 'a "b",\nc', "007"]
-    assert corpus.skipped == {"a.csv": "rows without text: 1"}
+    assert corpus.skipped == {"a.csv": "only the rows without text: 1"}
     write("numbers.csv", "id,text\n1,1.10\n2,007\n")
     assert texts_in("numbers.csv") == ["1.10", "007"]
 
@@ -212,12 +212,17 @@ def test_what_the_rows_hold_decides(row, words):
         ("a.jsonl", '{"text": "a"}'.encode("utf-16"), "the text is UTF-16, not utf-8 (a.jsonl)"),
         ("a.png", b"\x89PNG\0\1\2\0\0", "the file is binary, not a text (a.png)"),
         ("a.jsonl", "\n\n", "the table is empty (a.jsonl)"),
-        ("a.jsonl", '{"text": "a"}\n[1]\n', "a line with a list where an object is needed"),
-        ("a.jsonl", '{"text": "a"}\n{"text":\n', "no JSON: Expecting value (a.jsonl:2)"),
+        ("a.jsonl", '{"text": "a"}\n[1]\n', "the line holds a JSON list, not an object"),
+        ("a.jsonl", '{"text": "a"}\n{"text":\n', "not JSON: Expecting value (a.jsonl:2)"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "the line is not utf-8 (a.jsonl:2)"),
         ("a.jsonl", '{"text": "a"}\n{"text": 5}\n', "holds a int, not a text (a.jsonl:2)"),
-        ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "half a character"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "lone surrogate"),
         ("a.jsonl", '{"text": null}\n{"text": ""}\n{"id": 1}\n', "the text is empty (a.jsonl)"),
+        ("a.txt", " \n\n", "the text is blank (a.txt)"),
+        ("a.jsonl", '{"text": "ab"}\n' * 9, "all 9 documents are the same (a.jsonl)"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', "or more, here: 0"),
+        ("a.json", '[\n{"text": "a"},\n{"text": "b"}]', "one JSON array, not JSON Lines (a.json)"),
+        ("a.jsonl", '{"instruction": "a"}', "or name two of them prompt and answer"),
         ("a.jsonl", '{"text": null}\n{"text": "a"}\n', "only one character (a.jsonl)"),
         ("a.txt.gz", gzip.compress(os.urandom(999))[:500], "the file is damaged: Compressed file"),
         ("a.txt.gz", b"no gzip", "the file is damaged: Not a gzipped file"),

@@ -90,15 +90,15 @@ def test_tokens_and_mask(tmp_path, monkeypatch, kind):
 @pytest.mark.parametrize(
     "line, words",
     [
-        ("{", "no JSON.*:2\\)"),
-        ("3", "an object is needed.*:2\\)"),
-        ("[" * 200_000, "no JSON: nested too deep.*:2\\)"),
+        ("{", "not JSON.*:2\\)"),
+        ("3", "holds a JSON int, not an object.*:2\\)"),
+        ("[" * 200_000, "not JSON: nested too deep.*:2\\)"),
         ('{"answer": "x"}', "no prompt"),
         ('{"prompt": "x"}', "no answer"),
         ('{"prompt": 1, "answer": "x"}', "no prompt that is a text"),
         ('{"prompt": "x", "answer": ""}', "the answer is empty .*:2\\)"),
         ('{"prompt": "x", "answer": " \\n"}', "the answer is empty"),
-        ('{"prompt": "x", "answer": "\\ud800"}', "half a character"),
+        ('{"prompt": "x", "answer": "\\ud800"}', "lone surrogate"),
         ('{"prompt": "x", "answer": "a\\nb"}', "several lines.*:2\\).*gpt2"),
         ("\udcff", "not utf-8"),
     ],
@@ -114,7 +114,7 @@ def test_a_line_that_holds_no_pair_is_named(tmp_path, line, words):
     assert not (tmp_path / "data" / "bad").exists() and not (tmp_path / "data" / "bad.new").exists()
 
 
-@pytest.mark.parametrize("count, words", [(0, "the table is empty"), (1, "two or more")])
+@pytest.mark.parametrize("count, words", [(0, "the table is empty"), (1, "or more, here: 1")])
 def test_too_few_pairs(tmp_path, count, words):
     assert words in message(prepared, tmp_path, PAIRS[:count])
 
@@ -150,7 +150,7 @@ def test_a_conversation_is_in_one_split(tmp_path, capsys):
     for split, numbers in ("train", range(34)), ("val", range(34, 38)), ("test", range(38, 40)):
         text = bytes(load_split(tmp_path / "chat", split, 0).tolist()).decode()
         assert [int(number) for number in re.findall(r"Rome (\d+)\.\n", text)] == list(numbers)
-    assert f"left out {path}: rows without an answer: 1" in capsys.readouterr().out
+    assert f"left out {path}: only the rows without an answer: 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_conversation_is_in_one_split(tmp_path, capsys):
         ([3], "a message is not an object"),
         ([{"content": "x"}], "no role that is a text"),
         ([{"role": "user", "content": 3}], "no content that is a text"),
-        ([{"role": "user", "content": "\ud800"}], "the content holds half a character"),
+        ([{"role": "user", "content": "\ud800"}], "the content holds a lone surrogate"),
     ],
 )
 def test_a_malformed_conversation_is_named(tmp_path, messages, words):
