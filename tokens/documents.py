@@ -3,16 +3,18 @@ The texts that people bring: a file, several separated by commas, a glob, or a f
 is below it. The ending of a file says how it is read:
 
     .jsonl .ndjson          a document in each line, an object, in the column --field
+    .json                   the same in an array of objects; anything else is text
     .csv .tsv .parquet      a document in each row, in the column --field, through `datasets`
     any other               text in utf-8, one document: prose, source code, markdown
 
 .gz and .zst after these are unpacked on the way, the latter by pyarrow, which comes with
-`datasets`. Rows with `messages`, or with `prompt` and `answer`, are pairs (tokens/pairs.py).
+`datasets`. Rows with `messages` or `conversations`, or with `prompt` and `answer`, are pairs
+(tokens/pairs.py).
 
 A file that is named itself must be readable; one that a folder or a glob leads to is left out if it
 is binary, or has another encoding or other columns, and the reason is kept for the printout. Hidden
 files are left out, and datasets of our own. Memory does not grow with the text, only with the
-longest document.
+longest document, or with the largest .json file.
 """
 
 import codecs
@@ -47,8 +49,9 @@ def find_files(spec):
     """{path: whether it was named itself} of the files that --input=spec names. Raises UserError if
     a part of it names none."""
     found = {}
-    for part in [spec] if os.path.exists(spec) else spec.split(","):
-        where = f"--input={part}"
+    parts = [part.strip() for part in spec.split(",") if part.strip()]
+    for part in [spec] if os.path.exists(spec) or not parts else parts:
+        part, where = os.path.expanduser(part), f"--input={part}"
         matches = [part] if os.path.exists(part) else sorted(glob.glob(part, recursive=True))
         if not matches:
             is_glob = glob.has_magic(part)
@@ -124,9 +127,16 @@ def needed(package, where):
         raise UserError(what, where, "pip install datasets") from None
 
 
-def flaw_of(path, named):
-    """Why a file is not a text in utf-8, as far as its first bytes tell; None if it seems one. An
-    array of objects in a .json file that was `named` itself is a table, not a text."""
+def is_table(path):
+    """Whether a file is read in rows."""
+    if ending(path)[0] != ".json":
+        return ending(path)[0] in TABLES
+    with opened(path) as file:
+        return bool(ARRAY.match(file.read(HEAD)))
+
+
+def flaw_of(path):
+    """Why a file is not a text in utf-8, as far as its first bytes tell; None if it seems one."""
     with opened(path) as file:
         head = file.read(HEAD)
     for marks, name in (
@@ -135,8 +145,6 @@ def flaw_of(path, named):
     ):
         if head.startswith(marks):
             return f"the text is {name}, not utf-8"
-    if named and ending(path)[0] == ".json" and ARRAY.match(head):
-        return "the file is one JSON array, not JSON Lines"
     if b"\0" not in head:
         return None
     even, odd = head[::2].count(0), head[1::2].count(0)
@@ -147,8 +155,6 @@ def flaw_of(path, named):
 
 def repair_of(flaw):
     """What the user can do about a flaw."""
-    if "JSON" in flaw:
-        return "write one object per line to a .jsonl file, as `jq -c '.[]'` does"
     return "save it as utf-8" if "-8" in flaw else "leave it out"
 
 
@@ -179,8 +185,28 @@ def read_text(path):
 
 def rows_of(path, columns=None):
     """Yield (where it is, row as a dictionary) of a table; of parquet only these columns."""
+    if ending(path)[0] == ".json":
+        return array_rows(path)
     kind = TABLES[ending(path)[0]]
     return json_rows(path) if kind == "json" else table_rows(path, kind, columns)
+
+
+def array_rows(path):
+    """Yield (where it is, object) of a JSON array. Raises UserError if it is not one of objects."""
+    with opened(path) as file:
+        try:
+            rows = parse_json(file.read().decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            raise UserError("the file is not utf-8", path, "save it as utf-8") from None
+        except ValueError as error:
+            what = f"not JSON: {getattr(error, 'msg', error)}"
+            raise UserError(what, path, "check it with another program") from None
+    for number, row in enumerate(rows, 1):
+        where = f"{path}, row {number:,}"
+        if not isinstance(row, dict):
+            what = f"the row holds a JSON {type(row).__name__}, not an object"
+            raise UserError(what, where, FORM)
+        yield where, row
 
 
 def json_rows(path):
@@ -226,15 +252,16 @@ def table_rows(path, kind, columns):
 
 def shape_of(path, field):
     """(kind, column) of the documents in a table: ("text", column), ("chat", column) or
-    ("pairs", None). Without --field they are the first that exist of `text`, `messages`, and
-    `prompt` with `answer`. Raises UserError, which lists the columns, if there are none."""
+    ("pairs", None). Without --field they are the first that exist of `text`, `messages`,
+    `conversations`, and `prompt` with `answer`. Raises UserError, which lists the columns, if there
+    are none."""
     first = {}  # of each column its first value
     for _, row in islice(rows_of(path), ROWS_SEEN):
         first |= {key: value for key, value in row.items() if first.get(key) is None}
     if not first:
         raise UserError("the table is empty", path, "leave it out")
 
-    wanted = [field] if field else ["text", "messages"]
+    wanted = [field] if field else ["text", "messages", "conversations"]
     for column in wanted:
         if column in first:
             return ("chat" if isinstance(first[column], list) else "text"), column
@@ -255,11 +282,10 @@ def open_input(spec, field=None):
     named, skipped, shapes = find_files(spec), {}, {}
     for path in named:
         try:
-            is_table = ending(path)[0] in TABLES
-            flaw = None if ending(path)[0] == ".parquet" else flaw_of(path, named[path])
+            flaw = None if ending(path)[0] == ".parquet" else flaw_of(path)
             if flaw:
                 raise UserError(flaw, path, repair_of(flaw))
-            shapes[path] = shape_of(path, field) if is_table else ("file", None)
+            shapes[path] = shape_of(path, field) if is_table(path) else ("file", None)
         except UserError as error:
             if named[path]:
                 raise

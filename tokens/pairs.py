@@ -30,6 +30,7 @@ from tokens.writing import BAR, MOST, SAMPLE, estimated_tokens, share_of_test
 
 FORM = 'a line is {"prompt": "...", "answer": "..."}, or {"messages": [...]}'
 MESSAGE = 'a message is {"role": "user", "content": "..."}'
+SHAREGPT = {"human": "user", "gpt": "assistant"}  # its names of the two roles
 
 
 # ---------------------------------------------------------------- writing
@@ -74,22 +75,37 @@ def chat_pairs(messages, where):
         User: What is the capital of France?
         Assistant:
 
-    A message without content, such as the call of a tool, is left out. Raises UserError if the
-    conversation is malformed."""
+    A message without content, such as the call of a tool, is left out. ShareGPT's names `from` and
+    `value` do as well. Raises UserError if the conversation is malformed."""
     if not isinstance(messages, list):
         raise UserError("no messages that are a list", where, FORM)
     pairs, before = [], ""
     for message in messages:
         if not isinstance(message, dict):
             raise UserError("a message is not an object", where, MESSAGE)
+        if "role" not in message and "from" in message:
+            role = text_of(message, "from", where, MESSAGE)
+            message = {"role": SHAREGPT.get(role, role), "content": message.get("value")}
         role = text_of(message, "role", where, MESSAGE).capitalize()
         if message.get("content") is None:
             continue
-        content = text_of(message, "content", where, MESSAGE)
+        content = content_of(message, where)
         if role == "Assistant" and content.strip():
             pairs.append((f"{before}{role}:", f" {content}"))
         before += f"{role}: {content}\n"
     return pairs
+
+
+def content_of(message, where):
+    """The text of a message; if its content is a list of parts, of those that are text."""
+    content = message["content"]
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict) and "text" in part]
+        if len(parts) < len(content):
+            what = "the content has parts without text, such as images"
+            raise UserError(what, where, "leave the conversation out")
+        return "".join(text_of(part, "text", where, MESSAGE) for part in parts)
+    return text_of(message, "content", where, MESSAGE)
 
 
 def write_pairs(pairs, make_tokenizer, folder):

@@ -221,7 +221,9 @@ def test_what_the_rows_hold_decides(row, words):
         ("a.txt", " \n\n", "the text is blank (a.txt)"),
         ("a.jsonl", '{"text": "ab"}\n' * 9, "all 9 documents are the same (a.jsonl)"),
         ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', "or more, here: 0"),
-        ("a.json", '[\n{"text": "a"},\n{"text": "b"}]', "one JSON array, not JSON Lines (a.json)"),
+        ("a.json", '[\n{"text": "a"},\n{"text":', "not JSON: Expecting value (a.json)"),
+        ("a.json", '[{"text": "a"}, 3]', "the row holds a JSON int, not an object"),
+        ("a.json", '[{"body": "a"}]', "there is no field text among: body (a.json)"),
         ("a.jsonl", '{"instruction": "a"}', "or name two of them prompt and answer"),
         ("a.jsonl", '{"text": null}\n{"text": "a"}\n', "only one character (a.jsonl)"),
         ("a.txt.gz", gzip.compress(os.urandom(999))[:500], "the file is damaged: Compressed file"),
@@ -233,6 +235,27 @@ def test_bad_file(name, content, words):
     write(name, content)
     assert words in message(lambda: prepare.prepare("x", input=name))
     assert os.listdir("data") == []
+
+
+def test_an_array_of_objects_is_read_as_its_lines_would_be(capsys):
+    rows = [{"text": f"page {number} of the book"} for number in range(40)]
+    write("a.json", json.dumps(rows, indent=1))
+    write("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    write("notes.json", '{"text": "one object is a text"}')
+    for name in ("a.json", "a.jsonl"):
+        prepare.prepare(name[2:], input=name, tokenizer="byte")
+    array, lines = (load_meta(Path("data", name)) for name in ("json", "jsonl"))
+    assert array["splits"] == lines["splits"]
+    prepare.prepare("notes", input="notes.json", tokenizer="byte")
+    assert load_meta(Path("data/notes"))["splits"]["train"]["tokens"] > 20
+
+
+def test_names_may_have_blanks_around_them_and_a_home(monkeypatch, tmp_path):
+    write("a.txt", "a text of some length"), write("b.txt", "another text of some length")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "c.txt").write_text("the third text of some length")
+    assert len(find_files("a.txt, b.txt,")) == 2
+    assert [*find_files("~/c.txt")] == [tmp_path / "c.txt"]
 
 
 @pytest.mark.slow

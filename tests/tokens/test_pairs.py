@@ -139,6 +139,15 @@ def test_each_answer_of_a_conversation_is_a_pair():
     assert chat_pairs(CHAT[:2], "here") == chat_pairs([], "here") == []
 
 
+def test_other_forms_of_a_conversation_are_the_same():
+    expected = chat_pairs(CHAT[1:3], "chat.jsonl:1")
+    shared = [{"from": "human", "value": "Who rules?"}, {"from": "gpt", "value": "The king."}]
+    assert chat_pairs(shared, "chat.jsonl:1") == expected
+    halves = [{"type": "text", "text": "The "}, {"type": "text", "text": "king."}]
+    parts = [CHAT[1], {"role": "assistant", "content": halves}]
+    assert chat_pairs(parts, "chat.jsonl:1") == expected
+
+
 def test_a_conversation_is_in_one_split(tmp_path, capsys):
     path = tmp_path / "chat.jsonl"
     rows = [
@@ -160,6 +169,7 @@ def test_a_conversation_is_in_one_split(tmp_path, capsys):
         ([3], "a message is not an object"),
         ([{"content": "x"}], "no role that is a text"),
         ([{"role": "user", "content": 3}], "no content that is a text"),
+        ([{"role": "user", "content": [{"image_url": "x"}]}], "parts without text, such as images"),
         ([{"role": "user", "content": "\ud800"}], "the content holds a lone surrogate"),
     ],
 )
