@@ -20,9 +20,9 @@ import repo_root  # noqa: F401 (puts the repo's root on the path)
 import train
 from bench.ablation.measure import start_run
 from bench.ablation.source import digest
-from bench.ablation.sweep import Sweep, append
+from bench.ablation.sweep import Sweep
 from common.errors import UserError, run
-from common.files import ROOT, write
+from common.files import ROOT, append, write
 from training.run_folder import read_rows
 
 MODES = ("nothing", "the order of the data", "the initial weights", "both")

@@ -11,8 +11,10 @@
 question = "Which parts of LLaMA help a tiny GPT-2 on Shakespeare's plays, and do they add up?"
 out_dir = "out-factorial-shakespeare"
 design = "factorial"
-untied = [dict(tie_embeddings=True), dict(tie_embeddings=False)]
-factors = ["position", "norm", "mlp", "bias", {"untied": untied}]
+factors = [
+    *("position", "norm", "mlp", "bias"),
+    {"untied": [dict(tie_embeddings=True), dict(tie_embeddings=False)]},
+]
 model = "gpt2"
 dataset = "plays"
 seeds = 4

@@ -322,7 +322,8 @@ def contexts_of(section, arm):
     for row in section.runs.done.get(arm, {}).values():
         for times, entry in (row.get("extrapolation") or {}).items():
             if entry.get("loss") is not None:
-                losses = [entry["loss"], entry["low"], entry["high"], entry["sliding"]]
+                window = entry["window"]["loss"]
+                losses = [entry["loss"], entry["low"], entry["high"], window]
                 found.setdefault(int(times), []).append(losses)
     return {times: np.array(runs, float).mean(0) for times, runs in sorted(found.items())}
 

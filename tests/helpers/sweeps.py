@@ -241,7 +241,7 @@ def extrapolation(name, end):
     def interval(loss):
         return {"loss": loss, "low": loss - 0.02, "high": loss + 0.02}
 
-    window = {"sliding": end + 0.01}
+    window = {"window": interval(end + 0.01)}
     rises = {"rope": (0.0, 0.03, 0.25, 0.7), "alibi": (0.0, 0.03, 0.02, 0.03)}.get(name, (0.0,))
     found = {}
     for place, times in enumerate(("1", "2", "4", "8")):
