@@ -29,6 +29,7 @@ def two_kinds(data_dir):
     return data_dir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dataset, kind, why",
     [("bytes,more", "mixture", "several datasets"), ("answers", "pairs", "prompts and answers")],
@@ -82,6 +83,7 @@ def test_what_no_sweep_can_do_is_refused(two_kinds, tmp_path, what, wanted):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_runs_of_two_processes(data_dir, tmp_path):
     out = tmp_path / "out"
     what = [ROPE, "--processes=2", "--gradient_accumulation_steps=2", "--seeds=1", "--screening"]

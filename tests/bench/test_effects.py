@@ -79,6 +79,7 @@ def test_known_effects_are_found_without_noise():
     assert found["a"].n == found["a"].n_against == 32
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_95_times_in_100():
     """Also those of the effects alone. Without the interactions in the model they do not."""
     covered, alone = [], []

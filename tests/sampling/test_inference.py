@@ -318,16 +318,9 @@ def test_what_is_compiled_computes_the_same_before_it_is(corner, dtype):
     assert len(seen) == 31
 
 
-@pytest.mark.parametrize(
-    "name, dtype",
-    [
-        ("llama", "float32"),
-        *(
-            pytest.param(*arm, marks=pytest.mark.slow)
-            for arm in [("llama", "int8"), ("gpt2", "float32"), ("gpt2", "int8")]
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_compiled_is_eager(name, dtype, monkeypatch, tmp_path):
     """While the cache grows, and again from the file on disk, with other weights of that shape."""
     pytest.importorskip("torch._inductor")
