@@ -55,7 +55,7 @@ def aliases_table(section):
     note = f"{len(cells)} of {2 ** len(cells[0])} cells. "
     if rows:
         resolution = factorial.resolution_of(factorial.design_of(cells))
-        note += f"Resolution {resolution}: an effect also holds what it is mixed with."
+        note += f"Resolution {resolution}: each effect includes those that are mixed with it."
     else:
         note += "No effect is mixed with another."
     left_out = [f"{arm} ({count} runs diverged)" for arm, count in section.effects.left_out.items()]

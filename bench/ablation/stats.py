@@ -284,7 +284,7 @@ def decide_screening(comparisons, losses, analysis):
 
 
 def explain(comparison, sweep, runs, tried, analysis):
-    """Settle the words that come from missing runs, and say why a word is what it is."""
+    """Set the words that follow from missing runs, and explain each word."""
     verdict, arm, parts = comparison.verdict, comparison.verdict.arm, []
     failed = [row for row in runs.failed if row["arm"] == arm and row["purpose"] == "report"]
     if verdict.diverged:
