@@ -125,7 +125,7 @@ def forest(section, tips):
     axes.set(
         yticks=range(len(verdicts)),
         ylim=(len(verdicts) - 0.4, -0.6),
-        xlabel="difference in nats per token (left: better)",
+        xlabel="nats per token (left is better)",
     )
     axes.set_yticklabels([arm_name(one).replace(": beyond", " beyond\n") for one in verdicts])
     axes.locator_params(axis="x", nbins=5)
