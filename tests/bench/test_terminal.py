@@ -227,7 +227,8 @@ def test_a_sweep_on_a_terminal_is_never_silent_and_never_wide(on_terminal):
     assert "python train.py" not in text and "--max_iters" not in text  # commands: --dry_run
 
 
-@pytest.mark.parametrize("how", [pytest.param("Ctrl-C twice", marks=pytest.mark.slow), "kill"])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["Ctrl-C twice", "kill"])
 def test_a_sweep_that_ends_at_once_leaves_the_cursor(on_terminal, how):
     """And the same command continues."""
     found = on_terminal(sleep=1)

@@ -178,10 +178,11 @@ def test_micro_batches_are_one_batch(data_dir, tmp_path):
     "first,then,model",
     [
         ("one", "fsdp", "llama"),
-        pytest.param("ddp", "one", "gpt2", marks=pytest.mark.slow),
-        pytest.param("fsdp", "ddp", "gpt2", marks=pytest.mark.slow),
+        ("ddp", "one", "gpt2"),
+        ("fsdp", "ddp", "gpt2"),
     ],
 )
+@pytest.mark.slow
 def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first, then, model):
     """Half in one layout, half in another: losses, weights and moments are those of one process."""
     run = arguments(
