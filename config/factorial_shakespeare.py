@@ -2,11 +2,11 @@
 #   python prepare.py plays
 #   python bench/ablate.py config/factorial_shakespeare.py --workers=2
 # Five factors, each at GPT-2's word and at LLaMA's, in 2^(5-1) = 16 cells of resolution V: main
-# effects and interactions of two factors are free of each other. 16 cells x 4 seeds = 64 runs, two
-# at a time on one thread each: 64 / 2 * 75 s = 40 minutes on two cores. Every run serves every
-# effect: each is a difference between the means of 32 runs and 32 runs, with a standard error of
-# 2 / sqrt(64) = 1/4 of a run's sd. One part at a time, that takes 32 runs of the base and as many
-# of each part, 192 in all.
+# effects and interactions of two factors are free of each other. 16 cells x 4 seeds = 64 runs, and
+# 4 of the base's curve of tokens, two at a time on one thread each: 68 / 2 * 100 s, about an hour
+# on two cores. Every run serves every effect: each is a difference between the means of 32 runs and
+# 32 runs, with a standard error of 2 / sqrt(64) = 1/4 of a run's sd. One part at a time, that takes
+# 32 runs of the base and as many of each part, 192 in all.
 # Expect a clear gain from rope, small effects of the other parts, and small interactions.
 question = "Which parts of LLaMA help a tiny GPT-2 on Shakespeare's plays, and do they add up?"
 out_dir = "out-factorial-shakespeare"
@@ -18,15 +18,16 @@ factors = [
 model = "gpt2"
 dataset = "plays"
 seeds = 4
+curve, curve_seeds = [0.5, 2], 2
 lr_grid = [1]
 prompt = "ROMEO:"
 
-# 0.2 M parameters, 1200 steps * 12 * 64 tokens = 0.9 M characters, a fifth of an epoch.
-# Twenty evaluations of 32 batches each of the validation and of the training text.
+# The setting is that of config/ablate_shakespeare.py, which changes one part at a time: 0.2 M
+# parameters, 1500 steps * 12 * 64 tokens = 1.2 M characters, a quarter of an epoch.
 n_layer, n_head, n_embd, block_size = 4, 4, 64, 64
-batch_size, max_iters, eval_interval, log_interval = 12, 1200, 60, 100
-eval_tokens = 24576
+batch_size, max_iters, eval_interval, eval_tokens = 12, 1500, 75, 9216
 learning_rate, min_lr, warmup_iters = 3e-3, 0.0, 100
 beta2 = 0.99  # few tokens in a step, so average over more of them
 dropout = 0.0
+log_interval = 100
 dtype = "float32"
