@@ -858,9 +858,9 @@ def test_a_signal_during_the_agreement_of_the_ranks_is_not_lost(monkeypatch):
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     two = Runtime("cpu", "float32", 0, 2, [])
-    stop.agreed(two)
+    stop.agreed(two, 10)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: None)
-    assert stop.agreed(two) and stop.status == 143
+    assert stop.agreed(two, 10) and stop.status == 143
 
 
 def test_whoever_reads_the_output_may_leave(data_dir, tmp_path):
