@@ -12,10 +12,12 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from parts.cache import LayerCache, Ring, visible
-from parts.mixer import MIXER, Mixer
+from parts.mixer import MIXER, Mixer, layer_mixers
 from parts.norm import RMSNorm
-from parts.part import linear
+from parts.part import STD, linear
 from parts.position import POSITION, Alibi
+
+GATED = 32  # features that the gate of a value embedding reads
 
 
 def compiled_on_gpu(x):
@@ -31,11 +33,23 @@ class Attention(Mixer):
     block_local: it sees its own group of so many. qk_norm: RMSNorm on each head's q and k (Qwen 3,
     arXiv:2505.09388), or on those of all heads at once (OLMo 2, arXiv:2501.00656).
     attn_softcap: scores become c tanh(scores / c) (Gemma 2, arXiv:2408.00118).
+    nope_every: every so many layers the positions do not enter (Yang et al. 2025,
+    arXiv:2501.18795). attn_sink: each head adds exp(b) to the sum of its weights, so that they may
+    sum to less than 1 (gpt-oss, arXiv:2508.10925).
+    value_residual: v becomes (1 - λ) v + λ v_1, the values of the first layer (Zhou et al. 2024,
+    arXiv:2410.17897). value_embed: every other layer, the last one included, adds a vector of the
+    token's own to its value, times 2 σ(x W) of its first 32 features (nanochat).
+    xsa: the head's output loses its component along the token's own value (arXiv:2603.09078).
+    attn_gate: it is multiplied by σ(x W), one number per head or per element (Qiu et al. 2025,
+    arXiv:2505.06708).
     """
 
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
     acted_on = ("embedding", "q and k", "scores")
-    reads = ("n_kv_head", "window", "full_every", "block_local", "qk_norm", "attn_softcap")
+    reads = (
+        *("n_kv_head", "window", "full_every", "block_local", "qk_norm", "attn_softcap"),
+        *("nope_every", "attn_sink", "value_residual", "value_embed", "xsa", "attn_gate"),
+    )
 
     def __init__(self, config, layer):
         super().__init__()
@@ -56,13 +70,35 @@ class Attention(Mixer):
             heads = (1, 1) if self.qk_norm == "head" else (self.n_head, self.n_kv_head)
             self.q_norm, self.k_norm = (RMSNorm(D * n, config) for n in heads)
 
+        self.turns = not config.nope_every or (layer + 1) % config.nope_every != 0
+        self.sinks = nn.Parameter(torch.zeros(self.n_head)) if config.attn_sink else None  # (H)
+        self.share = None  # λ, of the first attention layer's values
+        if config.value_residual and layer > layer_mixers(config).index("attention"):
+            self.share = nn.Parameter(torch.tensor([0.5]))
+        self.value_table = None  # (V, K D)
+        if config.value_embed and (config.n_layer - 1 - layer) % 2 == 0:
+            self.value_table = nn.Parameter(torch.empty(config.vocab_size, D * self.n_kv_head))
+            self.value_gate = linear(min(C, GATED), self.n_kv_head, config)
+        self.xsa, self.gate = config.xsa, None
+        if config.attn_gate != "none":
+            self.gate = linear(C, self.n_head if config.attn_gate == "head" else C, config)
+
+    def reset(self):
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+        if self.share is not None:
+            nn.init.constant_(self.share, 0.5)
+        if self.value_table is not None:
+            nn.init.normal_(self.value_table, 0.0, STD)
+
     def forward(self, x, where, cache=None):
         B, T, C = x.size()
         q, k, v = self.heads(x)
-        q, k = where.scheme.rotate(q, k, where.angles)
+        own = v = self.values(x, v, where)  # before the past joins: (B, K, T, D)
+        if self.turns:
+            q, k = where.scheme.rotate(q, k, where.angles)
         if cache is None and compiled_on_gpu(x) and self.flexible(q, where.scheme):
-            y = self.flex(q, k, v, where)
-            return self.dropout(self.wo(y.transpose(1, 2).reshape(B, T, C)))
+            return self.output(x, self.flex(q, k, v, where), own)
 
         kpos, mask = where.pos, None
         if cache is not None:
@@ -73,9 +109,33 @@ class Attention(Mixer):
         if self.group:
             mask = visible(where.pos, kpos, group=self.group)
         bias = where.scheme.bias(q, where.pos, kpos)  # (B or 1, H, T, S) or None
-        y = self.attend(q, k, v, where.pos, kpos, mask, bias)
-        y = y.transpose(1, 2).reshape(B, T, C)  # heads side by side
+        return self.output(x, self.attend(q, k, v, where.pos, kpos, mask, bias), own)
+
+    def output(self, x, y, own):
+        """What the block adds, (B, T, C), from the heads' outputs y (B, H, T, D), their input x
+        (B, T, C) and the tokens' own values (B, K, T, D)."""
+        B, T, C = x.size()
+        if self.xsa:
+            along = F.normalize(own, dim=-1).repeat_interleave(self.n_head // self.n_kv_head, 1)
+            y = y - (y * along).sum(-1, keepdim=True) * along
+        y = y.transpose(1, 2)  # (B, T, H, D)
+        if self.gate is not None:
+            y = y * torch.sigmoid(self.gate(x)).view(B, T, self.n_head, -1)
+        y = y.reshape(B, T, C)  # heads side by side
         return self.dropout(self.wo(y))
+
+    def values(self, x, v, where):
+        """The values v (B, K, T, D) of the tokens x (B, T, C), mixed with those of the first layer,
+        or with a vector of the token's own."""
+        if self.config.value_residual:
+            first = where.shared.setdefault("values", v)  # (B, K, T, D)
+        if self.share is not None:
+            v = (1 - self.share) * v + self.share * first
+        if self.value_table is not None:
+            added = F.embedding(where.idx, self.value_table).view(*x.shape[:2], self.n_kv_head, -1)
+            scale = 2 * torch.sigmoid(self.value_gate(x[..., :GATED]))  # (B, T, K)
+            v = v + (scale[..., None] * added).transpose(1, 2)
+        return v
 
     def heads(self, x):
         """q (B, H, T, D), k and v (B, K, T, D) of x (B, T, C)."""
@@ -94,11 +154,13 @@ class Attention(Mixer):
         """q (B, H, T, D), k and v (B, K, S, D) -> (B, H, T, D)."""
         T, p = q.size(2), self.dropout.p if self.training else 0.0
         sdpa = F.scaled_dot_product_attention
-        if bias is None and not self.softcap:
+        if bias is None and not self.softcap and self.sinks is None:
             causal = mask is None and T > 1
             return sdpa(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=p, enable_gqa=True)
 
         mask = visible(qpos, kpos) if mask is None else mask  # (B or 1, 1, T, S)
+        if self.sinks is not None:
+            k, v, mask, bias = self.with_sink(k, v, mask, bias)
         if not self.softcap:
             bias = bias.masked_fill(~mask, -torch.inf)
             return sdpa(q, k, v, attn_mask=bias, dropout_p=p, enable_gqa=True)
@@ -110,6 +172,17 @@ class Attention(Mixer):
         scores = (scores if bias is None else scores + bias).masked_fill(~mask, -torch.inf)
         return F.dropout(scores.softmax(-1), p) @ v
 
+    def with_sink(self, k, v, mask, bias):
+        """k, v, mask and bias with one more key in front, which every query sees: its score is the
+        head's number b, its value 0."""
+        B, K, S, D = k.shape
+        nothing = k.new_zeros(B, K, 1, D)
+        k, v = torch.cat((nothing, k), 2), torch.cat((nothing, v), 2)  # (B, K, 1 + S, D)
+        if bias is None:
+            bias = k.new_zeros(1, self.n_head, mask.size(2), S)
+        b = self.sinks.type_as(bias)[None, :, None, None].expand(*bias.shape[:3], 1)
+        return k, v, F.pad(mask, (1, 0), value=True), torch.cat((b, bias), 3)
+
     def flexible(self, q, scheme):
         """Whether `flex` can and should do what `attend` does here: more than plain causal
         attention, no dropout, no bias but ALiBi's, which it can make from the positions alone, and
@@ -118,7 +191,7 @@ class Attention(Mixer):
         more = self.window or self.group or self.softcap or biased
         drops = self.training and self.dropout.p
         expressible = not biased or isinstance(scheme, Alibi)
-        return bool(more) and not drops and expressible and q.size(-1) >= 16
+        return bool(more) and not drops and expressible and q.size(-1) >= 16 and self.sinks is None
 
     def flex(self, q, k, v, where):
         """`attend` without the (T, T) matrix and without the blocks that nobody sees:
@@ -134,15 +207,15 @@ class Attention(Mixer):
             return s + scheme.slopes[h] * (j - i) if isinstance(scheme, Alibi) else s
 
         T, scheme, sight = q.size(2), where.scheme, (self.window, self.group)
-        if sight not in where.block_masks:
-            blocks = create_block_mask(seen, None, None, T, T, device=q.device)
-            where.block_masks[sight] = blocks
-        blocks = where.block_masks[sight]
+        if sight not in where.shared:
+            where.shared[sight] = create_block_mask(seen, None, None, T, T, device=q.device)
+        blocks = where.shared[sight]
         return flex_attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=True)
 
     def reference(self, x, where):
         """One query, one head and one key at a time; x (B, T, C)."""
         q, k, v = self.heads(x)
+        v = self.reference_values(x, v, where)
         y = torch.zeros_like(q)  # (B, H, T, D)
         for b, h, i in itertools.product(*map(range, q.shape[:3])):
             shared = h * self.n_kv_head // self.n_head  # the key and value head of this query head
@@ -151,14 +224,34 @@ class Attention(Mixer):
                 first = i // self.group * self.group
             scores = []
             for j in range(first, i + 1):
-                score = where.scheme.reference_score(q[b, h, i], k[b, shared, j], i, j)
+                places = (i, j) if self.turns else (0, 0)
+                score = where.scheme.reference_score(q[b, h, i], k[b, shared, j], *places)
                 if self.softcap:
                     score = self.softcap * torch.tanh(score / self.softcap)
                 scores.append(score + where.scheme.reference_bias(q[b, h, i], h, i, j))
             weights = torch.stack(scores).exp()
+            total = weights.sum() + (0 if self.sinks is None else self.sinks[h].exp())
             seen = v[b, shared, first : i + 1]  # (keys, D)
-            y[b, h, i] = (weights[:, None] * seen).sum(0) / weights.sum()
+            y[b, h, i] = (weights[:, None] * seen).sum(0) / total
+            if self.xsa:
+                own = v[b, shared, i]
+                y[b, h, i] -= (y[b, h, i] @ own) / (own @ own) * own
+            if self.gate is not None:
+                gate = self.gate(x[b, i]).neg().exp().add(1).reciprocal()  # (H or C)
+                y[b, h, i] *= gate.view(self.n_head, -1)[h]
         return self.wo(y.transpose(1, 2).flatten(2))
+
+    def reference_values(self, x, v, where):
+        """The values v (B, K, T, D), one token at a time."""
+        first, v = where.shared.get("values", v), v.clone()
+        for b, i in itertools.product(*map(range, x.shape[:2])):
+            if self.share is not None:
+                v[b, :, i] += self.share * (first[b, :, i] - v[b, :, i])
+            if self.value_table is not None:
+                scale = 2 / (1 + self.value_gate(x[b, i, :GATED]).neg().exp())  # (K)
+                own = self.value_table[where.idx[b, i]].view(self.n_kv_head, -1)  # (K, D)
+                v[b, :, i] += scale[:, None] * own
+        return v
 
     # What it remembers, and what it costs.
 
@@ -167,7 +260,9 @@ class Attention(Mixer):
 
     @classmethod
     def period(cls, config):
-        return config.full_every or 1
+        if config.value_residual or config.value_embed:
+            return config.n_layer
+        return math.lcm(config.full_every or 1, config.nope_every or 1)
 
     def held(self, T):
         """2 K D numbers per token, of the last `window` tokens where there is a window. Query
@@ -185,7 +280,8 @@ class Attention(Mixer):
     def fused(self):
         """Whether one kernel does it all, which keeps no (T, T) tensors."""
         scheme = POSITION[self.config.position]
-        return not self.config.dropout and not self.softcap and scheme.fused
+        plain = not self.config.dropout and not self.softcap and self.sinks is None
+        return plain and scheme.fused
 
     def kept(self, T):
         C, H = self.config.n_embd, self.n_head

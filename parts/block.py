@@ -7,6 +7,7 @@ from parts.mixer import MIXER, layer_mixers
 from parts.mlp import MLP
 from parts.norm import NORM
 from parts.part import Part
+from parts.residual import RESIDUAL
 
 
 class Block(Part):
@@ -28,11 +29,12 @@ class Block(Part):
         for name in self.norms:
             if not hasattr(self, name):
                 setattr(self, name, norm(config.n_embd, config))
+        self.residual = RESIDUAL[config.residual](config)
         self.width = config.n_embd
 
     def kept(self, T):
         sublayers_read, norms_read = self.inputs_kept
-        tensors = sublayers_read
+        tensors = sublayers_read + self.residual.tensors_kept
         if self.norm1.tensors_kept:
             tensors += norms_read + len(self.norms) * (self.norm1.tensors_kept - 1)
         return tensors * self.width + self.attn.kept(T) + self.mlp.kept(T)

@@ -29,6 +29,12 @@ PAPERS = {
     "attn_softcap": "Gemma 2, arXiv:2408.00118",
     "logit_softcap": "Gemma 2, arXiv:2408.00118",
     "embed_norm": "BLOOM, arXiv:2211.05100",
+    "attn_gate": dict.fromkeys(("head", "element"), "Qiu et al. 2025, arXiv:2505.06708"),
+    "attn_sink": "gpt-oss, arXiv:2508.10925",
+    "nope_every": "Yang et al. 2025, arXiv:2501.18795",
+    "value_residual": "Zhou et al. 2024, arXiv:2410.17897",
+    "value_embed": "nanochat",
+    "xsa": "arXiv:2603.09078",
 }
 
 
@@ -62,6 +68,11 @@ def numbers(c):
         "low_rank": [max(1, c.n_embd // 4)],
         "tie_embeddings": [not c.tie_embeddings],
         "embed_norm": [not c.embed_norm],
+        "attn_sink": [True],
+        "nope_every": [4],
+        "value_residual": [True],
+        "value_embed": [True],
+        "xsa": [True],
     }
 
 

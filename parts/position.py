@@ -296,4 +296,5 @@ class Where(NamedTuple):
     scheme: Position
     pos: torch.Tensor  # (B or 1, T)
     angles: tuple | None
-    block_masks: dict  # of FlexAttention: one for all layers that see the same
+    idx: torch.Tensor  # (B, T) the tokens' ids
+    shared: dict  # what a layer leaves for the later ones of this forward pass

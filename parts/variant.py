@@ -24,6 +24,7 @@ from parts.mlp import MLP
 from parts.norm import NORM
 from parts.part import STD, Linear, reset
 from parts.position import POSITION, ROPE_SCALING, Where
+from parts.residual import RESIDUAL
 
 SLOTS = {
     "position": POSITION,
@@ -31,6 +32,7 @@ SLOTS = {
     "block": BLOCK,
     "mlp": MLP,
     "mixer": MIXER,
+    "residual": RESIDUAL,
     "rope_scaling": ROPE_SCALING,
 }
 
@@ -69,6 +71,13 @@ class VariantConfig:
     logit_softcap: NonNegativeFloat = 0.0  # 0: none
     low_rank: NonNegativeInt = 0  # rank of every matrix of the blocks; 0: full
     embed_norm: bool = False  # a norm after the embedding (BLOOM)
+    residual: Words(RESIDUAL) = "plain"  # what a block reads of the residual stream
+    attn_gate: Literal["none", "head", "element"] = "none"  # multiplies the output of a head
+    attn_sink: bool = False  # a number in each head that takes weight from all keys
+    nope_every: NonNegativeInt = 0  # of rope: every so many layers do not turn; 0: none
+    value_residual: bool = False  # values are mixed with the first layer's
+    value_embed: bool = False  # every other layer, values get a vector of the token's own
+    xsa: bool = False  # a head's output without its part along the token's own value
 
     def __post_init__(self):
         self.bias = {True: "all", False: "none"}.get(self.bias, self.bias)
@@ -112,6 +121,11 @@ class VariantConfig:
             raise ValueError(
                 "rope_scaling and rope_fraction mean nothing to "
                 f"position={self.position}: leave them out"
+            )
+        if self.position != "rope" and self.nope_every:
+            raise ValueError(
+                f"nope_every={self.nope_every} makes exceptions from rope, and position="
+                f"{self.position} turns nothing: leave it out"
             )
         if self.rope_factor != 1 and self.rope_scaling == "none":
             raise ValueError(
@@ -188,9 +202,10 @@ class Variant(nn.Module):
         if self.wpe.limit and past + T > self.wpe.limit:
             raise ValueError(f"cannot read {past + T} tokens: block_size is {self.wpe.limit}")
         pos = torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
-        where = Where(self.wpe, pos, self.wpe.angles(pos), {})  # pos (B or 1, T)
-        x = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
+        where = Where(self.wpe, pos, self.wpe.angles(pos), idx, {})  # pos (B or 1, T)
+        x = first = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
         for i, block in enumerate(self.blocks):
+            x = block.residual(x, first)
             x = block(x, where, None if cache is None else cache.layer(i, block.attn.new_state))
         logits = self.lm_head(self.norm_f(x[:, -1:] if last_only else x))  # (B, T or 1, V)
         if self.config.logit_softcap:

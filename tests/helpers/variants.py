@@ -30,6 +30,12 @@ NUMBERS = [
     dict(rope_fraction=0.5, position="rope"),
     dict(relative_clip=3, position="relative"),
     dict(ffn_dim_multiplier=1.3, mlp="swiglu"),
+    dict(attn_sink=True),
+    dict(attn_sink=True, position="alibi", attn_softcap=1.5),
+    dict(nope_every=2, position="rope"),
+    dict(value_residual=True),
+    dict(value_embed=True, n_kv_head=2),
+    dict(xsa=True, n_kv_head=2),
 ]
 SCALED = dict(position="rope", rope_factor=4.0, rope_original=16)
 

@@ -24,6 +24,7 @@ from parts.mixer import MIXER, Mixer
 from parts.mlp import MLP, GatedMLP
 from parts.norm import NORM
 from parts.position import POSITION, ROPE_SCALING, Where, alibi_slopes
+from parts.residual import RESIDUAL
 from parts.variant import Variant, VariantConfig
 from training.optim import muon_names, parameter_groups
 
@@ -125,6 +126,11 @@ WHERE = dict(
     embed_norm="norm_e",
     tie_embeddings="lm_head",
     relative_clip="wpe",
+    residual="residual",
+    attn_gate="attn",
+    attn_sink="attn",
+    value_residual="attn",
+    value_embed="attn",
 )  # which parameters a key may add, drop or reshape
 
 
@@ -520,6 +526,15 @@ def test_block_is_its_formula(word):
     assert close(b(x, None), b.reference(x, mix, b.mlp, *norms), 1e-9)
 
 
+@pytest.mark.parametrize("word", RESIDUAL)
+def test_residual_is_its_formula(word):
+    part = randomised(config("gpt2", dict(residual=word))).blocks[1].residual
+    check_has_reference(RESIDUAL[word])
+    x, first = torch.randn(2, 1, 5, 16).double()
+    numbers = [p.item() for p in part.parameters()] or [1, 0]
+    assert close(part(x, first), part.reference(x, first, *numbers), 1e-9)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("word", POSITION)
 @pytest.mark.parametrize("more", [{}, dict(n_head=6, n_embd=24)], ids=name)
@@ -553,6 +568,11 @@ MIXED = [
     dict(block_local=3),
     dict(position="relative", attn_softcap=1.5, qk_norm="head"),
     dict(position="rope", attn_softcap=1.5, qk_norm="full", n_kv_head=2),
+    dict(attn_sink=True, window=3, n_kv_head=2),
+    dict(nope_every=2, position="rope"),
+    dict(value_residual=True, value_embed=True, n_kv_head=2),
+    dict(xsa=True, attn_gate="element", n_kv_head=2),
+    dict(attn_gate="head", attn_sink=True, attn_softcap=1.5),
 ]
 
 
@@ -560,11 +580,12 @@ MIXED = [
 @pytest.mark.parametrize("arm", [arm_of("mixer", word) for word in MIXER] + MIXED, ids=name)
 def test_mixer_is_its_formula(arm):
     model = randomised(config("llama", arm))
-    mixer, x = model.blocks[0].attn, torch.randn(2, 6, 16, dtype=torch.float64)
-    check_has_reference(type(mixer))
-    pos = torch.arange(6)[None]
-    where = Where(model.wpe, pos, model.wpe.angles(pos), {})
-    assert close(mixer(x, where), mixer.reference(x, where), 1e-5)
+    check_has_reference(type(model.blocks[0].attn))
+    pos, idx = torch.arange(6)[None], tokens(model.config, T=6)
+    where = Where(model.wpe, pos, model.wpe.angles(pos), idx, {})
+    for block in model.blocks:  # what the first layer leaves, the second one uses
+        mixer, x = block.attn, torch.randn(2, 6, 16, dtype=torch.float64)
+        assert close(mixer(x, where), mixer.reference(x, where), 1e-5)
 
 
 def test_a_part_without_a_reference_is_named():
@@ -686,7 +707,8 @@ def test_options_are_frozen():
         "block_size vocab_size n_layer n_head n_kv_head n_embd dropout tie_embeddings bias "
         "position norm block mlp mixer mlp_width multiple_of ffn_dim_multiplier norm_eps "
         "rope_theta rope_fraction rope_scaling rope_factor rope_original relative_clip window "
-        "full_every block_local qk_norm attn_softcap logit_softcap low_rank embed_norm"
+        "full_every block_local qk_norm attn_softcap logit_softcap low_rank embed_norm "
+        "residual attn_gate attn_sink nope_every value_residual value_embed xsa"
     )
     tested = {key for arm in ARMS for key in arm} | {
         "block_size",
@@ -710,6 +732,7 @@ def test_options_are_frozen():
         (dict(position="alibi", rope_fraction=0.5), "mean nothing to position=alibi"),
         (dict(position="alibi", rope_scaling="yarn"), "mean nothing to position=alibi"),
         (dict(position="rope", rope_factor=2.0), "scales nothing.*give rope_scaling"),
+        (dict(position="alibi", nope_every=2), "position=alibi turns nothing"),
         (dict(norm="rmsnorm", bias="norm"), "norm=rmsnorm has no bias"),
         (dict(position="rope", rope_scaling="yarn", rope_factor=0.5), "below 1"),
     ],
