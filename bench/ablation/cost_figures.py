@@ -39,6 +39,8 @@ def pareto(section, tips):
     if not shown:
         return None
 
+    if len(section.machines) > 1:
+        figure.suptitle(f"costs on {section.machine}", fontsize=9)
     legend(figure, section, shown, labelled=True)
     figure.draw_without_rendering()  # the layout is known from here on
     for axes, (key, scale, _) in zip(panels, PANELS, strict=True):

@@ -43,6 +43,7 @@ class Effects:
 
     verdicts: list = field(default_factory=list)  # main effects, then interactions
     alone: dict = field(default_factory=dict)  # factor -> Contrast where all others are low
+    step_ratios: dict = field(default_factory=dict)  # factor -> (ratio, low, high) of a step's time
     contrasts: dict = field(default_factory=dict)  # name -> mean of its high runs minus the others
     se: float = math.nan  # the least standard error of a contrast
     left_out: dict = field(default_factory=dict)  # cell -> runs that diverged
@@ -113,10 +114,10 @@ class Model:
         return Contrast(test.effect[0], test.sd[0, 0], self.fit.df_resid)
 
 
-def analyse(sweep, runs, analysis):
+def analyse(sweep, runs, analysis, costs=None):
     """The Effects of a factorial. `analysis` is that of its sweep by one measure, whose verdicts
-    these become."""
-    losses = Losses(sweep, runs, analysis.measure, {})
+    these become; costs: {cell: row of costs.jsonl}."""
+    losses = Losses(sweep, runs, analysis.measure, costs or {})
     cells, looks = cells_of(sweep), [*analysis.looks[:-1], None]
     found = {arm: losses.of(arm) for arm in cells}
     planned = planned_runs(sweep, min(sweep["looks"]))
@@ -183,12 +184,29 @@ def complete(verdict, model, effects, analysis, losses, sweep):
     if len(term) == 1:
         alone = model.effect_alone(term[0])
         effects.alone[term[0]] = None if alone is None else model.contrast(alone)
+        effects.step_ratios[term[0]] = ratio = step_ratio(cells_of(sweep), losses, term[0])
         if analysis.curve:
-            loss = analysis.curve.loss_at(1) + verdict.mean
-            verdict.worth = analysis.curve.worth(loss, verdict.se, model.fit.df_resid + 1)
+            loss, n = analysis.curve.loss_at(1) + verdict.mean, model.fit.df_resid + 1
+            verdict.worth = analysis.curve.worth(loss, verdict.se, n)
+            verdict.worth_time = ratio and analysis.curve.worth(loss, verdict.se, n, ratio)
     settle(verdict, term, model, effects, sweep)
     if verdict.word == "undecided" and not verdict.diverged:
         verdict.more = more_seeds(verdict, model, analysis.margin)
+
+
+def step_ratio(cells, losses, factor):
+    """(ratio, low, high) of the time per step at a factor's high level to that at its low level:
+    geometric means over the cells of each, with a 95 % interval from those of the cells. None
+    unless all cells were timed."""
+    ratios = [losses.step_ratio(arm) for arm in cells]
+    if not all(ratios):
+        return None
+    logs = np.log(ratios)  # [cells, 3]
+    levels = np.array([cell[factor] for cell in cells.values()])
+    weights = np.where(levels, 1 / levels.sum(), -1 / (1 - levels).sum())
+    half = np.linalg.norm(weights * (logs[:, 2] - logs[:, 1]) / 2)
+    mean = weights @ logs[:, 0]
+    return tuple(np.exp([mean, mean - half, mean + half]).tolist())
 
 
 def more_seeds(verdict, model, margin):

@@ -344,6 +344,14 @@ def arm_costs(arms, threads, facts, rounds=None, both=False, tries=1):
     return rows, timings.failed
 
 
+def of_one_process(row, processes):
+    """A row of costs.jsonl where each run is several processes. Its steps were timed in one, which
+    predicts how long a run takes but is not what a step costs, so the row keeps no cost of them."""
+    why = {"why": f"not timed: a run is {processes} processes"}
+    kept = {"processes": processes, "step_ratio": None, "forms": dict.fromkeys(FORMS, why)}
+    return row | kept | {"tokens_per_second": None, "peak_memory_bytes": None}
+
+
 def run_seconds(row, values, val_tokens):
     """The predicted seconds of a run: start, steps, evaluations, train.py's sample and ours."""
     batch = values["batch_size"] * values["block_size"]

@@ -101,8 +101,9 @@ def contents_of(section, prefix):
     makers = [tables.contexts_table, tables.measures_table]
     judged = bool(section.main.verdicts)  # a design may compare no arm with another
     first = [tables.verdicts_table(section)] * judged + more_tables
-    others = [tables.tests_table(section)] * judged + [tables.costs_table(section)]
-    others += list(filter(None, [tables.forms_table(section)]))
+    others = [tables.tests_table(section)] * judged
+    others += tables.on_each_machine(section, tables.costs_table)
+    others += tables.on_each_machine(section, tables.forms_table)
     others += [made(section) for made in makers if judged]
     for table in first + others:
         table.key = prefix + table.key
@@ -168,7 +169,8 @@ def table(folder):
         sentences.screening(section),
         sentences.answer(section),
         (tables.verdicts_table(section), TERMINAL_VERDICTS),
-        (tables.costs_table(section), TERMINAL_COSTS),
+        section.machine if len(section.machines) > 1 else "",
+        (tables.costs_table(section, section.costs), TERMINAL_COSTS),
     )
 
 

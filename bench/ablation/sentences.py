@@ -5,7 +5,7 @@ import math
 
 from bench.ablation import history
 from bench.ablation.significance import MOST_SEEDS, POWER
-from bench.ablation.stats import MEASURES, listed
+from bench.ablation.stats import MEASURES, counted, listed
 
 DASH = "\u2013"  # stands for a missing number
 AT_BASE_RATE = " at the base's rate"
@@ -15,10 +15,6 @@ NOT_YET = "not yet"  # the word of each comparison while a sweep is running
 def signed(value, digits=4):
     """A number with its sign, with a typographic minus."""
     return f"{value:+.{digits}f}".replace("-", "\u2212") if math.isfinite(value) else DASH
-
-
-def counted(number, word):
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 # --- arms and their verdicts
@@ -249,8 +245,9 @@ def facts_of(section):
     """[(label, text)] of the facts needed to reproduce the sweep."""
     sweep, data = section.sweep, section.sweep["data"]
     rates = " ".join(f"{rate:g}" for rate in sweep["lr_grid"])
-    cost = next(iter(section.costs.values()), {})
-    priced = [key for key in ("device", "dtype", "threads", "compile", "hardware") if key in cost]
+    costs = [next(iter(costs.values())) for costs in section.machines.values()]
+    priced = ("device", "dtype", "threads", "compile", "hardware")
+    costs = [", ".join(f"{key} {cost[key]}" for key in priced if key in cost) for cost in costs]
     versions = {
         key: value
         for key, value in sweep["versions"].items()
@@ -272,7 +269,7 @@ def facts_of(section):
             f"{data['dataset']}, fingerprint {data['fingerprint']},"
             f" {data['train_tokens']:,} tokens to train on and {data['val_tokens']:,} to validate",
         ),
-        ("costs", ", ".join(f"{key} {cost[key]}" for key in priced) or "not measured"),
+        ("costs", "; ".join(costs) or "not measured"),
         ("base", ", ".join(f"{key}={value}" for key, value in sweep["base_values"].items())),
         ("started", sweep["started"]),
         ("rows from", ", ".join(folder.name for folder in section.folders)),

@@ -389,6 +389,10 @@ def finite(values):
     return values[np.isfinite(values)]
 
 
+def counted(number, word):
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def listed(words, most=6):
     """Join words for a sentence: "a, b and c". Beyond `most` words, only count the rest."""
     words = list(words)

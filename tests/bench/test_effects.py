@@ -186,6 +186,23 @@ def test_one_run_of_each_cell_of_a_saturated_design_has_no_verdict():
     assert np.isnan(found.se) and np.isfinite(list(found.contrasts.values())).all()
 
 
+def test_the_time_of_a_step_is_a_geometric_mean_over_the_cells():
+    """Each cell takes 1.2 times the base's time where a is high, and 0.9 times where b is."""
+    part = section()
+    cells, costs = effects.cells_of(part.sweep), {}
+    for arm, cell in cells.items():
+        ratio = 1.2 ** cell["a"] * 0.9 ** cell["b"]
+        costs[arm] = {"step_ratio": {"ratio": ratio, "low": ratio / 1.02, "high": ratio * 1.02}}
+    found = effects.analyse(part.sweep, part.runs, part.analysis, costs).step_ratios
+    assert [found[name][0] for name in "abc"] == pytest.approx([1.2, 0.9, 1])
+    # 15 of 16 cells with an error, each with a weight of 1/8; the base's time has none
+    half = 1.02 ** (15**0.5 / 8)
+    assert found["a"][1:] == pytest.approx((1.2 / half, 1.2 * half))
+    del costs["a+b"]
+    again = effects.analyse(part.sweep, part.runs, part.analysis, costs)
+    assert again.step_ratios["a"] is None
+
+
 def test_a_cell_is_not_compared_by_itself():
     part = section()
     assert not part.analysis.verdicts

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.text import Text
 
-from bench.ablation import cost_figures, figures, plots, report, running_page, tables
+from bench.ablation import cost_figures, figures, measure, plots, report, running_page, tables
 from bench.ablation.sweeps import gather
 from common.errors import UserError
 from helpers.sweeps import make_sweep
@@ -484,15 +484,67 @@ def test_no_rows_yet_and_a_line_cut_off(tmp_path, not_saved):
     assert verdicts_of(tmp_path)["rope"].n == 4
 
 
+def change_costs(folder, **changed):
+    """Give all rows of costs.jsonl these values; `arm` chooses one."""
+    path, arm = folder / "costs.jsonl", changed.pop("arm", None)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [row | changed if arm in (None, row["arm"]) else row for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def test_costs_of_other_code_are_left_out(tmp_path):
     make_sweep(tmp_path, **FEW)
-    other = {"arm": "rope", "code_hash": "older code", "hardware": "?", "tokens_per_second": 99999}
-    with open(tmp_path / "costs.jsonl", "a") as file:  # the last line of an arm counts
-        file.write(json.dumps(other) + "\n")
+    change_costs(tmp_path, arm="rope", code_hash="older code", tokens_per_second=99999)
     (section,) = gather([tmp_path])
+    assert section.stale_costs == ["rope"]
     assert "rope" not in section.costs and "base" in section.costs
-    shown = [cell.text for row in tables.costs_table(section).rows for cell in row]
+    made = tables.costs_table(section, section.costs)
+    shown = [cell.text for row in made.rows for cell in row]
     assert "21,000" in shown and "99,999" not in shown
+
+
+def test_each_machine_has_costs_of_its_own_and_the_verdicts_use_one_of_them(tmp_path, not_saved):
+    """H200 comes last, and times one arm less."""
+    make_sweep(tmp_path / "a", **FEW)
+    make_sweep(tmp_path / "b", **FEW, hardware="H200")
+    twice = {"ratio": 2.0, "low": 1.9, "high": 2.1}
+    change_costs(tmp_path / "b", device="cuda", tokens_per_second=9e5, step_ratio=twice)
+    change_costs(tmp_path / "b", arm="base-again", step_ratio=None)
+    change_costs(tmp_path / "b", arm="base", step_ratio=None)
+    folders = [tmp_path / "b", tmp_path / "a"]
+    (section,) = gather(folders)
+    xeon = "Xeon 2.1 GHz, 2 cores, 2 threads"
+    assert list(section.machines) == [xeon, "H200"] and section.machine == xeon
+    alone = gather([tmp_path / "a"])[0]
+    assert section.costs == alone.costs
+    assert section.verdicts["rope"].worth_time.most == alone.verdicts["rope"].worth_time.most
+
+    report.write(folders)
+    text = text_of(tmp_path / "b")
+    for machine, speed in ((f"## Costs on {xeon}", "19,600"), ("## Costs on H200", "900,000")):
+        table = text[text.index(machine) :].partition("\n## ")[0]
+        assert f"The verdicts use the times of {xeon}." in table and speed in table
+        assert not {"19,600", "900,000"} - {speed} & set(re.findall("[0-9,]+", table))
+    assert f"the arm's time per step on {xeon}." in text
+    names = {path.name for path in (tmp_path / "b/paper").glob("*.csv")}
+    assert {"costs.csv", "costs-2.csv", "forms.csv", "forms-2.csv"} <= names
+
+
+def test_steps_of_several_processes_are_not_timed(tmp_path, only_forest):
+    make_sweep(tmp_path, **FEW)
+    path = tmp_path / "costs.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [json.dumps(measure.of_one_process(row, 2)) + "\n" for row in rows]
+    path.write_text("".join(rows))
+    report.write([tmp_path])
+    costs, forms = tables_of(tmp_path)[2:4]
+    assert "tokens/s" not in costs["rope"] and "peak bytes" not in costs["rope"]
+    assert costs["rope"]["parameters"] == "802 k"
+    assert forms["rope"] == {"arm": "rope", "not timed": "not timed: a run is 2 processes"}
+    (section,) = gather([tmp_path])
+    (equal_time,) = [v for v in section.analyses["equal_time"].verdicts if v.arm == "rope"]
+    assert equal_time.word == "no verdict" and "not timed" in equal_time.why
+    assert section.verdicts["rope"].worth_time is None
 
 
 def test_an_interaction_and_a_ladder_have_their_lines(tmp_path, only_forest):
