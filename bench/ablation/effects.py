@@ -14,19 +14,20 @@ one is left out, too, and named beside it.
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, count
 
 import numpy as np
 import statsmodels.api as sm
 
 from bench.ablation.factorial import design_of
-from bench.ablation.history import planned_runs
+from bench.ablation.history import control_runs, planned_runs
 from bench.ablation.losses import Losses
 from bench.ablation.significance import (
     ALPHA,
     MOST_SEEDS,
     POWER,
     Contrast,
+    difference,
     judge,
     power_to_differ,
     power_to_tie,
@@ -48,6 +49,7 @@ class Effects:
     se: float = math.nan  # the least standard error of a contrast
     left_out: dict = field(default_factory=dict)  # cell -> runs that diverged
     missing: int = 0  # planned runs without a result
+    model: object = None  # the Model of all runs
 
 
 def cells_of(sweep):
@@ -106,6 +108,13 @@ class Model:
             return None
         return np.array([2.0 * (term == (factor,)) - 2.0 * (term in pairs) for term in self.terms])
 
+    def weight_of_a_run(self, weights, arm):
+        """The weight of each run of an arm in a sum of coefficients; 0 if the arm is left out."""
+        if arm not in self.arms:
+            return 0.0
+        of_runs = weights @ np.linalg.pinv(self.columns.repeat(self.counts, 0))  # [runs]
+        return of_runs[sum(self.counts[: self.arms.index(arm)])]
+
     def contrast(self, weights):
         """The Contrast of a sum of coefficients."""
         if not self.fit.df_resid:
@@ -126,6 +135,7 @@ def analyse(sweep, runs, analysis, costs=None):
     effects.missing = sum(max(0, planned[arm] - len(found[arm])) for arm in cells)
 
     models = [model_at(cells, losses, look, effects.left_out) for look in looks]
+    effects.model = models[-1]
     if models[-1] is None:
         return effects
     for size in (1, 2):
@@ -266,11 +276,69 @@ def settle(verdict, term, model, effects, sweep):
     verdict.why = "; ".join(parts)
 
 
+def high_level(sweep, factor):
+    """{key: value} of a factor's high level."""
+    cells = cells_of(sweep)
+    high = [sweep["arms"][arm]["changes"] for arm, cell in cells.items() if cell[factor]]
+    return {key: value for key, value in high[0].items() if all(key in c for c in high)}
+
+
 def levels(sweep, factor):
     """ "position=learned to rope", of a factor or of both of an interaction."""
-    cells, texts = cells_of(sweep), []
+    texts = []
     for name in factor.split(":"):
-        high = [sweep["arms"][arm]["changes"] for arm, cell in cells.items() if cell[name]]
-        of_all = {key: value for key, value in high[0].items() if all(key in c for c in high)}
-        texts += [f"{key}={sweep['base_values'].get(key)} to {of_all[key]}" for key in of_all]
+        for key, value in high_level(sweep, name).items():
+            texts.append(f"{key}={sweep['base_values'].get(key)} to {value}")
     return ", ".join(texts)
+
+
+# ---------------------------------------------------------------- beside one part at a time
+
+
+def runs_one_by_one(parts, variance):
+    """The runs that a sweep of one part at a time takes until each effect has this variance, in
+    units of a run's."""
+    for seeds in count(2):
+        control = sum(control_runs(parts, seeds))
+        if 1 / seeds + 1 / control <= variance:
+            return parts * seeds + control
+
+
+def beside(factorial, single):
+    """[(factor, one, [(effect, difference)])] of the factors that a sweep `single` of one part at a
+    time has, too: Contrasts of its effect, of the factorial's alone and on average, and of these
+    minus the first. The sections have the same base, whose first seeds may be the same runs."""
+    found, effects, model = [], factorial.effects, factorial.effects.model
+    for factor in effects.alone:
+        high = high_level(factorial.sweep, factor)
+        verdict = next((v for v in single.main.verdicts if is_single(single, v, high)), None)
+        if verdict is None or effects.alone[factor] is None:
+            continue
+        one = Contrast(verdict.mean, verdict.se, verdict.df)
+        pairs = []
+        for weights in (model.effect_alone(factor), model.effect_of((factor,))):
+            effect = model.contrast(weights)
+            of_base = model.weight_of_a_run(weights, factorial.sweep["base"])
+            # The same runs count in both estimates: in the other one as part of its control group.
+            covariance = -shared_runs(factorial, single) * of_base / verdict.n_against
+            pairs.append((effect, difference(effect, one, covariance * model.fit.scale)))
+        found.append((factor, one, pairs))
+    return found
+
+
+def is_single(section, verdict, changes):
+    """Whether a verdict is on an arm with just these changes to the base."""
+    arm = section.sweep["arms"][verdict.arm]
+    to_base = verdict.against == section.sweep["base"] and not verdict.interaction
+    return to_base and arm["changes"] == changes and math.isfinite(verdict.se)
+
+
+def shared_runs(section, other):
+    """The number of runs of the base that two sections have in common."""
+    base = section.sweep["base"]
+    mine, theirs = (each.runs.done.get(base, {}) for each in (section, other))
+    keys = ("code_hash", "config_hash", "lr")
+    return sum(
+        all(mine[seed].get(key) == theirs[seed].get(key) for key in keys)
+        for seed in mine.keys() & theirs.keys()
+    )

@@ -7,8 +7,9 @@ The report of a sweep, or of several, from their rows alone:
 Writes report.md, its plots (PNG) and report.html, one file that opens from disk, into the first
 folder, and paper/: plots as SVG and PDF, tables as CSV and LaTeX. Folders with the same code, base
 and data are one sweep, perhaps from several machines: the report puts their rows together. Other
-folders get a section each. Each report is a look at the data, which history.jsonl records; stats.py
-reaches the verdicts.
+folders get a section each; a factorial before a sweep of one part at a time on the same base gets a
+table of both. Each report is a look at the data, which history.jsonl records; stats.py reaches the
+verdicts.
 """
 
 import math
@@ -28,6 +29,10 @@ from common.files import write as write_file
 # What a terminal of 80 columns has room for.
 TERMINAL_VERDICTS = ("arm", "verdict", "difference [95 %]", "worth in tokens")
 TERMINAL_COSTS = ("arm", "parameters", "tokens/s", "KV bytes/token", "decode ms/token")
+TERMINAL_BESIDE = (
+    ("arm", "one at a time [95 %]", "alone [95 %]", "z, alone"),
+    ("arm", "average [95 %]", "z, average", "p, alone", "p, average", "agree"),
+)
 LONGEST_NAME = 24
 TERMINAL_STYLES = {
     "arm": "bold",
@@ -234,6 +239,8 @@ def main(argv):
     if running:
         print(page)
         return
-    verdicts = tables.verdicts_table(gather(folders)[0])
-    print(for_terminal((verdicts, TERMINAL_VERDICTS)))
+    section = gather(folders)[0]
+    beside = design_report.beside_table(section)
+    more = [(beside, columns) for columns in TERMINAL_BESIDE if beside]
+    print(for_terminal((tables.verdicts_table(section), TERMINAL_VERDICTS), *more))
     print(f"\n{page.with_suffix('.md')}, {page}")

@@ -52,6 +52,7 @@ class Verdict:
     loss_sd: float = math.nan
     mean: float = math.nan
     se: float = math.nan
+    df: float = math.nan
     low: float = math.nan  # of the 95 % interval over seeds
     high: float = math.nan
     p: float = math.nan  # all runs, this comparison alone
@@ -204,7 +205,7 @@ def describe(comparison, losses, analysis, pooled):
 
     whole = contrast(groups, comparison.weights, pooled)
     verdict.p = float(whole.p())
-    verdict.mean, verdict.se = float(whole.mean), float(whole.se)
+    verdict.mean, verdict.se, verdict.df = map(float, (whole.mean, whole.se, whole.df))
     verdict.low, verdict.high = map(float, whole.interval())
     if not verdict.interaction:
         verdict.differences = (groups[0] - groups[1].mean()).tolist()

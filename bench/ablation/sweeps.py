@@ -27,6 +27,7 @@ class Section:
     folders: list
     records: list = field(default_factory=list)  # lines of their histories, the oldest first
     effects: Effects | None = None  # of a factorial, by the sweep's metric
+    single: "Section | None" = None  # beside a factorial: one part at a time on the same base
     scale: Scale | None = None  # of the smallest size of a scale: all sizes together
 
     @property
@@ -129,6 +130,13 @@ def read_sweep(folder):
     return sweep
 
 
+def same_base(section, other):
+    """Whether two sections have a base of the same configuration and the same metric."""
+    mine, theirs = (one.sweep["arms"][one.sweep["base"]] for one in (section, other))
+    same_metric = section.sweep["metric"] == other.sweep["metric"]
+    return same_metric and mine.get("config_hash") == theirs.get("config_hash")
+
+
 def gather(folders):
     """[Section] of the sweeps in `folders`; those of the same code, base and data together. The
     folder of a scale stands for those of its sizes."""
@@ -145,6 +153,9 @@ def gather(folders):
         stats.correct_page(
             [each for section in sections for each in (section.main, section.effects) if each]
         )
+    for section in sections:
+        others = [other for other in sections if section.effects and same_base(section, other)]
+        section.single = next((other for other in others if not other.effects), None)
     for found in sizes.values():
         of_scale = [section for section in sections if set(section.folders) & set(found)]
         if len(of_scale) >= scale.LEAST_SIZES:

@@ -307,9 +307,7 @@ def forms_table(section, costs):
             row += [number(each.get(key), form) for each in (eager, compiled)]
         times, used = Cell(), Cell()
         if ratio:
-            ends = ratio["low"], ratio["high"]
-            text = "{:.2f} [{:.2f}, {:.2f}]".format(ratio["ratio"], *ends)
-            times = Cell(text, ratio["ratio"], ends=ends)
+            times = ratio_cell((ratio["ratio"], ratio["low"], ratio["high"]))
             used = Cell(f"{ratio['form']}, base {ratio['base_form']}" if "form" in ratio else DASH)
         rows.append([*row, times, used, Cell(why)])
     headings = (
@@ -325,6 +323,15 @@ def forms_table(section, costs):
         headings.split("|"),
         rows,
     ).without_empty_columns()
+
+
+def ratio_cell(ratio):
+    """The cell of a (ratio, low, high), or of None."""
+    return (
+        Cell("{:.2f} [{:.2f}, {:.2f}]".format(*ratio), ratio[0], ends=ratio[1:])
+        if ratio
+        else Cell()
+    )
 
 
 def quartiles(cost, key, form):

@@ -3,6 +3,7 @@ itself, it says what is missing, and nothing breaks where rows are few."""
 
 import csv
 import html.parser
+import itertools
 import json
 import re
 import signal
@@ -15,7 +16,7 @@ from matplotlib.text import Text
 from bench.ablation import cost_figures, figures, measure, plots, report, running_page, tables
 from bench.ablation.sweeps import gather
 from common.errors import UserError
-from helpers.sweeps import make_sweep
+from helpers.sweeps import EFFECTS, make_sweep
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SWEEPS = [path.parent for path in ROOT.glob("bench/results/*/history.jsonl")]
@@ -397,12 +398,16 @@ def test_the_same_rows_give_the_same_files(written, tmp_path):
 @pytest.mark.parametrize("results", SWEEPS, ids=lambda path: path.name)
 def test_the_committed_reports_tables_come_from_their_rows(tmp_path, only_forest, results):
     """The figures of a published report do not change with the code that writes it."""
-    for path in results.glob("*.json*"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    report.write([tmp_path])
+    lines = re.findall("^- rows from: (.+)$", text_of(results), re.MULTILINE)
+    folders = [name for line in lines for name in line.split(", ")]
+    for name in folders:
+        (tmp_path / name).mkdir()
+        for path in (results.parent / name).glob("*.json*"):
+            (tmp_path / name / path.name).write_bytes(path.read_bytes())
+    report.write([tmp_path / name for name in folders])
     old, new = (
         [line for line in text_of(folder).splitlines() if line.startswith("| ")]
-        for folder in (results, tmp_path)
+        for folder in (results, tmp_path / results.name)
     )
     assert old and new == old
 
@@ -584,6 +589,49 @@ def test_folders_of_one_sweep_are_put_together_and_others_get_a_section(tmp_path
     assert "](2-forest.png)" in text and (tmp_path / "a/2-forest.png").exists()
     assert (tmp_path / "a/paper/2-verdicts.csv").exists() and "| p (page) |" in text
     assert all((folder / "history.jsonl").exists() for folder in folders)
+
+
+def make_factorial(out, **keys):
+    """A full factorial of rope, swiglu and rmsnorm on the base of make_sweep, 4 seeds."""
+    words = {"rope": "position", "swiglu": "mlp", "rmsnorm": "norm"}
+    effects, arms = {}, {}
+    for levels in itertools.product((0, 1), repeat=3):
+        high = [word for word, level in zip(words, levels, strict=True) if level]
+        name = "+".join(high) or "base"
+        effects[name] = sum(EFFECTS[word] for word in high)
+        changes = {words[word]: word for word in high}
+        cell = dict(zip(words.values(), levels, strict=True))
+        arms[name] = {"cell": cell, "changes": changes, "against": None if high else "base"}
+    make_sweep(out, 4, effects, arms, diverged=(), stale=False, lr_grid=[1], chosen_lr={}, **keys)
+    cut(out, lambda row: row["purpose"] == "curve" or row["seed"] < 4)
+
+
+def test_a_factorial_stands_beside_one_part_at_a_time(tmp_path, only_forest, capsys):
+    make_factorial(tmp_path / "both")
+    kept = {name: EFFECTS[name] for name in ("base", "base-again", "rope", "swiglu")}
+    make_sweep(tmp_path / "single", effects=kept, diverged=(), stale=False)
+    folders = [tmp_path / "both", tmp_path / "single"]
+    sections = gather(folders)
+    assert [section.folders for section in sections] == [[folder] for folder in folders]
+    assert sections[0].single is sections[1] and sections[1].single is None
+
+    report.main(list(map(str, folders)))
+    printed = capsys.readouterr().out
+    assert re.search(r"^position +−0\.0.* −0\.0.* [+-]\d\.\d\d$", printed, re.MULTILINE)
+    assert max(map(len, printed.splitlines()[:-1])) <= 80
+    alone, beside = tables_of(tmp_path / "both")[1:3]
+    assert list(beside) == ["position", "mlp"] and beside["mlp"]["agree"] == "alone and average"
+    rope = sections[1].verdicts["rope"]
+    assert beside["position"]["one at a time [95 %]"] == tables.difference_cell(rope).text
+    assert beside["position"]["alone [95 %]"] == alone["position"]["alone [95 %]"]
+    assert alone["mlp"]["step, times its low level's [95 %]"].startswith("1.0")
+    text = text_of(tmp_path / "both")
+    assert "One at a time: the 18 runs of single." in text
+    assert "From 32 runs, an effect on average has a standard error of 0.00" in text
+    assert "A factorial has no verdict at equal time." in text
+
+    report.write(folders[:1])
+    assert "Beside one part" not in text_of(tmp_path / "both")
 
 
 def test_a_design_adds_what_it_has_to_say(tmp_path, not_saved, monkeypatch):
