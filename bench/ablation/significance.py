@@ -14,7 +14,7 @@ The statistics behind a verdict, on arrays, so that a simulation runs the very c
 - A tie is two one-sided tests against the margin (Schuirmann 1987), corrected in the same way.
 - Runs that diverged have no loss, but a rank: the last. Arms that have some are compared by ranks.
 
-simulate.py measures the error and the power of all of this.
+tests/helpers/simulate.py measures the error and the power of all of this.
 """
 
 import math
@@ -177,7 +177,7 @@ def over_share(p, shares):
 
 def pooled_variance(groups):
     """(variance, degrees of freedom) within groups, each [n, ...]. With few runs, a screening finds
-    with it what Welch's test cannot; simulate.py measures its error where variances differ."""
+    with it what Welch's test cannot; the simulation shows its error where variances differ."""
     groups = [group for group in groups if len(group) > 1]
     df = sum(len(group) - 1 for group in groups)
     return sum((len(group) - 1) * variance(group) for group in groups) / max(df, 1), df
