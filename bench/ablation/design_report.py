@@ -9,7 +9,7 @@ from scipy import stats as scipy_stats
 from bench.ablation import factorial
 from bench.ablation.effects import beside, cells_of, runs_one_by_one
 from bench.ablation.figures import BLUE, GREY, INK, MARKS, OPEN_MARK, WIDTH
-from bench.ablation.sentences import DASH
+from bench.ablation.sentences import DASH, signed
 from bench.ablation.significance import ALPHA
 from bench.ablation.tables import Cell, Table, interval_cell, number, ratio_cell
 
@@ -84,7 +84,7 @@ def beside_table(section):
         row = [Cell(factor, kind="arm"), effect_cell(one)]
         for effect, gap in pairs:
             z = float(gap.mean / gap.se)
-            row += [effect_cell(effect), number(z, "+.2f"), number(float(gap.p()), ".2g")]
+            row += [effect_cell(effect), Cell(signed(z, 2), z), number(float(gap.p()), ".2g")]
         rows.append([*row, Cell(" and ".join(agree) or "neither")])
     if not rows:
         return None
@@ -145,7 +145,7 @@ def half_normal(section, tips):
             axes.annotate(name, (x, y), rotation=-30, ha="right", va="bottom", fontsize=9)
     axes.set(xlabel="half-normal quantile", ylabel="size of the effect, nats per token")
     axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.25 * sizes[-1][0])  # room for the name of the largest
     return figure
 
 

@@ -24,6 +24,7 @@ from bench.ablation.significance import ALPHA
 from bench.ablation.stats import MEASURES
 from bench.ablation.sweeps import gather
 from common.errors import UserError
+from common.files import ROOT
 from common.files import write as write_file
 
 # What a terminal of 80 columns has room for.
@@ -31,7 +32,7 @@ TERMINAL_VERDICTS = ("arm", "verdict", "difference [95 %]", "worth in tokens")
 TERMINAL_COSTS = ("arm", "parameters", "tokens/s", "KV bytes/token", "decode ms/token")
 TERMINAL_BESIDE = (
     ("arm", "one at a time [95 %]", "alone [95 %]", "z, alone"),
-    ("arm", "average [95 %]", "z, average", "p, alone", "p, average", "agree"),
+    ("arm", "average [95 %]", "z, average", "p, alone", "p, average"),
 )
 LONGEST_NAME = 24
 TERMINAL_STYLES = {
@@ -49,6 +50,7 @@ TERMINAL_STYLES = {
     "not-yet": "dim",
     "noise": "dim",
 }
+PAIRING = ROOT / "bench/results/pairing.md"  # what bench/pairing.py measured
 RENEWED = 30  # seconds after which the page of a running sweep loads itself again
 # Each takes a section and returns (sentences, tables, (function, title, caption) of plots) that
 # its design adds; three empty lists for other designs.
@@ -149,6 +151,7 @@ def method_of(section):
         alpha=ALPHA,
         measure=MEASURES[analysis.measure],
         margin=margin if analysis.margin > 0 else "none is known",
+        pairing=sentences.pairing(PAIRING),
     ).strip()
 
 

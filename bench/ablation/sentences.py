@@ -9,6 +9,7 @@ from bench.ablation.stats import MEASURES, counted, listed
 
 DASH = "\u2013"  # stands for a missing number
 AT_BASE_RATE = " at the base's rate"
+PAIRED = ("the order of the data", "the initial weights", "both")  # what two runs may share
 NOT_YET = "not yet"  # the word of each comparison while a sweep is running
 
 
@@ -236,6 +237,21 @@ def in_words(value):
     if isinstance(value, list):
         return listed(map(str, value), 12)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def pairing(path):
+    """What a page of bench/pairing.py measured, as a clause; empty if there is no page."""
+    if not path.exists():
+        return ""
+    cells = [line.strip("| ").split(" | ") for line in path.read_text("utf-8").splitlines()]
+    ratios = {row[0]: row[-1] for row in cells if len(row) == 4 and row[0] in PAIRED}
+    if len(ratios) < len(PAIRED):
+        return ""
+    found = listed(f"{ratios[shared]} times where they share {shared}" for shared in PAIRED)
+    return (
+        f": by bench/results/{path.name} the variance of a difference between two runs is, against"
+        f" that of runs that share nothing, {found} (95 % intervals)"
+    )
 
 
 # --- facts to reproduce the sweep

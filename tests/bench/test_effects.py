@@ -138,7 +138,7 @@ def test_without_a_margin_there_is_no_tie_and_a_screening_only_ranks():
 
 def test_a_mixed_effect_is_named():
     """At resolution III a = -b:d or the like: what is planted in the interaction shows in the main
-    effect, which says with what it is mixed."""
+    effect. The note of that effect names the interaction."""
     mains = dict.fromkeys(EFFECTS, 0.0)
     plain = analysed(resolution=3, mains=mains, pairs={"b:d": 0.04}, sd=1e-6)
     moved = [one for one in plain.verdicts if abs(one.mean) > 0.01]
