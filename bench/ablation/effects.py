@@ -22,18 +22,16 @@ import statsmodels.api as sm
 from bench.ablation.factorial import design_of
 from bench.ablation.history import control_runs, planned_runs
 from bench.ablation.losses import Losses
+from bench.ablation.power import deciding
 from bench.ablation.significance import (
     ALPHA,
     MOST_SEEDS,
-    POWER,
     Contrast,
     difference,
     judge,
-    power_to_differ,
-    power_to_tie,
     share_of,
 )
-from bench.ablation.stats import RESAMPLES, Verdict
+from bench.ablation.stats import Verdict
 
 SCREENED = {"better": "larger than the noise", "worse": "larger than the noise"}
 
@@ -227,10 +225,8 @@ def more_seeds(verdict, model, margin):
     family = sum(len(term) == 1 + verdict.interaction for term in model.terms)
     level = ALPHA * share_of(unplanned=1) / family
     se, df = verdict.se * np.sqrt(n / numbers), cells * numbers - len(model.terms)
-    decides = power_to_differ(verdict.mean, se, df, level) >= POWER
-    if margin > 0:
-        decides |= power_to_tie(verdict.mean, se, df, margin, level) >= POWER
-    return int(numbers[np.argmax(decides)]) - n if decides.any() else 0
+    enough = deciding(numbers, verdict.mean, se, df, margin, level)
+    return enough - n if enough else 0
 
 
 def add_text_interval(verdict, model, weights, losses):
@@ -239,10 +235,7 @@ def add_text_interval(verdict, model, weights, losses):
     if not all(row.get("blocks") for row in rows):
         return
     of_runs = weights @ np.linalg.pinv(model.columns.repeat(model.counts, 0))  # [runs]
-    blocks = of_runs @ np.array([row["blocks"] for row in rows])  # [blocks]
-    draws = np.random.default_rng(0).choice(blocks, (RESAMPLES, len(blocks))).mean(1)
-    verdict.text_low, verdict.text_high = map(float, np.quantile(draws, (ALPHA / 2, 1 - ALPHA / 2)))
-    verdict.holds_on_text = verdict.text_low > 0 or verdict.text_high < 0
+    verdict.resample(of_runs @ np.array([row["blocks"] for row in rows]))
 
 
 def settle(verdict, term, model, effects, sweep):
@@ -268,12 +261,10 @@ def settle(verdict, term, model, effects, sweep):
     ]
     if mixed:
         parts.append(f"mixed with {', '.join(mixed)}")
-    if verdict.word in ("better", "worse") and verdict.holds_on_text is False:
-        low, high = verdict.text_low, verdict.text_high
-        parts.append(f"not on every text: {low:+.4f} to {high:+.4f} over its blocks")
+    parts.append(verdict.text_note)
     if sweep.get("screening") and verdict.word != "no verdict":
         verdict.word = SCREENED.get(verdict.word, "not seen")
-    verdict.why = "; ".join(parts)
+    verdict.why = "; ".join(filter(None, parts))
 
 
 def high_level(sweep, factor):
