@@ -8,12 +8,22 @@ import json
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 from matplotlib.text import Text
 
-from bench.ablation import cost_figures, figures, measure, plots, report, running_page, tables
+from bench.ablation import (
+    cost_figures,
+    figures,
+    measure,
+    plots,
+    report,
+    running_page,
+    schedule,
+    tables,
+)
 from bench.ablation.sweeps import gather
 from common.errors import UserError
 from helpers.sweeps import EFFECTS, make_sweep
@@ -273,6 +283,20 @@ def test_a_running_sweep_writes_its_page_in_a_process_of_its_own(tmp_path, monke
     assert second is not first and second.returncode == -signal.SIGKILL
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "UNFINISHED: 8 of 27 runs are missing: rope 5, tuning 3" in text and "refresh" in text
+
+
+def test_all_phases_of_a_sweep_share_the_timer_of_its_page(tmp_path, monkeypatch):
+    pages = []
+
+    def run_jobs(sweep, jobs, stop, page):
+        pages.append(page)
+        return True
+
+    monkeypatch.setattr(schedule, "phases", lambda sweep: [["a"], ["b"]])
+    monkeypatch.setattr(schedule, "run_jobs", run_jobs)
+    config = SimpleNamespace(budget_seconds=None)
+    assert schedule.run_sweep(SimpleNamespace(out=tmp_path, config=config), None)
+    assert len(pages) == 2 and pages[0] is pages[1]
 
 
 def test_one_seed_gives_no_verdict(tmp_path, only_forest):
