@@ -62,7 +62,7 @@ def alone_table(section):
 def runs_note(effects):
     """How many runs the design took, and how many one part at a time takes for the same errors."""
     alone = [one for one in effects.alone.values() if one]
-    if not alone or not effects.model.fit.scale > 0:
+    if not alone or not 0 < effects.model.fit.scale < math.inf:
         return ""
     parts, runs = len(effects.alone), len(effects.model.losses)
     ses = [max(one.se for one in effects.verdicts if not one.interaction)]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench.ablation import effects, factorial, history, stats
+from bench.ablation import design_report, effects, factorial, history, stats
 from bench.ablation.losses import sort_rows
 
 EFFECTS = {"a": -0.05, "b": 0.02, "c": 0.0, "d": 0.0, "e": 0.0}
@@ -185,6 +185,7 @@ def test_one_run_of_each_cell_of_a_saturated_design_has_no_verdict():
     assert {one.word for one in found.verdicts} == {"no verdict"}
     assert "estimate the noise" in found.verdicts[0].why
     assert np.isnan(found.se) and np.isfinite(list(found.contrasts.values())).all()
+    assert design_report.runs_note(found) == ""
 
 
 def test_the_time_of_a_step_is_a_geometric_mean_over_the_cells():
