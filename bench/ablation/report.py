@@ -21,7 +21,7 @@ from bench.ablation import design_report, figures, paper, plots, sentences, tabl
 from bench.ablation.caveats import caveats
 from bench.ablation.sentences import NOT_YET
 from bench.ablation.significance import ALPHA
-from bench.ablation.stats import MEASURES
+from bench.ablation.stats import MEASURES, counted
 from bench.ablation.sweeps import gather
 from common.errors import UserError
 from common.files import ROOT
@@ -145,11 +145,17 @@ def method_of(section):
     """How the verdicts are reached."""
     analysis = section.main
     margin = f"{analysis.margin:.4f} nats ({analysis.margin_source})"
+    family = counted(analysis.family, "comparison")
+    if section.effects:
+        mains = sum(not verdict.interaction for verdict in analysis.verdicts)
+        others = counted(len(analysis.verdicts) - mains, "interaction")
+        family = f"{counted(mains, 'main effect')} and, apart, over {others}"
     return render(
         "method.txt",
         section=section,
         alpha=ALPHA,
         measure=MEASURES[analysis.measure],
+        family=family,
         margin=margin if analysis.margin > 0 else "none is known",
         pairing=sentences.pairing(PAIRING),
     ).strip()

@@ -653,6 +653,7 @@ def test_a_factorial_stands_beside_one_part_at_a_time(tmp_path, only_forest, cap
     assert "One at a time: the 18 runs of single." in text
     assert "From 32 runs, an effect on average has a standard error of 0.00" in text
     assert "A factorial has no verdict at equal time." in text
+    assert "corrects p over 3 main effects and, apart, over 3 interactions, at 0.05" in text
 
     report.write(folders[:1])
     assert "Beside one part" not in text_of(tmp_path / "both")
