@@ -34,10 +34,10 @@ def variant(run):
 
 
 def kept_bytes(run, net):
-    """(bytes that the forward pass of one micro-batch keeps for the backward pass, besides the
-    parameters; whether `net` returns its logits). Each tensor counts once, as it is stored: under
-    autocast the residual stream, the norms and the loss stay in float32, and matrix products keep
-    16-bit inputs, the copies of the weights among them."""
+    """The bytes that the forward pass of one micro-batch keeps for the backward pass, besides the
+    parameters. Each tensor counts once, as it is stored: under autocast the residual stream, the
+    norms and the loss stay in float32, and matrix products keep 16-bit inputs, the copies of the
+    weights among them."""
     parameters = {p.untyped_storage().data_ptr() for p in net.parameters()}
     kept = {}  # the place of a tensor in memory: its bytes
 
@@ -51,8 +51,8 @@ def kept_bytes(run, net):
     x, y = (torch.from_numpy(part).to(run.runtime.device) for part in batch)
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with hooks, run.runtime.autocast():
-        out = net(x, y)  # alive until the end, so that no place is used twice
-    return sum(kept.values()), isinstance(out, tuple)
+        out = net(x, y)  # noqa: F841, alive until the end, so that no place is used twice
+    return sum(kept.values())
 
 
 def memory(run):
@@ -63,19 +63,19 @@ def memory(run):
     model, c = learner.model, learner.model.config
     item = 4 if runtime.dtype == "float32" else 2  # bytes of a number in a matrix product
     tokens, block = config.batch_size * c.block_size, 0
-    activations, returns_logits = kept_bytes(run, learner.net)
+    activations = kept_bytes(run, learner.net)
 
     # Eager, the loss is in float32, and its gradient and that of its input are there at once. The
-    # compiled backward pass makes one, in the format of the logits, and gets one for returned ones.
-    # With few words, the gradients inside the last MLP, 4C wide, take more.
+    # compiled backward pass makes one, in the format of the logits. With few words, the gradients
+    # inside the last MLP, 4C wide, take more.
     inside = 2 * item * tokens * 4 * c.n_embd
-    loss = tokens * c.vocab_size * (item * (1 + returns_logits) if runtime.compile else 8)
+    loss = tokens * c.vocab_size * (item if runtime.compile else 8)
 
     if config.activation_checkpointing:
         activations += 4 * c.n_layer * tokens * c.n_embd  # the inputs of the blocks
-        first, without_it = model.blocks[0], kept_bytes(run, model)[0]
+        first, without_it = model.blocks[0], kept_bytes(run, model)
         again, first.forward = first.forward, first.forward.args[0]
-        block = kept_bytes(run, model)[0] - without_it + inside
+        block = kept_bytes(run, model) - without_it + inside
         first.forward = again
 
     shards = runtime.world_size if config.parallel == "fsdp" else 1
@@ -146,10 +146,12 @@ def duration(seconds):
 # ---------------------------------------------------------------- times
 
 
-def timed(work, *args):
-    """The seconds that work(*args) takes."""
+def timed(work, run, *args):
+    """The seconds that work(run, *args) takes, until a GPU has finished too."""
     began = time.perf_counter()
-    work(*args)
+    work(run, *args)
+    if run.runtime.device.startswith("cuda"):
+        torch.cuda.synchronize(run.runtime.device)
     return time.perf_counter() - began
 
 

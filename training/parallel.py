@@ -39,13 +39,33 @@ def is_sharded(model):
     return hasattr(model, "set_requires_gradient_sync")
 
 
+class Loss(torch.nn.Module):
+    """The loss of a model and nothing else. If a compiled forward pass returned the logits as well,
+    the backward pass would be given their gradient: (batch, block_size, vocabulary) zeros."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, y):
+        return self.model(x, y)[1]
+
+
 def trained(model, compile, runtime):
-    """The module whose forward and backward passes train `model`: compiled if asked, with gradients
-    averaged over the ranks."""
-    net = torch.compile(model, dynamic=False) if compile else model
+    """The module (x, y) -> loss whose backward pass trains `model`: compiled if asked, with
+    gradients averaged over the ranks."""
+    net = Loss(model)
+    if compile:
+        net = torch.compile(net, dynamic=False)
     if runtime.world_size > 1 and not is_sharded(model):
-        net = DistributedDataParallel(net)
+        net = DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True)
     return net
+
+
+def local(net):
+    """The module that `trained` returned, without its communication: for an evaluation, in which
+    the ranks score different numbers of batches."""
+    return net.module if isinstance(net, DistributedDataParallel) else net
 
 
 def accumulating(net, model, last):
@@ -59,8 +79,10 @@ def accumulating(net, model, last):
 
 
 def total(value, runtime):
-    """The sum of a tensor over the ranks, the same on each."""
+    """The sum over the ranks of a tensor or a number; a tensor, if there are several ranks."""
     if runtime.world_size > 1:
+        if not torch.is_tensor(value):
+            value = torch.full((), value, device=runtime.device)
         value = value.to(runtime.device)
         dist.all_reduce(value)
     return value

@@ -257,6 +257,7 @@ class RunLog:
             dynamic_ncols=True,
             file=sys.stdout,
         )
+        self.phases = set()  # those that were printed
 
     def keep(self, row):
         """Write a row to log.jsonl. Raises Failure if the disk refuses."""
@@ -290,6 +291,14 @@ class RunLog:
         self.show(evaluation_lines(row))
         self.bar.refresh()
         self.drawing = self.drawing and draw(self.rows, self.picture)
+
+    def phase(self, what):
+        """Say what the run is doing while it takes no steps; "" when it goes on. Without a terminal
+        each phase is printed once."""
+        self.bar.set_description_str(what)
+        if self.bar.disable and what not in self.phases | {""}:
+            self.phases.add(what)
+            self.show(what)
 
     def show(self, line):
         try:

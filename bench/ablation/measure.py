@@ -110,7 +110,7 @@ class Probe:
         four numbers per parameter (weight, gradient, two moments), and each tensor that the
         backward pass will read. Backward's temporaries come on top."""
         weights = self.run.learner.model.parameters()
-        return 4 * sum(p.nbytes for p in weights) + kept_bytes(self.run, self.run.learner.net)[0]
+        return 4 * sum(p.nbytes for p in weights) + kept_bytes(self.run, self.run.learner.net)
 
     def evaluate(self):
         """The time of one batch of an evaluation."""
