@@ -10,6 +10,7 @@ A checkpoint always holds whole tensors, so that a run can move between one proc
 """
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -26,11 +27,16 @@ def shard(model, how, runtime):
     optimizers."""
     if runtime.world_size == 1 or how == "ddp":
         return
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = dist.init_device_mesh(runtime.device.split(":")[0], (runtime.world_size,))
+    # Autocast multiplies a block's matrices in bfloat16, so they are gathered as such, in half the
+    # bytes. Activations keep their formats, and gradients are summed in float32.
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    if runtime.dtype == "bfloat16":
+        policy = replace(policy, param_dtype=torch.bfloat16)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh)
 
 
@@ -51,14 +57,17 @@ class Loss(torch.nn.Module):
         return self.model(x, y)[1]
 
 
-def trained(model, compile, runtime):
+def trained(model, compile, runtime, accumulates=False):
     """The module (x, y) -> loss whose backward pass trains `model`: compiled if asked, with
-    gradients averaged over the ranks."""
+    gradients averaged over the ranks. `accumulates`: a rank has several micro-batches per step."""
     net = Loss(model)
     if compile:
         net = torch.compile(net, dynamic=False)
     if runtime.world_size > 1 and not is_sharded(model):
-        net = DistributedDataParallel(net, gradient_as_bucket_view=True, static_graph=True)
+        # torch's static_graph fails where the first backward pass is within no_sync().
+        net = DistributedDataParallel(
+            net, gradient_as_bucket_view=True, static_graph=not accumulates
+        )
     return net
 
 

@@ -213,7 +213,8 @@ def make_run(settings, metas, tokenizer, runtime):
     device = kind if config.device == "auto" else config.device
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
 
-    net = parallel.trained(model, runtime.compile, runtime)
+    accumulates = config.gradient_accumulation_steps > runtime.world_size
+    net = parallel.trained(model, runtime.compile, runtime, accumulates)
     learner = Learner(model, net, optimizers, scaler)
     saved_config = asdict(config) | asdict(model.config) | {"versions": versions()}
     step, saved = state["step"], None if folder is None else state["step"]

@@ -634,7 +634,7 @@ def test_run_folder_and_last_words(data_dir, tmp_path, capsys):
         and "loss.png" in printed
     )
     assert re.search(
-        r"^iter 10: loss \d\.\d{4}, time [\d.]+ms", printed, re.MULTILINE
+        r"^iter 10: loss \d\.\d{4}, time [\d.]+ms.*, [\d.]+ s left$", printed, re.MULTILINE
     )  # nanoGPT's form
     assert re.search(r"^step 20: train loss \d\.\d{4}, val loss \d\.\d{4}", printed, re.MULTILINE)
     assert f"python sample.py --out_dir={out}" in printed
@@ -858,9 +858,9 @@ def test_a_signal_during_the_agreement_of_the_ranks_is_not_lost(monkeypatch):
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     two = Runtime("cpu", "float32", 0, 2, [])
-    stop.agreed(two)
+    stop.agreed(two, 10)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: None)
-    assert stop.agreed(two) and stop.status == 143
+    assert stop.agreed(two, 10) and stop.status == 143
 
 
 def test_whoever_reads_the_output_may_leave(data_dir, tmp_path):
