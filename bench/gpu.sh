@@ -80,7 +80,7 @@ DEVICE="--device=cuda" SHORT="" TINY_RUN=""
 if [ -n "$TINY" ]; then
     DEVICE="--device=cpu"
     SHORT="--lengths=[16,32] --tokens=32 --n_head=2 --head_size=16 --window=8 --steps=2"
-    TINY_RUN="--n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 \
+    TINY_RUN="--n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=0 \
         --eval_interval=2 --log_interval=1 --eval_tokens=64 --vocab_size=70 --compile=False"
 fi
 

@@ -37,14 +37,15 @@ def kept_bytes(run, net):
     """The bytes that the forward pass of one micro-batch keeps for the backward pass, besides the
     parameters. Each tensor counts once, as it is stored: under autocast the residual stream, the
     norms and the loss stay in float32, and matrix products keep 16-bit inputs, the copies of the
-    weights among them."""
-    parameters = {p.untyped_storage().data_ptr() for p in net.parameters()}
-    kept = {}  # the place of a tensor in memory: its bytes
+    weights among them. Weights that fsdp gathers are gone again, their storage is empty."""
+    whole = [p for p in net.parameters() if not hasattr(p, "full_tensor")]
+    own = {p.untyped_storage().data_ptr() for p in whole}
+    kept = {}  # a place in memory: the storage there
 
     def note(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
         return tensor
 
     batch = run.data.batches.get(0, run.config.batch_size)
@@ -52,7 +53,7 @@ def kept_bytes(run, net):
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with hooks, run.runtime.autocast():
         out = net(x, y)  # noqa: F841, alive until the end, so that no place is used twice
-    return sum(kept.values())
+    return sum(storage.nbytes() for storage in kept.values())
 
 
 def memory(run):

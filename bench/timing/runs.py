@@ -103,7 +103,7 @@ def measure(what, config, device):
     elif what == "memory":
         rows = [memory_row(name, argv) for name in configs]
     else:
-        short = ["--log_interval=1", "--gradient_accumulation_steps=2", *argv]
+        short = ["--log_interval=1", "--gradient_accumulation_steps=2", "--warmup_iters=0", *argv]
         short = [f"config/{configs[0]}.py", *short, f"--max_iters={config.steps}"]
         rows = [rank_row(how, short, out_dir, max(2, config.steps // 2)) for how in ("ddp", "fsdp")]
     about = {
