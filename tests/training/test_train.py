@@ -634,7 +634,7 @@ def test_run_folder_and_last_words(data_dir, tmp_path, capsys):
         and "loss.png" in printed
     )
     assert re.search(
-        r"^iter 10: loss \d\.\d{4}, time [\d.]+ms", printed, re.MULTILINE
+        r"^iter 10: loss \d\.\d{4}, time [\d.]+ms.*, [\d.]+ s left$", printed, re.MULTILINE
     )  # nanoGPT's form
     assert re.search(r"^step 20: train loss \d\.\d{4}, val loss \d\.\d{4}", printed, re.MULTILINE)
     assert f"python sample.py --out_dir={out}" in printed
