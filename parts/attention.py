@@ -275,37 +275,8 @@ class Attention(Mixer):
         torch's counter has masked scores too, of which a good kernel skips most (a causal one does
         about half of these 4TC)."""
         scheme = POSITION[self.config.position]
-        return 4 * T * self.config.n_embd + scheme.score_flops(self.config)
-
-    def fused(self):
-        """Whether one kernel does it all, which keeps no (T, T) tensors."""
-        scheme = POSITION[self.config.position]
-        plain = not self.config.dropout and not self.softcap and self.sinks is None
-        return plain and scheme.fused
-
-    def kept(self, T):
-        C, H = self.config.n_embd, self.n_head
-        KD = self.n_kv_head * (C // H)
-        scheme = POSITION[self.config.position]
-        normed = 0 if self.qk_norm == "none" else 2 * (C + KD)  # what these norms read, and x / rms
-        if self.fused():
-            # q, k, v, output and H log-sums; the output once more, heads side by side, where q was
-            # rearranged.
-            rearranged = scheme.acts_on == "q and k" or self.qk_norm == "head"
-            return 2 * C + 2 * KD + H + C * rearranged + normed
-        # q, k, v and output, keys and values repeated for each query head, and (H, T, T) tensors:
-        # the softmax, what comes before it (tanh; scores with their bias), and dropout's mask and
-        # result.
-        tables = 1 + bool(self.softcap) + (not scheme.fused) + 2 * bool(self.config.dropout)
-        return 4 * C + H * T * tables + normed
-
-    def shared(self, T):
-        """The bias of all heads, or the mask."""
-        if not self.fused():
-            return 0
-        if POSITION[self.config.position].acts_on == "scores":
-            return T * T * self.n_head
-        return T * T if self.window or self.group else 0
+        keys = T + self.config.attn_sink
+        return 4 * keys * self.config.n_embd + scheme.score_flops(self.config)
 
 
 MIXER["attention"] = Attention

@@ -11,11 +11,10 @@ from parts.residual import RESIDUAL
 
 
 class Block(Part):
-    """A word is a subclass: its `forward`, the norms it has, and what backward keeps of it."""
+    """A word is a subclass: its `forward`, and the norms it has."""
 
     norms = ("norm1", "norm2")
     last_norm = True  # whether the model has a norm before the head
-    inputs_kept = (2, 2)  # tensors (B, T, C) that the sublayers read, and that the norms read
 
     def __init__(self, config, layer):
         super().__init__()
@@ -30,14 +29,6 @@ class Block(Part):
             if not hasattr(self, name):
                 setattr(self, name, norm(config.n_embd, config))
         self.residual = RESIDUAL[config.residual](config)
-        self.width = config.n_embd
-
-    def kept(self, T):
-        sublayers_read, norms_read = self.inputs_kept
-        tensors = sublayers_read + self.residual.tensors_kept
-        if self.norm1.tensors_kept:
-            tensors += norms_read + len(self.norms) * (self.norm1.tensors_kept - 1)
-        return tensors * self.width + self.attn.kept(T) + self.mlp.kept(T)
 
 
 class Pre(Block):
@@ -91,7 +82,6 @@ class Sandwich(Block):
 
     paper = "Kim et al. 2025, arXiv:2502.02732"
     norms = ("norm1", "norm2", "norm1_out", "norm2_out")
-    inputs_kept = (2, 4)
 
     def forward(self, x, where, cache=None):
         x = x + self.norm1_out(self.attn(self.norm1(x), where, cache))
@@ -108,7 +98,6 @@ class Parallel(Block):
 
     paper = "GPT-J; PaLM, arXiv:2204.02311; Falcon 7B"
     norms = ("norm1",)
-    inputs_kept = (1, 1)
 
     def forward(self, x, where, cache=None):
         h = self.norm1(x)
@@ -123,7 +112,6 @@ class Parallel2(Block):
     """Both sublayers read the same x, each through its own norm."""
 
     paper = "GPT-NeoX, arXiv:2204.06745"
-    inputs_kept = (2, 1)
 
     def forward(self, x, where, cache=None):
         return x + self.attn(self.norm1(x), where, cache) + self.mlp(self.norm2(x))

@@ -33,7 +33,7 @@ PAPERS = {
     "attn_sink": "gpt-oss, arXiv:2508.10925",
     "nope_every": "Yang et al. 2025, arXiv:2501.18795",
     "value_residual": "Zhou et al. 2024, arXiv:2410.17897",
-    "value_embed": "nanochat",
+    "value_embed": "nanochat, Karpathy 2025",
     "xsa": "arXiv:2603.09078",
 }
 

@@ -18,8 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from parts.mixer import MIXER
 from parts.mlp import MLP
-from parts.norm import Norm
-from parts.part import Linear, LowRank
+from parts.part import Linear
 from parts.variant import Variant
 
 # ---------------------------------------------------------------- a model without numbers
@@ -113,26 +112,6 @@ def kv_bytes(c, T, bytes=4):
 def kv_bytes_per_token(c, bytes=4):
     """Bytes per token of a full context: fewer with windows and with states of a fixed size."""
     return kv_bytes(c, c.block_size, bytes) / c.block_size
-
-
-def activation_bytes(c, B, T, bytes=4):
-    """Bytes that autograd keeps from forward to backward, eager on a CPU, without the parameters:
-    within 1 % of what is counted for the named architectures and for each word. Norms' means,
-    angles and ids are left out."""
-    (model, blocks), C = without_numbers(c), c.n_embd
-    per_token = C + c.vocab_size * (2 if c.logit_softcap else 1)  # head's input, log-probs, tanh
-    if c.dropout:
-        per_token += C + 2 * C * c.n_layer  # the masks after the embedding and each sublayer
-    for norm in (model.norm_e, model.norm_f):
-        if isinstance(norm, Norm):
-            per_token += norm.tensors_kept * C
-
-    for block, layers in blocks:
-        factors = [module.u for module in block.modules() if isinstance(module, LowRank)]
-        between_factors = sum(u.out_features for u in factors)
-        per_token += layers * (block.kept(T) + between_factors)
-    shared = sum(layers * block.attn.shared(T) for block, layers in blocks)
-    return bytes * (B * T * per_token + shared)
 
 
 def match(c, base, what="params"):

@@ -32,10 +32,6 @@ class Mixer(Part):
             f"{type(self).__name__} does not say how much its state holds: give it a held(T)"
         )
 
-    def shared(self, T):
-        """Numbers that backward needs once for all sequences of T tokens."""
-        return 0
-
 
 MIXER = {}
 

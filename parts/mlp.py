@@ -13,18 +13,13 @@ class ActivationMLP(Part):
     """An MLP around one activation: PlainMLP or GatedMLP, of which each word is a subclass."""
 
     act = formula = None  # the activation of a tensor, and the same of one number, by its paper
-    tensors_kept = 2  # tensors as wide as the MLP that backward needs
 
     @classmethod
-    def of(cls, paper, act, formula, tensors_kept=None):
+    def of(cls, paper, act, formula):
         """The class of one word: an MLP with the activation `act` of this paper."""
         made = type(cls.__name__, (cls,), {"act": staticmethod(act), "paper": paper})
         made.formula = staticmethod(formula)
-        made.tensors_kept = tensors_kept or cls.tensors_kept
         return made
-
-    def kept(self, T):
-        return self.tensors_kept * self.width
 
 
 class PlainMLP(ActivationMLP):
@@ -54,7 +49,6 @@ class GatedMLP(ActivationMLP):
     so that three matrices cost what two did."""
 
     reads = ("multiple_of", "ffn_dim_multiplier")
-    tensors_kept = 4
 
     @classmethod
     def width_of(cls, config):
@@ -110,14 +104,14 @@ SO = "So et al. 2021, arXiv:2109.08668"
 DAUPHIN = "Dauphin et al. 2016, arXiv:1612.08083"
 SHAZEER = "Shazeer 2020, arXiv:2002.05202"
 MLP = {
-    "relu": PlainMLP.of(VASWANI, F.relu, relu, 1),
+    "relu": PlainMLP.of(VASWANI, F.relu, relu),
     "gelu": PlainMLP.of(HENDRYCKS, gelu, gelu_tanh),  # GPT-2's tanh form
     "gelu_erf": PlainMLP.of(HENDRYCKS, F.gelu, gelu_exact),  # exact, as in Falcon and GPT-NeoX
     "silu": PlainMLP.of(ELFWING, F.silu, silu),  # also called Swish
     "relu2": PlainMLP.of(SO, lambda x: F.relu(x).square(), lambda x: relu(x) ** 2),
-    "glu": GatedMLP.of(DAUPHIN, F.sigmoid, sigmoid, 3),
-    "bilinear": GatedMLP.of(SHAZEER, lambda x: x, lambda x: x, 3),
-    "reglu": GatedMLP.of(SHAZEER, F.relu, relu, 3),
+    "glu": GatedMLP.of(DAUPHIN, F.sigmoid, sigmoid),
+    "bilinear": GatedMLP.of(SHAZEER, lambda x: x, lambda x: x),
+    "reglu": GatedMLP.of(SHAZEER, F.relu, relu),
     "geglu": GatedMLP.of(SHAZEER, gelu, gelu_tanh),
     "swiglu": GatedMLP.of(SHAZEER, F.silu, silu),
 }

@@ -15,7 +15,6 @@ class Norm(Part):
     """A norm with a weight, and perhaps a bias, of one number per feature."""
 
     biased = True  # whether bias=norm gives it a bias
-    tensors_kept = 1  # tensors as wide as its input that backward needs, the input among them
 
     def reset(self):
         nn.init.ones_(self.weight)
@@ -44,7 +43,6 @@ class RMSNorm(Norm, model_llama.RMSNorm):
     reads = ("norm_eps",)
     biased = False
     bias = None
-    tensors_kept = 2  # x / rms too
 
     def __init__(self, width, config):
         model_llama.RMSNorm.__init__(self, width, config.norm_eps)
@@ -77,7 +75,6 @@ class DyT(Norm):
     """Dynamic tanh: weight * tanh(alpha x) + bias, alpha one number."""
 
     paper = "Zhu et al. 2025, arXiv:2503.10622"
-    tensors_kept = 2  # the tanh too
 
     def __init__(self, width, config):
         super().__init__()
@@ -103,7 +100,6 @@ class NoNorm(Norm):
     """x unchanged."""
 
     biased = False
-    tensors_kept = 0
 
     def __init__(self, width, config):
         super().__init__()

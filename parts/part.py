@@ -31,10 +31,6 @@ class Part(nn.Module):
         """FLOPs per token in a context of T, as torch counts them, beside the linear maps."""
         return 0
 
-    def kept(self, T):
-        """Numbers per token that backward needs, in eager mode on a CPU, beside the input."""
-        return 0
-
 
 class Linear(nn.Linear):
     """A linear map that starts at N(0, std), its bias at 0."""

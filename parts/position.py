@@ -26,7 +26,6 @@ class Position(Part):
 
     paper = "Kazemnejad et al. 2023, arXiv:2305.19466"
     acts_on = None  # "embedding", "q and k" or "scores"
-    fused = True  # whether attention can run as one kernel, which keeps no (T, T) tensors
     limit = None  # tokens it has positions for; None: any number
 
     def __init__(self, config):
@@ -175,7 +174,6 @@ class Relative(Position):
 
     paper = "Shaw et al. 2018, arXiv:1803.02155"
     acts_on = "scores"
-    fused = False
     reads = ("relative_clip",)
 
     def __init__(self, config):

@@ -13,7 +13,6 @@ class Plain(Part):
     """The stream as it is: each sublayer adds to it."""
 
     paper = "He et al. 2015, arXiv:1512.03385"
-    tensors_kept = 0  # (B, T, C)
 
     def __init__(self, config):
         super().__init__()
@@ -30,8 +29,7 @@ class Plain(Part):
 class Scaled(Plain):
     """Each block reads keep x + again first, with two numbers of its own, at first 1 and 0."""
 
-    paper = "nanochat"
-    tensors_kept = 2
+    paper = "nanochat, Karpathy 2025"
 
     def __init__(self, config):
         super().__init__(config)

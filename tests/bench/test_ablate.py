@@ -299,7 +299,7 @@ def test_a_constant_makes_those_rows_stale_that_reach_it(code):
     assert code("parts/mlp.py", "self.act(self.gate(x)) *", "self.act(self.gate(x)) +") == {
         "swiglu"
     }
-    assert code("parts/mlp.py", "    tensors_kept = 4", "    tensors_kept = 5") == {"swiglu"}
+    assert code("parts/mlp.py", "int(2 * 4 * config", "int(2 * 5 * config") == {"swiglu"}
 
 
 def test_the_machine_is_part_of_the_configuration(data_dir, monkeypatch):

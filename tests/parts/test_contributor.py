@@ -105,9 +105,6 @@ def a_mixer_with_a_state():
         def held(self, T):
             return len(self.decay)  # one number per channel, however long the text
 
-        def kept(self, T):
-            return 3 * len(self.decay)  # v, and the states one by one and side by side
-
     MIXER["ema"] = Ema
 
 
@@ -181,8 +178,6 @@ def test_its_costs_are_what_is_counted(word):
             cost_gates.test_parameters(change, sizes)
         cost_gates.test_flops(change)
         cost_gates.test_kv_bytes_are_the_caches(change)
-        for dropout in (0.0, 0.1):
-            cost_gates.test_activation_bytes(change, dropout)
         for what in ("params", "flops"):
             cost_gates.test_matching(change, what)
 
