@@ -3,7 +3,7 @@
 import functools
 import json
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -13,13 +13,16 @@ from common import files
 from common.errors import UserError
 from common.runtime import Runtime, seed_for, versions
 from parts.architectures import configure, idle, make
-from parts.costs import match
+from parts.costs import match, training_flops_per_token
 from parts.variant import VariantConfig
 from tokens.mixture import mixed_fingerprint, open_batches, open_sources
 from tokens.pairs import Pairs
 from training import parallel
+from training.dry_run import variant
 from training.failures import DIVERGED
+from training.feeder import Feeder
 from training.optim import make_optimizers
+from training.peak import peak_flops
 from training.run_folder import RunLog, check_out_dir, open_out_dir, start_wandb
 from training.settings import TrainConfig, check_model
 from weights import checkpoint, pretrained
@@ -33,13 +36,16 @@ class Data:
     batches: object  # the training samples in their order: get(first, count) -> x, y
     tokenizer: object
 
+    def __post_init__(self):
+        self.feeder = Feeder(self.batches)
+
 
 @dataclass
 class Learner:
     """The model of a run, and the optimizers that update its weights."""
 
-    model: torch.nn.Module  # for evaluating, saving and sampling
-    net: torch.nn.Module  # the same weights, for training: compiled, in DDP
+    model: torch.nn.Module  # for saving and sampling
+    net: torch.nn.Module  # its loss, for training and evaluating: compiled, in DDP
     optimizers: list
     scaler: torch.amp.GradScaler  # of a float16 loss; otherwise it does nothing
 
@@ -57,6 +63,7 @@ class Run:
     folder: Path | None  # the checkpoint that the run resumes from
     saved: int | None  # the step of the newest checkpoint
     saved_config: dict  # the resolved configuration of training and model, to be saved
+    unread: list = field(default_factory=list)  # (step, loss, norm, skipped) still on the device
 
     @property
     def finished(self):
@@ -208,7 +215,8 @@ def make_run(settings, metas, tokenizer, runtime):
     device = kind if config.device == "auto" else config.device
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
 
-    net = parallel.trained(model, runtime.compile, runtime)
+    accumulates = config.gradient_accumulation_steps > runtime.world_size
+    net = parallel.trained(model, runtime.compile, runtime, accumulates)
     learner = Learner(model, net, optimizers, scaler)
     saved_config = asdict(config) | asdict(model.config) | {"versions": versions()}
     step, saved = state["step"], None if folder is None else state["step"]
@@ -268,7 +276,15 @@ def open_log(run):
         name = config.wandb_run_name or config.out_dir
         to_wandb = start_wandb(config.wandb_project, name, saved_config, run.state)
     last_step = None if run.folder is None else run.step
-    return RunLog(config.out_dir, last_step, config.max_iters, to_wandb)
+    return RunLog(config.out_dir, last_step, config.max_iters, to_wandb, peak_speed(run))
+
+
+def peak_speed(run):
+    """The tokens/s at which the devices would compute nothing else and never wait, for the MFU."""
+    runtime, c = run.runtime, variant(run)
+    peak, source = peak_flops(runtime)
+    print(f"MFU: of {peak * runtime.world_size / 1e12:,.3g} TFLOP/s, {source}")
+    return peak * runtime.world_size / training_flops_per_token(c, c.block_size)
 
 
 # ---------------------------------------------------------------- the printed description
