@@ -167,8 +167,8 @@ class Compiled:
 
     @staticmethod
     def attend(q, k, v):
-        q = q.unflatten(1, (k.size(1), -1))  # (1, K, H/K, 1, D)
-        scores = Compiled.kept((q * k[:, :, None]).sum(-1)) * q.size(-1) ** -0.5  # (1, K, H/K, S)
+        q = Compiled.kept(q * q.size(-1) ** -0.5).unflatten(1, (k.size(1), -1))  # (1, K, H/K, 1, D)
+        scores = Compiled.kept((q * k[:, :, None]).sum(-1))  # (1, K, H/K, S)
         p = Compiled.kept((scores - scores.amax(-1, keepdim=True)).exp())
         y = (p[..., None] * v[:, :, None]).sum(-2) / p.sum(-1, keepdim=True)  # (1, K, H/K, D)
         return Compiled.kept(y)
@@ -181,7 +181,6 @@ def step(token, kpos, w, ks, vs, config, ops):
     H, C, S, pos = config.n_head, config.n_embd, kpos.size(0), kpos[-1:]
     K, D = getattr(config, "n_kv_head", H), C // H
     is_llama = "rope" in w
-    torch._check(ks[0].size(2) >= S)
 
     def linear(x, name, i):
         y = ops.linear(x, w[name][i], w[f"{name}.scale"][i] if f"{name}.scale" in w else None)
@@ -234,12 +233,14 @@ def artefact(model, dtype):
 
 
 def compile_step(config, w, path):
-    """Compile `step` ahead of time for a CPU, for any number of keys, into `path`."""
+    """Compile `step` ahead of time for a CPU, for any number of keys, into `path`. A product and a
+    sum become one instruction."""
     K, D = getattr(config, "n_kv_head", config.n_head), config.n_embd // config.n_head
     ks, vs = ([torch.zeros(1, K, 64, D) for _ in range(config.n_layer)] for _ in range(2))
 
     class Step(nn.Module):
         def forward(self, token, kpos, w, ks, vs):
+            torch._check(ks[0].size(2) >= kpos.size(0))
             return step(token, kpos, w, ks, vs, config, Compiled)
 
     auto = torch.export.Dim.AUTO
@@ -250,7 +251,11 @@ def compile_step(config, w, path):
     temporary = path.with_name(f"{path.stem}.{os.getpid()}.pt2")
     with warnings.catch_warnings(action="ignore"):
         program = torch.export.export(Step(), example, dynamic_shapes=shapes)
-        torch._inductor.aoti_compile_and_package(program, package_path=str(temporary))
+        torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=str(temporary),
+            inductor_configs={"cpp.enable_floating_point_contract_flag": "fast"},
+        )
     os.replace(temporary, path)
 
 
@@ -267,9 +272,14 @@ class Fast(nn.Module):
         self.run = partial(step, w=layers, config=self.config, ops=Eager)
 
     def load(self, path):
-        """Use the compiled step in `path` from now on."""
-        compiled = torch._inductor.aoti_load_package(str(path))
-        self.run = lambda token, kpos, ks, vs: compiled(token, kpos, self.w, ks, vs)
+        """Use the compiled step in `path` from now on. It takes the inputs of compile_step one by
+        one: a call of the package itself reads their structure from JSON for each token."""
+        loader, w = torch._inductor.aoti_load_package(str(path)).loader, list(self.w.values())
+
+        def run(token, kpos, ks, vs):
+            return loader.boxed_run([token, kpos, *w, *ks, *vs])[0]
+
+        self.run = run
 
     def forward(self, idx, targets=None, cache=None, last_only=False):
         one_token = idx.shape == (1, 1) and targets is None

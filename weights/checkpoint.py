@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from common import files
 from common.errors import Failure, UserError
 from parts.architectures import configure, make
+from parts.costs import NoInitialValues
 from tokens.tokenizer import tokenizer_from_json
 from weights.checks import (
     FOREIGN,
@@ -291,7 +292,8 @@ def load_model(folder, config, device="cpu"):
     shapes = shapes_of(path)
     check_sizes(config, shapes, path)
     check_shapes(config, shapes, path)
-    model = make(config)
+    with NoInitialValues():  # the file has them all
+        model = make(config)
     safetensors.torch.load_model(model, str(path))
     return model.to(device)
 

@@ -20,6 +20,7 @@ from common.configurator import (
 )
 from common.errors import UserError, one_line
 from parts.architectures import ARCH, CORNERS, configure, make
+from parts.costs import NoInitialValues
 from parts.variant import VariantConfig
 
 FORMAT = 1  # version of the checkpoint folder; raised when older code can no longer read it
@@ -118,7 +119,7 @@ def check_shapes(config, shapes, path):
     """Raise UserError unless a configuration's model has exactly the tensors of a file, with the
     same names and shapes. The model is built on the meta device, which takes no memory."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), NoInitialValues():
             expected = make(config).state_dict(keep_vars=True)
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
         what = f"no model has these sizes: {one_line(error)}"

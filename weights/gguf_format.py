@@ -230,10 +230,12 @@ def caveat(tokenizer):
     return None
 
 
-def write(path, config, tensors, tokenizer):
+def write(path, config, tensors, tokenizer, kind="F32"):
     """Write a LLaMA to a GGUF file. Takes its configuration and tensors in Hugging Face's form, and
-    its tokenizer's to_json(). Raises UserError for a part that GGUF's llama does not have."""
+    its tokenizer's to_json(). kind: F32, F16 or Q8_0, the format of the matrices whose rows it can
+    divide into blocks. Raises UserError for a part that GGUF's llama does not have."""
     gguf = package()
+    types = gguf.GGMLQuantizationType
     for key, fitting in {"rope_scaling": None, "hidden_act": "silu"}.items():
         if config.get(key, fitting) != fitting:
             what = f"{key}={config[key]}: GGUF's llama does not have this"
@@ -243,12 +245,16 @@ def write(path, config, tensors, tokenizer):
         add = writer.add_float32 if name in FLOATS else writer.add_uint32
         add(f"llama.{key}", config[name])
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    file_type = "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
+    writer.add_file_type(gguf.LlamaFileType[file_type])
     write_tokenizer(gguf, writer, tokenizer, config["vocab_size"])
     for name, t in tensors.items():
         heads = turned_heads(name, config)
         t = interleaved(t, heads) if heads else t
-        writer.add_tensor(gguf_name(name), t.float().contiguous().numpy())
+        fits = t.dim() == 2 and t.size(1) % gguf.GGML_QUANT_SIZES[types[kind]][0] == 0
+        stored = types[kind] if fits else types.F32
+        values = gguf.quants.quantize(t.float().contiguous().numpy(), stored)
+        writer.add_tensor(gguf_name(name), values, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

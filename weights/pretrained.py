@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 from common.errors import UserError, one_line
 from common.files import read_json
 from parts.architectures import configure, make
+from parts.costs import NoInitialValues
 from tokens.tokenizer import tokenizer_from_json
 from weights import gguf_format
 from weights.families import NEOX
@@ -130,7 +131,7 @@ def check_shapes(family, values, keys, found, where):
         what = f"the token embedding is {tuple(stored)}, not that of {claim}"
         raise UserError(what, where, UNFIT)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), NoInitialValues():
             own = dict(make(configure(keys)).named_parameters())
     except UserError as error:
         raise UserError(error.parts[0], where, UNFIT) from None

@@ -2,15 +2,19 @@
 Measure how fast a trained model generates text, one token after another:
 
     python bench/speed.py decode --nanogpt=../nanoGPT --llama2c=../llama2.c  # beside the peers
+    python bench/speed.py decode --llamacpp=FOLDER   # after `npm install node-llama-cpp` there
     python bench/speed.py decode --out_dir=RUN --text=FILE  # a trained LLaMA, with its loss by mode
 
 All sides take turns, so that a busy machine slows all of them equally; a speed is that of the
 median round, and a ratio has its 95 % bootstrap interval. All LLaMAs have the same weights, and
-their greedy texts are compared. Writes bench/results/speed_decode.md.
+their greedy texts are compared. llama.cpp and llama2.c time themselves; llama.cpp leaves out the
+choice of the token. Writes bench/results/speed_decode.md.
 """
 
 import copy
+import re
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -20,8 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.timing import peers
-from bench.timing.llama2c import compile_program, find_source, program_arm, write_llama2c
+from bench.timing import llama2c, llamacpp, peers
 from bench.timing.results import (
     check_steps,
     command_text,
@@ -33,17 +36,23 @@ from bench.timing.results import (
 )
 from common.configurator import PositiveInt, build, load
 from common.errors import UserError
+from common.files import ROOT
 from common.runtime import versions
 from model_llama import Llama, LlamaConfig
 from parts.cache import KVCache
 from sampling.fast import prepare
-from weights.checkpoint import open_run
+from weights.checkpoint import open_run, save
 from weights.export import to_hf
 
 SIZES = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size")
+FAST = "sampling/fast.py"
 OURS = "the model itself, cached"  # what all other modes are compared with
-PEER, TRANSFORMERS = "llama2.c", "transformers, cached"
+TRANSFORMERS = "transformers, cached"
 NANOGPT = "nanoGPT (GPT-2), no cache"
+RIVALS = {  # with which a row is compared, by its bytes per weight
+    "llama.cpp": {4: "llama.cpp, F32", 2: "llama.cpp, F16", 1: "llama.cpp, Q8_0"},
+    "llama2.c": {4: "llama2.c", 2: "llama2.c", 1: "llama2.c, int8"},
+}
 MODES = (  # of sampling/fast.py: dtype, compiled
     ("float32", False),
     ("float16", False),
@@ -52,12 +61,14 @@ MODES = (  # of sampling/fast.py: dtype, compiled
     ("float32", True),
     ("int8", True),
 )
+STARTS = (("float32", False), ("int8", False), ("int8", True))  # of sample.py: likewise
 
 
 @dataclass
 class DecodeConfig:
     nanogpt: str = ""  # a checkout of nanoGPT
     llama2c: str = ""  # the folder of llama2.c, or its run.c
+    llamacpp: str = ""  # the folder where `npm install node-llama-cpp` was run
     out_dir: str = ""  # a run folder of a LLaMA to use in place of a random one
     text: str = ""  # a file to measure the loss on, if out_dir is given
     n_layer: PositiveInt = 6
@@ -126,12 +137,18 @@ def our_modes(model):
     """({name: the model prepared for the mode}, {name: how long that took, if compiled})."""
     models, notes = {OURS: copy.deepcopy(model)}, {}
     for dtype, compiled in MODES:
-        name = f"inference.py, {dtype}, {'compiled' if compiled else 'eager'}"
+        name = f"{FAST}, {dtype}, {'compiled' if compiled else 'eager'}"
         began = time.perf_counter()
         models[name], reasons = prepare(copy.deepcopy(model), dtype, compile=compiled)
         if compiled:
             notes[name] = f"ready in {time.perf_counter() - began:.1f} s: {reasons[-1]}"
     return models, notes
+
+
+def programs(config, model, folder):
+    """{name: the command line of a peer that is a program, without the number of tokens}."""
+    found = llamacpp.commands(config.llamacpp, model, folder) if config.llamacpp else {}
+    return found | (llama2c.commands(config.llama2c, model, folder) if config.llama2c else {})
 
 
 # ---------------------------------------------------------------- measuring
@@ -179,25 +196,58 @@ def timed(arm, n):
     return tokens, n / (time.perf_counter() - began)
 
 
-def race(config, model, models, n):
+def race(config, model, models, commands, n):
     """({name: tokens per second of each round}, {name: the tokens})."""
     arms = {name: partial(greedy, made) for name, made in models.items()}
     arms[TRANSFORMERS] = transformers_arm(model)
-    with tempfile.TemporaryDirectory() as folder:
-        if config.llama2c:
-            compile_program(find_source(config.llama2c), Path(folder))
-            write_llama2c(model, Path(folder))
-            arms[PEER] = program_arm(Path(folder))
-        if config.nanogpt:
-            arms[NANOGPT] = nanogpt_arm(config.nanogpt, model.config)
-        speeds, texts = {name: [] for name in arms}, {}
-        for arm in arms.values():
-            arm(16)
-        for _, name in turns(arms, config.rounds):
-            texts[name], speed = timed(arms[name], n)
-            speeds[name].append(speed)
+    arms |= {name: llama2c.program_arm(command) for name, command in commands.items()}
+    if config.nanogpt:
+        arms[NANOGPT] = nanogpt_arm(config.nanogpt, model.config)
+    speeds, texts = {name: [] for name in arms}, {}
+    for arm in arms.values():
+        arm(16)
+    for _, name in turns(arms, config.rounds):
+        texts[name], speed = timed(arms[name], n)
+        speeds[name].append(speed)
     texts.pop(NANOGPT, None)  # another model's
     return {name: np.array(each) for name, each in speeds.items()}, texts
+
+
+# ---------------------------------------------------------------- starting
+
+
+def save_run(model, folder):
+    """Make a folder one that sample.py opens, with a model in it."""
+    state = {"data": "", "best_val_loss": None, "best_step": None, "seconds": 0.0}
+    config = {"model": "llama"} | vars(model.config)
+    words = llamacpp.one_word_each(model.config.vocab_size)
+    save(folder, 0, model.state_dict(), {}, state, config, words, True)
+    return folder
+
+
+def start_times(run, commands, rounds):
+    """{name: (seconds of the command that writes one token, seconds of loading, or None)}, a list
+    of one per round each."""
+    ours = [sys.executable, ROOT / "sample.py", f"--out_dir={run}", "--device=cpu"]
+    ours += ["--num_samples=1", "--max_new_tokens=1"]
+    modes, starts = {}, {name: [*command, 1] for name, command in commands.items()}
+    for dtype, compiled in STARTS:
+        name = f"sample.py, {dtype}, {'compiled before' if compiled else 'eager'}"
+        modes[name] = dtype, compiled
+        starts[name] = [*ours, f"--dtype={dtype}", f"--compile={compiled}"]
+
+    found = {name: ([], []) for name in starts}
+    for _, name in turns(starts, rounds):
+        began = time.perf_counter()
+        done = llama2c.run_program(starts[name])
+        found[name][0].append(time.perf_counter() - began)
+        if name in modes:
+            began = time.perf_counter()
+            prepare(open_run(run)[0], modes[name][0], compile=modes[name][1])
+            found[name][1].append(time.perf_counter() - began)
+        elif said := re.search(r"loaded in ([\d.]+) s", done.stderr):
+            found[name][1].append(float(said[1]))
+    return found
 
 
 # ---------------------------------------------------------------- the page
@@ -205,9 +255,15 @@ def race(config, model, models, n):
 
 def number_bytes(name):
     """Bytes of a weight in a mode."""
-    if "int8" in name:
+    if "int8" in name or "Q8" in name:
         return 1
     return 2 if "16" in name else 4
+
+
+def rivals(names):
+    """{heading: {bytes of a weight: the row to compare with}} of the engines that are measured."""
+    found = {head: rows for head, rows in RIVALS.items() if rows[4] in names}
+    return found or {"transformers": dict.fromkeys((4, 2, 1), TRANSFORMERS)}
 
 
 def equal_tokens(one, two):
@@ -223,39 +279,48 @@ def divergence(truth, model, text):
     return max(0.0, (truth.exp() * (truth - predicted)).sum(-1).mean().item())
 
 
-def table(config, model, text, n, threads):
-    """The lines of the table for a number of threads."""
-    torch.set_num_threads(threads)
+def table(config, model, text, n, commands):
+    """The lines of the table for torch's number of threads."""
     reads = bandwidth()
     models, notes = our_modes(model)
-    speeds, texts = race(config, model, models, n)
+    speeds, texts = race(config, model, models, commands, n)
     medians = {name: np.median(values) for name, values in speeds.items()}
-    peer = PEER if config.llama2c else TRANSFORMERS
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and name != "wte.weight"]
     read_per_token = sum(p.numel() for p in matrices)
     truth = greedy(models[OURS], n, texts[OURS])
-    loss_head, loss_line = (" loss |", "---|") if text is not None else ("", "")
+    found = rivals(speeds)
+    heads = ["", "tokens/s", *(f"times {head}" for head in found), "share", "same text", "KL"]
+    heads += ["loss", ""] if text is not None else [""]
     lines = [
-        f"## {threads_text(threads)}: {reads:.1f} GB/s",
+        f"## {threads_text(torch.get_num_threads())}: {reads:.1f} GB/s",
         "",
-        f"| | tokens/s | times {peer.split(',')[0]} | share | same text | KL |{loss_head} |",
-        f"|---|---|---|---|---|---|---|{loss_line}",
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
     ]
     for name in sorted(medians, key=medians.get):
-        speed = medians[name]
-        share = 100 * speed * read_per_token * number_bytes(name) / 1e9 / reads
-        same = equal_tokens(texts[name], texts[OURS]) if name in texts else ""
-        kl = loss = ""
-        if name in models:
-            kl = f"{divergence(truth, models[name], texts[OURS]):.1e}"
+        speed, size = medians[name], number_bytes(name)
+        cells = [name, f"{speed:.0f} ({max(speeds[name]):.0f})"]
+        for rows in found.values():
+            peer = speeds.get(rows[size])
+            cells.append("" if peer is None else ratio_text(*interval(speeds[name] / peer)))
+        cells.append(f"{100 * speed * read_per_token * size / 1e9 / reads:.0f} %")
+        cells.append(str(equal_tokens(texts[name], texts[OURS])) if name in texts else "")
+        ours = models.get(name)
+        cells.append(f"{divergence(truth, ours, texts[OURS]):.1e}" if ours else "")
         if text is not None:
-            if name in models:
-                loss = f"{text_loss(models[name], text, model.config.block_size):.4f}"
-            loss = f"{loss} | "
-        ratio = ratio_text(*interval(speeds[name] / speeds[peer]))
-        numbers = f"{speed:.0f} ({max(speeds[name]):.0f}) | {ratio}"
-        note = notes.get(name, "")
-        lines.append(f"| {name} | {numbers} | {share:.0f} % | {same} | {kl} | {loss}{note} |")
+            cells.append(f"{text_loss(ours, text, model.config.block_size):.4f}" if ours else "")
+        lines.append(f"| {' | '.join([*cells, notes.get(name, '')])} |")
+    print("\n".join(lines), "\n", flush=True)
+    return [*lines, ""]
+
+
+def start_table(run, commands, rounds):
+    """The lines of the table of starting times."""
+    lines = ["| one token | seconds | of them loading |", "|---|---|---|"]
+    found = start_times(run, commands, rounds)
+    for name, (seconds, loading) in sorted(found.items(), key=lambda item: np.median(item[1][0])):
+        load = f"{np.median(loading):.2f}" if loading else ""
+        lines.append(f"| {name} | {np.median(seconds):.2f} ({min(seconds):.2f}) | {load} |")
     print("\n".join(lines), "\n", flush=True)
     return [*lines, ""]
 
@@ -263,7 +328,9 @@ def table(config, model, text, n, threads):
 def report(config, argv):
     """Measure, and write the page."""
     if config.llama2c:
-        find_source(config.llama2c)
+        llama2c.find_source(config.llama2c)
+    if config.llamacpp:
+        llamacpp.check_folder(config.llamacpp)
     peers.check_nanogpt(config.nanogpt)
     model, text = open_llama(config) if config.out_dir else (random_llama(config), None)
     c, facts = model.config, versions()
@@ -277,6 +344,9 @@ def report(config, argv):
         "memory (what stays in its caches may exceed it).",
         "Same text: tokens equal to the model's own greedy text before the first difference.",
         "KL: of the mode's predictions from the model's, nats per token, along that text.",
+        "Times another engine: the one with as many bytes per weight. The lower table: the whole "
+        "command that writes one token, the start of Python or node included; loading is reading "
+        "the weights and preparing them.",
     ]
     lines = [
         "# Generation, one token after another: batch 1, greedy",
@@ -288,8 +358,13 @@ def report(config, argv):
         "",
     ]
     head = list(lines)
-    for threads in [config.threads] if config.threads else [1, 2]:
-        lines += table(config, model, text, n, threads)
+    with tempfile.TemporaryDirectory() as folder:
+        commands = programs(config, model, Path(folder))
+        run = config.out_dir or save_run(model, Path(folder))
+        for threads in [config.threads] if config.threads else [1, 2]:
+            torch.set_num_threads(threads)
+            lines += table(config, model, text, n, commands)
+            lines += start_table(run, commands, config.rounds)
     write(lines, "speed_decode")
     print("\n".join(head))
 

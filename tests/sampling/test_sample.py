@@ -4,6 +4,8 @@ import json
 import random
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch
 import sample
 import train
 from common.errors import UserError
-from common.files import sha256_of
+from common.files import ROOT, sha256_of
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
 from parts.cache import LayerCache
@@ -63,6 +65,18 @@ def test_greedy_text_is_the_language(out_dir, capsys):
     assert capsys.readouterr().out.startswith("shall speak no mor")
     run(out_dir, "--start=of r", "--temperature=0.0", "--num_samples=1", "--max_new_tokens=4")
     assert capsys.readouterr().out.startswith("of rome ")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_writing_does_not_load_the_compiler(out_dir, dtype):
+    """Its modules take about as long to import as the rest of torch."""
+    program = "import sys, sample; sample.main(sys.argv[1:]); print('modules:', *sys.modules)"
+    options = ["--device=cpu", "--max_new_tokens=3", "--num_samples=1", f"--dtype={dtype}"]
+    command = [sys.executable, "-c", program, f"--out_dir={out_dir}", *options]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
+    imported = set(done.stdout.rsplit("modules:", 1)[1].split())
+    assert "torch" in imported
+    assert not imported & {"torch._dynamo", "torch._inductor", "sympy"}
 
 
 def test_cached_text_is_uncached_text_also_past_block_size(out_dir):
