@@ -45,7 +45,7 @@ class Pre(Block):
 
     def forward(self, x, where, cache=None):
         x = x + self.attn(self.norm1(x), where, cache)
-        return x + self.mlp(self.norm2(x))
+        return x + self.mlp(self.norm2(x), where)
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2):
@@ -61,7 +61,7 @@ class Post(Block):
 
     def forward(self, x, where, cache=None):
         x = self.norm1(x + self.attn(x, where, cache))
-        return self.norm2(x + self.mlp(x))
+        return self.norm2(x + self.mlp(x, where))
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2):
@@ -76,7 +76,7 @@ class Output(Block):
 
     def forward(self, x, where, cache=None):
         x = x + self.norm1(self.attn(x, where, cache))
-        return x + self.norm2(self.mlp(x))
+        return x + self.norm2(self.mlp(x, where))
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2):
@@ -93,7 +93,7 @@ class Sandwich(Block):
 
     def forward(self, x, where, cache=None):
         x = x + self.norm1_out(self.attn(self.norm1(x), where, cache))
-        return x + self.norm2_out(self.mlp(self.norm2(x)))
+        return x + self.norm2_out(self.mlp(self.norm2(x), where))
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2, norm1_out, norm2_out):
@@ -110,7 +110,7 @@ class Parallel(Block):
 
     def forward(self, x, where, cache=None):
         h = self.norm1(x)
-        return x + self.attn(h, where, cache) + self.mlp(h)
+        return x + self.attn(h, where, cache) + self.mlp(h, where)
 
     @staticmethod
     def reference(x, mix, mlp, norm1):
@@ -124,7 +124,7 @@ class Parallel2(Block):
     inputs_kept = (2, 1)
 
     def forward(self, x, where, cache=None):
-        return x + self.attn(self.norm1(x), where, cache) + self.mlp(self.norm2(x))
+        return x + self.attn(self.norm1(x), where, cache) + self.mlp(self.norm2(x), where)
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2):

@@ -31,6 +31,10 @@ class Part(nn.Module):
         """FLOPs per token in a context of T, as torch counts them, beside the linear maps."""
         return 0
 
+    def unused(self):
+        """Parameters that one token does not use."""
+        return 0
+
     def kept(self, T):
         """Numbers per token that backward needs, in eager mode on a CPU, beside the input."""
         return 0

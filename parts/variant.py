@@ -9,6 +9,8 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 import parts.attention  # noqa: F401 (adds its word to MIXER)
+import parts.differential  # noqa: F401
+import parts.mla  # noqa: F401
 from common.configurator import (
     Fraction,
     NonNegativeFloat,
@@ -18,6 +20,7 @@ from common.configurator import (
     Share,
     Words,
 )
+from parts import moe
 from parts.block import BLOCK
 from parts.mixer import MIXER
 from parts.mlp import MLP
@@ -69,6 +72,12 @@ class VariantConfig:
     logit_softcap: NonNegativeFloat = 0.0  # 0: none
     low_rank: NonNegativeInt = 0  # rank of every matrix of the blocks; 0: full
     embed_norm: bool = False  # a norm after the embedding (BLOOM)
+    n_experts: PositiveInt = 8  # of moe
+    top_k: PositiveInt = 2  # of moe: experts that a token uses
+    shared_experts: NonNegativeInt = 0  # of moe: as wide as so many, used by every token
+    moe_balance: Literal["loss", "bias"] = "loss"  # of moe: what evens the experts' loads
+    latent_rank: PositiveInt | None = None  # of mla: numbers cached per token; None: n_embd / 4
+    rope_head_dim: PositiveInt | None = None  # of mla: the shared key; None: half a head
 
     def __post_init__(self):
         self.bias = {True: "all", False: "none"}.get(self.bias, self.bias)
@@ -76,6 +85,7 @@ class VariantConfig:
         self.check_sizes()
         self.check_rope()
         self.check_mixer()
+        self.check_experts()
         if self.bias == "norm" and not NORM[self.norm].biased:
             raise ValueError(
                 f"bias=norm changes nothing, norm={self.norm} has no bias: choose another of them"
@@ -129,6 +139,8 @@ class VariantConfig:
                 f"mixer={self.mixer} names more mixers than n_layer={self.n_layer}: leave some out"
             )
         used = [MIXER[word] for word in words]
+        for mixer in used:
+            mixer.check(self)
         place = POSITION[self.position].acts_on
         if place and not any(place in mixer.acted_on for mixer in used):
             fitting = [
@@ -150,6 +162,22 @@ class VariantConfig:
                         f"{key}={getattr(self, key)} means nothing to mixer={self.mixer}: leave it "
                         f"out, or add {word}"
                     )
+
+    def check_experts(self):
+        if self.mlp != "moe":
+            return
+        if self.top_k > self.n_experts:
+            raise ValueError(f"top_k={self.top_k} is above n_experts={self.n_experts}")
+        if self.top_k == 1 < self.n_experts:
+            raise ValueError(
+                f"top_k=1 of n_experts={self.n_experts} always has the share 1, from which a "
+                "router learns nothing: choose top_k=2 or more"
+            )
+        if self.low_rank:
+            raise ValueError(
+                f"low_rank={self.low_rank} means nothing to mlp=moe, whose experts are whole: "
+                "leave it out"
+            )
 
 
 class Variant(nn.Module):
@@ -188,7 +216,7 @@ class Variant(nn.Module):
         if self.wpe.limit and past + T > self.wpe.limit:
             raise ValueError(f"cannot read {past + T} tokens: block_size is {self.wpe.limit}")
         pos = torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
-        where = Where(self.wpe, pos, self.wpe.angles(pos))  # pos (B or 1, T)
+        where = Where(self.wpe, pos, self.wpe.angles(pos), [])  # pos (B or 1, T)
         x = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
         for i, block in enumerate(self.blocks):
             x = block(x, where, None if cache is None else cache.layer(i, block.attn.new_state))
@@ -198,4 +226,6 @@ class Variant(nn.Module):
         loss = None
         if targets is not None:
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+            if where.routing:
+                loss = loss + moe.noted(self, where.routing)
         return logits, loss

@@ -429,7 +429,7 @@ def test_gradient_reaches_every_parameter_and_the_first_loss_is_right(base, arm)
     for key, p in model.named_parameters():
         assert p.grad is not None and p.grad.abs().max() > 0, key
     named = dict(model.named_parameters())
-    assert {key for key in muon_names(model) if named[key].dim() != 2} == set()
+    assert {key for key in muon_names(model) if named[key].dim() < 2} == set()
     grouped = [id(p) for group in parameter_groups(model, 0.1) for p in group["params"]]
     assert sorted(grouped) == sorted(map(id, model.parameters()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -553,6 +553,8 @@ MIXED = [
     dict(block_local=3),
     dict(position="relative", attn_softcap=1.5, qk_norm="head"),
     dict(position="rope", attn_softcap=1.5, qk_norm="full", n_kv_head=2),
+    dict(mixer="differential", n_kv_head=2),
+    dict(mixer="mla", position="none", rope_head_dim=4, latent_rank=7),
 ]
 
 
@@ -662,6 +664,8 @@ def test_partial_rope_turns_the_first_part_of_each_head():
 
 def test_a_gated_mlp_is_two_thirds_as_wide():
     for word, part in MLP.items():
+        if word == "moe":
+            continue
         gated = issubclass(part, GatedMLP)
         sizes = {key: p.shape for key, p in part(config("gpt2")).named_parameters()}
         assert sizes["up.weight"] == ((48, 16) if gated else (64, 16)), word  # 8/3 * 16 up to 8
@@ -681,12 +685,16 @@ def test_options_are_frozen():
 
     mixer: attention is one of several ways to carry information between tokens, and a state that
     does not grow with the text (linear attention, state spaces) cannot be expressed by its keys.
+    n_experts, top_k, shared_experts: the three sizes of a mixture of experts, whose trade is total
+    against active parameters. moe_balance: the two ways to keep the loads even give the experts'
+    outputs different shares. latent_rank, rope_head_dim: what mla caches per token.
     """
     assert " ".join(keys(VariantConfig)) == (
         "block_size vocab_size n_layer n_head n_kv_head n_embd dropout tie_embeddings bias "
         "position norm block mlp mixer mlp_width multiple_of ffn_dim_multiplier norm_eps "
         "rope_theta rope_fraction rope_scaling rope_factor rope_original relative_clip window "
-        "full_every block_local qk_norm attn_softcap logit_softcap low_rank embed_norm"
+        "full_every block_local qk_norm attn_softcap logit_softcap low_rank embed_norm "
+        "n_experts top_k shared_experts moe_balance latent_rank rope_head_dim"
     )
     tested = {key for arm in ARMS for key in arm} | {
         "block_size",
@@ -712,6 +720,14 @@ def test_options_are_frozen():
         (dict(position="rope", rope_factor=2.0), "scales nothing.*give rope_scaling"),
         (dict(norm="rmsnorm", bias="norm"), "norm=rmsnorm has no bias"),
         (dict(position="rope", rope_scaling="yarn", rope_factor=0.5), "below 1"),
+        (dict(mlp="moe", n_experts=2, top_k=3), "top_k=3 is above n_experts=2"),
+        (dict(mlp="moe", top_k=1), "a router learns nothing.*choose top_k=2"),
+        (dict(mlp="moe", low_rank=3), "low_rank=3 means nothing to mlp=moe"),
+        (dict(mixer="mla", rope_head_dim=3, position="rope"), "rope_head_dim=3 is odd"),
+        (dict(mixer="mla", position="alibi"), "scores, which mixer=mla does not have"),
+        (dict(mixer="mla", window=4), "window=4 means nothing to mixer=mla"),
+        (dict(mixer="differential", n_kv_head=1), "n_kv_head=1 is odd"),
+        (dict(latent_rank=8), "latent_rank=8 means nothing to mixer=attention"),
     ],
 )
 def test_impossible_pairs_are_refused_in_a_sentence(arm, words):
