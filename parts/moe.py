@@ -54,6 +54,7 @@ class MoE(Part):
         super().__init__()
         C, E, width = config.n_embd, config.n_experts, self.width_of(config)
         self.width, self.top_k, self.balance = width, config.top_k, config.moe_balance
+        self.adds_loss = self.balance == "loss" and E > 1
         self.down_std = STD / math.sqrt(2 * config.n_layer)
         self.gate = nn.Parameter(torch.empty(E, width, C))
         self.up = nn.Parameter(torch.empty(E, width, C))
@@ -120,7 +121,7 @@ class MoE(Part):
         loss = len(counts) * (counts / counts.sum() * p.mean(0)).sum()
 
         sums = torch.stack((entropy, loss.detach() * len(p)))
-        added = LOSS_SHARE * loss if self.balance == "loss" else 0.0
+        added = LOSS_SHARE * loss if self.adds_loss else 0.0
         return Routing(added, torch.cat((counts.to(sums.dtype), sums)))
 
     def reference(self, x):
@@ -229,7 +230,7 @@ def statistics(model):
         tokens = sum(counts) / layer.top_k
         entropies.append(entropy / tokens)
         loads.append([count / sum(counts) for count in counts])
-        if layer.balance == "loss":
+        if layer.adds_loss:
             added += LOSS_SHARE * loss / tokens
     return {"balance_loss": added, "router_entropy": entropies, "expert_load": loads}
 

@@ -379,8 +379,9 @@ TINY = dict(block_size=10, n_layer=1, n_head=2, n_embd=8, vocab_size=11, window=
 def tiny(base, arm):
     """The smallest configuration of an arm, or None where its words do not go together."""
     scaled = SCALED if arm.get("rope_scaling", "none") != "none" else {}
+    window = TINY["window"] if "window" in MIXER[arm.get("mixer", "attention")].reads else 0
     try:
-        return config(base, TINY | scaled | arm)
+        return config(base, TINY | dict(window=window) | scaled | arm)
     except UserError:
         return None
 
