@@ -281,7 +281,10 @@ def describe(run):
     for source in sources:
         describe_source(source, mixed=len(sources) > 1)
 
-    print(f"model {config.model}: {sum(p.numel() for p in model.parameters()):,} parameters")
+    total = sum(p.numel() for p in model.parameters())
+    unused = sum(getattr(block.mlp, "unused", int)() for block in model.blocks)
+    active = f", of which a token uses {total - unused:,}" if unused else ""
+    print(f"model {config.model}: {total:,} parameters{active}")
     for part, count in parameters_by_part(model).items():
         print(f"  {part:<22}{count:>12,}")
     for optimizer in run.learner.optimizers:

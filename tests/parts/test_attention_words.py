@@ -20,6 +20,7 @@ from parts.differential import Differential
 from parts.mla import LatentAttention
 from parts.position import Where
 from parts.variant import Variant
+from sampling.attention_map import write_map
 from sampling.fast import prepare, quantize
 from weights.export import to_hf
 
@@ -261,3 +262,5 @@ def test_what_does_not_know_them_says_so(word):
     with pytest.raises(UserError, match=f"mixer={word}.*no Hugging Face model has this"):
         to_hf("llama", vars(model.config), model.state_dict())
     assert "corners only" in prepare(model)[1][0]
+    with pytest.raises(UserError, match="layer 0 has no attention to draw"):
+        write_map("map.png", "", model, None, "", 0)
