@@ -26,6 +26,14 @@ class Routing(NamedTuple):
     tally: torch.Tensor  # (E + 2): tokens per expert; sums over the tokens: entropy, balance loss
 
 
+class Routings:
+    """Those of all layers in one forward pass. Not a plain list, because fsdp gives each block
+    copies of the lists among its inputs."""
+
+    def __init__(self):
+        self.of_layers = []  # bottom first; a second forward pass of a block is not read
+
+
 class MoE(Part):
     """Σ g_i E_i(x) over the k experts with the largest scores, + E_s(x), a shared expert.
 
@@ -54,6 +62,7 @@ class MoE(Part):
         super().__init__()
         C, E, width = config.n_embd, config.n_experts, self.width_of(config)
         self.width, self.top_k, self.balance = width, config.top_k, config.moe_balance
+        self.n_experts, self.n_embd = E, C
         self.adds_loss = self.balance == "loss" and E > 1
         self.down_std = STD / math.sqrt(2 * config.n_layer)
         self.gate = nn.Parameter(torch.empty(E, width, C))
@@ -82,8 +91,8 @@ class MoE(Part):
         chosen, shares = self.choose(scores)  # (N, k) each
         counts = scores.new_zeros(scores.size(1), dtype=torch.long)
         counts.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
-        if self.training and where is not None:
-            where.routing.append(self.routing(scores, counts))
+        if self.training and where is not None and where.routings is not None:
+            where.routings.of_layers.append(self.routing(scores, counts))
 
         order = chosen.flatten().argsort(stable=True)  # (N k) the choices, expert by expert
         y = tokens[order // self.top_k]  # (N k, C)
@@ -145,17 +154,17 @@ class MoE(Part):
     # What it costs.
 
     def flops(self, T):
-        return 2 * self.top_k * 3 * self.gate[0].numel()
+        return 2 * self.top_k * 3 * self.n_embd * self.width
 
     def unused(self):
-        return (len(self.gate) - self.top_k) * 3 * self.gate[0].numel()
+        return (self.n_experts - self.top_k) * 3 * self.n_embd * self.width
 
     def kept(self, T):
         """The experts' inputs and outputs and four tensors between them, as in a dense MLP; the
         scores and indices; and what the shared expert keeps."""
-        small = 2 * len(self.gate) + 9 * self.top_k
+        small = 2 * self.n_experts + 9 * self.top_k
         shared = 0 if self.shared is None else self.shared.kept(T)
-        return self.top_k * (2 * self.gate.size(2) + 4 * self.width) + small + shared
+        return self.top_k * (2 * self.n_embd + 4 * self.width) + small + shared
 
 
 def grouped(rows, matrices, counts):

@@ -301,4 +301,5 @@ class Where(NamedTuple):
     scheme: Position
     pos: torch.Tensor  # (B or 1, T)
     angles: tuple | None
-    routing: list | None = None  # of moe.Routing: each layer with experts adds its own
+    block_masks: dict  # of FlexAttention: one for all layers that see the same
+    routings: object = None  # moe.Routings, to which each layer with experts adds its own

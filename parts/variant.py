@@ -216,7 +216,8 @@ class Variant(nn.Module):
         if self.wpe.limit and past + T > self.wpe.limit:
             raise ValueError(f"cannot read {past + T} tokens: block_size is {self.wpe.limit}")
         pos = torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
-        where = Where(self.wpe, pos, self.wpe.angles(pos), [])  # pos (B or 1, T)
+        routings = moe.Routings()
+        where = Where(self.wpe, pos, self.wpe.angles(pos), {}, routings)  # pos (B or 1, T)
         x = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
         for i, block in enumerate(self.blocks):
             x = block(x, where, None if cache is None else cache.layer(i, block.attn.new_state))
@@ -226,6 +227,6 @@ class Variant(nn.Module):
         loss = None
         if targets is not None:
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
-            if where.routing:
-                loss = loss + moe.noted(self, where.routing)
+            if routings.of_layers:
+                loss = loss + moe.noted(self, routings.of_layers)
         return logits, loss

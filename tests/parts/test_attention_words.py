@@ -37,7 +37,7 @@ def read(model, layer=0, T=9):
     x = torch.randn(2, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     angles = model.wpe.angles(pos, getattr(mixer, "turned", None))
     cos, sin = (torch.cat((part, part), -1)[:, 0].double() for part in angles)
-    return x, mixer(x, Where(model.wpe, pos, model.wpe.angles(pos))), (cos, sin)
+    return x, mixer(x, Where(model.wpe, pos, model.wpe.angles(pos), {})), (cos, sin)
 
 
 def causal(T):
