@@ -231,12 +231,12 @@ def test_the_strength_starts_at_its_published_value():
 def test_they_train_and_write(data_dir, tmp_path, capsys, word):
     out = tmp_path / "out"
     more = [f"--mixer=attention,{word}", "--model=llama", "--optimizer=muon"]
-    train.main(arguments(data_dir, out, "--max_iters=30", "--learning_rate=1e-2", *more))
+    train.main(arguments(data_dir, out, "--max_iters=16", "--learning_rate=1e-2", *more))
     trained = dict(losses(out))
-    assert trained[30] < trained[1] - 0.3
+    assert trained[16] < trained[1] - 0.2
     capsys.readouterr()
     for dtype in ("float32", "int8"):
-        sample.main([f"--out_dir={out}", "--device=cpu", f"--dtype={dtype}"])
+        sample.main([f"--out_dir={out}", "--device=cpu", f"--dtype={dtype}", "--max_new_tokens=40"])
         assert len(capsys.readouterr().out) > 40
 
 

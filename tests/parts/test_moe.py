@@ -389,15 +389,15 @@ def run(data_dir, out_dir, *more):
 def test_it_trains_and_writes(data_dir, tmp_path, capsys, balance):
     """Straight on, and stopped and resumed, with the same bits; the text comes from sample.py."""
     more = [f"--moe_balance={balance}", "--shared_experts=1", "--optimizer=muon"]
-    more += ["--learning_rate=1e-2", "--lr_decay_iters=30"]
-    run(data_dir, tmp_path / "a", "--max_iters=30", *more)
-    run(data_dir, tmp_path / "b", "--max_iters=15", *more)
-    run(data_dir, tmp_path / "b", "--max_iters=30", "--init_from=resume")
+    more += ["--learning_rate=1e-2", "--lr_decay_iters=16"]
+    run(data_dir, tmp_path / "a", "--max_iters=16", *more)
+    run(data_dir, tmp_path / "b", "--max_iters=8", *more)
+    run(data_dir, tmp_path / "b", "--max_iters=16", "--init_from=resume")
     assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
     assert ("blocks.0.mlp.bias" in weights(tmp_path / "a")) == (balance == "bias")
     assert not any("tally" in name for name in weights(tmp_path / "a"))
     trained = dict(losses(tmp_path / "a"))
-    assert trained[30] < trained[1] - 0.3
+    assert trained[16] < trained[1] - 0.2
 
     capsys.readouterr()
     for dtype in ("float32", "int8"):
