@@ -30,8 +30,8 @@ PAPERS = {
     "logit_softcap": "Gemma 2, arXiv:2408.00118",
     "embed_norm": "BLOOM, arXiv:2211.05100",
     "moe_balance": {
-        "loss": "Switch, Fedus et al. 2021, arXiv:2101.03961",
-        "bias": "Wang et al. 2024, arXiv:2408.15664",
+        "loss": "Switch, arXiv:2101.03961",
+        "bias": "DeepSeek, arXiv:2408.15664",
     },
 }
 

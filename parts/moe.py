@@ -45,7 +45,7 @@ class MoE(Part):
     load (Wang et al. 2024, arXiv:2408.15664).
     """
 
-    paper = "Mixtral, Jiang et al. 2024, arXiv:2401.04088"
+    paper = "Mixtral, arXiv:2401.04088"
     reads = ("multiple_of", "ffn_dim_multiplier")
     reads += ("n_experts", "top_k", "shared_experts", "moe_balance")
     muon = ("gate", "up", "down")
