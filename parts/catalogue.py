@@ -89,7 +89,7 @@ def row(word, c, base, note):
     total, flops, kv = costs(c)
     percent = 100 * (total / parameters(base) - 1)
     if active_parameters(c) != total:
-        note = f"{active_parameters(c):,} active; {note}"
+        note = f"{active_parameters(c) / 1e6:.1f} M active; {note}"
     left = f"  {word:<15}{total:>14,}{percent:>+7.1f}%{flops / 1e6:>9,.1f}{kv:>9,.0f}  "
     return left + textwrap.shorten(note, WIDTH - len(left), placeholder=" …")
 
