@@ -38,7 +38,7 @@ class Pre(Block):
 
     def forward(self, x, where, cache=None):
         x = x + self.attn(self.norm1(x), where, cache)
-        return x + self.mlp(self.norm2(x))
+        return x + self.mlp(self.norm2(x), where)
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2):
@@ -54,7 +54,7 @@ class Post(Block):
 
     def forward(self, x, where, cache=None):
         x = self.norm1(x + self.attn(x, where, cache))
-        return self.norm2(x + self.mlp(x))
+        return self.norm2(x + self.mlp(x, where))
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2):
@@ -69,7 +69,7 @@ class Output(Block):
 
     def forward(self, x, where, cache=None):
         x = x + self.norm1(self.attn(x, where, cache))
-        return x + self.norm2(self.mlp(x))
+        return x + self.norm2(self.mlp(x, where))
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2):
@@ -85,7 +85,7 @@ class Sandwich(Block):
 
     def forward(self, x, where, cache=None):
         x = x + self.norm1_out(self.attn(self.norm1(x), where, cache))
-        return x + self.norm2_out(self.mlp(self.norm2(x)))
+        return x + self.norm2_out(self.mlp(self.norm2(x), where))
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2, norm1_out, norm2_out):
@@ -101,7 +101,7 @@ class Parallel(Block):
 
     def forward(self, x, where, cache=None):
         h = self.norm1(x)
-        return x + self.attn(h, where, cache) + self.mlp(h)
+        return x + self.attn(h, where, cache) + self.mlp(h, where)
 
     @staticmethod
     def reference(x, mix, mlp, norm1):
@@ -114,7 +114,7 @@ class Parallel2(Block):
     paper = "GPT-NeoX, arXiv:2204.06745"
 
     def forward(self, x, where, cache=None):
-        return x + self.attn(self.norm1(x), where, cache) + self.mlp(self.norm2(x))
+        return x + self.attn(self.norm1(x), where, cache) + self.mlp(self.norm2(x), where)
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2):

@@ -15,7 +15,7 @@ from typing import Literal
 from common.configurator import PositiveInt, allowed, build, keys, load
 from common.errors import UserError, run
 from parts.architectures import ARCH, CORNERS, configure, owners
-from parts.costs import flops_per_token, kv_bytes_per_token, parameters
+from parts.costs import active_parameters, flops_per_token, kv_bytes_per_token, parameters
 from parts.mixer import MIXER
 from parts.position import POSITION
 from parts.variant import SLOTS, VariantConfig
@@ -35,6 +35,10 @@ PAPERS = {
     "value_residual": "Zhou et al. 2024, arXiv:2410.17897",
     "value_embed": "nanochat, Karpathy 2025",
     "xsa": "arXiv:2603.09078",
+    "moe_balance": {
+        "loss": "Switch, arXiv:2101.03961",
+        "bias": "DeepSeek, arXiv:2408.15664",
+    },
 }
 
 
@@ -95,6 +99,8 @@ def row(word, c, base, note):
     """One line: a word, the costs of the configuration c with it, and a note."""
     total, flops, kv = costs(c)
     percent = 100 * (total / parameters(base) - 1)
+    if active_parameters(c) != total:
+        note = f"{active_parameters(c) / 1e6:.1f} M active; {note}"
     left = f"  {word:<15}{total:>14,}{percent:>+7.1f}%{flops / 1e6:>9,.1f}{kv:>9,.0f}  "
     return left + textwrap.shorten(note, WIDTH - len(left), placeholder=" …")
 

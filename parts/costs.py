@@ -86,6 +86,12 @@ def parameters(c):
     return sum(parameter_table(c).values())
 
 
+def active_parameters(c):
+    """Without the parameters that one token does not use, those of experts that are not chosen."""
+    _, blocks = without_numbers(c)
+    return parameters(c) - sum(layers * block.mlp.unused() for block, layers in blocks)
+
+
 def flops_per_token(c, T):
     """FLOPs of one token's forward pass in a context of T, a multiply-add being 2, as torch's
     counter has them: matrices and mixers, not norms and activations. A matrix of n weights: 2n."""
@@ -117,13 +123,13 @@ def kv_bytes_per_token(c, bytes=4):
 def match(c, base, what="params"):
     """(mlp_width, residual in percent): the width of the MLP at which c costs what base does.
 
-    what: "params", or "flops" of a full context; "none": the width as it is, and the difference in
-    parameters. The width is a multiple of 8, or of 1 where 8 is too coarse for 0.5 %. ValueError
-    where no sensible width does it.
+    what: "params", those that a token uses, or "flops" of a full context; "none": the width as it
+    is, and the difference in parameters. The width is a multiple of 8, or of 1 where 8 is too
+    coarse for 0.5 %. ValueError where no sensible width does it.
     """
 
     def cost(c):
-        return flops_per_token(c, base.block_size) if what == "flops" else parameters(c)
+        return flops_per_token(c, base.block_size) if what == "flops" else active_parameters(c)
 
     goal = cost(base)
 

@@ -36,7 +36,7 @@ class PlainMLP(ActivationMLP):
         self.down = linear(self.width, config.n_embd, config, residual=True)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x):
+    def forward(self, x, where=None):
         x = self.act(self.up(x))  # (B, T, width)
         return self.dropout(self.down(x))
 
@@ -65,7 +65,7 @@ class GatedMLP(ActivationMLP):
         self.down = linear(self.width, config.n_embd, config, residual=True)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x):
+    def forward(self, x, where=None):
         x = self.act(self.gate(x)) * self.up(x)  # (B, T, width)
         return self.dropout(self.down(x))
 

@@ -31,6 +31,10 @@ class Part(nn.Module):
         """FLOPs per token in a context of T, as torch counts them, beside the linear maps."""
         return 0
 
+    def unused(self):
+        """Parameters that one token does not use."""
+        return 0
+
 
 class Linear(nn.Linear):
     """A linear map that starts at N(0, std), its bias at 0."""

@@ -40,8 +40,8 @@ class Position(Part):
         """x (B, T, C) at the bottom, once."""
         return x
 
-    def angles(self, pos):
-        """What `rotate` needs, made once per forward pass."""
+    def angles(self, pos, D=None):
+        """What `rotate` needs for heads D wide (None: as wide as attention's)."""
 
     def rotate(self, q, k, angles):
         """q (B, H, T, D) and k (B, K, T, D), in every layer."""
@@ -116,20 +116,25 @@ class Rope(Position):
     def __init__(self, config):
         super().__init__(config)
         self.config = config
-        D = config.n_embd // config.n_head
-        self.width = 2 * int(config.rope_fraction * D / 2)  # of the turned part of a head, even
+        self.width = self.turned_width(config.n_embd // config.n_head)
 
-    def angles(self, pos):
-        return ROPE_SCALING[self.config.rope_scaling](pos, self.width, self.config)
+    def turned_width(self, D):
+        """The width of the turned part of a head, even."""
+        return 2 * int(self.config.rope_fraction * D / 2)
+
+    def angles(self, pos, D=None):
+        width = self.turned_width(D) if D else self.width
+        return ROPE_SCALING[self.config.rope_scaling](pos, width, self.config)
 
     def rotate(self, q, k, angles):
         return self.turn(q, angles), self.turn(k, angles)
 
     def turn(self, x, angles):
-        if self.width == x.size(-1):
+        width = 2 * angles[0].size(-1)
+        if width == x.size(-1):
             return rotate(x, *angles)
-        turned = rotate(x[..., : self.width], *angles)
-        return torch.cat((turned, x[..., self.width :]), dim=-1)
+        turned = rotate(x[..., :width], *angles)
+        return torch.cat((turned, x[..., width:]), dim=-1)
 
     def reference_score(self, q, k, qpos, kpos):
         """Each pair as a complex number: q e^(i a qpos) times the conjugate of k e^(i a kpos)."""
@@ -289,10 +294,11 @@ ROPE_SCALING = {
 
 
 class Where(NamedTuple):
-    """What a mixer needs to know of the tokens in this forward pass."""
+    """What a part needs to know of the tokens in this forward pass, and what experts report."""
 
     scheme: Position
     pos: torch.Tensor  # (B or 1, T)
     angles: tuple | None
     idx: torch.Tensor  # (B, T) the tokens' ids
     shared: dict  # what a layer leaves for the later ones of this forward pass
+    routings: object = None  # moe.Routings, to which each layer with experts adds its own

@@ -9,6 +9,8 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 import parts.attention  # noqa: F401 (adds its word to MIXER)
+import parts.differential  # noqa: F401
+import parts.mla  # noqa: F401
 from common.configurator import (
     Fraction,
     NonNegativeFloat,
@@ -18,6 +20,7 @@ from common.configurator import (
     Share,
     Words,
 )
+from parts import moe
 from parts.block import BLOCK
 from parts.mixer import MIXER
 from parts.mlp import MLP
@@ -78,6 +81,12 @@ class VariantConfig:
     value_residual: bool = False  # values are mixed with the first layer's
     value_embed: bool = False  # every other layer, values get a vector of the token's own
     xsa: bool = False  # a head's output without its part along the token's own value
+    n_experts: PositiveInt = 8  # of moe
+    top_k: PositiveInt = 2  # of moe: experts that a token uses
+    shared_experts: NonNegativeInt = 0  # of moe: as wide as so many, used by every token
+    moe_balance: Literal["loss", "bias"] = "loss"  # of moe: what evens the experts' loads
+    latent_rank: PositiveInt | None = None  # of mla: numbers cached per token; None: n_embd / 4
+    rope_head_dim: PositiveInt | None = None  # of mla: the shared key; None: half a head
 
     def __post_init__(self):
         self.bias = {True: "all", False: "none"}.get(self.bias, self.bias)
@@ -85,6 +94,7 @@ class VariantConfig:
         self.check_sizes()
         self.check_rope()
         self.check_mixer()
+        self.check_experts()
         if self.bias == "norm" and not NORM[self.norm].biased:
             raise ValueError(
                 f"bias=norm changes nothing, norm={self.norm} has no bias: choose another of them"
@@ -143,6 +153,8 @@ class VariantConfig:
                 f"mixer={self.mixer} names more mixers than n_layer={self.n_layer}: leave some out"
             )
         used = [MIXER[word] for word in words]
+        for mixer in used:
+            mixer.check(self)
         place = POSITION[self.position].acts_on
         if place and not any(place in mixer.acted_on for mixer in used):
             fitting = [
@@ -164,6 +176,22 @@ class VariantConfig:
                         f"{key}={getattr(self, key)} means nothing to mixer={self.mixer}: leave it "
                         f"out, or add {word}"
                     )
+
+    def check_experts(self):
+        if self.mlp != "moe":
+            return
+        if self.top_k > self.n_experts:
+            raise ValueError(f"top_k={self.top_k} is above n_experts={self.n_experts}")
+        if self.top_k == 1 < self.n_experts:
+            raise ValueError(
+                f"top_k=1 of n_experts={self.n_experts} always has the share 1, from which a "
+                "router learns nothing: choose top_k=2 or more"
+            )
+        if self.low_rank:
+            raise ValueError(
+                f"low_rank={self.low_rank} means nothing to mlp=moe, whose experts are whole: "
+                "leave it out"
+            )
 
 
 class Variant(nn.Module):
@@ -202,7 +230,8 @@ class Variant(nn.Module):
         if self.wpe.limit and past + T > self.wpe.limit:
             raise ValueError(f"cannot read {past + T} tokens: block_size is {self.wpe.limit}")
         pos = torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
-        where = Where(self.wpe, pos, self.wpe.angles(pos), idx, {})  # pos (B or 1, T)
+        routings = moe.Routings()
+        where = Where(self.wpe, pos, self.wpe.angles(pos), idx, {}, routings)  # pos (B or 1, T)
         x = first = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
         for i, block in enumerate(self.blocks):
             x = block.residual(x, first)
@@ -213,4 +242,6 @@ class Variant(nn.Module):
         loss = None
         if targets is not None:
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+            if routings.of_layers:
+                loss = loss + moe.noted(self, routings.of_layers)
         return logits, loss

@@ -102,9 +102,10 @@ def write_map(path, name, model, tokenizer, prompt, layer, context=None):
         fix = f"the layers are 0 to {len(model.blocks) - 1}"
         raise UserError(f"there is no layer {layer}", f"layer={layer}", fix)
 
-    if not hasattr(model.blocks[layer].attn, "n_head"):
+    attn = model.blocks[layer].attn
+    if not hasattr(attn, "n_head") or getattr(attn, "normed", False):  # not linear in its values
         fix = "choose a layer whose mixer is attention"
-        raise UserError(f"layer {layer} has no attention", f"layer={layer}", fix)
+        raise UserError(f"layer {layer} has no attention to draw", f"layer={layer}", fix)
 
     ids = list(tokenizer.encode(prompt))[-(context or model.config.block_size) :]
     ids = ids or [tokenizer.start]

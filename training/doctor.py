@@ -210,8 +210,11 @@ class Gradients(torch.optim.SGD):
 def check_accumulation(run, train_step):
     """Compare the loss and gradient of one batch of four samples with those of four micro-batches
     of one. The first two samples have few targets."""
-    if getattr(run.learner.model.config, "norm", "") == "batchnorm":
-        return True, "not compared: batchnorm depends on what else is in a batch"
+    config = run.learner.model.config
+    balanced = getattr(config, "mlp", "") == "moe" and config.moe_balance == "loss"
+    if balanced or getattr(config, "norm", "") == "batchnorm":
+        what = "the experts' balance loss" if balanced else "batchnorm"
+        return True, f"not compared: {what} depends on what else is in a batch"
     x, y = run.data.batches.get(0, 4)
     first = (y >= 0).argmax(1)  # the first target of each row, which stays
     y[0, first[0] + 1 :] = -1

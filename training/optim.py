@@ -98,12 +98,13 @@ class Muon(torch.optim.Muon):
             momentum.lerp_(p.grad, 1 - group["momentum"])
             directions.append(p.grad.lerp(momentum, group["momentum"]).to(dtype))
 
-        stack = torch.stack(directions)  # (n, rows, columns)
-        updates = orthogonal(stack, group["ns_steps"], group["ns_coefficients"], group["eps"])
-        for p, update in zip(matrices, updates, strict=True):
+        stack = torch.stack(directions)  # (n, rows, columns), or of experts (n, E, rows, columns)
+        updates = stack.flatten(0, -3)  # (n or n E, rows, columns)
+        updates = orthogonal(updates, group["ns_steps"], group["ns_coefficients"], group["eps"])
+        for p, update in zip(matrices, updates.view_as(stack), strict=True):
             p.mul_(1 - group["lr"] * group["weight_decay"])
             # Scale the entries to the usual size of AdamW's steps.
-            p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
+            p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape[-2:])))
 
 
 def make_optimizers(model, config, device):
@@ -118,12 +119,16 @@ def make_optimizers(model, config, device):
     groups = parameter_groups(model, config.weight_decay)
     if config.optimizer == "muon":
         matrices, groups = split_groups(groups, muon_names(model))
+        stacked = [(name, p) for name, p in matrices if p.dim() == 3]  # the experts
+        plain = [(name, p) for name, p in matrices if p.dim() == 2]
         muon = Muon(
-            [group_of(matrices, config.weight_decay)],
+            [group_of(plain, config.weight_decay)],
             lr=lr,
             momentum=config.beta1,
             adjust_lr_fn="match_rms_adamw",
         )
+        if stacked:  # torch's constructor refuses what is not 2-d, `Muon.update` does not
+            muon.add_param_group(group_of(stacked, config.weight_decay))
         optimizers.append(muon)
     fused = device.startswith(("cuda", "cpu"))
     betas = (config.beta1, config.beta2)

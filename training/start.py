@@ -297,7 +297,11 @@ def describe(run):
     for source in sources:
         describe_source(source, mixed=len(sources) > 1)
 
-    print(f"model {config.model}: {sum(p.numel() for p in model.parameters()):,} parameters")
+    total = sum(p.numel() for p in model.parameters())
+    mlps = [block.mlp for block in model.blocks]
+    unused = sum(mlp.unused() for mlp in mlps if hasattr(mlp, "unused"))
+    active = f", of which a token uses {total - unused:,}" if unused else ""
+    print(f"model {config.model}: {total:,} parameters{active}")
     for part, count in parameters_by_part(model).items():
         print(f"  {part:<22}{count:>12,}")
     for optimizer in run.learner.optimizers:

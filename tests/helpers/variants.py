@@ -36,6 +36,13 @@ NUMBERS = [
     dict(value_residual=True),
     dict(value_embed=True, n_kv_head=2),
     dict(xsa=True, n_kv_head=2),
+    dict(n_experts=3, mlp="moe"),
+    dict(n_experts=1, top_k=1, mlp="moe", mlp_width=24),
+    dict(top_k=3, mlp="moe"),
+    dict(shared_experts=1, mlp="moe"),
+    dict(latent_rank=6, mixer="mla"),
+    dict(rope_head_dim=4, mixer="mla"),
+    dict(mixer="differential", n_kv_head=2, window=5),
 ]
 SCALED = dict(position="rope", rope_factor=4.0, rope_original=16)
 
@@ -44,6 +51,8 @@ def arm_of(slot, word):
     """The change to a corner that swaps one slot, with what the word needs beside it."""
     if slot == "rope_scaling" and word != "none":
         return {slot: word} | SCALED
+    if slot == "moe_balance":
+        return {slot: word, "mlp": "moe"}
     if slot == "mixer" and "q and k" not in MIXER[word].acted_on:
         return {slot: word, "position": "sinusoidal"}
     return {slot: word}

@@ -1,0 +1,111 @@
+"""The word `differential` of the slot `mixer`.
+
+Shapes: B batch, T tokens, C = n_embd, H = n_head, K = n_kv_head, D = C / H, S keys.
+"""
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import torch
+import torch.nn as nn
+
+from parts.attention import Attention
+from parts.mixer import MIXER
+from parts.norm import RMSNorm
+
+WITHOUT = dict(  # what Attention could do besides
+    attn_gate="none",
+    attn_sink=False,
+    nope_every=0,
+    value_residual=False,
+    value_embed=False,
+    xsa=False,
+)
+
+
+class Differential(Attention):
+    """(1 - a) norm((A_1 - l A_2) V), where A_1 and A_2 are the attention weights of two heads, H/2
+    apart, and V the values of both, 2D wide: noise that both heads see is subtracted.
+
+    l = exp(q_1 k_1) - exp(q_2 k_2) + a with four learned vectors, a = 0.8 - 0.6 exp(-0.3 layer),
+    layer from 0. The norm is over the 2D features of each pair and has a weight, as in the authors'
+    code; transformers' DiffLlama has none. H and K are even.
+    """
+
+    paper = "Ye et al. 2024, arXiv:2410.05258"
+    normed = True
+    reads = ("n_kv_head", "window", "full_every", "block_local", "qk_norm", "attn_softcap")
+    vectors = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+
+    @classmethod
+    def check(cls, config):
+        if config.n_head % 2 or config.n_kv_head % 2:
+            raise ValueError(
+                f"mixer=differential pairs the heads, and n_head={config.n_head} or "
+                f"n_kv_head={config.n_kv_head} is odd: make both even"
+            )
+
+    def __init__(self, config, layer):
+        super().__init__(SimpleNamespace(**vars(config) | WITHOUT), layer)
+        D = config.n_embd // config.n_head
+        self.start = 0.8 - 0.6 * math.exp(-0.3 * layer)
+        for name in self.vectors:
+            setattr(self, name, nn.Parameter(torch.empty(D)))
+        self.pair_norm = RMSNorm(2 * D, config)
+
+    def reset(self):
+        for name in self.vectors:
+            nn.init.normal_(getattr(self, name), 0.0, 0.1)
+
+    def attend(self, q, k, v, qpos, kpos, mask, bias):
+        """q (B, H, T, D), k and v (B, K, S, D) -> (B, H, T, D), two heads per pair."""
+        halves = []
+        for half in v.chunk(2, dim=1):  # of the values of a pair, (B, K/2, S, D)
+            both = half.repeat(1, 2, 1, 1)  # (B, K, S, D), the same for the two heads of a pair
+            halves.append(super().attend(q, k, both, qpos, kpos, mask, bias))
+        first, second = torch.cat(halves, -1).chunk(2, dim=1)  # (B, H/2, T, 2D)
+
+        raised, lowered = ((a * b).sum().exp() for a, b in self.products())
+        strength = raised - lowered + self.start
+        y = (1 - self.start) * self.pair_norm(first - strength * second)
+        return y.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
+
+    def flexible(self, q, scheme):
+        return False
+
+    def reference(self, x, where):
+        """One query, one pair of heads and one key at a time, without windows; x (B, T, C)."""
+        q, k, v = self.heads(x)
+        pairs, shared_by = self.n_head // 2, self.n_head // self.n_kv_head
+        dot = [sum(a * b for a, b in zip(*pair, strict=True)) for pair in self.products()]
+        strength = math.exp(dot[0]) - math.exp(dot[1]) + self.start
+        y = x.new_zeros(*x.shape[:2], pairs, 2 * q.size(-1))
+        for b, h, i in itertools.product(range(len(x)), range(pairs), range(x.size(1))):
+            weights = []
+            for head in (h, h + pairs):
+                key = k[b, head // shared_by]
+                scores = [
+                    where.scheme.reference_score(q[b, head, i], key[j], i, j)
+                    + where.scheme.reference_bias(q[b, head, i], head, i, j)
+                    for j in range(i + 1)
+                ]
+                weights.append(torch.stack(scores).softmax(0))
+            low = h // shared_by
+            values = torch.cat((v[b, low], v[b, low + self.n_kv_head // 2]), -1)[: i + 1]
+            mixed = (weights[0] - strength * weights[1]) @ values
+            y[b, i, h] = (1 - self.start) * self.pair_norm.reference(mixed)
+        return self.wo(y.flatten(2))
+
+    def products(self):
+        """The two pairs of vectors (D) whose products make the strength of the subtraction."""
+        q1, k1, q2, k2 = (getattr(self, name) for name in self.vectors)
+        return (q1, k1), (q2, k2)
+
+    # What it costs: the values of a pair are summed twice, once for each of its heads.
+
+    def flops(self, T):
+        return 2 * super().flops(T)
+
+
+MIXER["differential"] = Differential

@@ -1,0 +1,140 @@
+"""The word `mla` of the slot `mixer`: multi-head latent attention.
+
+Shapes: B batch, T tokens, C = n_embd, H = n_head, D = C / H, S keys, L = latent_rank, R =
+rope_head_dim.
+"""
+
+import cmath
+import itertools
+import math
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+from parts.cache import LayerCache
+from parts.mixer import MIXER, Mixer
+from parts.norm import RMSNorm
+from parts.part import Linear, linear
+
+
+class LatentAttention(Mixer):
+    """Attention whose keys and values are made of one short vector per token, c = norm(x W_d), the
+    latent: k_h = [c W_k,h ; r] and v_h = c W_v,h, q_h = x W_q,h. r = x W_r is a key that all heads
+    share, R wide, and only r and that part of q are rotated. The cache holds c and r.
+
+    For one token the products are taken in the other order, q (W_k c) = (q W_k) c, so that no key
+    or value of the past is made again. As in DeepSeek-V2-Lite, queries have no latent.
+    """
+
+    paper = "DeepSeek-V2, arXiv:2405.04434"
+    acted_on = ("embedding", "q and k")
+    reads = ("latent_rank", "rope_head_dim")
+    normed = True
+    state = LayerCache
+
+    @classmethod
+    def check(cls, config):
+        if config.position == "rope" and (config.rope_head_dim or 2) % 2:
+            raise ValueError(
+                f"rope rotates pairs, and rope_head_dim={config.rope_head_dim} is odd: make it even"
+            )
+
+    def __init__(self, config, layer):
+        super().__init__()
+        C, H = config.n_embd, config.n_head
+        D = C // H
+        self.n_head, self.width, self.theta = H, D, config.rope_theta
+        self.rank = config.latent_rank or max(1, C // 4)
+        self.turned = config.rope_head_dim or 2 * max(1, D // 4)
+        self.wq = linear(C, H * (D + self.turned), config)
+        self.wd = linear(C, self.rank + self.turned, config)
+        self.latent_norm = RMSNorm(self.rank, config)
+        self.wu = linear(self.rank, 2 * C, config)
+        self.wo = linear(C, C, config, residual=True)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x, where, cache=None):
+        B, T, C = x.size()
+        q, past, mask = *self.compressed(x, where), None  # past (B, 1, T, L + R)
+        if cache is not None:
+            past, _, mask = cache.update(past, past[..., :0])  # (B, 1, S, L + R)
+
+        if cache is not None and T == 1 and type(self.wu) is Linear:  # not in int8, nor low_rank
+            y = self.absorbed(q, past, mask)
+        else:
+            k, v = self.expanded(past)
+            v = F.pad(v, (0, self.turned))  # the fast kernels want v as wide as q and k
+            p = self.dropout.p if self.training else 0.0
+            causal = mask is None and T > 1
+            y = F.scaled_dot_product_attention(q, k, v, mask, p, causal)[..., : self.width]
+        y = y.transpose(1, 2).reshape(B, T, C)  # heads side by side
+        return self.dropout(self.wo(y))
+
+    def compressed(self, x, where):
+        """q (B, H, T, D + R) of x (B, T, C), and what the cache holds, (B, 1, T, L + R)."""
+        q = self.wq(x).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+        q, q_turned = q.split((self.width, self.turned), -1)
+        latent, shared_key = self.wd(x)[:, None].split((self.rank, self.turned), -1)
+        angles = where.scheme.angles(where.pos, self.turned)
+        q_turned, shared_key = where.scheme.rotate(q_turned, shared_key, angles)
+        past = torch.cat((self.latent_norm(latent), shared_key), -1)
+        return torch.cat((q, q_turned), -1), past
+
+    def expanded(self, past):
+        """k (B, H, S, D + R) and v (B, H, S, D) of all heads."""
+        latent, shared_key = past.split((self.rank, self.turned), -1)
+        both = self.wu(latent[:, 0]).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+        k, v = both.chunk(2, -1)  # (B, H, S, D)
+        return torch.cat((k, shared_key.expand(-1, self.n_head, -1, -1)), -1), v
+
+    def absorbed(self, q, past, mask):
+        """The values (B, H, 1, D) of one query, without keys and values of the heads. A bias of the
+        keys adds the same to all scores, which changes nothing."""
+        to_k, to_v = self.wu.weight.unflatten(0, (self.n_head, 2, -1)).unbind(1)  # (H, D, L)
+        q, q_turned = q.split((self.width, self.turned), -1)
+        q = torch.cat((q @ to_k, q_turned), -1)  # (B, H, 1, L + R)
+        scale = 1 / math.sqrt(self.width + self.turned)
+        y = F.scaled_dot_product_attention(
+            q, past, past[..., : self.rank], mask, scale=scale, enable_gqa=True
+        )  # (B, H, 1, L)
+        y = y @ to_v.mT
+        if self.wu.bias is None:
+            return y
+        return y + self.wu.bias.unflatten(0, (self.n_head, 2, 1, -1))[:, 1]
+
+    def reference(self, x, where):
+        """One query, one head and one key at a time; x (B, T, C)."""
+        (B, T), D, R = x.shape[:2], self.width, self.turned
+        y = x.new_zeros(B, T, self.n_head, D)
+        frequencies = [0.0] * (R // 2)
+        if where.scheme.acts_on == "q and k":
+            frequencies = [self.theta ** (-2 * n / R) for n in range(R // 2)]
+        for b, h, i in itertools.product(range(B), range(self.n_head), range(T)):
+            q = self.wq(x[b, i])[h * (D + R) : (h + 1) * (D + R)]
+            scores, values = [], []
+            for j in range(i + 1):
+                down = self.wd(x[b, j])
+                latent, shared = self.latent_norm.reference(down[: self.rank]), down[self.rank :]
+                up = self.wu(latent)[2 * h * D : 2 * (h + 1) * D]
+                score = q[:D] @ up[:D]
+                for n, frequency in enumerate(frequencies):
+                    pair = complex(q[D + n], q[D + n + R // 2])
+                    pair *= complex(shared[n], -shared[n + R // 2])
+                    score = score + (pair * cmath.exp(1j * (i - j) * frequency)).real
+                scores.append(score / math.sqrt(D + R))
+                values.append(up[D:])
+            weights = torch.stack(scores).softmax(0)
+            y[b, i, h] = weights @ torch.stack(values)
+        return self.wo(y.flatten(2))
+
+    # What it remembers, and what it costs.
+
+    def held(self, T):
+        return (self.rank + self.turned) * T
+
+    def flops(self, T):
+        return 4 * T * self.n_head * (self.width + self.turned)
+
+
+MIXER["mla"] = LatentAttention

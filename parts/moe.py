@@ -1,0 +1,240 @@
+"""The word `moe` of the slot `mlp`: several MLPs, the experts, of which each token uses a few.
+
+Shapes: B batch, T tokens, N = B T, C = n_embd, E = n_experts, k = top_k, F the width of an expert.
+"""
+
+import copy
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+from parts.mlp import MLP, GatedMLP
+from parts.part import STD, Linear, Part
+
+LOSS_SHARE = 0.01  # of each layer's balance loss in the training loss (Switch, arXiv:2101.03961)
+BIAS_STEP = 0.001  # by which a balance bias moves per optimizer step (arXiv:2408.15664)
+
+
+class Routing(NamedTuple):
+    """What the router of one layer did with the tokens of one training pass."""
+
+    loss: torch.Tensor | float  # what it adds to the training loss
+    tally: torch.Tensor  # (E + 2): tokens per expert; sums over the tokens: entropy, balance loss
+
+
+class Routings:
+    """Those of all layers in one forward pass. Not a plain list, because fsdp gives each block
+    copies of the lists among its inputs."""
+
+    def __init__(self):
+        self.of_layers = []  # bottom first; a second forward pass of a block is not read
+
+
+class MoE(Part):
+    """Σ g_i E_i(x) over the k experts with the largest scores, + E_s(x), a shared expert.
+
+    Each expert is a SwiGLU MLP without biases. There is no capacity limit, so that what a token
+    gets depends on that token alone. moe_balance=loss: g is the softmax over the k scores
+    (Mixtral), and a loss that grows with uneven loads is added while training. moe_balance=bias: g
+    are the sigmoids of the scores, divided by their sum (DeepSeek-V3, arXiv:2412.19437); a bias,
+    which only enters the choice, is raised after each step for experts with less than the mean
+    load (Wang et al. 2024, arXiv:2408.15664).
+    """
+
+    paper = "Mixtral, arXiv:2401.04088"
+    reads = ("multiple_of", "ffn_dim_multiplier")
+    reads += ("n_experts", "top_k", "shared_experts", "moe_balance")
+    muon = ("gate", "up", "down")
+
+    @classmethod
+    def width_of(cls, config):
+        """The width of one expert: mlp_width, or that of a dense MLP divided by the number of
+        experts that a token uses, so that a token costs about the same."""
+        used = config.top_k + config.shared_experts
+        width = GatedMLP.width_of(config)
+        return width if config.mlp_width or used == 1 else 8 * math.ceil(width / used / 8)
+
+    def __init__(self, config):
+        super().__init__()
+        C, E, width = config.n_embd, config.n_experts, self.width_of(config)
+        self.width, self.top_k, self.balance = width, config.top_k, config.moe_balance
+        self.n_experts, self.n_embd = E, C
+        self.adds_loss = self.balance == "loss" and E > 1
+        self.down_std = STD / math.sqrt(2 * config.n_layer)
+        self.gate = nn.Parameter(torch.empty(E, width, C))
+        self.up = nn.Parameter(torch.empty(E, width, C))
+        self.down = nn.Parameter(torch.empty(E, C, width))
+        self.router = Linear(C, E, bias=False) if E > 1 else None
+        self.shared = None
+        if config.shared_experts:
+            dense = copy.copy(config)
+            dense.mlp_width, dense.bias, dense.dropout = config.shared_experts * width, "none", 0.0
+            self.shared = MLP["swiglu"](dense)
+        self.dropout = nn.Dropout(config.dropout)
+        self.register_buffer("tally", torch.zeros(E + 2), persistent=False)  # since the last step
+        self.last = None  # the tally of the last step
+        if self.balance == "bias":
+            self.register_buffer("bias", torch.zeros(E))
+
+    def reset(self):
+        nn.init.normal_(self.gate, 0.0, STD)
+        nn.init.normal_(self.up, 0.0, STD)
+        nn.init.normal_(self.down, 0.0, self.down_std)
+
+    def forward(self, x, where=None):
+        tokens = x.flatten(0, 1)  # (N, C)
+        scores = self.scores(tokens)  # (N, E)
+        chosen, shares = self.choose(scores)  # (N, k) each
+        counts = scores.new_zeros(scores.size(1), dtype=torch.long)
+        counts.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
+        if self.training and where is not None and where.routings is not None:
+            where.routings.of_layers.append(self.routing(scores, counts))
+
+        order = chosen.flatten().argsort(stable=True)  # (N k) the choices, expert by expert
+        y = tokens[order // self.top_k]  # (N k, C)
+        y = F.silu(grouped(y, self.gate, counts)) * grouped(y, self.up, counts)  # (N k, F)
+        y = grouped(y, self.down, counts)  # (N k, C)
+        y = y[order.argsort()].view(*shares.shape, -1)  # (N, k, C), token by token
+        y = (y * shares[..., None]).sum(1).to(y.dtype).view_as(x)
+        return self.dropout(y if self.shared is None else y + self.shared(x))
+
+    def scores(self, tokens):
+        """The router's scores (N, E), in float32 at least."""
+        if self.router is None:
+            return tokens.new_zeros(len(tokens), 1)
+        scores = self.router(tokens)
+        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+    def choose(self, scores):
+        """(the k experts of each token (N, k), their shares (N, k), of sum 1)."""
+        if self.balance == "loss":
+            best, chosen = scores.topk(self.top_k)
+            return chosen, best.softmax(-1)
+        gates = scores.sigmoid()
+        chosen = (gates + self.bias).topk(self.top_k).indices
+        best = gates.gather(-1, chosen)
+        return chosen, best / (best.sum(-1, keepdim=True) + 1e-20)
+
+    def routing(self, scores, counts):
+        """The Routing of these scores (N, E) and tokens per expert (E). The balance loss is
+        E Σ_i (share of the choices that expert i got) (its mean probability), 1 where both are
+        even."""
+        p = scores.softmax(-1)
+        if self.balance == "bias":
+            p = scores.sigmoid() / scores.sigmoid().sum(-1, keepdim=True)
+        entropy = torch.special.entr(p.detach()).sum()
+        loss = len(counts) * (counts / counts.sum() * p.mean(0)).sum()
+
+        sums = torch.stack((entropy, loss.detach() * len(p)))
+        added = LOSS_SHARE * loss if self.adds_loss else 0.0
+        return Routing(added, torch.cat((counts.to(sums.dtype), sums)))
+
+    def reference(self, x):
+        """One token and one expert at a time."""
+        y = torch.zeros_like(x) if self.shared is None else self.shared.reference(x)
+        for place in itertools.product(*map(range, x.shape[:-1])):
+            token, scores = x[place], [0.0]
+            if self.router is not None:
+                scores = (self.router.weight @ token).tolist()
+            gates, liked = [math.exp(score) for score in scores], scores
+            if self.balance == "bias":
+                gates = [1 / (1 + math.exp(-score)) for score in scores]
+                liked = [g + float(b) for g, b in zip(gates, self.bias, strict=True)]
+            best = sorted(range(len(liked)), key=lambda i: -liked[i])[: self.top_k]
+            for i in best:
+                gate = (self.gate[i] @ token).detach().apply_(MLP["swiglu"].formula)
+                out = self.down[i] @ (gate * (self.up[i] @ token))
+                y[place] += gates[i] / sum(gates[j] for j in best) * out
+        return y
+
+    # What it costs.
+
+    def flops(self, T):
+        return 2 * self.top_k * 3 * self.n_embd * self.width
+
+    def unused(self):
+        return (self.n_experts - self.top_k) * 3 * self.n_embd * self.width
+
+
+def grouped(rows, matrices, counts):
+    """rows (n, in) times matrices (E, out, in): the first counts[0] rows with the first one, and so
+    on. On a GPU in bfloat16 this is one kernel."""
+    kind = rows.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        rows, matrices = rows.to(dtype), matrices.to(dtype)
+    if rows.is_cuda and rows.dtype == torch.bfloat16:
+        return in_one_kernel(rows, matrices, counts)
+    return one_by_one(rows, matrices, counts)
+
+
+def in_one_kernel(rows, matrices, counts):
+    """`grouped` in torch's kernel, which wants widths that are multiples of 8."""
+    out, width = matrices.shape[1:]
+    if out % 8 or width % 8:
+        rows, matrices = F.pad(rows, (0, -width % 8)), F.pad(matrices, (0, -width % 8, 0, -out % 8))
+    return F.grouped_mm(rows, matrices.mT, offs=counts.cumsum(0).int())[:, :out]
+
+
+@torch.compiler.disable
+def one_by_one(rows, matrices, counts):
+    """`grouped`, expert by expert."""
+    groups = zip(rows.split(counts.tolist()), matrices.unbind(), strict=True)
+    return torch.cat([F.linear(group, matrix) for group, matrix in groups if len(group)])
+
+
+# ---------------------------------------------------------------- while training
+
+
+def layers_of(model):
+    """The MoE of each layer, bottom first; none in a model of other parts."""
+    return [block.mlp for block in model.blocks if isinstance(getattr(block, "mlp", None), MoE)]
+
+
+def noted(model, routings):
+    """What the layers' routings add to the training loss; their tallies are counted. Outside of the
+    blocks, whose forward pass runs a second time where activations are recomputed."""
+    for layer, routing in zip(layers_of(model), routings, strict=True):
+        layer.tally += routing.tally
+    return sum(routing.loss for routing in routings)
+
+
+@torch.no_grad()
+def after_step(model, total=lambda tally: tally):
+    """Finish an optimizer step: keep what its micro-batches counted, for `statistics`, and move the
+    balance biases. total: sums a tensor over the ranks."""
+    layers = layers_of(model)
+    if not layers:
+        return
+    tallies = total(torch.stack([layer.tally for layer in layers]))
+    for layer, tally in zip(layers, tallies, strict=True):
+        layer.last = tally
+        layer.tally.zero_()
+        if layer.balance == "bias":
+            counts = tally[:-2]
+            layer.bias += BIAS_STEP * (counts.mean() - counts).sign()
+
+
+def statistics(model):
+    """The columns of the log about the last step, {} without experts: what the balance added to the
+    loss, and per layer the routers' mean entropy in nats and the share of each expert in the
+    choices."""
+    layers = [layer for layer in layers_of(model) if layer.last is not None]
+    if not layers:
+        return {}
+    added, entropies, loads = 0.0, [], []
+    for layer in layers:
+        *counts, entropy, loss = layer.last.tolist()
+        tokens = sum(counts) / layer.top_k
+        entropies.append(entropy / tokens)
+        loads.append([count / sum(counts) for count in counts])
+        if layer.adds_loss:
+            added += LOSS_SHARE * loss / tokens
+    return {"balance_loss": added, "router_entropy": entropies, "expert_load": loads}
+
+
+MLP["moe"] = MoE

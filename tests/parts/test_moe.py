@@ -1,0 +1,433 @@
+"""Experts: against transformers and the dense MLP, their balance, and training with them.
+
+python -m pytest tests/parts/test_moe.py
+python -m pytest tests/parts/test_moe.py -m slow    # compiled
+"""
+
+import functools
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint as recompute
+
+import sample
+import train
+from common.errors import UserError
+from helpers.runs import arguments, equal, losses, ready, weights
+from helpers.variants import config, randomised, tokens
+from parts import costs, moe
+from parts.moe import MoE, after_step, in_one_kernel, noted, one_by_one, statistics
+from parts.variant import Variant
+from sampling.fast import prepare
+from training.optim import Muon, make_optimizers
+from training.settings import TrainConfig
+from weights.checkpoint import open_run
+from weights.export import to_hf
+
+BALANCES = pytest.mark.parametrize("balance", ["loss", "bias"])
+
+
+def close(a, b, tolerance=1e-9):
+    return (a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item())
+
+
+def trainable(balance="loss", seed=0, **more):
+    """A small model as it starts, and a batch."""
+    c = config("llama", dict(mlp="moe", moe_balance=balance) | more)
+    torch.manual_seed(seed)
+    return Variant(c), tokens(c, 4), tokens(c, 4, seed=2)
+
+
+# ---------------------------------------------------------------- against others
+
+
+def in_float64(monkeypatch):
+    """Transformers' routers compute in float32: here they stay in float64."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(torch.Tensor, "type", lambda tensor, dtype: tensor)
+
+
+def give_experts(theirs, mlp):
+    """Copy our experts' weights into a transformers block."""
+    theirs.experts.gate_up_proj.copy_(torch.cat((mlp.gate, mlp.up), 1))
+    theirs.experts.down_proj.copy_(mlp.down)
+    theirs.gate.weight.copy_(mlp.router.weight)
+
+
+@torch.no_grad()
+def check_mixtral(monkeypatch):
+    mixtral = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    mlp = randomised(config("llama", dict(mlp="moe", n_experts=5, top_k=3))).blocks[0].mlp
+    theirs = mixtral.MixtralSparseMoeBlock(
+        mixtral.MixtralConfig(
+            hidden_size=16,
+            intermediate_size=mlp.width,
+            num_local_experts=5,
+            num_experts_per_tok=3,
+        )
+    ).double()
+    give_experts(theirs, mlp)
+    in_float64(monkeypatch)
+    x = torch.randn(2, 7, 16, dtype=torch.float64)
+    assert close(mlp(x), theirs(x))
+
+
+@torch.no_grad()
+def check_deepseek(monkeypatch):
+    deepseek = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    arm = dict(mlp="moe", n_experts=6, top_k=3, shared_experts=2, moe_balance="bias")
+    mlp = randomised(config("llama", arm)).blocks[0].mlp
+    theirs = deepseek.DeepseekV3MoE(
+        deepseek.DeepseekV3Config(
+            hidden_size=16,
+            moe_intermediate_size=mlp.width,
+            n_routed_experts=6,
+            num_experts_per_tok=3,
+            n_shared_experts=2,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=True,
+            routed_scaling_factor=1.0,
+        )
+    ).double()
+    give_experts(theirs, mlp)
+    theirs.gate.e_score_correction_bias.copy_(mlp.bias)
+    for name in ("gate", "up", "down"):
+        ours = getattr(mlp.shared, name).weight
+        getattr(theirs.shared_experts, f"{name}_proj").weight.copy_(ours)
+    in_float64(monkeypatch)
+    x = torch.randn(2, 7, 16, dtype=torch.float64)
+    assert close(mlp(x), theirs(x))
+
+
+def test_it_is_mixtrals(monkeypatch):
+    check_mixtral(monkeypatch)
+
+
+def test_it_is_deepseeks(monkeypatch):
+    check_deepseek(monkeypatch)
+
+
+def shares_of_all(self, scores):
+    """The shares are not divided by their sum."""
+    best, chosen = scores.softmax(-1).topk(self.top_k)
+    return chosen, best
+
+
+def shares_with_the_bias(self, scores):
+    """The bias enters the shares, not only the choice."""
+    best, chosen = (scores.sigmoid() + self.bias).topk(self.top_k)
+    return chosen, best / best.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "check, wrong", [(check_mixtral, shares_of_all), (check_deepseek, shares_with_the_bias)]
+)
+def test_wrong_shares_would_be_seen(monkeypatch, check, wrong):
+    monkeypatch.setattr(MoE, "choose", wrong)
+    with pytest.raises(AssertionError):
+        check(monkeypatch)
+
+
+def test_the_balance_loss_is_mixtrals():
+    """Theirs is top_k times as large: it counts tokens per expert, ours shares of the choices."""
+    mixtral = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    mlp = randomised(config("llama", dict(mlp="moe", top_k=3))).float().blocks[0].mlp
+    scores = mlp.scores(torch.randn(50, 16))
+    counts = mlp.choose(scores)[0].flatten().bincount(minlength=8)
+    theirs = mixtral.load_balancing_loss_func((scores,), 8, 3)
+    assert mlp.routing(scores, counts).loss.item() == pytest.approx(0.01 * theirs.item() / 3)
+
+
+@BALANCES
+@pytest.mark.parametrize("base", ["gpt2", "llama"])
+def test_one_expert_is_the_dense_mlp_to_the_last_bit(balance, base):
+    one = dict(mlp="moe", n_experts=1, top_k=1, moe_balance=balance, bias="none")
+    experts, dense = (Variant(config(base, arm)) for arm in (one, dict(mlp="swiglu", bias="none")))
+    with torch.no_grad():
+        for p, q in zip(experts.parameters(), dense.parameters(), strict=True):
+            p.copy_(q.normal_(0, 0.3).view_as(p))
+    x, y = tokens(dense.config), tokens(dense.config, seed=2)
+    assert torch.equal(experts(x)[0], dense(x)[0])
+    losses = experts(x, y)[1], dense(x, y)[1]
+    assert torch.equal(*losses)  # there is nothing to balance
+    sum(losses).backward()
+    for (name, p), q in zip(experts.named_parameters(), dense.parameters(), strict=True):
+        assert torch.equal(p.grad.view_as(q), q.grad), name
+    assert costs.parameters(experts.config) == costs.parameters(dense.config)
+
+
+# ---------------------------------------------------------------- the grouped products
+
+
+@pytest.mark.parametrize("width, out", [(16, 24), (5, 7), (8, 3)])
+def test_the_one_kernel_of_a_gpu_gives_the_same(width, out):
+    """Also where some experts have no token, and with widths that the kernel cannot take."""
+    torch.manual_seed(0)
+    counts = torch.tensor([4, 0, 7, 1, 0])
+    rows, matrices = torch.randn(12, width), torch.randn(5, out, width)
+    results = []
+    for product in (in_one_kernel, one_by_one):
+        leaves = [tensor.clone().requires_grad_() for tensor in (rows, matrices)]
+        y = product(*leaves, counts)
+        results.append([y, *torch.autograd.grad((y * y.detach().cos()).sum(), leaves)])
+    for a, b in zip(*results, strict=True):
+        assert close(a, b, 1e-6)
+    assert results[0][2][1].abs().max() == 0 < results[0][2][0].abs().min()
+
+
+def test_bfloat16_reaches_the_experts():
+    model, x, _ = trainable()
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = []
+        real, moe.one_by_one = one_by_one, lambda *args: seen.append(args[0].dtype) or real(*args)
+        try:
+            low = model.eval()(x)[0]
+        finally:
+            moe.one_by_one = real
+    assert set(seen) == {torch.bfloat16} and len(seen) == 3 * model.config.n_layer
+    assert close(low.float(), model(x)[0], 0.05)
+
+
+@BALANCES
+@pytest.mark.slow
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_it_compiles(balance, recomputed):
+    results = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        model, x, y = trainable(balance, n_embd=32)
+        if recomputed:
+            recompute_blocks(model)
+        net = torch.compile(model, dynamic=False) if compiled else model
+        for _ in range(2):
+            loss = net(x, y)[1]
+            loss.backward()
+        tallies = [block.mlp.tally for block in model.blocks]
+        results.append([loss, *tallies, *(p.grad for p in model.parameters())])
+    for a, b in zip(*results, strict=True):
+        assert close(a, b, 1e-5)
+
+
+# ---------------------------------------------------------------- the balance, while training
+
+
+def recompute_blocks(model):
+    """As activation_checkpointing does in training/start.py."""
+    for block in model.blocks:
+        block.forward = functools.partial(recompute, block.forward, use_reentrant=False)
+
+
+def cross_entropy(model, x, y):
+    return F.cross_entropy(model(x)[0].flatten(0, 1), y.flatten())
+
+
+def test_the_balance_is_added_while_training_only():
+    model, x, y = trainable()
+    plain = cross_entropy(model, x, y).item()
+    assert model.eval()(x, y)[1].item() == pytest.approx(plain, abs=1e-6)
+    added = model.train()(x, y)[1].item() - plain
+    after_step(model)
+    row = statistics(model)
+    assert row["balance_loss"] == pytest.approx(added, abs=1e-6)
+    assert 0.02 <= added < 0.03  # at least 0.01 per layer, which are two
+
+    other, _, _ = trainable("bias")
+    assert other(x, y)[1].item() == pytest.approx(plain, abs=0.01)
+    after_step(other)
+    assert statistics(other)["balance_loss"] == 0
+
+
+@BALANCES
+def test_recomputing_activations_changes_no_bit_and_counts_once(balance):
+    results = []
+    for recomputed in (False, True):
+        model, x, y = trainable(balance, dropout=0.1)
+        if recomputed:
+            recompute_blocks(model)
+        torch.manual_seed(1)
+        for half in (slice(0, 2), slice(2, 4)):  # micro-batches
+            loss = model(x[half], y[half])[1]
+            loss.backward()
+        tallies = [block.mlp.tally for block in model.blocks]
+        assert all(tally[:-2].sum() == 2 * x.numel() for tally in tallies)
+        results.append([loss, *tallies, *(p.grad for p in model.parameters())])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_statistics():
+    model, x, y = trainable(n_experts=6, top_k=2)
+    assert statistics(model) == {}  # before the first step
+    model(x, y), after_step(model)
+    row = statistics(model)
+    mlp = model.blocks[0].mlp
+    seen = []
+    mlp.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    model.eval()(x)
+    scores = mlp.scores(seen[0].flatten(0, 1))
+    chosen = scores.topk(2).indices.flatten()
+    p = scores.softmax(-1)
+    assert row["expert_load"][0] == pytest.approx((chosen.bincount(minlength=6) / 192).tolist())
+    assert row["router_entropy"][0] == pytest.approx(-(p * p.log()).sum(-1).mean().item(), abs=1e-5)
+    assert row["router_entropy"][1] == pytest.approx(math.log(6), abs=0.05)  # nearly even at first
+    dense = Variant(config("llama"))
+    after_step(dense)
+    assert statistics(dense) == {}
+
+
+def test_the_bias_moves_against_the_load():
+    model, x, y = trainable("bias")
+    mlp = model.blocks[0].mlp
+    model(x, y)
+    counts = mlp.tally[:-2].clone()
+    after_step(model)
+    expected = [
+        math.copysign(0.001, counts.mean() - n) if n != counts.mean() else 0 for n in counts
+    ]
+    assert mlp.bias.tolist() == pytest.approx(expected) and len(set(mlp.bias.tolist())) > 1
+    assert mlp.tally.abs().sum() == 0
+    before = mlp.bias.clone()
+    model.eval()(x, y)  # an evaluation counts nothing
+    assert mlp.tally.abs().sum() == 0 and torch.equal(mlp.bias, before)
+
+
+def test_one_rank_or_several_move_the_bias_alike():
+    """Two ranks that read half the batch each, against one that reads two micro-batches."""
+    alone, x, y = trainable("bias")
+    ranks = [trainable("bias")[0] for _ in range(2)]
+    for _ in range(3):
+        for rank, half in zip(ranks, (slice(0, 2), slice(2, 4)), strict=True):
+            alone(x[half], y[half]), rank(x[half], y[half])
+        tallies = [torch.stack([block.mlp.tally for block in rank.blocks]) for rank in ranks]
+        after_step(alone)
+        both = sum(tallies)
+        for rank in ranks:
+            after_step(rank, lambda tally, both=both: both)
+    for rank in ranks:
+        for one, other in zip(alone.blocks, rank.blocks, strict=True):
+            assert torch.equal(one.mlp.bias, other.mlp.bias) and one.mlp.bias.abs().max() > 0
+        assert statistics(rank) == statistics(alone)
+
+
+@BALANCES
+def test_balancing_evens_the_load(balance):
+    """Of a router that sends every token to expert 0 first."""
+    mlp = trainable(balance)[0].blocks[0].mlp
+    model = SimpleNamespace(blocks=[SimpleNamespace(mlp=mlp)])
+    x = 1 + torch.randn(100, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        mlp.router.weight[0] += 0.03
+    optimizer, loads = torch.optim.SGD(mlp.router.parameters(), lr=0.1), []
+    for _ in range(250):
+        scores = mlp.scores(x)
+        counts = mlp.choose(scores)[0].flatten().bincount(minlength=8)
+        loss = noted(model, [mlp.routing(scores, counts)])
+        if balance == "loss":
+            loss.backward(), optimizer.step(), optimizer.zero_grad()
+        after_step(model)
+        loads.append(max(statistics(model)["expert_load"][0]))
+    assert loads[0] > 0.45 and loads[-1] < 0.2  # even: 0.125
+
+
+def test_a_skewed_initial_router_has_a_larger_balance_loss():
+    mlp = trainable()[0].blocks[0].mlp
+    scores = torch.zeros(48, 8)
+    assert mlp.routing(scores, torch.full((8,), 12)).loss.item() == pytest.approx(0.01)
+    scores[:, 0] = 50.0
+    counts = torch.tensor([48, 48, 0, 0, 0, 0, 0, 0])
+    assert mlp.routing(scores, counts).loss.item() == pytest.approx(0.04)  # 8 · 1/2 · 1
+
+
+# ---------------------------------------------------------------- costs, optimizers, scripts
+
+
+def test_total_and_active_parameters():
+    sizes = dict(n_layer=3, n_embd=64, n_head=4, vocab_size=50, multiple_of=16)
+    arm = dict(mlp="moe", n_experts=10, top_k=3, shared_experts=1, mlp_width=24)
+    c, dense = config("llama", sizes | arm), config("llama", sizes)
+    expert = 3 * 64 * 24
+    mlps = costs.parameter_table(c)["mlp"]
+    assert mlps == 3 * (11 * expert + 10 * 64)
+    assert costs.parameters(c) - costs.active_parameters(c) == 3 * 7 * expert
+    assert costs.active_parameters(dense) == costs.parameters(dense)
+    # As wide as a dense MLP divided by the experts that a token uses: 176 / 4, up to 8.
+    assert costs.mlp_width(config("llama", sizes | arm | dict(mlp_width=None))) == 48
+    width, residual = costs.match(c, dense)
+    assert abs(residual) <= 0.5 and width < costs.mlp_width(dense) / 3
+
+
+def test_muon_takes_each_expert_as_a_matrix():
+    model, x, y = trainable()
+    muon, adamw = make_optimizers(model, TrainConfig(optimizer="muon"), "cpu")
+    taken = {name for group in muon.param_groups for name in group["names"]}
+    assert "blocks.0.mlp.gate" in taken and "blocks.1.mlp.down" in taken
+    assert "blocks.0.mlp.router.weight" in taken
+    names = sorted(name for group in adamw.param_groups for name in group["names"])
+    assert sorted([*names, *taken]) == sorted(name for name, _ in model.named_parameters())
+
+    model(x, y)[1].backward()
+    stacked = model.blocks[0].mlp.gate
+    alone = [torch.nn.Parameter(matrix.detach().clone()) for matrix in stacked]
+    for p, grad in zip(alone, stacked.grad, strict=True):
+        p.grad = grad.clone()
+    settings = {key: muon.defaults[key] for key in ("lr", "momentum", "adjust_lr_fn")}
+    before = stacked.detach().clone()
+    Muon(alone, weight_decay=muon.param_groups[1]["weight_decay"], **settings).step()
+    muon.step()
+    assert close(stacked, torch.stack(alone), 1e-6) and (stacked - before).abs().min() > 0
+
+
+def run(data_dir, out_dir, *more):
+    train.main(arguments(data_dir, out_dir, "--mlp=moe", "--n_experts=4", *more))
+
+
+@BALANCES
+def test_it_trains_and_writes(data_dir, tmp_path, capsys, balance):
+    """Straight on, and stopped and resumed, with the same bits; the text comes from sample.py."""
+    more = [f"--moe_balance={balance}", "--shared_experts=1", "--optimizer=muon"]
+    more += ["--learning_rate=1e-2", "--lr_decay_iters=16"]
+    run(data_dir, tmp_path / "a", "--max_iters=16", *more)
+    run(data_dir, tmp_path / "b", "--max_iters=8", *more)
+    run(data_dir, tmp_path / "b", "--max_iters=16", "--init_from=resume")
+    assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert ("blocks.0.mlp.bias" in weights(tmp_path / "a")) == (balance == "bias")
+    assert not any("tally" in name for name in weights(tmp_path / "a"))
+    trained = dict(losses(tmp_path / "a"))
+    assert trained[16] < trained[1] - 0.2
+
+    capsys.readouterr()
+    for dtype in ("float32", "int8"):
+        sample.main(
+            [f"--out_dir={tmp_path / 'a'}", "--device=cpu", f"--dtype={dtype}", "--top_k=5"]
+            + ["--max_new_tokens=40"]
+        )
+        assert len(capsys.readouterr().out) > 40
+
+
+def test_recomputing_activations_of_a_run_changes_no_bit(data_dir, tmp_path):
+    run(data_dir, tmp_path / "a", "--max_iters=4")
+    run(data_dir, tmp_path / "b", "--max_iters=4", "--activation_checkpointing")
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+
+
+def test_the_bias_is_in_the_checkpoint(data_dir, tmp_path):
+    made = ready(data_dir, tmp_path, "--mlp=moe", "--moe_balance=bias")
+    for block in made.learner.model.blocks:
+        block.mlp.bias.normal_()
+    made.config.out_dir = str(tmp_path / "saved")
+    train.save(made)
+    model, *_ = open_run(tmp_path / "saved", "latest")
+    for block, saved in zip(made.learner.model.blocks, model.blocks, strict=True):
+        assert torch.equal(block.mlp.bias, saved.mlp.bias) and block.mlp.bias.abs().max() > 0
+
+
+def test_what_does_not_know_experts_says_so():
+    model, _, _ = trainable()
+    with pytest.raises(UserError, match="mlp=moe.*no Hugging Face model has this"):
+        to_hf("llama", vars(model.config), model.state_dict())
+    assert "corners only" in prepare(model)[1][0]
