@@ -17,6 +17,7 @@ from dataclasses import fields
 from common.configurator import build
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
+from parts.mixer import MIXER
 from parts.variant import SLOTS, Variant, VariantConfig
 
 # ---------------------------------------------------------------- named architectures
@@ -103,7 +104,9 @@ def idle(values):
         chosen = values.get(slot, getattr(VariantConfig, slot) if slot == "mixer" else "")
         if key in values and not set(chosen.split(",")) & set(words):
             found.append(key)
-    if values.get("qk_norm", "none") != "none":  # RMSNorms too, with the same norm_eps
+    mixers = values.get("mixer", VariantConfig.mixer).split(",")
+    # RMSNorms too, with the same norm_eps
+    if values.get("qk_norm", "none") != "none" or any(MIXER[word].normed for word in mixers):
         found = [key for key in found if key != "norm_eps"]
     return found
 

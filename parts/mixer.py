@@ -16,6 +16,7 @@ class Mixer(Part):
 
     acted_on = ("embedding",)  # where a position scheme can reach it
     state = State  # the class of its state
+    normed = False  # whether it has an RMSNorm of its own, which reads norm_eps
 
     @classmethod
     def period(cls, config):

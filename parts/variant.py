@@ -8,7 +8,9 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-import parts.attention  # noqa: F401 (adds its word to MIXER)
+import parts.attention
+import parts.gated_delta
+import parts.mamba2  # noqa: F401 (each adds its word to MIXER)
 from common.configurator import (
     Fraction,
     NonNegativeFloat,
@@ -69,6 +71,9 @@ class VariantConfig:
     logit_softcap: NonNegativeFloat = 0.0  # 0: none
     low_rank: NonNegativeInt = 0  # rank of every matrix of the blocks; 0: full
     embed_norm: bool = False  # a norm after the embedding (BLOOM)
+    state_size: PositiveInt | None = None  # of a key in a state; None: D / 2, or C / 2 (mamba2)
+    expand: PositiveInt = 1  # of a state: the width of all values is so many times n_embd
+    conv: PositiveInt | None = None  # tokens that a state's short convolution sees; None: 4
 
     def __post_init__(self):
         self.bias = {True: "all", False: "none"}.get(self.bias, self.bias)

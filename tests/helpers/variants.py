@@ -30,6 +30,11 @@ NUMBERS = [
     dict(rope_fraction=0.5, position="rope"),
     dict(relative_clip=3, position="relative"),
     dict(ffn_dim_multiplier=1.3, mlp="swiglu"),
+    dict(mixer="gated_delta,attention"),
+    dict(state_size=3, mixer="gated_delta", position="none"),
+    dict(expand=2, mixer="gated_delta", position="none"),
+    dict(conv=2, mixer="mamba2", position="none"),
+    dict(state_size=3, expand=2, mixer="mamba2", position="none"),
 ]
 SCALED = dict(position="rope", rope_factor=4.0, rope_original=16)
 

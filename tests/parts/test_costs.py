@@ -24,6 +24,7 @@ from model_llama import Llama, LlamaConfig
 from parts import architectures, catalogue, costs
 from parts.architectures import ARCH
 from parts.cache import KVCache
+from parts.mixer import MIXER
 from parts.variant import SLOTS, Variant, VariantConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -43,6 +44,9 @@ ONE = [{slot: word} for slot, words in catalogue.choices().items() for word in w
     dict(tie_embeddings=True),
     dict(tie_embeddings=False),
     dict(mlp_width=50),
+    dict(mixer="gated_delta,attention", position="none"),
+    dict(mixer="gated_delta", state_size=7, expand=2, conv=2),
+    dict(mixer="mamba2", state_size=9, expand=2, conv=2),
 ]
 every = pytest.mark.parametrize(
     "change",
@@ -56,6 +60,8 @@ def configure(**values):
     """The VariantConfig of an arch and changes to it; the test is skipped where it refuses them."""
     values = {"arch": "llama"} | values
     needs = dict(position="rope") if values.get("rope_scaling", "none") != "none" else {}
+    if "q and k" not in MIXER[values.get("mixer", "attention").split(",")[0]].acted_on:
+        needs = dict(position="none")
     try:
         return architectures.configure(values | needs)
     except UserError as refused:
