@@ -58,7 +58,7 @@ class StateMixer(Mixer):
 
         S = S if cache.states is None else cache.last()
         spare = cache.cache.spare
-        rest = T - spare if T > max(1, spare) else 0  # tokens that are never forgotten again
+        rest = T - spare if max(1, spare) < T else 0  # tokens that are never forgotten again
         outputs, states = [], []
         if rest:
             y, S = self.chunked(S, *(x[:, :rest] for x in inputs))
