@@ -16,6 +16,7 @@ import math
 import shlex
 import statistics
 import time
+from itertools import islice
 from pathlib import Path
 
 from common import errors
@@ -35,6 +36,7 @@ from training import check, parallel
 from training.doctor import doctor
 from training.dry_run import dry_run
 from training.failures import explained, no_step_lost
+from training.feeder import to_device
 from training.losses import halves, mean_loss
 from training.optim import learning_rate
 from training.run_folder import evaluation_lines
@@ -52,51 +54,58 @@ EVAL_TRAIN_TOKENS = 32768  # tokens of the train split that an evaluation scores
 def train_step(run):
     """Take one optimizer step on the global batch number run.step (from 0), and count it.
 
-    Returns (mean loss in nats per token, gradient norm before clipping). Raises FloatingPointError,
-    before any weight changes, if either is not finite."""
-    config, runtime, learner, batches = run.config, run.runtime, run.learner, run.data.batches
+    Returns (mean loss in nats per token, gradient norm before clipping), () tensors on the device,
+    and keeps them in run.unread. Nothing here waits for a GPU: `read_steps` does."""
+    config, runtime, learner, data = run.config, run.runtime, run.learner, run.data
 
-    # This rank's micro-batches, x and y (batch_size, block_size) each: every world_size-th one.
+    # This rank's micro-batches: (x, y, number of targets), x and y (batch_size, block_size).
     numbers = range(runtime.rank, config.gradient_accumulation_steps, runtime.world_size)
-    first = run.step * run.step_samples
-    samples = [batches.get(first + n * config.batch_size, config.batch_size) for n in numbers]
+    places, following = (places_of(run, step, numbers) for step in (run.step, run.step + 1))
+    micro_batches = data.feeder.take(places, following, runtime.device)
 
     # Every target has the same weight in the loss, even if masks leave some micro-batches fewer.
-    counts = [int((y >= 0).sum()) for _, y in samples]
     all_targets = run.step_tokens
-    if batches.masked:
-        all_targets = parallel.total(torch.tensor(sum(counts)), runtime).item()
+    if data.batches.masked:
+        all_targets = parallel.total(sum(count for _, _, count in micro_batches), runtime)
 
     # Forward and backward: gradients accumulate, and the ranks average them after the last
     # micro-batch.
     loss_sum = torch.zeros((), device=runtime.device)
-    for n, (x, y), count in zip(numbers, samples, counts, strict=True):
-        x, y = (torch.from_numpy(part).to(runtime.device) for part in (x, y))
+    for n, (x, y, count) in zip(numbers, micro_batches, strict=True):
         torch.manual_seed(seed_for(config.seed, 1, run.step, n))  # for dropout
         with parallel.accumulating(learner.net, learner.model, last=n == numbers[-1]):
             with runtime.autocast():
-                loss = learner.net(x, y)[1] / (all_targets / (count * runtime.world_size))
+                loss = learner.net(x, y) / (all_targets / (count * runtime.world_size))
             learner.scaler.scale(loss).backward()
         loss_sum += loss.detach()
-    loss = parallel.total(loss_sum, runtime).item() / runtime.world_size
+    loss = parallel.total(loss_sum, runtime) / runtime.world_size
 
     # Update the weights.
-    norm = update(run, loss, learning_rate(run.step, config))
+    norm, skipped = update(run, learning_rate(run.step, config))
 
     # Count the samples of each dataset, and the step.
-    if len(run.data.sources) > 1:
+    if len(data.sources) > 1:
         counted = run.state.get("samples", {})
-        drawn = batches.drawn(first, run.step_samples)
+        drawn = data.batches.drawn(run.step * run.step_samples, run.step_samples)
         run.state["samples"] = {name: counted.get(name, 0) + n for name, n in drawn.items()}
     run.step += 1
+    run.unread.append((run.step, loss, norm, skipped))
     return loss, norm
 
 
-def update(run, loss, lr):
-    """Clip the gradients and let the optimizers update the weights; returns the gradient norm.
+def places_of(run, step, numbers):
+    """[(first sample, number of samples), ...] of the micro-batches with these numbers."""
+    first, size = step * run.step_samples, run.config.batch_size
+    return [(first + n * size, size) for n in numbers]
+
+
+def update(run, lr):
+    """Clip the gradients and let the optimizers update the weights. Returns (gradient norm, whether
+    the step was skipped).
 
     If a float16 loss was scaled too much, its gradients overflow. Then every optimizer skips the
-    step, even one whose own gradients are finite, and the scale is halved."""
+    step, even one whose own gradients are finite, and the scale is halved. Only float16 waits here
+    for the device."""
     learner, scaler = run.learner, run.learner.scaler
     groups = [group for optimizer in learner.optimizers for group in optimizer.param_groups]
     parameters = [p for group in groups for p in group["params"]]
@@ -104,13 +113,9 @@ def update(run, loss, lr):
     for optimizer in learner.optimizers:
         scaler.unscale_(optimizer)
     norm = torch.nn.utils.clip_grad_norm_(parameters, run.config.grad_clip or math.inf)
-    norm = parallel.whole(norm).item()
+    norm = parallel.whole(norm)
 
-    overflow = scaler.is_enabled() and not math.isfinite(norm) and scaler.get_scale() > 1
-    if not math.isfinite(loss) or not (math.isfinite(norm) or overflow):
-        where = f"at step {run.step + 1}, learning rate {lr:.3g}"
-        raise FloatingPointError(f"loss {loss:.4g}, gradient norm {norm:.4g} {where}")
-
+    overflow = scaler.is_enabled() and not norm.isfinite().item() and scaler.get_scale() > 1
     for group in groups:
         group["lr"] = lr
     for optimizer in learner.optimizers:
@@ -118,7 +123,22 @@ def update(run, loss, lr):
             scaler.step(optimizer)
         optimizer.zero_grad()
     scaler.update()  # halves the scale after an overflow, doubles it after 2000 good steps
-    return norm
+    return norm, overflow
+
+
+def read_steps(run):
+    """Wait for the device to finish the steps since the last reading, at least one. Returns (loss,
+    gradient norm) of the newest. Raises FloatingPointError if one of theirs is not finite; what was
+    saved before is good, since `save` reads first."""
+    steps, losses, norms, skipped = zip(*run.unread, strict=True)
+    run.unread.clear()
+    losses, norms = torch.stack([torch.stack(losses), torch.stack(norms)]).tolist()
+
+    for step, loss, norm, was_skipped in zip(steps, losses, norms, skipped, strict=True):
+        if not math.isfinite(loss) or not (math.isfinite(norm) or was_skipped):
+            where = f"at step {step}, learning rate {learning_rate(step - 1, run.config):.3g}"
+            raise FloatingPointError(f"loss {loss:.4g}, gradient norm {norm:.4g} {where}")
+    return losses[-1], norms[-1]
 
 
 # ---------------------------------------------------------------- the evaluation
@@ -132,26 +152,27 @@ def evaluate(run, split, limit, stop=None):
     Each token is scored once; prompt tokens are not scored. The ranks divide the batches among
     them. Returns None if a stop signal arrives midway, but only in a single process: several ranks
     always finish the evaluation."""
-    model, runtime = run.learner.model, run.runtime
-    batches = list(split.eval_batches(run.config.batch_size, limit))
-    sums = torch.zeros(len(batches), 2, dtype=torch.float64)
+    runtime, learner = run.runtime, run.learner
+    net, losses, targets = parallel.local(learner.net), [], []
+    batches = split.eval_batches(run.config.batch_size, limit)
 
-    model.eval()
-    for first in range(0, len(batches), runtime.world_size):
+    learner.model.eval()
+    while group := list(islice(batches, runtime.world_size)):
         if stop is not None and stop.status and runtime.world_size == 1:
+            learner.model.train()
             return None
-        index = first + runtime.rank
-        has_batch = index < len(batches)
+        for rank, (_, y) in enumerate(group):
+            targets.append(int((y >= 0).sum()) if rank == runtime.rank else 0)
         # FSDP needs a forward pass on every rank, so a rank without a batch repeats one.
-        batch = batches[index if has_batch else first]
-        x, y = (torch.from_numpy(part).to(runtime.device) for part in batch)
+        x, y = (to_device(part, runtime.device) for part in group[runtime.rank % len(group)])
         with runtime.autocast():
-            loss = model(x, y)[1]
-        targets = (y >= 0).sum().item()
-        if has_batch and targets:
-            sums[index] = torch.tensor([loss.item() * targets, targets])
-    model.train()
-    return parallel.total(sums, runtime)
+            losses += [net(x, y)] * len(group)
+    learner.model.train()
+
+    # The sums of the other ranks' batches are 0 here. A batch without targets has no mean loss.
+    losses, targets = torch.stack(losses).cpu().double(), torch.tensor(targets).double()
+    sums = torch.where(targets > 0, losses * targets, 0.0)
+    return parallel.total(torch.stack([sums, targets], 1), runtime)
 
 
 def score(run, stop=None):
@@ -211,40 +232,54 @@ def score_split(run):
 def train(run, log):
     """Take all steps, and evaluate and save whenever that is due. `log` is a RunLog on rank 0, None
     elsewhere. Returns (exit status of a stop signal or None, median tokens/s)."""
-    config, state = run.config, run.state
-    speeds = []
-    stop = StopRequest()
+    config, speeds, stop = run.config, [], StopRequest()
     while True:
         # Evaluate and save. An evaluation that a signal interrupts is repeated on resuming.
-        due = run.step % config.eval_interval == 0 or run.step == config.max_iters
-        if due and state.get("evaluated") != run.step:
+        if evaluation_due(run):
             evaluate_and_save(run, log, stop)
 
-        if stop.agreed(run.runtime) or run.step >= config.max_iters:
+        if stop.agreed(run.runtime, run.step) or run.step >= config.max_iters:
             break
 
-        # Take a step.
-        began = time.perf_counter()
-        loss, norm = train_step(run)
-        seconds = time.perf_counter() - began
-        state["seconds"] += seconds
-        speeds.append(run.step_tokens / seconds)
-
-        # Report it.
+        # Take a step. The first one compiles the model.
+        if log and run.runtime.compile and not speeds:
+            log.phase("compiling, which takes about half a minute")
+        if not run.unread:
+            began = time.perf_counter()
+        train_step(run)
         if log:
             log.bar.update()
-            if run.step % config.log_interval == 0:
-                log.report(step_row(run, loss, norm, seconds))
-            if log.broken:  # nothing reads our output any more (`| head`): stop, as after a signal
-                stop.status = BROKEN_PIPE
+
+        # Wait for the device only where the results are needed.
+        logged = run.step % config.log_interval == 0
+        if logged or stop.status or evaluation_due(run) or not speeds:
+            count = len(run.unread)
+            loss, norm = read_steps(run)
+            seconds = time.perf_counter() - began
+            run.state["seconds"] += seconds
+            speeds += [count * run.step_tokens / seconds] * count
+            if log and logged:
+                log.report(step_row(run, loss, norm, seconds / count))
+            if log:
+                log.phase("")
+        if log and log.broken:  # nothing reads our output any more (`| head`): stop
+            stop.status = BROKEN_PIPE
 
     if stop.status and run.saved != run.step:
         save(run)
     return stop.status, statistics.median(speeds or [0])
 
 
+def evaluation_due(run):
+    """Whether the weights of this step are to be evaluated and saved, and have not been yet."""
+    config = run.config
+    due = run.step % config.eval_interval == 0 or run.step == config.max_iters
+    return due and run.state.get("evaluated") != run.step
+
+
 def step_row(run, loss, norm, seconds):
-    """The log row of the step that was just taken."""
+    """The log row of the step that was just taken. `seconds` is the mean time of the steps since
+    the last reading."""
     return {
         "step": run.step,
         "loss": loss,
@@ -261,6 +296,8 @@ def evaluate_and_save(run, log, stop):
     """Evaluate, record the best loss, and save a checkpoint. Does neither of the last two if a stop
     signal interrupts the evaluation. Raises FloatingPointError if the loss is not finite, so that
     such weights are never saved."""
+    if log:
+        log.phase("evaluating")
     row = score(run, stop)
     if row is None:
         return
@@ -277,11 +314,18 @@ def evaluate_and_save(run, log, stop):
         state["best_bits_per_byte"] = row["bits_per_byte"]
         state["best_step"] = run.step
     if run.step or not run.config.max_iters:
+        if log:
+            log.phase("saving")
         save(run, best)
+    if log:
+        log.phase("")
 
 
 def save(run, best=False):
-    """Save a checkpoint of this step. Every rank must call it."""
+    """Save a checkpoint of this step. Every rank must call it. Raises FloatingPointError, and saves
+    nothing, if a loss or gradient norm since the last reading is not finite."""
+    if run.unread:
+        read_steps(run)
     learner = run.learner
     weights, moments = parallel.gather(learner.model, learner.optimizers, run.runtime)
     if run.runtime.main:

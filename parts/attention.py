@@ -61,7 +61,7 @@ class Attention(Mixer):
         q, k, v = self.heads(x)
         q, k = where.scheme.rotate(q, k, where.angles)
         if cache is None and compiled_on_gpu(x) and self.flexible(q, where.scheme):
-            y = self.flex(q, k, v, where.scheme)
+            y = self.flex(q, k, v, where)
             return self.dropout(self.wo(y.transpose(1, 2).reshape(B, T, C)))
 
         kpos, mask = where.pos, None
@@ -120,7 +120,7 @@ class Attention(Mixer):
         expressible = not biased or isinstance(scheme, Alibi)
         return bool(more) and not drops and expressible and q.size(-1) >= 16
 
-    def flex(self, q, k, v, scheme):
+    def flex(self, q, k, v, where):
         """`attend` without the (T, T) matrix and without the blocks that nobody sees:
         FlexAttention (Dong et al. 2024, arXiv:2412.05496), which is fast on a GPU and where the
         model is compiled."""
@@ -133,8 +133,11 @@ class Attention(Mixer):
             s = self.softcap * torch.tanh(s / self.softcap) if self.softcap else s
             return s + scheme.slopes[h] * (j - i) if isinstance(scheme, Alibi) else s
 
-        T = q.size(2)
-        blocks = create_block_mask(seen, None, None, T, T, device=q.device)
+        T, scheme, sight = q.size(2), where.scheme, (self.window, self.group)
+        if sight not in where.block_masks:
+            blocks = create_block_mask(seen, None, None, T, T, device=q.device)
+            where.block_masks[sight] = blocks
+        blocks = where.block_masks[sight]
         return flex_attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=True)
 
     def reference(self, x, where):

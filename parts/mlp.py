@@ -111,13 +111,13 @@ DAUPHIN = "Dauphin et al. 2016, arXiv:1612.08083"
 SHAZEER = "Shazeer 2020, arXiv:2002.05202"
 MLP = {
     "relu": PlainMLP.of(VASWANI, F.relu, relu, 1),
-    "gelu": PlainMLP.of(HENDRYCKS, gelu, gelu_tanh, 6),  # GPT-2's tanh form
+    "gelu": PlainMLP.of(HENDRYCKS, gelu, gelu_tanh),  # GPT-2's tanh form
     "gelu_erf": PlainMLP.of(HENDRYCKS, F.gelu, gelu_exact),  # exact, as in Falcon and GPT-NeoX
     "silu": PlainMLP.of(ELFWING, F.silu, silu),  # also called Swish
     "relu2": PlainMLP.of(SO, lambda x: F.relu(x).square(), lambda x: relu(x) ** 2),
     "glu": GatedMLP.of(DAUPHIN, F.sigmoid, sigmoid, 3),
     "bilinear": GatedMLP.of(SHAZEER, lambda x: x, lambda x: x, 3),
     "reglu": GatedMLP.of(SHAZEER, F.relu, relu, 3),
-    "geglu": GatedMLP.of(SHAZEER, gelu, gelu_tanh, 8),
+    "geglu": GatedMLP.of(SHAZEER, gelu, gelu_tanh),
     "swiglu": GatedMLP.of(SHAZEER, F.silu, silu),
 }

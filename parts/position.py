@@ -296,3 +296,4 @@ class Where(NamedTuple):
     scheme: Position
     pos: torch.Tensor  # (B or 1, T)
     angles: tuple | None
+    block_masks: dict  # of FlexAttention: one for all layers that see the same

@@ -193,7 +193,7 @@ class Variant(nn.Module):
         if self.wpe.limit and past + T > self.wpe.limit:
             raise ValueError(f"cannot read {past + T} tokens: block_size is {self.wpe.limit}")
         pos = torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
-        where = Where(self.wpe, pos, self.wpe.angles(pos))  # pos (B or 1, T)
+        where = Where(self.wpe, pos, self.wpe.angles(pos), {})  # pos (B or 1, T)
         x = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
         for i, block in enumerate(self.blocks):
             x = block(x, where, None if cache is None else cache.layer(i, block.attn.new_state))

@@ -92,13 +92,14 @@ class Batches:
     def starts(self, epoch):
         """The windows_per_epoch starts of an epoch's windows, in the order of the visits, to be
         sliced."""
-        if epoch not in self.epochs:
+        starts = self.epochs.get(epoch)
+        if starts is None:
             random = np.random.default_rng([self.seed, epoch])
             covered = (self.windows_per_epoch - 1) * self.block_size
             offset = random.integers(len(self.windows) - covered)
             starts = shuffled(random, self.windows_per_epoch, int(offset), self.block_size)
             self.epochs = dict([*self.epochs.items()][-1:]) | {epoch: starts}
-        return self.epochs[epoch]
+        return starts
 
     def get(self, first, count):
         """Samples first .. first + count - 1: x and its successors y, both (count, block_size)

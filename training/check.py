@@ -75,7 +75,7 @@ def check(run, argv, train_step):
         return record(run, path, settings, names, train_step)
 
     curve = matching_curve(read(argv), settings, run, path)
-    losses = [train_step(run)[0] for _ in curve["losses"]]
+    losses = [train_step(run)[0].item() for _ in curve["losses"]]
     differences = [abs(a - b) for a, b in zip(losses, curve["losses"], strict=True)]
     good = max(differences) <= curve["tolerance"]
     if run.runtime.main:
@@ -184,4 +184,4 @@ def train_perturbed(run, seed, steps, train_step):
         for p in copy.learner.model.parameters():
             change = 8 * rounding(run.runtime) * torch.randn(p.shape, generator=random)
             p.data.mul_(1 + change.to(p.device))
-    return [round(train_step(copy)[0], 7) for _ in range(steps)]
+    return [round(train_step(copy)[0].item(), 7) for _ in range(steps)]

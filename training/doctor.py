@@ -37,9 +37,10 @@ def like(run, batches=None, **changed):
     scaler = torch.amp.GradScaler(  # a low scale, so that nothing overflows
         device.split(":")[0], init_scale=256.0, enabled=run.learner.scaler.is_enabled()
     )
-    learner = Learner(model, model, make_optimizers(model, config, device), scaler)
+    net = parallel.trained(model, False, replace(run.runtime, world_size=1))
+    learner = Learner(model, net, make_optimizers(model, config, device), scaler)
     data = run.data if batches is None else replace(run.data, batches=batches)
-    return replace(run, config=config, data=data, learner=learner, state={})
+    return replace(run, config=config, data=data, learner=learner, state={}, unread=[])
 
 
 class Fixed:
@@ -101,10 +102,10 @@ def check_compile(run, train_step):
         return True, f"not compiled ({why}"
     x, y = first_batch(run)
     losses = []
-    for net in (learner.net, learner.model):  # in training mode, as in training
+    for net in (learner.net, parallel.Loss(learner.model)):  # in training mode, as in training
         torch.manual_seed(0)  # of the dropout
         with runtime.autocast():
-            losses.append(net(x, y)[1].item())
+            losses.append(net(x, y).item())
     compiled, eager = losses
 
     limit = min(0.02, 100 * rounding(runtime))
@@ -185,11 +186,11 @@ def check_overfit(run, train_step):
     without_dropout(tiny.learner.model)
 
     goal, began = 0.1 * math.log(run.learner.model.config.vocab_size), time.perf_counter()
-    losses = [train_step(tiny)[0]]
+    losses = [train_step(tiny)[0].item()]
     while losses[-1] > goal and len(losses) < OVERFIT_STEPS:
         if time.perf_counter() - began > OVERFIT_SECONDS:
             break
-        losses.append(train_step(tiny)[0])
+        losses.append(train_step(tiny)[0].item())
 
     # A large model on a slow device passes if its loss falls at all.
     slow = len(losses) < OVERFIT_STEPS and losses[-1] < 0.9 * losses[0]
@@ -229,7 +230,7 @@ def check_accumulation(run, train_step):
         other.learner.optimizers = [optimizer]
         without_dropout(other.learner.model)
         loss, _ = train_step(other)
-        found.append((loss, optimizer.kept))
+        found.append((loss.item(), optimizer.kept))
     (loss, gradient), (loss4, gradient4) = found
 
     error = ((gradient4 - gradient).norm() / gradient.norm()).item()
@@ -250,7 +251,7 @@ def same_weights(run, other):
 def check_repeat(run, train_step):
     """Take the same two steps twice, and compare the weights."""
     runs = [like(run), like(run)]
-    losses = [" ".join(f"{train_step(again)[0]:.6f}" for _ in range(2)) for again in runs]
+    losses = [" ".join(f"{train_step(again)[0].item():.6f}" for _ in range(2)) for again in runs]
     return same_weights(*runs), f"two steps, twice: losses {losses[0]} and {losses[1]}"
 
 
@@ -268,7 +269,7 @@ def check_resume(run, train_step):
     resumed.learner.scaler.load_state_dict(stopped.learner.scaler.state_dict())
     resumed.step = stopped.step
 
-    loss, again = train_step(straight)[0], train_step(resumed)[0]
+    loss, again = (train_step(each)[0].item() for each in (straight, resumed))
     found = f"the step after a checkpoint: loss {again:.6f}, without one {loss:.6f}"
     return same_weights(straight, resumed), found
 

@@ -16,9 +16,9 @@ import torch
 from parts.architectures import configure
 from parts.costs import activation_bytes, parameters, training_flops_per_token
 from parts.variant import VariantConfig
+from training.run_folder import duration
 
 STEPS = 20  # timed, after the first
-UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
 
 
 # ---------------------------------------------------------------- sizes
@@ -70,13 +70,6 @@ def size(count):
     power = min(4, int(math.log(max(count, 1), 1000)))
     digits = 1 if power else 0
     return f"{count / 1000**power:.{digits}f} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
-def duration(seconds):
-    """Seconds as text, such as 3.5 h. A unit is used for two of it or more."""
-    unit = next((unit for unit, length in UNITS.items() if seconds >= 2 * length), "s")
-    digits = 1 if seconds >= 0.1 else 3
-    return f"{seconds / UNITS[unit]:.{digits}f} {unit}"
 
 
 # ---------------------------------------------------------------- times

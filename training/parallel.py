@@ -10,6 +10,7 @@ A checkpoint always holds whole tensors, so that a run can move between one proc
 """
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -26,11 +27,16 @@ def shard(model, how, runtime):
     optimizers."""
     if runtime.world_size == 1 or how == "ddp":
         return
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = dist.init_device_mesh(runtime.device.split(":")[0], (runtime.world_size,))
+    # Autocast multiplies a block's matrices in bfloat16, so they are gathered as such, in half the
+    # bytes. Activations keep their formats, and gradients are summed in float32.
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    if runtime.dtype == "bfloat16":
+        policy = replace(policy, param_dtype=torch.bfloat16)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh)
 
 
@@ -39,13 +45,36 @@ def is_sharded(model):
     return hasattr(model, "set_requires_gradient_sync")
 
 
-def trained(model, compile, runtime):
-    """The module whose forward and backward passes train `model`: compiled if asked, with gradients
-    averaged over the ranks."""
-    net = torch.compile(model, dynamic=False) if compile else model
+class Loss(torch.nn.Module):
+    """The loss of a model and nothing else. If a compiled forward pass returned the logits as well,
+    the backward pass would be given their gradient: (batch, block_size, vocabulary) zeros."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, y):
+        return self.model(x, y)[1]
+
+
+def trained(model, compile, runtime, accumulates=False):
+    """The module (x, y) -> loss whose backward pass trains `model`: compiled if asked, with
+    gradients averaged over the ranks. `accumulates`: a rank has several micro-batches per step."""
+    net = Loss(model)
+    if compile:
+        net = torch.compile(net, dynamic=False)
     if runtime.world_size > 1 and not is_sharded(model):
-        net = DistributedDataParallel(net)
+        # torch's static_graph fails where the first backward pass is within no_sync().
+        net = DistributedDataParallel(
+            net, gradient_as_bucket_view=True, static_graph=not accumulates
+        )
     return net
+
+
+def local(net):
+    """The module that `trained` returned, without its communication: for an evaluation, in which
+    the ranks score different numbers of batches."""
+    return net.module if isinstance(net, DistributedDataParallel) else net
 
 
 def accumulating(net, model, last):
@@ -59,8 +88,10 @@ def accumulating(net, model, last):
 
 
 def total(value, runtime):
-    """The sum of a tensor over the ranks, the same on each."""
+    """The sum over the ranks of a tensor or a number; a tensor, if there are several ranks."""
     if runtime.world_size > 1:
+        if not torch.is_tensor(value):
+            value = torch.full((), value, device=runtime.device)
         value = value.to(runtime.device)
         dist.all_reduce(value)
     return value

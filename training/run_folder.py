@@ -16,18 +16,26 @@ from weights.checkpoint import steps
 # These begin as nanoGPT's do, so that scripts that parse its logs can parse ours.
 REPORT = (
     "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, "
-    "lr {lr:.2e}, norm {grad_norm:.2f}"
+    "lr {lr:.2e}, norm {grad_norm:.2f}{more}"
 )
 EVALUATION = (
     "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}, "
     "{bits_per_byte:.4f} bits per byte"
 )
 FILES = ("lock", "log.jsonl", "config.json", "latest", "best", "loss.png")
+UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
 CURVES = (  # key in log.jsonl, legend, style
     ("loss", "training batches", dict(color="#bbbbbb", lw=0.8)),
     ("train_loss", "train split", dict(color="#4477aa", marker=".")),
     ("val_loss", "validation split", dict(color="#cc3311", marker=".")),
 )
+
+
+def duration(seconds):
+    """Seconds as text, such as 3.5 h. A unit is used for two of it or more."""
+    unit = next((unit for unit, length in UNITS.items() if seconds >= 2 * length), "s")
+    digits = 1 if seconds >= 0.1 else 3
+    return f"{seconds / UNITS[unit]:.{digits}f} {unit}"
 
 
 def evaluation_lines(row):
@@ -257,6 +265,7 @@ class RunLog:
             dynamic_ncols=True,
             file=sys.stdout,
         )
+        self.phases = set()  # those that were printed
 
     def keep(self, row):
         """Write a row to log.jsonl. Raises Failure if the disk refuses."""
@@ -279,9 +288,12 @@ class RunLog:
         """Log the row of a step; show it on the bar or, without a terminal, as a line."""
         self.keep(row)
         words = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s"
-        self.bar.set_postfix_str(words, refresh=False)
+        utilisation = f", MFU {row['mfu']:.1%}" if "mfu" in row else ""
+        self.bar.set_postfix_str(words + utilisation, refresh=False)
         if self.bar.disable:
-            self.show(REPORT.format(**row))
+            seconds = (self.bar.total - row["step"]) * row["milliseconds"] / 1000
+            left = f", {duration(seconds)} left" if seconds else ""
+            self.show(REPORT.format(**row, more=utilisation + left))
 
     def evaluation(self, row):
         """Log the row of an evaluation, print it, and redraw the curves."""
@@ -290,6 +302,14 @@ class RunLog:
         self.show(evaluation_lines(row))
         self.bar.refresh()
         self.drawing = self.drawing and draw(self.rows, self.picture)
+
+    def phase(self, what):
+        """Say what the run is doing while it takes no steps; "" when it goes on. Without a terminal
+        each phase is printed once."""
+        self.bar.set_description_str(what)
+        if self.bar.disable and what not in self.phases | {""}:
+            self.phases.add(what)
+            self.show(what)
 
     def show(self, line):
         try:

@@ -3,7 +3,7 @@
 import functools
 import json
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from tokens.mixture import mixed_fingerprint, open_batches, open_sources
 from tokens.pairs import Pairs
 from training import parallel
 from training.failures import DIVERGED
+from training.feeder import Feeder
 from training.optim import make_optimizers
 from training.run_folder import RunLog, check_out_dir, open_out_dir, start_wandb
 from training.settings import TrainConfig, check_model
@@ -33,13 +34,16 @@ class Data:
     batches: object  # the training samples in their order: get(first, count) -> x, y
     tokenizer: object
 
+    def __post_init__(self):
+        self.feeder = Feeder(self.batches)
+
 
 @dataclass
 class Learner:
     """The model of a run, and the optimizers that update its weights."""
 
-    model: torch.nn.Module  # for evaluating, saving and sampling
-    net: torch.nn.Module  # the same weights, for training: compiled, in DDP
+    model: torch.nn.Module  # for saving and sampling
+    net: torch.nn.Module  # its loss, for training and evaluating: compiled, in DDP
     optimizers: list
     scaler: torch.amp.GradScaler  # of a float16 loss; otherwise it does nothing
 
@@ -57,6 +61,7 @@ class Run:
     folder: Path | None  # the checkpoint that the run resumes from
     saved: int | None  # the step of the newest checkpoint
     saved_config: dict  # the resolved configuration of training and model, to be saved
+    unread: list = field(default_factory=list)  # (step, loss, norm, skipped) still on the device
 
     @property
     def finished(self):
@@ -208,7 +213,8 @@ def make_run(settings, metas, tokenizer, runtime):
     device = kind if config.device == "auto" else config.device
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
 
-    net = parallel.trained(model, runtime.compile, runtime)
+    accumulates = config.gradient_accumulation_steps > runtime.world_size
+    net = parallel.trained(model, runtime.compile, runtime, accumulates)
     learner = Learner(model, net, optimizers, scaler)
     saved_config = asdict(config) | asdict(model.config) | {"versions": versions()}
     step, saved = state["step"], None if folder is None else state["step"]

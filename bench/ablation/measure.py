@@ -118,7 +118,7 @@ class Probe:
 
         hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
         with hooks, run.runtime.autocast():
-            loss = run.learner.net(x, y)[1]  # alive until the end: no place is used twice
+            loss = run.learner.net(x, y)  # alive until the end: no place is used twice
         weights = list(run.learner.model.parameters())
         sizes |= {p.untyped_storage().data_ptr(): 4 * p.nbytes for p in weights}
         return sum(sizes.values()) if loss.requires_grad else 0

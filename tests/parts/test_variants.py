@@ -565,7 +565,7 @@ def test_mixer_is_its_formula(arm):
     mixer, x = model.blocks[0].attn, torch.randn(2, 6, 16, dtype=torch.float64)
     check_has_reference(type(mixer))
     pos = torch.arange(6)[None]
-    where = Where(model.wpe, pos, model.wpe.angles(pos))
+    where = Where(model.wpe, pos, model.wpe.angles(pos), {})
     assert close(mixer(x, where), mixer.reference(x, where), 1e-5)
 
 

@@ -425,7 +425,7 @@ def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
         assert train.score(run)["val_loss"] == pytest.approx(
             naive_loss(run.learner.model, some_pairs(60)[51:57]).item(), abs=1e-5
         )
-    loss, norm = train.train_step(run)
+    loss, norm = (value.item() for value in train.train_step(run))
     assert loss == pytest.approx(expected.item(), abs=1e-5) and norm == pytest.approx(
         gradient, rel=1e-4
     )
@@ -466,7 +466,7 @@ def test_micro_batches_of_pairs_are_one_batch(pairs_dir, tmp_path, dataset):
         whole = run.learner.model(*map(torch.from_numpy, run.data.batches.get(0, 12)))[
             1
         ].item()  # the mean over all targets
-        seen[size] = [value for _ in range(4) for value in train.train_step(run)]
+        seen[size] = [value.item() for _ in range(4) for value in train.train_step(run)]
         assert seen[size][0] == pytest.approx(whole, abs=1e-5)
     assert seen[3] == pytest.approx(seen[12], abs=1e-5) and seen[1] == pytest.approx(
         seen[12], abs=1e-5
