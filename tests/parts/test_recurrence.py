@@ -3,6 +3,7 @@ their three forms, against transformers, and through train.py and sample.py."""
 
 import itertools
 import math
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,6 @@ from parts.cache import KVCache
 from parts.gated_delta import GatedDelta
 from parts.mamba2 import Mamba2
 from parts.mixer import MIXER
-from parts.position import Where
 from parts.variant import Variant
 from sampling.speculative import speculate
 from training.optim import muon_names
@@ -42,7 +42,7 @@ def mixer_of(word, **more):
 
 
 def run(mixer, x):
-    return mixer(x, Where(None, None, None))
+    return mixer(x, None)  # it uses no positions
 
 
 def test_they_are_the_words_of_the_slot():
@@ -90,8 +90,7 @@ def test_chunks_one_by_one_and_one_token_are_the_same(word, T):
 
 @words
 def test_a_wrong_decay_within_a_chunk_would_be_seen(word, monkeypatch):
-    real = recurrence.left_over
-    module = __import__(WORDS[word].__module__, fromlist=["left_over"])
+    module, real = sys.modules[WORDS[word].__module__], recurrence.left_over
     monkeypatch.setattr(module, "left_over", lambda total: real(total).tril(-1))
     with pytest.raises(AssertionError):
         check_forms(word, 65, torch.float64, 1e-9)
@@ -114,8 +113,7 @@ def test_strong_decays_stay_finite(word):
 @words
 @pytest.mark.parametrize("more", [{}, dict(state_size=3, expand=2, conv=2), dict(conv=1)])
 def test_over_chunks_it_is_its_formula(word, more, monkeypatch):
-    for module in (recurrence, __import__(WORDS[word].__module__, fromlist=["x"])):
-        monkeypatch.setattr(module, "CHUNK", 5, raising=False)
+    monkeypatch.setattr(recurrence, "CHUNK", 5)
     mixer, x = mixer_of(word, **more), torch.randn(1, 13, 16, dtype=torch.float64)
     assert gates.close(run(mixer, x), mixer.reference(x, None), 1e-9)
 
@@ -158,7 +156,7 @@ def test_a_hybrid_repeats_over_the_depth_and_turns_its_attention():
 
 @words
 def test_padding_leaves_no_trace(word):
-    """The state and the convolution's inputs are those of the row read alone, to the last bit."""
+    """The state and the convolution's inputs are those of the row read alone."""
     model = randomised(config("gpt2", arm(word, bias="all")))
     x, pad = tokens(model.config, 1, 12), 5
     padded = torch.cat((x[:, :1].expand(-1, pad), x), dim=1)
