@@ -65,7 +65,7 @@ class GatedDelta(StateMixer):
         if cache is not None:
             beta = cache.without_padding(beta)  # where it is 0 nothing is written
 
-        y = self.scan(cache, q, k, v, log_alpha, beta).type_as(v)  # (B, T, H, P)
+        y = self.scan(cache, q, k, v, log_alpha, beta).type_as(self.norm.weight)  # (B, T, H, P)
         y = self.norm(y) * F.silu(self.wz(x)).unflatten(-1, (H, P))
         return self.dropout(self.wo(y.flatten(2)))
 

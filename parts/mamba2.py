@@ -65,8 +65,8 @@ class Mamba2(StateMixer):
         if cache is not None:
             dt = cache.without_padding(dt)  # where it is 0 nothing is written
 
-        y = self.scan(cache, q, k, dt[..., None] * v, log_alpha).type_as(v)  # (B, T, H, P)
-        y = (y + self.skip[:, None] * v).flatten(2)
+        y = self.scan(cache, q, k, dt[..., None] * v, log_alpha)  # (B, T, H, P)
+        y = (y.type_as(self.norm.weight) + self.skip[:, None] * v).flatten(2)
         return self.dropout(self.wo(self.norm(y * F.silu(self.wz(x)))))
 
     def empty(self, x):

@@ -205,6 +205,7 @@ def test_speculation_writes_the_models_own_text(word):
     tally = SimpleNamespace(drafted=0, accepted=0, reads=0, written=0)
     steps = list(speculate(model, idx, 30, "lookup", tally=tally, temperature=0))
     assert [int(step.token) for step in steps] == text[0, 12:].tolist()
+    assert gates.close(torch.cat([step.logits for step in steps]), model(text)[0][0, 11:-1], 1e-4)
     assert tally.reads < 30 and tally.accepted < tally.drafted  # some right, some taken back
 
 
