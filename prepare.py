@@ -237,7 +237,8 @@ def describe(meta, tokenizer, skipped, folder):
         if "pairs" in entry:
             longest = f"the longest of {entry['longest']:,} tokens"
             fits = f"a block_size of {entry['longest'] - 1:,} holds it"
-            print(f"    {entry['pairs']:,} pairs, {longest}: {fits}")
+            plural = "s" * (entry["pairs"] != 1)
+            print(f"    {entry['pairs']:,} pair{plural}, {longest}: {fits}")
 
 
 def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):

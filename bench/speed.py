@@ -8,28 +8,57 @@ Time training steps and decoding, with parts swapped and beside other libraries:
     python bench/speed.py optimizer  # a step of Muon beside one of AdamW
     python bench/speed.py decode     # tokens per second beside other libraries
     python bench/speed.py gqa        # what is gained by sharing keys and values
+    python bench/speed.py flash      # attention in one kernel beside its formula
+    python bench/speed.py flex       # FlexAttention beside a mask
+    python bench/speed.py shakespeare  # the Shakespeare configs, whole runs
+    python bench/speed.py memory     # the estimate of --dry_run beside the measured peak
+    python bench/speed.py ranks      # two processes beside one
+    python bench/speed.py page       # writes bench/results/speed.md from all that was measured
 
-The last four have their own keys: add --help. All sides take turns, so that a busy machine slows
+All but slots have their own keys: add --help. All sides take turns, so that a busy machine slows
 all of them equally; a ratio is the median over the rounds, with its 95 % bootstrap interval.
-Writes bench/results/speed_<what>.md.
+Appends to bench/results/speed.jsonl, and writes the page.
 """
 
 import importlib
 
 import repo_root  # noqa: F401 (puts the repo's root on the path)
 
-from common.errors import run
+from common.errors import UserError, run
 
-OWN_KEYS = ("train", "optimizer", "decode", "gqa")  # the modules of bench/timing with a main
+# {what is measured: the module of bench/timing}; any other word is a slot
+MODULES = {word: word for word in ("train", "optimizer", "gqa")}
+MODULES |= {"flash": "attention", "flex": "attention"}
+MODULES |= dict.fromkeys(("shakespeare", "memory", "ranks"), "runs")
 
 
 def main(argv):
-    for word in OWN_KEYS:
-        if word in argv:
-            return importlib.import_module(f"bench.timing.{word}").main(argv)
-    from bench.timing import slots
+    from bench.timing import page, results
+    from common.configurator import build, load
+    from common.runtime import find_device
 
-    return slots.main(argv, __doc__)
+    if "decode" in argv:
+        importlib.import_module("bench.timing.decode").main(argv)
+        return page.main()
+    named = [word for word in argv if word in MODULES]
+    module = importlib.import_module(f"bench.timing.{MODULES[named[0]] if named else 'slots'}")
+    values, words = load(argv, [module.SpeedConfig], module.__doc__ if named else __doc__)
+    if len(words) != 1:
+        fix = "python bench/speed.py slots, or another of its --help"
+        raise UserError("give exactly one measurement", "command line", fix)
+    if words == ["page"]:
+        return page.main()
+
+    config = build(module.SpeedConfig, values)
+    results.check_steps(config.steps)
+    device = find_device(config.device)
+    import torch
+
+    torch.set_num_threads(config.threads)
+    found = module.measure(words[0], config, device)
+    print("\n".join(page.table(found["rows"])))
+    results.record(found, device, config, argv)
+    page.main()
 
 
 if __name__ == "__main__":

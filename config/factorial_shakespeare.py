@@ -6,7 +6,7 @@
 # 4 of the base's curve of tokens, two at a time on one thread each: 68 / 2 * 100 s, about an hour
 # on two cores. Every run serves every effect: each is a difference between the means of 32 runs and
 # 32 runs, with a standard error of 2 / sqrt(64) = 1/4 of a run's sd. One part at a time, that takes
-# 32 runs of the base and as many of each part, 192 in all.
+# 54 runs of the base and 24 of each part, 174 in all.
 # Expect a clear gain from rope, small effects of the other parts, and small interactions.
 question = "Which parts of LLaMA help a tiny GPT-2 on Shakespeare's plays, and do they add up?"
 out_dir = "out-factorial-shakespeare"

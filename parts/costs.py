@@ -135,12 +135,6 @@ def activation_bytes(c, B, T, bytes=4):
     return bytes * (B * T * per_token + shared)
 
 
-def memory_bytes(c, B, T, bytes=4):
-    """Bytes that training holds at the end of a forward pass: weights, gradients and Adam's two
-    moments, four numbers per parameter, and the activations. Backward's temporaries come on top."""
-    return 4 * parameters(c) * bytes + activation_bytes(c, B, T, bytes)
-
-
 def match(c, base, what="params"):
     """(mlp_width, residual in percent): the width of the MLP at which c costs what base does.
 

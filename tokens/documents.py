@@ -48,7 +48,7 @@ UNPACKED = 3  # about how many times larger a compressed text becomes
 def find_files(spec):
     """{path: whether it was named itself} of the files that --input=spec names. Raises UserError if
     a part of it names none."""
-    found = {}
+    found, walked = {}, set()
     parts = [part.strip() for part in spec.split(",") if part.strip()]
     for part in [spec] if os.path.exists(spec) or not parts else parts:
         part, where = os.path.expanduser(part), f"--input={part}"
@@ -62,7 +62,9 @@ def find_files(spec):
             if not os.path.isdir(match):
                 found[Path(match)] = match == part
                 continue
-            inside = list(walk(match))
+            if os.path.abspath(match) in walked:
+                continue
+            inside = list(walk(match, walked))
             if match == part and not inside:
                 raise UserError("there is no file in this folder", where, "name another")
             for path in inside:
@@ -70,10 +72,11 @@ def find_files(spec):
     return found
 
 
-def walk(folder):
+def walk(folder, walked):
     """Yield the files below a folder in a fixed order, without hidden ones and without the datasets
-    that prepare.py made."""
+    that prepare.py made. Adds the folders to the set `walked`."""
     for root, folders, names in os.walk(folder, onerror=refuse):
+        walked.add(os.path.abspath(root))
         if root != folder and {"meta.json", "train.bin"} <= set(names):
             folders.clear()
             continue
@@ -127,18 +130,23 @@ def needed(package, where):
         raise UserError(what, where, "pip install datasets") from None
 
 
-def is_table(path):
-    """Whether a file is read in rows."""
-    if ending(path)[0] != ".json":
-        return ending(path)[0] in TABLES
+def head_of(path):
+    """The first bytes of a file; those of parquet, which is not a text, say nothing."""
+    if ending(path)[0] == ".parquet":
+        return b""
     with opened(path) as file:
-        return bool(ARRAY.match(file.read(HEAD)))
+        return file.read(HEAD)
 
 
-def flaw_of(path):
+def is_table(path, head):
+    """Whether a file that begins with these bytes is read in rows."""
+    if ending(path)[0] == ".json":
+        return bool(ARRAY.match(head))
+    return ending(path)[0] in TABLES
+
+
+def flaw_of(head):
     """Why a file is not a text in utf-8, as far as its first bytes tell; None if it seems one."""
-    with opened(path) as file:
-        head = file.read(HEAD)
     for marks, name in (
         ((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),  # first: it begins as UTF-16 does
         ((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
@@ -194,19 +202,10 @@ def rows_of(path, columns=None):
 def array_rows(path):
     """Yield (where it is, object) of a JSON array. Raises UserError if it is not one of objects."""
     with opened(path) as file:
-        try:
-            rows = parse_json(file.read().decode("utf-8-sig"))
-        except UnicodeDecodeError:
-            raise UserError("the file is not utf-8", path, "save it as utf-8") from None
-        except ValueError as error:
-            what = f"not JSON: {getattr(error, 'msg', error)}"
-            raise UserError(what, path, "check it with another program") from None
+        rows = parsed(file.read(), "file", path, "check it with another program")
     for number, row in enumerate(rows, 1):
         where = f"{path}, row {number:,}"
-        if not isinstance(row, dict):
-            what = f"the row holds a JSON {type(row).__name__}, not an object"
-            raise UserError(what, where, FORM)
-        yield where, row
+        yield where, checked_object(row, "row", where)
 
 
 def json_rows(path):
@@ -214,19 +213,28 @@ def json_rows(path):
     with opened(path) as file:
         for number, line in enumerate(file, 1):
             where = f"{path}:{number}"
-            if not line.strip():
-                continue
-            try:
-                row = parse_json(line.decode("utf-8-sig"))
-            except UnicodeDecodeError:
-                raise UserError("the line is not utf-8", where, "save it as utf-8") from None
-            except ValueError as error:
-                what = f"not JSON: {getattr(error, 'msg', error)}"
-                raise UserError(what, where, "a line is an object, {...}") from None
-            if not isinstance(row, dict):
-                what = f"the line holds a JSON {type(row).__name__}, not an object"
-                raise UserError(what, where, FORM)
-            yield where, row
+            if line.strip():
+                row = parsed(line, "line", where, "a line is an object, {...}")
+                yield where, checked_object(row, "line", where)
+
+
+def parsed(content, kind, where, fix):
+    """The value of a JSON file or line, given its bytes."""
+    try:
+        return parse_json(content.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise UserError(f"the {kind} is not utf-8", where, "save it as utf-8") from None
+    except ValueError as error:
+        what = f"not JSON: {getattr(error, 'msg', error)}"
+        raise UserError(what, where, fix) from None
+
+
+def checked_object(row, kind, where):
+    """A row or line, which must be a JSON object."""
+    if not isinstance(row, dict):
+        what = f"the {kind} holds a JSON {type(row).__name__}, not an object"
+        raise UserError(what, where, FORM)
+    return row
 
 
 def table_rows(path, kind, columns):
@@ -282,10 +290,11 @@ def open_input(spec, field=None):
     named, skipped, shapes = find_files(spec), {}, {}
     for path in named:
         try:
-            flaw = None if ending(path)[0] == ".parquet" else flaw_of(path)
+            head = head_of(path)
+            flaw = flaw_of(head)
             if flaw:
                 raise UserError(flaw, path, repair_of(flaw))
-            shapes[path] = shape_of(path, field) if is_table(path) else ("file", None)
+            shapes[path] = shape_of(path, field) if is_table(path, head) else ("file", None)
         except UserError as error:
             if named[path]:
                 raise
@@ -339,7 +348,7 @@ def column_of(path, column, skipped):
             empty += 1
             continue
         if not isinstance(value, str):
-            what = f"the field {column} holds a {type(value).__name__}, not a text"
+            what = f"the field {column} is of type {type(value).__name__}, not a text"
             raise UserError(what, where, fix)
         yield text_of(row, column, where, fix)
     if empty:

@@ -1,7 +1,8 @@
 """
-`python train.py CONFIG --dry_run` prints what a run would cost. Sizes and operations come from the
-closed forms of parts/costs.py. Times are measured on steps and an evaluation whose results are
-discarded.
+`python train.py CONFIG --dry_run` prints what a run would cost. Parameters and operations come from
+the closed forms of parts/costs.py. What the backward pass keeps is counted on the model itself, so
+that it is right for every part, number format and device, eager or compiled. Times are measured on
+steps and an evaluation whose results are discarded.
 """
 
 import math
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 
 from parts.architectures import configure
-from parts.costs import activation_bytes, parameters, training_flops_per_token
+from parts.costs import parameters, training_flops_per_token
 from parts.variant import VariantConfig
 from training.run_folder import duration
 
@@ -32,17 +33,81 @@ def variant(run):
     return configure(asdict(c) | {"model": word, "arch": word})
 
 
+def kept_bytes(run, net):
+    """The bytes that the forward pass of one micro-batch keeps for the backward pass, besides the
+    parameters. Each tensor counts once, as it is stored: under autocast the residual stream, the
+    norms and the loss stay in float32, and matrix products keep 16-bit inputs, the copies of the
+    weights among them. Weights that fsdp gathers are gone again, their storage is empty."""
+    whole = [p for p in net.parameters() if not hasattr(p, "full_tensor")]
+    own = {p.untyped_storage().data_ptr() for p in whole}
+    kept = {}  # a place in memory: the storage there
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    batch = run.data.batches.get(0, run.config.batch_size)
+    x, y = (torch.from_numpy(part).to(run.runtime.device) for part in batch)
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with hooks, run.runtime.autocast():
+        out = net(x, y)  # noqa: F841, alive until the end, so that no place is used twice
+    return sum(storage.nbytes() for storage in kept.values())
+
+
 def memory(run):
-    """(bytes of weights, gradients and moments, bytes of activations) on one device."""
-    c, config = variant(run), run.config
-    item = 4 if run.runtime.dtype == "float32" else 2  # bytes of a number
-    if config.activation_checkpointing:  # all of one block, and the inputs of the others
-        kept = activation_bytes(replace(c, n_layer=1), config.batch_size, c.block_size, item)
-        kept += item * (c.n_layer - 1) * config.batch_size * c.block_size * c.n_embd
-    else:
-        kept = activation_bytes(c, config.batch_size, c.block_size, item)
-    shards = run.runtime.world_size if config.parallel == "fsdp" else 1
-    return 16 * parameters(c) // shards, kept
+    """An estimate of the bytes that a step holds on one device, by kind. The backward pass starts
+    with all activations, and with "loss": what its first operations make. "block" is what it makes
+    when activation checkpointing runs a block again; 0 without. Muon's temporaries are left out."""
+    config, runtime, learner = run.config, run.runtime, run.learner
+    model, c = learner.model, learner.model.config
+    item = 4 if runtime.dtype == "float32" else 2  # bytes of a number in a matrix product
+    tokens, block = config.batch_size * c.block_size, 0
+    activations = kept_bytes(run, learner.net)
+
+    # Eager, the loss is in float32, and its gradient and that of its input are there at once. The
+    # compiled backward pass makes one, in the format of the logits. With few words, the gradients
+    # inside the last MLP, 4C wide, take more.
+    inside = 2 * item * tokens * 4 * c.n_embd
+    loss = tokens * c.vocab_size * (item if runtime.compile else 8)
+
+    if config.activation_checkpointing:
+        activations += 4 * c.n_layer * tokens * c.n_embd  # the inputs of the blocks
+        first, without_it = model.blocks[0], kept_bytes(run, model)
+        again, first.forward = first.forward, first.forward.args[0]
+        block = kept_bytes(run, model) - without_it + inside
+        first.forward = again
+
+    shards = runtime.world_size if config.parallel == "fsdp" else 1
+    return {
+        "weights and moments": checkpoint_bytes(run) // shards,
+        "gradients": 4 * parameters(variant(run)) // shards,
+        "activations": activations,
+        "loss": max(loss, inside),
+        "block": block,
+    }
+
+
+def peak(run, parts):
+    """The bytes of a step's largest moment: the start of the backward pass, or its end, when all
+    gradients are there. They are there at its start too if an earlier micro-batch or the buckets of
+    DDP hold them."""
+    gradients, block = parts["gradients"], parts["block"]
+    start = parts["activations"] + max(parts["loss"], block)
+    if max(run.config.gradient_accumulation_steps, run.runtime.world_size) > 1:
+        start += gradients
+    return parts["weights and moments"] + max(gradients + block, start)
+
+
+def memory_text(run, measured):
+    """The row of the memory; `measured` is the peak on a GPU, None elsewhere."""
+    parts = memory(run)
+    listed = ", ".join(f"{name} {size(count)}" for name, count in parts.items() if count)
+    most = size(peak(run, parts))
+    if measured is None:
+        return f"about {most} at the peak, an estimate: {listed}"
+    return f"{size(measured)} at the peak, measured ({most} estimated: {listed})"
 
 
 def checkpoint_bytes(run):
@@ -75,10 +140,12 @@ def size(count):
 # ---------------------------------------------------------------- times
 
 
-def timed(work, *args):
-    """The seconds that work(*args) takes."""
+def timed(work, run, *args):
+    """The seconds that work(run, *args) takes, until a GPU has finished too."""
     began = time.perf_counter()
-    work(*args)
+    work(run, *args)
+    if run.runtime.device.startswith("cuda"):
+        torch.cuda.synchronize(run.runtime.device)
     return time.perf_counter() - began
 
 
@@ -102,6 +169,9 @@ def dry_run(run, train_step, score, eval_train_tokens):
     score(run) are train.py's; score reads up to eval_train_tokens of the train split."""
     config, runtime, c, begin = run.config, run.runtime, variant(run), run.step
     first, *times = [timed(train_step, run) for _ in range(1 + STEPS)]
+    measured = None
+    if runtime.device.startswith("cuda"):
+        measured = torch.cuda.max_memory_allocated(runtime.device)
     step = statistics.median(times)
     start = max(0.0, first - step)
     evaluation = time_evaluation(run, score, eval_train_tokens)
@@ -111,7 +181,7 @@ def dry_run(run, train_step, score, eval_train_tokens):
     seconds = steps * step + evaluations * evaluation + start
     tokens = steps * run.step_tokens
     train_tokens = sum(len(source.splits["train"].tokens) for source in run.data.sources)
-    (fixed, kept), (folder, free, needed) = memory(run), room(run)
+    memory_row, (folder, free, needed) = memory_text(run, measured), room(run)
     flops = training_flops_per_token(c, c.block_size)
     if not runtime.main:
         return 0
@@ -121,8 +191,7 @@ def dry_run(run, train_step, score, eval_train_tokens):
         "parameters": f"{parameters(c):,}",
         "operations": f"{flops / 1e6:,.2f} MFLOP per token, forward and backward; "
         f"{flops * tokens:.2g} FLOP in all",
-        "memory": f"{size(fixed + kept)}: weights, gradients and moments {size(fixed)}, "
-        f"activations {size(kept)} if eager; the backward pass and libraries take some more",
+        "memory": memory_row,
         "tokens": f"{tokens:,} in {steps:,} steps: {tokens / train_tokens:.2f} epochs",
         "time": f"{duration(seconds)}: {steps:,} steps of {step * 1000:.1f} ms, "
         f"{evaluations} evaluations of {duration(evaluation)}, "

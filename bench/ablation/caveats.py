@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bench.ablation.stats import listed
+from bench.ablation.stats import counted, listed
 
 DIFFERENT_BATCHES = {"batch_size", "block_size", "gradient_accumulation_steps"}
 LOUD = 3  # times the margin: a smallest visible effect above this is too coarse for a tie
@@ -16,11 +16,10 @@ class Case:
         self.analysis, self.base = section.main, section.sweep["base"]
         arms = section.sweep["arms"]
         self.arms = {arm: facts for arm, facts in arms.items() if not facts.get("curve")}
-        self.costs = {arm: row for arm, row in section.all_costs.items() if arm in self.arms}
         self.floor, self.visible = self.analysis.floor, self.analysis.visible
         self.margin = self.analysis.margin or 0
         self.seeds = self.sweep["seeds"]
-        self.stale = counted(self.runs.stale, "stale row")
+        self.stale = counted(len(self.runs.stale), "stale row")
 
 
 # --- conditions: each returns the value of {found} in its sentence, or a falsy value
@@ -96,19 +95,16 @@ def several_machines(case):
 
 
 def costs_of_other_code(case):
-    return [arm for arm in case.costs if arm not in case.section.costs]
+    return [arm for arm in case.section.stale_costs if arm in case.arms]
 
 
 def timed_on_a_busy_machine(case):
-    return sorted({cost["disturbed"] for cost in case.costs.values() if cost.get("disturbed")})
+    costs = case.section.costs.values()
+    return sorted({cost["disturbed"] for cost in costs if cost.get("disturbed")})
 
 
 def other_batches(case):
     return [arm for arm, facts in case.arms.items() if DIFFERENT_BATCHES & facts["changes"].keys()]
-
-
-def counted(things, word):
-    return f"{len(things)} {word}{'s' if len(things) > 1 else ''}"
 
 
 def more_than_one(words):

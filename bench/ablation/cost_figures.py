@@ -39,6 +39,8 @@ def pareto(section, tips):
     if not shown:
         return None
 
+    if len(section.machines) > 1:
+        figure.suptitle(f"costs on {section.machine}", fontsize=9)
     legend(figure, section, shown, labelled=True)
     figure.draw_without_rendering()  # the layout is known from here on
     for axes, (key, scale, _) in zip(panels, PANELS, strict=True):
@@ -112,8 +114,9 @@ def cost(box, occupied, frame):
 
 
 def extrapolation(section, tips):
-    """Mean loss over runs with 1 to 8 times the training context, 95 % interval over the text.
-    Dotted: the same tokens with the last training context alone in sight."""
+    """Each line shows the mean loss over runs with 1 to 8 times the training context, with its 95 %
+    interval over the text. A dotted line shows the loss on the same tokens where the model sees
+    only the last training context."""
     found = {arm: contexts_of(section, arm) for arm in arms_of(section)}
     shown = [arm for arm, losses in found.items() if len(losses) > 1]
     if not shown:

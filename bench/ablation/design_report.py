@@ -7,12 +7,21 @@ from matplotlib.figure import Figure
 from scipy import stats as scipy_stats
 
 from bench.ablation import factorial
-from bench.ablation.effects import cells_of
+from bench.ablation.effects import beside, cells_of, runs_one_by_one
 from bench.ablation.figures import BLUE, GREY, INK, MARKS, OPEN_MARK, WIDTH
-from bench.ablation.sentences import DASH
-from bench.ablation.tables import Cell, Table, interval_cell
+from bench.ablation.sentences import DASH, signed
+from bench.ablation.significance import ALPHA
+from bench.ablation.tables import Cell, Table, interval_cell, number, ratio_cell
+
+
+def effect_cell(effect):
+    """The cell of a Contrast."""
+    return interval_cell(float(effect.mean), *map(float, effect.interval()))
+
 
 # ---------------------------------------------------------------- a factorial
+
+BESIDE = ("alone", "average")  # the effects of a factorial that are compared
 
 HALF_NORMAL = (
     "The effects by size against what noise alone would give: noise lies on the line through the"
@@ -26,24 +35,72 @@ def of_factorial(section):
     if not section.effects:
         return [], [], []
     plot = (half_normal, "Half-normal plot", HALF_NORMAL)
-    return [], [alone_table(section), aliases_table(section)], [plot]
+    added = [alone_table(section), beside_table(section), aliases_table(section)]
+    return [], [table for table in added if table], [plot]
 
 
 def alone_table(section):
-    """Each factor's effect on average, and on the base alone."""
-    rows = []
+    """Each factor's effect on average, and on the base alone, and the time of its step."""
+    rows, effects = [], section.effects
     for verdict in section.main.verdicts:
         if not verdict.interaction:
-            alone = section.effects.alone.get(verdict.arm)
-            ends = (float(alone.mean), *map(float, alone.interval())) if alone else (math.nan,) * 3
+            alone, ratio = effects.alone.get(verdict.arm), effects.step_ratios.get(verdict.arm)
             average = interval_cell(verdict.mean, verdict.low, verdict.high)
-            rows.append([Cell(verdict.arm, kind="arm"), average, interval_cell(*ends)])
+            cells = [average, effect_cell(alone) if alone else Cell(), ratio_cell(ratio)]
+            rows.append([Cell(verdict.arm, kind="arm"), *cells])
     return Table(
         "alone",
         "On average, and alone",
         "The effect of a factor over all combinations of the others, and where all others are as in"
-        " the base: the latter is what a sweep of one part at a time measures.",
-        ["arm", "on average [95 %]", "alone [95 %]"],
+        " the base: the latter is what a sweep of one part at a time measures."
+        + runs_note(effects),
+        ["arm", "on average [95 %]", "alone [95 %]", "step, times its low level's [95 %]"],
+        rows,
+    ).without_empty_columns()
+
+
+def runs_note(effects):
+    """How many runs the design took, and how many one part at a time takes for the same errors."""
+    alone = [one for one in effects.alone.values() if one]
+    if not alone or not 0 < effects.model.fit.scale < math.inf:
+        return ""
+    parts, runs = len(effects.alone), len(effects.model.losses)
+    ses = [max(one.se for one in effects.verdicts if not one.interaction)]
+    ses.append(max(float(one.se) for one in alone))
+    needed = [runs_one_by_one(parts, se**2 / effects.model.fit.scale) for se in ses]
+    return (
+        f" From {runs} runs, an effect on average has a standard error of {ses[0]:.4f}, for which"
+        f" one part at a time takes {needed[0]} runs; an effect alone has {ses[1]:.4f}, for which"
+        f" one part at a time takes {needed[1]}."
+    )
+
+
+def beside_table(section):
+    """The effects of a factorial beside those of a sweep of one part at a time on the same page;
+    None if there is no such sweep."""
+    rows = []
+    for factor, one, pairs in beside(section, section.single) if section.single else ():
+        agree = [name for name, (_, gap) in zip(BESIDE, pairs, strict=True) if gap.p() > ALPHA]
+        row = [Cell(factor, kind="arm"), effect_cell(one)]
+        for effect, gap in pairs:
+            z = float(gap.mean / gap.se)
+            row += [effect_cell(effect), Cell(signed(z, 2), z), number(float(gap.p()), ".2g")]
+        rows.append([*row, Cell(" and ".join(agree) or "neither")])
+    if not rows:
+        return None
+    headings = ["arm", "one at a time [95 %]"]
+    for name in BESIDE:
+        headings += [f"{name} [95 %]", f"z, {name}", f"p, {name}"]
+    single, folder = section.single, section.single.folders[0].name
+    runs = sum(len(single.runs.ended(arm)) for arm in single.runs.done)
+    return Table(
+        "beside",
+        "Beside one part at a time",
+        f"One at a time: the {runs} runs of {folder}. z: the factorial's effect minus this one,"
+        " over its standard error, with allowance for runs of the base that both share; p: by"
+        " Welch's approximation, each difference by itself. They agree where p is above 5 %."
+        " Interactions make an effect on average differ from the effect alone.",
+        [*headings, "agree"],
         rows,
     )
 
@@ -61,6 +118,7 @@ def aliases_table(section):
     left_out = [f"{arm} ({count} runs diverged)" for arm, count in section.effects.left_out.items()]
     if left_out:
         note += f" Left out, so that more is mixed than this: {', '.join(left_out)}."
+    rows = rows or [[Cell("none", kind="arm"), Cell()]]
     return Table("aliases", "What is mixed", note, ["effect", "mixed with"], rows)
 
 
@@ -87,7 +145,7 @@ def half_normal(section, tips):
             axes.annotate(name, (x, y), rotation=-30, ha="right", va="bottom", fontsize=9)
     axes.set(xlabel="half-normal quantile", ylabel="size of the effect, nats per token")
     axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.25 * sizes[-1][0])  # room for the name of the largest
     return figure
 
 
@@ -138,10 +196,6 @@ def scale_table(scale):
         ["arm", "verdict", "slope [95 %]", *scale.names, "note"],
         rows,
     )
-
-
-def effect_cell(effect):
-    return interval_cell(float(effect.mean), *map(float, effect.interval()))
 
 
 def effects_against_compute(section, tips):

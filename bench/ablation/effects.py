@@ -14,25 +14,24 @@ one is left out, too, and named beside it.
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, count
 
 import numpy as np
 import statsmodels.api as sm
 
 from bench.ablation.factorial import design_of
-from bench.ablation.history import planned_runs
+from bench.ablation.history import control_runs, planned_runs
 from bench.ablation.losses import Losses
+from bench.ablation.power import deciding
 from bench.ablation.significance import (
     ALPHA,
     MOST_SEEDS,
-    POWER,
     Contrast,
+    difference,
     judge,
-    power_to_differ,
-    power_to_tie,
     share_of,
 )
-from bench.ablation.stats import RESAMPLES, Verdict
+from bench.ablation.stats import Verdict
 
 SCREENED = {"better": "larger than the noise", "worse": "larger than the noise"}
 
@@ -43,10 +42,12 @@ class Effects:
 
     verdicts: list = field(default_factory=list)  # main effects, then interactions
     alone: dict = field(default_factory=dict)  # factor -> Contrast where all others are low
+    step_ratios: dict = field(default_factory=dict)  # factor -> (ratio, low, high) of a step's time
     contrasts: dict = field(default_factory=dict)  # name -> mean of its high runs minus the others
     se: float = math.nan  # the least standard error of a contrast
     left_out: dict = field(default_factory=dict)  # cell -> runs that diverged
     missing: int = 0  # planned runs without a result
+    model: object = None  # the Model of all runs
 
 
 def cells_of(sweep):
@@ -105,6 +106,13 @@ class Model:
             return None
         return np.array([2.0 * (term == (factor,)) - 2.0 * (term in pairs) for term in self.terms])
 
+    def weight_of_a_run(self, weights, arm):
+        """The weight of each run of an arm in a sum of coefficients; 0 if the arm is left out."""
+        if arm not in self.arms:
+            return 0.0
+        of_runs = weights @ np.linalg.pinv(self.columns.repeat(self.counts, 0))  # [runs]
+        return of_runs[sum(self.counts[: self.arms.index(arm)])]
+
     def contrast(self, weights):
         """The Contrast of a sum of coefficients."""
         if not self.fit.df_resid:
@@ -113,10 +121,10 @@ class Model:
         return Contrast(test.effect[0], test.sd[0, 0], self.fit.df_resid)
 
 
-def analyse(sweep, runs, analysis):
+def analyse(sweep, runs, analysis, costs=None):
     """The Effects of a factorial. `analysis` is that of its sweep by one measure, whose verdicts
-    these become."""
-    losses = Losses(sweep, runs, analysis.measure, {})
+    these become; costs: {cell: row of costs.jsonl}."""
+    losses = Losses(sweep, runs, analysis.measure, costs or {})
     cells, looks = cells_of(sweep), [*analysis.looks[:-1], None]
     found = {arm: losses.of(arm) for arm in cells}
     planned = planned_runs(sweep, min(sweep["looks"]))
@@ -125,6 +133,7 @@ def analyse(sweep, runs, analysis):
     effects.missing = sum(max(0, planned[arm] - len(found[arm])) for arm in cells)
 
     models = [model_at(cells, losses, look, effects.left_out) for look in looks]
+    effects.model = models[-1]
     if models[-1] is None:
         return effects
     for size in (1, 2):
@@ -183,12 +192,29 @@ def complete(verdict, model, effects, analysis, losses, sweep):
     if len(term) == 1:
         alone = model.effect_alone(term[0])
         effects.alone[term[0]] = None if alone is None else model.contrast(alone)
+        effects.step_ratios[term[0]] = ratio = step_ratio(cells_of(sweep), losses, term[0])
         if analysis.curve:
-            loss = analysis.curve.loss_at(1) + verdict.mean
-            verdict.worth = analysis.curve.worth(loss, verdict.se, model.fit.df_resid + 1)
+            loss, n = analysis.curve.loss_at(1) + verdict.mean, model.fit.df_resid + 1
+            verdict.worth = analysis.curve.worth(loss, verdict.se, n)
+            verdict.worth_time = ratio and analysis.curve.worth(loss, verdict.se, n, ratio)
     settle(verdict, term, model, effects, sweep)
     if verdict.word == "undecided" and not verdict.diverged:
         verdict.more = more_seeds(verdict, model, analysis.margin)
+
+
+def step_ratio(cells, losses, factor):
+    """(ratio, low, high) of the time per step at a factor's high level to that at its low level:
+    geometric means over the cells of each, with a 95 % interval from those of the cells. None
+    unless all cells were timed."""
+    ratios = [losses.step_ratio(arm) for arm in cells]
+    if not all(ratios):
+        return None
+    logs = np.log(ratios)  # [cells, 3]
+    levels = np.array([cell[factor] for cell in cells.values()])
+    weights = np.where(levels, 1 / levels.sum(), -1 / (1 - levels).sum())
+    half = np.linalg.norm(weights * (logs[:, 2] - logs[:, 1]) / 2)
+    mean = weights @ logs[:, 0]
+    return tuple(np.exp([mean, mean - half, mean + half]).tolist())
 
 
 def more_seeds(verdict, model, margin):
@@ -199,10 +225,8 @@ def more_seeds(verdict, model, margin):
     family = sum(len(term) == 1 + verdict.interaction for term in model.terms)
     level = ALPHA * share_of(unplanned=1) / family
     se, df = verdict.se * np.sqrt(n / numbers), cells * numbers - len(model.terms)
-    decides = power_to_differ(verdict.mean, se, df, level) >= POWER
-    if margin > 0:
-        decides |= power_to_tie(verdict.mean, se, df, margin, level) >= POWER
-    return int(numbers[np.argmax(decides)]) - n if decides.any() else 0
+    enough = deciding(numbers, verdict.mean, se, df, margin, level)
+    return enough - n if enough else 0
 
 
 def add_text_interval(verdict, model, weights, losses):
@@ -211,10 +235,7 @@ def add_text_interval(verdict, model, weights, losses):
     if not all(row.get("blocks") for row in rows):
         return
     of_runs = weights @ np.linalg.pinv(model.columns.repeat(model.counts, 0))  # [runs]
-    blocks = of_runs @ np.array([row["blocks"] for row in rows])  # [blocks]
-    draws = np.random.default_rng(0).choice(blocks, (RESAMPLES, len(blocks))).mean(1)
-    verdict.text_low, verdict.text_high = map(float, np.quantile(draws, (ALPHA / 2, 1 - ALPHA / 2)))
-    verdict.holds_on_text = verdict.text_low > 0 or verdict.text_high < 0
+    verdict.resample(of_runs @ np.array([row["blocks"] for row in rows]))
 
 
 def settle(verdict, term, model, effects, sweep):
@@ -240,19 +261,75 @@ def settle(verdict, term, model, effects, sweep):
     ]
     if mixed:
         parts.append(f"mixed with {', '.join(mixed)}")
-    if verdict.word in ("better", "worse") and verdict.holds_on_text is False:
-        low, high = verdict.text_low, verdict.text_high
-        parts.append(f"not on every text: {low:+.4f} to {high:+.4f} over its blocks")
+    parts.append(verdict.text_note)
     if sweep.get("screening") and verdict.word != "no verdict":
         verdict.word = SCREENED.get(verdict.word, "not seen")
-    verdict.why = "; ".join(parts)
+    verdict.why = "; ".join(filter(None, parts))
+
+
+def high_level(sweep, factor):
+    """{key: value} of a factor's high level."""
+    cells = cells_of(sweep)
+    high = [sweep["arms"][arm]["changes"] for arm, cell in cells.items() if cell[factor]]
+    return {key: value for key, value in high[0].items() if all(key in c for c in high)}
 
 
 def levels(sweep, factor):
     """ "position=learned to rope", of a factor or of both of an interaction."""
-    cells, texts = cells_of(sweep), []
+    texts = []
     for name in factor.split(":"):
-        high = [sweep["arms"][arm]["changes"] for arm, cell in cells.items() if cell[name]]
-        of_all = {key: value for key, value in high[0].items() if all(key in c for c in high)}
-        texts += [f"{key}={sweep['base_values'].get(key)} to {of_all[key]}" for key in of_all]
+        for key, value in high_level(sweep, name).items():
+            texts.append(f"{key}={sweep['base_values'].get(key)} to {value}")
     return ", ".join(texts)
+
+
+# ---------------------------------------------------------------- beside one part at a time
+
+
+def runs_one_by_one(parts, variance):
+    """The runs that a sweep of one part at a time takes until each effect has this variance, in
+    units of a run's."""
+    for seeds in count(2):
+        control = sum(control_runs(parts, seeds))
+        if 1 / seeds + 1 / control <= variance:
+            return parts * seeds + control
+
+
+def beside(factorial, single):
+    """[(factor, one, [(effect, difference)])] of the factors that a sweep `single` of one part at a
+    time has, too: Contrasts of its effect, of the factorial's alone and on average, and of these
+    minus the first. The sections have the same base, whose first seeds may be the same runs."""
+    found, effects, model = [], factorial.effects, factorial.effects.model
+    for factor in effects.alone:
+        high = high_level(factorial.sweep, factor)
+        verdict = next((v for v in single.main.verdicts if is_single(single, v, high)), None)
+        if verdict is None or effects.alone[factor] is None:
+            continue
+        one = Contrast(verdict.mean, verdict.se, verdict.df)
+        pairs = []
+        for weights in (model.effect_alone(factor), model.effect_of((factor,))):
+            effect = model.contrast(weights)
+            of_base = model.weight_of_a_run(weights, factorial.sweep["base"])
+            # The same runs count in both estimates: in the other one as part of its control group.
+            covariance = -shared_runs(factorial, single) * of_base / verdict.n_against
+            pairs.append((effect, difference(effect, one, covariance * model.fit.scale)))
+        found.append((factor, one, pairs))
+    return found
+
+
+def is_single(section, verdict, changes):
+    """Whether a verdict is on an arm with just these changes to the base."""
+    arm = section.sweep["arms"][verdict.arm]
+    to_base = verdict.against == section.sweep["base"] and not verdict.interaction
+    return to_base and arm["changes"] == changes and math.isfinite(verdict.se)
+
+
+def shared_runs(section, other):
+    """The number of runs of the base that two sections have in common."""
+    base = section.sweep["base"]
+    mine, theirs = (each.runs.done.get(base, {}) for each in (section, other))
+    keys = ("code_hash", "config_hash", "lr")
+    return sum(
+        all(mine[seed].get(key) == theirs[seed].get(key) for key in keys)
+        for seed in mine.keys() & theirs.keys()
+    )

@@ -104,8 +104,9 @@ def absent(section, arm):
 
 
 def forest(section, tips):
-    """Difference of each arm from what it is compared with, 95 % interval; small dots are single
-    runs. The band is the margin of a tie; open marks are undecided."""
+    """A mark shows the loss of an arm minus that of the runs that it is compared with, a bar its
+    95 % interval, a small dot a single run. The grey band is the margin of a tie. An open mark is
+    undecided."""
     verdicts, margin = comparisons(section), section.main.margin
     figure = Figure(figsize=(WIDTH, 1.2 + 0.38 * len(verdicts)))
     axes = figure.subplots()
@@ -181,8 +182,8 @@ def tokens_axis(axes, curve):
 
 
 def tokens(section, tips):
-    """Grey: the base trained on fewer and on more tokens. Each arm stands where the base has the
-    same loss; its bar is the interval of that multiple."""
+    """The grey line shows the base trained on fewer and on more tokens. Each arm stands where the
+    base has the same loss; its bar is the interval of that multiple."""
     curve = section.main.curve
     if not curve or len(curve.points) < 2:
         return None
@@ -229,8 +230,9 @@ def read_off(axes, section, verdict, multiples, tips):
 
 
 def curves(section, tips):
-    """After the warm-up, on the reported half of the text. Above: mean over runs, with a band of
-    one sd. Below: differences of means, with their 95 % band."""
+    """The upper panel shows the mean loss over runs after the warm-up, on the reported half of the
+    text, with a band of one sd. The lower panel shows differences of means, with their 95 % band.
+    """
     shown = curves_of(section)
     longest = max((len(curve) for runs in shown.values() for curve in runs), default=0)
     if longest < 2:
@@ -307,8 +309,8 @@ def draw_difference(axes, section, arm, steps, losses, others, tips):
 
 
 def learning_rates(section, tips):
-    """Mean loss of the tuning runs (dots: single runs) on the half of the text that is not
-    reported. A ring marks the chosen rate."""
+    """Each line shows the mean loss of the tuning runs on the half of the text that is not
+    reported, each dot a single run. A ring marks the chosen rate."""
     found, key = {}, section.sweep["metric"].replace("_val_loss", "_tune")
     for row in section.runs.tuning:
         losses = found.setdefault(row["arm"], {}).setdefault(row["lr"], [])

@@ -19,6 +19,7 @@ from common.errors import UserError, one_line
 from common.runtime import Runtime, set_up
 from parts import costs
 from training import parallel
+from training.dry_run import kept_bytes
 from training.settings import read_config
 from training.start import make_run
 
@@ -108,20 +109,8 @@ class Probe:
         """Bytes that training holds at the end of a forward pass in the form of the last step:
         four numbers per parameter (weight, gradient, two moments), and each tensor that the
         backward pass will read. Backward's temporaries come on top."""
-        run, sizes = self.run, {}  # place of a tensor in memory: its bytes
-        batch = run.data.batches.get(0, run.config.batch_size)
-        x, y = (torch.from_numpy(part).to(run.runtime.device) for part in batch)
-
-        def note(tensor):
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-        with hooks, run.runtime.autocast():
-            loss = run.learner.net(x, y)  # alive until the end: no place is used twice
-        weights = list(run.learner.model.parameters())
-        sizes |= {p.untyped_storage().data_ptr(): 4 * p.nbytes for p in weights}
-        return sum(sizes.values()) if loss.requires_grad else 0
+        weights = self.run.learner.model.parameters()
+        return 4 * sum(p.nbytes for p in weights) + kept_bytes(self.run, self.run.learner.net)
 
     def evaluate(self):
         """The time of one batch of an evaluation."""
@@ -342,6 +331,14 @@ def arm_costs(arms, threads, facts, rounds=None, both=False, tries=1):
     finally:
         torch.set_num_threads(threads_before)
     return rows, timings.failed
+
+
+def of_one_process(row, processes):
+    """A row of costs.jsonl where each run is several processes. Its steps were timed in one, which
+    predicts how long a run takes but is not what a step costs, so the row keeps no cost of them."""
+    why = {"why": f"not timed: a run is {processes} processes"}
+    kept = {"processes": processes, "step_ratio": None, "forms": dict.fromkeys(FORMS, why)}
+    return row | kept | {"tokens_per_second": None, "peak_memory_bytes": None}
 
 
 def run_seconds(row, values, val_tokens):

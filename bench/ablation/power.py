@@ -52,11 +52,17 @@ def more_seeds(verdict, analysis, looks):
 
     # The control group grows with the arm.
     se, df = verdict.se * np.sqrt(verdict.n / numbers), verdict.n_against + numbers - 2
-    decides = power_to_differ(verdict.mean, se, df, level) >= POWER
-    if analysis.margin > 0:
-        decides |= power_to_tie(verdict.mean, se, df, analysis.margin, level) >= POWER
-    enough = first(numbers, decides)
+    enough = deciding(numbers, verdict.mean, se, df, analysis.margin, level)
     return max(enough, *ahead[:1], 0) - verdict.n if enough else 0
+
+
+def deciding(numbers, effect, se, df, margin, level):
+    """The first of some numbers of runs, with these standard errors and degrees of freedom, with
+    which an effect is shown to differ or to tie; None if there is none."""
+    decides = power_to_differ(effect, se, df, level) >= POWER
+    if margin > 0:
+        decides |= power_to_tie(effect, se, df, margin, level) >= POWER
+    return first(numbers, decides)
 
 
 def first(values, found):

@@ -7,8 +7,9 @@ The report of a sweep, or of several, from their rows alone:
 Writes report.md, its plots (PNG) and report.html, one file that opens from disk, into the first
 folder, and paper/: plots as SVG and PDF, tables as CSV and LaTeX. Folders with the same code, base
 and data are one sweep, perhaps from several machines: the report puts their rows together. Other
-folders get a section each. Each report is a look at the data, which history.jsonl records; stats.py
-reaches the verdicts.
+folders get a section each; a factorial before a sweep of one part at a time on the same base gets a
+table of both. Each report is a look at the data, which history.jsonl records; stats.py reaches the
+verdicts.
 """
 
 import math
@@ -20,14 +21,19 @@ from bench.ablation import design_report, figures, paper, plots, sentences, tabl
 from bench.ablation.caveats import caveats
 from bench.ablation.sentences import NOT_YET
 from bench.ablation.significance import ALPHA
-from bench.ablation.stats import MEASURES
+from bench.ablation.stats import MEASURES, counted
 from bench.ablation.sweeps import gather
 from common.errors import UserError
+from common.files import ROOT
 from common.files import write as write_file
 
 # What a terminal of 80 columns has room for.
 TERMINAL_VERDICTS = ("arm", "verdict", "difference [95 %]", "worth in tokens")
 TERMINAL_COSTS = ("arm", "parameters", "tokens/s", "KV bytes/token", "decode ms/token")
+TERMINAL_BESIDE = (
+    ("arm", "one at a time [95 %]", "alone [95 %]", "z, alone"),
+    ("arm", "average [95 %]", "z, average", "p, alone", "p, average"),
+)
 LONGEST_NAME = 24
 TERMINAL_STYLES = {
     "arm": "bold",
@@ -44,6 +50,7 @@ TERMINAL_STYLES = {
     "not-yet": "dim",
     "noise": "dim",
 }
+PAIRING = ROOT / "bench/results/pairing.md"  # what bench/pairing.py measured
 RENEWED = 30  # seconds after which the page of a running sweep loads itself again
 # Each takes a section and returns (sentences, tables, (function, title, caption) of plots) that
 # its design adds; three empty lists for other designs.
@@ -101,8 +108,9 @@ def contents_of(section, prefix):
     makers = [tables.contexts_table, tables.measures_table]
     judged = bool(section.main.verdicts)  # a design may compare no arm with another
     first = [tables.verdicts_table(section)] * judged + more_tables
-    others = [tables.tests_table(section)] * judged + [tables.costs_table(section)]
-    others += list(filter(None, [tables.forms_table(section)]))
+    others = [tables.tests_table(section)] * judged
+    others += tables.on_each_machine(section, tables.costs_table)
+    others += tables.on_each_machine(section, tables.forms_table)
     others += [made(section) for made in makers if judged]
     for table in first + others:
         table.key = prefix + table.key
@@ -137,12 +145,19 @@ def method_of(section):
     """How the verdicts are reached."""
     analysis = section.main
     margin = f"{analysis.margin:.4f} nats ({analysis.margin_source})"
+    family = counted(analysis.family, "comparison")
+    if section.effects:
+        mains = sum(not verdict.interaction for verdict in analysis.verdicts)
+        others = counted(len(analysis.verdicts) - mains, "interaction")
+        family = f"{counted(mains, 'main effect')} and, apart, over {others}"
     return render(
         "method.txt",
         section=section,
         alpha=ALPHA,
         measure=MEASURES[analysis.measure],
+        family=family,
         margin=margin if analysis.margin > 0 else "none is known",
+        pairing=sentences.pairing(PAIRING),
     ).strip()
 
 
@@ -168,7 +183,8 @@ def table(folder):
         sentences.screening(section),
         sentences.answer(section),
         (tables.verdicts_table(section), TERMINAL_VERDICTS),
-        (tables.costs_table(section), TERMINAL_COSTS),
+        section.machine if len(section.machines) > 1 else "",
+        (tables.costs_table(section, section.costs), TERMINAL_COSTS),
     )
 
 
@@ -232,6 +248,8 @@ def main(argv):
     if running:
         print(page)
         return
-    verdicts = tables.verdicts_table(gather(folders)[0])
-    print(for_terminal((verdicts, TERMINAL_VERDICTS)))
+    section = gather(folders)[0]
+    beside = design_report.beside_table(section)
+    more = [(beside, columns) for columns in TERMINAL_BESIDE if beside]
+    print(for_terminal((tables.verdicts_table(section), TERMINAL_VERDICTS), *more))
     print(f"\n{page.with_suffix('.md')}, {page}")

@@ -5,20 +5,21 @@ import itertools
 import math
 
 from bench.ablation import cluster, launch, outcome, worth
+from bench.ablation.losses import REPORTED
 from bench.ablation.running_page import RunningPage
 from bench.ablation.terminal import Progress, format_duration
 
 EXTENSIONS = 2  # times that a grid of rates is extended if its best rate is at its edge
 TUNED_BY = {"final_val_loss": "final_tune", "best_val_loss": "best_tune"}  # columns of a row
-REPORTED = {"final_val_loss": "final_report", "best_val_loss": "best_report"}
 
 
 def run_sweep(sweep, stop):
     """Run all runs of a sweep. Returns False if it was stopped midway."""
-    for jobs in phases(sweep):
-        if not run_jobs(sweep, jobs, stop):
-            return False
-    return not sweep.config.budget_seconds or run_more_seeds(sweep, stop)
+    with RunningPage(sweep.out) as page:
+        for jobs in phases(sweep):
+            if not run_jobs(sweep, jobs, stop, page):
+                return False
+        return not sweep.config.budget_seconds or run_more_seeds(sweep, stop, page)
 
 
 def phases(sweep):
@@ -91,12 +92,13 @@ def fix_margin(sweep):
         sweep.margin_source = "5 % of the tokens, fixed before the arms ran"
 
 
-def run_jobs(sweep, jobs, stop):
-    """Run those of the jobs that are not done, and write their rows. Returns False if stopped."""
+def run_jobs(sweep, jobs, stop, page):
+    """Run those of the jobs that are not done, write their rows, and renew the page. Returns False
+    if stopped."""
     pending = [job for job in jobs if job.key not in sweep.rows]
     if not pending:
         return not stop.status
-    with Progress(sweep, jobs) as progress, RunningPage(sweep.out) as page:
+    with Progress(sweep, jobs) as progress:
         for event in start_engine(sweep, pending, stop):
             if event is None:
                 progress.show()
@@ -126,7 +128,7 @@ def start_engine(sweep, jobs, stop):
 # ---------------------------------------------------------------- a budget
 
 
-def run_more_seeds(sweep, stop):
+def run_more_seeds(sweep, stop, page):
     """Spend the budget: after each look, run more seeds of the undecided arms, those that need the
     fewest first. The looks are planned beforehand, and the verdicts correct for all of them
     (history.py), so that errors hold although verdicts are read several times. Returns False if
@@ -156,7 +158,7 @@ def run_more_seeds(sweep, stop):
             f"after {first} seeds, undecided: {', '.join(undecided)}; up to {end} for {chosen}",
             flush=True,
         )
-        if not run_jobs(sweep, sweep.report_jobs(first, end, names), stop):
+        if not run_jobs(sweep, sweep.report_jobs(first, end, names), stop, page):
             return False
     return True
 

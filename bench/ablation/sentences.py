@@ -5,20 +5,17 @@ import math
 
 from bench.ablation import history
 from bench.ablation.significance import MOST_SEEDS, POWER
-from bench.ablation.stats import MEASURES, listed
+from bench.ablation.stats import MEASURES, counted, listed
 
 DASH = "\u2013"  # stands for a missing number
 AT_BASE_RATE = " at the base's rate"
+PAIRED = ("the order of the data", "the initial weights", "both")  # what two runs may share
 NOT_YET = "not yet"  # the word of each comparison while a sweep is running
 
 
 def signed(value, digits=4):
     """A number with its sign, with a typographic minus."""
     return f"{value:+.{digits}f}".replace("-", "\u2212") if math.isfinite(value) else DASH
-
-
-def counted(number, word):
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 # --- arms and their verdicts
@@ -242,6 +239,21 @@ def in_words(value):
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def pairing(path):
+    """What a page of bench/pairing.py measured, as a clause; empty if there is no page."""
+    if not path.exists():
+        return ""
+    cells = [line.strip("| ").split(" | ") for line in path.read_text("utf-8").splitlines()]
+    ratios = {row[0]: row[-1] for row in cells if len(row) == 4 and row[0] in PAIRED}
+    if len(ratios) < len(PAIRED):
+        return ""
+    found = listed(f"{ratios[shared]} times where they share {shared}" for shared in PAIRED)
+    return (
+        f": by bench/results/{path.name} the variance of a difference between two runs is, against"
+        f" that of runs that share nothing, {found} (95 % intervals)"
+    )
+
+
 # --- facts to reproduce the sweep
 
 
@@ -249,8 +261,9 @@ def facts_of(section):
     """[(label, text)] of the facts needed to reproduce the sweep."""
     sweep, data = section.sweep, section.sweep["data"]
     rates = " ".join(f"{rate:g}" for rate in sweep["lr_grid"])
-    cost = next(iter(section.costs.values()), {})
-    priced = [key for key in ("device", "dtype", "threads", "compile", "hardware") if key in cost]
+    costs = [next(iter(costs.values())) for costs in section.machines.values()]
+    priced = ("device", "dtype", "threads", "compile", "hardware")
+    costs = [", ".join(f"{key} {cost[key]}" for key in priced if key in cost) for cost in costs]
     versions = {
         key: value
         for key, value in sweep["versions"].items()
@@ -272,7 +285,7 @@ def facts_of(section):
             f"{data['dataset']}, fingerprint {data['fingerprint']},"
             f" {data['train_tokens']:,} tokens to train on and {data['val_tokens']:,} to validate",
         ),
-        ("costs", ", ".join(f"{key} {cost[key]}" for key in priced) or "not measured"),
+        ("costs", "; ".join(costs) or "not measured"),
         ("base", ", ".join(f"{key}={value}" for key, value in sweep["base_values"].items())),
         ("started", sweep["started"]),
         ("rows from", ", ".join(folder.name for folder in section.folders)),

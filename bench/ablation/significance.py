@@ -14,7 +14,7 @@ The statistics behind a verdict, on arrays, so that a simulation runs the very c
 - A tie is two one-sided tests against the margin (Schuirmann 1987), corrected in the same way.
 - Runs that diverged have no loss, but a rank: the last. Arms that have some are compared by ranks.
 
-simulate.py measures the error and the power of all of this.
+tests/helpers/simulate.py measures the error and the power of all of this.
 """
 
 import math
@@ -62,15 +62,30 @@ class Contrast:
 def contrast(groups, weights=(1, -1), pooled=None):
     """The Contrast of the weighted means of independent groups, each [n, ...]. `pooled` (variance,
     degrees of freedom) replaces the groups' own variances."""
-    parts, squares = 0.0, 0.0
+    pairs = list(zip(weights, groups, strict=True))
     with np.errstate(all="ignore"):
-        mean = sum(w * np.mean(group, 0) for w, group in zip(weights, groups, strict=True))
-        for weight, group in zip(weights, groups, strict=True):
-            n = len(group)
-            part = weight**2 * (pooled[0] if pooled else variance(group)) / n
-            parts, squares = parts + part, squares + part**2 / (n - 1 if n > 1 else math.nan)
-        df = np.where(parts > 0, parts**2 / squares, np.where(parts == 0, np.inf, np.nan))
-    return Contrast(mean, np.sqrt(parts), pooled[1] if pooled else df)
+        mean = sum(w * np.mean(group, 0) for w, group in pairs)
+        one = pooled and pooled[0]
+        parts = [w**2 * (one if pooled else variance(group)) / len(group) for w, group in pairs]
+        dfs = [len(group) - 1 if len(group) > 1 else math.nan for group in groups]
+        df = pooled[1] if pooled else satterthwaite(parts, dfs)
+    return Contrast(mean, np.sqrt(sum(parts)), df)
+
+
+def satterthwaite(parts, dfs):
+    """The degrees of freedom of a sum of independent variances, given those of each; arrays or
+    numbers."""
+    with np.errstate(all="ignore"):
+        total = sum(parts)
+        df = total**2 / sum(part**2 / each for part, each in zip(parts, dfs, strict=True))
+    return np.where(total > 0, df, np.where(total == 0, np.inf, np.nan))
+
+
+def difference(one, other, covariance=0.0):
+    """The Contrast of two estimates, one minus other, with this covariance."""
+    variances = [one.se**2, other.se**2]
+    se = np.sqrt(sum(variances) - 2 * covariance)
+    return Contrast(one.mean - other.mean, se, satterthwaite(variances, [one.df, other.df]))
 
 
 def variance(group):
@@ -162,7 +177,7 @@ def over_share(p, shares):
 
 def pooled_variance(groups):
     """(variance, degrees of freedom) within groups, each [n, ...]. With few runs, a screening finds
-    with it what Welch's test cannot; simulate.py measures its error where variances differ."""
+    with it what Welch's test cannot; the simulation shows its error where variances differ."""
     groups = [group for group in groups if len(group) > 1]
     df = sum(len(group) - 1 for group in groups)
     return sum((len(group) - 1) * variance(group) for group in groups) / max(df, 1), df
@@ -173,9 +188,8 @@ def pooled_variance(groups):
 
 def welch_se(sd, n, control_sd, control_n):
     """(standard error, degrees of freedom) of Welch's test for these groups; arrays or numbers."""
-    mine, others = sd**2 / n, control_sd**2 / control_n
-    df = (mine + others) ** 2 / (mine**2 / (n - 1) + others**2 / (control_n - 1))
-    return np.sqrt(mine + others), df
+    parts = sd**2 / n, control_sd**2 / control_n
+    return np.sqrt(sum(parts)), satterthwaite(parts, (n - 1, control_n - 1))
 
 
 def power_to_differ(effect, se, df, level):

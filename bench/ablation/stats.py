@@ -52,6 +52,7 @@ class Verdict:
     loss_sd: float = math.nan
     mean: float = math.nan
     se: float = math.nan
+    df: float = math.nan
     low: float = math.nan  # of the 95 % interval over seeds
     high: float = math.nan
     p: float = math.nan  # all runs, this comparison alone
@@ -72,6 +73,20 @@ class Verdict:
     differences: list = field(default_factory=list)  # each run's loss minus the control's mean
     test_loss: float = None  # mean, where the dataset has a test split
     interaction: bool = False
+
+    def resample(self, differences):
+        """Set the interval over the text, by a bootstrap of the differences of its blocks [n]."""
+        draws = np.random.default_rng(0).choice(differences, (RESAMPLES, len(differences))).mean(1)
+        ends = np.quantile(draws, (ALPHA / 2, 1 - ALPHA / 2))
+        self.text_low, self.text_high = map(float, ends)
+        self.holds_on_text = self.text_low > 0 or self.text_high < 0
+
+    @property
+    def text_note(self):
+        """Where the word does not hold on the text, a note that says so."""
+        if self.word not in ("better", "worse") or self.holds_on_text is not False:
+            return ""
+        return f"not on every text: {self.text_low:+.4f} to {self.text_high:+.4f} over its blocks"
 
     @property
     def name(self):
@@ -204,7 +219,7 @@ def describe(comparison, losses, analysis, pooled):
 
     whole = contrast(groups, comparison.weights, pooled)
     verdict.p = float(whole.p())
-    verdict.mean, verdict.se = float(whole.mean), float(whole.se)
+    verdict.mean, verdict.se, verdict.df = map(float, (whole.mean, whole.se, whole.df))
     verdict.low, verdict.high = map(float, whole.interval())
     if not verdict.interaction:
         verdict.differences = (groups[0] - groups[1].mean()).tolist()
@@ -228,11 +243,7 @@ def add_text_interval(comparison, losses):
     if losses.measure == "equal_time" or not all(blocks):
         return
     means = [np.mean(group, 0) for group in blocks]  # [blocks] each
-    differences = np.dot(comparison.weights, means)
-    draws = np.random.default_rng(0).choice(differences, (RESAMPLES, len(differences))).mean(1)
-    low, high = np.quantile(draws, (ALPHA / 2, 1 - ALPHA / 2))
-    comparison.verdict.text_low, comparison.verdict.text_high = float(low), float(high)
-    comparison.verdict.holds_on_text = bool(low > 0 or high < 0)
+    comparison.verdict.resample(np.dot(comparison.weights, means))
 
 
 def test(groups, weights, margin):
@@ -312,14 +323,11 @@ def explain(comparison, sweep, runs, tried, analysis):
             f"{comparison.seen} at {comparison.then} seeds, but not by all {verdict.n} together"
         )
     elif verdict.word in ("better", "worse"):
-        if verdict.p_tie <= ALPHA:
-            parts.append("smaller than the margin")
-        if verdict.holds_on_text is False:
-            low, high = verdict.text_low, verdict.text_high
-            parts.append(f"not on every text: {low:+.4f} to {high:+.4f} over its blocks")
+        parts.append("smaller than the margin" if verdict.p_tie <= ALPHA else "")
+        parts.append(verdict.text_note)
     elif verdict.word == "undecided" and not analysis.margin > 0:
         parts.append("no margin, so no tie")
-    verdict.why = "; ".join(parts)
+    verdict.why = "; ".join(filter(None, parts))
 
 
 def missing_runs(comparison, sweep, tried):
@@ -387,6 +395,10 @@ def correct_page(analyses):
 
 def finite(values):
     return values[np.isfinite(values)]
+
+
+def counted(number, word):
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def listed(words, most=6):

@@ -169,7 +169,8 @@ class Sweep:
         known = {}
         for row in read_rows(self.out / "costs.jsonl"):
             arm = self.arms.get(row["arm"])
-            if arm and (facts | {"code_hash": arm.code_hash}).items() <= row.items():
+            same_runs = row.get("processes", 1) == self.config.processes
+            if same_runs and arm and (facts | {"code_hash": arm.code_hash}).items() <= row.items():
                 known[row["arm"]] = row
         known = {
             name: row
@@ -185,7 +186,8 @@ class Sweep:
     def time_arms(self, names, facts, rounds):
         """Time arms beside the base, add their rows to self.costs, and return the new rows. Raises
         Failure if the base cannot be timed, or arms that are to be matched in time."""
-        names, both = list(dict.fromkeys(["base", *names])), self.config.time_forms
+        names = list(dict.fromkeys(["base", *names]))
+        both = self.config.time_forms and self.config.processes == 1
         values = {name: self.run_values(self.arms[name]) for name in names}
         forms = "eager and compiled" if both else measure.own_form(values["base"])
         if both and self.device_kind == "cpu":
@@ -195,6 +197,8 @@ class Sweep:
             tries = measure.TRIES if self.config.patient else 1
             rows, failed = measure.arm_costs(values, self.threads, facts, rounds, both, tries)
         rows = [row | {"code_hash": self.arms[row["arm"]].code_hash} for row in rows]
+        if self.config.processes > 1:
+            rows = [measure.of_one_process(row, self.config.processes) for row in rows]
         self.costs |= {row["arm"]: row for row in rows}
         for name, reason in failed.items():
             print(f"warning: cannot measure the costs of {name}: {reason}", file=sys.stderr)

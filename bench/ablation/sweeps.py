@@ -21,13 +21,24 @@ class Section:
 
     sweep: dict
     runs: Runs
-    costs: dict  # arm -> row of costs.jsonl, of the sweep's code
-    all_costs: dict
+    machines: dict  # name -> {arm: row of costs.jsonl}, of the sweep's code; see by_machine
+    stale_costs: list  # arms whose costs were measured with other code alone
     analyses: dict  # measure -> Analysis, the sweep's metric first
     folders: list
     records: list = field(default_factory=list)  # lines of their histories, the oldest first
     effects: Effects | None = None  # of a factorial, by the sweep's metric
+    single: "Section | None" = None  # beside a factorial: one part at a time on the same base
     scale: Scale | None = None  # of the smallest size of a scale: all sizes together
+
+    @property
+    def machine(self):
+        """The name of the machine whose times the verdicts use."""
+        return next(iter(self.machines), "")
+
+    @property
+    def costs(self):
+        """{arm: row of costs.jsonl} of this machine."""
+        return self.machines.get(self.machine, {})
 
     @property
     def main(self):
@@ -60,7 +71,7 @@ class Group:
         return all(
             arms[arm].get(key) == others[arm].get(key)
             for arm in arms.keys() & others.keys()
-            for key in ("code_hash", "config_hash", "against")
+            for key in ("code_hash", "config_hash", "against", "cell")
         )
 
     def add(self, folder, sweep):
@@ -76,26 +87,36 @@ class Group:
     def section(self):
         """The analysed Section."""
         sweep, rows = self.sweep, self.rows
-        runs, all_costs = sort_rows(sweep, rows), {row["arm"]: row for row in self.costs}
-        costs = {
-            arm: row for arm, row in all_costs.items() if row["code_hash"] == code_of(sweep, arm)
-        }
-        measures = dict.fromkeys([sweep["metric"], *stats.MEASURES])
+        runs, machines = sort_rows(sweep, rows), by_machine(sweep, self.costs)
+        priced = {arm for costs in machines.values() for arm in costs}
+        stale = list(dict.fromkeys(row["arm"] for row in self.costs if row["arm"] not in priced))
         records = history.read(self.folders, sweep)
-        analyses = {
-            measure: stats.analyse(sweep, runs, costs, measure, records) for measure in measures
-        }
-        section = Section(sweep, runs, costs, all_costs, analyses, self.folders, records)
-        if cells_of(sweep):
-            timeless = [one for one in analyses.values() if one.measure != "equal_time"]
-            found = [analyse(sweep, runs, one) for one in timeless]
-            section.effects = found[0]
+        section = Section(sweep, runs, machines, stale, {}, self.folders, records)
+        for measure in dict.fromkeys([sweep["metric"], *stats.MEASURES]):
+            analysis = stats.analyse(sweep, runs, section.costs, measure, records)
+            section.analyses[measure] = analysis
+            if cells_of(sweep) and measure != "equal_time":
+                effects = analyse(sweep, runs, analysis, section.costs)
+                section.effects = section.effects or effects
         return section
 
 
-def code_of(sweep, arm):
-    """The hash of the code that an arm of a sweep runs."""
-    return sweep["arms"].get(arm, {}).get("code_hash", sweep.get("code_hash"))
+def by_machine(sweep, rows):
+    """{name of a machine: {arm: row}} of the rows of costs.jsonl that the sweep's code made. The
+    machine that timed the most arms comes first."""
+    machines = {}
+    for row in rows:
+        facts = sweep["arms"].get(row["arm"], {})
+        if row["code_hash"] == facts.get("code_hash", sweep.get("code_hash")):
+            name = row.get("hardware", "a machine without a name")
+            if row.get("device") == "cpu":
+                name += f", {stats.counted(row['threads'], 'thread')}"
+            machines.setdefault(name, {})[row["arm"]] = row
+
+    def timed(name):
+        return sum(bool(row.get("step_ratio")) for row in machines[name].values())
+
+    return {name: machines[name] for name in sorted(machines, key=timed, reverse=True)}
 
 
 def read_sweep(folder):
@@ -107,6 +128,13 @@ def read_sweep(folder):
     except (KeyError, TypeError):
         raise UserError("no sweep here", path, fix) from None
     return sweep
+
+
+def same_base(section, other):
+    """Whether two sections have a base of the same configuration and the same metric."""
+    mine, theirs = (one.sweep["arms"][one.sweep["base"]] for one in (section, other))
+    same_metric = section.sweep["metric"] == other.sweep["metric"]
+    return same_metric and mine.get("config_hash") == theirs.get("config_hash")
 
 
 def gather(folders):
@@ -125,6 +153,9 @@ def gather(folders):
         stats.correct_page(
             [each for section in sections for each in (section.main, section.effects) if each]
         )
+    for section in sections:
+        others = [other for other in sections if section.effects and same_base(section, other)]
+        section.single = next((other for other in others if not other.effects), None)
     for found in sizes.values():
         of_scale = [section for section in sections if set(section.folders) & set(found)]
         if len(of_scale) >= scale.LEAST_SIZES:

@@ -210,7 +210,9 @@ def what_changes(section, verdict):
 
 def measures_table(section):
     """The verdict again by each other measure."""
-    others = [analysis for analysis in section.analyses.values() if analysis is not section.main]
+    others = [one for one in section.analyses.values() if one is not section.main]
+    if section.effects:  # an effect of many cells has no moment at which an arm ends
+        others = [one for one in others if one.measure != "equal_time"]
     headings = ["arm"]
     for analysis in others:
         headings += [MEASURES[analysis.measure], "verdict"]
@@ -236,8 +238,26 @@ def measures_table(section):
 # --- costs
 
 
-def costs_table(section):
-    """What each arm costs."""
+def on_each_machine(section, make):
+    """The tables `make(section, costs of the arms)` of all machines, each with the name of its own;
+    those for which it returns None are left out."""
+    found, several = [], len(section.machines) > 1
+    for number, (machine, costs) in enumerate((section.machines or {"": {}}).items(), 1):
+        table = make(section, costs)
+        if table is None:
+            continue
+        if machine:
+            table.note += f" Measured on {machine}."
+        if several:
+            table.note += f" The verdicts use the times of {section.machine}."
+            table.title += f" on {machine}"
+            table.key += f"-{number}" if number > 1 else ""
+        found.append(table)
+    return found
+
+
+def costs_table(section, costs):
+    """What each arm costs on one machine."""
     headings = (
         "arm|verdict|parameters|FLOPs/token|tokens/s|peak bytes|KV bytes/token|decode ms/token"
     )
@@ -247,12 +267,12 @@ def costs_table(section):
         "FLOPs are of a forward pass. Training tokens/s and decoding times are medians; each arm is"
         " timed alone, the arms in turn.",
         headings.split("|"),
-        [costs_row(section, arm) for arm in arms_of(section)],
+        [costs_row(section, arm, costs.get(arm) or {}) for arm in arms_of(section)],
     ).without_empty_columns()
 
 
-def costs_row(section, arm):
-    cost, verdict = section.costs.get(arm) or {}, section.verdicts.get(arm)
+def costs_row(section, arm, cost):
+    verdict = section.verdicts.get(arm)
     decoding = (cost.get("decode_ms_per_token") or {}).get("median")
     step_times = quartiles(cost, "milliseconds_per_step", ".1f")
     return [
@@ -271,10 +291,10 @@ def costs_row(section, arm):
     ]
 
 
-def forms_table(section):
+def forms_table(section, costs):
     """The time and memory of both forms of each arm, and which of them the verdict at equal time
     uses; None if no arm was timed in both."""
-    priced = {arm: section.costs.get(arm) or {} for arm in arms_of(section)}
+    priced = {arm: costs.get(arm) or {} for arm in arms_of(section)}
     if not any(cost.get("forms") for cost in priced.values()):
         return None
     rows = []
@@ -287,9 +307,7 @@ def forms_table(section):
             row += [number(each.get(key), form) for each in (eager, compiled)]
         times, used = Cell(), Cell()
         if ratio:
-            ends = ratio["low"], ratio["high"]
-            text = "{:.2f} [{:.2f}, {:.2f}]".format(ratio["ratio"], *ends)
-            times = Cell(text, ratio["ratio"], ends=ends)
+            times = ratio_cell((ratio["ratio"], ratio["low"], ratio["high"]))
             used = Cell(f"{ratio['form']}, base {ratio['base_form']}" if "form" in ratio else DASH)
         rows.append([*row, times, used, Cell(why)])
     headings = (
@@ -305,6 +323,15 @@ def forms_table(section):
         headings.split("|"),
         rows,
     ).without_empty_columns()
+
+
+def ratio_cell(ratio):
+    """The cell of a (ratio, low, high), or of None."""
+    return (
+        Cell("{:.2f} [{:.2f}, {:.2f}]".format(*ratio), ratio[0], ends=ratio[1:])
+        if ratio
+        else Cell()
+    )
 
 
 def quartiles(cost, key, form):

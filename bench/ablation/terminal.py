@@ -1,8 +1,8 @@
-"""The terminal output of a sweep: its plan, what it is doing, and the progress of its runs.
+"""A sweep prints its plan, its current work, and the progress of its runs.
 
-On a terminal, rich redraws lines twice a second, also while this process computes. Elsewhere a line
-is printed when something begins or ends, and one that says what is going on after 30 seconds
-without any, then after twice as long each time, up to ten minutes."""
+On a terminal, rich redraws lines twice a second, also while this process computes. Elsewhere a
+sweep prints a line when something begins or ends. After 30 seconds without a line it prints its
+current work, then after twice as long each time, up to ten minutes."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 WIDTH = 80  # columns
-HEARTBEAT = 30  # seconds without a line until the first that says what is going on
+HEARTBEAT = 30  # seconds without a line until the first line about the current work
 LONGEST_PAUSE = 600  # seconds between two of them
 TAIL = 16384  # bytes at the end of a log, which hold its last row
 MARGIN = 4  # lines of a terminal that are left to other output
@@ -31,7 +31,7 @@ def format_duration(seconds):
 
 
 class Screen:
-    """Shows what is going on until its block ends. On a terminal it redraws what `draw()` returns;
+    """Shows the current work until its block ends. On a terminal it redraws what `draw()` returns;
     elsewhere it prints the line that `line()` returns when nothing was printed for a while. It
     leaves the cursor visible, so that a kill at any time leaves the terminal as it was."""
 

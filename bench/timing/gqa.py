@@ -4,7 +4,7 @@ cache, with as many key heads as query heads (MHA), fewer (GQA) and one (MQA), a
 
     python bench/speed.py gqa
 
-The three take turns. Writes bench/results/speed_gqa.md.
+The three take turns.
 """
 
 import time
@@ -13,19 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bench.timing.results import (
-    check_steps,
-    command_text,
-    facts_text,
-    interval,
-    ratio_text,
-    threads_text,
-    turns,
-    write,
-)
-from common.configurator import PositiveInt, build, load
-from common.errors import UserError
-from common.runtime import find_device
+from bench.timing.results import row, turns
+from common.configurator import PositiveInt
 from model_llama import Llama, LlamaConfig
 from parts.cache import KVCache
 from sampling.fast import prepare
@@ -36,12 +25,12 @@ MOST = 2**30  # bytes of the largest cache that is tried on a CPU
 
 
 @dataclass
-class GqaConfig:
+class SpeedConfig:
     n_layer: PositiveInt = 6
     n_head: PositiveInt = 6
     n_embd: PositiveInt = 384
     vocab_size: PositiveInt = 65
-    rounds: PositiveInt = 7  # tokens that are timed
+    steps: PositiveInt = 7  # tokens that are timed
     threads: PositiveInt = 1
     device: str = "auto"
 
@@ -72,64 +61,45 @@ def next_token_ms(models, B, context, rounds, device):
     return {kind: 1000 * np.array(seconds[1:]) for kind, seconds in times.items()}
 
 
-def row(context, B, ms, token_bytes):
-    """A line of the table: times, speeds, ratios to MHA, and megabytes of the caches."""
-    medians = [np.median(each) for each in ms.values()]
-    times = " | ".join(f"{median:.2f}" for median in medians)
-    speeds = " / ".join(f"{B / median * 1000:.0f}" for median in medians)
-    ratios = " | ".join(ratio_text(*interval(ms[kind] / ms["MHA"])) for kind in ("GQA", "MQA"))
-    sizes = " / ".join(f"{token_bytes[kind] * context * B / 1e6:.0f}" for kind in ms)
-    return f"| {context} | {B} | {times} | {speeds} | {ratios} | {sizes} |"
+def rows_of(context, B, ms, token_bytes):
+    """The rows of GQA and MQA beside MHA: times, tokens/s of all rows, megabytes of the caches."""
+    found, texts = [], {}
+    for kind, times in ms.items():
+        median, size = np.median(times), token_bytes[kind] * context * B / 1e6
+        texts[kind] = f"{median:.2f} ms, {1000 * B / median:.0f} tokens/s, {size:.0f} MB"
+    for kind in ("GQA", "MQA"):
+        what = f"context {context}, batch {B}: {kind} / MHA"
+        found.append(row(what, f"{texts[kind]} / {texts['MHA']}", ms[kind] / ms["MHA"]))
+    return found
 
 
 @torch.inference_mode()
-def report(config, argv):
-    """Measure, and write the page."""
-    device, H = find_device(config.device), config.n_head
-    torch.set_num_threads(config.threads)
+def measure(what, config, device):
+    H, rows, models, token_bytes = config.n_head, [], {}, {}
     divisors = [k for k in range(2, H + 1) if H % k == 0]
     shared = min(divisors, key=lambda k: abs(k - H / 4), default=1)
     key_heads = {"MHA": H, "GQA": shared, "MQA": 1}
-    models, token_bytes = {}, {}
     for kind, heads in key_heads.items():
         sizes = {key: getattr(config, key) for key in ("n_layer", "n_head", "n_embd", "vocab_size")}
         c = LlamaConfig(**sizes, n_kv_head=heads, block_size=16384)
         models[kind], _ = prepare(Llama(c).to(device), compile=False)
         token_bytes[kind] = 2 * 4 * c.n_layer * heads * c.n_embd // H  # a key and a value, fp32
-    columns = " | ".join(f"{kind} ({heads}): ms" for kind, heads in key_heads.items())
-    lines = [
-        "# What sharing keys and values buys",
-        "",
-        f"{facts_text(f'{device}, {threads_text(config.threads)}')} {command_text(argv)}",
-        "",
-        f"A random LLaMA, {config.n_layer} layers, {config.n_embd} wide, {H} heads, fp32, eager; "
-        f"ms for one more token of every row, the median of {config.rounds} in turn; a ratio is "
-        "the median over the rounds, with its 95 % bootstrap interval.",
-        "",
-        f"| context | batch | {columns} | tokens/s | GQA / MHA | MQA / MHA | cache MB |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    print("\n".join(lines), flush=True)
     for context in CONTEXTS:
         for B in BATCHES:
             size = token_bytes["MHA"] * context * B
             if size > MOST and not device.startswith("cuda"):
-                left_out = f" {size / 1e6:.0f}: left out on this device |"
-                lines.append(f"| {context} | {B} | | | | | | |{left_out}")
-            else:
-                ms = next_token_ms(models, B, context, config.rounds, device)
-                lines.append(row(context, B, ms, token_bytes))
-            print(lines[-1], flush=True)
-    sizes = ", ".join(f"{kind} {size:,}" for kind, size in token_bytes.items())
-    lines += ["", f"Cache bytes per token: {sizes}."]
-    write(lines, "speed_gqa")
-
-
-def main(argv):
-    values, words = load(argv, [GqaConfig], __doc__)
-    if words != ["gqa"]:
-        fix = "python bench/speed.py gqa, and --key=value"
-        raise UserError("give exactly one measurement", "command line", fix)
-    config = build(GqaConfig, values)
-    check_steps(config.rounds, "rounds")
-    report(config, argv)
+                left_out = f"{size / 1e6:.0f} MB: left out on this device"
+                rows.append(row(f"context {context}, batch {B}", left_out))
+                continue
+            ms = next_token_ms(models, B, context, config.steps, device)
+            rows += rows_of(context, B, ms, token_bytes)
+    heads = ", ".join(f"{kind} {heads}" for kind, heads in key_heads.items())
+    each = ", ".join(f"{kind} {size:,}" for kind, size in token_bytes.items())
+    return {
+        "name": "gqa",
+        "about": f"One more token of every row: a random LLaMA, {config.n_layer} layers, "
+        f"{config.n_embd} wide, {H} heads, eager; heads of keys: {heads}; bytes of cache per "
+        f"token: {each}.",
+        "unit": "time",
+        "rows": rows,
+    }

@@ -3,8 +3,7 @@ Time a step of AdamW and of Muon, ours and torch's, for our LLaMA in two sizes:
 
     python bench/speed.py optimizer
 
-AdamW and our Muon are those of training/optim.py. All use the same gradients, in turn. Writes
-bench/results/speed_optimizer.md.
+AdamW and our Muon are those of training/optim.py. All use the same gradients, in turn.
 """
 
 import time
@@ -14,26 +13,16 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from bench.timing.results import (
-    command_text,
-    facts_text,
-    interval,
-    ratio_text,
-    threads_text,
-    turns,
-    write,
-)
+from bench.timing.results import row, turns
 from bench.timing.train import ours, shape_of
-from common.configurator import PositiveInt, build, load
-from common.errors import UserError
-from common.runtime import find_device
+from common.configurator import PositiveInt
 from training.optim import make_optimizers
 
 WARM_UP = 3  # rounds that are not timed
 
 
 @dataclass
-class OptimizerSpeedConfig:
+class SpeedConfig:
     steps: int = 40  # rounds that are timed, after three that are not
     threads: PositiveInt = 1
     device: str = "auto"
@@ -84,36 +73,27 @@ def time_shape(c, steps, device):
     return {name: np.array(seconds[WARM_UP:]) for name, seconds in times.items()}
 
 
-def row(shape, times):
-    """A line of the table, for the times of a shape."""
-    ratio, low, high = interval(times["torch"] / times["muon"])
-    whole = interval((times["model"] + times["muon"]) / (times["model"] + times["adamw"]))
-    ms = {name: 1000 * np.median(seconds) for name, seconds in times.items()}
-    own = f"{ms['model']:.1f} | {ms['adamw']:.2f} | {ms['muon']:.2f} | {ms['torch']:.2f}"
-    compared = f"{ratio:.2f} | {low:.2f} to {high:.2f}"
-    more = f"{ratio_text(*whole)} times as long as with AdamW"
-    return f"| {shape} | {own} | {compared} | {more} |"
-
-
-def main(argv):
-    values, words = load(argv, [OptimizerSpeedConfig], __doc__)
-    config = build(OptimizerSpeedConfig, values)
-    if words != ["optimizer"] or config.steps < 2:
-        fix = "python bench/speed.py optimizer, with two steps or more"
-        raise UserError("cannot compare that", "command line", fix)
-    device = find_device(config.device)
-    torch.set_num_threads(config.threads)
-    lines = [
-        "# Time of a step of the optimizer",
-        "",
-        facts_text(f"{device}, {threads_text(config.threads)}", "float32"),
-        f"Our LLaMA, eager; medians of {config.steps} rounds. {command_text(argv)}",
-        "",
-        "| shape | forward and backward, ms | AdamW, ms | Muon, ms | torch's Muon, ms "
-        "| torch's / ours | 95 % interval | the whole step with Muon |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+def measure(what, config, device):
+    rows = []
     for shape in ("S", "M"):
-        lines.append(row(shape, time_shape(shape_of(shape), config.steps, device)))
-    print("\n".join(lines))
-    write(lines, "speed_optimizer")
+        times = time_shape(shape_of(shape), config.steps, device)
+        model, adamw, muon, torchs = (1000 * np.median(seconds) for seconds in times.values())
+        steps = times["model"] + times["muon"], times["model"] + times["adamw"]
+        rows += [
+            row(
+                f"{shape}: torch's Muon / ours",
+                f"{torchs:.2f} / {muon:.2f} ms",
+                times["torch"] / times["muon"],
+            ),
+            row(
+                f"{shape}: the whole step with Muon / AdamW",
+                f"{model:.1f} ms forward and backward, {muon:.2f} / {adamw:.2f} ms",
+                steps[0] / steps[1],
+            ),
+        ]
+    return {
+        "name": "optimizer",
+        "about": f"Our LLaMA, eager; {config.steps} rounds.",
+        "unit": "time",
+        "rows": rows,
+    }

@@ -15,8 +15,16 @@ from common.errors import UserError
 TIED_FROM = 50000
 
 
+THEIRS = {"use_cache": False, "attn_implementation": "sdpa"}  # of transformers' models
+
+
 def cross_entropy(logits, y):
     return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+
+def with_loss(model):
+    """A model of transformers and its loss function."""
+    return model, lambda x, y: cross_entropy(model(x).logits, y)
 
 
 def swiglu_width(c):
@@ -45,20 +53,10 @@ def nanogpt(path, c):
 def transformers_gpt2(c):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(
-        vocab_size=c.vocab_size,
-        n_positions=c.block_size,
-        n_embd=c.n_embd,
-        n_layer=c.n_layer,
-        n_head=c.n_head,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-        attn_implementation="sdpa",
-    )
-    model = GPT2LMHeadModel(config)
-    return model, lambda x, y: cross_entropy(model(x).logits, y)
+    sizes = {key: getattr(c, key) for key in ("vocab_size", "n_embd", "n_layer", "n_head")}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = GPT2Config(n_positions=c.block_size, **sizes, **dropout, **THEIRS)
+    return with_loss(GPT2LMHeadModel(config))
 
 
 def transformers_llama(c):
@@ -71,12 +69,10 @@ def transformers_llama(c):
         num_hidden_layers=c.n_layer,
         num_attention_heads=c.n_head,
         max_position_embeddings=c.block_size,
-        use_cache=False,
-        attn_implementation="sdpa",
         tie_word_embeddings=c.vocab_size > TIED_FROM,
+        **THEIRS,
     )
-    model = LlamaForCausalLM(config)
-    return model, lambda x, y: cross_entropy(model(x).logits, y)
+    return with_loss(LlamaForCausalLM(config))
 
 
 def litgpt_llama(path, c):

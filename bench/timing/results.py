@@ -1,4 +1,13 @@
-"""What timings share: the order of the sides, intervals, and the page that speed.py writes."""
+"""What timings share: the order of the sides, intervals, and the rows that a measurement stores.
+
+Each measurement appends one line to speed.jsonl, from which bench/timing/page.py writes speed.md.
+Both are in bench/results, or in the folder that the environment variable BENCH_RESULTS names.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
 
 import numpy as np
 
@@ -49,15 +58,37 @@ def command_text(argv):
     return f"`python bench/speed.py {' '.join(words)}`"
 
 
-def facts_text(where, mode=""):
-    """The first sentence of a page: hardware, device, torch's version, mode and commit."""
+def row(what, value, ratios=None):
+    """A row of a measurement: {"what", "value", "ratio", "low", "high"}. `value` is text;
+    `ratios` the ratio of each round, None for a row without one."""
+    ratio, low, high = (None,) * 3 if ratios is None else interval(np.asarray(ratios))
+    return {"what": what, "value": value, "ratio": ratio, "low": low, "high": high}
+
+
+def folder():
+    return Path(os.environ.get("BENCH_RESULTS") or ROOT / "bench" / "results")
+
+
+def record(found, device, config, argv):
+    """Append a measurement, {"name", "about", "unit", "rows"}, to speed.jsonl with the facts on
+    which it depends."""
     facts = versions()
-    words = [facts["hardware"], where, f"torch {facts['torch']}", *([mode] if mode else [])]
-    return f"{', '.join(words)}; commit {facts['git_commit']}."
+    line = found | {
+        "hardware": facts["hardware"],
+        "device": device.split(":")[0],
+        "threads": None if device.startswith("cuda") else config.threads,
+        "dtype": getattr(config, "dtype", "float32"),
+        "torch": facts["torch"],
+        "commit": facts["git_commit"],
+        "command": command_text(argv),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    folder().mkdir(parents=True, exist_ok=True)
+    with open(folder() / "speed.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def write(lines, name):
-    """Write bench/results/<name>.md."""
-    folder = ROOT / "bench" / "results"
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    """Write a page of its own, <name>.md."""
+    folder().mkdir(parents=True, exist_ok=True)
+    (folder() / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

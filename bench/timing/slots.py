@@ -6,19 +6,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from bench.timing.results import (
-    check_steps,
-    command_text,
-    facts_text,
-    interval,
-    threads_text,
-    turns,
-    write,
-)
+from bench.timing.results import row, turns
 from bench.timing.side import Side, our_model
-from common.configurator import PositiveInt, allowed, build, keys, load
+from common.configurator import PositiveInt, allowed, keys
 from common.errors import UserError
-from common.runtime import find_device
 from parts.architectures import configure
 from parts.catalogue import needed
 from parts.variant import VariantConfig
@@ -42,9 +33,8 @@ class SpeedConfig:
     device: str = "auto"
 
 
-def compare(arm, base, config, device):
-    """(median ms of the arm, of the base, median of their ratios, its low, its high). The two take
-    steps in turn, so that a busy machine slows both alike."""
+def compare(name, arm, base, config, device):
+    """The row of an arm. The two take steps in turn, so that a busy machine slows both alike."""
     sides = []
     for values in (arm, base):
         side = Side(lambda values=values: our_model(vars(config) | values), config, device)
@@ -54,8 +44,8 @@ def compare(arm, base, config, device):
     for pair, which in turns((0, 1), len(times)):
         side, loss = sides[which]
         times[pair, which] = side.step(loss)
-    times = times[WARM_UP:]
-    return *(1000 * np.median(times, axis=0)), *interval(times[:, 0] / times[:, 1])
+    own, other = times[WARM_UP:].T
+    return row(name, f"{1000 * np.median(own):.1f} / {1000 * np.median(other):.1f} ms", own / other)
 
 
 def arms_of(what, config):
@@ -79,42 +69,18 @@ def arms_of(what, config):
     return arms
 
 
-def row(name, arm, base, config, device):
-    """A line of the table: the times of an arm, or why it cannot be made."""
-    try:
-        own, other, ratio, low, high = compare(arm, base, config, device)
-    except UserError as error:
-        return f"| {name} | | | | | {error} |"
-    verdict = "slower" if ratio > 1 else "faster"
-    if low <= 1 <= high:
-        verdict = "as fast"
-    times = f"{own:.1f} | {other:.1f} | {ratio:.3f} | {low:.3f} to {high:.3f}"
-    return f"| {name} | {times} | {verdict} |"
-
-
-def main(argv, usage):
-    values, words = load(argv, [SpeedConfig], usage)
-    if len(words) != 1:
-        fix = "python bench/speed.py slots, or a slot such as norm"
-        raise UserError("give exactly one measurement", "command line", fix)
-    config, what = build(SpeedConfig, values), words[0]
-    check_steps(config.steps)
-    device = find_device(config.device)
-    torch.set_num_threads(config.threads)
-    mode = "compiled" if config.compile else "eager"
-    lines = [
-        f"# Time of a training step: {what}",
-        "",
-        facts_text(f"{device}, {threads_text(config.threads)}", f"{mode}, float32"),
-        f"{config.n_layer} layers, {config.n_embd} wide, context {config.block_size}, "
-        f"batch {config.batch_size}; {config.steps} pairs of steps. {command_text(argv)}",
-        "",
-        "| | ms | its base, ms | ratio | 95 % interval | |",
-        "|---|---|---|---|---|---|",
-    ]
-    print("\n".join(lines), flush=True)
+def measure(what, config, device):
+    rows = []
     for name, (arm, base) in arms_of(what, config).items():
-        lines.append(row(name, arm, base, config, device))
-        print(lines[-1], flush=True)
-    compiled = "_compiled" if config.compile else ""
-    write(lines, f"speed_{what}{compiled}_{config.n_embd}")
+        try:
+            rows.append(compare(name, arm, base, config, device))
+        except UserError as error:
+            rows.append(row(name, str(error)))
+    mode = "compiled" if config.compile else "eager"
+    return {
+        "name": f"{what}, {config.n_embd} wide, {mode}",
+        "about": f"{config.n_layer} layers, {config.n_embd} wide, context {config.block_size}, "
+        f"batch {config.batch_size}; {config.steps} pairs of steps.",
+        "unit": "time of a step, over that of its base",
+        "rows": rows,
+    }

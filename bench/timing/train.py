@@ -6,9 +6,8 @@ Time a training step of our models and of other libraries' models that have the 
 
 A step is forward, backward, clipping at 1.0 and fused AdamW, always on the same batch. Every
 model has dropout 0 and otherwise its own defaults (so transformers' GPT-2 has biases, and the
-others have none). The sides take steps in turn, eager and compiled, so that a busy machine slows
-all of them equally. A ratio is the median over the rounds, with its 95 % bootstrap interval. Writes
-bench/results/speed_train_<shape>.md.
+others have none). The sides take steps in turn, eager and compiled. MFU: the model's FLOPs per
+second over the device's peak (training/peak.py).
 """
 
 import time
@@ -20,40 +19,18 @@ import numpy as np
 import torch
 
 from bench.timing import peers
-from bench.timing.results import (
-    check_steps,
-    command_text,
-    facts_text,
-    interval,
-    threads_text,
-    turns,
-    write,
-)
+from bench.timing.results import row, turns
 from bench.timing.side import Side, our_model
-from common.configurator import PositiveInt, build, load
-from common.errors import UserError
-from common.runtime import find_device, versions
+from common.configurator import PositiveInt
 from parts.architectures import configure
 from parts.costs import training_flops_per_token
+from training.peak import peak_flops
 
 FIELDS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size", "multiple_of")
 SHAPES = {
     "S": (4, 4, 128, 64, 12, 65, 8),
     "M": (6, 6, 384, 256, 8, 65, 8),
     "124m": (12, 12, 768, 1024, 12, 50304, 256),
-}
-# Dense bf16 peak in TFLOP/s, from the makers' data sheets, of the first name that is part of the
-# GPU's name.
-PEAKS = {
-    "B200": 2250,
-    "H200": 989,
-    "H100 PCIe": 756,
-    "H100": 989,
-    "A100": 312,
-    "L40S": 362,
-    "L4": 121,
-    "4090": 165,
-    "3090": 71,
 }
 # {our model: the models to compare it with}
 RATIOS = {
@@ -63,7 +40,7 @@ RATIOS = {
 
 
 @dataclass
-class TrainSpeedConfig:
+class SpeedConfig:
     shape: Literal["S", "M", "124m"] = "S"
     nanogpt: str | None = None  # where nanoGPT is checked out
     litgpt: str | None = None  # a folder that litgpt was installed into (pip install --target)
@@ -73,7 +50,6 @@ class TrainSpeedConfig:
     batch_size: PositiveInt | None = None  # None: the shape's
     device: str = "auto"
     dtype: Literal["float32", "bfloat16"] = "float32"  # bfloat16: by autocast
-    peak: float | None = None  # dense TFLOP/s of the chip, for the MFU; None: from a table of GPUs
 
 
 def shape_of(name):
@@ -142,94 +118,51 @@ def race(sides, config):
     return times, {arm: sides[arm[0]].gpu_bytes(loss) for arm, loss in arms.items()}
 
 
-def find_peak(config, device):
-    """The dense bf16 peak of the chip in TFLOP/s; None if it is not known."""
-    if config.peak or not device.startswith("cuda"):
-        return config.peak
-    hardware = versions()["hardware"]
-    return next((peak for name, peak in PEAKS.items() if name in hardware), None)
-
-
-def speed_table(times, memory, sides, c, peak):
-    """The lines of the table of speeds, with MFU and memory where memory was measured."""
-    tokens = c.batch_size * c.block_size
-    lines = ["| | parameters | mode | ms a step | tokens/s |", "|---|---|---|---|---|"]
-    if memory:
-        lines = [lines[0] + " MFU | peak memory, GB |", lines[1] + "---|---|"]
+def side_rows(times, memory, sides, c, peak):
+    """The row of each side: its time, speed, MFU, and its peak memory where that was measured."""
+    tokens, rows = c.batch_size * c.block_size, []
     for (name, mode), seconds in times.items():
         median = float(np.median(seconds))
         size = sum(p.numel() for p in sides[name].model.parameters()) / 1e6
-        speed = f"{median * 1000:.1f} | {tokens / median:,.0f}"
-        line = f"| {name} | {size:.2f} M | {mode} | {speed} |"
+        corner = costs_config("llama" if "LLaMA" in name else "gpt2", c)
+        flops = training_flops_per_token(corner, c.block_size) * tokens / median
+        value = f"{1000 * median:.1f} ms, {tokens / median:,.0f} tokens/s, MFU {flops / peak:.1%}"
         if memory:
-            corner = costs_config("llama" if "LLaMA" in name else "gpt2", c)
-            flops = training_flops_per_token(corner, c.block_size) * tokens / median
-            line += f" {flops / peak / 1e10:.1f} % |" if peak else " |"
-            line += f" {memory[name, mode] / 1e9:.1f} |"
-        lines.append(line)
-    return lines
+            value += f", {memory[name, mode] / 1e9:.1f} GB"
+        rows.append(row(f"{name}, {size:.2f} M parameters, {mode}", value))
+    return rows
 
 
-def ratio_table(times):
-    """The lines of the table of ratios: each side in its better mode."""
+def ratio_rows(times):
+    """The rows of ratios: each side in its better mode."""
     best = {}  # name: its better mode
     for name, mode in times:
         seconds = np.median(times[name, mode])
         if name not in best or seconds < np.median(times[name, best[name]]):
             best[name] = mode
-    lines = ["| | ratio | 95 % interval |", "|---|---|---|"]
+    rows = []
     for own, others in RATIOS.items():
         for other in others:
             if other in best:
                 ratios = times[other, best[other]] / times[own, best[own]]
-                ratio, low, high = interval(ratios)
-                pair = f"{own} ({best[own]}) / {other} ({best[other]})"
-                lines.append(f"| {pair} | {ratio:.3f} | {low:.3f} to {high:.3f} |")
-    return lines
+                rows.append(row(f"{own} / {other}", f"{best[own]} / {best[other]}", ratios))
+    return rows
 
 
-def report(config, argv):
-    """Measure, and write the page."""
+def measure(what, config, device):
+    peers.check_nanogpt(config.nanogpt)
     c = shape_of(config.shape)
     c.batch_size = config.batch_size or c.batch_size
-    device = find_device(config.device)
-    torch.set_num_threads(config.threads)
     # On a GPU, TF32 for operations that stay in float32; no effect on a CPU.
     torch.set_float32_matmul_precision("high")
+    peak, source = peak_flops(SimpleNamespace(device=device, dtype=config.dtype))
     sides = make_sides(config, c, device)
     times, memory = race(sides, config)
-    peak = find_peak(config, device)
-    threads = "" if device.startswith("cuda") else f", {threads_text(config.threads)}"
-    lines = [
-        f"# Time of a training step beside other libraries, shape {config.shape}",
-        "",
-        facts_text(device + threads, config.dtype),
-        f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} wide, context {c.block_size}, "
-        f"batch {c.batch_size}, vocabulary {c.vocab_size}; medians of {config.steps} rounds. "
-        + command_text(argv),
-        "",
-        *speed_table(times, memory, sides, c, peak),
-        "",
-        "Each in its better mode, tokens/s of the first over those of the second:",
-        "",
-        *ratio_table(times),
-    ]
-    if memory and peak:
-        formula = "6 FLOPs per weight of a matrix and token, and 12 L T C for attention"
-        lines += ["", f"MFU: {formula}, over {peak} TFLOP/s, dense bf16."]
-    elif memory:
-        lines += ["", "No peak is known for this chip: give --peak=TFLOP/s."]
-    print("\n".join(lines))
-    threads = f"_{config.threads}threads" if config.threads > 1 else ""
-    write(lines, f"speed_train_{config.shape}{threads}" + ("_cuda" if memory else ""))
-
-
-def main(argv):
-    values, words = load(argv, [TrainSpeedConfig], __doc__)
-    if words != ["train"]:
-        fix = "python bench/speed.py train"
-        raise UserError("give exactly one measurement", "command line", fix)
-    config = build(TrainSpeedConfig, values)
-    check_steps(config.steps)
-    peers.check_nanogpt(config.nanogpt)
-    report(config, argv)
+    return {
+        "name": f"train {config.shape}",
+        "about": f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} wide, context {c.block_size}, "
+        f"batch {c.batch_size}, vocabulary {c.vocab_size}; {config.steps} rounds. "
+        f"MFU: of {peak / 1e12:.3g} TFLOP/s, {source}.",
+        "unit": "tokens/s, each in its better mode",
+        "rows": ratio_rows(times) + side_rows(times, memory, sides, c, peak),
+    }

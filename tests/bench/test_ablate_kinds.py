@@ -92,3 +92,5 @@ def test_runs_of_two_processes(data_dir, tmp_path):
     rows = rows_of(out)
     assert [row["status"] for row in rows.values()] == ["done", "done"]
     assert rows["base", 0, 1, "report"]["command"].startswith("torchrun --standalone ")
+    costs = [json.loads(line) for line in (out / "costs.jsonl").read_text().splitlines()]
+    assert all(row["processes"] == 2 and row["step_ratio"] is None for row in costs)

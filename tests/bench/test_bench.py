@@ -1,14 +1,12 @@
 """bench/: that the sides of a comparison are the same size and do the same work. No times are
 asserted."""
 
-import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
-from bench.timing import decode, gqa, llama2c, optimizer, slots, train
+from bench.timing import decode, llama2c, train
 from bench.timing.results import interval, turns
 from common.errors import Failure, UserError
 
@@ -16,7 +14,7 @@ TINY = SimpleNamespace(**dict(zip(train.FIELDS, (2, 2, 64, 16, 3, 65, 8), strict
 
 
 def sides():
-    config = train.TrainSpeedConfig()
+    config = train.SpeedConfig()
     return train.make_sides(config, TINY, "cpu")
 
 
@@ -63,99 +61,6 @@ def test_in_turns_no_side_always_follows_the_same_one():
     assert {each[0] for each in rounds} == {each[-1] for each in rounds} == {"a", "b", "c"}
     before = {(one, two) for each in rounds for one, two in zip(each, each[1:], strict=False)}
     assert len(before) == 6  # every side follows every other
-
-
-def test_each_ratio_of_the_gqa_page_has_its_interval(monkeypatch, capsys):
-    written = []
-    monkeypatch.setattr(gqa, "CONTEXTS", (8,))
-    monkeypatch.setattr(gqa, "BATCHES", (1, 2))
-    monkeypatch.setattr(gqa, "write", lambda lines, name: written.append((name, lines)))
-    sizes = ["--n_layer=1", "--n_head=4", "--n_embd=32", "--device=cpu"]
-    threads = torch.get_num_threads()
-    try:
-        gqa.main(["gqa", "--rounds=3", *sizes])
-    finally:
-        torch.set_num_threads(threads)
-    name, lines = written[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "| 8 |" in line]
-    assert name == "speed_gqa" and [row[1] for row in rows] == ["1", "2"]
-    for cell in (cell for row in rows for cell in row[6:8]):
-        ratio, low, high = (float(word) for word in re.findall(r"[0-9.]+", cell))
-        assert low <= ratio <= high
-    with pytest.raises(UserError, match="too few rounds to compare .rounds=1"):
-        gqa.main(["gqa", "--rounds=1", *sizes])
-
-
-def test_report_names_each_ratio(monkeypatch, capsys):
-    """Seconds made up, so that the ratio and its direction are known: ours takes half of theirs,
-    compiled."""
-    written = []
-    monkeypatch.setitem(train.SHAPES, "S", tuple(vars(TINY).values()))
-    monkeypatch.setattr(
-        train, "write", lambda lines, name: written.append((name, "\n".join(lines)))
-    )
-    made = {
-        "our": {"eager": 0.4, "compiled": 0.1},
-        "transformers": {"eager": 0.3, "compiled": 0.2},
-        "litgpt": {"eager": 0.3, "compiled": 0.2},
-    }
-    monkeypatch.setattr(
-        train,
-        "race",
-        lambda sides, config: (
-            {
-                (name, mode): np.full(5, seconds)
-                for name in sides
-                for mode, seconds in made[name.split()[0]].items()
-            },
-            {},
-        ),
-    )
-    threads = torch.get_num_threads()
-    try:
-        train.main(["train", "--device=cpu"])
-    finally:
-        torch.set_num_threads(threads)
-    name, text = written[0]
-    assert name == "speed_train_S"
-    assert (
-        "| our LLaMA (compiled) / transformers LLaMA (compiled) | 2.000 | 2.000 to 2.000 |" in text
-    )
-    size = sum(p.numel() for p in sides()["our GPT-2"].model.parameters()) / 1e6
-    assert f"| our GPT-2 | {size:.2f} M | compiled | 100.0 | 480 |" in text
-
-
-def test_optimizers_are_timed_at_both_shapes(monkeypatch):
-    written = []
-    for shape in "SM":
-        monkeypatch.setitem(train.SHAPES, shape, tuple(vars(TINY).values()))
-    monkeypatch.setattr(optimizer, "write", lambda lines, name: written.append((name, lines)))
-    threads = torch.get_num_threads()
-    try:
-        optimizer.main(["optimizer", "--device=cpu", "--steps=3"])
-    finally:
-        torch.set_num_threads(threads)
-    name, lines = written[0]
-    rows = [[cell.strip() for cell in line.split("|")] for line in lines[-2:]]
-    assert name == "speed_optimizer" and [row[1] for row in rows] == ["S", "M"]
-    assert all(float(cell) > 0 for row in rows for cell in row[2:6])
-
-
-def test_slots_are_timed_beside_their_base(monkeypatch, capsys):
-    written = []
-    monkeypatch.setattr(slots, "write", lambda lines, name: written.append((name, lines)))
-    threads = torch.get_num_threads()
-    sizes = ["--n_layer=1", "--n_embd=16", "--block_size=8", "--batch_size=2", "--device=cpu"]
-    try:
-        slots.main(["norm", "--steps=3", *sizes], "")
-    finally:
-        torch.set_num_threads(threads)
-    name, lines = written[0]
-    rows = {line.split("|")[1].strip(): line.split("|")[2:] for line in lines[7:]}
-    assert name == "speed_norm_16" and {"layernorm", "rmsnorm", "none"} <= rows.keys()
-    assert all(float(cell) > 0 for cells in rows.values() for cell in cells[:3])
-    with pytest.raises(UserError, match="cannot time 'nom' .*choose slots, or a slot: .*norm"):
-        slots.main(["nom", *sizes], "")
 
 
 def test_llama2c_is_named_by_its_folder_or_its_file(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench.ablation import effects, factorial, history, stats
+from bench.ablation import design_report, effects, factorial, history, stats
 from bench.ablation.losses import sort_rows
 
 EFFECTS = {"a": -0.05, "b": 0.02, "c": 0.0, "d": 0.0, "e": 0.0}
@@ -33,7 +33,8 @@ def section(
     for place, levels in enumerate(design):
         cell = {factor: int(level > 0) for factor, level in zip(mains, levels, strict=True)}
         name = "+".join(factor for factor, level in cell.items() if level) or "base"
-        arms[name] = {"cell": cell, "against": None, "config_hash": f"c{place}", "changes": {}}
+        arms[name] = {"cell": cell, "against": None, "config_hash": f"c{place}"}
+        arms[name]["changes"] = {factor: 1 for factor, level in cell.items() if level}
         level = dict(zip(mains, levels, strict=True))
         loss = 2 + sum(effect / 2 * level[factor] for factor, effect in mains.items())
         for pair, effect in pairs.items():
@@ -137,7 +138,7 @@ def test_without_a_margin_there_is_no_tie_and_a_screening_only_ranks():
 
 def test_a_mixed_effect_is_named():
     """At resolution III a = -b:d or the like: what is planted in the interaction shows in the main
-    effect, which says with what it is mixed."""
+    effect. The note of that effect names the interaction."""
     mains = dict.fromkeys(EFFECTS, 0.0)
     plain = analysed(resolution=3, mains=mains, pairs={"b:d": 0.04}, sd=1e-6)
     moved = [one for one in plain.verdicts if abs(one.mean) > 0.01]
@@ -184,6 +185,100 @@ def test_one_run_of_each_cell_of_a_saturated_design_has_no_verdict():
     assert {one.word for one in found.verdicts} == {"no verdict"}
     assert "estimate the noise" in found.verdicts[0].why
     assert np.isnan(found.se) and np.isfinite(list(found.contrasts.values())).all()
+    assert design_report.runs_note(found) == ""
+
+
+def test_the_time_of_a_step_is_a_geometric_mean_over_the_cells():
+    """Each cell takes 1.2 times the base's time where a is high, and 0.9 times where b is."""
+    part = section()
+    cells, costs = effects.cells_of(part.sweep), {}
+    for arm, cell in cells.items():
+        ratio = 1.2 ** cell["a"] * 0.9 ** cell["b"]
+        costs[arm] = {"step_ratio": {"ratio": ratio, "low": ratio / 1.02, "high": ratio * 1.02}}
+    found = effects.analyse(part.sweep, part.runs, part.analysis, costs).step_ratios
+    assert [found[name][0] for name in "abc"] == pytest.approx([1.2, 0.9, 1])
+    # 15 of 16 cells with an error, each with a weight of 1/8; the base's time has none
+    half = 1.02 ** (15**0.5 / 8)
+    assert found["a"][1:] == pytest.approx((1.2 / half, 1.2 * half))
+    del costs["a+b"]
+    again = effects.analyse(part.sweep, part.runs, part.analysis, costs)
+    assert again.step_ratios["a"] is None
+
+
+# ---------------------------------------------------------------- beside one part at a time
+
+
+def sections(seed=0, seeds=8, shared=4, pairs=PAIRS, off=0.0):
+    """A factorial, and a sweep of one part at a time with 18 runs of the base, of which some are
+    the factorial's. Its effects are those of the factorial alone, and of a by `off` more."""
+    part = section(seed=seed, pairs=pairs)
+    part.effects = effects.analyse(part.sweep, part.runs, part.analysis)
+    random = np.random.default_rng(1000 + seed)
+    base = 2 - sum(EFFECTS.values()) / 2 + sum(pairs.values()) / 4
+    arms = {"base": (0, 0.0, 9), "base again": (0, 0.0, 9)}
+    for place, (factor, effect) in enumerate(EFFECTS.items(), 100):
+        mixed = sum(value / 2 for pair, value in pairs.items() if factor in pair.split(":"))
+        arms[factor] = (place, effect - mixed + off * (factor == "a"), seeds)
+    described, rows = {}, []
+    for name, (place, effect, runs) in arms.items():
+        described[name] = {"config_hash": f"c{place}", "against": "base", "changes": {}}
+        described[name] |= {"again": True} if name == "base again" else {}
+        described[name] |= {"changes": {name: 1}} if place else {}
+        for number in range(runs):
+            rows.append(row(name, number, place, random.normal(base + effect, SD), False))
+    same = [each for each in part.rows if each["arm"] == "base"][:shared]
+    rows = same + [each for each in rows if each["arm"] != "base" or each["seed"] >= shared]
+    sweep = part.sweep | {"arms": described, "looks": [seeds], "seeds": seeds}
+    runs = sort_rows(sweep, rows)
+    single = SimpleNamespace(sweep=sweep, runs=runs, main=stats.analyse(sweep, runs))
+    return part, single
+
+
+def test_effects_stand_beside_those_of_one_part_at_a_time():
+    part, single = sections()
+    found = {factor: (one, pairs) for factor, one, pairs in effects.beside(part, single)}
+    assert list(found) == list(EFFECTS)
+    one, ((alone, gap), (average, _)) = found["a"]
+    verdict = next(v for v in single.main.verdicts if v.arm == "a")
+    assert (one.mean, *one.interval()) == pytest.approx((verdict.mean, verdict.low, verdict.high))
+    assert alone.mean == part.effects.alone["a"].mean
+    assert average.mean == part.effects.verdicts[0].mean
+    assert gap.mean == alone.mean - one.mean and gap.p() > 0.05
+
+    # Of 64 runs, those of the base weigh (2 + 4 * 2) / 64 in an effect alone and 2 / 64 in an
+    # average; four of them are also among the 18 runs of the base of the other sweep.
+    variance = part.effects.model.fit.scale
+    for (effect, gap), weight in zip(found["a"][1], (10 / 64, 2 / 64), strict=True):
+        both = 2 * 4 * weight / 18 * variance
+        assert gap.se**2 == pytest.approx(effect.se**2 + one.se**2 - both)
+    apart = {factor: pairs for factor, _, pairs in effects.beside(*sections(shared=0))}
+    effect, gap = apart["b"][0]
+    assert gap.se > effect.se
+
+
+@pytest.mark.slow
+def test_sweeps_that_agree_are_found_to_differ_5_times_in_100():
+    gaps = [pairs[0][1] for seed in range(60) for *_, pairs in effects.beside(*sections(seed))]
+    z = np.array([gap.mean / gap.se for gap in gaps])
+    assert len(z) == 300 and z.std() == pytest.approx(1, abs=0.12)
+    assert np.mean([gap.p() <= 0.05 for gap in gaps]) == pytest.approx(0.05, abs=0.035)
+
+
+def test_sweeps_that_differ_are_found_to_and_an_interaction_moves_the_average():
+    (_, _, pairs), *_ = effects.beside(*sections(off=0.04))
+    assert all(gap.p() < 1e-3 for _, gap in pairs)
+    (_, _, pairs), *_ = effects.beside(*sections(pairs={"a:b": -0.06}))
+    assert pairs[0][1].p() > 0.05 and pairs[1][1].p() < 1e-3
+
+
+def test_the_runs_that_one_part_at_a_time_takes():
+    """An effect on average has the variance 4 / 64, alone 4 * 5 / 64, in units of a run's. With n
+    runs of each of 5 parts and sqrt(5) n of the base it is (1 + 1 / sqrt(5)) / n."""
+    assert effects.runs_one_by_one(5, 4 / 64) == 24 * 5 + 54  # 23 and 52 miss it by 0.0002
+    assert effects.runs_one_by_one(5, 20 / 64) == 5 * 5 + 12
+    for parts, variance in ((5, 4 / 64), (3, 0.1), (1, 0.02)):
+        ideal = (1 + parts**0.5) ** 2 / variance
+        assert ideal <= effects.runs_one_by_one(parts, variance) < ideal + 2 * parts + 2
 
 
 def test_a_cell_is_not_compared_by_itself():

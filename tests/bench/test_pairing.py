@@ -4,13 +4,14 @@ import numpy as np
 import pairing
 import pytest
 
+from bench.ablation import sentences
 from helpers.ablation import arguments
 from training.run_folder import read_rows
 
 PAIRS = 400
 
 
-def test_each_mode_shares_what_it_says():
+def test_each_mode_shares_what_it_says(tmp_path):
     """A loss is the sum of an effect of its initial weights, of its order, and of its own noise:
     the variances of a difference follow."""
     random = np.random.default_rng(0)
@@ -32,7 +33,15 @@ def test_each_mode_shares_what_it_says():
         assert found[mode].mean() == pytest.approx(-1, abs=0.4)
     text = pairing.page(found, "arm", PAIRS, "the command")
     line = next(line for line in text.splitlines() if line.startswith("| both"))
-    assert 0 < float(line.split("|")[4].split()[0]) < 0.1
+    ratio = line.split(" | ")[-1].strip("| ")
+    assert 0 < float(ratio.split()[0]) < 0.1
+
+    # The report of a sweep says what the page says, and nothing where there is no page.
+    assert sentences.pairing(tmp_path / "pairing.md") == ""
+    (tmp_path / "pairing.md").write_text(text, encoding="utf-8")
+    assert f"{ratio} times where they share both (95 %" in sentences.pairing(
+        tmp_path / "pairing.md"
+    )
 
 
 def test_a_run_starts_from_shared_numbers_and_continues_where_it_was(

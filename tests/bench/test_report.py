@@ -3,19 +3,30 @@ itself, it says what is missing, and nothing breaks where rows are few."""
 
 import csv
 import html.parser
+import itertools
 import json
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 from matplotlib.text import Text
 
-from bench.ablation import cost_figures, figures, plots, report, running_page, tables
+from bench.ablation import (
+    cost_figures,
+    figures,
+    measure,
+    plots,
+    report,
+    running_page,
+    schedule,
+    tables,
+)
 from bench.ablation.sweeps import gather
 from common.errors import UserError
-from helpers.sweeps import make_sweep
+from helpers.sweeps import EFFECTS, make_sweep
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SWEEPS = [path.parent for path in ROOT.glob("bench/results/*/history.jsonl")]
@@ -274,6 +285,20 @@ def test_a_running_sweep_writes_its_page_in_a_process_of_its_own(tmp_path, monke
     assert "UNFINISHED: 8 of 27 runs are missing: rope 5, tuning 3" in text and "refresh" in text
 
 
+def test_all_phases_of_a_sweep_share_the_timer_of_its_page(tmp_path, monkeypatch):
+    pages = []
+
+    def run_jobs(sweep, jobs, stop, page):
+        pages.append(page)
+        return True
+
+    monkeypatch.setattr(schedule, "phases", lambda sweep: [["a"], ["b"]])
+    monkeypatch.setattr(schedule, "run_jobs", run_jobs)
+    config = SimpleNamespace(budget_seconds=None)
+    assert schedule.run_sweep(SimpleNamespace(out=tmp_path, config=config), None)
+    assert len(pages) == 2 and pages[0] is pages[1]
+
+
 def test_one_seed_gives_no_verdict(tmp_path, only_forest):
     make_sweep(tmp_path, **FEW, seeds=1)
     report.write([tmp_path])
@@ -397,12 +422,16 @@ def test_the_same_rows_give_the_same_files(written, tmp_path):
 @pytest.mark.parametrize("results", SWEEPS, ids=lambda path: path.name)
 def test_the_committed_reports_tables_come_from_their_rows(tmp_path, only_forest, results):
     """The figures of a published report do not change with the code that writes it."""
-    for path in results.glob("*.json*"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    report.write([tmp_path])
+    lines = re.findall("^- rows from: (.+)$", text_of(results), re.MULTILINE)
+    folders = [name for line in lines for name in line.split(", ")]
+    for name in folders:
+        (tmp_path / name).mkdir()
+        for path in (results.parent / name).glob("*.json*"):
+            (tmp_path / name / path.name).write_bytes(path.read_bytes())
+    report.write([tmp_path / name for name in folders])
     old, new = (
         [line for line in text_of(folder).splitlines() if line.startswith("| ")]
-        for folder in (results, tmp_path)
+        for folder in (results, tmp_path / results.name)
     )
     assert old and new == old
 
@@ -484,15 +513,67 @@ def test_no_rows_yet_and_a_line_cut_off(tmp_path, not_saved):
     assert verdicts_of(tmp_path)["rope"].n == 4
 
 
+def change_costs(folder, **changed):
+    """Give all rows of costs.jsonl these values; `arm` chooses one."""
+    path, arm = folder / "costs.jsonl", changed.pop("arm", None)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [row | changed if arm in (None, row["arm"]) else row for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def test_costs_of_other_code_are_left_out(tmp_path):
     make_sweep(tmp_path, **FEW)
-    other = {"arm": "rope", "code_hash": "older code", "hardware": "?", "tokens_per_second": 99999}
-    with open(tmp_path / "costs.jsonl", "a") as file:  # the last line of an arm counts
-        file.write(json.dumps(other) + "\n")
+    change_costs(tmp_path, arm="rope", code_hash="older code", tokens_per_second=99999)
     (section,) = gather([tmp_path])
+    assert section.stale_costs == ["rope"]
     assert "rope" not in section.costs and "base" in section.costs
-    shown = [cell.text for row in tables.costs_table(section).rows for cell in row]
+    made = tables.costs_table(section, section.costs)
+    shown = [cell.text for row in made.rows for cell in row]
     assert "21,000" in shown and "99,999" not in shown
+
+
+def test_each_machine_has_costs_of_its_own_and_the_verdicts_use_one_of_them(tmp_path, not_saved):
+    """H200 comes last, and times one arm less."""
+    make_sweep(tmp_path / "a", **FEW)
+    make_sweep(tmp_path / "b", **FEW, hardware="H200")
+    twice = {"ratio": 2.0, "low": 1.9, "high": 2.1}
+    change_costs(tmp_path / "b", device="cuda", tokens_per_second=9e5, step_ratio=twice)
+    change_costs(tmp_path / "b", arm="base-again", step_ratio=None)
+    change_costs(tmp_path / "b", arm="base", step_ratio=None)
+    folders = [tmp_path / "b", tmp_path / "a"]
+    (section,) = gather(folders)
+    xeon = "Xeon 2.1 GHz, 2 cores, 2 threads"
+    assert list(section.machines) == [xeon, "H200"] and section.machine == xeon
+    alone = gather([tmp_path / "a"])[0]
+    assert section.costs == alone.costs
+    assert section.verdicts["rope"].worth_time.most == alone.verdicts["rope"].worth_time.most
+
+    report.write(folders)
+    text = text_of(tmp_path / "b")
+    for machine, speed in ((f"## Costs on {xeon}", "19,600"), ("## Costs on H200", "900,000")):
+        table = text[text.index(machine) :].partition("\n## ")[0]
+        assert f"The verdicts use the times of {xeon}." in table and speed in table
+        assert not {"19,600", "900,000"} - {speed} & set(re.findall("[0-9,]+", table))
+    assert f"the arm's time per step on {xeon}." in text
+    names = {path.name for path in (tmp_path / "b/paper").glob("*.csv")}
+    assert {"costs.csv", "costs-2.csv", "forms.csv", "forms-2.csv"} <= names
+
+
+def test_steps_of_several_processes_are_not_timed(tmp_path, only_forest):
+    make_sweep(tmp_path, **FEW)
+    path = tmp_path / "costs.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [json.dumps(measure.of_one_process(row, 2)) + "\n" for row in rows]
+    path.write_text("".join(rows))
+    report.write([tmp_path])
+    costs, forms = tables_of(tmp_path)[2:4]
+    assert "tokens/s" not in costs["rope"] and "peak bytes" not in costs["rope"]
+    assert costs["rope"]["parameters"] == "802 k"
+    assert forms["rope"] == {"arm": "rope", "not timed": "not timed: a run is 2 processes"}
+    (section,) = gather([tmp_path])
+    (equal_time,) = [v for v in section.analyses["equal_time"].verdicts if v.arm == "rope"]
+    assert equal_time.word == "no verdict" and "not timed" in equal_time.why
+    assert section.verdicts["rope"].worth_time is None
 
 
 def test_an_interaction_and_a_ladder_have_their_lines(tmp_path, only_forest):
@@ -532,6 +613,50 @@ def test_folders_of_one_sweep_are_put_together_and_others_get_a_section(tmp_path
     assert "](2-forest.png)" in text and (tmp_path / "a/2-forest.png").exists()
     assert (tmp_path / "a/paper/2-verdicts.csv").exists() and "| p (page) |" in text
     assert all((folder / "history.jsonl").exists() for folder in folders)
+
+
+def make_factorial(out, **keys):
+    """A full factorial of rope, swiglu and rmsnorm on the base of make_sweep, 4 seeds."""
+    words = {"rope": "position", "swiglu": "mlp", "rmsnorm": "norm"}
+    effects, arms = {}, {}
+    for levels in itertools.product((0, 1), repeat=3):
+        high = [word for word, level in zip(words, levels, strict=True) if level]
+        name = "+".join(high) or "base"
+        effects[name] = sum(EFFECTS[word] for word in high)
+        changes = {words[word]: word for word in high}
+        cell = dict(zip(words.values(), levels, strict=True))
+        arms[name] = {"cell": cell, "changes": changes, "against": None if high else "base"}
+    make_sweep(out, 4, effects, arms, diverged=(), stale=False, lr_grid=[1], chosen_lr={}, **keys)
+    cut(out, lambda row: row["purpose"] == "curve" or row["seed"] < 4)
+
+
+def test_a_factorial_stands_beside_one_part_at_a_time(tmp_path, only_forest, capsys):
+    make_factorial(tmp_path / "both")
+    kept = {name: EFFECTS[name] for name in ("base", "base-again", "rope", "swiglu")}
+    make_sweep(tmp_path / "single", effects=kept, diverged=(), stale=False)
+    folders = [tmp_path / "both", tmp_path / "single"]
+    sections = gather(folders)
+    assert [section.folders for section in sections] == [[folder] for folder in folders]
+    assert sections[0].single is sections[1] and sections[1].single is None
+
+    report.main(list(map(str, folders)))
+    printed = capsys.readouterr().out
+    assert re.search(r"^position +−0\.0.* −0\.0.* [+-]\d\.\d\d$", printed, re.MULTILINE)
+    assert max(map(len, printed.splitlines()[:-1])) <= 80
+    alone, beside = tables_of(tmp_path / "both")[1:3]
+    assert list(beside) == ["position", "mlp"] and beside["mlp"]["agree"] == "alone and average"
+    rope = sections[1].verdicts["rope"]
+    assert beside["position"]["one at a time [95 %]"] == tables.difference_cell(rope).text
+    assert beside["position"]["alone [95 %]"] == alone["position"]["alone [95 %]"]
+    assert alone["mlp"]["step, times its low level's [95 %]"].startswith("1.0")
+    text = text_of(tmp_path / "both")
+    assert "One at a time: the 18 runs of single." in text
+    assert "From 32 runs, an effect on average has a standard error of 0.00" in text
+    assert "A factorial has no verdict at equal time." in text
+    assert "corrects p over 3 main effects and, apart, over 3 interactions, at 0.05" in text
+
+    report.write(folders[:1])
+    assert "Beside one part" not in text_of(tmp_path / "both")
 
 
 def test_a_design_adds_what_it_has_to_say(tmp_path, not_saved, monkeypatch):

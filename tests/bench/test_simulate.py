@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from bench.ablation import simulate
 from bench.ablation.significance import contrast, holm
 from common.files import ROOT
+from helpers import simulate
 
 SWEEPS = 10_000
 ROOM = 2 * np.sqrt(0.06 * 0.94 / SWEEPS)  # two standard errors of the simulation
@@ -69,3 +69,5 @@ def test_the_page_is_written_from_its_figures():
     headings = [[line for line in t.splitlines() if line[:1] == "#"] for t in (text, committed)]
     assert headings[0] == headings[1] and "| mine: .01 / .01 = 1.00 | 8 |" in text
     assert "20,000 simulated sweeps for each figure" in committed
+    command = "PYTHONPATH=. python tests/helpers/simulate.py"
+    assert all(command in words for words in (text, committed, simulate.__doc__))

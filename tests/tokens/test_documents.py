@@ -82,6 +82,7 @@ def tree():
         ("notes.txt,src/sub", ["notes.txt", "src/sub/c.md"]),
         ("src/b.py,src", ["src/b.py", "src/a.py", "src/sub/c.md"]),
         ("s*", ["src/a.py", "src/b.py", "src/sub/c.md"]),
+        ("src,src/sub,src", ["src/a.py", "src/b.py", "src/sub/c.md"]),
     ],
 )
 def test_which_files_are_read(tree, spec, expected):
@@ -89,6 +90,13 @@ def test_which_files_are_read(tree, spec, expected):
         assert "no file matches (--input=src/*.md)" in message(find_files, spec)
         return
     assert [str(path) for path in find_files(spec)] == expected
+
+
+def test_a_folder_is_walked_once(tree, monkeypatch):
+    """The glob leads to src, and to all that is in it."""
+    roots, walk = [], os.walk
+    monkeypatch.setattr(os, "walk", lambda top, **more: roots.append(top) or walk(top, **more))
+    assert len(find_files("src/**")) == 3 and roots == ["src/"]
 
 
 def test_a_name_with_a_comma_or_a_bracket_is_a_name():
@@ -215,7 +223,7 @@ def test_what_the_rows_hold_decides(row, words):
         ("a.jsonl", '{"text": "a"}\n[1]\n', "the line holds a JSON list, not an object"),
         ("a.jsonl", '{"text": "a"}\n{"text":\n', "not JSON: Expecting value (a.jsonl:2)"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "the line is not utf-8 (a.jsonl:2)"),
-        ("a.jsonl", '{"text": "a"}\n{"text": 5}\n', "holds a int, not a text (a.jsonl:2)"),
+        ("a.jsonl", '{"text": "a"}\n{"text": 5}\n', "is of type int, not a text (a.jsonl:2)"),
         ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "lone surrogate"),
         ("a.jsonl", '{"text": null}\n{"text": ""}\n{"id": 1}\n', "the text is empty (a.jsonl)"),
         ("a.txt", " \n\n", "the text is blank (a.txt)"),
@@ -524,3 +532,11 @@ def test_a_garbled_test_split_is_noticed(entry):
     meta["splits"]["test"] = entry
     write("data/x/meta.json", json.dumps(meta))
     assert "meta.json is garbled: splits" in message(load_meta, "data/x")
+
+
+def test_one_pair_is_one_pair(capsys):
+    rows = [{"prompt": f"{number}?", "answer": f"{number}!"} for number in range(8)]
+    write("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    prepare.prepare("x", input="a.jsonl", tokenizer="byte")
+    printed = capsys.readouterr().out
+    assert "    7 pairs, the longest" in printed and "    1 pair, the longest" in printed

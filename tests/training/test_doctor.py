@@ -66,7 +66,8 @@ def test_dry_run_predicts_the_run_and_writes_nothing(data_dir, tmp_path, capsys,
     tokens = len(token_files.load_split(data_dir / "words", "train", 16))
     assert rows["parameters"] == f"{count:,}"
     assert rows["tokens"] == f"896 in 7 steps: {896 / tokens:.2f} epochs"
-    assert f"gradients and moments {dry_run.size(16 * count)}" in rows["memory"]
+    assert "an estimate: weights and moments " in rows["memory"]
+    assert f"gradients {dry_run.size(4 * count)}, activations " in rows["memory"]
     assert (
         "7 steps of " in rows["time"]
         and f"{len(losses(tmp_path / 'run', 'val_loss'))} evaluations of " in rows["time"]

@@ -1,7 +1,7 @@
 """
 The errors and the power of the verdicts, over simulated sweeps whose truth is known:
 
-    python -m bench.ablation.simulate [FOLDER]
+    PYTHONPATH=. python tests/helpers/simulate.py [FOLDER]
 
 writes bench/results/simulation.md. The functions that judge real sweeps judge the simulated ones.
 FOLDER is a sweep whose noise and margin the table of ties adds.
@@ -225,10 +225,11 @@ def page(sweeps, measured):
 
 PAGE = """# Errors and power of the verdicts
 
-`python -m bench.ablation.simulate`: {sweeps:,} simulated sweeps for each figure ({few:,} where runs
-diverge), {arms} arms. Figures are in %, effects in standard deviations of a run. The functions of
-`bench/ablation/significance.py` that judge real sweeps judge these. The standard error of a figure
-near 5 is {error:.2f}.
+`PYTHONPATH=. python tests/helpers/simulate.py`:
+{sweeps:,} simulated sweeps for each figure ({few:,} where runs diverge), {arms} arms. Figures
+are in %, effects in standard deviations of a run. The functions of
+`bench/ablation/significance.py` that judge real sweeps judge these. The standard error of a
+figure near 5 is {error:.2f}.
 
 ## Family error
 

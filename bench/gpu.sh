@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Measure what needs a GPU, in 45 minutes, and write bench/results/speed.md:
+#
+#     bash bench/gpu.sh              all steps that are not done yet, each within ten minutes
+#     bash bench/gpu.sh STEP         one step, again if it is done
+#     bash bench/gpu.sh --dry_run    list the steps
+#
+# A step that is done leaves a file in $OUT (out-gpu), so that an interrupted measurement goes on
+# with the next one. Nothing needs a network: without tiny-shakespeare (also looked for in
+# $CORPUS_DIR) the text is random characters, whose loss means nothing, but whose speed does.
+# NANOGPT and LITGPT name checkouts to compare with. TINY=1 tries all steps on a CPU.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+PYTHON=${PYTHON:-python} OUT=${OUT:-out-gpu} DATA=${DATA:-data} TINY=${TINY:-}
+STEPS="data train flash flex shakespeare memory decode tests ranks page"
+
+speed() { "$PYTHON" bench/speed.py "$@"; }
+
+dataset() { if [ -e "$DATA/shakespeare_char/meta.json" ]; then echo shakespeare_char; else echo random_text; fi; }
+
+more() { echo "--dataset=$(dataset) --data_dir=$DATA $*"; }
+
+step_data() { # tiny-shakespeare, or random characters
+    timeout 120 "$PYTHON" prepare.py shakespeare_char --data_dir="$DATA" && return
+    [ -e "$DATA/random_text/meta.json" ] && return
+    mkdir -p "$OUT"
+    "$PYTHON" -c 'import random, string
+print("".join(random.Random(0).choices(string.ascii_letters + " \n.,:;", k=1115394)))' >"$OUT/text"
+    "$PYTHON" prepare.py random_text --input="$OUT/text" --tokenizer=char --data_dir="$DATA"
+}
+
+step_train() { # tokens/s, MFU and memory at 124 M beside nanoGPT and others
+    [ -n "${NANOGPT:-}" ] || echo "without nanoGPT: NANOGPT names no checkout"
+    local size="--shape=124m --dtype=bfloat16 --compile=True"
+    [ -z "$TINY" ] || size="--compile=False --steps=2"
+    # shellcheck disable=SC2086
+    speed train $DEVICE $size ${NANOGPT:+--nanogpt="$NANOGPT"} ${LITGPT:+--litgpt="$LITGPT"}
+}
+
+step_flash() { speed flash $DEVICE $SHORT; } # FlashAttention beside the formula
+
+step_flex() { speed flex $DEVICE $SHORT ${TINY:+--compile=False --backward=False}; } # beside a mask
+
+step_shakespeare() { # the Shakespeare configs, nanoGPT's GPU setting; goes on with its runs
+    speed shakespeare $DEVICE --out_dir="$OUT" --more="$(more "$TINY_RUN")"
+}
+
+step_memory() { # the estimate of --dry_run beside the measured peak at 124 M
+    local batches="--gradient_accumulation_steps=4 --eval_tokens=65536"
+    speed memory $DEVICE --more="$(more "$batches $TINY_RUN")"
+}
+
+step_decode() { # one more token with shared keys and values; decoding where it runs on a GPU
+    speed gqa $DEVICE ${TINY:+--n_layer=1 --n_head=2 --n_embd=16 --steps=2}
+    if speed decode --help | grep -q -- --device; then
+        speed decode $DEVICE
+    else
+        echo "bench/speed.py decode measures CPUs only"
+    fi
+}
+
+step_tests() { # the tests that need a GPU, of a step that waits for nothing among them
+    "$PYTHON" -m pytest -n0 -q -m gpu tests
+    local status=$?
+    [ $status = 5 ] && echo "no test is marked gpu" && return
+    return $status
+}
+
+step_ranks() { # two processes, with NCCL on two GPUs
+    if [ -z "$TINY" ] && [ "$(nvidia-smi -L | wc -l)" -lt 2 ]; then
+        echo "left out: it needs two GPUs"
+        return
+    fi
+    speed ranks $DEVICE --out_dir="$OUT" ${TINY:+--steps=2} --more="$(more "$TINY_RUN")"
+}
+
+step_page() { speed page; }
+
+DEVICE="--device=cuda" SHORT="" TINY_RUN=""
+if [ -n "$TINY" ]; then
+    DEVICE="--device=cpu"
+    SHORT="--lengths=[16,32] --tokens=32 --n_head=2 --head_size=16 --window=8 --steps=2"
+    TINY_RUN="--n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=0 \
+        --eval_interval=2 --log_interval=1 --eval_tokens=64 --vocab_size=70 --compile=False"
+fi
+
+case "${1:-}" in
+--dry_run)
+    echo "steps: $STEPS"
+    exit 0
+    ;;
+"") ;;
+*)
+    [[ " $STEPS " == *" $1 "* ]] || { echo "no step $1: choose from $STEPS" >&2; exit 2; }
+    mkdir -p "$OUT" && rm -f "$OUT/$1.done"
+    "step_$1" && touch "$OUT/$1.done"
+    exit
+    ;;
+esac
+
+if [ -z "$TINY" ] && ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    echo "no CUDA device is visible; the steps would be: $STEPS" >&2
+    exit 2
+fi
+left=""
+for step in $STEPS; do
+    [ -e "$OUT/$step.done" ] && [ "$step" != page ] && continue
+    echo "== $step"
+    timeout 600 bash bench/gpu.sh "$step" || left="$left $step"
+done
+[ -z "$left" ] || { echo "not done:$left; start again to go on with these" >&2; exit 1; }
