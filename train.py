@@ -20,7 +20,6 @@ from itertools import islice
 from pathlib import Path
 
 from common import errors
-from common.errors import UserError
 
 if __name__ == "__main__":
     errors.starting("train.py")
@@ -30,16 +29,17 @@ import torch
 from common.runtime import StopRequest, seed_for, set_up
 from prepare import SMALL, prepare
 from sample import SampleConfig, write_sample
-from tokens.mixture import bits_per_byte, open_split
+from tokens.mixture import bits_per_byte, common_tokenizer, open_split
 from tokens.token_files import is_prepared, load_meta, load_tokenizer
 from training import check, parallel
 from training.doctor import doctor
 from training.dry_run import dry_run
 from training.failures import explained, no_step_lost
 from training.feeder import to_device
+from training.last_words import print_next_commands, print_results
 from training.losses import halves, mean_loss
 from training.optim import learning_rate
-from training.run_folder import evaluation_lines
+from training.run_folder import evaluation_lines, step_row
 from training.settings import read_config
 from training.start import check_start, make_run, open_folder, open_log
 from weights import checkpoint
@@ -259,7 +259,8 @@ def train(run, log):
             run.state["seconds"] += seconds
             speeds += [count * run.step_tokens / seconds] * count
             if log and logged:
-                log.report(step_row(run, loss, norm, seconds / count))
+                lr = learning_rate(run.step - 1, config)
+                log.report(step_row(run, loss, norm, lr, seconds / count))
             if log:
                 log.phase("")
         if log and log.broken:  # nothing reads our output any more (`| head`): stop
@@ -275,21 +276,6 @@ def evaluation_due(run):
     config = run.config
     due = run.step % config.eval_interval == 0 or run.step == config.max_iters
     return due and run.state.get("evaluated") != run.step
-
-
-def step_row(run, loss, norm, seconds):
-    """The log row of the step that was just taken. `seconds` is the mean time of the steps since
-    the last reading."""
-    return {
-        "step": run.step,
-        "loss": loss,
-        "lr": learning_rate(run.step - 1, run.config),
-        "grad_norm": norm,
-        "tokens": run.step * run.step_tokens,
-        "seconds": run.state["seconds"],
-        "milliseconds": seconds * 1000,
-        "tokens_per_second": run.step_tokens / seconds,
-    }
 
 
 def evaluate_and_save(run, log, stop):
@@ -353,13 +339,7 @@ def find_data(config, runtime):
     metas = {name: load_meta(folder) for name, folder in folders.items()}
     tokenizers = {name: load_tokenizer(folder, metas[name]) for name, folder in folders.items()}
 
-    first, *others = tokenizers
-    for other in others:
-        if tokenizers[other].to_json() != tokenizers[first].to_json():
-            what = f"{first} and {other} have different tokenizers"
-            fix = "prepare both with the same one, and not with char: characters depend on the text"
-            raise UserError(what, f"dataset={config.dataset}", fix)
-    return metas, tokenizers[first]
+    return metas, common_tokenizer(tokenizers, config)
 
 
 def answer(run, argv):
@@ -380,7 +360,7 @@ def answer(run, argv):
 
 def finish(run, argv, status, speed):
     """Print the results of the run, a sample of its text, and the commands to run next."""
-    state, data, out_dir = run.state, run.data, run.config.out_dir
+    data, out_dir = run.data, run.config.out_dir
     if status == BROKEN_PIPE:
         return
     if status:
@@ -388,31 +368,13 @@ def finish(run, argv, status, speed):
         print(f"stopped after step {run.step}, saved; continue with: python train.py {resume}")
         return
 
-    best, bits = state["best_val_loss"], state["best_bits_per_byte"]
-    print(f"\nbest validation loss {best:.4f} nats per token, {bits:.4f} bits per byte")
-    seconds, step = state["seconds"], state["best_step"]
-    print(f"at step {step}; {seconds:.0f} s of training, {speed:,.0f} tokens/s")
-    if len(data.sources) > 1:
-        drawn = [state.get("samples", {}).get(source.name, 0) for source in data.sources]
-        for count, source in zip(drawn, data.sources, strict=True):
-            share, epochs = count / max(1, sum(drawn)), count / source.batches.windows_per_epoch
-            shares = f"{share:.2%} (asked for: {source.weight:.2%})"
-            print(f"samples drawn: {count:,} of {source.name}, {shares}, {epochs:.2f} epochs")
-    print()
-
+    print_results(run, speed)
     folder = checkpoint.find(out_dir)  # reload it: with fsdp no rank holds the whole model
     model = checkpoint.load_model(folder, run.saved_config, run.runtime.device).eval()
     prompt = data.tokenizer.decode([data.tokenizer.start])
     write_sample(model, data.tokenizer, prompt, run.runtime, SampleConfig(max_new_tokens=300))
 
-    print(f"\ncheckpoint: {folder}   curves: {Path(out_dir) / 'loss.png'}")
-    print(f"sample more:        python sample.py --out_dir={shlex.quote(out_dir)}")
-    for path in argv:
-        twin, name = path.replace("llama", "gpt2"), "GPT-2"
-        if twin == path:
-            twin, name = path.replace("gpt2", "llama"), "LLaMA"
-        if path.endswith(".py") and twin != path and Path(twin).exists():
-            print(f"compare with {name}: python train.py {twin}")
+    print_next_commands(folder, out_dir, argv)
 
 
 def main(argv):

@@ -79,6 +79,17 @@ def mixed_fingerprint(metas):
     return hashlib.sha256(json.dumps(prints).encode()).hexdigest()[:16]
 
 
+def common_tokenizer(tokenizers, config):
+    """The tokenizer of all datasets, given {name: tokenizer}. Raises UserError if they differ."""
+    first, *others = tokenizers
+    for other in others:
+        if tokenizers[other].to_json() != tokenizers[first].to_json():
+            what = f"{first} and {other} have different tokenizers"
+            fix = "prepare both with the same one, and not with char: characters depend on the text"
+            raise UserError(what, f"dataset={config.dataset}", fix)
+    return tokenizers[first]
+
+
 def data_seed(config):
     """The seed of the order of the samples."""
     return config.seed if config.data_seed is None else config.data_seed

@@ -24,7 +24,7 @@ PEAKS = {
     "3090": 71,
 }
 OTHERS = {"Laptop", "MIG"}  # slower chips, or parts of one, with these names
-SIZE = {"cuda": 8192, "cpu": 1024}  # of the matrices that are multiplied
+SIZE = {"cuda": 8192, "cpu": 512}  # of the matrices that are multiplied
 
 
 def peak_flops(runtime):

@@ -38,6 +38,22 @@ def duration(seconds):
     return f"{seconds / UNITS[unit]:.{digits}f} {unit}"
 
 
+def step_row(run, loss, norm, lr, seconds):
+    """The log row of the step that was just taken. `seconds` is the mean time of the steps since
+    the last reading."""
+    speed = run.step_tokens / seconds
+    return {
+        "step": run.step,
+        "loss": loss,
+        "lr": lr,
+        "grad_norm": norm,
+        "tokens": run.step * run.step_tokens,
+        "seconds": run.state["seconds"],
+        "milliseconds": seconds * 1000,
+        "tokens_per_second": speed,
+    }
+
+
 def evaluation_lines(row):
     """The printed form of an evaluation's row: one line, and one more for each of several
     datasets."""
@@ -248,7 +264,7 @@ class RunLog:
     """The log of a run in out_dir that continues after `step`, or starts if it is None. Rows of
     later steps, which a killed run logged but did not save, are dropped."""
 
-    def __init__(self, out_dir, step, max_iters, wandb_log=None):
+    def __init__(self, out_dir, step, max_iters, wandb_log=None, peak_speed=math.inf):
         path = Path(out_dir) / "log.jsonl"
         self.picture = Path(out_dir) / "loss.png"
         self.drawing = True  # False after the first failure: one warning is enough
@@ -256,6 +272,7 @@ class RunLog:
         files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open until close())
         self.wandb_log = wandb_log
+        self.peak_speed = peak_speed  # tokens/s
         self.broken = False  # whether nothing reads our output any more, as in `| head`
         self.bar = tqdm(
             total=max_iters,
@@ -286,9 +303,10 @@ class RunLog:
 
     def report(self, row):
         """Log the row of a step; show it on the bar or, without a terminal, as a line."""
+        row = row | {"mfu": row["tokens_per_second"] / self.peak_speed}
         self.keep(row)
         words = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s"
-        utilisation = f", MFU {row['mfu']:.1%}" if "mfu" in row else ""
+        utilisation = f", MFU {row['mfu']:.1%}"
         self.bar.set_postfix_str(words + utilisation, refresh=False)
         if self.bar.disable:
             seconds = (self.bar.total - row["step"]) * row["milliseconds"] / 1000

@@ -13,14 +13,16 @@ from common import files
 from common.errors import UserError
 from common.runtime import Runtime, seed_for, versions
 from parts.architectures import configure, idle, make
-from parts.costs import match
+from parts.costs import match, training_flops_per_token
 from parts.variant import VariantConfig
 from tokens.mixture import mixed_fingerprint, open_batches, open_sources
 from tokens.pairs import Pairs
 from training import parallel
+from training.dry_run import variant
 from training.failures import DIVERGED
 from training.feeder import Feeder
 from training.optim import make_optimizers
+from training.peak import peak_flops
 from training.run_folder import RunLog, check_out_dir, open_out_dir, start_wandb
 from training.settings import TrainConfig, check_model
 from weights import checkpoint, pretrained
@@ -274,7 +276,15 @@ def open_log(run):
         name = config.wandb_run_name or config.out_dir
         to_wandb = start_wandb(config.wandb_project, name, saved_config, run.state)
     last_step = None if run.folder is None else run.step
-    return RunLog(config.out_dir, last_step, config.max_iters, to_wandb)
+    return RunLog(config.out_dir, last_step, config.max_iters, to_wandb, peak_speed(run))
+
+
+def peak_speed(run):
+    """The tokens/s at which the devices would compute nothing else and never wait, for the MFU."""
+    runtime, c = run.runtime, variant(run)
+    peak, source = peak_flops(runtime)
+    print(f"MFU: of {peak * runtime.world_size / 1e12:,.3g} TFLOP/s, {source}")
+    return peak * runtime.world_size / training_flops_per_token(c, c.block_size)
 
 
 # ---------------------------------------------------------------- the printed description
