@@ -148,14 +148,17 @@ class Ring(LayerCache):
 
 class Recurrent(State):
     """A state of fixed size that each token replaces: the newest, and those before the last `spare`
-    tokens, so that the cache can drop as many."""
+    tokens, so that the cache can drop as many. A mixer with a short convolution has its last inputs
+    here too."""
 
     def __init__(self, cache):
         super().__init__(cache)
         self.states = None  # (B, n, ...) the state after each of the last n - 1 tokens, and before
+        self.inputs = None  # (B, past + n - 1, channels) of a convolution that sees `past` of them
 
     def update(self, states):
-        """Remember the states (B, T, ...) after each of the tokens last announced."""
+        """Remember the states (B, T, ...) after the tokens last announced; those after the last
+        spare + 1 of them are enough."""
         if self.states is None:
             self.states = torch.zeros_like(states[:, :1])
         kept = torch.cat((self.states, states), 1)[:, -1 - self.cache.spare :]
@@ -167,12 +170,22 @@ class Recurrent(State):
             return x
         return x * (self.cache.kpos[:, -x.size(1) :, None] >= 0)
 
+    def with_past(self, x, past):
+        """x (B, T, channels) of the tokens last announced, after the `past` inputs before them,
+        which are zeros before the first token: (B, past + T, channels)."""
+        if self.inputs is None:
+            self.inputs = x.new_zeros(x.size(0), past, x.size(2))
+        longer = torch.cat((self.inputs, x), 1)
+        kept = min(past + self.cache.spare, longer.size(1))
+        self.inputs = longer[:, longer.size(1) - kept :].clone()
+        return longer[:, longer.size(1) - x.size(1) - past :]
+
     def last(self):
         """The newest state (B, ...), or 0 before the first token."""
         return 0 if self.states is None else self.states[:, -1]
 
     def tensors(self):
-        return (self.states,)
+        return self.states, self.inputs
 
     def earliest(self):
         held = 0 if self.states is None else self.states.size(1) - 1
@@ -181,6 +194,8 @@ class Recurrent(State):
     def rewind(self, length):
         if self.states is not None and length < self.cache.length:
             self.states = self.states[:, : length - self.cache.length]
+            if self.inputs is not None:
+                self.inputs = self.inputs[:, : length - self.cache.length]
 
 
 class KVCache:

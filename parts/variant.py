@@ -8,9 +8,11 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-import parts.attention  # noqa: F401 (adds its word to MIXER)
-import parts.differential  # noqa: F401
-import parts.mla  # noqa: F401
+import parts.attention
+import parts.differential
+import parts.gated_delta
+import parts.mamba2
+import parts.mla  # noqa: F401 (each adds its word to MIXER)
 from common.configurator import (
     Fraction,
     NonNegativeFloat,
@@ -87,6 +89,9 @@ class VariantConfig:
     moe_balance: Literal["loss", "bias"] = "loss"  # of moe: what evens the experts' loads
     latent_rank: PositiveInt | None = None  # of mla: numbers cached per token; None: n_embd / 4
     rope_head_dim: PositiveInt | None = None  # of mla: the shared key; None: half a head
+    state_size: PositiveInt | None = None  # of a key in a state; None: D / 2, or C / 2 (mamba2)
+    expand: PositiveInt = 1  # of a state: the width of all values is so many times n_embd
+    conv: PositiveInt | None = None  # tokens that a state's short convolution sees; None: 4
 
     def __post_init__(self):
         self.bias = {True: "all", False: "none"}.get(self.bias, self.bias)

@@ -9,6 +9,7 @@ from bench.ablation.settings import part_name, variant_config
 from common.configurator import allowed, keys
 from common.errors import UserError
 from parts.architectures import ARCH
+from parts.catalogue import needed
 from parts.variant import VariantConfig
 from training.settings import TrainConfig
 
@@ -133,7 +134,7 @@ def axis(slot, here):
         raise UserError(f"no axis {slot}", "axis", "choose a slot: " + ", ".join(slots))
     arms = []
     for word in words:
-        changes = {slot: word}
+        changes = {slot: word} | needed(slot, word, here)
         if slot == "rope_scaling" and word != "none":
             changes |= {"rope_factor": 4.0, "rope_original": here.block_size}
         if word != getattr(here, slot):

@@ -10,6 +10,8 @@ from bench.timing.results import row, turns
 from bench.timing.side import Side, our_model
 from common.configurator import PositiveInt, allowed, keys
 from common.errors import UserError
+from parts.architectures import configure
+from parts.catalogue import needed
 from parts.variant import VariantConfig
 
 WARM_UP = 5  # pairs of steps that are not timed
@@ -58,8 +60,9 @@ def arms_of(what, config):
         fix = "choose slots, or a slot: " + ", ".join(slots)
         raise UserError(f"cannot time {what!r}", "command line", fix)
     base, arms = {"arch": config.model}, {}
+    here = configure(vars(config) | base)
     for word in slots[what]:
-        values = base | {what: word}
+        values = base | {what: word} | needed(what, word, here)
         if what == "rope_scaling" and word != "none":
             values |= {"position": "rope", "rope_factor": 4.0}
         arms[word] = (values, base)

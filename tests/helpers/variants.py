@@ -43,6 +43,11 @@ NUMBERS = [
     dict(latent_rank=6, mixer="mla"),
     dict(rope_head_dim=4, mixer="mla"),
     dict(mixer="differential", n_kv_head=2, window=5),
+    dict(mixer="gated_delta,attention"),
+    dict(state_size=3, mixer="gated_delta", position="none"),
+    dict(expand=2, mixer="gated_delta", position="none"),
+    dict(conv=2, mixer="mamba2", position="none"),
+    dict(state_size=3, expand=2, mixer="mamba2", position="none"),
 ]
 SCALED = dict(position="rope", rope_factor=4.0, rope_original=16)
 

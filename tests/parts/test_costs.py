@@ -25,6 +25,7 @@ from model_llama import Llama, LlamaConfig
 from parts import architectures, catalogue, costs
 from parts.architectures import ARCH
 from parts.cache import KVCache
+from parts.mixer import MIXER
 from parts.variant import SLOTS, Variant, VariantConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -53,6 +54,9 @@ ONE = [{slot: word} for slot, words in catalogue.choices().items() for word in w
     dict(mlp="moe", shared_experts=2),
     dict(mixer="mla", latent_rank=40, rope_head_dim=6),
     dict(mixer="differential", n_kv_head=2),
+    dict(mixer="gated_delta,attention", position="none"),
+    dict(mixer="gated_delta", state_size=7, expand=2, conv=2),
+    dict(mixer="mamba2", state_size=9, expand=2, conv=2),
 ]
 every = pytest.mark.parametrize(
     "change",
@@ -66,6 +70,8 @@ def configure(**values):
     """The VariantConfig of an arch and changes to it; the test is skipped where it refuses them."""
     values = {"arch": "llama"} | values
     needs = dict(position="rope") if values.get("rope_scaling", "none") != "none" else {}
+    if "q and k" not in MIXER[values.get("mixer", "attention").split(",")[0]].acted_on:
+        needs = dict(position="none")
     try:
         return architectures.configure(values | needs)
     except UserError as refused:

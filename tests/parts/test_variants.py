@@ -385,7 +385,10 @@ TINY = dict(block_size=10, n_layer=1, n_head=2, n_embd=8, vocab_size=11, window=
 def tiny(base, arm):
     """The smallest configuration of an arm, or None where its words do not go together."""
     scaled = SCALED if arm.get("rope_scaling", "none") != "none" else {}
-    window = TINY["window"] if "window" in MIXER[arm.get("mixer", "attention")].reads else 0
+    mixer = MIXER[arm.get("mixer", "attention")]
+    window = TINY["window"] if "window" in mixer.reads else 0
+    if "q and k" not in mixer.acted_on:
+        scaled = dict(position="sinusoidal")  # it has no place for others
     try:
         return config(base, TINY | dict(window=window) | scaled | arm)
     except UserError:
@@ -406,7 +409,7 @@ def check_tiny(c):
 @bases
 def test_all_pairs_of_words(base):
     found = [c for c in (tiny(base, arm) for arm in PAIRS) if c]
-    assert len(found) > 0.9 * len(PAIRS)  # few pairs are refused
+    assert len(found) > 0.85 * len(PAIRS)  # few are refused: rope and qk_norm need attention
     for c in found:
         check_tiny(c)
 
@@ -710,6 +713,9 @@ def test_options_are_frozen():
     n_experts, top_k, shared_experts: the three sizes of a mixture of experts, whose trade is total
     against active parameters. moe_balance: the two ways to keep the loads even give the experts'
     outputs different shares. latent_rank, rope_head_dim: what mla caches per token.
+    state_size, expand: how much such a state holds, per head its two sides; the papers' own sizes,
+    and so their weights, differ from those that cost what attention does.
+    conv: the short convolution before a state is a part that people argue about; conv=1 is none.
     """
     assert " ".join(keys(VariantConfig)) == (
         "block_size vocab_size n_layer n_head n_kv_head n_embd dropout tie_embeddings bias "
@@ -717,7 +723,8 @@ def test_options_are_frozen():
         "rope_theta rope_fraction rope_scaling rope_factor rope_original relative_clip window "
         "full_every block_local qk_norm attn_softcap logit_softcap low_rank embed_norm "
         "residual attn_gate attn_sink nope_every value_residual value_embed xsa "
-        "n_experts top_k shared_experts moe_balance latent_rank rope_head_dim"
+        "n_experts top_k shared_experts moe_balance latent_rank rope_head_dim "
+        "state_size expand conv"
     )
     tested = {key for arm in ARMS for key in arm} | {
         "block_size",

@@ -1,0 +1,152 @@
+"""The word `gated_delta` of the slot `mixer`.
+
+Shapes: B batch, T tokens, C = n_embd, H = n_head, N = state_size, P = expand C / H, n chunks of c
+tokens.
+"""
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+from parts.mixer import MIXER
+from parts.norm import RMSNorm
+from parts.part import Linear, linear
+from parts.recurrence import (
+    Decay,
+    ShortConv,
+    StateMixer,
+    chunk_size,
+    in_chunks,
+    left_over,
+    out_of_chunks,
+    precise,
+)
+
+
+class GatedDelta(StateMixer):
+    """S_t = alpha_t S_(t-1) (I - beta_t k_t k_tᵀ) + beta_t v_t k_tᵀ,  y_t = S_t q_t.
+
+    The state forgets a share 1 - alpha of all it holds, and what it holds under the key k moves
+    towards v by the share beta. q, k and v come out of a short convolution, and q and k have length
+    1. y is normed per head and gated with silu(z). As Qwen3-Next does, whose code also divides q by
+    sqrt(N). state_size: of a key, None: half a head. With that and expand=1 the matrices have the
+    4 C² numbers of attention, and 2 C H for alpha and beta.
+    """
+
+    paper = "Yang et al. 2024, arXiv:2412.06464"
+
+    def __init__(self, config, layer):
+        super().__init__()
+        C, H = config.n_embd, config.n_head
+        N = config.state_size or max(1, C // H // 2)
+        P = config.expand * C // H
+        self.shape = H, N, P
+
+        self.wq = linear(C, H * N, config)
+        self.wk = linear(C, H * N, config)
+        self.wv = linear(C, H * P, config)
+        self.wz = linear(C, H * P, config)
+        self.wa = Linear(C, H, bias=False)
+        self.wb = Linear(C, H, bias=False)
+        self.wo = linear(H * P, C, config, residual=True)
+        self.conv = ShortConv(H * (2 * N + P), config.conv or 4, bias=False)
+        self.decay = Decay(H)
+        self.norm = RMSNorm(P, config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x, where, cache=None):
+        H, N, P = self.shape
+        qkv = torch.cat((self.wq(x), self.wk(x), self.wv(x)), dim=-1)
+        qkv = self.convolved(qkv, cache)  # (B, T, H (2N + P))
+        q, k, v = qkv.split((H * N, H * N, H * P), dim=-1)
+        q, k = (unit(precise(a).unflatten(-1, (H, N))) for a in (q, k))  # (B, T, H, N)
+        v = v.unflatten(-1, (H, P))  # (B, T, H, P)
+        beta, (_, log_alpha) = self.wb(x).sigmoid(), self.decay(self.wa(x))  # (B, T, H)
+        if cache is not None:
+            beta = cache.without_padding(beta)  # where it is 0 nothing is written
+
+        y = self.scan(cache, q, k, v, log_alpha, beta).type_as(self.norm.weight)  # (B, T, H, P)
+        y = self.norm(y) * F.silu(self.wz(x)).unflatten(-1, (H, P))
+        return self.dropout(self.wo(y.flatten(2)))
+
+    def empty(self, x):
+        return x.new_zeros(x.size(0), *self.shape)  # (B, H, N, P), the transpose of S
+
+    @staticmethod
+    def step(S, q, k, v, log_alpha, beta):
+        """q, k (B, H, N), v (B, H, P), log_alpha, beta (B, H), S (B, H, N, P)."""
+        q, k, v = q[..., None, :] * q.size(-1) ** -0.5, k[..., None, :], v[..., None, :]
+        S = log_alpha.exp()[..., None, None] * S
+        held = k @ S  # (B, H, 1, P), what the state holds under k
+        S = S + k.mT @ (beta[..., None, None] * (v - held))
+        return (q @ S).squeeze(-2), S
+
+    @staticmethod
+    def chunked(S, q, k, v, log_alpha, beta):
+        """q, k (B, T, H, N), v (B, T, H, P), log_alpha, beta (B, T, H), S (B, H, N, P).
+
+        What a token writes depends on what earlier tokens wrote under keys like its own. Within a
+        chunk these are c linear equations for what the tokens write, W: (I + A) W = beta (v - k S),
+        where A_ij = beta_i k_i · k_j left_ij for j < i. All chunks are solved at once, for beta v
+        and for beta k. Then only S goes from chunk to chunk.
+        """
+        T, N, P = q.size(1), q.size(-1), v.size(-1)
+        inputs = (in_chunks(x).transpose(2, 3) for x in (q * N**-0.5, k, v, log_alpha, beta))
+        q, k, v, log_alpha, beta = (x.contiguous() for x in inputs)  # (n, B, H, c) and N, N or P
+        total = log_alpha.cumsum(-1)
+        left = left_over(total)  # (n, B, H, c, c)
+        from_start = total.exp()[..., None]  # (n, B, H, c, 1), the decay since the chunk began
+        to_end = (total[..., -1:] - total).exp()[..., None]  # and until it ends
+
+        k_beta = beta[..., None] * k
+        A = (k_beta @ k.mT) * left
+        right = torch.cat((beta[..., None] * v, from_start * k_beta), dim=-1)
+        solved = torch.linalg.solve_triangular(A, right, upper=False, unitriangular=True)
+        W_v, W_k = solved.split((P, N), dim=-1)  # W = W_v - W_k S
+
+        reads = (q @ k.mT) * left  # (n, B, H, c, c), what token i reads of what token j writes
+        chunks = W_v, W_k, reads, from_start * q, to_end * k, from_start[..., -1:, :]
+        outputs = []
+        for W_v, W_k, reads, q_old, k_end, alpha in zip(*chunks, strict=True):
+            W = W_v - W_k @ S  # (B, H, c, P)
+            outputs.append(q_old @ S + reads @ W)
+            S = alpha * S + k_end.mT @ W
+        return out_of_chunks(torch.stack(outputs).transpose(2, 3), T), S
+
+    def reference(self, x, where):
+        """The formula, for one sequence, head and token at a time; x (B, T, C)."""
+        H, N, P = self.shape
+        qkv = self.conv.reference(torch.cat((self.wq(x), self.wk(x), self.wv(x)), dim=-1))
+        qkv = qkv / (1 + (-qkv).exp())
+        q, k, v = (a.unflatten(-1, (H, -1)) for a in qkv.split((H * N, H * N, H * P), dim=-1))
+        beta, (_, alpha) = 1 / (1 + (-self.wb(x)).exp()), self.decay.reference(self.wa(x))
+
+        y = torch.zeros_like(v)
+        for b in range(len(x)):
+            for h in range(H):
+                S = x.new_zeros(P, N)
+                for t in range(x.size(1)):
+                    query, key = (a / (a @ a + 1e-6).sqrt() for a in (q[b, t, h], k[b, t, h]))
+                    erase = torch.eye(N).to(x) - beta[b, t, h] * torch.outer(key, key)
+                    write = beta[b, t, h] * torch.outer(v[b, t, h], key)
+                    S = alpha[b, t, h] * S @ erase + write
+                    y[b, t, h] = S @ query / N**0.5
+        z = self.wz(x).unflatten(-1, (H, P))
+        return self.wo((self.norm.reference(y) * z / (1 + (-z).exp())).flatten(2))
+
+    # What it costs.
+
+    def flops(self, T):
+        """In a chunk, per head: k kᵀ and q kᵀ (2cN each), what q reads of W (2cP) and three
+        products with the state (2NP each). Torch does not count the equations, c (N + P) more."""
+        H, N, P = self.shape
+        c, filled = chunk_size(T)
+        return self.conv.flops(T) + filled * H * (4 * c * N + 2 * c * P + 6 * N * P)
+
+
+def unit(x, eps=1e-6):
+    """x of length 1 over its last axis."""
+    return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
+
+
+MIXER["gated_delta"] = GatedDelta

@@ -1,0 +1,134 @@
+"""The word `mamba2` of the slot `mixer`.
+
+Shapes: B batch, T tokens, C = n_embd, H = n_head, N = state_size, P = expand C / H, n chunks of c
+tokens.
+"""
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+from parts.mixer import MIXER
+from parts.norm import RMSNorm
+from parts.part import Linear, linear
+from parts.recurrence import (
+    Decay,
+    ShortConv,
+    StateMixer,
+    chunk_size,
+    in_chunks,
+    left_over,
+    out_of_chunks,
+)
+
+
+class Mamba2(StateMixer):
+    """S_t = alpha_t S_(t-1) + dt_t v_t k_tᵀ,  y_t = S_t q_t + skip v_t, the selective state space.
+
+    The paper writes C, B and x for q, k and v, and D for skip. All heads share q and k (its
+    ngroups=1). q, k and v come out of a short convolution. y is gated with silu(z), then normed.
+    state_size: None is half of n_embd. With that and expand=1 the matrices have the 4 C² numbers of
+    attention, and C H for dt; the paper's sizes are expand=2 and state_size=128.
+    """
+
+    paper = "Dao & Gu 2024, arXiv:2405.21060"
+
+    def __init__(self, config, layer):
+        super().__init__()
+        C, H = config.n_embd, config.n_head
+        N = config.state_size or max(1, C // 2)
+        P = config.expand * C // H
+        self.shape = N, H, P
+
+        self.wq = linear(C, N, config)
+        self.wk = linear(C, N, config)
+        self.wv = linear(C, H * P, config)
+        self.wz = linear(C, H * P, config)
+        self.wa = Linear(C, H, bias=False)
+        self.wo = linear(H * P, C, config, residual=True)
+        self.conv = ShortConv(2 * N + H * P, config.conv or 4, bias=True)
+        self.decay = Decay(H)
+        self.skip = nn.Parameter(torch.empty(H))
+        self.norm = RMSNorm(H * P, config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def reset(self):
+        nn.init.ones_(self.skip)
+
+    def forward(self, x, where, cache=None):
+        N, H, P = self.shape
+        qkv = torch.cat((self.wq(x), self.wk(x), self.wv(x)), dim=-1)
+        qkv = self.convolved(qkv, cache)  # (B, T, 2N + H P)
+        q, k, v = qkv.split((N, N, H * P), dim=-1)
+        v = v.unflatten(-1, (H, P))
+        dt, log_alpha = self.decay(self.wa(x))  # (B, T, H)
+        if cache is not None:
+            dt = cache.without_padding(dt)  # where it is 0 nothing is written
+
+        y = self.scan(cache, q, k, dt[..., None] * v, log_alpha)  # (B, T, H, P)
+        y = (y.type_as(self.norm.weight) + self.skip[:, None] * v).flatten(2)
+        return self.dropout(self.wo(self.norm(y * F.silu(self.wz(x)))))
+
+    def empty(self, x):
+        return x.new_zeros(x.size(0), *self.shape)  # (B, N, H, P), the transpose of S
+
+    @staticmethod
+    def step(S, q, k, v, log_alpha):
+        """q, k (B, N), v (B, H, P) with dt in it, log_alpha (B, H), S (B, N, H, P)."""
+        S = log_alpha.exp()[:, None, :, None] * S + k[:, :, None, None] * v[:, None]
+        y = q[:, None] @ S.flatten(2)  # (B, 1, H P)
+        return y.view_as(v), S
+
+    @staticmethod
+    def chunked(S, q, k, v, log_alpha):
+        """q, k (B, T, N), v (B, T, H, P) with dt in it, log_alpha (B, T, H), S (B, N, H, P).
+
+        Within a chunk this is attention without a softmax, times the decay between key and query;
+        what earlier chunks wrote is read from S. Only S goes from chunk to chunk.
+        """
+        T, (H, P) = q.size(1), v.shape[2:]
+        q, k, v = (in_chunks(x).contiguous() for x in (q, k, v))  # (n, B, c) and N, N or H, P
+        total = in_chunks(log_alpha).cumsum(2)  # (n, B, c, H)
+        from_start = total.exp()[..., None]  # (n, B, c, H, 1), the decay since the chunk began
+        to_end = (total[:, :, -1:] - total).exp()[..., None]  # and until it ends
+
+        reads = (q @ k.mT)[:, :, None] * left_over(total.mT)  # (n, B, H, c, c)
+        y = (reads @ v.transpose(2, 3)).transpose(2, 3)  # (n, B, c, H, P), from its own chunk
+        written = k.mT @ (to_end * v).flatten(3)  # (n, B, N, H P), what is left at the end
+
+        before = []
+        for new, alpha in zip(written.unflatten(-1, (H, P)), from_start[:, :, -1], strict=True):
+            before.append(S)
+            S = alpha[:, None] * S + new
+        old = q @ torch.stack(before).flatten(3)  # (n, B, c, H P), from earlier chunks
+        return out_of_chunks(y + from_start * old.unflatten(-1, (H, P)), T), S
+
+    def reference(self, x, where):
+        """The formula, for one sequence, head and token at a time; x (B, T, C)."""
+        N, H, P = self.shape
+        qkv = self.conv.reference(torch.cat((self.wq(x), self.wk(x), self.wv(x)), dim=-1))
+        q, k, v = (qkv / (1 + (-qkv).exp())).split((N, N, H * P), dim=-1)
+        v, (dt, alpha) = v.unflatten(-1, (H, P)), self.decay.reference(self.wa(x))
+
+        y = torch.zeros_like(v)
+        for b in range(len(x)):
+            for h in range(H):
+                S = x.new_zeros(P, N)
+                for t in range(x.size(1)):
+                    write = dt[b, t, h] * torch.outer(v[b, t, h], k[b, t])
+                    S = alpha[b, t, h] * S + write
+                    y[b, t, h] = S @ q[b, t] + self.skip[h] * v[b, t, h]
+        z = self.wz(x)
+        return self.wo(self.norm.reference(y.flatten(2) * z / (1 + (-z).exp())))
+
+    # What it costs.
+
+    def flops(self, T):
+        """In a chunk q kᵀ (2cN), what q reads of v (2cHP) and two products with the state (2NHP
+        each)."""
+        N, H, P = self.shape
+        c, filled = chunk_size(T)
+        return self.conv.flops(T) + filled * (2 * c * N + 2 * c * H * P + 4 * N * H * P)
+
+
+MIXER["mamba2"] = Mamba2

@@ -1,0 +1,177 @@
+"""What mixers with a state of fixed size share: a short convolution, decays, chunks of tokens, and
+which of the three forms of a recurrence reads them.
+
+Shapes: B batch, T tokens, H = n_head, N = state_size, P = expand C / H, n chunks of c tokens.
+"""
+
+import math
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+from parts.cache import Recurrent
+from parts.mixer import Mixer
+from parts.part import Part
+
+CHUNK = 64  # tokens that are read at once
+
+
+def precise(x):
+    """x in float32, or in float64 if it is that already."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class StateMixer(Mixer):
+    """A mixer that remembers a state S, N P numbers per head, however long the text.
+
+    A word says the same recurrence twice: step(S, ...) for one token, chunked(S, ...) for T tokens
+    in matrix products. Both return (what was read from the state, the new state). empty(x) is the
+    state before the first token. Its matrices are linear maps, which Muon may take; the convolution
+    and the numbers per head are AdamW's.
+    """
+
+    state = Recurrent
+    reads = ("state_size", "expand", "conv")
+    normed = True
+
+    def convolved(self, x, cache):
+        """silu(conv(x)) of x (B, T, channels)."""
+        past = self.conv.width - 1
+        if cache is None:
+            x = F.pad(x, (0, 0, past, 0))
+        else:
+            x = cache.with_past(cache.without_padding(x), past)
+        return F.silu(self.conv(x))
+
+    def scan(self, cache, *inputs):
+        """What the T tokens of the inputs (B, T, ...) read from the state, (B, T, H, P), in float32
+        at least.
+
+        The chunked form reads them in training, and a prompt; the recurrent form a single token,
+        and the last tokens of a prompt, if the cache must be able to forget these.
+        """
+        inputs = [precise(x) for x in inputs]
+        S, T = self.empty(inputs[0]), inputs[0].size(1)
+        if cache is None:
+            return self.chunked(S, *inputs)[0]
+
+        S = S if cache.states is None else cache.last()
+        spare = cache.cache.spare
+        rest = T - spare if max(1, spare) < T else 0  # tokens that are never forgotten again
+        outputs, states = [], []
+        if rest:
+            y, S = self.chunked(S, *(x[:, :rest] for x in inputs))
+            outputs, states = [y], [S[:, None]]
+        if rest < T:
+            y, after = self.recurrent(S, *(x[:, rest:] for x in inputs))
+            outputs, states = [*outputs, y], [*states, after]
+        cache.update(torch.cat(states, dim=1))
+        return torch.cat(outputs, dim=1)
+
+    def recurrent(self, S, *inputs):
+        """`step` T times: what the tokens read (B, T, H, P), and the states after them
+        (B, T, ...)."""
+        outputs, states = [], []
+        for token in zip(*(x.unbind(1) for x in inputs), strict=True):
+            y, S = self.step(S, *token)
+            outputs.append(y)
+            states.append(S)
+        return torch.stack(outputs, dim=1), torch.stack(states, dim=1)
+
+    def held(self, T):
+        """The state, and the last inputs of the convolution."""
+        return math.prod(self.shape) + (self.conv.width - 1) * self.conv.channels
+
+
+class ShortConv(Part):
+    """sum_j weight_j x_(t - j) + bias, j = 0 .. width - 1: a causal convolution in each channel."""
+
+    def __init__(self, channels, width, bias):
+        super().__init__()
+        self.channels, self.width = channels, width
+        self.weight = nn.Parameter(torch.empty(channels, width))  # the last is of the newest token
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+
+    def reset(self):
+        """As torch starts a convolution, which the authors of both mixers leave so."""
+        for p in self.parameters():
+            nn.init.uniform_(p, -(self.width**-0.5), self.width**-0.5)
+
+    def forward(self, x):
+        """x (B, width - 1 + T, channels), the inputs before it included -> (B, T, channels)."""
+        return F.conv1d(x.mT, self.weight[:, None], self.bias, groups=self.channels).mT
+
+    def reference(self, x):
+        """x (B, T, channels), with nothing before it."""
+        y = torch.zeros_like(x) + (0 if self.bias is None else self.bias)
+        for t in range(x.size(1)):
+            for j in range(min(self.width, t + 1)):
+                y[:, t] += self.weight[:, self.width - 1 - j] * x[:, t - j]
+        return y
+
+    def flops(self, T):
+        return 2 * self.channels * self.width
+
+
+class Decay(Part):
+    """dt = softplus(a + bias) and log alpha = -exp(log_rate) dt, with one rate and bias per head.
+
+    They start as in the code of Mamba-2, which that of the gated delta rule follows: rates uniform
+    in 1 .. 16, and dt, where a = 0, in 0.001 .. 0.1, uniform in its logarithm.
+    """
+
+    def __init__(self, heads):
+        super().__init__()
+        self.log_rate = nn.Parameter(torch.empty(heads))
+        self.bias = nn.Parameter(torch.empty(heads))
+
+    def reset(self):
+        rate, log_dt = torch.empty_like(self.log_rate), torch.empty_like(self.bias)
+        nn.init.uniform_(rate, 1, 16)
+        nn.init.uniform_(log_dt, math.log(0.001), math.log(0.1))
+        dt = log_dt.exp()
+        self.log_rate.copy_(rate.log())
+        self.bias.copy_(dt + (-(-dt).expm1()).log())  # softplus of this is dt
+
+    def forward(self, a):
+        """a (B, T, H) -> dt and log alpha (B, T, H)."""
+        dt = F.softplus(precise(a) + self.bias)
+        return dt, -self.log_rate.exp() * dt
+
+    def reference(self, a):
+        """dt and alpha."""
+        dt = (1 + (a + self.bias).exp()).log()
+        return dt, (-self.log_rate.exp() * dt).exp()
+
+
+# ---------------------------------------------------------------- chunks
+
+
+def chunk_size(T):
+    """(c, by how much T grows when the last chunk is filled up)."""
+    c = min(CHUNK, T)
+    return c, math.ceil(T / c) * c / T
+
+
+def in_chunks(x):
+    """x (B, T, ...) -> (n, B, c, ...), the last chunk filled up with zeros."""
+    T = x.size(1)
+    c = min(CHUNK, T)
+    if T % c:
+        x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, -T % c))
+    return x.unflatten(1, (-1, c)).transpose(0, 1)
+
+
+def out_of_chunks(y, T):
+    """y (n, B, c, ...) -> (B, T, ...)."""
+    return y.transpose(0, 1).flatten(1, 2)[:, :T]
+
+
+def left_over(total):
+    """What is left of what token j wrote when token i reads it, (..., c, c), 0 where j is later:
+    exp(total_i - total_j). total (..., c): log alpha, summed since the chunk began."""
+    c = total.size(-1)
+    later = torch.ones(c, c, dtype=torch.bool, device=total.device).triu(1)
+    since = total[..., :, None] - total[..., None, :]
+    return since.masked_fill(later, -torch.inf).exp()

@@ -1,0 +1,434 @@
+"""The mixers with a state of fixed size, beyond the gates of test_variants.py: over several chunks,
+their three forms, against transformers, and through train.py and sample.py."""
+
+import itertools
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+import test_costs as cost_gates
+import test_variants as gates
+import torch
+
+import sample
+import train
+from common.errors import UserError
+from helpers.runs import arguments, losses
+from helpers.variants import config, randomised, tokens
+from parts import costs, recurrence
+from parts.architectures import idle
+from parts.cache import KVCache
+from parts.gated_delta import GatedDelta
+from parts.mamba2 import Mamba2
+from parts.mixer import MIXER
+from parts.variant import Variant
+from sampling.speculative import speculate
+from training.optim import muon_names
+from weights.export import to_hf
+
+WORDS = {"gated_delta": GatedDelta, "mamba2": Mamba2}
+words = pytest.mark.parametrize("word", WORDS)
+LONG = 150  # tokens: two chunks and a part of one
+
+
+def arm(word, **more):
+    return dict(mixer=word, position="none") | more
+
+
+def mixer_of(word, **more):
+    """A mixer in float64 with nothing left at zero or one."""
+    return randomised(config("llama", arm(word, n_layer=1) | more)).blocks[0].attn
+
+
+def run(mixer, x):
+    return mixer(x, None)  # it uses no positions
+
+
+def test_they_are_the_words_of_the_slot():
+    assert {word: MIXER[word] for word in WORDS} == WORDS
+
+
+# ---------------------------------------------------------------- three forms
+
+
+def drawn(word, T, dtype, seed=0):
+    """(a mixer, a state, the inputs of its recurrence for T tokens)."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    mixer = mixer_of(word)
+    S = normal(2, *mixer.shape)
+    log_alpha = -(normal(2, T, 4) - 1).exp()
+    if word == "gated_delta":
+        q, k = (a / a.norm(dim=-1, keepdim=True) for a in normal(2, 2, T, 4, 2))
+        inputs = q, k, normal(2, T, 4, 4), log_alpha, normal(2, T, 4).sigmoid()
+    else:
+        inputs = normal(2, T, 8), normal(2, T, 8), normal(2, T, 4, 4), log_alpha
+    return mixer, S.to(dtype), [a.to(dtype) for a in inputs]
+
+
+def check_forms(word, T, dtype, tolerance):
+    mixer, S, inputs = drawn(word, T, dtype)
+    y, states = mixer.recurrent(S, *inputs)
+    for length in {T, max(1, T - 1), min(T, 3)}:
+        chunked, after = mixer.chunked(S, *(a[:, :length] for a in inputs))
+        assert gates.close(chunked, y[:, :length], tolerance)
+        assert gates.close(after, states[:, length - 1], tolerance)
+    one, state = mixer.step(S, *(a[:, 0] for a in inputs))
+    assert torch.equal(one, y[:, 0]) and torch.equal(state, states[:, 0])
+
+
+@words
+@pytest.mark.parametrize("T", [1, 2, 63, 64, 65, LONG])
+def test_chunks_one_by_one_and_one_token_are_the_same(word, T):
+    check_forms(word, T, torch.float64, 1e-9)
+    check_forms(word, T, torch.float32, 1e-5)
+
+
+@words
+def test_a_wrong_decay_within_a_chunk_would_be_seen(word, monkeypatch):
+    module, real = sys.modules[WORDS[word].__module__], recurrence.left_over
+    monkeypatch.setattr(module, "left_over", lambda total: real(total).tril(-1))
+    with pytest.raises(AssertionError):
+        check_forms(word, 65, torch.float64, 1e-9)
+
+
+@words
+def test_strong_decays_stay_finite(word):
+    """A token that forgets all but e^-1000: the chunked form divides by no decay."""
+    mixer, S, inputs = drawn(word, 70, torch.float32)
+    inputs[3] = 1000 * inputs[3]
+    for a in inputs:
+        a.requires_grad_()
+    y, after = mixer.chunked(S, *inputs)
+    assert gates.close(y, mixer.recurrent(S, *inputs)[0])
+    (y.sum() + after.sum()).backward()
+    assert all(a.grad.isfinite().all() for a in inputs)
+
+
+@torch.no_grad()
+@words
+@pytest.mark.parametrize("more", [{}, dict(state_size=3, expand=2, conv=2), dict(conv=1)])
+def test_over_chunks_it_is_its_formula(word, more, monkeypatch):
+    monkeypatch.setattr(recurrence, "CHUNK", 5)
+    mixer, x = mixer_of(word, **more), torch.randn(1, 13, 16, dtype=torch.float64)
+    assert gates.close(run(mixer, x), mixer.reference(x, None), 1e-9)
+
+
+# ---------------------------------------------------------------- the gates, over several chunks
+
+
+def test_gates_over_several_chunks(monkeypatch):
+    monkeypatch.setattr(recurrence, "CHUNK", 5)  # 24 tokens are five chunks
+    for word in WORDS:
+        gates.check_causality(config("llama", arm(word)))
+        gates.check_cache(config("gpt2", arm(word)))
+        gates.test_ragged_batch_is_one_at_a_time("gpt2", arm(word))
+        gates.test_rewinding_forgets("llama", arm(word))
+        gates.test_gradient_reaches_every_parameter_and_the_first_loss_is_right("llama", arm(word))
+
+
+@words
+def test_causality_at_the_real_size_of_a_chunk(word):
+    c = config("llama", arm(word, block_size=LONG))
+    gates.check_causality(c)
+    model = Variant(c)  # in float32, as one trains
+    x = tokens(c)
+    for t in (1, 63, 64, 100):
+        changed = x.clone()
+        changed[:, t] = (changed[:, t] + 1) % c.vocab_size
+        assert torch.equal(model(x)[0][:, :t], model(changed)[0][:, :t])
+
+
+def test_a_hybrid_repeats_over_the_depth_and_turns_its_attention():
+    c = config("llama", dict(mixer="gated_delta,gated_delta,gated_delta,attention", n_layer=8))
+    kinds = [type(block.attn).__name__ for block in Variant(c).blocks]
+    assert kinds == (["GatedDelta"] * 3 + ["Attention"]) * 2 and c.position == "rope"
+    gates.check_causality(c)
+    gates.check_cache(c)
+
+
+# ---------------------------------------------------------------- what it remembers
+
+
+@words
+def test_padding_leaves_no_trace(word):
+    """The state and the convolution's inputs are those of the row read alone."""
+    model = randomised(config("gpt2", arm(word, bias="all")))
+    x, pad = tokens(model.config, 1, 12), 5
+    padded = torch.cat((x[:, :1].expand(-1, pad), x), dim=1)
+    cache, alone = KVCache(torch.tensor([pad])), KVCache()
+    for a, b in itertools.pairwise((0, 2, 9, 10, 12)):
+        model(padded[:, a + pad * (a > 0) : b + pad], cache=cache)
+        model(x[:, a:b], cache=alone)
+    for one, two in zip(cache.layers, alone.layers, strict=True):
+        assert gates.close(one.states, two.states, 1e-12) and one.states.any()
+        assert gates.close(one.inputs, two.inputs, 1e-12) and one.inputs.any()
+
+
+@words
+def test_the_state_does_not_grow(word):
+    model = randomised(config("llama", arm(word))).float()
+    sizes = []
+    for T in (1, 7, 300):
+        cache = KVCache()
+        model(tokens(model.config, 1, T), cache=cache)
+        sizes.append(cache.size())
+    assert sizes == [costs.kv_bytes(model.config, 1)] * 3
+    assert costs.kv_bytes(model.config, 10) == costs.kv_bytes(model.config, 10**6)
+
+
+@words
+def test_it_goes_back_as_far_as_it_has_copies(word):
+    model, x = randomised(config("llama", arm(word))), tokens(config("llama"), 1, 20)
+    for T in (3, 20):  # fewer tokens than copies, and more
+        cache = KVCache(spare=4)
+        model(x[:, :T], cache=cache)
+        cache.rewind(T - 2)
+        cache.rewind(T - 3)
+        y = model(x[:, T - 3 : T], cache=cache)[0]
+        assert gates.close(y, model(x[:, :T])[0][:, T - 3 :])
+    with pytest.raises(ValueError, match="to 15: the recurrent state has 4 spare copies"):
+        cache.rewind(15)
+
+
+@words
+def test_speculation_writes_the_models_own_text(word):
+    model = randomised(config("llama", arm(word, block_size=64, vocab_size=5)), std=0.6).float()
+    idx = tokens(model.config, 1, 12)
+    text = idx
+    for _ in range(30):
+        text = torch.cat((text, model(text)[0][:, -1:].argmax(-1)), dim=1)
+    tally = SimpleNamespace(drafted=0, accepted=0, reads=0, written=0)
+    steps = list(speculate(model, idx, 30, "lookup", tally=tally, temperature=0))
+    assert [int(step.token) for step in steps] == text[0, 12:].tolist()
+    assert gates.close(torch.cat([step.logits for step in steps]), model(text)[0][0, 11:-1], 1e-4)
+    assert tally.reads < 30 and tally.accepted < tally.drafted  # some right, some taken back
+
+
+# ---------------------------------------------------------------- what it says of itself
+
+
+@words
+def test_costs_over_several_chunks(word):
+    for T in (64, 100, 130):
+        c = cost_gates.configure(mixer=word, **cost_gates.ACTIVATIONS | dict(block_size=T))
+        assert costs.flops_per_token(c, T) == pytest.approx(
+            cost_gates.flops(cost_gates.on_meta(c), T), rel=1e-12
+        )
+        counted = cost_gates.saved_bytes(Variant(c), 3, T)
+        assert costs.activation_bytes(c, 3, T) == pytest.approx(counted, rel=0.005)
+
+
+@words
+@pytest.mark.parametrize("sizes", [dict(n_head=4, n_embd=64), dict(n_head=12, n_embd=768)])
+def test_it_has_as_many_parameters_as_attention(word, sizes):
+    sizes = cost_gates.SMALL | sizes | dict(position="none")
+    mine, theirs = (
+        costs.parameter_table(cost_gates.configure(mixer=mixer, **sizes))["attention"]
+        for mixer in (word, "attention")
+    )
+    gates_of_heads = {"gated_delta": 2, "mamba2": 1}[word] * sizes["n_head"] / sizes["n_embd"] / 4
+    assert 0 < mine / theirs - 1 - gates_of_heads < 0.12 * 64 / sizes["n_embd"]
+
+
+@words
+def test_muon_takes_its_matrices_and_nothing_else(word):
+    model = Variant(config("llama", arm(word)))
+    mixer = {name.split(".attn.")[1] for name in muon_names(model) if ".attn." in name}
+    maps = {"wq", "wk", "wv", "wz", "wa", "wo"} | ({"wb"} if word == "gated_delta" else set())
+    assert mixer == {f"{name}.weight" for name in maps}
+
+
+@words
+def test_it_starts_as_the_authors_code(word):
+    torch.manual_seed(0)
+    mixer = Variant(config("llama", arm(word, n_head=64, n_embd=128, n_layer=1))).blocks[0].attn
+    dt, log_alpha = mixer.decay(torch.zeros(1, 1, 64))
+    assert 0.001 <= dt.min() < 0.003 and 0.04 < dt.max() <= 0.1
+    rate = -log_alpha / dt
+    assert 1 <= rate.min() < 2 and 15 < rate.max() <= 16.001
+    assert mixer.conv.weight.abs().max() <= 0.5 and mixer.conv.weight.std() > 0.25
+
+
+@words
+def test_what_means_nothing_to_it_is_refused(word):
+    for more, reason in {
+        "rope acts on q and k": dict(position="rope"),
+        "alibi acts on scores": dict(position="alibi"),
+        "window=4 means nothing": dict(window=4),
+        "n_kv_head=2 means nothing": dict(n_kv_head=2),
+    }.items():
+        with pytest.raises(UserError, match=more):
+            config("llama", arm(word) | reason)
+    for key in ("state_size", "expand", "conv"):
+        with pytest.raises(UserError, match=f"{key}=2 means nothing to mixer=attention.*add gated"):
+            config("llama", {key: 2})
+        config("llama", dict(mixer=f"attention,{word}") | {key: 2})
+    values = dict(mixer=word, norm="layernorm", norm_eps=1e-3)
+    assert "norm_eps" not in idle(values) and "norm_eps" in idle(values | dict(mixer="attention"))
+
+
+@words
+def test_export_names_it(word):
+    model = Variant(config("llama", arm(word)))
+    values = {key: value for key, value in vars(model.config).items() if key != "arch"}
+    with pytest.raises(UserError, match=f"mixer={word}.*no Hugging Face model has this"):
+        to_hf("llama", values, model.state_dict())
+
+
+# ---------------------------------------------------------------- transformers
+
+
+def check_against(word, theirs, weights, detail=None):
+    """Our mixer, with the weights of their module, computes what theirs does; in float32, as their
+    code does inside. detail(mixer) breaks ours."""
+    torch.manual_seed(0)
+    for p in theirs.parameters():
+        torch.nn.init.normal_(p, 0.0, 0.4)
+    mixer = mixer_of(word, n_head=2, n_embd=8, state_size=3, expand=2, norm_eps=0.01).float()
+    mixer.load_state_dict(weights(theirs.state_dict()))
+    if detail:
+        detail(mixer)
+    x = torch.randn(2, 70, 8)
+    with torch.no_grad():
+        return gates.close(run(mixer, x), theirs(x))
+
+
+def qwen3_next():
+    """(their module, their weights -> ours), with 2 heads of 3 for keys and 8 for values."""
+    modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    theirs = modeling.Qwen3NextGatedDeltaNet(
+        modeling.Qwen3NextConfig(
+            hidden_size=8,
+            num_hidden_layers=1,
+            layer_types=["linear_attention"],
+            linear_num_key_heads=2,
+            linear_num_value_heads=2,
+            linear_key_head_dim=3,
+            linear_value_head_dim=8,
+            rms_norm_eps=0.01,
+        ),
+        0,
+    )
+
+    def weights(w):
+        heads = w["in_proj_qkvz.weight"].view(2, -1, 8).split((3, 3, 8, 8), dim=1)
+        q, k, v, z = (part.flatten(0, 1) for part in heads)
+        b, a = w["in_proj_ba.weight"].view(2, 2, 8).unbind(1)
+        ours = dict(wq=q, wk=k, wv=v, wz=z, wb=b, wa=a, wo=w["out_proj.weight"])
+        ours |= dict(conv=w["conv1d.weight"][:, 0], norm=w["norm.weight"])
+        return {f"{name}.weight": tensor for name, tensor in ours.items()} | {
+            "decay.log_rate": w["A_log"],
+            "decay.bias": w["dt_bias"],
+        }
+
+    return theirs, weights
+
+
+def mamba2():
+    """(their module, their weights -> ours), with 2 heads of 8 and a state of 3."""
+    modeling = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
+    sizes = dict(hidden_size=8, num_heads=2, head_dim=8, state_size=3, expand=2, n_groups=1)
+    their_config = modeling.Mamba2Config(
+        **sizes, num_hidden_layers=1, layer_norm_epsilon=0.01, chunk_size=16
+    )
+
+    def weights(w):
+        z, x, b, c, dt = w["in_proj.weight"].split((16, 16, 3, 3, 2))
+        ours = dict(wq=c, wk=b, wv=x, wz=z, wa=dt, wo=w["out_proj.weight"], norm=w["norm.weight"])
+        conv, bias = (
+            w[f"conv1d.{name}"].squeeze().split((16, 3, 3)) for name in ("weight", "bias")
+        )
+        return {f"{name}.weight": tensor for name, tensor in ours.items()} | {
+            "conv.weight": torch.cat(conv[::-1]),  # x, B, C there; q, k, v here
+            "conv.bias": torch.cat(bias[::-1]),
+            "decay.log_rate": w["A_log"],
+            "decay.bias": w["dt_bias"],
+            "skip": w["D"],
+        }
+
+    return modeling.Mamba2Mixer(their_config, 0), weights
+
+
+THEIRS = {"gated_delta": qwen3_next, "mamba2": mamba2}
+
+
+@words
+def test_it_is_transformers(word):
+    assert check_against(word, *THEIRS[word]())
+
+
+def other_norm_eps(mixer):
+    mixer.norm.eps = 1e-5
+
+
+def reversed_convolution(mixer):
+    mixer.conv.weight.data = mixer.conv.weight.data.flip(1)
+
+
+def other_rate(mixer):
+    mixer.decay.log_rate.data += 0.1
+
+
+@words
+@pytest.mark.parametrize("detail", [other_norm_eps, reversed_convolution, other_rate])
+def test_a_wrong_detail_is_not_transformers(word, detail):
+    assert not check_against(word, *THEIRS[word](), detail)
+
+
+# ---------------------------------------------------------------- 16 bits, compiled, trained
+
+
+@words
+def test_in_16_bits_the_state_stays_in_32(word):
+    torch.manual_seed(0)
+    model = Variant(config("llama", arm(word, block_size=LONG)))
+    x = tokens(model.config)
+    exact, loss = model(x, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = model(x, x)[1]
+    rough.backward()
+    assert rough.item() == pytest.approx(loss.item(), abs=0.01)
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+    model, cache = model.to(torch.bfloat16), KVCache()
+    pieces = [model(piece, cache=cache)[0] for piece in (x[:, :90], x[:, 90:91])]
+    assert cache.layers[0].states.dtype == torch.float32
+    assert gates.close(torch.cat(pieces, 1).float(), exact[:, :91], 0.02)
+
+
+@pytest.mark.slow
+@words
+def test_it_compiles(word):
+    torch.manual_seed(0)
+    model = Variant(config("llama", arm(word, block_size=LONG)))
+    x = tokens(model.config)
+    model(x, x)[1].backward()
+    plain, grads = model(x)[0], [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    compiled = torch.compile(model, fullgraph=True)
+    logits, loss = compiled(x, x)
+    loss.backward()
+    assert gates.close(logits, plain)
+    for p, grad in zip(model.parameters(), grads, strict=True):
+        assert gates.close(p.grad, grad)
+
+
+@pytest.mark.parametrize("mixer", ["gated_delta", "mamba2", "gated_delta,attention"])
+def test_it_trains_and_writes(mixer, data_dir, tmp_path, capsys):
+    out = tmp_path / "run"
+    position = "rope" if "attention" in mixer else "none"
+    more = ["--model=llama", f"--mixer={mixer}", f"--position={position}", "--max_iters=30"]
+    assert not train.main(arguments(data_dir, out, *more, "--learning_rate=1e-2"))
+    curve = [loss for _, loss in losses(out)]
+    assert curve[-1] < curve[0] - 0.5 and all(map(math.isfinite, curve))
+    capsys.readouterr()
+    sample.main([f"--out_dir={out}", "--start=the", "--max_new_tokens=20", "--num_samples=2"])
+    plain = capsys.readouterr().out
+    assert plain.count("the") >= 2
+    sample.main([f"--out_dir={out}", "--start=the", "--max_new_tokens=20", "--draft=lookup"])
+    assert "the" in capsys.readouterr().out
