@@ -27,6 +27,7 @@ if __name__ == "__main__":
 import torch
 
 from common.runtime import StopRequest, seed_for, set_up
+from parts import moe
 from prepare import SMALL, prepare
 from sample import SampleConfig, write_sample
 from tokens.mixture import bits_per_byte, common_tokenizer, open_split
@@ -123,6 +124,8 @@ def update(run, lr):
             scaler.step(optimizer)
         optimizer.zero_grad()
     scaler.update()  # halves the scale after an overflow, doubles it after 2000 good steps
+    if not overflow:
+        moe.after_step(learner.model, lambda tally: parallel.total(tally, run.runtime))
     return norm, overflow
 
 

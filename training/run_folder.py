@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from common import files
 from common.errors import Failure, UserError, one_line
+from parts import moe
 from weights.checkpoint import steps
 
 # These begin as nanoGPT's do, so that scripts that parse its logs can parse ours.
@@ -23,6 +24,7 @@ EVALUATION = (
     "{bits_per_byte:.4f} bits per byte"
 )
 FILES = ("lock", "log.jsonl", "config.json", "latest", "best", "loss.png")
+LISTS = ("val_blocks", "router_entropy", "expert_load")  # keys in log.jsonl whose value is one
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
 CURVES = (  # key in log.jsonl, legend, style
     ("loss", "training batches", dict(color="#bbbbbb", lw=0.8)),
@@ -51,7 +53,7 @@ def step_row(run, loss, norm, lr, seconds):
         "seconds": run.state["seconds"],
         "milliseconds": seconds * 1000,
         "tokens_per_second": speed,
-    }
+    } | moe.statistics(run.learner.model)
 
 
 def evaluation_lines(row):
@@ -197,8 +199,9 @@ def read_log(path, last_step=None):
 
     def valid(row):
         blocks = row.get("val_blocks", [])
-        numbers = [value for key, value in row.items() if key != "val_blocks"]
-        if type(row.get("step")) is not int or not isinstance(blocks, list):
+        lists = [row.get(key, []) for key in LISTS]
+        numbers = [value for key, value in row.items() if key not in LISTS]
+        if type(row.get("step")) is not int or not all(isinstance(each, list) for each in lists):
             return False
         return not any(isinstance(value, str | list) for value in [*numbers, *blocks])
 
@@ -299,7 +302,7 @@ class RunLog:
             fix = f"{files.remedy(error)}, then continue with --init_from=resume"
             raise Failure(f"cannot write: {error.strerror}", self.file.name, fix) from error
         if self.wandb_log:
-            self.wandb_log({key: row[key] for key in row if key != "val_blocks"})
+            self.wandb_log({key: row[key] for key in row if key not in LISTS})
 
     def report(self, row):
         """Log the row of a step; show it on the bar or, without a terminal, as a line."""

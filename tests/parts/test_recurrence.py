@@ -215,12 +215,10 @@ def test_speculation_writes_the_models_own_text(word):
 @words
 def test_costs_over_several_chunks(word):
     for T in (64, 100, 130):
-        c = cost_gates.configure(mixer=word, **cost_gates.ACTIVATIONS | dict(block_size=T))
+        c = cost_gates.configure(mixer=word, **cost_gates.SMALL | dict(block_size=T))
         assert costs.flops_per_token(c, T) == pytest.approx(
             cost_gates.flops(cost_gates.on_meta(c), T), rel=1e-12
         )
-        counted = cost_gates.saved_bytes(Variant(c), 3, T)
-        assert costs.activation_bytes(c, 3, T) == pytest.approx(counted, rel=0.005)
 
 
 @words

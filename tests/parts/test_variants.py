@@ -401,7 +401,10 @@ def check_tiny(c):
     changed = x.clone()
     changed[:, 6] = (changed[:, 6] + 1) % c.vocab_size
     full, cache = model(x)[0], KVCache()
-    assert torch.equal(full[:, :6], model(changed)[0][:, :6]), c
+    before = model(changed)[0][:, :6]
+    # With another token an expert may read another number of rows, which changes rounding.
+    same = close(full[:, :6], before, 1e-14) if c.mlp == "moe" else torch.equal(full[:, :6], before)
+    assert same, c
     pieces = [model(x[:, a:b], cache=cache)[0] for a, b in ((0, 5), (5, 6), (6, 10))]
     assert close(torch.cat(pieces, 1), full), c
 
