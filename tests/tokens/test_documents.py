@@ -124,7 +124,7 @@ def write_table(kind):
     if kind.startswith("jsonl"):
         data = jsonl(ROWS).encode()
         if kind.endswith("gz"):
-            data = gzip.compress(data)
+            data = gzip.compress(data, mtime=0)
         elif kind.endswith("zst"):
             pa = pytest.importorskip("pyarrow")
             half = data.index(b"\n", len(data) // 2) - 5  # two frames, as a parallel packer writes
@@ -166,7 +166,7 @@ def test_csv_stays_as_it_is_written():
 
 
 def test_packed_text_is_one_text_with_its_newlines():
-    write("a.txt.gz", gzip.compress(b"one\r\ntwo\n\n"))
+    write("a.txt.gz", gzip.compress(b"one\r\ntwo\n\n", mtime=0))
     assert texts_in("a.txt.gz") == ["one\ntwo\n\n", ""] and not open_input("a.txt.gz").documents
 
 
@@ -234,9 +234,17 @@ def test_what_the_rows_hold_decides(row, words):
         ("a.json", '[{"body": "a"}]', "there is no field text among: body (a.json)"),
         ("a.jsonl", '{"instruction": "a"}', "or name two of them prompt and answer"),
         ("a.jsonl", '{"text": null}\n{"text": "a"}\n', "only one character (a.jsonl)"),
-        ("a.txt.gz", gzip.compress(os.urandom(999))[:500], "the file is damaged: Compressed file"),
+        (
+            "a.txt.gz",
+            gzip.compress(os.urandom(999), mtime=0)[:500],
+            "the file is damaged: Compressed file",
+        ),
         ("a.txt.gz", b"no gzip", "the file is damaged: Not a gzipped file"),
-        ("a.gz", gzip.compress(b"PK\1\2\0\0ab\0"), "the file is binary, not a text (a.gz)"),
+        (
+            "a.gz",
+            gzip.compress(b"PK\1\2\0\0ab\0", mtime=0),
+            "the file is binary, not a text (a.gz)",
+        ),
     ],
 )
 def test_bad_file(name, content, words):
