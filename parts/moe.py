@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn as nn
+from torch._compile import _disable_dynamo
 from torch.nn import functional as F
 
 from parts.mlp import MLP, GatedMLP
@@ -180,7 +181,7 @@ def in_one_kernel(rows, matrices, counts):
     return F.grouped_mm(rows, matrices.mT, offs=counts.cumsum(0).int())[:, :out]
 
 
-@torch.compiler.disable
+@_disable_dynamo  # as torch.compiler.disable, but it loads the compiler at the first call only
 def one_by_one(rows, matrices, counts):
     """`grouped`, expert by expert."""
     groups = zip(rows.split(counts.tolist()), matrices.unbind(), strict=True)
