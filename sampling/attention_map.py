@@ -18,6 +18,14 @@ from common.errors import UserError
 from common.files import write
 
 
+def has_map(attn):
+    """Whether a mixer's output is a mean of the values that its matrix wv makes."""
+    changed = ("sinks", "share", "value_table", "gate")
+    plain = hasattr(attn, "n_head") and not getattr(attn, "normed", False)
+    plain = plain and not getattr(attn, "xsa", False)
+    return plain and all(getattr(attn, name, None) is None for name in changed)
+
+
 @torch.inference_mode()
 def attention_weights(model, idx, layer):
     """The weights (H, T, T) with which each token of idx (1, T) attends to each other in a
@@ -102,9 +110,8 @@ def write_map(path, name, model, tokenizer, prompt, layer, context=None):
         fix = f"the layers are 0 to {len(model.blocks) - 1}"
         raise UserError(f"there is no layer {layer}", f"layer={layer}", fix)
 
-    attn = model.blocks[layer].attn
-    if not hasattr(attn, "n_head") or getattr(attn, "normed", False):  # not linear in its values
-        fix = "choose a layer whose mixer is attention"
+    if not has_map(model.blocks[layer].attn):
+        fix = "choose a layer whose mixer is attention, without gate, sink, or changed values"
         raise UserError(f"layer {layer} has no attention to draw", f"layer={layer}", fix)
 
     ids = list(tokenizer.encode(prompt))[-(context or model.config.block_size) :]

@@ -16,6 +16,7 @@ from common.errors import one_line
 from common.runtime import seed_for, set_up
 from tokens.mixture import open_split
 from tokens.token_files import load_meta, load_split
+from training import parallel
 from training.failures import DIVERGED
 from training.losses import mean_loss
 from training.run_folder import read_log
@@ -130,7 +131,8 @@ def measure_trained(job, device=None):
 def test_loss(model, folder, runtime, batch_size):
     """The loss in nats per token on the test split, of which nothing was chosen."""
     split = open_split(folder, "test", model.config.block_size)
-    learner, config = SimpleNamespace(model=model), SimpleNamespace(batch_size=batch_size)
+    learner = SimpleNamespace(model=model, net=parallel.Loss(model))
+    config = SimpleNamespace(batch_size=batch_size)
     run = SimpleNamespace(learner=learner, runtime=runtime, config=config)
     loss = mean_loss(train.evaluate(run, split, 0))
     model.eval()

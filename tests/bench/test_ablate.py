@@ -270,7 +270,9 @@ def test_the_code_of_a_run_is_what_it_reaches(code):
 
 def test_a_message_or_a_new_word_leaves_all_rows_fresh(code):
     assert not code("training/start.py", "steps of {run", "steps, each of {run")
-    assert not code("train.py", "validation loss {best:.4f}", "loss on validation {best:.4f}")
+    assert not code(
+        "training/last_words.py", "validation loss {best:.4f}", "loss on validation {best:.4f}"
+    )
     assert not code(
         "parts/mlp.py",
         '"relu": Plain',

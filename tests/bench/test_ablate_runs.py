@@ -266,6 +266,7 @@ def alive(out):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for orphans in /proc")
+@pytest.mark.slow
 def test_stopped_and_killed_it_goes_on_and_ends_alike(data_dir, tmp_path, quick, stub):
     """Ctrl-C, then kill -9, then to the end: the rows are those of a sweep that nobody disturbed,
     and no step is taken twice."""

@@ -84,6 +84,7 @@ def test_llamacpp_is_a_folder_with_its_package(tmp_path):
         decode.main(["decode", f"--llamacpp={tmp_path}"])
 
 
+@pytest.mark.slow
 def test_decoding_is_timed_beside_other_engines(tmp_path, monkeypatch):
     """Stand-ins for llama2.c and llama.cpp that print the tokens and their speed."""
     pytest.importorskip("transformers")

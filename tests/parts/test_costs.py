@@ -111,6 +111,7 @@ def test_parameters(change, sizes):
     assert costs.parameters(c) == parts.total()
 
 
+@pytest.mark.slow
 def test_parameters_of_every_pair():
     tiny, seen = dict(n_layer=1, n_head=2, n_embd=8, block_size=4, vocab_size=11, multiple_of=4), 0
     pairs = [

@@ -386,6 +386,7 @@ def run(data_dir, out_dir, *more):
 
 
 @BALANCES
+@pytest.mark.slow
 def test_it_trains_and_writes(data_dir, tmp_path, capsys, balance):
     """Straight on, and stopped and resumed, with the same bits; the text comes from sample.py."""
     more = [f"--moe_balance={balance}", "--shared_experts=1", "--optimizer=muon"]

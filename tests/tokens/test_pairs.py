@@ -473,6 +473,7 @@ def test_micro_batches_of_pairs_are_one_batch(pairs_dir, tmp_path, dataset):
     )
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one_process_with_pairs_and_text(pairs_dir, tmp_path):
     run = arguments(
         pairs_dir,

@@ -220,6 +220,7 @@ def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first,
         torch.testing.assert_close(a[key], b[key], atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_one_rank_dies_and_all_end(data_dir, tmp_path):
     out = tmp_path / "run"
     process = two_ranks(

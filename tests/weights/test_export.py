@@ -136,6 +136,7 @@ def test_hugging_face_writes_the_same_text(runs, name, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.slow
 def test_a_folder_trains_on(runs, name, tmp_path, capsys):
     """--init_from=FOLDER begins with the loss that the run ended with, whatever the model."""
     main([f"--out_dir={runs / name}", f"--dest={tmp_path / 'hf'}"])
