@@ -352,6 +352,7 @@ def test_ray_runs_a_sweep_on_two_nodes(data_dir, tmp_path, quick, stub, monkeypa
 # ---------------------------------------------------------------- for real
 
 
+@pytest.mark.slow
 def test_a_real_sweep(data_dir, tmp_path, monkeypatch):
     """Two arms, two seeds, trained by train.py, reported; and started again, which changes
     nothing."""

@@ -266,6 +266,7 @@ def test_the_page_of_a_running_sweep_renews_itself_and_is_no_look(tmp_path, only
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_running_sweep_writes_its_page_in_a_process_of_its_own(tmp_path, monkeypatch):
     make_sweep(tmp_path, **FEW, costs=False)
     cut(tmp_path, lambda row: row["arm"] != "rope")
@@ -409,6 +410,7 @@ def test_the_names_of_points_keep_apart(written, monkeypatch):
             assert not any(box.overlaps(other) for other in boxes[:place])
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_files(written, tmp_path):
     again = tmp_path / written.name
     make_sweep(again, seeds=8, killed=("gqa",), test_split=True)

@@ -211,6 +211,7 @@ def on_terminal(data_dir, tmp_path, stub):
     return lambda *extra, **kw: OnTerminal(data_dir, tmp_path / "out", stub, *more, *extra, **kw)
 
 
+@pytest.mark.slow
 def test_a_sweep_on_a_terminal_is_never_silent_and_never_wide(on_terminal):
     """At most two seconds without output, once torch is imported; on a machine with other work,
     longer in proportion."""

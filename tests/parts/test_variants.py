@@ -30,6 +30,10 @@ from training.optim import muon_names, parameter_groups
 
 arms = pytest.mark.parametrize("arm", ARMS, ids=name)
 bases = pytest.mark.parametrize("base", CORNERS)
+# The longest gates take both corners only with -m "slow or not slow".
+llama_first = pytest.mark.parametrize(
+    "base", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)]
+)
 
 
 def close(a, b, tolerance=1e-5):
@@ -214,7 +218,7 @@ def test_cache(base, arm):
     check_cache(config(base, arm))
 
 
-@bases
+@llama_first
 @arms
 def test_ragged_batch_is_one_at_a_time(base, arm):
     c = config(base, arm)
@@ -232,7 +236,7 @@ def test_ragged_batch_is_one_at_a_time(base, arm):
         assert close(torch.cat((first[row, pad:], then[row])), alone)
 
 
-@bases
+@llama_first
 @arms
 def test_rewinding_forgets(base, arm):
     """Reading, going back and reading something else is the same as having read that at once."""
@@ -429,7 +433,7 @@ def test_the_full_product():
 # ---------------------------------------------------------------- gates 4 and 5: gradients, loss
 
 
-@bases
+@llama_first
 @arms
 def test_gradient_reaches_every_parameter_and_the_first_loss_is_right(base, arm):
     c = config(base, arm)
