@@ -534,19 +534,34 @@ def compiled(monkeypatch):
     return models
 
 
-def test_resuming_does_not_choose_again(data_dir, tmp_path, compiled):
-    """A run that repays compiling is resumed so near its end that the rest would not."""
+@pytest.mark.parametrize("has_bfloat16, dtype", [(False, "float32"), (True, "bfloat16")])
+def test_resuming_does_not_choose_again(
+    data_dir, tmp_path, compiled, monkeypatch, has_bfloat16, dtype
+):
+    """A run that repays compiling is resumed so near its end that the rest would not. On a CPU that
+    multiplies bfloat16, it uses that where it compiles."""
+    monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: has_bfloat16)
     run = arguments(data_dir, tmp_path / "run", "--max_iters=6", "--eval_interval=20")
     stop_after(5)
     assert train.main(run) == 143 and len(compiled) == 1
     stored = checkpoint.read(checkpoint.find(tmp_path / "run"))[1]
-    assert (stored["compile"], stored["dtype"], stored["device"]) == (True, "float32", "cpu")
+    assert (stored["compile"], stored["dtype"], stored["device"]) == (True, dtype, "cpu")
+
+    monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: not has_bfloat16)
     resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
-    assert resumed.runtime.compile and len(compiled) == 2
+    assert resumed.runtime.compile and len(compiled) == 2 and resumed.runtime.dtype == dtype
     # `auto` on the command line is no other choice.
     again = ["--compile=auto", "--dtype=auto", "--device=auto"]
     resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", *again])
     assert resumed.runtime.compile and resumed.runtime.device == "cpu"
+    assert resumed.runtime.dtype == dtype
+
+
+def test_a_dtype_that_was_asked_for_stays(data_dir, tmp_path, compiled, monkeypatch):
+    monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: True)
+    run = arguments(data_dir, tmp_path / "run", "--max_iters=6", "--dtype=float32", "--dry_run")
+    resumed = made([word for word in run if word != "--dry_run"])
+    assert resumed.runtime.compile and resumed.runtime.dtype == "float32"
 
 
 def test_a_short_run_that_is_resumed_with_more_steps_stays_eager(data_dir, tmp_path, compiled):
