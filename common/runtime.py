@@ -126,6 +126,13 @@ def find_device(device="auto"):
     return device
 
 
+def memory_of(device):
+    """The memory of a CUDA device in GB (10^9 bytes); 0 for other devices."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_properties(device).total_memory / 1e9
+    return 0.0
+
+
 def find_ranks():
     """(rank, number of ranks) of this process, from the environment that torchrun sets. Raises
     UserError if only some of the variables are set, since joining the other ranks would then

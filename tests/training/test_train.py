@@ -25,7 +25,7 @@ from parts.architectures import CORNERS
 from prepare import prepare
 from tokens import batches
 from tokens.token_files import load_split
-from training import optim, parallel, run_folder, start
+from training import optim, parallel, run_folder, settings, start
 from training.optim import learning_rate, make_optimizers, parameter_groups
 from weights import checkpoint
 
@@ -513,6 +513,19 @@ def test_learning_rate_schedule():
     assert learning_rate(110, config) == learning_rate(10**6, config) == 0.1
     rates = [learning_rate(step, config) for step in range(10, 111)]
     assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["gpt2_124m", "llama_124m"])
+def test_a_larger_gpu_takes_the_same_tokens_in_fewer_passes(name, monkeypatch):
+    passes = []
+    for memory in (24e9, 40e9, 80e9):
+        monkeypatch.setattr(settings, "find_device", lambda device: "cuda")
+        monkeypatch.setattr(settings, "memory_of", lambda device, memory=memory: memory / 1e9)
+        config = train.read_config([str(ROOT / f"config/{name}.py")], "").config
+        assert config.batch_size * config.gradient_accumulation_steps == 480
+        assert config.gradient_accumulation_steps % 8 == 0  # each of 8 GPUs does as many
+        passes.append(config.gradient_accumulation_steps)
+    assert passes == [40, 16, 8]
 
 
 # ---------------------------------------------------------------- what `auto` stands for
