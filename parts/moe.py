@@ -41,11 +41,13 @@ class MoE(Part):
 
     Each expert is a SwiGLU MLP; bias=all gives it and the router biases. There is no capacity
     limit, so that what a token gets depends on that token alone. shared_gate: E_s is multiplied by
-    σ(x w), one number per token (Qwen2-MoE, arXiv:2407.10671). moe_balance=loss: g is the softmax over the k scores
-    (Mixtral), and a loss that grows with uneven loads is added while training. moe_balance=bias: g
-    are the sigmoids of the scores, divided by their sum (DeepSeek-V3, arXiv:2412.19437); a bias,
-    which only enters the choice, is raised after each step for experts with less than the mean
-    load (Wang et al. 2024, arXiv:2408.15664).
+    σ(x w), one number per token (Qwen2-MoE, arXiv:2407.10671).
+
+    moe_balance=loss: g is the softmax over the k scores (Mixtral), and a loss that grows with
+    uneven loads is added while training. moe_balance=bias: g are the sigmoids of the scores,
+    divided by their sum (DeepSeek-V3, arXiv:2412.19437); a bias, which only enters the choice, is
+    raised after each step for experts with less than the mean load (Wang et al. 2024,
+    arXiv:2408.15664).
     """
 
     paper = "Mixtral, arXiv:2401.04088"

@@ -13,6 +13,7 @@ import re
 import torch
 
 from common.errors import UserError, one_line
+from weights.layouts import halves, interleaved
 from weights.tokenizer_formats import PATTERNS, from_escaped, from_lists, to_escaped, to_lists
 
 KEYS = {  # GGUF's key: Hugging Face's key
@@ -54,16 +55,6 @@ def package():
     except ImportError:
         raise UserError("the package gguf is not installed", "GGUF", "pip install gguf") from None
     return gguf
-
-
-def interleaved(t, heads):
-    """Reorder the rows of each head from our order (2, D/2) to GGUF's (D/2, 2)."""
-    return t.view(heads, 2, -1, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
-
-
-def halves(t, heads):
-    """Reorder the rows of each head from GGUF's order (D/2, 2) to ours (2, D/2)."""
-    return t.view(heads, -1, 2, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
 
 
 def turned_heads(name, config):

@@ -724,8 +724,9 @@ def test_options_are_frozen():
     mixer: attention is one of several ways to carry information between tokens, and a state that
     does not grow with the text (linear attention, state spaces) cannot be expressed by its keys.
     n_experts, top_k, shared_experts: the three sizes of a mixture of experts, whose trade is total
-    against active parameters. shared_gate: Qwen3-Next cannot be said without it. moe_balance: the two ways to keep the loads even give the experts'
-    outputs different shares. latent_rank, rope_head_dim: what mla caches per token.
+    against active parameters. shared_gate: Qwen3-Next cannot be said without it.
+    moe_balance: the two ways to keep the loads even give the experts' outputs different shares.
+    latent_rank, rope_head_dim: what mla caches per token.
     state_size, expand: how much such a state holds, per head its two sides; the papers' own sizes,
     and so their weights, differ from those that cost what attention does.
     conv: the short convolution before a state is a part that people argue about; conv=1 is none.

@@ -6,7 +6,6 @@ wrong detail shows; that each slot does is tested too.
     python -m pytest tests/weights/test_families.py
 """
 
-import importlib
 import json
 
 import pytest
@@ -26,6 +25,7 @@ from weights.pretrained import to_ours
 
 transformers = pytest.importorskip("transformers")
 
+EAGER = dict(attn_implementation="eager", experts_implementation="eager")
 SIZES = dict(
     vocab_size=999,
     hidden_size=84,
@@ -48,6 +48,7 @@ LLAMA3 = dict(
     rope_parameters=SCALED
     | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 )
+EXPERTS = dict(num_local_experts=5, num_experts_per_tok=3)
 CASES = {  # name: (model_type, its configuration, what our Variant is)
     "gpt2": (
         "gpt2",
@@ -116,6 +117,59 @@ CASES = {  # name: (model_type, its configuration, what our Variant is)
     ),
     "olmo2": ("olmo2", LLAMA | dict(rope_parameters=THETA), dict(block="output", qk_norm="full")),
     "qwen3": ("qwen3", LLAMA | dict(head_dim=6, rope_parameters=THETA), dict(qk_norm="head")),
+    "smollm3": (
+        "smollm3",
+        LLAMA | dict(num_hidden_layers=3, no_rope_layer_interval=2, rope_parameters=THETA),
+        dict(nope_every=2, n_kv_head=7),
+    ),
+    "nanochat": (
+        "nanochat",
+        LLAMA | dict(final_logit_softcapping=7.0, rope_parameters=THETA),
+        dict(norm="rmsnorm_bare", mlp="relu2", embed_norm=True, logit_softcap=7.0),
+    ),
+    "mixtral": (
+        "mixtral",
+        LLAMA | EXPERTS | dict(sliding_window=9, rope_parameters=THETA),
+        dict(mlp="moe", n_experts=5, top_k=3, window=9, mlp_width=107),
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        LLAMA
+        | EXPERTS
+        | dict(hidden_size=84 * 4, head_dim=24, sliding_window=9)
+        | dict(rope_parameters=SCALED | dict(rope_type="yarn", truncate=False)),
+        dict(mlp="moe_clamped", bias="all", attn_sink=True, window=9, full_every=2)
+        | dict(rope_scaling="yarn_exact", rope_factor=4.0, rope_original=16),
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        SIZES
+        | dict(max_position_embeddings=64, num_key_value_heads=7, rope_parameters=THETA)
+        | dict(qk_nope_head_dim=12, v_head_dim=12, qk_rope_head_dim=8, kv_lora_rank=20)
+        | dict(q_lora_rank=None, first_k_dense_replace=0, n_routed_experts=6)
+        | dict(num_experts_per_tok=3, n_shared_experts=2, moe_intermediate_size=19)
+        | dict(n_group=2, topk_group=2, routed_scaling_factor=1.0),
+        dict(mixer="mla", latent_rank=20, rope_head_dim=8, shared_experts=2, moe_balance="bias"),
+    ),
+    "qwen3-next": (
+        "qwen3_next",
+        SIZES
+        | dict(max_position_embeddings=64, num_key_value_heads=1, head_dim=12, rms_norm_eps=1e-3)
+        | dict(layer_types=["linear_attention", "full_attention", "linear_attention"])
+        | dict(num_hidden_layers=3, rope_parameters=THETA | {"partial_rotary_factor": 0.5})
+        | dict(linear_num_key_heads=7, linear_num_value_heads=7, linear_conv_kernel_dim=3)
+        | dict(linear_key_head_dim=5, linear_value_head_dim=24, moe_intermediate_size=19)
+        | dict(shared_expert_intermediate_size=38, num_experts=5, num_experts_per_tok=3),
+        dict(mixer="gated_delta,attention", state_size=5, expand=2, conv=3, shared_experts=2)
+        | dict(shared_gate=True, attn_gate="element", qk_norm="head", rope_fraction=0.5),
+    ),
+    "mamba2": (
+        "mamba2",
+        dict(vocab_size=999, hidden_size=84, num_hidden_layers=2, max_position_embeddings=64)
+        | dict(num_heads=7, head_dim=24, state_size=11, conv_kernel=3, n_groups=1, chunk_size=16)
+        | dict(layer_norm_epsilon=1e-3, bos_token_id=0, eos_token_id=0, pad_token_id=0),
+        dict(mixer="mamba2", mlp="none", block="parallel", state_size=11, expand=2, conv=3),
+    ),
     "qwen3-llama3": (
         "qwen3",
         LLAMA | LLAMA3 | dict(head_dim=6, tie_word_embeddings=True),
@@ -133,27 +187,33 @@ def theirs(case, **changes):
     kind, config, _ = CASES[case]
     torch.manual_seed(0)
     made = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(kind, **config | changes), attn_implementation="eager"
+        transformers.AutoConfig.for_model(kind, **config | changes), **EAGER
     )
-    return random_weights(made.double().eval(), 0.4)
+    made = random_weights(made.double().eval(), 0.4)
+    for name, buffer in made.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(0, 0.3)
+    return made
 
 
 def lift_float32(monkeypatch, kind):
-    """transformers computes RMSNorm, the softmax and ALiBi in float32; for a strict comparison, in
-    the type it is given."""
-    modeling = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    """transformers computes norms, states, routers, the softmax and ALiBi in float32; for a strict
+    comparison, in float64 if it is given that."""
     softmax = torch.nn.functional.softmax
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
+    for name in ("float", "to", "type"):
+        real = getattr(torch.Tensor, name)
 
-    def forward(self, x):
-        return (
-            self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        )
+        def stay(tensor, *args, real=real, **named):
+            lower = args[0] is torch.float32 if args else not named
+            return (
+                tensor if lower and tensor.dtype == torch.float64 else real(tensor, *args, **named)
+            )
 
-    for name in dir(modeling):
-        if name.endswith("RMSNorm"):
-            monkeypatch.setattr(getattr(modeling, name), "forward", forward)
+        monkeypatch.setattr(torch.Tensor, name, stay)
     if kind == "bloom":
+        from transformers.models.bloom import modeling_bloom as modeling
+
         own = modeling.build_alibi_tensor
 
         def alibi(mask, n, dtype):
@@ -178,7 +238,8 @@ def test_equals_transformers(case, monkeypatch):
     assert expected.items() <= values.items()
     assert difference(reference, made, IDX) < 1e-5
     lift_float32(monkeypatch, kind)
-    assert difference(reference, made, IDX) < 1e-9
+    # nanochat's norm comes after the turn, by angles of float32: cos² + sin² is 1 to 1e-7 only.
+    assert difference(reference, made, IDX) < (1e-6 if kind == "nanochat" else 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +325,7 @@ def test_round_trip(case, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(new_config), "utf-8")
     safetensors.torch.save_file(new_tensors, tmp_path / "model.safetensors", {"format": "pt"})
     opened, info = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, dtype=torch.float64, attn_implementation="eager", output_loading_info=True
+        tmp_path, dtype=torch.float64, **EAGER, output_loading_info=True
     )
     assert type(opened) is type(reference) and not any(info.values())
     assert (
@@ -439,7 +500,7 @@ def test_named_architectures(arch):
         "gpt-neox": "gpt_neox",
     }.get(arch, arch)
     reference = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(**config), attn_implementation="eager"
+        transformers.AutoConfig.for_model(**config), **EAGER
     ).eval()
     reference.load_state_dict(
         {name.replace("embed_out.", "lm_head."): t for name, t in tensors.items()}, strict=False
