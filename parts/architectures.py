@@ -116,7 +116,7 @@ ARCH = {
         rope_theta=1.5e5,
         rope_scaling="yarn_exact",
         rope_factor=32.0,
-        rope_original=lambda c: max(1, c["block_size"] // 32),
+        rope_original=lambda c: max(8, c["block_size"] // 32),
     ),
     "deepseek-v3": LLAMA  # small: 32 of its 256 experts, no latent for queries, no dense layers
     | dict(

@@ -117,8 +117,8 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
     config, blocks = candidates[kind]
     if blocks:
         what = ", ".join(f"{key}={value}" for key, value in blocks.items())
-        models = "GGUF's llama does not have this"
-        if kinds != ("llama",):
+        models = f"GGUF has no such model (the closest is {kind})"
+        if kinds == tuple(FAMILIES):
             others = f"together with the other parts (the closest is {kind})"
             models = f"no Hugging Face model has this {others}"
         raise UserError(f"{what}: {models}", "export", "keep the model in our own format")
@@ -220,7 +220,7 @@ def main(argv):
     check_dest(dest)
 
     model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint)
-    kinds = ("llama",) if config.export == "gguf" else tuple(FAMILIES)
+    kinds = tuple(gguf_format.ARCHITECTURES if config.export == "gguf" else FAMILIES)
     theirs, tensors = to_hf(trained["model"], vars(model.config), model.state_dict(), kinds)
     tokens = tokenizer.to_json()
     if config.export == "hf":

@@ -125,7 +125,10 @@ GPT_OSS = Family(
         }
     ),
     ours=rope_ours,
-    theirs=lambda v: rope_theirs(v) or {"rope_scaling": {"rope_type": "default"}},
+    theirs=lambda v: (
+        {"head_dim": v["n_embd"] // v["n_head"], "rope_scaling": {"rope_type": "default"}}
+        | rope_theirs(v)
+    ),
     names=[*WITHOUT_MLP, ("model.layers.{}.mlp.router", mlp("router"), plain)],
     tensors=[
         ("model.layers.{}.self_attn.sinks", attn("sinks"), plain),
