@@ -4,6 +4,7 @@ The tables of the model families with experts, and of the one without attention:
 
 import math
 
+from weights import layouts
 from weights.family import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
@@ -17,20 +18,7 @@ from weights.family import (
     rope_theirs,
     whole_pairs,
 )
-from weights.layouts import (
-    by_head,
-    delta_maps,
-    expert_columns,
-    expert_pairs,
-    mamba_channels,
-    mamba_filters,
-    mamba_maps,
-    mla_latent,
-    mla_queries,
-    plain,
-    single_filters,
-    zero_centred,
-)
+from weights.layouts import plain, zero_centred
 
 SILU = ("silu", "swish")
 WITHOUT_MLP = [row for row in LLAMA_NAMES if ".mlp." not in row[0]]
@@ -68,21 +56,12 @@ MIXTRAL = Family(
     LLAMA_KEYS | EXPERTS,
     dict(rope_scaling=("rope_type", ROPE)),
     LLAMA_DEFAULTS
-    | {
-        "num_key_value_heads": 8,
-        "rope_theta": 1e6,
-        "rms_norm_eps": 1e-5,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "sliding_window": None,
-    },
+    | {"num_key_value_heads": 8, "rope_theta": 1e6, "rms_norm_eps": 1e-5}
+    | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
     must=lambda c: rope_must(c) | {"hidden_act": SILU, "layer_types": (None,)},
     ours=lambda c: rope_ours(c) | {"window": c["sliding_window"] or 0},
     theirs=lambda v: rope_theirs(v) | {"sliding_window": v["window"] or None},
-    names=[
-        *WITHOUT_MLP,
-        ("model.layers.{}.block_sparse_moe.gate", mlp("router"), plain),
-    ],
+    names=[*WITHOUT_MLP, ("model.layers.{}.block_sparse_moe.gate", mlp("router"), plain)],
     tensors=stacked("model.layers.{}.block_sparse_moe", ("w1", "w3", "w2")),
 )
 
@@ -105,14 +84,8 @@ GPT_OSS = Family(
     LLAMA_KEYS | EXPERTS | dict(window="sliding_window"),
     dict(rope_scaling=("rope_type", ROPE)),
     {key: value for key, value in LLAMA_DEFAULTS.items() if key != "rope_type"}
-    | {
-        "num_key_value_heads": 8,
-        "rope_theta": 1.5e5,
-        "rms_norm_eps": 1e-5,
-        "num_local_experts": 128,
-        "num_experts_per_tok": 4,
-        "sliding_window": 128,
-    },
+    | {"num_key_value_heads": 8, "rope_theta": 1.5e5, "rms_norm_eps": 1e-5}
+    | {"num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128},
     must=lambda c: (
         rope_must(c)
         | {
@@ -132,13 +105,13 @@ GPT_OSS = Family(
     names=[*WITHOUT_MLP, ("model.layers.{}.mlp.router", mlp("router"), plain)],
     tensors=[
         ("model.layers.{}.self_attn.sinks", attn("sinks"), plain),
-        ("model.layers.{}.mlp.experts.gate_up_proj", mlp("gate", "up"), expert_pairs),
+        ("model.layers.{}.mlp.experts.gate_up_proj", mlp("gate", "up"), layouts.expert_pairs),
         (
             "model.layers.{}.mlp.experts.gate_up_proj_bias",
             mlp("gate_bias", "up_bias"),
-            expert_columns,
+            layouts.expert_columns,
         ),
-        ("model.layers.{}.mlp.experts.down_proj", mlp("down"), expert_pairs),
+        ("model.layers.{}.mlp.experts.down_proj", mlp("down"), layouts.expert_pairs),
         ("model.layers.{}.mlp.experts.down_proj_bias", mlp("down_bias"), plain),
     ],
     absent={"rope_type": "yarn, factor 32", "head_dim": 64},
@@ -195,21 +168,15 @@ DEEPSEEK_V3 = Family(
     ),
     dict(rope_scaling=("rope_type", ROPE)),
     {key: value for key, value in LLAMA_DEFAULTS.items() if key != "num_key_value_heads"}
-    | {
-        "moe_intermediate_size": 2048,
-        "n_routed_experts": 256,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64,
-    },
+    | {"moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8}
+    | {"n_shared_experts": 1, "kv_lora_rank": 512, "qk_rope_head_dim": 64},
     must=deepseek_must,
     ours=rope_ours,
     theirs=deepseek_theirs,
     names=[
         *(row for row in WITHOUT_MLP if ".self_attn." not in row[0]),
-        ("model.layers.{}.self_attn.q_proj", attn("wq"), mla_queries),
-        ("model.layers.{}.self_attn.kv_a_proj_with_mqa", attn("wd"), mla_latent),
+        ("model.layers.{}.self_attn.q_proj", attn("wq"), layouts.mla_queries),
+        ("model.layers.{}.self_attn.kv_a_proj_with_mqa", attn("wd"), layouts.mla_latent),
         ("model.layers.{}.self_attn.kv_a_layernorm", attn("latent_norm"), plain),
         ("model.layers.{}.self_attn.kv_b_proj", attn("wu"), plain),
         ("model.layers.{}.self_attn.o_proj", attn("wo"), plain),
@@ -220,15 +187,8 @@ DEEPSEEK_V3 = Family(
         ("model.layers.{}.mlp.gate.e_score_correction_bias", mlp("bias"), plain),
         *stacked("model.layers.{}.mlp", ("gate_proj", "up_proj", "down_proj")),
     ],
-    absent={
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "v_head_dim": 128,
-        "n_group": 8,
-        "topk_group": 4,
-        "first_k_dense_replace": 3,
-        "routed_scaling_factor": 2.5,
-    },
+    absent={"q_lora_rank": 1536, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_group": 8}
+    | {"topk_group": 4, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5},
 )
 
 # ---------------------------------------------------------------- Qwen3-Next
@@ -313,17 +273,9 @@ QWEN3_NEXT = Family(
     ),
     dict(rope_scaling=("rope_type", ROPE)),
     LLAMA_DEFAULTS
-    | {
-        "num_key_value_heads": 2,
-        "partial_rotary_factor": 0.25,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-    },
+    | {"num_key_value_heads": 2, "partial_rotary_factor": 0.25, "moe_intermediate_size": 512}
+    | {"shared_expert_intermediate_size": 512, "num_experts": 512, "num_experts_per_tok": 10}
+    | {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4},
     must=qwen3_next_must,
     ours=qwen3_next_ours,
     theirs=qwen3_next_theirs,
@@ -333,9 +285,13 @@ QWEN3_NEXT = Family(
             for theirs, ours, layout in WITHOUT_MLP + QK_NORM
             if "q_proj" not in theirs
         ),
-        ("model.layers.{}.self_attn.q_proj", attn("wq", "gate"), by_head),
-        ("model.layers.{}.linear_attn.in_proj_qkvz", attn("wq", "wk", "wv", "wz"), delta_maps),
-        ("model.layers.{}.linear_attn.in_proj_ba", attn("wb", "wa"), delta_maps),
+        ("model.layers.{}.self_attn.q_proj", attn("wq", "gate"), layouts.by_head),
+        (
+            "model.layers.{}.linear_attn.in_proj_qkvz",
+            attn("wq", "wk", "wv", "wz"),
+            layouts.delta_maps,
+        ),
+        ("model.layers.{}.linear_attn.in_proj_ba", attn("wb", "wa"), layouts.delta_maps),
         ("model.layers.{}.linear_attn.norm", attn("norm"), plain),
         ("model.layers.{}.linear_attn.out_proj", attn("wo"), plain),
         ("model.layers.{}.mlp.gate", mlp("router"), plain),
@@ -343,18 +299,14 @@ QWEN3_NEXT = Family(
         ("model.layers.{}.mlp.shared_expert_gate", mlp("shared_gate"), plain),
     ],
     tensors=[
-        ("model.layers.{}.linear_attn.conv1d.weight", attn("conv.weight"), single_filters),
+        ("model.layers.{}.linear_attn.conv1d.weight", attn("conv.weight"), layouts.single_filters),
         ("model.layers.{}.linear_attn.A_log", attn("decay.log_rate"), plain),
         ("model.layers.{}.linear_attn.dt_bias", attn("decay.bias"), plain),
         *stacked("model.layers.{}.mlp", ("gate_proj", "up_proj", "down_proj")),
     ],
     mixers={".linear_attn.": "gated_delta", ".self_attn.": "attention"},
-    absent={
-        "head_dim": 256,
-        "full_attention_interval": 4,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-    },
+    absent={"head_dim": 256, "full_attention_interval": 4}
+    | {"linear_num_key_heads": 16, "linear_num_value_heads": 32},
 )
 
 # ---------------------------------------------------------------- Mamba-2
@@ -362,14 +314,7 @@ QWEN3_NEXT = Family(
 MAMBA2 = Family(
     "Mamba2ForCausalLM",
     "backbone.",
-    dict(
-        position="none",
-        norm="rmsnorm",
-        block="parallel",
-        mlp="none",
-        mixer="mamba2",
-        bias="none",
-    ),
+    LLAMA_SLOTS | dict(position="none", block="parallel", mlp="none", mixer="mamba2"),
     dict(
         block_size="max_position_embeddings",  # which transformers keeps, but does not read
         vocab_size="vocab_size",
@@ -405,15 +350,19 @@ MAMBA2 = Family(
     names=[
         ("backbone.embeddings", ["wte"], plain),
         ("backbone.layers.{}.norm", ["blocks.{}.norm1"], plain),
-        ("backbone.layers.{}.mixer.in_proj", attn("wz", "wv", "wk", "wq", "wa"), mamba_maps),
+        (
+            "backbone.layers.{}.mixer.in_proj",
+            attn("wz", "wv", "wk", "wq", "wa"),
+            layouts.mamba_maps,
+        ),
         ("backbone.layers.{}.mixer.norm", attn("norm"), plain),
         ("backbone.layers.{}.mixer.out_proj", attn("wo"), plain),
         ("backbone.norm_f", ["norm_f"], plain),
         ("lm_head", ["lm_head"], plain),
     ],
     tensors=[
-        ("backbone.layers.{}.mixer.conv1d.weight", attn("conv.weight"), mamba_filters),
-        ("backbone.layers.{}.mixer.conv1d.bias", attn("conv.bias"), mamba_channels),
+        ("backbone.layers.{}.mixer.conv1d.weight", attn("conv.weight"), layouts.mamba_filters),
+        ("backbone.layers.{}.mixer.conv1d.bias", attn("conv.bias"), layouts.mamba_channels),
         ("backbone.layers.{}.mixer.A_log", attn("decay.log_rate"), plain),
         ("backbone.layers.{}.mixer.dt_bias", attn("decay.bias"), plain),
         ("backbone.layers.{}.mixer.D", attn("skip"), plain),
