@@ -169,9 +169,7 @@ SMOLLM3 = LLAMA._replace(
         }
     ),
     ours=lambda c: rope_ours(c) | {"nope_every": nope_every(c)},
-    theirs=lambda v: (
-        rope_theirs(v) | {"no_rope_layer_interval": v["nope_every"] or v["n_layer"] + 1}
-    ),
+    theirs=lambda v: rope_theirs(v) | {"no_rope_layer_interval": v["nope_every"]},
 )
 
 NANOCHAT = LLAMA._replace(  # of January 2026 or earlier: without value embeddings

@@ -70,9 +70,9 @@ MIXTRAL = Family(
 
 def alternating(c):
     """The allowed values of layer_types: absent, or a window in the layers 0, 2, 4 ..."""
-    kinds = c.get("layer_types")
-    both = ["sliding_attention", "full_attention"]
-    if kinds is None or isinstance(kinds, list) and kinds == (both * len(kinds))[: len(kinds)]:
+    kinds, both = c.get("layer_types"), ["sliding_attention", "full_attention"]
+    whole = isinstance(kinds, list) and len(kinds) >= c["num_hidden_layers"]
+    if kinds is None or whole and kinds == (both * len(kinds))[: len(kinds)]:
         return (kinds,)
     return ("sliding_attention and full_attention in turn",)
 
@@ -208,7 +208,7 @@ def mixer(c):
     """Our `mixer` for their layer_types, None for other types."""
     kinds = layer_types(c)
     known = isinstance(kinds, list) and all(isinstance(k, str) and k in KINDS for k in kinds)
-    if not known or not kinds:
+    if not known or "layer_types" in c and len(kinds) < c["num_hidden_layers"]:
         return None
     words = [KINDS[kind] for kind in kinds[: c["num_hidden_layers"]]]
     period = next(p for p in range(1, len(words) + 1) if words[p:] == words[:-p])
