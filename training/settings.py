@@ -20,7 +20,7 @@ from common.configurator import (
     load,
 )
 from common.errors import UserError
-from common.runtime import find_device
+from common.runtime import find_device, memory_of
 from parts.architectures import ARCH, configure
 from parts.variant import VariantConfig
 from training.optim import OPTIMIZER, SCHEDULE
@@ -227,8 +227,10 @@ def read_config(argv, usage):
 
 
 def scope(given):
-    """The names that a config file may read besides the keys: the device of the run."""
-    return {"device": find_device(given.get("device", "auto"))}
+    """The names that a config file may read besides the keys: the device of the run, and the
+    memory of a GPU in GB."""
+    device = find_device(given.get("device", "auto"))
+    return {"device": device, "device_memory": memory_of(device)}
 
 
 def check_model(values):
