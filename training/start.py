@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from common import files
 from common.errors import UserError
 from common.runtime import Runtime, seed_for, versions
+from parts import moe
 from parts.architectures import configure, idle, make
 from parts.costs import match, training_flops_per_token
 from parts.variant import VariantConfig
@@ -210,7 +211,9 @@ def make_run(settings, metas, tokenizer, runtime):
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
     step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
     steps = config.max_iters - state["step"]
-    flops = 6 * sum(p.numel() for p in model.parameters()) * step_tokens * steps
+    unused = sum(layer.unused() for layer in moe.layers_of(model))  # by one token
+    active = sum(p.numel() for p in model.parameters()) - unused
+    flops = 6 * active * step_tokens * steps
     runtime.choose_compile(config.compile, flops)
     device = kind if config.device == "auto" else config.device
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
