@@ -40,6 +40,7 @@ from training.feeder import to_device
 from training.last_words import print_next_commands, print_results
 from training.losses import batch_sums, evaluation_row, mean_loss, measures, weight
 from training.optim import learning_rate
+from training.preferences import references
 from training.run_folder import evaluation_lines, measures_words, step_row
 from training.settings import read_config
 from training.start import check_start, make_run, open_folder, open_log
@@ -59,7 +60,8 @@ def train_step(run):
     and keeps them in run.unread. Nothing here waits for a GPU: `read_steps` does."""
     config, runtime, learner, data = run.config, run.runtime, run.learner, run.data
 
-    # This rank's micro-batches: (x, y, number of targets), x and y (batch_size, block_size).
+    # This rank's micro-batches: (x, y, number of targets), x and y (batch_size, block_size). Those
+    # of preferences hold their reference, too (training/preferences.py).
     numbers = range(runtime.rank, config.gradient_accumulation_steps, runtime.world_size)
     places, following = (places_of(run, step, numbers) for step in (run.step, run.step + 1))
     micro_batches = data.feeder.take(places, following, runtime.device)
@@ -67,16 +69,16 @@ def train_step(run):
     # Every target has the same weight in the loss, even if masks leave some micro-batches fewer.
     all_targets = run.step_tokens
     if data.batches.masked:
-        all_targets = parallel.total(sum(count for _, _, count in micro_batches), runtime)
+        all_targets = parallel.total(sum(count for *_, count in micro_batches), runtime)
 
     # Forward and backward: gradients accumulate, and the ranks average them after the last
     # micro-batch.
     loss_sum = torch.zeros((), device=runtime.device)
-    for n, (x, y, count) in zip(numbers, micro_batches, strict=True):
+    for n, (*inputs, count) in zip(numbers, micro_batches, strict=True):
         torch.manual_seed(seed_for(config.seed, 1, run.step, n))  # for dropout
         with parallel.accumulating(learner.net, learner.model, last=n == numbers[-1]):
             with runtime.autocast():
-                loss = learner.net(x, y) / (all_targets / (count * runtime.world_size))
+                loss = learner.net(*inputs) / (all_targets / (count * runtime.world_size))
             learner.scaler.scale(loss).backward()
         loss_sum += loss.detach()
     loss = parallel.total(loss_sum, runtime) / runtime.world_size
@@ -164,12 +166,12 @@ def evaluate(run, split, limit, stop=None):
         if stop is not None and stop.status and runtime.world_size == 1:
             learner.model.train()
             return None
-        for rank, (_, y) in enumerate(group):
-            weights.append(weight(y) if rank == runtime.rank else (0, 0))
+        for rank, (_, y, *_) in enumerate(group):
+            weights.append(weight(split, y) if rank == runtime.rank else (0, 0))
         # FSDP needs a forward pass on every rank, so a rank without a batch repeats one.
-        x, y = (to_device(part, runtime.device) for part in group[runtime.rank % len(group)])
+        inputs = [to_device(part, runtime.device) for part in group[runtime.rank % len(group)]]
         with runtime.autocast():
-            found += [net(x, y, measured=True) if split.measures else net(x, y)] * len(group)
+            found += [net(*inputs, **({"measured": True} if split.measures else {}))] * len(group)
     learner.model.train()
     return parallel.total(batch_sums(found, weights), runtime)
 
@@ -299,6 +301,7 @@ def save(run, best=False):
         read_steps(run)
     learner = run.learner
     weights, moments = parallel.gather(learner.model, learner.optimizers, run.runtime)
+    moments |= references(run.data.sources)
     if run.runtime.main:
         run.state |= {"step": run.step, "scaler": learner.scaler.state_dict()}
         tokenizer = run.data.tokenizer.to_json()

@@ -23,8 +23,8 @@ dtype = "float32"  # so that rows of several machines can be joined
 # As config/task_recall.py.
 n_layer, n_head, n_embd, block_size = 2, 2, 64, 72
 multiple_of = 8
-batch_size, max_iters, eval_interval = 32, 1000, 250
-eval_tokens = 48500  # 500 samples
+batch_size, max_iters, eval_interval = 32, 600, 150
+eval_tokens = 20000  # about 460 samples
 optimizer, learning_rate, min_lr, warmup_iters = "muon", 1e-2, 0.0, 50
 beta2 = 0.99
 dropout = 0.0

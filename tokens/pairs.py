@@ -46,6 +46,7 @@ class PairRows:
     source: str
     rows: Callable[[], Iterator[tuple[str, list]]]
     skipped: dict = field(default_factory=dict)  # {file: why it is left out}, complete after a pass
+    preferences: bool = False  # the two pairs of a row are a chosen and a rejected answer
 
 
 def text_of(row, key, where, fix=FORM):
@@ -143,6 +144,7 @@ def write_pairs(pairs, make_tokenizer, folder):
     for split, n in {"train": train, "val": count - test - train, "test": test}.items():
         if n:
             entries[split] = write_split(folder / f"{split}.bin", islice(rows, n), tokenizer)
+            entries[split] |= {"preferences": n} if pairs.preferences else {}
     return tokenizer, entries, sha256.hexdigest()
 
 

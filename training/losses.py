@@ -2,13 +2,17 @@
 
 import torch
 
+from tokens.preferences import Preferences
+
 EVAL_BLOCKS = 32  # parts of the validation text whose losses a log row holds
 
 
-def weight(y):
-    """(number of targets, number of rows that have one) of y (rows, T), -1 where none is."""
+def weight(split, y):
+    """(number of targets, number of rows that have one) of a batch's y (rows, T), -1 where none is.
+    Of preferences both are their number, since the loss is a mean over them."""
     asked = y >= 0
-    return int(asked.sum()), int(asked.any(1).sum())
+    rows = int(asked.any(1).sum())
+    return (rows // 2, rows // 2) if isinstance(split, Preferences) else (int(asked.sum()), rows)
 
 
 def batch_sums(found, weights):
@@ -89,6 +93,8 @@ def evaluation_row(sources, train_sums, val_sums):
     }
     names = [source.splits["val"].measures for source in sources]
     row |= measures(val_sums, weights, names)
+    if "val_reward_margin" in row:
+        row["bits_per_byte"] = None  # this loss is not one of tokens
     if len(sources) > 1:
         labels = [source.name for source in sources]
         row["val_losses"] = dict(zip(labels, losses, strict=True))

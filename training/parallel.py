@@ -65,10 +65,11 @@ class Loss(torch.nn.Module):
         return torch.stack([loss, right.sum().type_as(loss), whole.sum().type_as(loss)])
 
 
-def trained(model, compile, runtime, accumulates=False):
-    """The module (x, y) -> loss whose backward pass trains `model`: compiled if asked, with
-    gradients averaged over the ranks. `accumulates`: a rank has several micro-batches per step."""
-    net = Loss(model)
+def trained(model, compile, runtime, accumulates=False, loss=Loss):
+    """The module loss(model), of a batch, whose backward pass trains `model`: compiled if asked,
+    with gradients averaged over the ranks. `accumulates`: a rank has several micro-batches per
+    step."""
+    net = loss(model)
     if compile:
         net = torch.compile(net, dynamic=False)
     if runtime.world_size > 1 and not is_sharded(model):

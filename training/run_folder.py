@@ -24,6 +24,8 @@ MEASURES = {  # key of an evaluation's row: how it is printed
     "bits_per_byte": "{:.4f} bits per byte",
     "val_exact": "{:.1%} of the answers right",
     "val_accuracy": "{:.1%} of their tokens",
+    "val_reward_accuracy": "{:.1%} of the chosen answers preferred",
+    "val_reward_margin": "by {:.3f}",
 }
 FILES = ("lock", "log.jsonl", "config.json", "latest", "best", "loss.png")
 LISTS = ("val_blocks", "router_entropy", "expert_load")  # keys in log.jsonl whose value is one
