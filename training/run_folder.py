@@ -26,6 +26,10 @@ EVALUATION = (
 FILES = ("lock", "log.jsonl", "config.json", "latest", "best", "loss.png")
 LISTS = ("val_blocks", "router_entropy", "expert_load")  # keys in log.jsonl whose value is one
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
+USED = "continue with --init_from=resume, start anew with --overwrite, or choose another --out_dir"
+# The progress bar: while steps are taken, and while something else is done. Both fit 80 columns.
+STEPPING = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+WAITING = "{desc} (step {n_fmt} of {total_fmt})"
 CURVES = (  # key in log.jsonl, legend, style
     ("loss", "training batches", dict(color="#bbbbbb", lw=0.8)),
     ("train_loss", "train split", dict(color="#4477aa", marker=".")),
@@ -79,12 +83,7 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
     if resuming or not steps(out_dir):
         return
     if not overwrite:
-        raise UserError(
-            "there is a run here already",
-            f"out_dir={out_dir}",
-            "continue with --init_from=resume, start anew with --overwrite, "
-            "or choose another --out_dir",
-        )
+        raise UserError("there is a run here already", f"out_dir={out_dir}", USED)
     if Path.cwd().is_relative_to(out_dir.resolve()):
         what = "this command runs inside the folder that --overwrite moves aside"
         raise UserError(what, f"out_dir={out_dir}", "start it from outside that folder")
@@ -283,6 +282,7 @@ class RunLog:
             unit="step",
             disable=not sys.stdout.isatty(),
             dynamic_ncols=True,
+            bar_format=STEPPING,
             file=sys.stdout,
         )
         self.phases = set()  # those that were printed
@@ -327,6 +327,7 @@ class RunLog:
     def phase(self, what):
         """Say what the run is doing while it takes no steps; "" when it goes on. Without a terminal
         each phase is printed once."""
+        self.bar.bar_format = WAITING if what else STEPPING
         self.bar.set_description_str(what)
         if self.bar.disable and what not in self.phases | {""}:
             self.phases.add(what)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint as recompute
 
 from common import files
-from common.errors import UserError
+from common.errors import UserError, folded
 from common.runtime import Runtime, seed_for, versions
 from parts.architectures import configure, idle, make
 from parts.costs import match, training_flops_per_token
@@ -317,17 +317,16 @@ def describe(run):
         epochs = samples * source.weight / source.batches.windows_per_epoch
         name = source.name if len(sources) > 1 else "the training data"
         passes.append(f"{epochs:.1f} times {name}")
-    print(f"{config.max_iters} steps of {run.step_tokens:,} tokens: {', '.join(passes)}")
+    steps = f"{config.max_iters} steps of {run.step_tokens:,} tokens"
+    print(folded(f"{steps}: {', '.join(passes)}", 2))
 
 
 def describe_source(source, mixed):
     """Print the sizes of a dataset, and of its vocabulary."""
     train, val = source.splits["train"], source.splits["val"]
     share = f"{source.weight:.2%} of the samples, " if mixed else ""
-    print(
-        f"data {source.name}: {share}{len(train):,} tokens to train on, {len(val):,} to validate, "
-        f"vocabulary {source.meta['vocab_size']}"
-    )
+    counts = f"{share}{len(train):,} tokens to train on, {len(val):,} to validate"
+    print(folded(f"data {source.name}: {counts}, vocabulary {source.meta['vocab_size']}", 2))
     if isinstance(train, Pairs):
         left_out, cut = train.left_out + val.left_out, train.cut + val.cut
         words = [f"  {len(train.starts):,} pairs to train on, {len(val.starts):,} to validate"]
@@ -335,7 +334,7 @@ def describe_source(source, mixed):
             words.append(f"{left_out:,} more left out: their answers begin beyond block_size")
         if cut:
             words.append(f"{cut:,} cut there")
-        print("; ".join(words))
+        print(folded("; ".join(words), 4))
 
 
 def parameters_by_part(model):

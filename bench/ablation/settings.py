@@ -9,7 +9,7 @@ from common.errors import UserError
 from common.runtime import find_device
 from parts.architectures import configure
 from parts.variant import VariantConfig
-from training.settings import RENAMED, TrainConfig
+from training.settings import RENAMED, TrainConfig, shorten_warmup
 
 # Keys of train.py that the sweep gives each run.
 OWNED = (
@@ -124,6 +124,7 @@ def read(argv, usage):
         return {"device": find_device(device)}
 
     given, words = load(argv, [TrainConfig, VariantConfig, AblateConfig], usage, scope, RENAMED)
+    given = shorten_warmup(given, argv)
     if words:
         fix = "write --key=value, or name a config file that ends in .py"
         raise UserError(f"cannot read {words[0]}", "command line", fix)
