@@ -172,12 +172,9 @@ def find(key, known, renamed, where):
 
 
 def find_file(path):
-    """The path of a config file. One that is not in the current directory is looked for in the
-    repo's folder, and a note says which file is read."""
+    """The path of a config file: one that is not in the current directory may be in the repo."""
     if os.path.exists(path) or not (files.ROOT / path).is_file():
         return path
-    if speaks():
-        files.warn_once(f"{path} is not in this directory: reading {files.ROOT / path}", "note")
     return str(files.ROOT / path)
 
 
@@ -247,7 +244,10 @@ def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=N
         given[key] = check(key, from_text(text if equals else "True", kind), kind, arg)
 
     values = dict(given)
-    for path in map(find_file, config_files):
+    for name in config_files:
+        path = find_file(name)
+        if path != name and speaks():
+            files.warn_once(f"{name} is not in this directory: reading {path}", "note")
         values |= read_file(path, values | scope(values), known, renamed) | given
     return values, words
 

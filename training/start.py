@@ -316,7 +316,7 @@ def describe(run):
     for source in sources:
         epochs = samples * source.weight / source.batches.windows_per_epoch
         name = source.name if len(sources) > 1 else "the training data"
-        passes.append(f"{epochs:.1f} times {name}")
+        passes.append(f"{epochs:.{1 if epochs >= 0.1 else 3}f} times {name}")
     steps = f"{config.max_iters} steps of {run.step_tokens:,} tokens"
     print(folded(f"{steps}: {', '.join(passes)}", 2))
 

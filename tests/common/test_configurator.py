@@ -232,7 +232,7 @@ def test_options_are_frozen():
         SampleConfig: """
             init_from out_dir checkpoint compare start prompts skip_unknown num_samples
             max_new_tokens stop temperature top_k top_p min_p repetition_penalty context seed draft
-            draft_tokens jsonl show_probs score attention layer device dtype compile""",
+            draft_tokens jsonl show_probs score score_all attention layer device dtype compile""",
         PrepareConfig: "input field tokenizer vocab_size data_dir list inspect",
     }
     for cls, expected in options.items():
