@@ -95,7 +95,7 @@ def report_score(opened, texts, config):
         print("the tokenizers differ: compare only bits per byte")
     for row in rows:
         texts, nats = row["pieces"], row["surprise"]
-        print(f"\n{row['model']}, the most surprising of {len(nats):,} tokens, in nats:")
+        print(f"\n{row['model']}, the most surprising of {len(nats):,} tokens:")
         show(surprising(texts, nats))
         if has_colours():
             print("\nthe text, coloured by the surprise of its tokens:")

@@ -1,4 +1,4 @@
-"""What a run keeps in its folder: lock, log.jsonl, loss.png; its status line; Weights & Biases."""
+"""What a run keeps in its folder: lock, log.jsonl, loss.png; its status line."""
 
 import errno
 import json
@@ -232,48 +232,18 @@ def draw(rows, path):
         return False
 
 
-def start_wandb(project, name, config, state):
-    """A function that logs a row to Weights & Biases, or None if wandb does not start. The first
-    failure, now or later, prints a warning. The id is stored in `state`, so that a resumed run
-    continues the same charts."""
-    try:
-        import wandb
-
-        run = wandb.init(
-            project=project, name=name, config=config, id=state.get("wandb_id"), resume="allow"
-        )
-        state["wandb_id"] = run.id
-    except Exception as error:
-        what = f"wandb does not start, the run continues without it: {one_line(error)}"
-        print(f"warning: {what}", file=sys.stderr)
-        return None
-
-    lost = []  # steps
-
-    def log(row):
-        try:
-            run.log(row, step=row["step"])
-        except Exception as error:
-            if not lost:
-                what = f"wandb loses rows, log.jsonl has them: {one_line(error)}"
-                print(f"warning: {what}", file=sys.stderr)
-            lost.append(row["step"])
-
-    return log
-
-
 class RunLog:
     """The log of a run in out_dir that continues after `step`, or starts if it is None. Rows of
     later steps, which a killed run logged but did not save, are dropped."""
 
-    def __init__(self, out_dir, step, max_iters, wandb_log=None, peak_speed=math.inf):
+    def __init__(self, out_dir, step, max_iters, peak_speed=math.inf):
         path = Path(out_dir) / "log.jsonl"
         self.picture = Path(out_dir) / "loss.png"
         self.drawing = True  # False after the first failure: one warning is enough
         self.rows = [] if step is None else read_log(path, step)
         files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open until close())
-        self.wandb_log = wandb_log
+        self.loggers = []  # those of training/loggers.py
         self.peak_speed = peak_speed  # tokens/s
         self.broken = False  # whether nothing reads our output any more, as in `| head`
         self.bar = tqdm(
@@ -301,8 +271,8 @@ class RunLog:
         except OSError as error:
             fix = f"{files.remedy(error)}, then continue with --init_from=resume"
             raise Failure(f"cannot write: {error.strerror}", self.file.name, fix) from error
-        if self.wandb_log:
-            self.wandb_log({key: row[key] for key in row if key not in LISTS})
+        for logger in self.loggers:
+            logger.log({key: row[key] for key in row if key not in LISTS})
 
     def report(self, row):
         """Log the row of a step; show it on the bar or, without a terminal, as a line."""
@@ -342,3 +312,5 @@ class RunLog:
     def close(self):
         self.bar.close()
         self.file.close()
+        for logger in self.loggers:
+            logger.close()

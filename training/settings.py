@@ -15,6 +15,7 @@ from common.configurator import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Words,
     build,
     check_ranges,
     keys,
@@ -25,6 +26,7 @@ from common.errors import UserError, speaks
 from common.runtime import find_device
 from parts.architectures import ARCH, configure
 from parts.variant import VariantConfig
+from training.loggers import LOGGERS
 from training.optim import OPTIMIZER, SCHEDULE
 from weights import checkpoint
 
@@ -54,7 +56,8 @@ class TrainConfig:
     doctor: bool = False  # check device, disk, data, model and optimizer, and stop
     check: bool | Literal["record"] = False  # compare with the golden curve, and stop
     log_interval: PositiveInt = 10  # steps between reports
-    wandb_log: bool = False
+    log: Words(LOGGERS, several=True) = "none"  # besides log.jsonl; a,b for several
+    wandb_log: bool = False  # the same as log=wandb
     wandb_project: str = "transformer-parts"
     wandb_run_name: str | None = None  # None: out_dir
     # the batch

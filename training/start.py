@@ -21,9 +21,10 @@ from training import parallel
 from training.dry_run import variant
 from training.failures import DIVERGED
 from training.feeder import Feeder
+from training.loggers import start_loggers
 from training.optim import make_optimizers
 from training.peak import peak_flops
-from training.run_folder import RunLog, check_out_dir, open_out_dir, start_wandb
+from training.run_folder import RunLog, check_out_dir, open_out_dir
 from training.settings import TrainConfig, check_model
 from weights import checkpoint, pretrained
 
@@ -271,12 +272,10 @@ def open_log(run):
     config, saved_config = run.config, run.saved_config
     files.write(Path(config.out_dir) / "config.json", json.dumps(saved_config, indent=1))
     files.remove(Path(config.out_dir) / DIVERGED)
-    to_wandb = None
-    if config.wandb_log:
-        name = config.wandb_run_name or config.out_dir
-        to_wandb = start_wandb(config.wandb_project, name, saved_config, run.state)
     last_step = None if run.folder is None else run.step
-    return RunLog(config.out_dir, last_step, config.max_iters, to_wandb, peak_speed(run))
+    log = RunLog(config.out_dir, last_step, config.max_iters, peak_speed(run))
+    log.loggers = start_loggers(config, saved_config, run.state, log.rows)
+    return log
 
 
 def peak_speed(run):

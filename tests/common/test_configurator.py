@@ -220,7 +220,7 @@ def test_options_are_frozen():
         TrainConfig: """
             model arch match out_dir data_dir dataset data_weights data_alpha init_from overwrite
             allow_data_change eval_interval eval_tokens eval_only split dry_run doctor check
-            log_interval wandb_log wandb_project wandb_run_name batch_size
+            log_interval log wandb_log wandb_project wandb_run_name batch_size
             gradient_accumulation_steps optimizer schedule learning_rate max_iters weight_decay
             beta1 beta2 grad_clip warmup_iters lr_decay_iters min_lr seed data_seed device dtype
             compile parallel

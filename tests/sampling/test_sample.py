@@ -471,7 +471,7 @@ def test_a_scored_text_is_summed_up_and_listed_on_demand(out_dir, tmp_path, caps
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     run(out_dir, f"--score={tmp_path / 'text.txt'}")
     short = capsys.readouterr().out
-    assert f"the most surprising of {len(text)} tokens, in nats:" in short
+    assert f"the most surprising of {len(text)} tokens:" in short
     assert len(short.splitlines()) == 2 + 3 + 20 + 3 and "--score_all prints" in short
     values = [float(line.split()[0]) for line in short.splitlines()[5:25]]
     model, tokenizer = sample.load(out_dir)
