@@ -31,7 +31,7 @@ USED = "continue with --init_from=resume, start anew with --overwrite, or choose
 STEPPING = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 WAITING = "{desc} (step {n_fmt} of {total_fmt})"
 CURVES = (  # key in log.jsonl, legend, style
-    ("loss", "training batches", dict(color="#bbbbbb", lw=0.8)),
+    ("loss", "training batches", dict(color="#999999", lw=0.8)),
     ("train_loss", "train split", dict(color="#4477aa", marker=".")),
     ("val_loss", "validation split", dict(color="#cc3311", marker=".")),
 )
@@ -207,25 +207,43 @@ def read_log(path, last_step=None):
     return [row for row in read_rows(path, valid) if last_step is None or row["step"] <= last_step]
 
 
+def curves(rows, title):
+    """A figure of the loss curves of some rows. Each ends with its name and its last value."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes, ends = figure.subplots(), []
+    for key, label, style in CURVES:
+        points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+        if points:
+            (line,) = axes.plot(*zip(*points, strict=True), **style)
+            ends.append((points[-1], f"{label} {points[-1][1]:.3f}", line.get_color()))
+
+    sizes = {row["tokens"] // row["step"] for row in rows if row.get("tokens")}
+    unit = f" ({sizes.pop():,} tokens each)" if len(sizes) == 1 else ""
+    axes.set(xlabel=f"steps{unit}", ylabel="loss (nats per token)", title=title)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+    # Names that would overlap move up.
+    height = figure.get_figheight() * 72 * 0.8 / (axes.get_ylim()[1] - axes.get_ylim()[0])
+    free = -math.inf  # where the next name may stand, in points
+    for (x, y), text, colour in sorted(ends, key=lambda end: end[0][1]):
+        place = max(y * height, free)
+        offset = (6, place - y * height)
+        style = dict(color=colour, fontsize=9, va="center", annotation_clip=False)
+        axes.annotate(text, (x, y), offset, textcoords="offset points", **style)
+        free = place + 12
+    return figure
+
+
 def draw(rows, path):
     """Draw the loss curves of some rows as a PNG; returns whether that worked. A failure prints a
     warning and never stops a run."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        for key, label, style in CURVES:
-            points = [(row["step"], row[key]) for row in rows if key in row]
-            if points:
-                axes.plot(*zip(*points, strict=True), label=label, **style)
-        run_name = Path(path).resolve().parent.name
-        axes.set(xlabel="step", ylabel="loss, nats per token", title=run_name)
-        axes.grid(alpha=0.25)
-        axes.legend(frameon=False)
-        figure.savefig(path, dpi=110)
+        curves(rows, Path(path).resolve().parent.name).savefig(path, dpi=110)
         return True
     except Exception as error:
         print(f"warning: no {path}: {one_line(error)}", file=sys.stderr)
