@@ -1,10 +1,10 @@
 # The parts that joined the shelf since 2024, each in a tiny LLaMA: a screening for a CPU.
 #   python bench/ablate.py config/screen_parts.py --workers=2
 # 18 arms, the base, and the base again, with 3 seeds: 60 runs of 500 steps, two at a time on one
-# thread each: 60 / 2 * 25 to 35 s = 13 to 18 minutes. Three seeds at the base's rate show only large
-# effects; the report ranks the arms and says which are larger than the noise. At a width of 64 and a
-# quarter of a million tokens, experts and states have little to win: expect conv ahead, and most
-# arms within the noise.
+# thread each: 60 / 2 * 25 to 35 s = 13 to 18 minutes. Three seeds at the base's rate show only
+# large effects; the report ranks the arms and says which are larger than the noise. At a width of
+# 64 and 0.4 M tokens, experts and states have little to win: expect conv ahead, and most arms
+# within the noise.
 question = "Which of the recent parts does a tiny LLaMA feel at all?"
 out_dir = "out-screen-parts"
 model = "llama"
