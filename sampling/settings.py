@@ -45,7 +45,8 @@ class SampleConfig:
     # what is shown
     jsonl: bool = False  # print a line of JSON per sample
     show_probs: bool = False  # a table of the likeliest tokens at each step, at temperature 1
-    score: str = ""  # a text file: its loss, each token's surprise; samples only with a prompt
+    score: str = ""  # a text file: its loss, its surprising tokens; samples only with a prompt
+    score_all: bool = False  # with score, a line for each token
     attention: str = ""  # a PNG to write: the attention over the prompt, instead of samples
     layer: NonNegativeInt = 0  # of attention, from 0
     # the machine

@@ -8,21 +8,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from common import files
 from common.configurator import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Words,
     build,
     check_ranges,
     keys,
     load,
+    typed,
 )
-from common.errors import UserError
-from common.runtime import find_device
+from common.errors import UserError, speaks
+from common.runtime import find_device, memory_of
 from parts.architectures import ARCH, configure
 from parts.variant import VariantConfig
+from training.loggers import LOGGERS
 from training.optim import OPTIMIZER, SCHEDULE
 from weights import checkpoint
 
@@ -52,7 +56,8 @@ class TrainConfig:
     doctor: bool = False  # check device, disk, data, model and optimizer, and stop
     check: bool | Literal["record"] = False  # compare with the golden curve, and stop
     log_interval: PositiveInt = 10  # steps between reports
-    wandb_log: bool = False
+    log: Words(LOGGERS, several=True) = "none"  # besides log.jsonl; a,b for several
+    wandb_log: bool = False  # the same as log=wandb
     wandb_project: str = "transformer-parts"
     wandb_run_name: str | None = None  # None: out_dir
     # the batch
@@ -234,8 +239,10 @@ def read_config(argv, usage):
         raise UserError(f"cannot read {words[0]}", "command line", fix)
     check_ranges(VariantConfig, values)
 
-    folder = state = None
-    if values.get("init_from") == "resume":
+    folder, state, resuming = None, None, values.get("init_from") == "resume"
+    if not resuming or "warmup_iters" in values:  # a checkpoint's own warm-up is right for it
+        values = shorten_warmup(values, argv)
+    if resuming:
         folder = checkpoint.find(values.get("out_dir", TrainConfig.out_dir))
         state, stored, _ = checkpoint.read(folder)
         values = resume_values(stored, values, folder)
@@ -248,9 +255,27 @@ def read_config(argv, usage):
     return Settings(config, model, folder, state)
 
 
+def shorten_warmup(values, argv):
+    """The values of a run, in which a warm-up that is longer than the schedule becomes a tenth of
+    it. A note says so. If the user typed its length, it stays, and TrainConfig refuses it."""
+    has_end = values.get("lr_decay_iters") is not None
+    end_key = "lr_decay_iters" if has_end else "max_iters"
+    end = max(0, values.get(end_key, TrainConfig.max_iters))
+    warmup = values.get("warmup_iters", TrainConfig.warmup_iters)
+    if warmup < max(end, 1) or "warmup_iters" in typed(argv):
+        return values
+
+    if speaks():
+        what = f"a warm-up of {warmup} steps does not fit {end_key}={end}"
+        files.warn_once(f"{what}: shortened to {end // 10}, a tenth", "note")
+    return values | {"warmup_iters": end // 10}
+
+
 def scope(given):
-    """The names that a config file may read besides the keys: the device of the run."""
-    return {"device": find_device(given.get("device", "auto"))}
+    """The names that a config file may read besides the keys: the device of the run, and the
+    memory of a GPU in GB."""
+    device = find_device(given.get("device", "auto"))
+    return {"device": device, "device_memory": memory_of(device)}
 
 
 def check_model(values):

@@ -11,8 +11,9 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from common import files
 from common.configurator import keys
-from common.errors import UserError
+from common.errors import UserError, folded
 from common.runtime import Runtime, seed_for, versions
+from parts import moe
 from parts.architectures import configure, idle, make
 from parts.costs import match, training_flops_per_token
 from parts.variant import VariantConfig
@@ -22,10 +23,11 @@ from training import parallel
 from training.dry_run import variant
 from training.failures import DIVERGED
 from training.feeder import Feeder
+from training.loggers import start_loggers
 from training.optim import make_optimizers
 from training.peak import peak_flops
 from training.preferences import PreferenceLoss, check_objective, set_references
-from training.run_folder import RunLog, check_out_dir, open_out_dir, start_wandb
+from training.run_folder import RunLog, check_out_dir, open_out_dir
 from training.settings import TrainConfig, check_model
 from weights import checkpoint, pretrained
 
@@ -235,7 +237,9 @@ def make_run(settings, metas, tokenizer, runtime):
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
     step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
     steps = config.max_iters - state["step"]
-    flops = 6 * sum(p.numel() for p in model.parameters()) * step_tokens * steps
+    unused = sum(layer.unused() for layer in moe.layers_of(model))  # by one token
+    active = sum(p.numel() for p in model.parameters()) - unused
+    flops = 6 * active * step_tokens * steps
     runtime.choose_compile(config.compile, flops)
     device = kind if config.device == "auto" else config.device
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
@@ -300,12 +304,10 @@ def open_log(run):
     config, saved_config = run.config, run.saved_config
     files.write(Path(config.out_dir) / "config.json", json.dumps(saved_config, indent=1))
     files.remove(Path(config.out_dir) / DIVERGED)
-    to_wandb = None
-    if config.wandb_log:
-        name = config.wandb_run_name or config.out_dir
-        to_wandb = start_wandb(config.wandb_project, name, saved_config, run.state)
     last_step = None if run.folder is None else run.step
-    return RunLog(config.out_dir, last_step, config.max_iters, to_wandb, peak_speed(run))
+    log = RunLog(config.out_dir, last_step, config.max_iters, peak_speed(run))
+    log.loggers = start_loggers(config, saved_config, run.state, log.rows)
+    return log
 
 
 def peak_speed(run):
@@ -345,18 +347,17 @@ def describe(run):
     for source in sources:
         epochs = samples * source.weight / source.batches.windows_per_epoch
         name = source.name if len(sources) > 1 else "the training data"
-        passes.append(f"{epochs:.1f} times {name}")
-    print(f"{config.max_iters} steps of {run.step_tokens:,} tokens: {', '.join(passes)}")
+        passes.append(f"{epochs:.{1 if epochs >= 0.1 else 3}f} times {name}")
+    steps = f"{config.max_iters} steps of {run.step_tokens:,} tokens"
+    print(folded(f"{steps}: {', '.join(passes)}", 2))
 
 
 def describe_source(source, mixed):
     """Print the sizes of a dataset, and of its vocabulary."""
     train, val = source.splits["train"], source.splits["val"]
     share = f"{source.weight:.2%} of the samples, " if mixed else ""
-    print(
-        f"data {source.name}: {share}{len(train):,} tokens to train on, {len(val):,} to validate, "
-        f"vocabulary {source.meta['vocab_size']}"
-    )
+    counts = f"{share}{len(train):,} tokens to train on, {len(val):,} to validate"
+    print(folded(f"data {source.name}: {counts}, vocabulary {source.meta['vocab_size']}", 2))
     if isinstance(train, Pairs):
         left_out, cut = train.left_out + val.left_out, train.cut + val.cut
         words = [f"  {len(train.starts):,} pairs to train on, {len(val.starts):,} to validate"]
@@ -364,7 +365,7 @@ def describe_source(source, mixed):
             words.append(f"{left_out:,} more left out: their answers begin beyond block_size")
         if cut:
             words.append(f"{cut:,} cut there")
-        print("; ".join(words))
+        print(folded("; ".join(words), 4))
 
 
 def parameters_by_part(model):

@@ -6,10 +6,10 @@ from typing import Literal
 
 from common.configurator import PositiveInt, build, keys, load
 from common.errors import UserError
-from common.runtime import find_device
+from common.runtime import find_device, memory_of
 from parts.architectures import configure
 from parts.variant import VariantConfig
-from training.settings import RENAMED, TrainConfig
+from training.settings import RENAMED, TrainConfig, shorten_warmup
 
 # Keys of train.py that the sweep gives each run.
 OWNED = (
@@ -120,10 +120,12 @@ def read(argv, usage):
     def scope(given):
         device = given.get("device", "auto")
         if given.get("emit") and device != "auto":  # a login node has no GPU
-            return {"device": device}
-        return {"device": find_device(device)}
+            return {"device": device, "device_memory": 0.0}
+        device = find_device(device)
+        return {"device": device, "device_memory": memory_of(device)}
 
     given, words = load(argv, [TrainConfig, VariantConfig, AblateConfig], usage, scope, RENAMED)
+    given = shorten_warmup(given, argv)
     if words:
         fix = "write --key=value, or name a config file that ends in .py"
         raise UserError(f"cannot read {words[0]}", "command line", fix)
