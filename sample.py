@@ -8,6 +8,7 @@ Write text with a trained model:
     python sample.py --compare=RUN,OTHER --start="ROMEO:" --score=play.txt
     python sample.py --out_dir=RUN --start="ROMEO:" --attention=map.png
     python sample.py --out_dir=RUN --draft=SMALL --start="ROMEO:"
+    python sample.py --out_dir=RUN --knn=DATASTORE --start="ROMEO:"
 
 RUN is a run folder, such as out-llama-shakespeare. Nothing else is needed, since
 the checkpoint includes the tokenizer. The same command writes the same text
@@ -36,10 +37,12 @@ from common.runtime import seed_for, set_up
 from sampling import attention_map, terminal
 from sampling.decoding import Reader, Sample, Step, draw, probabilities, ragged
 from sampling.fast import COMPILE_PAYS, prepare
+from sampling.knn import Datastore, WithNeighbours, identity
 from sampling.prompts import fit, read_prompts, read_text
 from sampling.settings import SampleConfig
 from sampling.speculative import Tally, open_draft, speculate
 from sampling.terminal import score_text  # noqa: F401 (for Python)
+from weights import checkpoint
 from weights.checkpoint import open_run
 from weights.pretrained import open_pretrained
 
@@ -187,6 +190,11 @@ def open_model(name, config, runtime, texts, kind):
         place = f"line {i} of {config.prompts}" if config.prompts else ""
         prompts.append(fit(tokenizer, text, place, config.skip_unknown))
     check_context(model, tokenizer, prompts, config)
+    if config.knn:
+        store = Datastore(config.knn, identity(checkpoint.find(name, config.checkpoint)))
+        keys, share = len(store.tokens), store.weight
+        note(f"{keys:,} keys of {config.knn}, weight {share:g}; decoding in float32")
+        return Opened(name, WithNeighbours(model, store), tokenizer, prompts)
     tokens = config.num_samples * config.max_new_tokens
     if config.prompts or not config.writes():
         tokens = 0  # batches use the model's own forward pass, which is not compiled
