@@ -14,6 +14,7 @@ Turn text into token files:
                    many documents: files, folders, rows of tables (tokens/documents.py)
     python prepare.py mypairs --input=pairs.jsonl
                    prompt/answer pairs or conversations, to fine-tune on (tokens/pairs.py)
+    python prepare.py task:recall          a task that tells mixers apart (tokens/tasks.py)
 
 Without --tokenizer, one text of your own is prepared in characters, documents and pairs in GPT-2's
 tokens. About 1 % is for a test at the very end, 90 % of the rest for training, the others for
@@ -26,12 +27,12 @@ import os
 import re
 import shutil
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from common import files
-from common.configurator import PositiveInt, build, load
+from common.configurator import NonNegativeInt, PositiveInt, build, load
 from common.errors import Failure, UserError, run
 from tokens import sources
 from tokens.bpe import train_bpe
@@ -41,6 +42,7 @@ from tokens.inspect_data import print_inspection, print_list
 from tokens.named import NAMED
 from tokens.pairs import PairRows, write_pairs
 from tokens.plays import canonical_test
+from tokens.tasks import TASKS, Task, write_task
 from tokens.token_files import (
     KNOWN,
     dtype_name,
@@ -53,7 +55,7 @@ from tokens.tokenizer import ByteTokenizer, CharTokenizer
 from tokens.writing import end_of_text, nanogpt_splits, write_corpus
 
 SHAKESPEARE = ("shakespeare_char", "shakespeare")  # nanoGPT's datasets, with its two splits
-SMALL = (*SHAKESPEARE, "plays")  # ready in seconds: train.py prepares them if missing
+SMALL = (*SHAKESPEARE, "plays", *TASKS)  # ready in seconds: train.py prepares them if missing
 VOCAB_SIZE = 8192  # of --tokenizer=bpe
 LISTED = 8  # files that are left out and named
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -65,6 +67,7 @@ class PrepareConfig:
     field: str | None = None  # the column of .jsonl, .csv and .parquet (None: text)
     tokenizer: str = "auto"  # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME, FILE.gguf
     vocab_size: PositiveInt | None = None  # of --tokenizer=bpe (None: 8192)
+    seed: NonNegativeInt | None = None  # of task:NAME (None: 0)
     data_dir: str = "data"  # the folder of the datasets
     list: bool = False  # print the datasets that are known and prepared, and stop
     inspect: bool = False  # print what is in a prepared dataset, and stop
@@ -122,7 +125,8 @@ def open_text(name, config, folder, new):
     if name == "openwebtext":
         return open_web_pages(config.input, new)
     if name in NAMED and not config.input:
-        return NAMED[name].open(folder)
+        text = NAMED[name].open(folder)
+        return replace(text, seed=config.seed or 0) if isinstance(text, Task) else text
     path, source = folder / "input.txt", None
     if not config.input and not path.is_file():
         text, source = sources.find_shakespeare(path)
@@ -184,6 +188,11 @@ def check_request(name, config, folder):
     if config.vocab_size is not None and config.tokenizer != "bpe":
         what = "only a tokenizer that is trained here has a size to choose"
         raise UserError(what, f"--vocab_size={config.vocab_size}", "add --tokenizer=bpe")
+    if config.seed is not None and name not in TASKS:
+        raise UserError("only a task is random", f"--seed={config.seed}", "leave it out")
+    if name in TASKS and (config.input is not None or config.tokenizer not in ("auto", "char")):
+        what = "a task has its own text, in characters"
+        raise UserError(what, name, "leave --input and --tokenizer out")
 
 
 def make_dataset(name, config, folder, new):
@@ -192,7 +201,7 @@ def make_dataset(name, config, folder, new):
     text = open_text(name, config, folder, new)
     kind = chosen_tokenizer(name, config.tokenizer, text)
     size = config.vocab_size or (NAMED[name].vocab_size if name in NAMED else None)
-    write = write_pairs if isinstance(text, PairRows) else write_corpus
+    write = {PairRows: write_pairs, Task: write_task}.get(type(text), write_corpus)
     tokenizer, splits, sha256 = write(text, tokenizer_maker(kind, size), new)
     if name in NAMED and not NAMED[name].checked:
         print(f"  sha256 of the text, not on record yet to compare with: {sha256}")
@@ -248,7 +257,7 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
     """Make the dataset data_dir/name and return its meta.json. The other arguments are the keys of
     PrepareConfig."""
     config = PrepareConfig(input=input, tokenizer=tokenizer, data_dir=data_dir, **more)
-    if not re.fullmatch(r"\w[\w-]*", name) or len(name.encode()) > 200:
+    if name not in TASKS and not re.fullmatch(r"\w[\w-]*", name) or len(name.encode()) > 200:
         fix = "use letters, digits, - and _, at most 200 bytes"
         raise UserError(f"{name!r} is not a valid dataset name", "name", fix)
     folder = Path(data_dir, name)

@@ -8,6 +8,7 @@ Time training steps and decoding, with parts swapped and beside other libraries:
     python bench/speed.py optimizer  # a step of Muon beside one of AdamW
     python bench/speed.py decode     # tokens per second beside other libraries
     python bench/speed.py gqa        # what is gained by sharing keys and values
+    python bench/speed.py mixers     # mixers with a state beside attention, to 64k tokens
     python bench/speed.py flash      # attention in one kernel beside its formula
     python bench/speed.py flex       # FlexAttention beside a mask
     python bench/speed.py shakespeare  # the Shakespeare configs, whole runs
@@ -27,7 +28,7 @@ import repo_root  # noqa: F401 (puts the repo's root on the path)
 from common.errors import UserError, run
 
 # {what is measured: the module of bench/timing}; any other word is a slot
-MODULES = {word: word for word in ("train", "optimizer", "gqa")}
+MODULES = {word: word for word in ("train", "optimizer", "gqa", "mixers")}
 MODULES |= {"flash": "attention", "flex": "attention"}
 MODULES |= dict.fromkeys(("shakespeare", "memory", "ranks"), "runs")
 

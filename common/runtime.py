@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from common.errors import UserError
 from common.files import ROOT
@@ -29,6 +30,7 @@ class Runtime:
     world_size: int
     reasons: list
     compile: bool = False
+    auto_dtype: bool = False  # whether dtype was left to us
 
     @property
     def main(self):
@@ -39,12 +41,14 @@ class Runtime:
         kind = self.device.split(":")[0]
         if self.dtype == "float32":
             return contextlib.nullcontext()
-        return torch.autocast(kind, dtype=getattr(torch, self.dtype))
+        autocast = torch.autocast(kind, dtype=getattr(torch, self.dtype))
+        return float32_attention(autocast) if kind == "cpu" else autocast
 
     def choose_compile(self, asked, flops):
         """Decide whether to compile a run of `flops` operations. On a CPU, compiling takes about
-        half a minute and then saves a sixth of the time, so it pays for runs of five minutes or
-        more."""
+        half a minute and then saves a quarter of the time, so it pays for runs of five minutes or
+        more; and a run that repays it also uses bfloat16, if the CPU multiplies it and dtype is
+        auto."""
         kind = self.device.split(":")[0]
         compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
         if asked is True and kind == "cpu" and not compiler:
@@ -67,7 +71,36 @@ class Runtime:
         else:
             choice, why = False, "a run this short would not repay it"
         self.compile = choice
+        if choice and kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
+            self.dtype = "bfloat16"
+            self.reasons = [text for text in self.reasons if not text.startswith("dtype")]
+            self.reasons.append("dtype bfloat16 (this CPU multiplies it)")
         self.reasons.append(f"compile {choice} ({why})")
+
+
+plain_attention = F.scaled_dot_product_attention
+
+
+def attention_of_float32(q, k, v, attn_mask=None, **more):
+    """scaled_dot_product_attention, computed in float32."""
+    if attn_mask is not None and attn_mask.is_floating_point():
+        attn_mask = attn_mask.float()
+    with torch.autocast("cpu", enabled=False):
+        y = plain_attention(q.float(), k.float(), v.float(), attn_mask=attn_mask, **more)
+    return y.type_as(q)
+
+
+@contextlib.contextmanager
+def float32_attention(autocast):
+    """A CPU's autocast, in which attention stays in float32: the backward pass of torch's kernel
+    for bfloat16 takes about ten times as long (torch 2.13)."""
+    before = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = attention_of_float32
+    try:
+        with autocast:
+            yield
+    finally:
+        F.scaled_dot_product_attention = before
 
 
 def find_device(device="auto"):
@@ -91,6 +124,13 @@ def find_device(device="auto"):
         count = torch.cuda.device_count()
         raise UserError(f"only {count} CUDA devices are visible", where, "choose a smaller number")
     return device
+
+
+def memory_of(device):
+    """The memory of a CUDA device in GB (10^9 bytes); 0 for other devices."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_properties(device).total_memory / 1e9
+    return 0.0
 
 
 def find_ranks():
@@ -122,6 +162,12 @@ def choose_dtype(kind):
     return "float32", "most CPUs are no faster in bfloat16"
 
 
+def multiplies_bfloat16():
+    """Whether this CPU has instructions for matrix products in bfloat16: AMX or AVX512-BF16."""
+    found = torch.cpu.get_capabilities()
+    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+
+
 def set_up(device="auto", dtype="auto"):
     """Choose the device and dtype of this process, join the other ranks if torchrun started it, and
     return its Runtime."""
@@ -134,6 +180,7 @@ def set_up(device="auto", dtype="auto"):
             torch.cuda.set_device(device)
         torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
 
+    auto_dtype = dtype == "auto"
     reasons = [f"device {device}" + (" (the best one here)" if asked == "auto" else "")]
     if dtype == "auto":
         dtype, why = choose_dtype(kind)
@@ -142,7 +189,7 @@ def set_up(device="auto", dtype="auto"):
         reasons.append(f"dtype {dtype}")
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for products that stay in float32
-    return Runtime(device, dtype, rank, world_size, reasons)
+    return Runtime(device, dtype, rank, world_size, reasons, auto_dtype=auto_dtype)
 
 
 def seed_for(*numbers):

@@ -7,11 +7,12 @@ out_dir = "out-llama-124m"
 dataset = "openwebtext"
 wandb_run_name = "llama-124m"
 
-# 12 sequences * 1024 tokens * 40 forward passes = 491,520 tokens a step;
+# 480 sequences * 1024 tokens = 491,520 tokens a step, over all GPUs, in as few forward passes as
+# memory allows: MEMORY.
 # 600,000 steps = 295 B tokens, 33 times the 9 B of OpenWebText.
-batch_size = 12
+batch_size = 60 if device_memory > 75 else 30 if device_memory > 38 else 12
+gradient_accumulation_steps = 480 // batch_size
 block_size = 1024
-gradient_accumulation_steps = 5 * 8
 max_iters = 600000
 lr_decay_iters = 600000
 

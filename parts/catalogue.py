@@ -35,6 +35,7 @@ PAPERS = {
     "value_residual": "Zhou et al. 2024, arXiv:2410.17897",
     "value_embed": "nanochat, Karpathy 2025",
     "xsa": "arXiv:2603.09078",
+    "conv": "Allen-Zhu 2025, arXiv:2512.17351",
     "moe_balance": {
         "loss": "Switch, arXiv:2101.03961",
         "bias": "DeepSeek, arXiv:2408.15664",
@@ -77,6 +78,7 @@ def numbers(c):
         "value_residual": [True],
         "value_embed": [True],
         "xsa": [True],
+        "conv": [4],
     }
 
 
@@ -107,7 +109,10 @@ def row(word, c, base, note):
 
 def needed(key, word, base):
     """The change to the base without which a key means nothing, such as position=rope, or without
-    which a mixer cannot be used: position=none, where it has no place for those of the base."""
+    which a word cannot be used: position=none for a mixer that has no place for those of the base,
+    block=parallel for mlp=none."""
+    if (key, word) == ("mlp", "none"):
+        return {"block": "parallel"}
     if key == "mixer" and POSITION[base.position].acts_on not in (None, *MIXER[word].acted_on):
         return {"position": "none"}
     slot, words = owners().get(key, (None, ()))

@@ -203,6 +203,40 @@ class Relative(Position):
         return q @ self.weight[min(qpos - kpos, len(self.weight) - 1)] / math.sqrt(len(q))
 
 
+class T5(Position):
+    """scores + b[bucket of the distance], a number per bucket and head; one table for all layers.
+
+    The distances 0 .. 15 have a bucket each, those up to 128 share 16 more, on a logarithmic scale,
+    and the last has all that are farther. As in T5's decoder; T5 does not divide q · k by sqrt(D).
+    """
+
+    paper = "Raffel et al. 2019, arXiv:1910.10683"
+    acts_on = "scores"
+    buckets, farthest = 32, 128
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.std = config.n_embd**-0.5  # as transformers starts it
+        self.weight = nn.Parameter(torch.empty(self.buckets, config.n_head))
+
+    def reset(self):
+        nn.init.normal_(self.weight, 0.0, self.std)
+
+    def bias(self, q, qpos, kpos):
+        distance = (qpos[:, :, None] - kpos[:, None, :]).clamp(min=0)  # (B or 1, T, S)
+        exact = self.buckets // 2
+        share = torch.log(distance / exact) / math.log(self.farthest / exact)  # of the way there
+        far = exact + (share.clamp(0, 1) * exact).long().clamp(max=exact - 1)
+        bucket = torch.where(distance < exact, distance, far)
+        return F.embedding(bucket, self.weight).permute(0, 3, 1, 2).type_as(q)  # (B or 1, H, T, S)
+
+    def reference_bias(self, q, head, qpos, kpos):
+        distance, exact = qpos - kpos, self.buckets // 2
+        ends = [exact * (self.farthest / exact) ** (i / exact) for i in range(exact)]
+        bucket = distance if distance < exact else exact - 1 + sum(distance >= e for e in ends)
+        return self.weight[bucket, head]
+
+
 POSITION = {
     "none": Position,
     "learned": Learned,
@@ -210,6 +244,7 @@ POSITION = {
     "rope": Rope,
     "alibi": Alibi,
     "relative": Relative,
+    "t5": T5,
 }
 
 # ---------------------------------------------------------------- slot: rope_scaling
@@ -257,7 +292,7 @@ def rope_ntk(pos, D, config):
 
 
 @from_paper("Peng et al. 2023, arXiv:2309.00071")
-def rope_yarn(pos, D, config, fast=32, slow=1):
+def rope_yarn(pos, D, config, fast=32, slow=1, whole=True):
     """Pairs that turn more than `fast` times over rope_original tokens stay, those that turn less
     than `slow` times are divided by s, with a ramp between; q and k are both multiplied by
     0.1 ln s + 1."""
@@ -267,12 +302,20 @@ def rope_yarn(pos, D, config, fast=32, slow=1):
         wavelength = config.rope_original / (turns * 2 * math.pi)
         return D * math.log(wavelength) / (2 * math.log(config.rope_theta))
 
-    low = max(math.floor(pair_with(fast)), 0)
-    high = min(math.ceil(pair_with(slow)), D - 1)
+    low, high = pair_with(fast), pair_with(slow)
+    if whole:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, D - 1)
     pairs = torch.arange(D // 2, device=pos.device, dtype=torch.float32)
     ramp = ((pairs - low) / max(high - low, 1e-3)).clamp(0, 1)
     temperature = 0.1 * math.log(s) + 1.0 if s > 1 else 1.0
     return turned(pos, freq / s * ramp + freq * (1 - ramp), temperature)
+
+
+@from_paper("gpt-oss, arXiv:2508.10925")
+def rope_yarn_exact(pos, D, config):
+    """As yarn, but the ramp may begin and end between two pairs."""
+    return rope_yarn(pos, D, config, whole=False)
 
 
 @from_paper("LLaMA 3.1, arXiv:2407.21783")
@@ -289,6 +332,7 @@ ROPE_SCALING = {
     "linear": rope_linear,
     "ntk": rope_ntk,
     "yarn": rope_yarn,
+    "yarn_exact": rope_yarn_exact,
     "llama3": rope_llama3,
 }
 
@@ -302,3 +346,4 @@ class Where(NamedTuple):
     idx: torch.Tensor  # (B, T) the tokens' ids
     shared: dict  # what a layer leaves for the later ones of this forward pass
     routings: object = None  # moe.Routings, to which each layer with experts adds its own
+    first: torch.Tensor | None = None  # (B, T, C) the residual stream below the first block

@@ -76,7 +76,8 @@ class VariantConfig:
     logit_softcap: NonNegativeFloat = 0.0  # 0: none
     low_rank: NonNegativeInt = 0  # rank of every matrix of the blocks; 0: full
     embed_norm: bool = False  # a norm after the embedding (BLOOM)
-    residual: Words(RESIDUAL) = "plain"  # what a block reads of the residual stream
+    residual: Words(RESIDUAL) = "plain"  # how sublayers read and add to the residual stream
+    streams: PositiveInt = 4  # of hyper: residual streams
     attn_gate: Literal["none", "head", "element"] = "none"  # multiplies the output of a head
     attn_sink: bool = False  # a number in each head that takes weight from all keys
     nope_every: NonNegativeInt = 0  # of rope: every so many layers do not turn; 0: none
@@ -86,12 +87,13 @@ class VariantConfig:
     n_experts: PositiveInt = 8  # of moe
     top_k: PositiveInt = 2  # of moe: experts that a token uses
     shared_experts: NonNegativeInt = 0  # of moe: as wide as so many, used by every token
+    shared_gate: bool = False  # of moe: the shared expert times a number of the token's own
     moe_balance: Literal["loss", "bias"] = "loss"  # of moe: what evens the experts' loads
     latent_rank: PositiveInt | None = None  # of mla: numbers cached per token; None: n_embd / 4
     rope_head_dim: PositiveInt | None = None  # of mla: the shared key; None: half a head
     state_size: PositiveInt | None = None  # of a key in a state; None: D / 2, or C / 2 (mamba2)
     expand: PositiveInt = 1  # of a state: the width of all values is so many times n_embd
-    conv: PositiveInt | None = None  # tokens that a state's short convolution sees; None: 4
+    conv: PositiveInt | None = None  # tokens a convolution sees; None: 4 in a state, else none
 
     def __post_init__(self):
         self.bias = {True: "all", False: "none"}.get(self.bias, self.bias)
@@ -114,6 +116,10 @@ class VariantConfig:
             raise ValueError(
                 f"window={self.window} and block_local={self.block_local} are two ways to look at "
                 "less: choose one"
+            )
+        if self.mlp == "none" and self.block != "parallel":
+            raise ValueError(
+                f"mlp=none leaves a norm of block={self.block} without use: choose block=parallel"
             )
         if self.full_every and not self.window:
             raise ValueError(
@@ -183,8 +189,10 @@ class VariantConfig:
                     )
 
     def check_experts(self):
-        if self.mlp != "moe":
+        if not issubclass(MLP[self.mlp], moe.MoE):
             return
+        if self.shared_gate and not self.shared_experts:
+            raise ValueError("shared_gate=True means nothing to shared_experts=0: leave it out")
         if self.top_k > self.n_experts:
             raise ValueError(f"top_k={self.top_k} is above n_experts={self.n_experts}")
         if self.top_k == 1 < self.n_experts:
@@ -194,8 +202,8 @@ class VariantConfig:
             )
         if self.low_rank:
             raise ValueError(
-                f"low_rank={self.low_rank} means nothing to mlp=moe, whose experts are whole: "
-                "leave it out"
+                f"low_rank={self.low_rank} means nothing to mlp={self.mlp}, whose experts are "
+                "whole: leave it out"
             )
 
 
@@ -236,12 +244,13 @@ class Variant(nn.Module):
             raise ValueError(f"cannot read {past + T} tokens: block_size is {self.wpe.limit}")
         pos = torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
         routings = moe.Routings()
-        where = Where(self.wpe, pos, self.wpe.angles(pos), idx, {}, routings)  # pos (B or 1, T)
-        x = first = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
+        x = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
+        where = Where(self.wpe, pos, self.wpe.angles(pos), idx, {}, routings, x)  # pos (B or 1, T)
+        x = self.blocks[0].residual.spread(x)
         for i, block in enumerate(self.blocks):
-            x = block.residual(x, first)
             x = block(x, where, None if cache is None else cache.layer(i, block.attn.new_state))
-        logits = self.lm_head(self.norm_f(x[:, -1:] if last_only else x))  # (B, T or 1, V)
+        x = self.blocks[-1].residual.gathered(x[:, -1:] if last_only else x)
+        logits = self.lm_head(self.norm_f(x))  # (B, T or 1, V)
         if self.config.logit_softcap:
             logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)
         loss = None

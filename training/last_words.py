@@ -14,7 +14,8 @@ from training.settings import TrainConfig
 def print_results(run, speed):
     """The best loss, the time, the median speed in tokens/s, and the share of each dataset."""
     best, bits = run.state["best_val_loss"], run.state["best_bits_per_byte"]
-    print(f"\nbest validation loss {best:.4f} nats per token, {bits:.4f} bits per byte")
+    units = "" if bits is None else f" nats per token, {bits:.4f} bits per byte"
+    print(f"\nbest validation loss {best:.4f}{units}")
     seconds, step = run.state["seconds"], run.state["best_step"]
     print(f"at step {step}; {seconds:.0f} s of training, {speed:,.0f} tokens/s")
     if len(run.data.sources) > 1:

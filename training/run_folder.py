@@ -19,10 +19,14 @@ REPORT = (
     "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, "
     "lr {lr:.2e}, norm {grad_norm:.2f}{more}"
 )
-EVALUATION = (
-    "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}, "
-    "{bits_per_byte:.4f} bits per byte"
-)
+EVALUATION = "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}"
+MEASURES = {  # key of an evaluation's row: how it is printed
+    "bits_per_byte": "{:.4f} bits per byte",
+    "val_exact": "{:.1%} of the answers right",
+    "val_accuracy": "{:.1%} of their tokens",
+    "val_reward_accuracy": "{:.1%} of the chosen answers preferred",
+    "val_reward_margin": "by {:.3f}",
+}
 FILES = ("lock", "log.jsonl", "config.json", "latest", "best", "loss.png")
 LISTS = ("val_blocks", "router_entropy", "expert_load")  # keys in log.jsonl whose value is one
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
@@ -63,11 +67,17 @@ def step_row(run, loss, norm, lr, seconds):
 def evaluation_lines(row):
     """The printed form of an evaluation's row: one line, and one more for each of several
     datasets."""
-    lines = [EVALUATION.format(**row)]
+    lines = [EVALUATION.format(**row) + measures_words(row)]
     for name, loss in row.get("val_losses", {}).items():
         bits = row["val_bits_per_byte"][name]
         lines.append(f"  {name}: val loss {loss:.4f}, {bits:.4f} bits per byte")
     return "\n".join(lines)
+
+
+def measures_words(row):
+    """What an evaluation's row holds beside the losses, as the end of a line."""
+    found = {key: row[key] for key in MEASURES if row.get(key) is not None}
+    return "".join(f", {MEASURES[key].format(value)}" for key, value in found.items())
 
 
 # ---------------------------------------------------------------- the folder and its lock

@@ -23,7 +23,7 @@ from common.configurator import (
     typed,
 )
 from common.errors import UserError, speaks
-from common.runtime import find_device
+from common.runtime import find_device, memory_of
 from parts.architectures import ARCH, configure
 from parts.variant import VariantConfig
 from training.loggers import LOGGERS
@@ -44,7 +44,7 @@ class TrainConfig:
     dataset: str = "openwebtext"  # a folder in data_dir; a,b,c are mixed
     data_weights: str | None = None  # shares of the samples, such as 0.7,0.3; None: by data_alpha
     data_alpha: NonNegativeFloat = 1.0  # shares as (training tokens)^alpha: 0 = equal shares
-    init_from: str = "scratch"  # or resume, gpt2[-medium|-large|-xl], a HF folder or name, a .gguf
+    init_from: str = "scratch"  # or resume, a run, gpt2[-medium|-large|-xl], HF folder/name, .gguf
     overwrite: bool = False  # start anew in a used out_dir; the old run is moved aside
     allow_data_change: bool = False  # resume although the data have changed
     # evaluation and reports
@@ -63,6 +63,9 @@ class TrainConfig:
     # the batch
     batch_size: PositiveInt = 12  # sequences in one forward pass
     gradient_accumulation_steps: PositiveInt = 1  # forward passes per step, over all ranks
+    # the objective
+    objective: Literal["next_token", "dpo"] = "next_token"  # dpo: of two answers the chosen one
+    dpo_beta: PositiveFloat = 0.1  # of dpo: holds the model near the one it starts from
     # the optimizer and its schedule
     optimizer: Literal[*OPTIMIZER] = (
         "adamw"  # muon: Muon for the blocks' matrices, AdamW for the rest
@@ -101,6 +104,8 @@ class TrainConfig:
         """Check what the types and ranges of single keys cannot express."""
         self.check_schedule()
         self.check_datasets()
+        if self.objective == "dpo":
+            self.check_preferences()
         if self.eval_tokens == 1:
             raise ValueError(
                 "eval_tokens=1 scores nothing, since the first token has no context: "
@@ -130,6 +135,21 @@ class TrainConfig:
                 f"give a smaller --warmup_iters or a larger --{end}"
             )
 
+    def check_preferences(self):
+        if self.init_from == "scratch":
+            raise ValueError("dpo starts from a trained model: give --init_from=RUN")
+        if self.batch_size % 2:
+            raise ValueError(
+                f"batch_size={self.batch_size} is odd: a preference takes two rows, so make it even"
+            )
+        if len(self.datasets) > 1:
+            raise ValueError(f"dpo takes one dataset: choose from dataset={self.dataset}")
+        for key in ("doctor", "check", "allow_data_change"):
+            if getattr(self, key):
+                raise ValueError(f"{key} does not work with objective=dpo: leave {key} out")
+        if self.split != "val":
+            raise ValueError(f"dpo has a reference for train and val: leave split={self.split} out")
+
     def check_datasets(self):
         names = self.datasets
         if not all(names) or len(set(names)) < len(names):
@@ -156,6 +176,8 @@ class TrainConfig:
 
 # Keys that determine the losses of a run, besides the data, the model and the machine.
 COURSE = (
+    "objective",
+    "dpo_beta",
     "optimizer",
     "schedule",
     "learning_rate",
@@ -250,8 +272,10 @@ def shorten_warmup(values, argv):
 
 
 def scope(given):
-    """The names that a config file may read besides the keys: the device of the run."""
-    return {"device": find_device(given.get("device", "auto"))}
+    """The names that a config file may read besides the keys: the device of the run, and the
+    memory of a GPU in GB."""
+    device = find_device(given.get("device", "auto"))
+    return {"device": device, "device_memory": memory_of(device)}
 
 
 def check_model(values):

@@ -9,6 +9,7 @@ runs, the arm's and the control group's at each size, and is tested like any oth
 
 - grows, fades: the slope is not zero, and the fitted effect is larger, smaller, at the largest size
   than at the smallest.
+- changes sign: the slope is not zero, and the arm helps at one end and hurts at the other.
 - holds: over the whole range of sizes the effect changes by less than the margin.
 - cannot tell: neither is shown.
 """
@@ -85,7 +86,7 @@ class Slope:
     """An arm's effect against compute."""
 
     arm: str
-    word: str  # grows | holds | fades | cannot tell
+    word: str  # grows | holds | fades | changes sign | cannot tell
     effects: list  # of Contrast, at each size
     mean: float  # nats per factor of ten of compute
     low: float
@@ -199,7 +200,8 @@ def settle(slope):
     if slope.p_holm <= ALPHA:
         slope.word = "grows" if abs(last) > abs(first) else "fades"
         if first * last < 0:
-            slope.why = "the fitted effect changes its sign"
+            slope.word = "changes sign"
+            slope.why = "better at the largest size" if last < 0 else "worse at the largest size"
     elif slope.p_tie <= ALPHA:
         slope.word = "holds"
     else:

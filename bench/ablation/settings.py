@@ -6,7 +6,7 @@ from typing import Literal
 
 from common.configurator import PositiveInt, build, keys, load
 from common.errors import UserError
-from common.runtime import find_device
+from common.runtime import find_device, memory_of
 from parts.architectures import configure
 from parts.variant import VariantConfig
 from training.settings import RENAMED, TrainConfig, shorten_warmup
@@ -120,8 +120,9 @@ def read(argv, usage):
     def scope(given):
         device = given.get("device", "auto")
         if given.get("emit") and device != "auto":  # a login node has no GPU
-            return {"device": device}
-        return {"device": find_device(device)}
+            return {"device": device, "device_memory": 0.0}
+        device = find_device(device)
+        return {"device": device, "device_memory": memory_of(device)}
 
     given, words = load(argv, [TrainConfig, VariantConfig, AblateConfig], usage, scope, RENAMED)
     given = shorten_warmup(given, argv)

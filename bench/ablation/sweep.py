@@ -30,6 +30,7 @@ LOOKS = (1, 2, 4)  # multiples of `seeds` after which a sweep with a budget choo
 NOT_HASHED = (
     *OWNED,
     *("out_dir", "data_dir", "log_interval", "log", "wandb_log", "wandb_project", "match"),
+    *("objective", "dpo_beta"),  # a sweep trains from scratch, so it never learns preferences
 )
 OFF = (None, False, 0, "", "none")
 DEFAULTS = {

@@ -66,8 +66,8 @@ PLANTED = {
 def test_the_words_of_slopes():
     found = {one.arm: one for one in scale.analyse(sections(PLANTED, sd=0.004)).slopes}
     words = {name: one.word for name, one in found.items()}
-    assert words == dict(grows="grows", fades="fades", turns="grows", holds="holds")
-    assert found["turns"].why == "the fitted effect changes its sign"
+    assert words == dict(grows="grows", fades="fades", turns="changes sign", holds="holds")
+    assert found["turns"].why == "better at the largest size"
     noisy = scale.analyse(sections(PLANTED, sd=0.2)).slopes
     assert {one.word for one in noisy} == {"cannot tell"}
 
@@ -102,7 +102,7 @@ def test_the_interval_covers_the_slope_and_a_constant_effect_is_no_slope():
             one["final_report"] += one["final_report"] - 1.95
         slope = scale.analyse(made).slopes[0]
         covered.append(slope.low <= 0 <= slope.high)
-        claims.append(slope.word in ("grows", "fades"))
+        claims.append(slope.word in ("grows", "fades", "changes sign"))
     assert np.mean(covered) >= 0.95 - 2 * np.sqrt(0.05 * 0.95 / 100)
     assert np.mean(claims) <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 100)
 
@@ -123,10 +123,10 @@ def test_a_figure_and_a_table_of_all_arms():
     table = design_report.scale_table(made[0].scale)
     assert table.headings[3:6] == ["w16", "w32", "w64"]
     words = [line[1].text for line in table.rows]
-    assert words == ["cannot tell", "fades", "grows", "holds"]
+    assert words == ["cannot tell", "fades", "changes sign", "holds"]
     figure = design_report.effects_against_compute(made[0], report.figures.Tips())
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ["grows: cannot tell", "fades: fades", "turns: grows", "holds: holds"]
+    assert titles == ["grows: cannot tell", "fades: fades", "turns: changes sign", "holds: holds"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["runs diverged"]
 
 

@@ -69,6 +69,17 @@ def test_shared_keys_and_values_are_timed(measured, monkeypatch):
     assert list(rows) == kinds and all(rows[kind]["ratio"] for kind in kinds)
 
 
+def test_mixers_with_a_state_are_timed_beside_attention(measured):
+    sizes = ("--n_layer=1", "--n_head=2", "--n_embd=16", "--tokens=32", "--device=cpu")
+    line, text = measured("mixers", "--steps=2", *sizes, "--contexts=[16]", "--prompts=[4,300]")
+    rows = checked(line, text)
+    assert len(rows) == 6 and "step, context 16, batch 2: mamba2 / attention" in rows
+    before, after = (rows[f"token after {T}: gated_delta / attention"]["value"] for T in (4, 300))
+    sizes = [[float(part.split()[-2]) for part in value.split(" / ")] for value in (before, after)]
+    (state, keys), (later_state, later_keys) = sizes
+    assert state == later_state and keys < later_keys  # a state does not grow
+
+
 def test_optimizers_are_timed_at_both_shapes(measured, monkeypatch):
     for shape in "SM":
         monkeypatch.setitem(train_step.SHAPES, shape, (2, 2, 64, 16, 3, 65, 8))

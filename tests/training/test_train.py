@@ -25,7 +25,7 @@ from parts.architectures import CORNERS
 from prepare import prepare
 from tokens import batches
 from tokens.token_files import load_split
-from training import optim, parallel, run_folder, start
+from training import optim, parallel, run_folder, settings, start
 from training.optim import learning_rate, make_optimizers, parameter_groups
 from weights import checkpoint
 
@@ -515,6 +515,19 @@ def test_learning_rate_schedule():
     assert rates == sorted(rates, reverse=True)
 
 
+@pytest.mark.parametrize("name", ["gpt2_124m", "llama_124m"])
+def test_a_larger_gpu_takes_the_same_tokens_in_fewer_passes(name, monkeypatch):
+    passes = []
+    for memory in (24e9, 40e9, 80e9):
+        monkeypatch.setattr(settings, "find_device", lambda device: "cuda")
+        monkeypatch.setattr(settings, "memory_of", lambda device, memory=memory: memory / 1e9)
+        config = train.read_config([str(ROOT / f"config/{name}.py")], "").config
+        assert config.batch_size * config.gradient_accumulation_steps == 480
+        assert config.gradient_accumulation_steps % 8 == 0  # each of 8 GPUs does as many
+        passes.append(config.gradient_accumulation_steps)
+    assert passes == [40, 16, 8]
+
+
 # ---------------------------------------------------------------- what `auto` stands for
 
 
@@ -534,19 +547,34 @@ def compiled(monkeypatch):
     return models
 
 
-def test_resuming_does_not_choose_again(data_dir, tmp_path, compiled):
-    """A run that repays compiling is resumed so near its end that the rest would not."""
+@pytest.mark.parametrize("has_bfloat16, dtype", [(False, "float32"), (True, "bfloat16")])
+def test_resuming_does_not_choose_again(
+    data_dir, tmp_path, compiled, monkeypatch, has_bfloat16, dtype
+):
+    """A run that repays compiling is resumed so near its end that the rest would not. On a CPU that
+    multiplies bfloat16, it uses that where it compiles."""
+    monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: has_bfloat16)
     run = arguments(data_dir, tmp_path / "run", "--max_iters=6", "--eval_interval=20")
     stop_after(5)
     assert train.main(run) == 143 and len(compiled) == 1
     stored = checkpoint.read(checkpoint.find(tmp_path / "run"))[1]
-    assert (stored["compile"], stored["dtype"], stored["device"]) == (True, "float32", "cpu")
+    assert (stored["compile"], stored["dtype"], stored["device"]) == (True, dtype, "cpu")
+
+    monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: not has_bfloat16)
     resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
-    assert resumed.runtime.compile and len(compiled) == 2
+    assert resumed.runtime.compile and len(compiled) == 2 and resumed.runtime.dtype == dtype
     # `auto` on the command line is no other choice.
     again = ["--compile=auto", "--dtype=auto", "--device=auto"]
     resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", *again])
     assert resumed.runtime.compile and resumed.runtime.device == "cpu"
+    assert resumed.runtime.dtype == dtype
+
+
+def test_a_dtype_that_was_asked_for_stays(data_dir, tmp_path, compiled, monkeypatch):
+    monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: True)
+    run = arguments(data_dir, tmp_path / "run", "--max_iters=6", "--dtype=float32", "--dry_run")
+    resumed = made([word for word in run if word != "--dry_run"])
+    assert resumed.runtime.compile and resumed.runtime.dtype == "float32"
 
 
 def test_a_short_run_that_is_resumed_with_more_steps_stays_eager(data_dir, tmp_path, compiled):
