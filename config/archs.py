@@ -1,4 +1,4 @@
-# Named architectures compared with GPT-2 at one size: each has its own parts, but not its
+# The dense named architectures compared with GPT-2 at one size: each has its own parts, but not its
 # published width or depth.
 #   python prepare.py python_source          # for a GPU
 #   python bench/ablate.py config/archs.py --workers=4
@@ -12,6 +12,8 @@
 question = "Which architecture's parts are best at one size?"
 out_dir = "out-archs"
 design = "archs"
+archs = ["llama", "llama2-70b", "llama3", "mistral", "bloom", "falcon", "gpt-neox", "olmo2"]
+archs += ["qwen3", "transformer2017", "balanced"]
 model = "gpt2"
 dataset = "plays"
 dtype = "float32"  # so that rows of several machines can be joined

@@ -29,6 +29,11 @@ def shared(by):
     return lambda c: c["n_head"] // next(n for n in range(by, 0, -1) if c["n_head"] % n == 0)
 
 
+def last_layers(*words):
+    """These mixers, repeated over the depth; the last ones of them where there are fewer layers."""
+    return lambda c: ",".join(words[-c["n_layer"] :])
+
+
 # A value that depends on the sizes is a function of them.
 GPT2 = dict(
     position="learned",
@@ -79,6 +84,76 @@ ARCH = {
     "olmo2": LLAMA | dict(block="output", qk_norm="full", rope_theta=5e5, norm_eps=1e-6),
     "qwen3": LLAMA
     | dict(n_kv_head=shared(4), qk_norm="head", rope_theta=1e6, norm_eps=1e-6, tie_embeddings=True),
+    "smollm3": LLAMA
+    | dict(
+        n_kv_head=shared(4),
+        ffn_dim_multiplier=2.0,
+        nope_every=4,
+        rope_theta=5e6,
+        norm_eps=1e-6,
+        tie_embeddings=True,
+    ),
+    "nanochat": LLAMA  # that of d32, without the later value embeddings and scaled residual
+    | dict(
+        norm="rmsnorm_bare",
+        mlp="relu2",
+        qk_norm="head",
+        embed_norm=True,
+        logit_softcap=15.0,
+        norm_eps=1e-6,
+    ),
+    "mixtral": LLAMA | dict(n_kv_head=shared(4), mlp="moe", rope_theta=1e6),
+    "gpt-oss": LLAMA  # 20B, with heads of n_embd / n_head; theirs are wider
+    | dict(
+        n_kv_head=shared(8),
+        bias="all",
+        window=lambda c: max(1, min(128, c["block_size"] // 2)),
+        full_every=2,
+        attn_sink=True,
+        mlp="moe_clamped",
+        n_experts=32,
+        top_k=4,
+        rope_theta=1.5e5,
+        rope_scaling="yarn_exact",
+        rope_factor=32.0,
+        rope_original=lambda c: max(8, c["block_size"] // 32),
+    ),
+    "deepseek-v3": LLAMA  # small: 32 of its 256 experts, no latent for queries, no dense layers
+    | dict(
+        mixer="mla",
+        mlp="moe",
+        n_experts=32,
+        top_k=4,
+        shared_experts=1,
+        moe_balance="bias",
+        norm_eps=1e-6,
+    ),
+    "qwen3-next": LLAMA  # small: 32 of its 512 experts; as many heads of values as of keys
+    | dict(
+        mixer=last_layers(*["gated_delta"] * 3, "attention"),
+        expand=lambda c: 2 if c["n_layer"] > 1 else 1,
+        n_kv_head=shared(8),
+        qk_norm="head",
+        attn_gate="element",
+        rope_fraction=0.25,
+        rope_theta=1e7,
+        mlp="moe",
+        n_experts=32,
+        top_k=4,
+        shared_experts=1,
+        shared_gate=True,
+        norm_eps=1e-6,
+    ),
+    "mamba2": LLAMA
+    | dict(
+        position="none",
+        block="parallel",
+        mlp="none",
+        mixer="mamba2",
+        expand=2,
+        state_size=128,
+        tie_embeddings=True,
+    ),
     "transformer2017": GPT2 | dict(position="sinusoidal", block="post", mlp="relu"),  # decoder only
     "balanced": LLAMA | dict(mlp="gelu", n_kv_head=shared(4)),
 }

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from parts.cache import LayerCache, Ring, visible
 from parts.mixer import MIXER, Mixer, layer_mixers
-from parts.norm import RMSNorm
+from parts.norm import BareRMSNorm, RMSNorm
 from parts.part import STD, linear
 from parts.position import POSITION, Alibi
 from parts.recurrence import ShortConv
@@ -72,7 +72,8 @@ class Attention(Mixer):
         self.dropout = nn.Dropout(config.dropout)
         if self.qk_norm != "none":
             heads = (1, 1) if self.qk_norm == "head" else (self.n_head, self.n_kv_head)
-            self.q_norm, self.k_norm = (RMSNorm(D * n, config) for n in heads)
+            norm = BareRMSNorm if config.norm == "rmsnorm_bare" else RMSNorm
+            self.q_norm, self.k_norm = (norm(D * n, config) for n in heads)
 
         self.turns = not config.nope_every or (layer + 1) % config.nope_every != 0
         self.sinks = nn.Parameter(torch.zeros(self.n_head)) if config.attn_sink else None  # (H)

@@ -109,7 +109,10 @@ def row(word, c, base, note):
 
 def needed(key, word, base):
     """The change to the base without which a key means nothing, such as position=rope, or without
-    which a mixer cannot be used: position=none, where it has no place for those of the base."""
+    which a word cannot be used: position=none for a mixer that has no place for those of the base,
+    block=parallel for mlp=none."""
+    if (key, word) == ("mlp", "none"):
+        return {"block": "parallel"}
     if key == "mixer" and POSITION[base.position].acts_on not in (None, *MIXER[word].acted_on):
         return {"position": "none"}
     slot, words = owners().get(key, (None, ()))

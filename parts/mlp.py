@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
@@ -74,6 +75,25 @@ class GatedMLP(ActivationMLP):
         return self.down(gate * self.up(x))
 
 
+class NoMLP(Part):
+    """0: with block=parallel, whose MLP has no norm of its own, a block is its mixer alone."""
+
+    paper = "Mamba, Gu & Dao 2023, arXiv:2312.00752"
+
+    @classmethod
+    def width_of(cls, config):
+        return 0
+
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, x, where=None):
+        return torch.zeros_like(x)
+
+    def reference(self, x):
+        return 0 * x
+
+
 # ---------------------------------------------------------------- formulas, of one number
 
 
@@ -114,4 +134,5 @@ MLP = {
     "reglu": GatedMLP.of(SHAZEER, F.relu, relu),
     "geglu": GatedMLP.of(SHAZEER, gelu, gelu_tanh),
     "swiglu": GatedMLP.of(SHAZEER, F.silu, silu),
+    "none": NoMLP,
 }

@@ -18,6 +18,7 @@ from parts.part import STD, Linear, Part
 
 LOSS_SHARE = 0.01  # of each layer's balance loss in the training loss (Switch, arXiv:2101.03961)
 BIAS_STEP = 0.001  # by which a balance bias moves per optimizer step (arXiv:2408.15664)
+SLOPE, LIMIT = 1.702, 7.0  # of the experts of gpt-oss
 
 
 class Routing(NamedTuple):
@@ -38,17 +39,20 @@ class Routings:
 class MoE(Part):
     """Σ g_i E_i(x) over the k experts with the largest scores, + E_s(x), a shared expert.
 
-    Each expert is a SwiGLU MLP without biases. There is no capacity limit, so that what a token
-    gets depends on that token alone. moe_balance=loss: g is the softmax over the k scores
-    (Mixtral), and a loss that grows with uneven loads is added while training. moe_balance=bias: g
-    are the sigmoids of the scores, divided by their sum (DeepSeek-V3, arXiv:2412.19437); a bias,
-    which only enters the choice, is raised after each step for experts with less than the mean
-    load (Wang et al. 2024, arXiv:2408.15664).
+    Each expert is a SwiGLU MLP; bias=all gives it and the router biases. There is no capacity
+    limit, so that what a token gets depends on that token alone. shared_gate: E_s is multiplied by
+    σ(x w), one number per token (Qwen2-MoE, arXiv:2407.10671).
+
+    moe_balance=loss: g is the softmax over the k scores (Mixtral), and a loss that grows with
+    uneven loads is added while training. moe_balance=bias: g are the sigmoids of the scores,
+    divided by their sum (DeepSeek-V3, arXiv:2412.19437); a bias, which only enters the choice, is
+    raised after each step for experts with less than the mean load (Wang et al. 2024,
+    arXiv:2408.15664).
     """
 
     paper = "Mixtral, arXiv:2401.04088"
     reads = ("multiple_of", "ffn_dim_multiplier")
-    reads += ("n_experts", "top_k", "shared_experts", "moe_balance")
+    reads += ("n_experts", "top_k", "shared_experts", "shared_gate", "moe_balance")
     muon = ("gate", "up", "down")
 
     @classmethod
@@ -69,12 +73,18 @@ class MoE(Part):
         self.gate = nn.Parameter(torch.empty(E, width, C))
         self.up = nn.Parameter(torch.empty(E, width, C))
         self.down = nn.Parameter(torch.empty(E, C, width))
-        self.router = Linear(C, E, bias=False) if E > 1 else None
-        self.shared = None
+        biased = config.bias == "all"
+        self.gate_bias = nn.Parameter(torch.empty(E, width)) if biased else None
+        self.up_bias = nn.Parameter(torch.empty(E, width)) if biased else None
+        self.down_bias = nn.Parameter(torch.empty(E, C)) if biased else None
+        self.router = Linear(C, E, bias=biased) if E > 1 else None
+        self.shared = self.shared_gate = None
         if config.shared_experts:
             dense = copy.copy(config)
-            dense.mlp_width, dense.bias, dense.dropout = config.shared_experts * width, "none", 0.0
+            dense.mlp_width, dense.dropout = config.shared_experts * width, 0.0
             self.shared = MLP["swiglu"](dense)
+        if config.shared_gate:
+            self.shared_gate = Linear(C, 1, bias=False)
         self.dropout = nn.Dropout(config.dropout)
         self.register_buffer("tally", torch.zeros(E + 2), persistent=False)  # since the last step
         self.last = None  # the tally of the last step
@@ -85,6 +95,9 @@ class MoE(Part):
         nn.init.normal_(self.gate, 0.0, STD)
         nn.init.normal_(self.up, 0.0, STD)
         nn.init.normal_(self.down, 0.0, self.down_std)
+        for bias in (self.gate_bias, self.up_bias, self.down_bias):
+            if bias is not None:
+                nn.init.zeros_(bias)
 
     def forward(self, x, where=None):
         tokens = x.flatten(0, 1)  # (N, C)
@@ -96,12 +109,30 @@ class MoE(Part):
             where.routings.of_layers.append(self.routing(scores, counts))
 
         order = chosen.flatten().argsort(stable=True)  # (N k) the choices, expert by expert
+        expert = chosen.flatten()[order]  # (N k)
+
+        def mapped(rows, matrices, bias):
+            y = grouped(rows, matrices, counts)
+            return y if bias is None else y + bias[expert].type_as(y)
+
         y = tokens[order // self.top_k]  # (N k, C)
-        y = F.silu(grouped(y, self.gate, counts)) * grouped(y, self.up, counts)  # (N k, F)
-        y = grouped(y, self.down, counts)  # (N k, C)
+        y = self.act(mapped(y, self.gate, self.gate_bias), mapped(y, self.up, self.up_bias))
+        y = mapped(y, self.down, self.down_bias)  # (N k, C)
         y = y[order.argsort()].view(*shares.shape, -1)  # (N, k, C), token by token
         y = (y * shares[..., None]).sum(1).to(y.dtype).view_as(x)
-        return self.dropout(y if self.shared is None else y + self.shared(x))
+        if self.shared is not None:
+            gate = 1 if self.shared_gate is None else self.shared_gate(x).sigmoid()  # (B, T, 1)
+            y = y + gate * self.shared(x)
+        return self.dropout(y)
+
+    @staticmethod
+    def act(gate, up):
+        return F.silu(gate) * up
+
+    @staticmethod
+    def formula(gate, up):
+        """`act` of two numbers."""
+        return MLP["swiglu"].formula(gate) * up
 
     def scores(self, tokens):
         """The router's scores (N, E), in float32 at least."""
@@ -137,18 +168,23 @@ class MoE(Part):
     def reference(self, x):
         """One token and one expert at a time."""
         y = torch.zeros_like(x) if self.shared is None else self.shared.reference(x)
+        if self.shared_gate is not None:
+            y = y / (1 + (-(x @ self.shared_gate.weight.mT)).exp())
         for place in itertools.product(*map(range, x.shape[:-1])):
             token, scores = x[place], [0.0]
             if self.router is not None:
-                scores = (self.router.weight @ token).tolist()
+                scores = self.router(token).tolist()
             gates, liked = [math.exp(score) for score in scores], scores
             if self.balance == "bias":
                 gates = [1 / (1 + math.exp(-score)) for score in scores]
                 liked = [g + float(b) for g, b in zip(gates, self.bias, strict=True)]
             best = sorted(range(len(liked)), key=lambda i: -liked[i])[: self.top_k]
             for i in best:
-                gate = (self.gate[i] @ token).detach().apply_(MLP["swiglu"].formula)
-                out = self.down[i] @ (gate * (self.up[i] @ token))
+                gate, up = self.gate[i] @ token, self.up[i] @ token
+                if self.gate_bias is not None:
+                    gate, up = gate + self.gate_bias[i], up + self.up_bias[i]
+                out = self.down[i] @ gate.detach().map_(up.detach(), self.formula)
+                out = out if self.down_bias is None else out + self.down_bias[i]
                 y[place] += gates[i] / sum(gates[j] for j in best) * out
         return y
 
@@ -158,7 +194,26 @@ class MoE(Part):
         return 2 * self.top_k * 3 * self.n_embd * self.width
 
     def unused(self):
-        return (self.n_experts - self.top_k) * 3 * self.n_embd * self.width
+        matrices = 3 * self.n_embd * self.width
+        biases = 0 if self.gate_bias is None else 2 * self.width + self.n_embd
+        return (self.n_experts - self.top_k) * (matrices + biases)
+
+
+class ClampedMoE(MoE):
+    """The experts of gpt-oss: (up + 1) gate σ(1.702 gate), where gate is at most 7 and up between
+    -7 and 7. A shared expert is a plain SwiGLU."""
+
+    paper = "gpt-oss, arXiv:2508.10925"
+
+    @staticmethod
+    def act(gate, up):
+        gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+        return (up + 1) * gate * torch.sigmoid(SLOPE * gate)
+
+    @staticmethod
+    def formula(gate, up):
+        gate, up = min(gate, LIMIT), max(-LIMIT, min(up, LIMIT))
+        return (up + 1) * gate / (1 + math.exp(-SLOPE * gate))
 
 
 def grouped(rows, matrices, counts):
@@ -238,4 +293,4 @@ def statistics(model):
     return {"balance_loss": added, "router_entropy": entropies, "expert_load": loads}
 
 
-MLP["moe"] = MoE
+MLP |= {"moe": MoE, "moe_clamped": ClampedMoE}

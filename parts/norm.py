@@ -5,6 +5,7 @@ LayerNorm and RMSNorm are those of model.py and model_llama.py, with what a part
 
 import torch
 import torch.nn as nn
+from torch.nn import functional as F
 
 import model
 import model_llama
@@ -49,6 +50,25 @@ class RMSNorm(Norm, model_llama.RMSNorm):
 
     def reference(self, x):
         return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight
+
+
+class BareRMSNorm(Norm):
+    """x / sqrt(mean(x²) + norm_eps), without a weight, as in nanochat. Attention then normalises
+    queries and keys without a weight, too."""
+
+    paper = "Zhang & Sennrich 2019, arXiv:1910.07467"
+    reads = ("norm_eps",)
+    biased = False
+
+    def __init__(self, width, config):
+        super().__init__()
+        self.eps = config.norm_eps
+
+    def forward(self, x):
+        return F.rms_norm(x, x.shape[-1:], None, self.eps)
+
+    def reference(self, x):
+        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
 
 
 class BatchNorm(Norm, nn.BatchNorm1d):
@@ -114,6 +134,7 @@ class NoNorm(Norm):
 NORM = {
     "layernorm": LayerNorm,
     "rmsnorm": RMSNorm,
+    "rmsnorm_bare": BareRMSNorm,
     "batchnorm": BatchNorm,
     "dyt": DyT,
     "none": NoNorm,

@@ -292,7 +292,7 @@ def rope_ntk(pos, D, config):
 
 
 @from_paper("Peng et al. 2023, arXiv:2309.00071")
-def rope_yarn(pos, D, config, fast=32, slow=1):
+def rope_yarn(pos, D, config, fast=32, slow=1, whole=True):
     """Pairs that turn more than `fast` times over rope_original tokens stay, those that turn less
     than `slow` times are divided by s, with a ramp between; q and k are both multiplied by
     0.1 ln s + 1."""
@@ -302,12 +302,20 @@ def rope_yarn(pos, D, config, fast=32, slow=1):
         wavelength = config.rope_original / (turns * 2 * math.pi)
         return D * math.log(wavelength) / (2 * math.log(config.rope_theta))
 
-    low = max(math.floor(pair_with(fast)), 0)
-    high = min(math.ceil(pair_with(slow)), D - 1)
+    low, high = pair_with(fast), pair_with(slow)
+    if whole:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, D - 1)
     pairs = torch.arange(D // 2, device=pos.device, dtype=torch.float32)
     ramp = ((pairs - low) / max(high - low, 1e-3)).clamp(0, 1)
     temperature = 0.1 * math.log(s) + 1.0 if s > 1 else 1.0
     return turned(pos, freq / s * ramp + freq * (1 - ramp), temperature)
+
+
+@from_paper("gpt-oss, arXiv:2508.10925")
+def rope_yarn_exact(pos, D, config):
+    """As yarn, but the ramp may begin and end between two pairs."""
+    return rope_yarn(pos, D, config, whole=False)
 
 
 @from_paper("LLaMA 3.1, arXiv:2407.21783")
@@ -324,6 +332,7 @@ ROPE_SCALING = {
     "linear": rope_linear,
     "ntk": rope_ntk,
     "yarn": rope_yarn,
+    "yarn_exact": rope_yarn_exact,
     "llama3": rope_llama3,
 }
 

@@ -87,6 +87,7 @@ class VariantConfig:
     n_experts: PositiveInt = 8  # of moe
     top_k: PositiveInt = 2  # of moe: experts that a token uses
     shared_experts: NonNegativeInt = 0  # of moe: as wide as so many, used by every token
+    shared_gate: bool = False  # of moe: the shared expert times a number of the token's own
     moe_balance: Literal["loss", "bias"] = "loss"  # of moe: what evens the experts' loads
     latent_rank: PositiveInt | None = None  # of mla: numbers cached per token; None: n_embd / 4
     rope_head_dim: PositiveInt | None = None  # of mla: the shared key; None: half a head
@@ -115,6 +116,10 @@ class VariantConfig:
             raise ValueError(
                 f"window={self.window} and block_local={self.block_local} are two ways to look at "
                 "less: choose one"
+            )
+        if self.mlp == "none" and self.block != "parallel":
+            raise ValueError(
+                f"mlp=none leaves a norm of block={self.block} without use: choose block=parallel"
             )
         if self.full_every and not self.window:
             raise ValueError(
@@ -184,8 +189,10 @@ class VariantConfig:
                     )
 
     def check_experts(self):
-        if self.mlp != "moe":
+        if not issubclass(MLP[self.mlp], moe.MoE):
             return
+        if self.shared_gate and not self.shared_experts:
+            raise ValueError("shared_gate=True means nothing to shared_experts=0: leave it out")
         if self.top_k > self.n_experts:
             raise ValueError(f"top_k={self.top_k} is above n_experts={self.n_experts}")
         if self.top_k == 1 < self.n_experts:
@@ -195,8 +202,8 @@ class VariantConfig:
             )
         if self.low_rank:
             raise ValueError(
-                f"low_rank={self.low_rank} means nothing to mlp=moe, whose experts are whole: "
-                "leave it out"
+                f"low_rank={self.low_rank} means nothing to mlp={self.mlp}, whose experts are "
+                "whole: leave it out"
             )
 
 

@@ -12,6 +12,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import torch
@@ -22,14 +23,23 @@ from common.configurator import build, load
 from common.errors import Failure, UserError, one_line, run
 from common.files import leftovers, partial, remedy, remove, share, sync
 from parts.architectures import ARCH, idle
+from parts.mixer import layer_mixers
 from weights import gguf_format
 from weights.checkpoint import open_run
-from weights.families import FAMILIES, READS, ROPE_NUMBERS
+from weights.families import FAMILIES
+from weights.family import READS, ROPE_NUMBERS
 from weights.hf_config import BIASES, USUAL, rows, understand
+from weights.pretrained import of_experts
 from weights.tokenizer_formats import to_tokenizer_json
 
 END = "<|endoftext|>"
 LONGEST = 255  # bytes that a file's name, also its temporary one, may have
+
+SIZES = (  # (tensor, the key that its size gives, in which dimension)
+    ("blocks.0.mlp.up.weight", "mlp_width", 0),
+    ("blocks.0.mlp.up.v.weight", "mlp_width", 0),
+    ("blocks.0.mlp.up", "mlp_width", 1),
+)
 
 # ---------------------------------------------------------------- ours to theirs
 
@@ -38,9 +48,8 @@ def complete(word, values, tensors):
     """(values, effective) for a model of ours: the values of VariantConfig that describe it
     completely, and the keys of those that have an effect on it."""
     v = USUAL | ARCH[word] | values
-    up = tensors.get("blocks.0.mlp.up.weight", tensors.get("blocks.0.mlp.up.v.weight"))
-    if up is not None:
-        v["mlp_width"] = len(up)
+    v |= {key: tensors[name].size(dim) for name, key, dim in SIZES if name in tensors}
+    v |= mixer_sizes(v, tensors)
     v["n_kv_head"] = v["n_kv_head"] or v["n_head"]
     v["bias"] = {True: "all", False: "none"}.get(v["bias"], v["bias"])
     if (v["bias"], v["norm"]) == ("norm", "rmsnorm"):
@@ -50,11 +59,31 @@ def complete(word, values, tensors):
     return v, v.keys() - without_effect
 
 
+def mixer_sizes(v, tensors):
+    """The sizes of latent attention or of mixers with a state, in the first layer that has them; {}
+    without such a layer."""
+    found = {}
+    for layer in reversed(range(v["n_layer"])):
+        sizes = {
+            name: tensors[f"blocks.{layer}.attn.{name}.weight"].shape
+            for name in ("wq", "wd", "latent_norm", "conv")
+            if f"blocks.{layer}.attn.{name}.weight" in tensors
+        }
+        if "wd" in sizes:
+            found["latent_rank"] = sizes["latent_norm"][0]
+            found["rope_head_dim"] = sizes["wd"][0] - found["latent_rank"]
+        if "conv" in sizes and "wq" in sizes:
+            mixer = layer_mixers(SimpleNamespace(**v))[layer]
+            found["conv"] = sizes["conv"][1]
+            found["state_size"] = sizes["wq"][0] // (1 if mixer == "mamba2" else v["n_head"])
+    return found
+
+
 def describe(kind, v):
     """A family's config.json for our values v, as far as the family can express them."""
     family = FAMILIES[kind]
     config = {"model_type": kind, "architectures": [family.architecture]}
-    config |= {"bos_token_id": None, "eos_token_id": None}
+    config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     config |= {theirs: v[ours] for ours, theirs in family.keys.items()} | family.theirs(v)
     for ours, (theirs, words) in family.words.items():
         if v[ours] in words and ours != "rope_scaling":
@@ -88,8 +117,8 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
     config, blocks = candidates[kind]
     if blocks:
         what = ", ".join(f"{key}={value}" for key, value in blocks.items())
-        models = "GGUF's llama does not have this"
-        if kinds != ("llama",):
+        models = f"GGUF has no such model (the closest is {kind})"
+        if kinds == tuple(FAMILIES):
             others = f"together with the other parts (the closest is {kind})"
             models = f"no Hugging Face model has this {others}"
         raise UserError(f"{what}: {models}", "export", "keep the model in our own format")
@@ -98,7 +127,9 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
     for name, ours, layout in rows(FAMILIES[kind], expected):
         if ours != ["lm_head.weight"] or not v["tie_embeddings"]:
             parts = [tensor_or_zeros(part, tensors) for part in ours]
-            theirs[name] = layout.join(parts, v).contiguous()
+            whole, names = layout.join(parts, v), of_experts(name, v)
+            each = whole if "*" in name else [whole]
+            theirs |= zip(names, [tensor.contiguous() for tensor in each], strict=True)
     return config, theirs
 
 
@@ -107,6 +138,8 @@ def tensor_or_zeros(name, tensors):
     if name.endswith(".bias") and name not in tensors:
         size = len(tensors[name.replace(".bias", ".weight")])
         return torch.zeros(size).to(tensors["wte.weight"])
+    if name.endswith("_bias") and name not in tensors:  # of experts
+        return torch.zeros_like(tensors[name.removesuffix("_bias")][..., 0])
     return tensors[name]
 
 
@@ -187,7 +220,7 @@ def main(argv):
     check_dest(dest)
 
     model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint)
-    kinds = ("llama",) if config.export == "gguf" else tuple(FAMILIES)
+    kinds = tuple(gguf_format.ARCHITECTURES if config.export == "gguf" else FAMILIES)
     theirs, tensors = to_hf(trained["model"], vars(model.config), model.state_dict(), kinds)
     tokens = tokenizer.to_json()
     if config.export == "hf":

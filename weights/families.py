@@ -1,150 +1,29 @@
 """
 The model families that pretrained.py reads and export.py writes: one table each, used in both
-directions. In all of weights/, "theirs" means the keys of Hugging Face's config.json and the names
-of its tensors; "ours" means the keys of VariantConfig and the names of our parameters.
+directions. family.py says what a table holds. Those with experts or without attention are in
+newer_families.py.
 """
 
-import math
-from collections.abc import Callable
-from typing import NamedTuple
-
-from weights.layouts import by_head, multi_query, plain, transposed
-
-
-class Family(NamedTuple):
-    architecture: str  # the name of their class
-    prefix: str  # of their tensor names; files without the head omit it
-    slots: dict  # the values of VariantConfig that all its models share, unless defaults
-    keys: dict  # {our key: their key}; the value is a size unless `defaults` gives another type
-    words: dict  # {our key: (their key, {our word: their words, the first is the one we write})}
-    defaults: dict  # {their key: default}; None: a size that may be absent
-    must: Callable  # c -> {their key: values we can express; the first is that of an absent key}
-    ours: Callable  # c -> further values of our configuration
-    theirs: Callable  # values of ours -> further keys of their configuration
-    names: list  # (their tensor, [our tensors], layout); {} is the number of the layer
-    older: dict = {}  # other names of the same keys: {older: newer}
-    in_rope: dict = {}  # names within rope_parameters: {name there: name in this table}
-
-
-# ---------------------------------------------------------------- what families share
-
-ACT = {
-    "gelu": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
-    "gelu_erf": ("gelu",),
-    "relu": ("relu",),
-    "silu": ("silu", "swish"),
-    "relu2": ("relu2",),
-}
-GATE = {
-    "swiglu": ("silu", "swish"),
-    "geglu": ("gelu_pytorch_tanh", "gelu_new"),
-    "reglu": ("relu",),
-    "glu": ("sigmoid",),
-    "bilinear": ("linear",),
-}
-ROPE = {"none": ("default",), "linear": ("linear",), "yarn": ("yarn",), "llama3": ("llama3",)}
-ROPE_NUMBERS = {"rope_factor": "factor", "rope_original": "original_max_position_embeddings"}
-READS = {  # the numbers that a kind of rope_scaling reads
-    "linear": ["rope_factor"],
-    "ntk": ["rope_factor"],
-    "yarn": [*ROPE_NUMBERS],
-    "llama3": [*ROPE_NUMBERS],
-}
-
-
-def rope_must(c):
-    factor = c.get("factor", 1)
-    stretched = type(factor) in (int, float) and factor > 1
-    return {
-        "head_dim": (c["hidden_size"] // c["num_attention_heads"],),
-        "partial_rotary_factor": (1,),
-        "low_freq_factor": (1,),
-        "high_freq_factor": (4,),
-        "beta_fast": (32,),
-        "beta_slow": (1,),
-        "truncate": (True,),
-        "mscale": (None,),
-        "attention_factor": (0.1 * math.log(factor) + 1 if stretched else 1,),
-    }
-
-
-def rope_ours(c):
-    return {ours: c[ROPE_NUMBERS[ours]] for ours in READS.get(c["rope_type"], [])}
-
-
-def rope_theirs(v):
-    """Their rope_scaling; newer readers accept it in place of rope_parameters."""
-    kind = v["rope_scaling"]
-    if kind not in ROPE or kind == "none":
-        return {}
-    scaling = {"rope_type": kind} | {ROPE_NUMBERS[ours]: v[ours] for ours in READS[kind]}
-    if kind == "llama3":
-        scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    return {"rope_scaling": scaling}
-
-
-def llama_must(c):
-    return rope_must(c) | {
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-        "sliding_window": (None,),
-    }
-
-
-def full_attention(c):
-    """The allowed values of layer_types: absent, or full attention in every layer."""
-    kinds = c.get("layer_types")
-    if kinds is None or isinstance(kinds, list) and kinds == ["full_attention"] * len(kinds):
-        return (kinds,)
-    return ("full_attention in each layer",)
-
-
-def whole_pairs(c):
-    """The allowed values of rotary_pct: those that rotate an even number of each head's features.
-    With an odd number their model computes another function than ours."""
-    D = c["hidden_size"] // c["num_attention_heads"]
-    return (c["rotary_pct"],) if int(D * c["rotary_pct"]) % 2 == 0 else (1,)
-
-
-LLAMA_KEYS = dict(
-    block_size="max_position_embeddings",
-    vocab_size="vocab_size",
-    n_layer="num_hidden_layers",
-    n_head="num_attention_heads",
-    n_kv_head="num_key_value_heads",
-    n_embd="hidden_size",
-    mlp_width="intermediate_size",
-    rope_theta="rope_theta",
-    norm_eps="rms_norm_eps",
-    tie_embeddings="tie_word_embeddings",
+from weights.family import (
+    ACT,
+    GATE,
+    LLAMA_DEFAULTS,
+    LLAMA_KEYS,
+    LLAMA_NAMES,
+    LLAMA_SLOTS,
+    QK_NORM,
+    ROPE,
+    Family,
+    full_attention,
+    llama_must,
+    rope_must,
+    rope_ours,
+    rope_theirs,
+    whole_pairs,
 )
-LLAMA_DEFAULTS = {
-    "num_key_value_heads": None,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "rope_type": "default",
-}
-LLAMA_SLOTS = dict(position="rope", norm="rmsnorm", block="pre", mlp="swiglu", bias="none")
-LLAMA_NAMES = [
-    ("model.embed_tokens", ["wte"], plain),
-    ("model.layers.{}.input_layernorm", ["blocks.{}.norm1"], plain),
-    ("model.layers.{}.self_attn.q_proj", ["blocks.{}.attn.wq"], plain),
-    ("model.layers.{}.self_attn.k_proj", ["blocks.{}.attn.wk"], plain),
-    ("model.layers.{}.self_attn.v_proj", ["blocks.{}.attn.wv"], plain),
-    ("model.layers.{}.self_attn.o_proj", ["blocks.{}.attn.wo"], plain),
-    ("model.layers.{}.post_attention_layernorm", ["blocks.{}.norm2"], plain),
-    ("model.layers.{}.mlp.gate_proj", ["blocks.{}.mlp.gate"], plain),
-    ("model.layers.{}.mlp.up_proj", ["blocks.{}.mlp.up"], plain),
-    ("model.layers.{}.mlp.down_proj", ["blocks.{}.mlp.down"], plain),
-    ("model.norm", ["norm_f"], plain),
-    ("lm_head", ["lm_head"], plain),
-]
-QK_NORM = [
-    ("model.layers.{}.self_attn.q_norm", ["blocks.{}.attn.q_norm"], plain),
-    ("model.layers.{}.self_attn.k_norm", ["blocks.{}.attn.k_norm"], plain),
-]
+from weights.layouts import by_head, multi_query, plain, swapped_halves, transposed
+from weights.newer_families import DEEPSEEK_V3, GPT_OSS, MAMBA2, MIXTRAL, QWEN3_NEXT
+
 BLOOM_NAMES = [
     ("transformer.word_embeddings", ["wte"], plain),
     ("transformer.h.{}.input_layernorm", ["blocks.{}.norm1"], plain),
@@ -159,6 +38,22 @@ BLOOM_NAMES = [
     ("transformer.ln_f", ["norm_f"], plain),
     ("lm_head", ["lm_head"], plain),
 ]
+
+
+def nope_every(c):
+    """Our nope_every for SmolLM3's list of layers with positions, or for its interval; None if the
+    list is of another kind."""
+    turns, n_layer = c.get("no_rope_layers"), c["num_hidden_layers"]
+    if turns is None:
+        every = c["no_rope_layer_interval"]
+        return every if type(every) is int and every > 0 else None
+    if not isinstance(turns, list) or len(turns) < n_layer:
+        return None
+    turns = turns[:n_layer]
+    every = turns.index(0) + 1 if 0 in turns else 0
+    expected = [int(not every or (layer + 1) % every != 0) for layer in range(n_layer)]
+    return every if turns == expected else None
+
 
 # ---------------------------------------------------------------- the families
 
@@ -255,6 +150,46 @@ QWEN3 = LLAMA._replace(
     ),
     theirs=lambda v: rope_theirs(v) | {"head_dim": v["n_embd"] // v["n_head"]},
     names=LLAMA_NAMES + QK_NORM,
+)
+
+SMOLLM3 = LLAMA._replace(
+    architecture="SmolLM3ForCausalLM",
+    defaults=LLAMA_DEFAULTS
+    | {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
+    absent={"no_rope_layer_interval": 4},
+    must=lambda c: (
+        llama_must(c)
+        | {
+            "no_rope_layers": (
+                c.get("no_rope_layers") if nope_every(c) is not None else "a 0 every so many 1",
+            ),
+            "use_sliding_window": (False,),
+            "layer_types": full_attention(c),
+            "sliding_window": (c.get("sliding_window"),),  # ignored unless use_sliding_window
+        }
+    ),
+    ours=lambda c: rope_ours(c) | {"nope_every": nope_every(c)},
+    theirs=lambda v: rope_theirs(v) | {"no_rope_layer_interval": v["nope_every"]},
+)
+
+NANOCHAT = LLAMA._replace(  # of January 2026 or earlier: without value embeddings
+    architecture="NanoChatForCausalLM",
+    slots=LLAMA_SLOTS | dict(norm="rmsnorm_bare", qk_norm="head", embed_norm=True),
+    keys=LLAMA_KEYS | dict(logit_softcap="final_logit_softcapping"),
+    words=dict(mlp=("hidden_act", ACT), rope_scaling=("rope_type", ROPE)),
+    defaults=LLAMA_DEFAULTS | {"hidden_act": "relu2", "final_logit_softcapping": 15.0},
+    ours=lambda c: rope_ours(c) | {"logit_softcap": c["final_logit_softcapping"] or 0.0},
+    theirs=lambda v: rope_theirs(v) | {"final_logit_softcapping": v["logit_softcap"] or None},
+    names=[
+        ("model.embed_tokens", ["wte"], plain),
+        ("model.layers.{}.self_attn.q_proj", ["blocks.{}.attn.wq"], swapped_halves),
+        ("model.layers.{}.self_attn.k_proj", ["blocks.{}.attn.wk"], swapped_halves),
+        ("model.layers.{}.self_attn.v_proj", ["blocks.{}.attn.wv"], plain),
+        ("model.layers.{}.self_attn.o_proj", ["blocks.{}.attn.wo"], plain),
+        ("model.layers.{}.mlp.fc1", ["blocks.{}.mlp.up"], plain),
+        ("model.layers.{}.mlp.fc2", ["blocks.{}.mlp.down"], plain),
+        ("lm_head", ["lm_head"], plain),
+    ],
 )
 
 BLOOM = Family(
@@ -366,7 +301,11 @@ NEOX = Family(  # also Pythia
     },
     must=lambda c: (
         rope_must(c)
-        | {"layer_norm_eps": (1e-5,), "attention_bias": (True,), "rotary_pct": whole_pairs(c)}
+        | {
+            "layer_norm_eps": (1e-5,),
+            "attention_bias": (True,),
+            "rotary_pct": whole_pairs(c, "rotary_pct"),
+        }
     ),
     ours=rope_ours,
     theirs=rope_theirs,
@@ -397,4 +336,11 @@ FAMILIES = {
     "gpt_neox": NEOX,
     "olmo2": OLMO2,
     "qwen3": QWEN3,
+    "smollm3": SMOLLM3,
+    "nanochat": NANOCHAT,
+    "mixtral": MIXTRAL,
+    "gpt_oss": GPT_OSS,
+    "deepseek_v3": DEEPSEEK_V3,
+    "qwen3_next": QWEN3_NEXT,
+    "mamba2": MAMBA2,
 }  # by their model_type

@@ -1,7 +1,8 @@
 """
 Convert GGUF, the format of llama.cpp, to Hugging Face's configuration and tensors and back;
-pretrained.py and export.py convert those to ours and back. Only GGUF's plain LLaMA is supported. It
-needs the package `gguf`, which no other part of this repo needs.
+pretrained.py and export.py convert those to ours and back. GGUF's plain LLaMA is supported, the
+same with experts (Mixtral), and SmolLM3. It needs the package `gguf`, which no other part of this
+repo needs.
 
 GGUF's rotary embedding rotates the features (2i, 2i + 1) of a head; Hugging Face's and ours rotates
 (i, i + D/2). So the rows of each head's wq and wk have another order in GGUF. A reader that ignores
@@ -13,8 +14,10 @@ import re
 import torch
 
 from common.errors import UserError, one_line
+from weights.layouts import halves, interleaved
 from weights.tokenizer_formats import PATTERNS, from_escaped, from_lists, to_escaped, to_lists
 
+ARCHITECTURES = {"llama": "llama", "mixtral": "llama", "smollm3": "smollm3"}  # of a model_type
 KEYS = {  # GGUF's key: Hugging Face's key
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -25,6 +28,10 @@ KEYS = {  # GGUF's key: Hugging Face's key
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
+}
+EXPERT_KEYS = {
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
 }
 FLOATS = ("rms_norm_eps", "rope_theta")  # the others are whole numbers
 OPTIONAL = ("num_key_value_heads", "rope_theta", "vocab_size")
@@ -41,6 +48,11 @@ NAMES = {  # GGUF's tensor: Hugging Face's tensor; {} is the number of the layer
     "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj",
     "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
     "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
+    "blk.{}.ffn_gate_inp": "model.layers.{}.block_sparse_moe.gate",
+    # Of all experts in one tensor (experts, out, in); Hugging Face has one tensor for each.
+    "blk.{}.ffn_gate_exps": "model.layers.{}.block_sparse_moe.experts.*.w1",
+    "blk.{}.ffn_up_exps": "model.layers.{}.block_sparse_moe.experts.*.w3",
+    "blk.{}.ffn_down_exps": "model.layers.{}.block_sparse_moe.experts.*.w2",
 }
 # Written for a vocabulary of bytes alone, since llama.cpp refuses a file without merges. It has no
 # effect: no pattern leaves a letter and a mark after it in one piece.
@@ -54,16 +66,6 @@ def package():
     except ImportError:
         raise UserError("the package gguf is not installed", "GGUF", "pip install gguf") from None
     return gguf
-
-
-def interleaved(t, heads):
-    """Reorder the rows of each head from our order (2, D/2) to GGUF's (D/2, 2)."""
-    return t.view(heads, 2, -1, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
-
-
-def halves(t, heads):
-    """Reorder the rows of each head from GGUF's order (D/2, 2) to ours (2, D/2)."""
-    return t.view(heads, -1, 2, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
 
 
 def turned_heads(name, config):
@@ -83,7 +85,7 @@ def hf_name(name):
 
 
 def gguf_name(name):
-    """GGUF's name of a tensor of Hugging Face's LLaMA."""
+    """GGUF's name of a tensor of Hugging Face's."""
     layer = re.match(r"model\.layers\.([0-9]+)\.", name)
     stem, _, suffix = re.sub(r"^model\.layers\.[0-9]+\.", "model.layers.{}.", name).rpartition(".")
     theirs = {hf: gguf for gguf, hf in NAMES.items()}
@@ -129,7 +131,11 @@ def read(path):
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
             t = torch.from_numpy(values.copy())
             heads = turned_heads(name, config)
-            tensors[name] = halves(t, heads) if heads else t
+            if "*" in name:
+                each = t.unbind() if t.dim() == 3 else []
+                tensors |= {name.replace("*", str(i)): matrix for i, matrix in enumerate(each)}
+            else:
+                tensors[name] = halves(t, heads) if heads else t
         except (NotImplementedError, ValueError, TypeError, RuntimeError) as error:
             what = f"cannot read the tensor {tensor.name}: {one_line(error)}"
             raise UserError(what, path, DAMAGED) from None
@@ -139,10 +145,13 @@ def read(path):
 def read_config(fields, stored, path):
     """Hugging Face's config.json from the {key: value} of a GGUF file and its {name: tensor}."""
     architecture = fields.get("general.architecture")
-    if architecture != "llama":
+    if architecture not in ARCHITECTURES.values():
         what = f"cannot read a GGUF model of architecture {architecture!r}"
-        raise UserError(what, path, "choose a file of architecture llama")
-    needed = [f"llama.{key}" for key, name in KEYS.items() if name not in OPTIONAL]
+        raise UserError(what, path, "choose a file of architecture llama or smollm3")
+    kind, keys = architecture, KEYS
+    if architecture == "llama" and fields.get("llama.expert_count", 0) != 0:
+        kind, keys = "mixtral", KEYS | EXPERT_KEYS
+    needed = [f"{architecture}.{key}" for key, name in keys.items() if name not in OPTIONAL]
     missing = [key for key in needed if key not in fields]
     if "token_embd.weight" not in stored:
         missing.append("token_embd.weight")
@@ -150,14 +159,14 @@ def read_config(fields, stored, path):
         fix = "download the model again: every complete file has these"
         raise UserError(f"this file has no {', '.join(missing)}", path, fix)
 
-    config = {"model_type": "llama", "rope_theta": 10000.0}
-    for key, name in KEYS.items():
-        value = fields.get(f"llama.{key}", 1)
-        kind, text = (float, "a number") if name in FLOATS else (int, "a whole number")
-        if type(value) not in (kind, int) or not 0 < value < 1e38:
-            what = f"llama.{key} is {str(value)[:60]}"
+    config = {"model_type": kind, "rope_theta": 10000.0}
+    for key, name in keys.items():
+        value = fields.get(f"{architecture}.{key}", 1)
+        number, text = (float, "a number") if name in FLOATS else (int, "a whole number")
+        if type(value) not in (number, int) or not 0 < value < 1e38:
+            what = f"{architecture}.{key} is {str(value)[:60]}"
             raise UserError(what, path, f"it must be {text} above 0; {DAMAGED}")
-        if f"llama.{key}" in fields:
+        if f"{architecture}.{key}" in fields:
             config[name] = value
     config.setdefault("vocab_size", int(stored["token_embd.weight"].shape[-1]))
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
@@ -169,10 +178,14 @@ def read_config(fields, stored, path):
         "rope.dimension_count": head_size,
         "attention.key_length": head_size,
         "attention.value_length": head_size,
-        "expert_count": 0,
+        "attention.sliding_window": 0,
+        "expert_count": config.get("num_local_experts", 0),
+        "expert_shared_count": 0,
+        "expert_weights_scale": 1.0,
     }.items():
-        if fields.get(f"llama.{key}", value) != value:
-            what = f"our llama model cannot express llama.{key}={fields[f'llama.{key}']!r}"
+        key = f"{architecture}.{key}"
+        if fields.get(key, value) != value:
+            what = f"our {kind} model cannot express {key}={fields[key]!r}"
             raise UserError(what, path, f"it must be {value!r}")
     return config
 
@@ -231,27 +244,32 @@ def caveat(tokenizer):
 
 
 def write(path, config, tensors, tokenizer, kind="F32"):
-    """Write a LLaMA to a GGUF file. Takes its configuration and tensors in Hugging Face's form, and
+    """Write a model to a GGUF file. Takes its configuration and tensors in Hugging Face's form, and
     its tokenizer's to_json(). kind: F32, F16 or Q8_0, the format of the matrices whose rows it can
-    divide into blocks. Raises UserError for a part that GGUF's llama does not have."""
+    divide into blocks. Raises UserError for a part that GGUF's architecture does not have."""
     gguf = package()
     types = gguf.GGMLQuantizationType
-    for key, fitting in {"rope_scaling": None, "hidden_act": "silu"}.items():
+    architecture = ARCHITECTURES[config["model_type"]]
+    needed = {"rope_scaling": None, "hidden_act": "silu", "sliding_window": None}
+    if architecture == "smollm3":
+        needed["no_rope_layer_interval"] = 4  # llama.cpp knows no other
+    for key, fitting in needed.items():
         if config.get(key, fitting) != fitting:
-            what = f"{key}={config[key]}: GGUF's llama does not have this"
+            what = f"{key}={config[key]}: GGUF's {architecture} does not have this"
             raise UserError(what, "export=gguf", "use --export=hf")
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, name in KEYS.items():
+    writer = gguf.GGUFWriter(path, architecture)
+    experts = EXPERT_KEYS if config["model_type"] == "mixtral" else {}
+    for key, name in (KEYS | experts).items():
         add = writer.add_float32 if name in FLOATS else writer.add_uint32
-        add(f"llama.{key}", config[name])
+        add(f"{architecture}.{key}", config[name])
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
     file_type = "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
     writer.add_file_type(gguf.LlamaFileType[file_type])
     write_tokenizer(gguf, writer, tokenizer, config["vocab_size"])
-    for name, t in tensors.items():
+    for name, t in together(tensors).items():
         heads = turned_heads(name, config)
         t = interleaved(t, heads) if heads else t
-        fits = t.dim() == 2 and t.size(1) % gguf.GGML_QUANT_SIZES[types[kind]][0] == 0
+        fits = t.dim() >= 2 and t.size(-1) % gguf.GGML_QUANT_SIZES[types[kind]][0] == 0
         stored = types[kind] if fits else types.F32
         values = gguf.quants.quantize(t.float().contiguous().numpy(), stored)
         writer.add_tensor(gguf_name(name), values, raw_dtype=stored)
@@ -259,6 +277,18 @@ def write(path, config, tensors, tokenizer, kind="F32"):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def together(tensors):
+    """The tensors, with those of the experts of a layer in one."""
+    found, experts = {}, {}
+    for name, t in tensors.items():
+        of_all = re.sub(r"\.experts\.[0-9]+\.", ".experts.*.", name)
+        if of_all == name:
+            found[name] = t
+        else:
+            experts.setdefault(of_all, []).append(t)
+    return found | {name: torch.stack(matrices) for name, matrices in experts.items()}
 
 
 def write_tokenizer(gguf, writer, tokenizer, vocab_size):

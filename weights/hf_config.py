@@ -7,10 +7,12 @@ import torch
 from common.errors import UserError
 from parts.architectures import ARCH, CORNERS, idle
 from parts.variant import VariantConfig
-from weights.families import FAMILIES, READS, ROPE_NUMBERS
+from weights.families import FAMILIES
+from weights.family import READS, ROPE_NUMBERS
 
 LARGEST = torch.finfo(torch.float32).max
-NULL = ("sliding_window", "num_key_value_heads")  # keys where null differs from an absent key
+# Keys where null differs from an absent key.
+NULL = ("sliding_window", "num_key_value_heads", "q_lora_rank", "final_logit_softcapping")
 KINDS = {
     int: "a whole number above 0",
     float: "a finite number above 0",
@@ -22,16 +24,25 @@ USUAL = {field.name: field.default for field in fields(VariantConfig)}
 
 
 def rows(family, values):
-    """(theirs, [ours], layout) of every tensor, with layer numbers and suffixes filled in."""
-    for theirs, ours, layout in family.names:
-        if "norm" in ours[0]:
-            biased = values["norm"] == "layernorm"
-        else:
-            biased = values["bias"] == "all" and ours[0].startswith("blocks.")
+    """(theirs, [ours], layout) of every tensor, with layer numbers and suffixes filled in. A * in
+    theirs stands for the number of each expert."""
+    named = [(*row, suffix) for row in family.names for suffix in suffixes(row[1][0], values)]
+    mixers = values.get("mixer", USUAL["mixer"]).split(",")
+    for theirs, ours, layout, suffix in named + [(*row, "") for row in family.tensors]:
         for layer in range(values["n_layer"] if "{}" in theirs else 1):
-            for suffix in ("weight", "bias") if biased else ("weight",):
-                names = [f"{name.format(layer)}.{suffix}" for name in ours]
-                yield f"{theirs.format(layer)}.{suffix}", names, layout
+            mixer = mixers[layer % len(mixers)]
+            if all(word == mixer for part, word in family.mixers.items() if part in theirs):
+                names = [name.format(layer) + suffix for name in ours]
+                yield theirs.format(layer) + suffix, names, layout
+
+
+def suffixes(ours, values):
+    """The tensors of a linear map or norm of ours."""
+    if "norm" in ours:
+        biased = values["norm"] == "layernorm"
+    else:
+        biased = values["bias"] == "all" and ours.startswith("blocks.")
+    return (".weight", ".bias") if biased else (".weight",)
 
 
 def some(names):
@@ -54,7 +65,7 @@ def understand(config, where):
         what = f"cannot read a model of model_type {short(kind)}"
         raise UserError(what, where, "choose from " + ", ".join(FAMILIES))
     family = FAMILIES[kind]
-    config = flat(family, config, where)
+    config = family.absent | flat(family, config, where)
     check_types(family, config, where)
     check_expressible(family, config, where)
 
@@ -137,7 +148,7 @@ def simplest(values):
     word = "gpt2" if values["norm"] == "layernorm" else "llama"
     own = {field.name for field in fields(CORNERS[word][0])}
     usual = USUAL | ARCH[word]
-    usual["mlp_width"] = 4 * values["n_embd"] if word == "gpt2" else values["mlp_width"]
+    usual["mlp_width"] = 4 * values["n_embd"] if word == "gpt2" else values.get("mlp_width")
     if any(usual[key] != value for key, value in values.items() if key not in own):
         return word, {key: value for key, value in values.items() if key not in idle(values)}
 

@@ -1,4 +1,9 @@
-"""Layouts: how one tensor of another format holds several of ours, for reading and writing."""
+"""
+Layouts: how one tensor of another format holds several of ours, for reading and writing.
+
+Shapes: C = n_embd, H = n_head, D = C / H, E = n_experts, F the width of an expert, N = state_size,
+P = expand C / H, L = latent_rank, R = rope_head_dim.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -29,6 +34,56 @@ def split_multi_query(t, n, v):
     return t.split([v["n_embd"], D, D])
 
 
+def interleaved(t, heads):
+    """Reorder the rows of each head from our order (2, D/2) to (D/2, 2), where the features that
+    rope turns together are neighbours."""
+    return t.view(heads, 2, -1, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
+
+
+def halves(t, heads):
+    """Reorder the rows of each head from (D/2, 2) to our order (2, D/2)."""
+    return t.view(heads, -1, 2, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
+
+
+def reorder_turned(reorder, heads, t, v):
+    """Reorder the last R rows of each of so many heads."""
+    t, R = t.unflatten(0, (heads, -1)), v["rope_head_dim"]
+    turned = reorder(t[:, -R:].flatten(0, 1), heads).unflatten(0, (heads, -1))
+    return torch.cat((t[:, :-R], turned), 1).flatten(0, 1)
+
+
+def swap_halves(t, v):
+    """Exchange the halves of each head."""
+    half = v["n_embd"] // v["n_head"] // 2
+    return t.unflatten(0, (-1, 2, half)).flip(1).flatten(0, 2)
+
+
+def split_delta_maps(t, n, v):
+    N, P = v["state_size"], v["expand"] * v["n_embd"] // v["n_head"]
+    widths = (N, N, P, P) if n == 4 else (1, 1)
+    return [part.flatten(0, 1) for part in t.unflatten(0, (v["n_head"], -1)).split(widths, 1)]
+
+
+def join_delta_maps(parts, v):
+    return torch.cat([part.unflatten(0, (v["n_head"], -1)) for part in parts], 1).flatten(0, 1)
+
+
+def split_mamba_maps(t, n, v):
+    N, HP = v["state_size"], v["expand"] * v["n_embd"]
+    return t.split([HP, HP, N, N, v["n_head"]])
+
+
+def our_channels(t, v):
+    """Reorder channels from v, k, q to q, k, v."""
+    N, HP = v["state_size"], v["expand"] * v["n_embd"]
+    return torch.cat(t.split([HP, N, N])[::-1])
+
+
+def their_channels(t, v):
+    N, HP = v["state_size"], v["expand"] * v["n_embd"]
+    return torch.cat(t.split([N, N, HP])[::-1])
+
+
 # The tensors are concatenated along the first dimension.
 plain = Layout(lambda t, n, v: t.chunk(n), lambda parts, v: torch.cat(parts))
 # The same, for matrices stored as (in, out); a bias is unchanged.
@@ -37,3 +92,47 @@ transposed = Layout(lambda t, n, v: t.t().chunk(n), lambda parts, v: torch.cat(p
 by_head = Layout(split_by_head, join_by_head)
 # All queries, then the single key, then the single value.
 multi_query = Layout(split_multi_query, plain.join)
+# nanochat turns queries and keys by the negative angle: as if the halves of a head were exchanged.
+swapped_halves = Layout(
+    lambda t, n, v: [swap_halves(t, v)], lambda parts, v: swap_halves(*parts, v)
+)
+# A norm's weight is stored less 1. It is read in float32 at least, where 1 + w is exact enough.
+zero_centred = Layout(
+    lambda t, n, v: [t.to(torch.promote_types(t.dtype, torch.float32)) + 1],
+    lambda parts, v: parts[0] - 1,
+)
+
+# DeepSeek: what rope turns, the last R rows of each head or of the latent, has neighbouring pairs.
+mla_queries = Layout(
+    lambda t, n, v: [reorder_turned(halves, v["n_head"], t, v)],
+    lambda parts, v: reorder_turned(interleaved, v["n_head"], *parts, v),
+)
+mla_latent = Layout(
+    lambda t, n, v: [reorder_turned(halves, 1, t, v)],
+    lambda parts, v: reorder_turned(interleaved, 1, *parts, v),
+)
+
+# gpt-oss: all experts in one tensor (E, in, out), in whose last dimension gate and up alternate.
+expert_columns = Layout(
+    lambda t, n, v: [t[..., i::n] for i in range(n)],
+    lambda parts, v: torch.stack(parts, -1).flatten(-2),
+)
+expert_pairs = Layout(
+    lambda t, n, v: [part.mT for part in expert_columns.split(t, n, v)],
+    lambda parts, v: expert_columns.join([part.mT for part in parts], v),
+)
+
+# Qwen3-Next: the maps of each head follow one another.
+delta_maps = Layout(split_delta_maps, join_delta_maps)
+# A convolution in each channel (channels, 1, tokens).
+single_filters = Layout(lambda t, n, v: [t.squeeze(1)], lambda parts, v: parts[0].unsqueeze(1))
+
+# Mamba-2: z, v, k, q and the numbers of the decay; in the convolution v, k, q.
+mamba_maps = Layout(split_mamba_maps, plain.join)
+mamba_channels = Layout(
+    lambda t, n, v: [our_channels(t, v)], lambda parts, v: their_channels(*parts, v)
+)
+mamba_filters = Layout(
+    lambda t, n, v: [our_channels(t.squeeze(1), v)],
+    lambda parts, v: their_channels(*parts, v).unsqueeze(1),
+)

@@ -3,6 +3,7 @@ Load weights of other formats into our models:
 
     python sample.py --init_from=gpt2-medium --start="To be"
     python train.py config/finetune_shakespeare.py --init_from=FOLDER  # or owner/name, FILE.gguf
+    python prepare.py more --input=TEXT --tokenizer=RUN  # of a run folder of ours
 
     word, values, tensors = load_pretrained("gpt2-medium")
     model = make(configure({"model": word} | values))
@@ -28,7 +29,7 @@ from common.files import read_json
 from parts.architectures import configure, make
 from parts.costs import NoInitialValues
 from tokens.tokenizer import tokenizer_from_json
-from weights import gguf_format
+from weights import checkpoint, gguf_format
 from weights.families import NEOX
 from weights.hf_config import LARGEST, rows, simplest, some, understand
 from weights.tokenizer_formats import from_tokenizer_json
@@ -42,6 +43,7 @@ DAMAGED = "download the file again"
 # Buffers that older files store among the weights.
 BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 LAYER = re.compile(r"\.([0-9]+)\.")  # the number of the layer in the name of a tensor
+EXPERT = re.compile(r"\.experts\.([0-9]+)\.")  # the number of the expert
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of weights
 UNFIT = "these are not the weights of this config.json"
 
@@ -55,7 +57,7 @@ def to_ours(config, tensors, where="config.json"):
     allocated. Raises UserError if the two do not fit, or if a tensor holds no finite weights."""
     family, values = understand(config, where)
     stored = with_prefix(family, tensors)
-    check_layers(family, values, stored, where)
+    check_numbers(family, values, stored, where)
     found = split(family, values, stored, where)
     head = found.get("lm_head.weight")
     if values["tie_embeddings"] and head is not None:  # transformers ties equal weights only
@@ -77,13 +79,17 @@ def with_prefix(family, tensors):
     return stored
 
 
-def check_layers(family, values, stored, where):
-    """Raise UserError if the configuration has more layers than the tensors."""
-    n_layer, key = values["n_layer"], family.keys["n_layer"]
-    layers = {match[1] for name in stored if (match := LAYER.search(name))}
-    if n_layer > len(layers):
-        what = f"{key} is {n_layer}, but there is no tensor of layer {len(layers)}"
-        raise UserError(what, where, UNFIT)
+def check_numbers(family, values, stored, where):
+    """Raise UserError if the configuration has more layers, or more experts, than the tensors."""
+    numbered = [("n_layer", LAYER, "layer")]
+    if any("*" in theirs for theirs, _, _ in family.tensors):
+        numbered.append(("n_experts", EXPERT, "expert"))
+    for key, pattern, of in numbered:
+        there = {match[1] for name in stored if (match := pattern.search(name))}
+        if values[key] > len(there):
+            claim = f"{family.keys[key]} is {values[key]}"
+            what = f"{claim}, but there is no tensor of {of} {len(there)}"
+            raise UserError(what, where, UNFIT)
 
 
 def split(family, values, stored, where):
@@ -91,22 +97,31 @@ def split(family, values, stored, where):
     our model, or holds no finite weights."""
     left, found, missing = dict(stored), {}, []
     for theirs, ours, layout in rows(family, values):
-        if theirs in left:
-            tensor = left.pop(theirs)
-            check_weights(theirs, tensor, where)
+        names = of_experts(theirs, values)
+        if left.keys() >= set(names):
+            tensors = [left.pop(name) for name in names]
+            for name, tensor in zip(names, tensors, strict=True):
+                check_weights(name, tensor, where)
             try:
-                found |= zip(ours, layout.split(tensor, len(ours), values), strict=True)
-            except (RuntimeError, ValueError, TypeError):
-                what = f"{theirs} has a shape that does not fit, {tuple(tensor.shape)}"
+                whole = torch.stack(tensors) if "*" in theirs else tensors[0]
+                found |= zip(ours, layout.split(whole, len(ours), values), strict=True)
+            except (RuntimeError, ValueError, TypeError, IndexError):
+                what = f"{theirs} has a shape that does not fit, {tuple(tensors[0].shape)}"
                 raise UserError(what, where, UNFIT) from None
         elif ours != ["lm_head.weight"] or not values["tie_embeddings"]:
-            missing.append(theirs)
+            missing += [name for name in names if name not in left]
     if missing:
         raise UserError(f"there is no tensor {some(missing)}", where, UNFIT)
     left = [name for name in left if not BUFFERS.search(name)]
     if left:
         raise UserError(f"our model has no place for {some(left)}", where, UNFIT)
     return found
+
+
+def of_experts(name, values):
+    """The tensor's name, or where it has a * the names of the tensors of all experts."""
+    numbers = range(values["n_experts"]) if "*" in name else [0]
+    return [name.replace("*", str(number)) for number in numbers]
 
 
 def check_weights(name, tensor, where):
@@ -132,7 +147,7 @@ def check_shapes(family, values, keys, found, where):
         raise UserError(what, where, UNFIT)
     try:
         with torch.device("meta"), NoInitialValues():
-            own = dict(make(configure(keys)).named_parameters())
+            own = stored_tensors(make(configure(keys)))
     except UserError as error:
         raise UserError(error.parts[0], where, UNFIT) from None
     except (RuntimeError, OverflowError) as error:
@@ -145,6 +160,13 @@ def check_shapes(family, values, keys, found, where):
     ]
     if wrong:
         raise UserError(some(wrong), where, UNFIT)
+
+
+def stored_tensors(model):
+    """{name: tensor} of the parameters of a model, and of those buffers that a file holds."""
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    return dict(model.named_parameters()) | buffers
 
 
 # ---------------------------------------------------------------- files and folders
@@ -236,8 +258,10 @@ def load_pretrained(name):
 
 
 def load_tokenizer(name, key="init_from"):
-    """The tokenizer that belongs to the weights of load_pretrained(name)."""
+    """The tokenizer that belongs to the weights of load_pretrained(name), or of a run folder."""
     path = find(name, key)
+    if checkpoint.steps(path):
+        return tokenizer_from_json(checkpoint.read(checkpoint.find(path))[2])
     if path.suffix == ".gguf":
         return tokenizer_from_json(gguf_format.read_tokenizer(path))
     path = path / "tokenizer.json"
@@ -265,7 +289,7 @@ def load_weights(model, tensors):
     without a head use their token embedding as the head. A model with a smaller block_size takes
     the first learned positions. Raises UserError, before anything is copied, if names or shapes
     differ."""
-    own, fix = dict(model.named_parameters()), "leave out the keys that change the architecture"
+    own, fix = stored_tensors(model), "leave out the keys that change the architecture"
     tensors = {"lm_head.weight": tensors.get("wte.weight")} | tensors
     if "lm_head.weight" not in own:  # tied: it is wte.weight
         head, embedding = tensors.pop("lm_head.weight"), tensors.get("wte.weight")

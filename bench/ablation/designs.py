@@ -127,7 +127,8 @@ def ladder(order, parts, by_hand):
 
 
 def axis(slot, here):
-    """One arm per word of a slot, except the base's."""
+    """One arm per word of a slot, except the base's, and except mlp=none, which has no width that
+    could match the base's."""
     words = words_of(slot)
     if not words:
         slots = [key for key in keys(VariantConfig) if words_of(key)]
@@ -137,7 +138,7 @@ def axis(slot, here):
         changes = {slot: word} | needed(slot, word, here)
         if slot == "rope_scaling" and word != "none":
             changes |= {"rope_factor": 4.0, "rope_original": here.block_size}
-        if word != getattr(here, slot):
+        if word != getattr(here, slot) and (slot, word) != ("mlp", "none"):
             arms.append(Arm(part_name(slot, word), changes))
     return arms
 

@@ -13,9 +13,11 @@ IDX = tokens(3, 33, vocab=999)
 
 
 def parts(model):
-    """config.json and the tensors of a transformers model, as a file has them: without a tied
-    head."""
-    tensors = dict(model.state_dict())
+    """config.json and the tensors of a transformers model, as a file has them: each expert apart,
+    without a tied head."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    tensors = dict(revert_weight_conversion(model, model.state_dict()))
     if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     return json.loads(model.config.to_json_string(use_diff=False)), tensors

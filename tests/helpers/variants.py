@@ -44,6 +44,9 @@ NUMBERS = [
     dict(n_experts=1, top_k=1, mlp="moe", mlp_width=24),
     dict(top_k=3, mlp="moe"),
     dict(shared_experts=1, mlp="moe"),
+    dict(shared_experts=2, shared_gate=True, mlp="moe", moe_balance="bias"),
+    dict(mlp="moe_clamped", bias="all"),
+    dict(norm="rmsnorm_bare", qk_norm="head"),
     dict(latent_rank=6, mixer="mla"),
     dict(rope_head_dim=4, mixer="mla"),
     dict(mixer="differential", n_kv_head=2, window=5),
@@ -60,6 +63,8 @@ def arm_of(slot, word):
     """The change to a corner that swaps one slot, with what the word needs beside it."""
     if slot == "rope_scaling" and word != "none":
         return {slot: word} | SCALED
+    if (slot, word) == ("mlp", "none"):
+        return {slot: word, "block": "parallel"}
     if slot == "moe_balance":
         return {slot: word, "mlp": "moe"}
     if slot == "mixer" and "q and k" not in MIXER[word].acted_on:

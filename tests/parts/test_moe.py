@@ -429,6 +429,7 @@ def test_the_bias_is_in_the_checkpoint(data_dir, tmp_path):
 
 def test_what_does_not_know_experts_says_so():
     model, _, _ = trainable()
-    with pytest.raises(UserError, match="mlp=moe.*no Hugging Face model has this"):
-        to_hf("llama", vars(model.config), model.state_dict())
+    with pytest.raises(UserError, match="moe_balance=bias: no Hugging Face model has this"):
+        changed = vars(model.config) | {"moe_balance": "bias"}
+        to_hf("llama", changed, model.state_dict())
     assert "corners only" in prepare(model)[1][0]

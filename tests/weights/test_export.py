@@ -182,7 +182,7 @@ def test_what_the_command_refuses(runs, tmp_path):
         "no checkpoint here": [f"--out_dir={tmp_path}", f"--dest={tmp_path / 'hf'}"],
         "choose from hf, gguf": ["--export=onnx"],
         "cannot read hf": ["hf"],
-        "window=5: GGUF's llama does not have this": [
+        "window=5: GGUF has no such model \\(the closest is llama": [
             "--export=gguf",
             f"--out_dir={runs / 'mistral'}",
             f"--dest={tmp_path / 'x.gguf'}",
@@ -500,6 +500,62 @@ def small_llama(vocab_size):
     return random_weights(make(configure({"model": "llama"} | sizes)).eval(), 0.4)
 
 
+def small_arch(arch, vocab_size, **more):
+    """What `small_llama` is, of an architecture with another table."""
+    torch.manual_seed(0)
+    sizes = dict(n_layer=5, n_head=4, n_kv_head=2, n_embd=32, block_size=64, vocab_size=vocab_size)
+    made = make(configure({"model": "llama", "arch": arch} | sizes | more))
+    return random_weights(made.eval(), 0.2)
+
+
+ALSO = {"mixtral": dict(n_experts=5, mlp_width=24), "smollm3": {}}
+
+
+@pytest.mark.parametrize("arch", ALSO)
+def test_gguf_of_other_architectures_comes_back(arch, tmp_path):
+    pytest.importorskip("gguf")
+    made, path = small_arch(arch, 256, **ALSO[arch]), tmp_path / "x.gguf"
+    write_gguf(path, made, ByteTokenizer())
+    word, values, found = load_pretrained(str(path))
+    back = ours(word, values, found, dtype=torch.float32)
+    assert torch.equal(back(tokens(2, 40))[0], made(tokens(2, 40))[0])
+    assert back.config.n_kv_head == 2 and back.config.nope_every == made.config.nope_every
+
+
+def test_what_gguf_does_not_have(tmp_path):
+    pytest.importorskip("gguf")
+    for made, words in {
+        small_arch("smollm3", 256, nope_every=3): "no_rope_layer_interval=3: GGUF's smollm3",
+        small_arch("mixtral", 256, window=9): "sliding_window=9: GGUF's llama",
+        small_arch("mixtral", 256, shared_experts=1): "shared_experts=1: GGUF has no such model",
+    }.items():
+        kinds = tuple(gguf_format.ARCHITECTURES)
+        with pytest.raises(UserError, match=words):
+            theirs = to_hf("llama", vars(made.config), made.state_dict(), kinds)
+            gguf_format.write(tmp_path / "x.gguf", *theirs, ByteTokenizer().to_json())
+
+
+@pytest.mark.parametrize(
+    "key, value, words",
+    [
+        ("expert_count", 2**32 - 1, "num_local_experts is 4294967295, but there is no tensor"),
+        ("expert_count", 3, "no place for"),
+        ("expert_used_count", 0, "llama.expert_used_count is 0"),
+        ("expert_used_count", 6, "top_k=6 is above n_experts=5"),
+    ],
+)
+def test_claims_of_a_gguf_file_about_experts(key, value, words, tmp_path, monkeypatch):
+    gguf = pytest.importorskip("gguf")
+    add = gguf.GGUFWriter.add_key_value
+
+    def claim(self, name, stored, kind, *more, **named):
+        add(self, name, value if name == f"llama.{key}" else stored, kind, *more, **named)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_key_value", claim)
+    write_gguf(tmp_path / "x.gguf", small_arch("mixtral", 256, **ALSO["mixtral"]), ByteTokenizer())
+    assert words in refused(load_pretrained, str(tmp_path / "x.gguf"))
+
+
 def write_gguf(path, made, tokenizer):
     theirs = to_hf("llama", vars(made.config), made.state_dict())
     gguf_format.write(path, *theirs, tokenizer.to_json())
@@ -540,14 +596,16 @@ def test_a_tokenizer_that_llama_cpp_lacks(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unused", [0, 5])
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", [*TOKENIZERS, *ALSO])
 def test_llama_cpp_writes_the_same_text(kind, unused, tmp_path):
     """llama.cpp itself reads the same ids and writes the same greedy text."""
     pytest.importorskip("gguf")
     if "NODE_LLAMA_CPP" not in os.environ:
         pytest.skip("NODE_LLAMA_CPP names no folder where `npm install node-llama-cpp` was run")
-    tokenizer = TOKENIZERS[kind]
+    tokenizer = TOKENIZERS.get(kind, ByteTokenizer())
     made = small_llama(tokenizer.vocab_size + unused)
+    if kind in ALSO:
+        made = small_arch(kind, tokenizer.vocab_size + unused, **ALSO[kind])
     write_gguf(tmp_path / "x.gguf", made, tokenizer)
     prompt = "the king of Zoë 你好 🙂\n\t1999!"
     script = Path(__file__).with_name("llama_cpp.mjs")

@@ -6,7 +6,6 @@ wrong detail shows; that each slot does is tested too.
     python -m pytest tests/weights/test_families.py
 """
 
-import importlib
 import json
 
 import pytest
@@ -15,7 +14,7 @@ import torch
 
 from common.errors import UserError
 from helpers.families import ours
-from helpers.formats import difference, parts
+from helpers.formats import difference, parts, refused
 from helpers.models import random_weights, tokens
 from parts.architectures import ARCH, configure, make
 from parts.variant import Variant
@@ -26,6 +25,7 @@ from weights.pretrained import to_ours
 
 transformers = pytest.importorskip("transformers")
 
+EAGER = dict(attn_implementation="eager", experts_implementation="eager")
 SIZES = dict(
     vocab_size=999,
     hidden_size=84,
@@ -48,6 +48,9 @@ LLAMA3 = dict(
     rope_parameters=SCALED
     | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 )
+# The ramp ends between two pairs.
+UNROUNDED = dict(rope_type="yarn", truncate=False, original_max_position_embeddings=30)
+EXPERTS = dict(num_local_experts=5, num_experts_per_tok=3)
 CASES = {  # name: (model_type, its configuration, what our Variant is)
     "gpt2": (
         "gpt2",
@@ -116,6 +119,64 @@ CASES = {  # name: (model_type, its configuration, what our Variant is)
     ),
     "olmo2": ("olmo2", LLAMA | dict(rope_parameters=THETA), dict(block="output", qk_norm="full")),
     "qwen3": ("qwen3", LLAMA | dict(head_dim=6, rope_parameters=THETA), dict(qk_norm="head")),
+    "smollm3": (
+        "smollm3",
+        LLAMA | dict(num_hidden_layers=3, no_rope_layer_interval=2, rope_parameters=THETA),
+        dict(nope_every=2, n_kv_head=7),
+    ),
+    "nanochat": (
+        "nanochat",
+        LLAMA | dict(final_logit_softcapping=7.0, rope_parameters=THETA),
+        dict(norm="rmsnorm_bare", mlp="relu2", embed_norm=True, logit_softcap=7.0),
+    ),
+    "mixtral": (
+        "mixtral",
+        LLAMA | EXPERTS | dict(sliding_window=9, rope_parameters=THETA),
+        dict(mlp="moe", n_experts=5, top_k=3, window=9, mlp_width=107),
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        LLAMA
+        | EXPERTS
+        | dict(hidden_size=84 * 2, head_dim=12, sliding_window=9)
+        | dict(rope_parameters=SCALED | UNROUNDED),
+        dict(mlp="moe_clamped", bias="all", attn_sink=True, window=9, full_every=2)
+        | dict(rope_scaling="yarn_exact", rope_factor=4.0, rope_original=30),
+    ),
+    "gpt-oss-plain": (
+        "gpt_oss",
+        LLAMA | EXPERTS | dict(head_dim=6, sliding_window=9, rope_parameters=THETA),
+        dict(mlp="moe_clamped", rope_theta=500.0),
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        SIZES
+        | dict(max_position_embeddings=64, num_key_value_heads=7, rope_parameters=THETA)
+        | dict(qk_nope_head_dim=12, v_head_dim=12, qk_rope_head_dim=8, kv_lora_rank=20)
+        | dict(q_lora_rank=None, first_k_dense_replace=0, n_routed_experts=6)
+        | dict(num_experts_per_tok=3, n_shared_experts=2, moe_intermediate_size=19)
+        | dict(n_group=2, topk_group=2, routed_scaling_factor=1.0),
+        dict(mixer="mla", latent_rank=20, rope_head_dim=8, shared_experts=2, moe_balance="bias"),
+    ),
+    "qwen3-next": (
+        "qwen3_next",
+        SIZES
+        | dict(max_position_embeddings=64, num_key_value_heads=1, head_dim=12, rms_norm_eps=1e-3)
+        | dict(layer_types=["linear_attention", "full_attention", "linear_attention"])
+        | dict(num_hidden_layers=3, rope_parameters=THETA | {"partial_rotary_factor": 0.5})
+        | dict(linear_num_key_heads=7, linear_num_value_heads=7, linear_conv_kernel_dim=3)
+        | dict(linear_key_head_dim=5, linear_value_head_dim=24, moe_intermediate_size=19)
+        | dict(shared_expert_intermediate_size=38, num_experts=5, num_experts_per_tok=3),
+        dict(mixer="gated_delta,attention", state_size=5, expand=2, conv=3, shared_experts=2)
+        | dict(shared_gate=True, attn_gate="element", qk_norm="head", rope_fraction=0.5),
+    ),
+    "mamba2": (
+        "mamba2",
+        dict(vocab_size=999, hidden_size=84, num_hidden_layers=2, max_position_embeddings=64)
+        | dict(num_heads=7, head_dim=24, state_size=11, conv_kernel=3, n_groups=1, chunk_size=16)
+        | dict(layer_norm_epsilon=1e-3, bos_token_id=0, eos_token_id=0, pad_token_id=0),
+        dict(mixer="mamba2", mlp="none", block="parallel", state_size=11, expand=2, conv=3),
+    ),
     "qwen3-llama3": (
         "qwen3",
         LLAMA | LLAMA3 | dict(head_dim=6, tie_word_embeddings=True),
@@ -133,27 +194,47 @@ def theirs(case, **changes):
     kind, config, _ = CASES[case]
     torch.manual_seed(0)
     made = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(kind, **config | changes), attn_implementation="eager"
+        transformers.AutoConfig.for_model(kind, **config | changes), **EAGER
     )
-    return random_weights(made.double().eval(), 0.4)
+    made = random_weights(made.double().eval(), 0.4)
+    for name, buffer in made.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(0, 0.3)
+    return made
+
+
+def rounding(case):
+    """How far transformers' float32 takes its logits from those of float64."""
+    return 1e-3 if case == "qwen3-next" else 1e-5  # the states of its mixers amplify it
+
+
+def opened(folder, config, tensors):
+    """(the transformers model of a folder with these files, in float64, what was not loaded)."""
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, **EAGER, output_loading_info=True
+    )
 
 
 def lift_float32(monkeypatch, kind):
-    """transformers computes RMSNorm, the softmax and ALiBi in float32; for a strict comparison, in
-    the type it is given."""
-    modeling = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    """transformers computes norms, states, routers, the softmax and ALiBi in float32; for a strict
+    comparison, in float64 if it is given that."""
     softmax = torch.nn.functional.softmax
     monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
+    for name in ("float", "to", "type"):
+        real = getattr(torch.Tensor, name)
 
-    def forward(self, x):
-        return (
-            self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        )
+        def stay(tensor, *args, real=real, **named):
+            lower = args[0] is torch.float32 if args else not named
+            return (
+                tensor if lower and tensor.dtype == torch.float64 else real(tensor, *args, **named)
+            )
 
-    for name in dir(modeling):
-        if name.endswith("RMSNorm"):
-            monkeypatch.setattr(getattr(modeling, name), "forward", forward)
+        monkeypatch.setattr(torch.Tensor, name, stay)
     if kind == "bloom":
+        from transformers.models.bloom import modeling_bloom as modeling
+
         own = modeling.build_alibi_tensor
 
         def alibi(mask, n, dtype):
@@ -176,9 +257,10 @@ def test_equals_transformers(case, monkeypatch):
     made = ours(word, values, tensors)
     assert word == WORD.get(kind, "llama") and isinstance(made, Variant)
     assert expected.items() <= values.items()
-    assert difference(reference, made, IDX) < 1e-5
+    assert difference(reference, made, IDX) < rounding(case)
     lift_float32(monkeypatch, kind)
-    assert difference(reference, made, IDX) < 1e-9
+    # nanochat's norm comes after the turn, by angles of float32: cos² + sin² is 1 to 1e-7 only.
+    assert difference(reference, made, IDX) < (1e-6 if kind == "nanochat" else 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +291,13 @@ def test_equals_transformers(case, monkeypatch):
             "olmo2": dict(block="pre", rope_theta=10000.0),
             "qwen3": dict(block="output", norm_eps=1e-6, rope_theta=10000.0),
             "qwen3-llama3": dict(rope_scaling="yarn"),
+            "smollm3": dict(nope_every=3),
+            "nanochat": dict(logit_softcap=8.0, embed_norm=False, mlp="gelu", qk_norm="full"),
+            "mixtral": dict(top_k=2, window=10, moe_balance="bias"),
+            "gpt-oss": dict(mlp="moe", rope_scaling="yarn", full_every=0, attn_sink=False),
+            "deepseek-v3": dict(top_k=2, moe_balance="loss", rope_theta=10000.0),
+            "qwen3-next": dict(rope_fraction=1.0, norm_eps=1e-6, shared_gate=False),
+            "mamba2": dict(norm_eps=1e-6),
         }.items()
         for key, value in changes.items()
     ],
@@ -222,7 +311,12 @@ def test_a_wrong_slot_shows(case, change):
         change |= {"block_local": 30, "window": 0}
     reference = theirs(case)
     word, values, tensors = to_ours(*parts(reference))
-    assert difference(reference, ours(word, values, tensors), IDX) < 1e-5
+    assert difference(reference, ours(word, values, tensors), IDX) < rounding(case)
+    lost = {"attn_sink": ".sinks", "shared_gate": "shared_gate", "moe_balance": "mlp.bias"}
+    for key in change.keys() & lost.keys():  # the tensors that it then lacks
+        tensors = {name: t for name, t in tensors.items() if lost[key] not in name}
+    if change == {"moe_balance": "bias"}:
+        tensors |= {f"blocks.{i}.mlp.bias": torch.zeros(5) for i in range(2)}
     if change == {"block": "pre"} and case == "falcon":  # the norm that it lacks
         tensors |= {
             name.replace("norm1", "norm2"): t for name, t in tensors.items() if "norm1" in name
@@ -231,18 +325,30 @@ def test_a_wrong_slot_shows(case, change):
     assert difference(reference, ours(word, values, tensors, **change), IDX) > least
 
 
-@pytest.mark.parametrize("case", ["bloom", "falcon", "gpt-neox", "qwen3"])
-def test_a_wrong_layout_shows(case):
-    """Queries, keys and values, or their norms, exchanged."""
+@pytest.mark.parametrize(
+    "case, one, other",
+    [
+        ("bloom", "attn.wk", "attn.wv"),
+        ("falcon", "attn.wk", "attn.wv"),
+        ("gpt-neox", "attn.wk", "attn.wv"),
+        ("qwen3", "q_norm", "k_norm"),
+        ("nanochat", "attn.wk", "attn.wv"),
+        ("mixtral", "mlp.gate", "mlp.up"),
+        ("gpt-oss", "mlp.gate", "mlp.up"),
+        ("qwen3-next", "attn.wv", "attn.wz"),
+        ("mamba2", "attn.wq", "attn.wk"),
+    ],
+)
+def test_a_wrong_layout_shows(case, one, other):
+    """Two tensors of each layer that has both, exchanged."""
     reference = theirs(case)
     word, values, tensors = to_ours(*parts(reference))
-    other = {
-        name: tensors[
-            name.replace(".wk.", ".wv.") if ".wk." in name else name.replace("q_norm", "k_norm")
-        ]
-        for name in tensors
-    }
-    assert difference(reference, ours(word, values, other), IDX) > 1e-2
+    exchanged = dict(tensors)
+    for name in tensors:
+        there = name.replace(one, other)
+        if there != name and there in tensors:
+            exchanged |= {name: tensors[there], there: tensors[name]}
+    assert difference(reference, ours(word, values, exchanged), IDX) > 1e-2
 
 
 @cases
@@ -255,22 +361,18 @@ def test_round_trip(case, tmp_path):
     made = ours(word, values, found)
     new_config, new_tensors = to_hf(word, vars(made.config), made.state_dict())
     assert new_config["model_type"] == CASES[case][0]
-    named = {name.replace("embed_out.", "lm_head."): t for name, t in new_tensors.items()}
-    assert named.keys() == tensors.keys() and all(
-        torch.equal(named[name], tensors[name]) for name in tensors
-    )
+    assert new_tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        if case == "qwen3-next" and "norm" in name:  # (1 + w) - 1
+            assert (new_tensors[name] - tensor).abs().max() < 1e-15
+        else:
+            assert torch.equal(new_tensors[name], tensor)
     again, read, _ = to_ours(new_config, new_tensors)
     assert (again, read) == (word, values)
-    (tmp_path / "config.json").write_text(json.dumps(new_config), "utf-8")
-    safetensors.torch.save_file(new_tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    opened, info = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, dtype=torch.float64, attn_implementation="eager", output_loading_info=True
-    )
-    assert type(opened) is type(reference) and not any(info.values())
-    assert (
-        difference(reference, made, IDX) < 1e-5
-        and (opened(IDX).logits - reference(IDX).logits).abs().max() < 1e-5
-    )
+    loaded, info = opened(tmp_path, new_config, new_tensors)
+    assert type(loaded) is type(reference) and not any(info.values())
+    assert difference(reference, made, IDX) < rounding(case)
+    assert (loaded(IDX).logits - reference(IDX).logits).abs().max() < rounding(case)
 
 
 @cases
@@ -317,11 +419,62 @@ def test_what_is_refused(kind):
             "use_sliding_window": True,
             "head_dim": 128,
         },
+        "smollm3": {
+            "no_rope_layers": [0, 1, 1],
+            "use_sliding_window": True,
+            "attention_bias": True,
+        },
+        "nanochat": {"attention_bias": True, "hidden_act": "silu2", "head_dim": 10},
+        "mixtral": {
+            "hidden_act": "gelu",
+            "head_dim": 10,
+            "num_local_experts": 10**9,
+            "num_experts_per_tok": 6,
+        },
+        "gpt_oss": {
+            "attention_bias": False,
+            "swiglu_alpha": 1.0,
+            "swiglu_limit": 6.0,
+            "sliding_window": None,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "head_dim": 64,
+            "quantization_config": {"quant_method": "mxfp4"},
+        },
+        "deepseek_v3": {
+            "q_lora_rank": 1536,
+            "first_k_dense_replace": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 2.5,
+            "rope_interleave": False,
+            "rms_norm_eps": 1e-5,
+            "qk_nope_head_dim": 10,
+            "v_head_dim": 10,
+            "n_routed_experts": 10**9,
+        },
+        "qwen3_next": {
+            "layer_types": ["linear_attention", "sliding_attention", "linear_attention"],
+            "linear_num_value_heads": 14,
+            "linear_value_head_dim": 25,
+            "shared_expert_intermediate_size": 20,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [0],
+            "decoder_sparse_step": 2,
+            "num_experts": 10**9,
+        },
+        "mamba2": {
+            "n_groups": 7,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "time_step_limit": [0.001, 0.1],
+            "head_dim": 64,
+            "hidden_act": "gelu",
+        },
     }[kind]
     for key, value in wrong.items():
-        with pytest.raises(UserError, match=key):
-            to_ours(config | {key: value}, tensors)
-    name = next(name for name in tensors if "norm" in name or "ln_" in name)
+        ours_of = {"num_experts_per_tok": "top_k"}
+        assert ours_of.get(key, key) in refused(to_ours, config | {key: value}, tensors)
+    name = next((name for name in tensors if "norm" in name or "ln_" in name), "lm_head.weight")
     with pytest.raises(UserError, match="no tensor"):
         to_ours(config, {other: t for other, t in tensors.items() if other != name})
     with pytest.raises(UserError, match="no place for .*extra"):
@@ -408,18 +561,20 @@ def test_absent_keys_mean_what_they_mean_upstream():
         names = {new: old for old, new in (family.older | family.in_rope).items()}
         default = json.loads(transformers.AutoConfig.for_model(kind).to_json_string(use_diff=False))
         flat = default | (default.get("rope_parameters") or {})
-        for key, value in family.defaults.items():
+        for key, value in (family.defaults | family.absent).items():
             for name in (key, names.get(key)):
                 if (
                     name in flat
                     and (name != "num_key_value_heads" or value is not None)
                     and key != "ffn_hidden_size"
+                    and (kind, key) != ("gpt_oss", "rope_type")
+                    and (kind, key) != ("deepseek_v3", "head_dim")
                 ):
                     assert flat[name] == value, (kind, key)
 
 
 @pytest.mark.parametrize("arch", ARCH)
-def test_named_architectures(arch):
+def test_named_architectures(arch, tmp_path):
     """--arch=NAME, random weights: the model_type that it is exported as, or the part that no
     family has."""
     sizes = dict(block_size=64, vocab_size=99, n_layer=2, n_head=8, n_embd=64)
@@ -433,18 +588,11 @@ def test_named_architectures(arch):
             to_hf("gpt2", vars(made.config), made.state_dict())
         return
     config, tensors = to_hf("gpt2", vars(made.config), made.state_dict())
-    assert config["model_type"] == {
-        "llama2-70b": "llama",
-        "llama3": "llama",
-        "gpt-neox": "gpt_neox",
-    }.get(arch, arch)
-    reference = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(**config), attn_implementation="eager"
-    ).eval()
-    reference.load_state_dict(
-        {name.replace("embed_out.", "lm_head."): t for name, t in tensors.items()}, strict=False
-    )
-    assert difference(reference, made, tokens(2, 61)) < 1e-3
+    kinds = {"llama2-70b": "llama", "llama3": "llama"}
+    assert config["model_type"] == kinds.get(arch, arch.replace("-", "_"))
+    reference, info = opened(tmp_path, config, tensors)
+    assert not any(info.values())
+    assert difference(reference, made.double(), tokens(2, 61)) < 1e-3
 
 
 @pytest.mark.parametrize(
