@@ -10,8 +10,8 @@ out_dir = "out-ablate-recall"
 design = "arms"
 arms = {
     "window": dict(window=16),
-    "gated_delta": dict(mixer="gated_delta"),
-    "mamba2": dict(mixer="mamba2"),
+    "gated_delta": dict(mixer="gated_delta", position="none"),  # a state has an order of its own
+    "mamba2": dict(mixer="mamba2", position="none"),
 }
 model = "llama"
 dataset = "task:recall"
