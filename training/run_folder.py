@@ -239,12 +239,13 @@ def curves(rows, title):
 
     # Names that would overlap move up.
     height = figure.get_figheight() * 72 * 0.8 / (axes.get_ylim()[1] - axes.get_ylim()[0])
+    right = max((x for (x, _), *_ in ends), default=0)
     free = -math.inf  # where the next name may stand, in points
-    for (x, y), text, colour in sorted(ends, key=lambda end: end[0][1]):
+    for (_, y), text, colour in sorted(ends, key=lambda end: end[0][1]):
         place = max(y * height, free)
         offset = (6, place - y * height)
         style = dict(color=colour, fontsize=9, va="center", annotation_clip=False)
-        axes.annotate(text, (x, y), offset, textcoords="offset points", **style)
+        axes.annotate(text, (right, y), offset, textcoords="offset points", **style)
         free = place + 12
     return figure
 
