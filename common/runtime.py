@@ -82,15 +82,15 @@ class Runtime:
 plain_attention = F.scaled_dot_product_attention
 
 
-def float32_attention(q, k, v, attn_mask=None, **more):
+def float32_attention(q, k, v, attn_mask=None, *args, **more):
     """scaled_dot_product_attention, which within a CPU's autocast is computed in float32: the
     backward pass of torch's CPU kernel for bfloat16 takes about ten times as long (torch 2.13)."""
     if not torch.is_autocast_enabled("cpu"):
-        return plain_attention(q, k, v, attn_mask=attn_mask, **more)
+        return plain_attention(q, k, v, attn_mask, *args, **more)
     if attn_mask is not None and attn_mask.is_floating_point():
         attn_mask = attn_mask.float()
     with torch.autocast("cpu", enabled=False):
-        y = plain_attention(q.float(), k.float(), v.float(), attn_mask=attn_mask, **more)
+        y = plain_attention(q.float(), k.float(), v.float(), attn_mask, *args, **more)
     return y.type_as(q)
 
 

@@ -14,30 +14,16 @@ seeds = 3
 dtype = "float32"  # so that rows of several machines can be joined
 prompt = "ROMEO:"
 arms = {
-    # keys of attention
-    "attn_gate=head": dict(attn_gate="head"),
-    "attn_gate=element": dict(attn_gate="element"),
-    "attn_sink": dict(attn_sink=True),
-    "nope_every=4": dict(nope_every=4),
-    "value_residual": dict(value_residual=True),
-    "value_embed": dict(value_embed=True),
-    "xsa": dict(xsa=True),
-    "conv=4": dict(conv=4),
-    # the residual stream
-    "scaled": dict(residual="scaled"),
-    "hyper": dict(residual="hyper"),
-    # experts
-    "moe": dict(mlp="moe"),
-    # other mixers
-    "mla": dict(mixer="mla"),
-    "differential": dict(mixer="differential"),
-    "gated_delta": dict(mixer="gated_delta", position="none"),
-    "mamba2": dict(mixer="mamba2", position="none"),
-    "hybrid": dict(mixer="gated_delta,gated_delta,gated_delta,attention"),
-    # positions
-    "t5": dict(position="t5"),
-    "none": dict(position="none"),
+    f"{key}={value}": {key: value}
+    for key, value in [
+        *[("attn_gate", "head"), ("attn_gate", "element"), ("attn_sink", True), ("xsa", True)],
+        *[("nope_every", 4), ("value_residual", True), ("value_embed", True), ("conv", 4)],
+        *[("residual", "scaled"), ("residual", "hyper"), ("mlp", "moe")],
+        *[("mixer", "mla"), ("mixer", "differential"), ("position", "t5"), ("position", "none")],
+    ]
 }
+arms |= {word: dict(mixer=word, position="none") for word in ("gated_delta", "mamba2")}
+arms["hybrid"] = dict(mixer="gated_delta,gated_delta,gated_delta,attention", position="none")
 
 # 4 * 12 * 64^2 + 2 * 65 * 64 = 0.2 M parameters; 500 steps * 12 * 64 tokens = 0.4 M characters, a
 # tenth of an epoch.

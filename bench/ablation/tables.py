@@ -136,7 +136,7 @@ def verdicts_table(section):
             worth_cell(verdict.worth_time),
             text_cell(verdict),
             runs_cell(verdict),
-            *(mean_of(section, verdict.arm, *column) for column in COLUMNS),
+            *means(section, verdict),
         ]
         for verdict in comparisons(section)
     ]
@@ -152,6 +152,13 @@ def verdicts_table(section):
         headings.split("|"),
         [base, *rows],
     ).without_empty_columns()
+
+
+def means(section, verdict):
+    """The cells of COLUMNS; the second copy of the base has none, since it is no arm."""
+    if verdict.word == "noise floor":
+        return [Cell() for _ in COLUMNS]
+    return [mean_of(section, verdict.arm, *column) for column in COLUMNS]
 
 
 def mean_of(section, arm, key, form):

@@ -221,7 +221,7 @@ def test_options_are_frozen():
             model arch match out_dir data_dir dataset data_weights data_alpha init_from overwrite
             allow_data_change eval_interval eval_tokens eval_only split dry_run doctor check
             log_interval log wandb_log wandb_project wandb_run_name batch_size
-            gradient_accumulation_steps optimizer schedule learning_rate max_iters weight_decay
+            gradient_accumulation_steps objective dpo_beta optimizer schedule learning_rate max_iters weight_decay
             beta1 beta2 grad_clip warmup_iters lr_decay_iters min_lr seed data_seed device dtype
             compile parallel
             activation_checkpointing""",
@@ -232,7 +232,7 @@ def test_options_are_frozen():
         SampleConfig: """
             init_from out_dir checkpoint compare start prompts skip_unknown num_samples
             max_new_tokens stop temperature top_k top_p min_p repetition_penalty context seed draft
-            draft_tokens jsonl show_probs score score_all attention layer device dtype compile""",
+            draft_tokens knn jsonl show_probs score score_all attention layer device dtype compile""",
         PrepareConfig: "input field tokenizer vocab_size data_dir list inspect",
     }
     for cls, expected in options.items():
@@ -250,7 +250,7 @@ def test_every_config_file_is_read(device):
         assert len(path.read_text().splitlines()) <= 40
         if "bench/ablate.py" in path.read_text():
             continue  # a sweep's: tests/bench/test_ablate.py reads these
-        scope = lambda given: {"device": device}
+        scope = lambda given: {"device": device, "device_memory": 80.0}
         values, _ = load([str(path)], [TrainConfig, VariantConfig], "", scope)
         config = build(TrainConfig, values)
         continues_another = config.init_from != "scratch" or path.stem == "first_steps"
