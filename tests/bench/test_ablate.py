@@ -48,7 +48,10 @@ def test_designs_come_from_the_dictionaries():
     assert "bias=none" not in names({"bias": False}, design="leave_one_in")
     words = {each.changes["position"] for each in names(axis="position").values() if each.changes}
     assert words == set(POSITION) - {"learned"}
-    assert set(names(design="archs")) - {"base", "base again"} == set(ARCH) - {"gpt2"}
+    sparse = {"mixtral", "gpt-oss", "deepseek-v3", "qwen3-next", "mamba2"}
+    assert set(names(design="archs")) - {"base", "base again"} == set(ARCH) - {"gpt2"} - sparse
+    assert "mixtral" in names(design="archs", archs=["mixtral"])
+    assert not any("none" in name for name in names(axis="mlp"))
     assert set(names(design="archs", archs=["mistral"], again=False)) == {"base", "mistral"}
     mixed = names(design="leave_one_in,axis", axis="block", arms={"wide": dict(mlp_width=64)})
     assert {"rope", "sandwich", "wide"} <= set(mixed)
