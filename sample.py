@@ -8,14 +8,21 @@ Write text with a trained model:
     python sample.py --compare=RUN,OTHER --start="ROMEO:" --score=play.txt
     python sample.py --out_dir=RUN --start="ROMEO:" --attention=map.png
     python sample.py --out_dir=RUN --draft=SMALL --start="ROMEO:"
+    python sample.py --out_dir=RUN --knn=DATASTORE --start="ROMEO:"
 
 RUN is a run folder, such as out-llama-shakespeare. Nothing else is needed, since
 the checkpoint includes the tokenizer. The same command writes the same text
-again. From Python, call write_text.
+again. From Python, call
+
+    load(name)                              a model and its tokenizer
+    write_text(model, tokenizer, prompt)    the text that follows a prompt
+    generate(model, idx, n)                 the same in tokens, one after another
+    score_text(model, tokenizer, text)      how well the model predicts a text
 """
 
 import json
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import UserError, run, starting
@@ -25,14 +32,17 @@ if __name__ == "__main__":
 
 import torch
 
-from common.configurator import build, load
+from common import configurator
 from common.runtime import seed_for, set_up
 from sampling import attention_map, terminal
 from sampling.decoding import Reader, Sample, Step, draw, probabilities, ragged
-from sampling.fast import prepare
+from sampling.fast import COMPILE_PAYS, prepare
+from sampling.knn import Datastore, WithNeighbours, identity
 from sampling.prompts import fit, read_prompts, read_text
 from sampling.settings import SampleConfig
 from sampling.speculative import Tally, open_draft, speculate
+from sampling.terminal import score_text  # noqa: F401 (for Python)
+from weights import checkpoint
 from weights.checkpoint import open_run
 from weights.pretrained import open_pretrained
 
@@ -128,14 +138,25 @@ def write_sample(model, tokenizer, prompt, runtime, config, number=0, draft=None
     return sample
 
 
+def load(name, checkpoint="latest", device="cpu"):
+    """(model in evaluation mode, tokenizer) of a run folder, of the checkpoint `latest`, `best` or
+    a step; or of pretrained weights: gpt2, a folder or hub name of Hugging Face, FILE.gguf."""
+    if Path(name, "ckpt").is_dir():
+        model, tokenizer, *_ = open_run(name, checkpoint, device)
+        return model, tokenizer
+    model, tokenizer = open_pretrained(name)
+    return model.to(device), tokenizer
+
+
 def write_text(model, tokenizer, prompt, **keys):
     """Return the text that a model writes after a prompt: the first sample of `python sample.py`.
     keys: fields of SampleConfig, such as temperature=0 or max_new_tokens=100."""
     unknown = keys.keys() - SampleConfig.__dataclass_fields__.keys()
     if unknown:
         raise UserError(f"unknown key {min(unknown)}", "write_text", "give keys of SampleConfig")
-    prompt = fit(tokenizer, prompt, "", keys.get("skip_unknown", False))
-    (sample,) = write_samples(model, tokenizer, [(prompt, 0)], build(SampleConfig, keys))
+    config = configurator.build(SampleConfig, keys)
+    prompt = fit(tokenizer, prompt, "", config.skip_unknown)
+    (sample,) = write_samples(model, tokenizer, [(prompt, 0)], config)
     return sample.text
 
 
@@ -169,11 +190,21 @@ def open_model(name, config, runtime, texts, kind):
         place = f"line {i} of {config.prompts}" if config.prompts else ""
         prompts.append(fit(tokenizer, text, place, config.skip_unknown))
     check_context(model, tokenizer, prompts, config)
+    if config.knn:
+        store = Datastore(config.knn, identity(checkpoint.find(name, config.checkpoint)))
+        keys, share = len(store.tokens), store.weight
+        note(f"{keys:,} keys of {config.knn}, weight {share:g}; decoding in float32")
+        return Opened(name, WithNeighbours(model, store), tokenizer, prompts)
     tokens = config.num_samples * config.max_new_tokens
     if config.prompts or not config.writes():
         tokens = 0  # batches use the model's own forward pass, which is not compiled
+    compiles = config.compile is True or config.compile == "auto" and tokens >= COMPILE_PAYS
+    if compiles:
+        note("compiling, which takes half a minute the first time")
     model, reasons = prepare(model, kind, tokens, config.compile)
-    note(", ".join(reasons))
+    for reason in reasons:
+        if compiles or not reason.startswith("decoding"):
+            note(reason)
     if not all(prompts) and (config.writes() or config.attention):
         note("the prompt is empty: starting from " + repr(tokenizer.decode([tokenizer.start])))
     return Opened(name, model, tokenizer, prompts)
@@ -243,10 +274,14 @@ def write_all(opened, config, runtime, draft, tally):
 
 
 def main(argv):
-    values, words = load(argv, [SampleConfig], __doc__, renamed={"eval_iters": "leave it out"})
+    renamed = {"eval_iters": "leave it out"}
+    values, words = configurator.load(argv, [SampleConfig], __doc__, renamed=renamed)
     if words:
         raise UserError(f"cannot read {words[0]}", "command line", "write --key=value")
-    config = build(SampleConfig, values)
+    config = configurator.build(SampleConfig, values)
+    if config.temperature == 0 and config.num_samples > 1:
+        note(f"temperature 0 always writes the same: one sample, not {config.num_samples}")
+        config.num_samples = 1
 
     # Read the user's files before loading a model, so that a mistake shows at once.
     texts = read_prompts(config.start, config.prompts)
@@ -256,7 +291,7 @@ def main(argv):
         attention_map.check_path(config.attention)
 
     runtime = set_up(config.device, "float32" if config.dtype == "int8" else config.dtype)
-    note(", ".join(runtime.reasons))
+    note("\n".join(runtime.reasons))
     kind = "int8" if config.dtype == "int8" else runtime.dtype
     runtime.dtype = "float32"  # the weights are converted to `kind` instead of autocast
 
@@ -272,7 +307,7 @@ def main(argv):
                 exact = open_model(name, config, runtime, texts, "float32")
                 scorers.append(exact._replace(name=f"{name} in float32"))
         readable = [fit(o.tokenizer, scored, config.score, config.skip_unknown) for o in scorers]
-        terminal.report_score(scorers, readable, config.score, config.context, config.jsonl)
+        terminal.report_score(scorers, readable, config)
     if config.attention:
         name, model, tokenizer, prompts = opened[0]
         path, layer = config.attention, config.layer

@@ -19,7 +19,7 @@ import time
 from itertools import islice
 from pathlib import Path
 
-from common import errors
+from common import errors, files
 
 if __name__ == "__main__":
     errors.starting("train.py")
@@ -32,15 +32,15 @@ from prepare import SMALL, prepare
 from sample import SampleConfig, write_sample
 from tokens.mixture import bits_per_byte, common_tokenizer, open_split
 from tokens.token_files import is_prepared, load_meta, load_tokenizer
-from training import check, parallel
+from training import check, last_words, parallel
 from training.doctor import doctor
 from training.dry_run import dry_run
 from training.failures import explained, no_step_lost
 from training.feeder import to_device
-from training.last_words import print_next_commands, print_results
-from training.losses import halves, mean_loss
+from training.losses import batch_sums, evaluation_row, mean_loss, measures, weight
 from training.optim import learning_rate
-from training.run_folder import evaluation_lines, step_row
+from training.preferences import references
+from training.run_folder import evaluation_lines, measures_words, step_row
 from training.settings import read_config
 from training.start import check_start, make_run, open_folder, open_log
 from weights import checkpoint
@@ -59,7 +59,8 @@ def train_step(run):
     and keeps them in run.unread. Nothing here waits for a GPU: `read_steps` does."""
     config, runtime, learner, data = run.config, run.runtime, run.learner, run.data
 
-    # This rank's micro-batches: (x, y, number of targets), x and y (batch_size, block_size).
+    # This rank's micro-batches: (x, y, number of targets), x and y (batch_size, block_size). Those
+    # of preferences hold their reference, too (training/preferences.py).
     numbers = range(runtime.rank, config.gradient_accumulation_steps, runtime.world_size)
     places, following = (places_of(run, step, numbers) for step in (run.step, run.step + 1))
     micro_batches = data.feeder.take(places, following, runtime.device)
@@ -67,16 +68,16 @@ def train_step(run):
     # Every target has the same weight in the loss, even if masks leave some micro-batches fewer.
     all_targets = run.step_tokens
     if data.batches.masked:
-        all_targets = parallel.total(sum(count for _, _, count in micro_batches), runtime)
+        all_targets = parallel.total(sum(count for *_, count in micro_batches), runtime)
 
     # Forward and backward: gradients accumulate, and the ranks average them after the last
     # micro-batch.
     loss_sum = torch.zeros((), device=runtime.device)
-    for n, (x, y, count) in zip(numbers, micro_batches, strict=True):
+    for n, (*inputs, count) in zip(numbers, micro_batches, strict=True):
         torch.manual_seed(seed_for(config.seed, 1, run.step, n))  # for dropout
         with parallel.accumulating(learner.net, learner.model, last=n == numbers[-1]):
             with runtime.autocast():
-                loss = learner.net(x, y) / (all_targets / (count * runtime.world_size))
+                loss = learner.net(*inputs) / (all_targets / (count * runtime.world_size))
             learner.scaler.scale(loss).backward()
         loss_sum += loss.detach()
     loss = parallel.total(loss_sum, runtime) / runtime.world_size
@@ -149,14 +150,14 @@ def read_steps(run):
 
 @torch.no_grad()
 def evaluate(run, split, limit, stop=None):
-    """The losses of the first `limit` tokens of a split (0: all), batch by batch, dropout off:
-    (number of batches, 2) float64, the sum of a batch's losses in nats and its number of targets.
+    """The losses and measures of the first `limit` tokens of a split (0: all), batch by batch,
+    dropout off, as losses.batch_sums gives them.
 
     Each token is scored once; prompt tokens are not scored. The ranks divide the batches among
     them. Returns None if a stop signal arrives midway, but only in a single process: several ranks
     always finish the evaluation."""
     runtime, learner = run.runtime, run.learner
-    net, losses, targets = parallel.local(learner.net), [], []
+    net, found, weights = parallel.local(learner.net), [], []
     batches = split.eval_batches(run.config.batch_size, limit)
 
     learner.model.eval()
@@ -164,27 +165,21 @@ def evaluate(run, split, limit, stop=None):
         if stop is not None and stop.status and runtime.world_size == 1:
             learner.model.train()
             return None
-        for rank, (_, y) in enumerate(group):
-            targets.append(int((y >= 0).sum()) if rank == runtime.rank else 0)
+        for rank, (_, y, *_) in enumerate(group):
+            weights.append(weight(split, y) if rank == runtime.rank else (0, 0))
         # FSDP needs a forward pass on every rank, so a rank without a batch repeats one.
-        x, y = (to_device(part, runtime.device) for part in group[runtime.rank % len(group)])
+        inputs = [to_device(part, runtime.device) for part in group[runtime.rank % len(group)]]
         with runtime.autocast():
-            losses += [net(x, y)] * len(group)
+            found += [net(*inputs, **({"measured": True} if split.measures else {}))] * len(group)
     learner.model.train()
-
-    # The sums of the other ranks' batches are 0 here. A batch without targets has no mean loss.
-    losses, targets = torch.stack(losses).cpu().double(), torch.tensor(targets).double()
-    sums = torch.where(targets > 0, losses * targets, 0.0)
-    return parallel.total(torch.stack([sums, targets], 1), runtime)
+    return parallel.total(batch_sums(found, weights), runtime)
 
 
 def score(run, stop=None):
-    """The log row of an evaluation of both splits; None if a stop signal arrives midway.
-
-    With several datasets, losses and bits per byte are means weighted by the datasets' shares. The
-    row then also holds the values of each dataset and the number of its samples drawn so far."""
+    """The log row of an evaluation of both splits; None if a stop signal arrives midway. With
+    several datasets it also holds the number of samples of each drawn so far."""
     config, sources = run.config, run.data.sources
-    train_losses, val_losses, all_val_sums = [], [], []
+    all_train_sums, all_val_sums = [], []
     for source in sources:
         train_split, val_split = source.splits["train"], source.splits["val"]
         train_limit = min(EVAL_TRAIN_TOKENS, config.eval_tokens or len(val_split))
@@ -192,26 +187,12 @@ def score(run, stop=None):
         val_sums = evaluate(run, val_split, config.eval_tokens, stop)
         if train_sums is None or val_sums is None:
             return None
-        train_losses.append(mean_loss(train_sums))
-        val_losses.append(mean_loss(val_sums))
+        all_train_sums.append(train_sums)
         all_val_sums.append(val_sums)
-    bits = [loss * source.bits_per_byte for loss, source in zip(val_losses, sources, strict=True)]
 
-    def mean(values):
-        return sum(source.weight * value for source, value in zip(sources, values, strict=True))
-
-    row = {
-        "step": run.step,
-        "train_loss": mean(train_losses),
-        "val_loss": mean(val_losses),
-        "bits_per_byte": mean(bits),
-    }
+    row = {"step": run.step} | evaluation_row(sources, all_train_sums, all_val_sums)
     if len(sources) > 1:
-        names = [source.name for source in sources]
-        row["val_losses"] = dict(zip(names, val_losses, strict=True))
-        row["val_bits_per_byte"] = dict(zip(names, bits, strict=True))
         row["samples"] = run.state.get("samples", {})
-    row |= halves(all_val_sums, [source.weight for source in sources])
     return row | {"seconds": run.state["seconds"]}
 
 
@@ -222,9 +203,11 @@ def score_split(run):
     for source in run.data.sources:
         folder = Path(config.data_dir) / source.name
         split = open_split(folder, config.split, run.learner.model.config.block_size)
-        loss = mean_loss(evaluate(run, split, config.eval_tokens))
-        bits = loss * bits_per_byte(split, tokenizer, config.eval_tokens)
-        what = f"{config.split} loss {loss:.4f}, {bits:.4f} bits per byte"
+        sums = evaluate(run, split, config.eval_tokens)
+        loss = mean_loss(sums)
+        row = {"bits_per_byte": loss * bits_per_byte(split, tokenizer, config.eval_tokens)}
+        row |= measures([sums], [1.0], [split.measures])
+        what = f"{config.split} loss {loss:.4f}{measures_words(row)}"
         lines.append(f"step {run.step}: {source.name}: {what}")
     return "\n".join(lines)
 
@@ -317,6 +300,7 @@ def save(run, best=False):
         read_steps(run)
     learner = run.learner
     weights, moments = parallel.gather(learner.model, learner.optimizers, run.runtime)
+    moments |= references(run.data.sources)
     if run.runtime.main:
         run.state |= {"step": run.step, "scaler": learner.scaler.state_dict()}
         tokenizer = run.data.tokenizer.to_json()
@@ -335,7 +319,7 @@ def find_data(config, runtime):
     def prepare_missing():
         for name, folder in folders.items():
             if name in SMALL and not is_prepared(folder):
-                print(f"{folder} is missing: preparing it, as `python prepare.py {name}` does")
+                print(f"no dataset in {folder} yet: running `prepare.py {name}`")
                 prepare(name, data_dir=config.data_dir)
 
     parallel.main_first(prepare_missing, runtime)
@@ -363,21 +347,20 @@ def answer(run, argv):
 
 def finish(run, argv, status, speed):
     """Print the results of the run, a sample of its text, and the commands to run next."""
-    data, out_dir = run.data, run.config.out_dir
     if status == BROKEN_PIPE:
         return
     if status:
-        resume = f"--init_from=resume --out_dir={shlex.quote(out_dir)}"
-        print(f"stopped after step {run.step}, saved; continue with: python train.py {resume}")
+        last_words.print_how_to_continue(run)
         return
 
-    print_results(run, speed)
-    folder = checkpoint.find(out_dir)  # reload it: with fsdp no rank holds the whole model
+    last_words.print_results(run, speed)
+    folder = checkpoint.find(run.config.out_dir)  # with fsdp no rank holds the whole model
     model = checkpoint.load_model(folder, run.saved_config, run.runtime.device).eval()
-    prompt = data.tokenizer.decode([data.tokenizer.start])
-    write_sample(model, data.tokenizer, prompt, run.runtime, SampleConfig(max_new_tokens=300))
+    prompt, stop = last_words.closing_prompt(run.data)
+    config = SampleConfig(max_new_tokens=300, stop=stop)
+    write_sample(model, run.data.tokenizer, prompt, run.runtime, config)
 
-    print_next_commands(folder, out_dir, argv)
+    last_words.print_next_commands(folder, run.config, argv)
 
 
 def main(argv):
@@ -386,7 +369,7 @@ def main(argv):
     config = settings.config
     runtime = set_up(config.device, config.dtype)
     if runtime.main:
-        print(f"this run: {shlex.join(['python', 'train.py', *argv])}")
+        print(f"this run: {shlex.join(['python', files.script('train.py'), *argv])}")
 
     # Find every mistake before anything is written.
     if config.check is True:

@@ -14,6 +14,7 @@ import inspect
 import io
 import math
 import numbers
+import os
 import sys
 import textwrap
 import tokenize
@@ -23,7 +24,8 @@ import typing
 from dataclasses import dataclass
 from typing import Annotated
 
-from common.errors import UserError, one_line
+from common import files
+from common.errors import UserError, one_line, speaks
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,13 @@ def find(key, known, renamed, where):
     raise UserError(f"unknown key {key}", where, f"did you mean {near[0]}?" if near else advice)
 
 
+def find_file(path):
+    """The path of a config file: one that is not in the current directory may be in the repo."""
+    if os.path.exists(path) or not (files.ROOT / path).is_file():
+        return path
+    return str(files.ROOT / path)
+
+
 def compile_file(path):
     """(the code of a config file, {name it assigns: line}). Raises UserError if the file cannot be
     read."""
@@ -221,11 +230,11 @@ def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=N
         sys.exit(0)
 
     known, renamed = keys(*classes), renamed or {}
-    given, files, words = {}, [], []
+    given, config_files, words = {}, [], []
     for arg in argv:
         key, equals, text = arg.removeprefix("--").partition("=")
         if not arg.startswith("-"):
-            (files if arg.endswith(".py") else words).append(arg)
+            (config_files if arg.endswith(".py") else words).append(arg)
             continue
         if not arg.startswith("--") or not key:
             raise UserError(f"cannot read {arg}", "command line", "write --key=value")
@@ -235,9 +244,17 @@ def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=N
         given[key] = check(key, from_text(text if equals else "True", kind), kind, arg)
 
     values = dict(given)
-    for path in files:
+    for name in config_files:
+        path = find_file(name)
+        if path != name and speaks():
+            files.warn_once(f"{name} is not in this directory: reading {path}", "note")
         values |= read_file(path, values | scope(values), known, renamed) | given
     return values, words
+
+
+def typed(argv):
+    """The keys that a command line gives itself, and not through its config files."""
+    return {arg.removeprefix("--").partition("=")[0] for arg in argv if arg.startswith("--")}
 
 
 def build(cls, values):

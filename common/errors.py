@@ -7,8 +7,10 @@ one line on stderr: `error: <what> (<key or file>): <what to do>`.
 
 import errno
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import traceback
 
 
@@ -31,6 +33,16 @@ class Failure(UserError):
 def one_line(error):
     """The first 160 characters of an error's message, without line breaks."""
     return " ".join(str(error).split())[:160]
+
+
+def folded(text, indent):
+    """A line as it is printed: on a terminal its continuation lines are indented by `indent` cells;
+    elsewhere it stays one line, for programs that search it."""
+    if not sys.stdout.isatty():
+        return text
+    width = max(2 * indent, shutil.get_terminal_size().columns)
+    spaces = " " * indent
+    return textwrap.fill(text, width, subsequent_indent=spaces, break_on_hyphens=False)
 
 
 def starting(script):

@@ -17,6 +17,12 @@ from common.errors import Failure, UserError, one_line
 
 ROOT = Path(__file__).resolve().parent.parent
 
+
+def script(name):
+    """A script of this repo, as it is called from the current directory."""
+    return name if Path.cwd() == ROOT else str(ROOT / name)
+
+
 UMASK = os.umask(0)
 os.umask(UMASK)
 
@@ -26,11 +32,11 @@ UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno
 warned = set()  # warnings printed so far
 
 
-def warn_once(text):
-    """Print a warning to stderr, unless it was printed before."""
+def warn_once(text, kind="warning"):
+    """Print a warning, or a note, to stderr, unless it was printed before."""
     if text not in warned:
         warned.add(text)
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        print(f"{kind}: {text}", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- writing

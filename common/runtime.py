@@ -41,8 +41,9 @@ class Runtime:
         kind = self.device.split(":")[0]
         if self.dtype == "float32":
             return contextlib.nullcontext()
-        autocast = torch.autocast(kind, dtype=getattr(torch, self.dtype))
-        return float32_attention(autocast) if kind == "cpu" else autocast
+        if kind == "cpu":  # for good, since activation checkpointing computes again without us
+            F.scaled_dot_product_attention = float32_attention
+        return torch.autocast(kind, dtype=getattr(torch, self.dtype))
 
     def choose_compile(self, asked, flops):
         """Decide whether to compile a run of `flops` operations. On a CPU, compiling takes about
@@ -81,26 +82,16 @@ class Runtime:
 plain_attention = F.scaled_dot_product_attention
 
 
-def attention_of_float32(q, k, v, attn_mask=None, **more):
-    """scaled_dot_product_attention, computed in float32."""
+def float32_attention(q, k, v, attn_mask=None, **more):
+    """scaled_dot_product_attention, which within a CPU's autocast is computed in float32: the
+    backward pass of torch's CPU kernel for bfloat16 takes about ten times as long (torch 2.13)."""
+    if not torch.is_autocast_enabled("cpu"):
+        return plain_attention(q, k, v, attn_mask=attn_mask, **more)
     if attn_mask is not None and attn_mask.is_floating_point():
         attn_mask = attn_mask.float()
     with torch.autocast("cpu", enabled=False):
         y = plain_attention(q.float(), k.float(), v.float(), attn_mask=attn_mask, **more)
     return y.type_as(q)
-
-
-@contextlib.contextmanager
-def float32_attention(autocast):
-    """A CPU's autocast, in which attention stays in float32: the backward pass of torch's kernel
-    for bfloat16 takes about ten times as long (torch 2.13)."""
-    before = F.scaled_dot_product_attention
-    F.scaled_dot_product_attention = attention_of_float32
-    try:
-        with autocast:
-            yield
-    finally:
-        F.scaled_dot_product_attention = before
 
 
 def find_device(device="auto"):

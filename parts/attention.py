@@ -16,6 +16,7 @@ from parts.mixer import MIXER, Mixer, layer_mixers
 from parts.norm import BareRMSNorm, RMSNorm
 from parts.part import STD, linear
 from parts.position import POSITION, Alibi
+from parts.recurrence import ShortConv
 
 GATED = 32  # features that the gate of a value embedding reads
 
@@ -42,13 +43,15 @@ class Attention(Mixer):
     xsa: the head's output loses its component along the token's own value (arXiv:2603.09078).
     attn_gate: it is multiplied by σ(x W), one number per head or per element (Qiu et al. 2025,
     arXiv:2505.06708).
+    conv: x becomes x + conv(x) before all of this, a causal convolution over so many tokens in each
+    channel, without bias or activation (Canon-A of Allen-Zhu 2025, arXiv:2512.17351).
     """
 
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
     acted_on = ("embedding", "q and k", "scores")
     reads = (
         *("n_kv_head", "window", "full_every", "block_local", "qk_norm", "attn_softcap"),
-        *("nope_every", "attn_sink", "value_residual", "value_embed", "xsa", "attn_gate"),
+        *("nope_every", "attn_sink", "value_residual", "value_embed", "xsa", "attn_gate", "conv"),
     )
 
     def __init__(self, config, layer):
@@ -61,6 +64,7 @@ class Attention(Mixer):
         self.group, self.softcap = config.block_local, config.attn_softcap
         self.qk_norm = config.qk_norm
 
+        self.conv = ShortConv(C, config.conv, bias=False) if config.conv else None
         self.wq = linear(C, C, config)
         self.wk = linear(C, D * config.n_kv_head, config)
         self.wv = linear(C, D * config.n_kv_head, config)
@@ -94,6 +98,8 @@ class Attention(Mixer):
 
     def forward(self, x, where, cache=None):
         B, T, C = x.size()
+        if self.conv is not None:
+            x = x + self.conv(x, cache)
         q, k, v = self.heads(x)
         own = v = self.values(x, v, where)  # before the past joins: (B, K, T, D)
         if self.turns:
@@ -215,6 +221,8 @@ class Attention(Mixer):
 
     def reference(self, x, where):
         """One query, one head and one key at a time; x (B, T, C)."""
+        if self.conv is not None:
+            x = x + self.conv.reference(x)
         q, k, v = self.heads(x)
         v = self.reference_values(x, v, where)
         y = torch.zeros_like(q)  # (B, H, T, D)
@@ -266,10 +274,11 @@ class Attention(Mixer):
         return math.lcm(config.full_every or 1, config.nope_every or 1)
 
     def held(self, T):
-        """2 K D numbers per token, of the last `window` tokens where there is a window. Query
-        heads do not enter."""
+        """2 K D numbers per token, of the last `window` tokens where there is a window, and the
+        last inputs of the convolution. Query heads do not enter."""
         D = self.config.n_embd // self.n_head
-        return 2 * self.n_kv_head * D * min(T, self.window or T)
+        keys_and_values = 2 * self.n_kv_head * D * min(T, self.window or T)
+        return keys_and_values + (self.conv.held() if self.conv else 0)
 
     def flops(self, T):
         """2TC for the scores and 2TC for the sum of values, whether or not a query sees all T:
@@ -277,7 +286,8 @@ class Attention(Mixer):
         about half of these 4TC)."""
         scheme = POSITION[self.config.position]
         keys = T + self.config.attn_sink
-        return 4 * keys * self.config.n_embd + scheme.score_flops(self.config)
+        convolution = self.conv.flops(T) if self.conv else 0
+        return 4 * keys * self.config.n_embd + scheme.score_flops(self.config) + convolution
 
 
 MIXER["attention"] = Attention

@@ -14,6 +14,7 @@ class Block(Part):
     """A word is a subclass: its `forward`, and the norms it has."""
 
     norms = ("norm1", "norm2")
+    reads_per_block = 2  # how often it reads the residual stream
     last_norm = True  # whether the model has a norm before the head
 
     def __init__(self, config, layer):
@@ -28,7 +29,7 @@ class Block(Part):
         for name in self.norms:
             if not hasattr(self, name):
                 setattr(self, name, norm(config.n_embd, config))
-        self.residual = RESIDUAL[config.residual](config)
+        self.residual = RESIDUAL[config.residual](config, layer, self.reads_per_block)
 
 
 class Pre(Block):
@@ -37,8 +38,10 @@ class Pre(Block):
     paper = "GPT-2, Radford et al. 2019"
 
     def forward(self, x, where, cache=None):
-        x = x + self.attn(self.norm1(x), where, cache)
-        return x + self.mlp(self.norm2(x), where)
+        h, kept = self.residual.read(x, 0, where)
+        x = self.residual.add(kept, self.attn(self.norm1(h), where, cache))
+        h, kept = self.residual.read(x, 1, where)
+        return self.residual.add(kept, self.mlp(self.norm2(h), where))
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2):
@@ -53,8 +56,10 @@ class Post(Block):
     last_norm = False
 
     def forward(self, x, where, cache=None):
-        x = self.norm1(x + self.attn(x, where, cache))
-        return self.norm2(x + self.mlp(x, where))
+        h, kept = self.residual.read(x, 0, where)
+        x = self.norm1(self.residual.add(kept, self.attn(h, where, cache)))
+        h, kept = self.residual.read(x, 1, where)
+        return self.norm2(self.residual.add(kept, self.mlp(h, where)))
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2):
@@ -68,8 +73,10 @@ class Output(Block):
     paper = "OLMo 2, arXiv:2501.00656"
 
     def forward(self, x, where, cache=None):
-        x = x + self.norm1(self.attn(x, where, cache))
-        return x + self.norm2(self.mlp(x, where))
+        h, kept = self.residual.read(x, 0, where)
+        x = self.residual.add(kept, self.norm1(self.attn(h, where, cache)))
+        h, kept = self.residual.read(x, 1, where)
+        return self.residual.add(kept, self.norm2(self.mlp(h, where)))
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2):
@@ -84,8 +91,10 @@ class Sandwich(Block):
     norms = ("norm1", "norm2", "norm1_out", "norm2_out")
 
     def forward(self, x, where, cache=None):
-        x = x + self.norm1_out(self.attn(self.norm1(x), where, cache))
-        return x + self.norm2_out(self.mlp(self.norm2(x), where))
+        h, kept = self.residual.read(x, 0, where)
+        x = self.residual.add(kept, self.norm1_out(self.attn(self.norm1(h), where, cache)))
+        h, kept = self.residual.read(x, 1, where)
+        return self.residual.add(kept, self.norm2_out(self.mlp(self.norm2(h), where)))
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2, norm1_out, norm2_out):
@@ -98,10 +107,12 @@ class Parallel(Block):
 
     paper = "GPT-J; PaLM, arXiv:2204.02311; Falcon 7B"
     norms = ("norm1",)
+    reads_per_block = 1
 
     def forward(self, x, where, cache=None):
-        h = self.norm1(x)
-        return x + self.attn(h, where, cache) + self.mlp(h, where)
+        h, kept = self.residual.read(x, 0, where)
+        h = self.norm1(h)
+        return self.residual.add(kept, self.attn(h, where, cache), self.mlp(h, where))
 
     @staticmethod
     def reference(x, mix, mlp, norm1):
@@ -112,9 +123,12 @@ class Parallel2(Block):
     """Both sublayers read the same x, each through its own norm."""
 
     paper = "GPT-NeoX, arXiv:2204.06745"
+    reads_per_block = 1
 
     def forward(self, x, where, cache=None):
-        return x + self.attn(self.norm1(x), where, cache) + self.mlp(self.norm2(x), where)
+        h, kept = self.residual.read(x, 0, where)
+        y = self.attn(self.norm1(h), where, cache)
+        return self.residual.add(kept, y, self.mlp(self.norm2(h), where))
 
     @staticmethod
     def reference(x, mix, mlp, norm1, norm2):

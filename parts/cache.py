@@ -44,26 +44,51 @@ class State:
     """What one layer remembers. A mixer chooses the class; its forward pass calls `update`.
 
     `update` takes what the tokens last announced bring, be it a whole prompt, a chunk of one, or
-    one token, of several rows with padding before some of them.
+    one token, of several rows with padding before some of them. A mixer with a short convolution
+    has its last inputs here too.
     """
 
     def __init__(self, cache):
         self.cache = cache
+        self.past = 0  # inputs that the convolution sees before each token
+        self.inputs = None  # (B, past + n, channels), n of them for tokens that may be forgotten
+
+    def without_padding(self, x):
+        """x (B, T, C) of the tokens last announced, with zeros where a token is padding."""
+        if self.cache.pad is None:
+            return x
+        return x * (self.cache.kpos[:, -x.size(1) :, None] >= 0)
+
+    def with_past(self, x, past):
+        """x (B, T, channels) of the tokens last announced, after the `past` inputs before them,
+        which are zeros before the first token: (B, past + T, channels)."""
+        if self.inputs is None:
+            self.past, self.inputs = past, x.new_zeros(x.size(0), past, x.size(2))
+        longer = torch.cat((self.inputs, x), 1)
+        kept = min(past + self.cache.spare, longer.size(1))
+        self.inputs = longer[:, longer.size(1) - kept :].clone()
+        return longer[:, longer.size(1) - x.size(1) - past :]
 
     def tensors(self):
-        """The tensors it holds."""
+        """The tensors it holds, beside the inputs."""
         raise NotImplementedError
 
     def earliest(self):
         """(the smallest number of tokens it can be rewound to, the reason why not fewer)"""
-        return 0, ""
+        if self.inputs is None:
+            return 0, ""
+        spare = self.inputs.size(1) - self.past
+        return self.cache.length - spare, f"the convolution has {self.cache.spare} spare inputs"
 
     def rewind(self, length):
         """Forget the tokens after the first `length`, which is not below `earliest`."""
+        if self.inputs is not None and length < self.cache.length:
+            self.inputs = self.inputs[:, : length - self.cache.length]
 
     def size(self):
         """Bytes held."""
-        return sum(t.numel() * t.element_size() for t in self.tensors() if t is not None)
+        held = (*self.tensors(), self.inputs)
+        return sum(t.numel() * t.element_size() for t in held if t is not None)
 
 
 class LayerCache(State):
@@ -137,9 +162,11 @@ class Ring(LayerCache):
     def earliest(self):
         reason = f"the ring has {self.cache.spare} spare slots"
         wrapped = self.places is not None and self.cache.peak > self.places.size(1)
-        return (self.cache.peak - self.cache.spare if wrapped else 0), reason
+        ring = (self.cache.peak - self.cache.spare if wrapped else 0), reason
+        return max(ring, super().earliest())
 
     def rewind(self, length):
+        super().rewind(length)
         if self.places is not None:
             pad = self.cache.pad
             first = length if pad is None else length - pad.to(self.places.device)[:, None]
@@ -148,13 +175,11 @@ class Ring(LayerCache):
 
 class Recurrent(State):
     """A state of fixed size that each token replaces: the newest, and those before the last `spare`
-    tokens, so that the cache can drop as many. A mixer with a short convolution has its last inputs
-    here too."""
+    tokens, so that the cache can drop as many."""
 
     def __init__(self, cache):
         super().__init__(cache)
         self.states = None  # (B, n, ...) the state after each of the last n - 1 tokens, and before
-        self.inputs = None  # (B, past + n - 1, channels) of a convolution that sees `past` of them
 
     def update(self, states):
         """Remember the states (B, T, ...) after the tokens last announced; those after the last
@@ -164,38 +189,21 @@ class Recurrent(State):
         kept = torch.cat((self.states, states), 1)[:, -1 - self.cache.spare :]
         self.states = kept.clone()  # without the rest of what it is a part of
 
-    def without_padding(self, x):
-        """x (B, T, C) of the tokens last announced, with zeros where a token is padding."""
-        if self.cache.pad is None:
-            return x
-        return x * (self.cache.kpos[:, -x.size(1) :, None] >= 0)
-
-    def with_past(self, x, past):
-        """x (B, T, channels) of the tokens last announced, after the `past` inputs before them,
-        which are zeros before the first token: (B, past + T, channels)."""
-        if self.inputs is None:
-            self.inputs = x.new_zeros(x.size(0), past, x.size(2))
-        longer = torch.cat((self.inputs, x), 1)
-        kept = min(past + self.cache.spare, longer.size(1))
-        self.inputs = longer[:, longer.size(1) - kept :].clone()
-        return longer[:, longer.size(1) - x.size(1) - past :]
-
     def last(self):
         """The newest state (B, ...), or 0 before the first token."""
         return 0 if self.states is None else self.states[:, -1]
 
     def tensors(self):
-        return self.states, self.inputs
+        return (self.states,)
 
     def earliest(self):
         held = 0 if self.states is None else self.states.size(1) - 1
         return self.cache.length - held, f"the recurrent state has {self.cache.spare} spare copies"
 
     def rewind(self, length):
+        super().rewind(length)
         if self.states is not None and length < self.cache.length:
             self.states = self.states[:, : length - self.cache.length]
-            if self.inputs is not None:
-                self.inputs = self.inputs[:, : length - self.cache.length]
 
 
 class KVCache:
@@ -210,7 +218,8 @@ class KVCache:
         self.pad, self.spare = pad, spare
         self.layers = []
         self.length = self.peak = 0  # tokens read so far, padding included, and the most ever
-        self.pos = self.kpos = self.mask = self.slots = None
+        self.pos = self.kpos = self.slots = None
+        self.plain, self.made = True, None  # whether no mask is needed, and the mask, once made
 
     def __getitem__(self, i):
         """The state of layer i: keys and values, unless `layer` made another."""
@@ -234,9 +243,17 @@ class KVCache:
         self.pos = self.kpos[:, start:].clamp(min=0)  # padding reads as 0; nobody attends to it
 
         # A whole prompt is plainly causal, and a single token sees everything: no mask.
-        plain = self.pad is None and (start == 0 or idx.size(1) == 1)
-        self.mask = None if plain else visible(self.pos, self.kpos)
+        self.plain = self.pad is None and (start == 0 or idx.size(1) == 1)
+        self.made = None
         return self.pos
+
+    @property
+    def mask(self):
+        """The mask of all tokens read so far, (B or 1, 1, T, S), or None for no mask. Made when the
+        first layer asks for it: rings and recurrent states do not."""
+        if self.made is None and not self.plain:
+            self.made = visible(self.pos, self.kpos)
+        return self.made
 
     def rewind(self, length):
         """Forget the tokens read after the first `length`; ValueError if a state cannot."""

@@ -35,6 +35,7 @@ PAPERS = {
     "value_residual": "Zhou et al. 2024, arXiv:2410.17897",
     "value_embed": "nanochat, Karpathy 2025",
     "xsa": "arXiv:2603.09078",
+    "conv": "Allen-Zhu 2025, arXiv:2512.17351",
     "moe_balance": {
         "loss": "Switch, arXiv:2101.03961",
         "bias": "DeepSeek, arXiv:2408.15664",
@@ -77,6 +78,7 @@ def numbers(c):
         "value_residual": [True],
         "value_embed": [True],
         "xsa": [True],
+        "conv": [4],
     }
 
 

@@ -67,7 +67,8 @@ def mlp_width(c):
 
 
 def parameter_table(c):
-    """{part: parameters}, exact. `attention` is the mixer, of any kind."""
+    """{part: parameters}, exact. `attention` is the mixer, of any kind. `norms` has all else that a
+    block has, also what is learned in the slot residual."""
     model, blocks = without_numbers(c)
     mixers = sum(layers * count(block.attn) for block, layers in blocks)
     mlps = sum(layers * count(block.mlp) for block, layers in blocks)
@@ -100,7 +101,7 @@ def flops_per_token(c, T):
     for block, layers in blocks:
         matrices = [module.weight for module in block.modules() if isinstance(module, Linear)]
         flops += layers * sum(2 * matrix.numel() for matrix in matrices)
-        flops += layers * (block.attn.flops(T) + block.mlp.flops(T))
+        flops += layers * sum(part.flops(T) for part in (block.attn, block.mlp, block.residual))
     return flops
 
 

@@ -15,6 +15,7 @@ from parts.mixer import MIXER
 from parts.norm import RMSNorm
 
 WITHOUT = dict(  # what Attention could do besides
+    conv=None,
     attn_gate="none",
     attn_sink=False,
     nope_every=0,

@@ -57,7 +57,7 @@ class GatedDelta(StateMixer):
     def forward(self, x, where, cache=None):
         H, N, P = self.shape
         qkv = torch.cat((self.wq(x), self.wk(x), self.wv(x)), dim=-1)
-        qkv = self.convolved(qkv, cache)  # (B, T, H (2N + P))
+        qkv = F.silu(self.conv(qkv, cache))  # (B, T, H (2N + P))
         q, k, v = qkv.split((H * N, H * N, H * P), dim=-1)
         q, k = (unit(precise(a).unflatten(-1, (H, N))) for a in (q, k))  # (B, T, H, N)
         v = v.unflatten(-1, (H, P))  # (B, T, H, P)

@@ -58,7 +58,7 @@ class Mamba2(StateMixer):
     def forward(self, x, where, cache=None):
         N, H, P = self.shape
         qkv = torch.cat((self.wq(x), self.wk(x), self.wv(x)), dim=-1)
-        qkv = self.convolved(qkv, cache)  # (B, T, 2N + H P)
+        qkv = F.silu(self.conv(qkv, cache))  # (B, T, 2N + H P)
         q, k, v = qkv.split((N, N, H * P), dim=-1)
         v = v.unflatten(-1, (H, P))
         dt, log_alpha = self.decay(self.wa(x))  # (B, T, H)

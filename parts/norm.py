@@ -82,7 +82,7 @@ class BatchNorm(Norm, nn.BatchNorm1d):
         nn.BatchNorm1d.__init__(self, width)
 
     def forward(self, x):
-        return nn.BatchNorm1d.forward(self, x.flatten(0, 1)).view_as(x)
+        return nn.BatchNorm1d.forward(self, x.flatten(0, -2)).view_as(x)
 
     def reference(self, x):
         mean, var = self.running_mean, self.running_var

@@ -203,6 +203,40 @@ class Relative(Position):
         return q @ self.weight[min(qpos - kpos, len(self.weight) - 1)] / math.sqrt(len(q))
 
 
+class T5(Position):
+    """scores + b[bucket of the distance], a number per bucket and head; one table for all layers.
+
+    The distances 0 .. 15 have a bucket each, those up to 128 share 16 more, on a logarithmic scale,
+    and the last has all that are farther. As in T5's decoder; T5 does not divide q · k by sqrt(D).
+    """
+
+    paper = "Raffel et al. 2019, arXiv:1910.10683"
+    acts_on = "scores"
+    buckets, farthest = 32, 128
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.std = config.n_embd**-0.5  # as transformers starts it
+        self.weight = nn.Parameter(torch.empty(self.buckets, config.n_head))
+
+    def reset(self):
+        nn.init.normal_(self.weight, 0.0, self.std)
+
+    def bias(self, q, qpos, kpos):
+        distance = (qpos[:, :, None] - kpos[:, None, :]).clamp(min=0)  # (B or 1, T, S)
+        exact = self.buckets // 2
+        share = torch.log(distance / exact) / math.log(self.farthest / exact)  # of the way there
+        far = exact + (share.clamp(0, 1) * exact).long().clamp(max=exact - 1)
+        bucket = torch.where(distance < exact, distance, far)
+        return F.embedding(bucket, self.weight).permute(0, 3, 1, 2).type_as(q)  # (B or 1, H, T, S)
+
+    def reference_bias(self, q, head, qpos, kpos):
+        distance, exact = qpos - kpos, self.buckets // 2
+        ends = [exact * (self.farthest / exact) ** (i / exact) for i in range(exact)]
+        bucket = distance if distance < exact else exact - 1 + sum(distance >= e for e in ends)
+        return self.weight[bucket, head]
+
+
 POSITION = {
     "none": Position,
     "learned": Learned,
@@ -210,6 +244,7 @@ POSITION = {
     "rope": Rope,
     "alibi": Alibi,
     "relative": Relative,
+    "t5": T5,
 }
 
 # ---------------------------------------------------------------- slot: rope_scaling
@@ -311,3 +346,4 @@ class Where(NamedTuple):
     idx: torch.Tensor  # (B, T) the tokens' ids
     shared: dict  # what a layer leaves for the later ones of this forward pass
     routings: object = None  # moe.Routings, to which each layer with experts adds its own
+    first: torch.Tensor | None = None  # (B, T, C) the residual stream below the first block

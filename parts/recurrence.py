@@ -35,15 +35,6 @@ class StateMixer(Mixer):
     reads = ("state_size", "expand", "conv")
     normed = True
 
-    def convolved(self, x, cache):
-        """silu(conv(x)) of x (B, T, channels)."""
-        past = self.conv.width - 1
-        if cache is None:
-            x = F.pad(x, (0, 0, past, 0))
-        else:
-            x = cache.with_past(cache.without_padding(x), past)
-        return F.silu(self.conv(x))
-
     def scan(self, cache, *inputs):
         """What the T tokens of the inputs (B, T, ...) read from the state, (B, T, H, P), in float32
         at least.
@@ -81,7 +72,7 @@ class StateMixer(Mixer):
 
     def held(self, T):
         """The state, and the last inputs of the convolution."""
-        return math.prod(self.shape) + (self.conv.width - 1) * self.conv.channels
+        return math.prod(self.shape) + self.conv.held()
 
 
 class ShortConv(Part):
@@ -94,12 +85,17 @@ class ShortConv(Part):
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
 
     def reset(self):
-        """As torch starts a convolution, which the authors of both mixers leave so."""
+        """As torch starts a convolution, which the authors of all three mixers leave so."""
         for p in self.parameters():
             nn.init.uniform_(p, -(self.width**-0.5), self.width**-0.5)
 
-    def forward(self, x):
-        """x (B, width - 1 + T, channels), the inputs before it included -> (B, T, channels)."""
+    def forward(self, x, cache=None):
+        """x (B, T, channels), after the inputs before it that the cache holds."""
+        past = self.width - 1
+        if cache is None:
+            x = F.pad(x, (0, 0, past, 0))
+        else:
+            x = cache.with_past(cache.without_padding(x), past)
         return F.conv1d(x.mT, self.weight[:, None], self.bias, groups=self.channels).mT
 
     def reference(self, x):
@@ -112,6 +108,10 @@ class ShortConv(Part):
 
     def flops(self, T):
         return 2 * self.channels * self.width
+
+    def held(self):
+        """Numbers that a cache holds: the last inputs."""
+        return (self.width - 1) * self.channels
 
 
 class Decay(Part):

@@ -76,7 +76,8 @@ class VariantConfig:
     logit_softcap: NonNegativeFloat = 0.0  # 0: none
     low_rank: NonNegativeInt = 0  # rank of every matrix of the blocks; 0: full
     embed_norm: bool = False  # a norm after the embedding (BLOOM)
-    residual: Words(RESIDUAL) = "plain"  # what a block reads of the residual stream
+    residual: Words(RESIDUAL) = "plain"  # how sublayers read and add to the residual stream
+    streams: PositiveInt = 4  # of hyper: residual streams
     attn_gate: Literal["none", "head", "element"] = "none"  # multiplies the output of a head
     attn_sink: bool = False  # a number in each head that takes weight from all keys
     nope_every: NonNegativeInt = 0  # of rope: every so many layers do not turn; 0: none
@@ -92,7 +93,7 @@ class VariantConfig:
     rope_head_dim: PositiveInt | None = None  # of mla: the shared key; None: half a head
     state_size: PositiveInt | None = None  # of a key in a state; None: D / 2, or C / 2 (mamba2)
     expand: PositiveInt = 1  # of a state: the width of all values is so many times n_embd
-    conv: PositiveInt | None = None  # tokens that a state's short convolution sees; None: 4
+    conv: PositiveInt | None = None  # tokens a convolution sees; None: 4 in a state, else none
 
     def __post_init__(self):
         self.bias = {True: "all", False: "none"}.get(self.bias, self.bias)
@@ -243,12 +244,13 @@ class Variant(nn.Module):
             raise ValueError(f"cannot read {past + T} tokens: block_size is {self.wpe.limit}")
         pos = torch.arange(T, device=idx.device)[None] if cache is None else cache.advance(idx)
         routings = moe.Routings()
-        where = Where(self.wpe, pos, self.wpe.angles(pos), idx, {}, routings)  # pos (B or 1, T)
-        x = first = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
+        x = self.dropout(self.norm_e(self.wpe.embed(self.wte(idx), pos)))  # (B, T, C)
+        where = Where(self.wpe, pos, self.wpe.angles(pos), idx, {}, routings, x)  # pos (B or 1, T)
+        x = self.blocks[0].residual.spread(x)
         for i, block in enumerate(self.blocks):
-            x = block.residual(x, first)
             x = block(x, where, None if cache is None else cache.layer(i, block.attn.new_state))
-        logits = self.lm_head(self.norm_f(x[:, -1:] if last_only else x))  # (B, T or 1, V)
+        x = self.blocks[-1].residual.gathered(x[:, -1:] if last_only else x)
+        logits = self.lm_head(self.norm_f(x))  # (B, T or 1, V)
         if self.config.logit_softcap:
             logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)
         loss = None

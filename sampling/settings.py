@@ -41,10 +41,12 @@ class SampleConfig:
     seed: NonNegativeInt = 1337
     draft: str = ""  # speculative decoding: run folder of a smaller model, or lookup
     draft_tokens: PositiveInt = 4  # drafted at a time
+    knn: str = ""  # a datastore of bench/knn.py, from which the next token is drawn, too
     # what is shown
     jsonl: bool = False  # print a line of JSON per sample
     show_probs: bool = False  # a table of the likeliest tokens at each step, at temperature 1
-    score: str = ""  # a text file: its loss, each token's surprise; samples only with a prompt
+    score: str = ""  # a text file: its loss, its surprising tokens; samples only with a prompt
+    score_all: bool = False  # with score, a line for each token
     attention: str = ""  # a PNG to write: the attention over the prompt, instead of samples
     layer: NonNegativeInt = 0  # of attention, from 0
     # the machine
@@ -65,6 +67,11 @@ class SampleConfig:
         if self.compare and unsuitable:
             fix = "leave init_from, draft, attention and show_probs out"
             raise ValueError(f"compare shows the texts of run folders: {fix}")
+
+        plain = self.init_from == "resume" and self.dtype in ("auto", "float32")
+        if self.knn and (self.compare or self.draft or self.attention or self.score or not plain):
+            fix = "leave init_from, dtype, compare, draft, attention and score out"
+            raise ValueError(f"knn continues prompts with a run folder's model in float32: {fix}")
 
     def writes(self):
         """Whether to generate samples, instead of only analysing a given text."""

@@ -7,6 +7,7 @@ imported where it is used, since most commands do not need it.
 """
 
 import codecs
+import itertools
 import json
 import math
 import sys
@@ -67,41 +68,70 @@ def pieces(tokenizer, ids):
     return [decoder.decode(tokenizer.decode_bytes([token])) for token in ids]
 
 
-def report_score(opened, texts, path, context, as_json):
+def score_text(model, tokenizer, text, context=None, where="text"):
+    """How well a model predicts a text: a dictionary with `tokens`, `bytes`, `nats_per_token`,
+    `bits_per_byte` and `perplexity`, and for each token its text (`pieces`) and its surprise in
+    nats (`surprise`). Raises UserError, which names `where`, for an empty text."""
+    ids = tokenizer.encode(text).tolist()
+    if not ids:
+        raise UserError("there is nothing to score", where, "give a text that is not empty")
+    nats = surprise(model, ids, tokenizer.start, context, tokenizer.vocab_size)
+    numbers = summary(nats, len(tokenizer.decode_bytes(ids)))
+    return numbers | {"pieces": pieces(tokenizer, ids), "surprise": nats.tolist()}
+
+
+def report_score(opened, texts, config):
     """Print how well each model of `opened` predicts a text, given as each of them can read it."""
     rows = []
     for o, text in zip(opened, texts, strict=True):
-        ids = o.tokenizer.encode(text).tolist()
-        if not ids:
-            raise UserError("there is nothing to score", path, "give a text that is not empty")
-        nats = surprise(o.model, ids, o.tokenizer.start, context, o.tokenizer.vocab_size)
-        numbers = summary(nats, len(o.tokenizer.decode_bytes(ids)))
-        rows.append((o.name, numbers, pieces(o.tokenizer, ids), nats))
-
-    if as_json:
-        for name, numbers, parts, nats in rows:
-            line = {"model": name, "score": path, **numbers}
-            print(json.dumps(line | {"pieces": parts, "surprise": nats.tolist()}))
+        found = score_text(o.model, o.tokenizer, text, config.context, config.score)
+        rows.append({"model": o.name, "score": config.score} | found)
+    if config.jsonl:
+        print("\n".join(map(json.dumps, rows)))
         return
 
-    show(score_table([(name, numbers) for name, numbers, _, _ in rows]))
+    show(score_table(rows))
     if len({json.dumps(o.tokenizer.to_json(), sort_keys=True) for o in opened}) > 1:
         print("the tokenizers differ: compare only bits per byte")
-    for name, _, parts, nats in rows:
-        print(f"\n{name}, nats per token:")
+    for row in rows:
+        texts, nats = row["pieces"], row["surprise"]
+        print(f"\n{row['model']}, the most surprising of {len(nats):,} tokens:")
+        show(surprising(texts, nats))
         if has_colours():
-            show(coloured(parts, nats))
-        else:
-            print(plain(parts, nats))
-        print()
+            print("\nthe text, coloured by the surprise of its tokens:")
+            show(coloured(texts, nats))
+        if config.score_all:
+            print("\nall tokens:")
+            print(plain(texts, nats))
+    if not config.score_all:
+        print("\n--score_all prints the surprise of every token")
+    print()
+
+
+def surprising(texts, nats, count=20):
+    """A table of the most surprising tokens of a text, given the texts of its tokens and their
+    surprise: nats, the line, and the token in brackets with what is around it."""
+    text, ends = "".join(texts), list(itertools.accumulate(map(len, texts)))
+    table = table_of("nats", "line", "")
+    table.columns[2].justify, table.columns[2].no_wrap = "left", True
+    for i in sorted(range(len(nats)), key=lambda i: -nats[i])[:count]:
+        start, end = ends[i] - len(texts[i]), ends[i]
+        line = str(text.count("\n", 0, start) + 1)
+        before, token, after = text[max(0, start - 24) : start], texts[i], text[end : end + 24]
+        before, token, after = (
+            printable(part.replace("\n", "↵")) for part in (before, token, after)
+        )
+        place = literal(f"{before:>24}[").append(token, style_of(nats[i])).append(f"]{after}")
+        table.add_row(f"{nats[i]:.2f}", line, place)
+    return table
 
 
 def score_table(rows):
-    """A table with a line for each (name, summary)."""
+    """A table with a line for each model, given its name (`model`) and summary."""
     table = table_of("", "tokens", "nats/token", "perplexity", "bits/byte")
-    for name, numbers in rows:
+    for numbers in rows:
         table.add_row(
-            literal(name),
+            literal(numbers["model"]),
             f"{numbers['tokens']:,}",
             f"{numbers['nats_per_token']:.4f}",
             f"{numbers['perplexity']:.4g}",
@@ -110,11 +140,16 @@ def score_table(rows):
     return table
 
 
+def style_of(nats):
+    """The style of a token with this surprise."""
+    return next(style for limit, style in LEVELS if nats < limit or limit == math.inf)
+
+
 def coloured(texts, nats):
     """The texts of tokens, each coloured by its surprise, with a legend."""
     text = literal("")
-    for piece, value in zip(texts[:SHOWN], nats.tolist(), strict=False):
-        style = next(style for limit, style in LEVELS if value < limit or limit == math.inf)
+    for piece, value in zip(texts[:SHOWN], nats, strict=False):
+        style = style_of(value)
         for i, line in enumerate(printable(piece.replace("\n", "↵\n")).split("\n")):
             if i > 0:
                 text.append("\n")
@@ -136,7 +171,7 @@ def coloured(texts, nats):
 
 def plain(texts, nats):
     """A line for each token: its surprise in nats, and its text as Python writes it."""
-    rows = zip(texts, nats.tolist(), strict=True)
+    rows = zip(texts, nats, strict=True)
     return "\n".join(f"{value:8.4f}  {text!r}" for text, value in rows)
 
 
@@ -145,17 +180,27 @@ def plain(texts, nats):
 
 def alternatives_table(tokenizer, sample):
     """A table with a line for each token of a Sample: its probability, and the likeliest tokens
-    with theirs, by the model alone (temperature 1)."""
+    with theirs, by the model alone (temperature 1): five, or as many as the terminal has room
+    for."""
 
     def written(token):
         return literal(repr(tokenizer.decode([token])))
 
-    table = table_of("step", "drawn", "p", "likeliest")
-    table.columns[1].justify = table.columns[3].justify = "left"
-    steps = zip(sample.tokens, sample.logprobs, sample.top, strict=True)
-    for step, (token, logprob, top) in enumerate(steps, 1):
-        likeliest = [written(other) + f" {p:.3f}" for other, p in top]
-        table.add_row(str(step), written(token), f"{math.exp(logprob):.3f}", *likeliest)
+    def table_with(count):
+        table = table_of("step", "drawn", "p", "likeliest")
+        table.columns[1].justify = table.columns[3].justify = "left"
+        steps = zip(sample.tokens, sample.logprobs, sample.top, strict=True)
+        for step, (token, logprob, top) in enumerate(steps, 1):
+            likeliest = [written(other) + f" {p:.3f}" for other, p in top[:count]]
+            table.add_row(str(step), written(token), f"{math.exp(logprob):.3f}", *likeliest)
+        return table
+
+    screen = console()
+    for count in (5, 4, 3, 2, 1):
+        table = table_with(count)
+        options = screen.options.update(width=UNLIMITED)
+        if screen.measure(table, options=options).maximum <= screen.width:
+            break
     return table
 
 

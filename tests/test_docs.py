@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,39 @@ def test_command_is_accepted(command, monkeypatch, tmp_path):
         build(export.ExportConfig, load(argv, [export.ExportConfig], "")[0])
     elif name == "bench/ablate.py":
         read_sweep(argv, "")
+
+
+def outputs_of(command):
+    """What a command writes, as paths of files."""
+    name, argv = script_of(command)
+    given = dict(word.partition("=")[::2] for word in argv)
+    if "--attention" in given:
+        return [given["--attention"]]
+    if name == "weights/export.py":
+        return [given["--dest"]]
+    if name == "prepare.py":
+        return [f"data/{word}/train.bin" for word in argv if not word.startswith("--")]
+    if name == "bench/ablate.py":
+        return [f"{read_sweep(argv, '')[0].out_dir}/sweep.json"]
+    if name == "train.py":
+        resumed = "--init_from=resume" in argv
+        folder = given["--out_dir"] if resumed else read_config(argv, "").config.out_dir
+        return [f"{folder}/latest"]
+    return []
+
+
+def test_git_ignores_what_the_commands_write(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    paths = {path for command in COMMANDS for path in outputs_of(command)}
+    assert len(paths) > 20 and "map.png" in paths
+    command = ["git", "check-ignore", "--no-index", *paths]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        pytest.skip("no git here")
+    if done.returncode == 128:
+        pytest.skip("this is not a git repository")
+    assert set(done.stdout.splitlines()) == paths
 
 
 def test_there_are_commands_to_test():

@@ -117,6 +117,8 @@ class Batches:
 class Text:
     """A split of running text: N token ids, read in windows of block_size."""
 
+    measures = ()  # of an evaluation, beside the loss
+
     def __init__(self, tokens, block_size):
         self.tokens, self.block_size = tokens, block_size
 

@@ -9,7 +9,7 @@ is below it. The ending of a file says how it is read:
 
 .gz and .zst after these are unpacked on the way, the latter by pyarrow, which comes with
 `datasets`. Rows with `messages` or `conversations`, or with `prompt` and `answer`, are pairs
-(tokens/pairs.py).
+(tokens/pairs.py), those with `prompt`, `chosen` and `rejected` preferences (tokens/preferences.py).
 
 A file that is named itself must be readable; one that a folder or a glob leads to is left out if it
 is binary, or has another encoding or other columns, and the reason is kept for the printout. Hidden
@@ -32,12 +32,14 @@ from common.errors import UserError, one_line
 from common.files import parse_json
 from tokens.corpus import Corpus
 from tokens.pairs import FORM, PairRows, chat_pairs, plain_pair, text_of
+from tokens.preferences import preference
 from tokens.sources import give_hub_a_home
 
 TABLES = {".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 CHUNK = 1 << 20  # bytes of text read at a time
 HEAD = 1 << 13  # bytes that tell a text from a binary file
 ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{")  # how an array of objects begins in JSON
+COLUMNS = {"pairs": ["prompt", "answer"], "preferences": ["prompt", "chosen", "rejected"]}
 ROWS_SEEN = 100  # rows that show which columns a file has
 UNPACKED = 3  # about how many times larger a compressed text becomes
 
@@ -259,10 +261,10 @@ def table_rows(path, kind, columns):
 
 
 def shape_of(path, field):
-    """(kind, column) of the documents in a table: ("text", column), ("chat", column) or
-    ("pairs", None). Without --field they are the first that exist of `text`, `messages`,
-    `conversations`, and `prompt` with `answer`. Raises UserError, which lists the columns, if there
-    are none."""
+    """(kind, column) of the documents in a table: ("text", column), ("chat", column), ("pairs",
+    None) or ("preferences", None). Without --field they are the first that exist of `text`,
+    `messages`, `conversations`, and `prompt` with `answer` or with `chosen` and `rejected`. Raises
+    UserError, which lists the columns, if there are none."""
     first = {}  # of each column its first value
     for _, row in islice(rows_of(path), ROWS_SEEN):
         first |= {key: value for key, value in row.items() if first.get(key) is None}
@@ -275,6 +277,8 @@ def shape_of(path, field):
             return ("chat" if isinstance(first[column], list) else "text"), column
     if not field and {"prompt", "answer"} <= first.keys():
         return "pairs", None
+    if not field and {"prompt", "chosen", "rejected"} <= first.keys():
+        return "preferences", None
     fields = ", ".join(islice(first, 20))
     what = f"there is no field {wanted[0]} among: {fields}"
     fix = "choose one with --field=NAME" + ", or name two of them prompt and answer" * (not field)
@@ -303,17 +307,20 @@ def open_input(spec, field=None):
     if not shapes:
         name, why = next(iter(skipped.items()))
         raise UserError(f"there is no text here: {why}", name, "name other files")
-    kinds = {"text": "documents", "file": "documents", "chat": "pairs", "pairs": "pairs"}
+    kinds = {"text": "text", "file": "text", "chat": "prompts and answers"}
+    kinds |= {"pairs": "prompts and answers", "preferences": "preferences"}
     kinds = {kinds[kind]: path for path, (kind, _) in shapes.items()}
     if len(kinds) > 1:
-        what = f"{kinds['pairs']} holds prompts and answers, {kinds['documents']} text"
+        (first, path), (second, other) = sorted(kinds.items())[:2]
+        what = f"{path} holds {first}, {other} {second}"
         raise UserError(what, f"--input={spec}", "prepare them as two datasets")
     if field and all(kind == "file" for kind, _ in shapes.values()):
         what = "a field is a column of a table, and there is no table"
         raise UserError(what, f"--field={field}", "leave it out")
 
-    if "pairs" in kinds:
-        return PairRows(spec, lambda: pair_rows(shapes, skipped), skipped)
+    if "text" not in kinds:
+        rows, preferences = (lambda: pair_rows(shapes, skipped)), "preferences" in kinds
+        return PairRows(spec, rows, skipped, preferences)
     size = sum(path.stat().st_size * (UNPACKED if ending(path)[1] else 1) for path in shapes)
     if [*shapes.values()] == [("file", None)]:
         return Corpus(spec, lambda: read_text(*shapes), size=size, skipped=skipped)
@@ -358,11 +365,12 @@ def column_of(path, column, skipped):
 def pair_rows(shapes, skipped):
     """Yield (where it is, [(prompt, answer), ...]) of every row of the tables."""
     for path, (kind, column) in shapes.items():
-        empty = 0
-        for where, row in rows_of(path, [column] if column else ["prompt", "answer"]):
-            pairs = (
-                plain_pair(row, where) if kind == "pairs" else chat_pairs(row.get(column), where)
-            )
+        empty, columns = 0, COLUMNS.get(kind, [column])
+        for where, row in rows_of(path, columns):
+            if kind == "chat":
+                pairs = chat_pairs(row.get(column), where)
+            else:
+                pairs = plain_pair(row, where) if kind == "pairs" else preference(row, where)
             if pairs:
                 yield where, pairs
             else:

@@ -25,7 +25,8 @@ import numpy as np
 from common.errors import UserError
 from tokens.batches import Batches, Text, visits
 from tokens.pairs import PairBatches, Pairs
-from tokens.token_files import PIECE, fingerprint, load_mask, load_split
+from tokens.preferences import Preferences
+from tokens.token_files import PIECE, fingerprint, load_mask, load_meta, load_split
 
 BLOCK = 10_000  # samples in which every source has exactly its share
 
@@ -124,12 +125,16 @@ def source_seed(seed, i):
 
 
 def open_split(folder, split, block_size):
-    """The Text or Pairs of a split. Raises UserError if it holds nothing to learn within
-    block_size."""
+    """The Text, Pairs or Preferences of a split. Raises UserError if it holds nothing to learn
+    within block_size."""
     mask = load_mask(folder, split)
     if mask is None:
         return Text(load_split(folder, split, block_size), block_size)
-    pairs = Pairs(load_split(folder, split, 0), mask, block_size)
+    kind = Preferences if "preferences" in load_meta(folder)["splits"][split] else Pairs
+    try:
+        pairs = kind(load_split(folder, split, 0), mask, block_size)
+    except ValueError as error:
+        raise UserError(str(error), folder, "prepare them again") from None
     if not len(pairs.starts):
         raise UserError(
             f"all answers of the {split} split begin beyond block_size={block_size:,}",

@@ -22,6 +22,7 @@ from tokens.corpus import Corpus
 from tokens.documents import needed, open_input
 from tokens.plays import open_plays
 from tokens.python_source import open_python_source
+from tokens.tasks import Task
 
 ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
 ENWIK8_ZIP = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"  # its sha256
@@ -32,7 +33,7 @@ ENWIK8_ENDS = {"train": 90_000_000, "val": 95_000_000, "test": 100_000_000}  # b
 @dataclass(frozen=True)
 class Named:
     """A dataset with a name. `open` takes the dataset's folder and returns a Corpus, or {split:
-    Corpus} where the source has splits of its own."""
+    Corpus} where the source has splits of its own, or a Task."""
 
     about: str  # for --list
     open: Callable[[Path], Corpus | dict]
@@ -189,4 +190,8 @@ NAMED = {
     ),
     "wikitext-103": Named("Wikipedia, 540 MB", partial(open_hub, WIKITEXT), checked=False),
     "enwik8": Named("Wikipedia, 100 MB", open_enwik8, "byte"),
+    "task:copy": Named("say it again", lambda folder: Task("task:copy"), "char"),
+    "task:recall": Named("values of many keys", lambda folder: Task("task:recall"), "char"),
+    "task:induction": Named("what followed?", lambda folder: Task("task:induction"), "char"),
+    "task:needle": Named("digits in a haystack", lambda folder: Task("task:needle"), "char"),
 }

@@ -8,8 +8,9 @@ pair is
     end      the start token again: <|endoftext|>, or a newline for characters and bytes      mask 1
 
 Only tokens with mask 1 are learned, since the loss of a prompt teaches nothing about answering
-(Ouyang et al. 2022, arXiv:2203.02155; Zhou et al. 2023, arXiv:2305.11206). A pair begins wherever
-the mask goes from 1 to 0.
+(Ouyang et al. 2022, arXiv:2203.02155; Zhou et al. 2023, arXiv:2305.11206). A pair begins where the
+mask returns to 0. Mask 2, which tasks.py writes, is for what is given after the first answer, such
+as the next question: it is not learned, and begins no pair.
 """
 
 import functools
@@ -45,6 +46,7 @@ class PairRows:
     source: str
     rows: Callable[[], Iterator[tuple[str, list]]]
     skipped: dict = field(default_factory=dict)  # {file: why it is left out}, complete after a pass
+    preferences: bool = False  # the two pairs of a row are a chosen and a rejected answer
 
 
 def text_of(row, key, where, fix=FORM):
@@ -142,6 +144,7 @@ def write_pairs(pairs, make_tokenizer, folder):
     for split, n in {"train": train, "val": count - test - train, "test": test}.items():
         if n:
             entries[split] = write_split(folder / f"{split}.bin", islice(rows, n), tokenizer)
+            entries[split] |= {"preferences": n} if pairs.preferences else {}
     return tokenizer, entries, sha256.hexdigest()
 
 
@@ -185,6 +188,8 @@ class Pairs:
     Several pairs in a row would waste less, but an answer would then attend to other pairs, which
     are absent when the model is used. A block_size near the longest pair keeps the padding small.
     Pairs whose answer begins past block_size have no target and are left out."""
+
+    measures = ("accuracy", "exact")  # shares of right tokens, and of rows without a wrong one
 
     def __init__(self, tokens, mask, block_size):
         bounds, answers = joints(mask)
@@ -242,10 +247,12 @@ class Pairs:
         yields."""
         chosen = slice(self.within(limit))
         starts, answers, ends = self.starts[chosen], self.answers[chosen], self.ends[chosen]
-        last = np.minimum(ends, starts + self.block_size + 1)
-        spans = zip(answers, np.minimum(last, ends - 1), strict=True)
-        ids = np.concatenate([self.tokens[first:end] for first, end in spans])
-        return int((last - answers).sum()), ids
+        lasts, targets, ids = np.minimum(ends, starts + self.block_size + 1), 0, []
+        for first, last, end in zip(answers, lasts, ends, strict=True):
+            learned = self.mask[first:last] == 1
+            targets += int(learned.sum())
+            ids.append(self.tokens[first:last][learned & (np.arange(first, last) < end - 1)])
+        return targets, np.concatenate(ids)
 
 
 def joints(mask):
@@ -253,7 +260,7 @@ def joints(mask):
     that memory grows with the pairs alone."""
     bounds, answers, before = [], [], np.int8(1)
     for at in range(0, len(mask), PIECE):
-        part = mask[at : at + PIECE].astype(np.int8)
+        part = (mask[at : at + PIECE] > 0).astype(np.int8)
         change = np.diff(part, prepend=before)  # -1 where a pair begins, 1 where an answer does
         bounds.append(at + np.flatnonzero(change == -1))
         answers.append(at + np.flatnonzero(change == 1))

@@ -3,7 +3,7 @@ Writing and reading a dataset on disk. It is a folder that prepare.py makes:
 
     train.bin, val.bin, test.bin   token ids, little-endian uint16, or uint32 if that is too small;
                                    older and very small datasets have no test split
-    train.mask.bin, ...            only of prompt/answer pairs (pairs.py): uint8, 1 for a target
+    train.mask.bin, ...            only of pairs (pairs.py) and tasks: uint8, 1 for a target
     meta.json                      vocab_size, dtype; tokens, bytes and sha256 of each split
     tokenizer.json                 the whole tokenizer, so that no network and no cache is needed
 """
@@ -24,6 +24,7 @@ from tokens.tokenizer import tokenizer_from_json
 KNOWN = (  # prepared without --input; tokens/named.py says where they come from
     *("shakespeare_char", "shakespeare", "openwebtext", "plays", "python_source"),
     *("tinystories", "fineweb-edu", "wikitext-103", "enwik8"),
+    *("task:copy", "task:recall", "task:induction", "task:needle"),
 )
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
 MASKS = ("train.mask.bin", "val.mask.bin")
@@ -338,9 +339,9 @@ def check_length(tokens):
 
 
 def load_mask(folder, split):
-    """(N,) uint8, left on disk: 1 where the loss of a token counts when it is a target. None for a
-    dataset of running text, where all count. Raises UserError if the file is missing, changed, or
-    not a mask of these tokens."""
+    """(N,) uint8, left on disk: 1 where the loss of a token counts when it is a target, 2 for a
+    token that is given after the first of these. None for a dataset of running text, where all
+    count. Raises UserError if the file is missing, changed, or not a mask of these tokens."""
     folder = Path(folder)
     entry = load_meta(folder)["splits"].get(split, {})
     if "mask_sha256" not in entry:
@@ -354,6 +355,12 @@ def load_mask(folder, split):
         what = f"the mask has {size:,} entries for {entry['tokens']:,} tokens"
         raise UserError(what, path, fix)
     mask = np.memmap(path, np.uint8, "r")
-    if mask[0] != 0 or mask[-1] != 1 or mask.max() > 1:
+    parts = (mask[at : at + PIECE + 1] for at in range(0, size, PIECE))
+    if mask[0] != 0 or not mask[-1] or not all(is_mask(part) for part in parts):
         raise UserError("the mask does not mark pairs of a prompt and an answer", path, fix)
     return mask
+
+
+def is_mask(part):
+    """Whether a part of a mask holds 0, 1 and 2 alone, and no 2 right after a 0."""
+    return part.max() <= 2 and not ((part[:-1] == 0) & (part[1:] == 2)).any()

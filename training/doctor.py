@@ -7,6 +7,7 @@ on copies of the run, and it writes nothing.
 import copy
 import math
 import os
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -14,13 +15,14 @@ from dataclasses import replace
 import safetensors.torch
 import torch
 
-from common.errors import UserError, one_line
+from common.errors import UserError, folded, one_line
 from tokens.token_files import FULL_SCAN
 from training import parallel
 from training.dry_run import room, size
 from training.optim import make_optimizers
-from training.run_folder import check_out_dir
+from training.run_folder import USED, check_out_dir
 from training.start import Learner
+from weights.checkpoint import steps
 
 SEARCHED = 20_000_000  # tokens of the train split searched for validation text
 OVERFIT_STEPS = 200
@@ -116,15 +118,19 @@ def check_compile(run, train_step):
 
 
 def check_disk(run, train_step):
-    """Check that the run may use out_dir, that a flushed write works, and that four checkpoints
-    fit."""
-    check_out_dir(run.config.out_dir, run.folder is not None, run.config.overwrite)
+    """Check that runs can be written to out_dir, that a flushed write works, and that four
+    checkpoints fit. A finished run in out_dir is no fault: the result mentions it."""
+    config, resuming = run.config, run.folder is not None
+    used = not resuming and not config.overwrite and steps(config.out_dir) != []
+    check_out_dir(config.out_dir, resuming or used, config.overwrite)
     folder, free, needed = room(run)
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(1 << 20))
         file.flush()
         os.fsync(file.fileno())
     found = f"{size(free)} free in {folder}, {size(needed)} needed for four checkpoints"
+    if used:
+        found += f"; note: {config.out_dir} holds a run already; to train, {USED}"
     return free > needed, found
 
 
@@ -325,15 +331,17 @@ def doctor(run, train_step):
     failed = 0
     print()
     for name, (check, fix) in CHECKS.items():
+        if sys.stdout.isatty():
+            print(f"{name:<14}...", end="\r", flush=True)
         try:
             good, found = check(run, train_step)
+            found = found if good else f"{found}: {fix}"
+        except UserError as error:  # says itself what to do
+            good, found = False, str(error)
         except Exception as error:  # of any kind: finding errors is the purpose of a check
-            good, found = False, f"{type(error).__name__}: {one_line(error)}"
-        if good:
-            print(f"{name:<14}ok      {found}", flush=True)
-        else:
-            failed += 1
-            print(f"{name:<14}FAILED  {found}: {fix}", flush=True)
+            good, found = False, f"{type(error).__name__}: {one_line(error)}: {fix}"
+        failed += not good
+        print(folded(f"{name:<14}{'ok' if good else 'FAILED':<8}{found}", 22), flush=True)
     total = len(CHECKS)
     print(f"{failed} of {total} checks failed" if failed else f"all {total} checks passed")
     return int(failed > 0)

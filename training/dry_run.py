@@ -49,10 +49,10 @@ def kept_bytes(run, net):
         return tensor
 
     batch = run.data.batches.get(0, run.config.batch_size)
-    x, y = (torch.from_numpy(part).to(run.runtime.device) for part in batch)
+    inputs = [torch.from_numpy(part).to(run.runtime.device) for part in batch]
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with hooks, run.runtime.autocast():
-        out = net(x, y)  # noqa: F841, alive until the end, so that no place is used twice
+        out = net(*inputs)  # noqa: F841, alive until the end, so that no place is used twice
     return sum(storage.nbytes() for storage in kept.values())
 
 

@@ -24,8 +24,9 @@ class Feeder:
 
     def take(self, places, following, device):
         """The micro-batches at `places`, [(first sample, number of samples), ...]: a list of (x, y,
-        number of targets), x and y (samples, block_size) int64 on the device. Begins to read those
-        at `following`. Raises Failure as Batches.get does."""
+        number of targets), x and y (samples, block_size) int64 on the device; of preferences (x, y,
+        reference, number of tokens). Begins to read those at `following`. Raises Failure as
+        Batches.get does."""
         if self.ahead is None or self.ahead[0] != (places, device):
             self.start(places, device)
         micro_batches = self.ahead[1].result()
@@ -41,7 +42,8 @@ class Feeder:
             torch.cuda.set_device(device)  # each thread has its own
         micro_batches = []
         for first, count in places:
-            x, y = self.batches.get(first, count)
-            targets = int((y >= 0).sum())
-            micro_batches.append((to_device(x, device), to_device(y, device), targets))
+            arrays = self.batches.get(first, count)
+            y = arrays[1]
+            targets = int((y >= 0).sum()) if self.batches.masked else y.size
+            micro_batches.append((*(to_device(array, device) for array in arrays), targets))
         return micro_batches

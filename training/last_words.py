@@ -3,11 +3,19 @@
 import shlex
 from pathlib import Path
 
+from common import files
+from common.configurator import find_file, keys, load, typed
+from parts.architectures import configure
+from parts.variant import VariantConfig
+from tokens.pairs import Pairs
+from training.settings import TrainConfig
+
 
 def print_results(run, speed):
     """The best loss, the time, the median speed in tokens/s, and the share of each dataset."""
     best, bits = run.state["best_val_loss"], run.state["best_bits_per_byte"]
-    print(f"\nbest validation loss {best:.4f} nats per token, {bits:.4f} bits per byte")
+    units = "" if bits is None else f" nats per token, {bits:.4f} bits per byte"
+    print(f"\nbest validation loss {best:.4f}{units}")
     seconds, step = run.state["seconds"], run.state["best_step"]
     print(f"at step {step}; {seconds:.0f} s of training, {speed:,.0f} tokens/s")
     if len(run.data.sources) > 1:
@@ -19,13 +27,73 @@ def print_results(run, speed):
     print()
 
 
-def print_next_commands(folder, out_dir, argv):
+def closing_prompt(data):
+    """(prompt, where to stop) of the sample at the end: the first prompt of the validation split if
+    the data are prompts and answers, else the token that starts a text."""
+    tokenizer, split = data.tokenizer, data.sources[0].splits["val"]
+    start = tokenizer.decode([tokenizer.start])
+    if not isinstance(split, Pairs):
+        return start, ""
+
+    first, answer, end = split.starts[0], split.answers[0], split.ends[0] - 1
+    prompt, known = (
+        tokenizer.decode(split.tokens[a:b].tolist()) for a, b in ((first, answer), (answer, end))
+    )
+    print(f"a prompt that it has not seen, whose answer in the data is {known!r}:")
+    return prompt, start
+
+
+def print_how_to_continue(run):
+    """The command that continues a run that was stopped."""
+    resume = f"--init_from=resume --out_dir={shlex.quote(run.config.out_dir)}"
+    command = f"python {files.script('train.py')} {resume}"
+    print(f"stopped after step {run.step}, saved; continue with: {command}")
+
+
+def print_next_commands(folder, config, argv):
     """The checkpoint's folder, and commands that sample from it and train the other model."""
-    print(f"\ncheckpoint: {folder}   curves: {Path(out_dir) / 'loss.png'}")
-    print(f"sample more:        python sample.py --out_dir={shlex.quote(out_dir)}")
-    for path in argv:
-        twin, name = path.replace("llama", "gpt2"), "GPT-2"
-        if twin == path:
-            twin, name = path.replace("gpt2", "llama"), "LLaMA"
-        if path.endswith(".py") and twin != path and Path(twin).exists():
-            print(f"compare with {name}: python train.py {twin}")
+    out_dir = Path(config.out_dir)
+    print(f"\ncheckpoint: {folder}\ncurves:     {out_dir / 'loss.png'}")
+    sample = ["python", files.script("sample.py"), f"--out_dir={out_dir}"]
+    print(f"sample more:        {shlex.join(sample)}")
+    twin = twin_arguments(argv)
+    if twin:
+        name = NAMES[OTHER[config.model]]
+        print(f"compare with {name}: {shlex.join(['python', files.script('train.py'), *twin])}")
+
+
+# ---------------------------------------------------------------- the other model
+
+OTHER = {"gpt2": "llama", "llama": "gpt2"}
+NAMES = {"gpt2": "GPT-2", "llama": "LLaMA"}
+OF_THIS_RUN = {"init_from", "overwrite", "allow_data_change", "wandb_run_name"}
+
+
+def twin_arguments(argv):
+    """The arguments that train the other model in the same way: its config file, and what the user
+    typed, except keys that this model does not have. [] if there is no such config, or if the user
+    chose the model."""
+    given = typed(argv)
+    paths = [arg for arg in argv if arg.endswith(".py") and not arg.startswith("--")]
+    word = next((word for path in paths for word in OTHER if word in Path(path).name), None)
+    if word is None or given & {"model", "arch"}:
+        return []
+    twins = [path.replace(word, OTHER[word]) for path in paths]
+    if not all(Path(find_file(path)).exists() for path in twins):
+        return []
+
+    kept = [arg for arg in argv if arg.startswith("--") and not typed([arg]) & OF_THIS_RUN]
+    values, _ = load(kept, [TrainConfig, VariantConfig], "")
+    known = keys(TrainConfig, type(configure({"model": OTHER[word]} | values))).keys()
+    kept = [arg for arg in kept if typed([arg]) & known]
+    return [*twins, *(rename_folder(arg, word) for arg in kept)]
+
+
+def rename_folder(arg, word):
+    """--out_dir=FOLDER with the other model's name in it; another argument as it is."""
+    key, _, folder = arg.partition("=")
+    if key != "--out_dir":
+        return arg
+    path = Path(folder)
+    name = path.name.replace(word, OTHER[word])
+    return f"{key}={path.with_name(name if name != path.name else f'{name}-{OTHER[word]}')}"

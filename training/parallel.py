@@ -47,20 +47,29 @@ def is_sharded(model):
 
 class Loss(torch.nn.Module):
     """The loss of a model and nothing else. If a compiled forward pass returned the logits as well,
-    the backward pass would be given their gradient: (batch, block_size, vocabulary) zeros."""
+    the backward pass would be given their gradient: (batch, block_size, vocabulary) zeros.
+
+    With `measured`, for an evaluation, a (3,) tensor of the loss, the number of targets y that are
+    the most probable token, and the number of rows that have targets, all of them so."""
 
     def __init__(self, model):
         super().__init__()
         self.model = model
 
-    def forward(self, x, y):
-        return self.model(x, y)[1]
+    def forward(self, x, y, measured=False):
+        logits, loss = self.model(x, y)
+        if not measured:
+            return loss
+        right, given = logits.argmax(-1) == y, y < 0  # (B, T); right is False where y is -1
+        whole = (right | given).all(1) & ~given.all(1)  # (B,)
+        return torch.stack([loss, right.sum().type_as(loss), whole.sum().type_as(loss)])
 
 
-def trained(model, compile, runtime, accumulates=False):
-    """The module (x, y) -> loss whose backward pass trains `model`: compiled if asked, with
-    gradients averaged over the ranks. `accumulates`: a rank has several micro-batches per step."""
-    net = Loss(model)
+def trained(model, compile, runtime, accumulates=False, loss=Loss):
+    """The module loss(model), of a batch, whose backward pass trains `model`: compiled if asked,
+    with gradients averaged over the ranks. `accumulates`: a rank has several micro-batches per
+    step."""
+    net = loss(model)
     if compile:
         net = torch.compile(net, dynamic=False)
     if runtime.world_size > 1 and not is_sharded(model):

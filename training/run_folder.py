@@ -1,4 +1,4 @@
-"""What a run keeps in its folder: lock, log.jsonl, loss.png; its status line; Weights & Biases."""
+"""What a run keeps in its folder: lock, log.jsonl, loss.png; its status line."""
 
 import errno
 import json
@@ -19,15 +19,23 @@ REPORT = (
     "iter {step}: loss {loss:.4f}, time {milliseconds:.2f}ms, {tokens_per_second:,.0f} tok/s, "
     "lr {lr:.2e}, norm {grad_norm:.2f}{more}"
 )
-EVALUATION = (
-    "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}, "
-    "{bits_per_byte:.4f} bits per byte"
-)
+EVALUATION = "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}"
+MEASURES = {  # key of an evaluation's row: how it is printed
+    "bits_per_byte": "{:.4f} bits per byte",
+    "val_exact": "{:.1%} of the answers right",
+    "val_accuracy": "{:.1%} of their tokens",
+    "val_reward_accuracy": "{:.1%} of the chosen answers preferred",
+    "val_reward_margin": "by {:.3f}",
+}
 FILES = ("lock", "log.jsonl", "config.json", "latest", "best", "loss.png")
 LISTS = ("val_blocks", "router_entropy", "expert_load")  # keys in log.jsonl whose value is one
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
+USED = "continue with --init_from=resume, start anew with --overwrite, or choose another --out_dir"
+# The progress bar: while steps are taken, and while something else is done. Both fit 80 columns.
+STEPPING = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+WAITING = "{desc} (step {n_fmt} of {total_fmt})"
 CURVES = (  # key in log.jsonl, legend, style
-    ("loss", "training batches", dict(color="#bbbbbb", lw=0.8)),
+    ("loss", "training batches", dict(color="#999999", lw=0.8)),
     ("train_loss", "train split", dict(color="#4477aa", marker=".")),
     ("val_loss", "validation split", dict(color="#cc3311", marker=".")),
 )
@@ -59,11 +67,17 @@ def step_row(run, loss, norm, lr, seconds):
 def evaluation_lines(row):
     """The printed form of an evaluation's row: one line, and one more for each of several
     datasets."""
-    lines = [EVALUATION.format(**row)]
+    lines = [EVALUATION.format(**row) + measures_words(row)]
     for name, loss in row.get("val_losses", {}).items():
         bits = row["val_bits_per_byte"][name]
         lines.append(f"  {name}: val loss {loss:.4f}, {bits:.4f} bits per byte")
     return "\n".join(lines)
+
+
+def measures_words(row):
+    """What an evaluation's row holds beside the losses, as the end of a line."""
+    found = {key: row[key] for key in MEASURES if row.get(key) is not None}
+    return "".join(f", {MEASURES[key].format(value)}" for key, value in found.items())
 
 
 # ---------------------------------------------------------------- the folder and its lock
@@ -79,12 +93,7 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
     if resuming or not steps(out_dir):
         return
     if not overwrite:
-        raise UserError(
-            "there is a run here already",
-            f"out_dir={out_dir}",
-            "continue with --init_from=resume, start anew with --overwrite, "
-            "or choose another --out_dir",
-        )
+        raise UserError("there is a run here already", f"out_dir={out_dir}", USED)
     if Path.cwd().is_relative_to(out_dir.resolve()):
         what = "this command runs inside the folder that --overwrite moves aside"
         raise UserError(what, f"out_dir={out_dir}", "start it from outside that folder")
@@ -208,73 +217,62 @@ def read_log(path, last_step=None):
     return [row for row in read_rows(path, valid) if last_step is None or row["step"] <= last_step]
 
 
+def curves(rows, title):
+    """A figure of the loss curves of some rows. Each ends with its name and its last value."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes, ends = figure.subplots(), []
+    for key, label, style in CURVES:
+        points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+        if points:
+            (line,) = axes.plot(*zip(*points, strict=True), **style)
+            ends.append((points[-1], f"{label} {points[-1][1]:.3f}", line.get_color()))
+
+    sizes = {row["tokens"] // row["step"] for row in rows if row.get("tokens")}
+    unit = f" ({sizes.pop():,} tokens each)" if len(sizes) == 1 else ""
+    axes.set(xlabel=f"steps{unit}", ylabel="loss (nats per token)", title=title)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+    # Names that would overlap move up.
+    height = figure.get_figheight() * 72 * 0.8 / (axes.get_ylim()[1] - axes.get_ylim()[0])
+    right = max((x for (x, _), *_ in ends), default=0)
+    free = -math.inf  # where the next name may stand, in points
+    for (_, y), text, colour in sorted(ends, key=lambda end: end[0][1]):
+        place = max(y * height, free)
+        offset = (6, place - y * height)
+        style = dict(color=colour, fontsize=9, va="center", annotation_clip=False)
+        axes.annotate(text, (right, y), offset, textcoords="offset points", **style)
+        free = place + 12
+    return figure
+
+
 def draw(rows, path):
     """Draw the loss curves of some rows as a PNG; returns whether that worked. A failure prints a
     warning and never stops a run."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        for key, label, style in CURVES:
-            points = [(row["step"], row[key]) for row in rows if key in row]
-            if points:
-                axes.plot(*zip(*points, strict=True), label=label, **style)
-        run_name = Path(path).resolve().parent.name
-        axes.set(xlabel="step", ylabel="loss, nats per token", title=run_name)
-        axes.grid(alpha=0.25)
-        axes.legend(frameon=False)
-        figure.savefig(path, dpi=110)
+        curves(rows, Path(path).resolve().parent.name).savefig(path, dpi=110)
         return True
     except Exception as error:
         print(f"warning: no {path}: {one_line(error)}", file=sys.stderr)
         return False
 
 
-def start_wandb(project, name, config, state):
-    """A function that logs a row to Weights & Biases, or None if wandb does not start. The first
-    failure, now or later, prints a warning. The id is stored in `state`, so that a resumed run
-    continues the same charts."""
-    try:
-        import wandb
-
-        run = wandb.init(
-            project=project, name=name, config=config, id=state.get("wandb_id"), resume="allow"
-        )
-        state["wandb_id"] = run.id
-    except Exception as error:
-        what = f"wandb does not start, the run continues without it: {one_line(error)}"
-        print(f"warning: {what}", file=sys.stderr)
-        return None
-
-    lost = []  # steps
-
-    def log(row):
-        try:
-            run.log(row, step=row["step"])
-        except Exception as error:
-            if not lost:
-                what = f"wandb loses rows, log.jsonl has them: {one_line(error)}"
-                print(f"warning: {what}", file=sys.stderr)
-            lost.append(row["step"])
-
-    return log
-
-
 class RunLog:
     """The log of a run in out_dir that continues after `step`, or starts if it is None. Rows of
     later steps, which a killed run logged but did not save, are dropped."""
 
-    def __init__(self, out_dir, step, max_iters, wandb_log=None, peak_speed=math.inf):
+    def __init__(self, out_dir, step, max_iters, peak_speed=math.inf):
         path = Path(out_dir) / "log.jsonl"
         self.picture = Path(out_dir) / "loss.png"
         self.drawing = True  # False after the first failure: one warning is enough
         self.rows = [] if step is None else read_log(path, step)
         files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open until close())
-        self.wandb_log = wandb_log
+        self.loggers = []  # those of training/loggers.py
         self.peak_speed = peak_speed  # tokens/s
         self.broken = False  # whether nothing reads our output any more, as in `| head`
         self.bar = tqdm(
@@ -283,6 +281,7 @@ class RunLog:
             unit="step",
             disable=not sys.stdout.isatty(),
             dynamic_ncols=True,
+            bar_format=STEPPING,
             file=sys.stdout,
         )
         self.phases = set()  # those that were printed
@@ -301,8 +300,8 @@ class RunLog:
         except OSError as error:
             fix = f"{files.remedy(error)}, then continue with --init_from=resume"
             raise Failure(f"cannot write: {error.strerror}", self.file.name, fix) from error
-        if self.wandb_log:
-            self.wandb_log({key: row[key] for key in row if key not in LISTS})
+        for logger in self.loggers:
+            logger.log({key: row[key] for key in row if key not in LISTS})
 
     def report(self, row):
         """Log the row of a step; show it on the bar or, without a terminal, as a line."""
@@ -327,6 +326,7 @@ class RunLog:
     def phase(self, what):
         """Say what the run is doing while it takes no steps; "" when it goes on. Without a terminal
         each phase is printed once."""
+        self.bar.bar_format = WAITING if what else STEPPING
         self.bar.set_description_str(what)
         if self.bar.disable and what not in self.phases | {""}:
             self.phases.add(what)
@@ -341,3 +341,5 @@ class RunLog:
     def close(self):
         self.bar.close()
         self.file.close()
+        for logger in self.loggers:
+            logger.close()

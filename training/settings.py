@@ -8,21 +8,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from common import files
 from common.configurator import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Words,
     build,
     check_ranges,
     keys,
     load,
+    typed,
 )
-from common.errors import UserError
+from common.errors import UserError, speaks
 from common.runtime import find_device, memory_of
 from parts.architectures import ARCH, configure
 from parts.variant import VariantConfig
+from training.loggers import LOGGERS
 from training.optim import OPTIMIZER, SCHEDULE
 from weights import checkpoint
 
@@ -40,7 +44,7 @@ class TrainConfig:
     dataset: str = "openwebtext"  # a folder in data_dir; a,b,c are mixed
     data_weights: str | None = None  # shares of the samples, such as 0.7,0.3; None: by data_alpha
     data_alpha: NonNegativeFloat = 1.0  # shares as (training tokens)^alpha: 0 = equal shares
-    init_from: str = "scratch"  # or resume, gpt2[-medium|-large|-xl], a HF folder or name, a .gguf
+    init_from: str = "scratch"  # or resume, a run, gpt2[-medium|-large|-xl], HF folder/name, .gguf
     overwrite: bool = False  # start anew in a used out_dir; the old run is moved aside
     allow_data_change: bool = False  # resume although the data have changed
     # evaluation and reports
@@ -52,12 +56,16 @@ class TrainConfig:
     doctor: bool = False  # check device, disk, data, model and optimizer, and stop
     check: bool | Literal["record"] = False  # compare with the golden curve, and stop
     log_interval: PositiveInt = 10  # steps between reports
-    wandb_log: bool = False
+    log: Words(LOGGERS, several=True) = "none"  # besides log.jsonl; a,b for several
+    wandb_log: bool = False  # the same as log=wandb
     wandb_project: str = "transformer-parts"
     wandb_run_name: str | None = None  # None: out_dir
     # the batch
     batch_size: PositiveInt = 12  # sequences in one forward pass
     gradient_accumulation_steps: PositiveInt = 1  # forward passes per step, over all ranks
+    # the objective
+    objective: Literal["next_token", "dpo"] = "next_token"  # dpo: of two answers the chosen one
+    dpo_beta: PositiveFloat = 0.1  # of dpo: holds the model near the one it starts from
     # the optimizer and its schedule
     optimizer: Literal[*OPTIMIZER] = (
         "adamw"  # muon: Muon for the blocks' matrices, AdamW for the rest
@@ -96,6 +104,8 @@ class TrainConfig:
         """Check what the types and ranges of single keys cannot express."""
         self.check_schedule()
         self.check_datasets()
+        if self.objective == "dpo":
+            self.check_preferences()
         if self.eval_tokens == 1:
             raise ValueError(
                 "eval_tokens=1 scores nothing, since the first token has no context: "
@@ -125,6 +135,21 @@ class TrainConfig:
                 f"give a smaller --warmup_iters or a larger --{end}"
             )
 
+    def check_preferences(self):
+        if self.init_from == "scratch":
+            raise ValueError("dpo starts from a trained model: give --init_from=RUN")
+        if self.batch_size % 2:
+            raise ValueError(
+                f"batch_size={self.batch_size} is odd: a preference takes two rows, so make it even"
+            )
+        if len(self.datasets) > 1:
+            raise ValueError(f"dpo takes one dataset: choose from dataset={self.dataset}")
+        for key in ("doctor", "check", "allow_data_change"):
+            if getattr(self, key):
+                raise ValueError(f"{key} does not work with objective=dpo: leave {key} out")
+        if self.split != "val":
+            raise ValueError(f"dpo has a reference for train and val: leave split={self.split} out")
+
     def check_datasets(self):
         names = self.datasets
         if not all(names) or len(set(names)) < len(names):
@@ -151,6 +176,8 @@ class TrainConfig:
 
 # Keys that determine the losses of a run, besides the data, the model and the machine.
 COURSE = (
+    "objective",
+    "dpo_beta",
     "optimizer",
     "schedule",
     "learning_rate",
@@ -212,8 +239,10 @@ def read_config(argv, usage):
         raise UserError(f"cannot read {words[0]}", "command line", fix)
     check_ranges(VariantConfig, values)
 
-    folder = state = None
-    if values.get("init_from") == "resume":
+    folder, state, resuming = None, None, values.get("init_from") == "resume"
+    if not resuming or "warmup_iters" in values:  # a checkpoint's own warm-up is right for it
+        values = shorten_warmup(values, argv)
+    if resuming:
         folder = checkpoint.find(values.get("out_dir", TrainConfig.out_dir))
         state, stored, _ = checkpoint.read(folder)
         values = resume_values(stored, values, folder)
@@ -224,6 +253,22 @@ def read_config(argv, usage):
     if config.init_from in ("scratch", "resume"):
         check_model(model)
     return Settings(config, model, folder, state)
+
+
+def shorten_warmup(values, argv):
+    """The values of a run, in which a warm-up that is longer than the schedule becomes a tenth of
+    it. A note says so. If the user typed its length, it stays, and TrainConfig refuses it."""
+    has_end = values.get("lr_decay_iters") is not None
+    end_key = "lr_decay_iters" if has_end else "max_iters"
+    end = max(0, values.get(end_key, TrainConfig.max_iters))
+    warmup = values.get("warmup_iters", TrainConfig.warmup_iters)
+    if warmup < max(end, 1) or "warmup_iters" in typed(argv):
+        return values
+
+    if speaks():
+        what = f"a warm-up of {warmup} steps does not fit {end_key}={end}"
+        files.warn_once(f"{what}: shortened to {end // 10}, a tenth", "note")
+    return values | {"warmup_iters": end // 10}
 
 
 def scope(given):

@@ -10,7 +10,8 @@ import torch
 from torch.utils.checkpoint import checkpoint as recompute
 
 from common import files
-from common.errors import UserError
+from common.configurator import keys
+from common.errors import UserError, folded
 from common.runtime import Runtime, seed_for, versions
 from parts import moe
 from parts.architectures import configure, idle, make
@@ -22,9 +23,11 @@ from training import parallel
 from training.dry_run import variant
 from training.failures import DIVERGED
 from training.feeder import Feeder
+from training.loggers import start_loggers
 from training.optim import make_optimizers
 from training.peak import peak_flops
-from training.run_folder import RunLog, check_out_dir, open_out_dir, start_wandb
+from training.preferences import PreferenceLoss, check_objective, set_references
+from training.run_folder import RunLog, check_out_dir, open_out_dir
 from training.settings import TrainConfig, check_model
 from weights import checkpoint, pretrained
 
@@ -116,12 +119,15 @@ def check_start(settings, runtime):
 
 
 def make_model(settings, meta):
-    """The model to train, on the CPU: from the checkpoint, from pretrained weights, or new."""
-    config, given = settings.config, settings.model
+    """The model to train, on the CPU: from the checkpoint, from another run, from pretrained
+    weights, or new."""
+    config, given, folder = settings.config, settings.model, settings.folder
     fix = "prepare the text with the model's tokenizer"
     where = f"dataset={config.dataset}"
-    if settings.folder is not None:
-        model = checkpoint.load_model(settings.folder, given)
+    if folder is None and checkpoint.steps(config.init_from):
+        folder, given = open_other_run(config, given)
+    if folder is not None:
+        model = checkpoint.load_model(folder, given)
         known, needed = model.config.vocab_size, meta["vocab_size"]
         if known < needed:
             raise UserError(f"the model knows {known} tokens, the data have {needed}", where, fix)
@@ -154,6 +160,12 @@ def make_model(settings, meta):
 def load_pretrained(config, given):
     """(values of the model, its weights) from config.init_from. Sets config.model accordingly."""
     word, imported, weights = pretrained.load_pretrained(config.init_from)
+    set_word(config, given, word)
+    return {"model": word} | imported | given, weights
+
+
+def set_word(config, given, word):
+    """Set config.model to the word of the weights. Raises UserError if another one was given."""
     if given.get("model", word) != word:
         raise UserError(
             f"these are weights of a {word} model",
@@ -161,7 +173,18 @@ def load_pretrained(config, given):
             f"leave model={given['model']} out",
         )
     config.model = word
-    return {"model": word} | imported | given, weights
+
+
+def open_other_run(config, given):
+    """(newest checkpoint, values of the model) of the run folder config.init_from. Sets
+    config.model accordingly. Raises UserError for a given key that this model does not have."""
+    folder = checkpoint.find(config.init_from)
+    _, stored, _ = checkpoint.read(folder)
+    set_word(config, given, stored["model"])
+    known = {"model", "arch", *keys(type(configure(stored)))}
+    given = {key: stored[key] for key in known & stored.keys()} | given
+    check_model(given)
+    return folder, given
 
 
 def match_width(model_config, config, given):
@@ -192,6 +215,7 @@ def make_run(settings, metas, tokenizer, runtime):
 
     # The data.
     sources = open_sources(config, metas, tokenizer, model.config.block_size)
+    check_objective(config, model, sources)
     if state["best_val_loss"] is not None:  # an older checkpoint, of one dataset, lacks this
         state.setdefault("best_bits_per_byte", state["best_val_loss"] * sources[0].bits_per_byte)
     data = Data(sources, open_batches(config, sources), tokenizer)
@@ -204,8 +228,10 @@ def make_run(settings, metas, tokenizer, runtime):
     optimizers = make_optimizers(model, config, runtime.device)
     kind = runtime.device.split(":")[0]
     scaler = torch.amp.GradScaler(kind, enabled=runtime.dtype == "float16")
+    stored = {} if folder is None else checkpoint.optimizer_tensors(folder)
     if folder is not None:
-        parallel.scatter(model, optimizers, checkpoint.optimizer_tensors(folder))
+        moments = {key: stored[key] for key in stored if not key.startswith(checkpoint.REFERENCE)}
+        parallel.scatter(model, optimizers, moments)
         scaler.load_state_dict(state.get("scaler", {}))
 
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
@@ -219,11 +245,15 @@ def make_run(settings, metas, tokenizer, runtime):
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
 
     accumulates = config.gradient_accumulation_steps > runtime.world_size
-    net = parallel.trained(model, runtime.compile, runtime, accumulates)
+    dpo = config.objective == "dpo"
+    loss = functools.partial(PreferenceLoss, beta=config.dpo_beta) if dpo else parallel.Loss
+    net = parallel.trained(model, runtime.compile, runtime, accumulates, loss)
     learner = Learner(model, net, optimizers, scaler)
     saved_config = asdict(config) | asdict(model.config) | {"versions": versions()}
     step, saved = state["step"], None if folder is None else state["step"]
     run = Run(config, runtime, data, learner, step, state, folder, saved, saved_config)
+    if dpo:
+        set_references(run, stored)
     if runtime.main:
         describe(run)
     return run
@@ -274,12 +304,10 @@ def open_log(run):
     config, saved_config = run.config, run.saved_config
     files.write(Path(config.out_dir) / "config.json", json.dumps(saved_config, indent=1))
     files.remove(Path(config.out_dir) / DIVERGED)
-    to_wandb = None
-    if config.wandb_log:
-        name = config.wandb_run_name or config.out_dir
-        to_wandb = start_wandb(config.wandb_project, name, saved_config, run.state)
     last_step = None if run.folder is None else run.step
-    return RunLog(config.out_dir, last_step, config.max_iters, to_wandb, peak_speed(run))
+    log = RunLog(config.out_dir, last_step, config.max_iters, peak_speed(run))
+    log.loggers = start_loggers(config, saved_config, run.state, log.rows)
+    return log
 
 
 def peak_speed(run):
@@ -319,18 +347,17 @@ def describe(run):
     for source in sources:
         epochs = samples * source.weight / source.batches.windows_per_epoch
         name = source.name if len(sources) > 1 else "the training data"
-        passes.append(f"{epochs:.1f} times {name}")
-    print(f"{config.max_iters} steps of {run.step_tokens:,} tokens: {', '.join(passes)}")
+        passes.append(f"{epochs:.{1 if epochs >= 0.1 else 3}f} times {name}")
+    steps = f"{config.max_iters} steps of {run.step_tokens:,} tokens"
+    print(folded(f"{steps}: {', '.join(passes)}", 2))
 
 
 def describe_source(source, mixed):
     """Print the sizes of a dataset, and of its vocabulary."""
     train, val = source.splits["train"], source.splits["val"]
     share = f"{source.weight:.2%} of the samples, " if mixed else ""
-    print(
-        f"data {source.name}: {share}{len(train):,} tokens to train on, {len(val):,} to validate, "
-        f"vocabulary {source.meta['vocab_size']}"
-    )
+    counts = f"{share}{len(train):,} tokens to train on, {len(val):,} to validate"
+    print(folded(f"data {source.name}: {counts}, vocabulary {source.meta['vocab_size']}", 2))
     if isinstance(train, Pairs):
         left_out, cut = train.left_out + val.left_out, train.cut + val.cut
         words = [f"  {len(train.starts):,} pairs to train on, {len(val.starts):,} to validate"]
@@ -338,7 +365,7 @@ def describe_source(source, mixed):
             words.append(f"{left_out:,} more left out: their answers begin beyond block_size")
         if cut:
             words.append(f"{cut:,} cut there")
-        print("; ".join(words))
+        print(folded("; ".join(words), 4))
 
 
 def parameters_by_part(model):

@@ -38,6 +38,7 @@ from weights.checks import (
     shapes_of,
 )
 
+REFERENCE = "reference/"  # begins the names of tensors that belong to the data (preferences)
 OVERHEAD = 1 << 16  # bytes of headers, checksums and partly filled blocks
 STEP = r"(?:[0-9]{6}|[1-9][0-9]{6,})"
 NAMES = {  # the folders in ckpt/ that are ours; .tmp and .old are names of earlier versions
@@ -299,16 +300,18 @@ def load_model(folder, config, device="cpu"):
 
 
 def optimizer_tensors(folder):
-    """The optimizer state of a checkpoint, {"parameter name/state name": tensor}. Raises UserError
-    if it is missing or does not fit the weights."""
+    """The optimizer state of a checkpoint, {"parameter name/state name": tensor}, and what is
+    stored with it under REFERENCE, (rows,) each. Raises UserError if it is missing or does not fit
+    the weights."""
     folder = Path(folder)
     path = folder / "optimizer.safetensors"
     if not path.exists():
         fix = "sample from it; it cannot be resumed"
         raise UserError("this checkpoint has weights only", folder, fix)
-    weights, moments = shapes_of(folder / "model.safetensors"), shapes_of(path)
+    weights, stored = shapes_of(folder / "model.safetensors"), shapes_of(path)
+    moments = {key: shape for key, shape in stored.items() if not key.startswith(REFERENCE)}
     parameters = {key: key.rpartition("/")[0] for key in moments}
-    wrong = []
+    wrong = [key for key in stored.keys() - moments.keys() if len(stored[key]) != 1]
     for key, name in parameters.items():
         if name not in weights or moments[key] not in ([], weights[name]):  # []: a count of steps
             wrong.append(key)

@@ -3,6 +3,7 @@ Load weights of other formats into our models:
 
     python sample.py --init_from=gpt2-medium --start="To be"
     python train.py config/finetune_shakespeare.py --init_from=FOLDER  # or owner/name, FILE.gguf
+    python prepare.py more --input=TEXT --tokenizer=RUN  # of a run folder of ours
 
     word, values, tensors = load_pretrained("gpt2-medium")
     model = make(configure({"model": word} | values))
@@ -28,7 +29,7 @@ from common.files import read_json
 from parts.architectures import configure, make
 from parts.costs import NoInitialValues
 from tokens.tokenizer import tokenizer_from_json
-from weights import gguf_format
+from weights import checkpoint, gguf_format
 from weights.families import NEOX
 from weights.hf_config import LARGEST, rows, simplest, some, understand
 from weights.tokenizer_formats import from_tokenizer_json
@@ -257,8 +258,10 @@ def load_pretrained(name):
 
 
 def load_tokenizer(name, key="init_from"):
-    """The tokenizer that belongs to the weights of load_pretrained(name)."""
+    """The tokenizer that belongs to the weights of load_pretrained(name), or of a run folder."""
     path = find(name, key)
+    if checkpoint.steps(path):
+        return tokenizer_from_json(checkpoint.read(checkpoint.find(path))[2])
     if path.suffix == ".gguf":
         return tokenizer_from_json(gguf_format.read_tokenizer(path))
     path = path / "tokenizer.json"

@@ -25,7 +25,7 @@ from training.start import check_start
 SHARED = (
     *("dataset", "data_weights", "data_alpha", "data_dir", "eval_tokens", "eval_interval"),
     *("vocab_size", "device", "dtype", "compile", "parallel"),
-    *("log_interval", "wandb_log", "wandb_project", "out_dir", "match", "model"),
+    *("log_interval", "log", "wandb_log", "wandb_project", "out_dir", "match", "model"),
 )
 TRAINING_ONLY = {"dropout", "block_size"}  # keys of the model that only training depends on
 

@@ -9,6 +9,7 @@ from bench.ablation.history import control_group
 from common.errors import UserError
 
 REPORTED = {"final_val_loss": "final_report", "best_val_loss": "best_report"}  # columns of a row
+WRONG = ("wrong_answers", "wrong_tokens")  # measures, and columns of the rows that have answers
 IDENTITY = ("arm", "seed", "lr", "purpose", "code_hash", "config_hash")
 
 
@@ -95,12 +96,12 @@ def tried_seeds(runs):
 
 
 class Losses:
-    """The losses of a sweep's runs by one measure."""
+    """The losses of a sweep's runs by one measure; of WRONG the shares, in place of losses."""
 
     def __init__(self, sweep, runs, measure, costs):
         self.runs, self.measure, self.costs = runs, measure, costs
         self.base = sweep["base"]
-        self.column = REPORTED.get(measure, "final_report")
+        self.column = measure if measure in WRONG else REPORTED.get(measure, "final_report")
         self.control_arms = control_group(sweep)
 
     def rows(self, arms):

@@ -25,6 +25,7 @@ from weights import checkpoint
 CONTEXTS = (1, 2, 4, 8)  # times the training context
 SAMPLED = 200  # tokens of the sample
 HALVES = ("val_tune", "val_report")  # columns of an evaluation
+WRONG = {"exact": "wrong_answers", "accuracy": "wrong_tokens"}  # measure: column of a row
 KINDS = {"pairs": "prompts and answers", "mixture": "several datasets"}
 IDENTITY = ("arm", "seed", "lr", "purpose", "config_hash", "code_hash", "out_dir")
 
@@ -221,12 +222,14 @@ def origin(folder):
 
 def final_losses(rows, kind="text"):
     """The losses of a row of rows.jsonl, from the rows of a run's evaluations. A text too short to
-    be halved counts as both halves. Bits per byte say nothing about the answers of pairs."""
+    be halved counts as both halves. Bits per byte say nothing about the answers of pairs; of these
+    the row holds the shares that are wrong."""
     points = [
         [row["step"], row["val_loss"], *(row.get(half, row["val_loss"]) for half in HALVES)]
         for row in rows
     ]
     best, last = min(points, key=lambda point: point[1]), points[-1]
+    right = {key: rows[-1].get(f"report_{key}", rows[-1].get(f"val_{key}")) for key in WRONG}
     return {
         "first_val_loss": points[0][1] if points[0][0] == 0 else None,
         **dict(zip(("final_val_loss", "final_tune", "final_report"), last[1:], strict=True)),
@@ -236,6 +239,7 @@ def final_losses(rows, kind="text"):
         "seconds": rows[-1].get("seconds"),
         "curve": points,
         "blocks": rows[-1].get("val_blocks"),
+        **{WRONG[key]: 1 - share for key, share in right.items() if share is not None},
     }
 
 

@@ -9,7 +9,7 @@ from common.errors import UserError
 from common.runtime import find_device, memory_of
 from parts.architectures import configure
 from parts.variant import VariantConfig
-from training.settings import RENAMED, TrainConfig
+from training.settings import RENAMED, TrainConfig, shorten_warmup
 
 # Keys of train.py that the sweep gives each run.
 OWNED = (
@@ -125,6 +125,7 @@ def read(argv, usage):
         return {"device": device, "device_memory": memory_of(device)}
 
     given, words = load(argv, [TrainConfig, VariantConfig, AblateConfig], usage, scope, RENAMED)
+    given = shorten_warmup(given, argv)
     if words:
         fix = "write --key=value, or name a config file that ends in .py"
         raise UserError(f"cannot read {words[0]}", "command line", fix)

@@ -28,7 +28,7 @@ from training.settings import TrainConfig
 # apart from the code (Sweep.hash_configurations).
 SILENT_FILES = (
     *("common/configurator.py", "common/errors.py", "common/files.py"),
-    *("training/run_folder.py", "training/settings.py"),
+    *("training/loggers.py", "training/run_folder.py", "training/settings.py"),
 )
 SILENT = {
     *("choose_compile", "configure", "describe", "find_data", "find_device", "idle"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.ablation import history
 from bench.ablation.history import control_group, judged_arms, planned_runs
-from bench.ablation.losses import Losses, sort_rows, tried_seeds
+from bench.ablation.losses import WRONG, Losses, sort_rows, tried_seeds
 from bench.ablation.power import look_ahead
 from bench.ablation.significance import (
     ALPHA,
@@ -32,6 +32,8 @@ MEASURES = {
     "final_val_loss": "final validation loss",
     "best_val_loss": "best validation loss",
     "equal_time": "validation loss at equal time",
+    "wrong_answers": "share of answers with a mistake",
+    "wrong_tokens": "share of wrong tokens in answers",
 }
 RESAMPLES = 9999  # of the bootstrap over the text
 
@@ -71,7 +73,6 @@ class Verdict:
     look: int = None  # the seeds at which it was decided
     diverged: int = 0
     differences: list = field(default_factory=list)  # each run's loss minus the control's mean
-    test_loss: float = None  # mean, where the dataset has a test split
     interaction: bool = False
 
     def resample(self, differences):
@@ -140,9 +141,10 @@ def analyse(sweep, runs, costs=None, measure=None, records=()):
     its history."""
     measure = measure or sweep["metric"]
     losses = Losses(sweep, runs, measure, costs or {})
-    control = finite(losses.control())
-    curve = curve_from({1: control} | losses.curve())
-    margin, source = margin_of(sweep, curve)
+    control, curve, margin, source = finite(losses.control()), None, math.nan, "none"
+    if measure not in WRONG:  # the curve of tokens and the margin are in nats
+        curve = curve_from({1: control} | losses.curve())
+        margin, source = margin_of(sweep, curve)
     stored = None if math.isnan(margin) else margin
     tried = tried_seeds(runs)
     comparisons = planned_comparisons(sweep)
@@ -209,8 +211,6 @@ def describe(comparison, losses, analysis, pooled):
     own = finite(groups[0])
     verdict.n, verdict.n_against = len(groups[0]), len(groups[1])
     verdict.diverged = len(groups[0]) - len(own)
-    tests = [row["test_loss"] for row in losses.rows([verdict.arm]) if row.get("test_loss")]
-    verdict.test_loss = float(np.mean(tests)) if tests else None
     if len(own) and not verdict.interaction:
         verdict.loss, verdict.loss_sd = float(own.mean()), sample_sd(own)
     verdict.p = test(groups, comparison.weights, analysis.margin)[0]
@@ -240,7 +240,7 @@ def add_text_interval(comparison, losses):
         [row["blocks"] for row in losses.rows(arms) if row.get("blocks")]
         for arms in comparison.groups
     ]
-    if losses.measure == "equal_time" or not all(blocks):
+    if losses.measure in ("equal_time", *WRONG) or not all(blocks):
         return
     means = [np.mean(group, 0) for group in blocks]  # [blocks] each
     comparison.verdict.resample(np.dot(comparison.weights, means))

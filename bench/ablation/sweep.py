@@ -29,7 +29,8 @@ LOOKS = (1, 2, 4)  # multiples of `seeds` after which a sweep with a budget choo
 # Keys that change no result and are left out of a configuration's hash.
 NOT_HASHED = (
     *OWNED,
-    *("out_dir", "data_dir", "log_interval", "wandb_log", "wandb_project", "match"),
+    *("out_dir", "data_dir", "log_interval", "log", "wandb_log", "wandb_project", "match"),
+    *("objective", "dpo_beta"),  # a sweep trains from scratch, so it never learns preferences
 )
 OFF = (None, False, 0, "", "none")
 DEFAULTS = {
@@ -222,7 +223,7 @@ class Sweep:
             if values.get("min_lr") is not None:
                 values["min_lr"] *= lr
         folder = self.out / "runs" / f"{arm.name.replace(' ', '-')}-s{seed}-lr{lr:g}"
-        logs_to_wandb = bool(values.get("wandb_log"))
+        logs_to_wandb = values.get("wandb_log") or "wandb" in values.get("log", "")
         if logs_to_wandb:
             values["wandb_run_name"] = folder.name
         values["seed"] = seed_for(int(digest(arm.name)[:8], 16), seed) % 10**9

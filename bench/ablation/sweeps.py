@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.ablation import history, scale, stats
 from bench.ablation.effects import Effects, analyse, cells_of
-from bench.ablation.losses import Runs, sort_rows
+from bench.ablation.losses import WRONG, Runs, sort_rows
 from bench.ablation.scale import Scale
 from common import files
 from common.errors import UserError
@@ -92,13 +92,24 @@ class Group:
         stale = list(dict.fromkeys(row["arm"] for row in self.costs if row["arm"] not in priced))
         records = history.read(self.folders, sweep)
         section = Section(sweep, runs, machines, stale, {}, self.folders, records)
-        for measure in dict.fromkeys([sweep["metric"], *stats.MEASURES]):
+        measures = dict.fromkeys([sweep["metric"], *stats.MEASURES])
+        if not has_answers(runs):
+            measures = [measure for measure in measures if measure not in WRONG]
+        for measure in measures:
             analysis = stats.analyse(sweep, runs, section.costs, measure, records)
             section.analyses[measure] = analysis
             if cells_of(sweep) and measure != "equal_time":
                 effects = analyse(sweep, runs, analysis, section.costs)
                 section.effects = section.effects or effects
         return section
+
+
+def has_answers(runs):
+    """Whether every run that ended has shares of wrong answers: of pairs and tasks, and not made
+    before these were counted."""
+    groups = [*runs.done.values(), *runs.curve.values()]
+    rows = [row for group in groups for row in group.values()]
+    return bool(rows) and all(column in row for row in rows for column in WRONG)
 
 
 def by_machine(sweep, rows):

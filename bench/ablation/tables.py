@@ -14,6 +14,8 @@ WORDS = (  # in sorted order
     *("no verdict", "not yet", "failed", "not run", "noise"),
 )
 CONTEXTS = (1, 2, 4, 8)  # times that of training
+# Columns of the runs' rows whose means stand beside a verdict; no decision has used the test loss.
+COLUMNS = (("test_loss", ".4f"), ("wrong_answers", ".1%"), ("wrong_tokens", ".1%"))
 
 
 @dataclass
@@ -123,7 +125,8 @@ def verdicts_table(section):
     """The base and its second copy, then each arm and interaction with its verdict."""
     analysis = section.main
     base = [Cell(section.sweep["base"], kind="arm"), *[Cell() for _ in range(5)]]
-    base += [Cell(f"{analysis.base_n}", analysis.base_n), test_loss(section)]
+    base += [Cell(f"{analysis.base_n}", analysis.base_n)]
+    base += [mean_of(section, section.sweep["base"], *column) for column in COLUMNS]
     rows = [
         [
             Cell(arm_name(verdict), kind="arm"),
@@ -133,13 +136,13 @@ def verdicts_table(section):
             worth_cell(verdict.worth_time),
             text_cell(verdict),
             runs_cell(verdict),
-            number(verdict.test_loss, ".4f"),
+            *(mean_of(section, verdict.arm, *column) for column in COLUMNS),
         ]
         for verdict in comparisons(section)
     ]
     headings = (
         "arm|verdict|difference [95 %]|worth in tokens|worth in time|over the text [95 %]|runs"
-        "|test loss"
+        "|test loss|wrong answers|wrong tokens"
     )
     return Table(
         "verdicts",
@@ -151,11 +154,11 @@ def verdicts_table(section):
     ).without_empty_columns()
 
 
-def test_loss(section):
-    """The base's mean loss on the test split, which no decision has used."""
-    rows = section.runs.done[section.sweep["base"]].values()
-    losses = [row["test_loss"] for row in rows if row.get("test_loss") is not None]
-    return number(float(np.mean(losses)) if losses else None, ".4f")
+def mean_of(section, arm, key, form):
+    """The cell of an arm's mean of one column of its rows."""
+    rows = section.runs.done.get(arm, {}).values()
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return number(float(np.mean(values)) if values else None, form)
 
 
 def tests_table(section):

@@ -8,7 +8,7 @@ import pytest
 import ablate
 import train
 from bench.ablation import arms, designs, measure, settings, source, sweep
-from common import runtime
+from common import files, runtime
 from common.configurator import build
 from common.errors import UserError
 from common.files import ROOT
@@ -180,6 +180,17 @@ def test_every_word_bites_and_so_do_keys_of_training(data_dir, tmp_path):
 
 
 # ---------------------------------------------------------------- matching
+
+
+def test_a_shrunken_sweep_warms_up_for_a_tenth_of_its_steps(capsys):
+    """The shipped sweep of 1,500 steps, 100 of them warm-up, at 60 steps."""
+    files.warned.clear()
+    path = str(ROOT / "config" / "ablate_shakespeare.py")
+    _, base = settings.read([path, "--device=cpu", "--max_iters=60"], "")
+    settings.read([path, "--device=cpu", "--max_iters=60"], "")
+    assert base["warmup_iters"] == 6 and capsys.readouterr().err.count("shortened to 6") == 1
+    _, base = settings.read([path, "--device=cpu", "--max_iters=60", "--warmup_iters=70"], "")
+    assert base["warmup_iters"] == 70  # which TrainConfig refuses
 
 
 @pytest.mark.parametrize("config", [dict(design="leave_one_in"), dict(design="archs")], ids=str)

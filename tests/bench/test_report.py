@@ -5,6 +5,7 @@ import csv
 import html.parser
 import itertools
 import json
+import math
 import re
 import signal
 from pathlib import Path
@@ -26,7 +27,7 @@ from bench.ablation import (
 )
 from bench.ablation.sweeps import gather
 from common.errors import UserError
-from helpers.sweeps import EFFECTS, make_sweep
+from helpers.sweeps import EFFECTS, make_sweep, write
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SWEEPS = [path.parent for path in ROOT.glob("bench/results/*/history.jsonl")]
@@ -134,6 +135,8 @@ def test_the_first_lines_say_what_is_missing_the_question_and_the_answer(written
 
 def test_the_verdicts_say_what_the_rows_say(written):
     shown, rope = tables_of(written)[0], verdicts_of(written)["rope"]
+    rows = gather([written])[0].runs.done["rope"].values()
+    test_loss = sum(row["test_loss"] for row in rows) / len(rows)
     assert list(shown)[:3] == ["base", "base-again", "rope"]
     assert shown["base-again"]["verdict"] == "noise floor"
     assert shown["rope"] == {
@@ -144,7 +147,7 @@ def test_the_verdicts_say_what_the_rows_say(written):
         "worth in time": str(rope.worth_time),
         "over the text [95 %]": f"[−{-rope.text_low:.4f}, −{-rope.text_high:.4f}]",
         "runs": "8",
-        "test loss": f"{rope.test_loss:.4f}",
+        "test loss": f"{test_loss:.4f}",
     }
     assert list(shown["rope"])[-1] == "test loss" and str(rope.worth).startswith("more than 2 ×")
     assert shown["post"]["runs"] == "8, 8 diverged" and shown["post"]["verdict"] == "worse"
@@ -681,3 +684,44 @@ def test_a_folder_without_a_sweep_is_an_error_of_one_line(tmp_path):
     for argv in ([str(tmp_path)], [], ["--wrong"], ["--running"]):
         with pytest.raises(UserError, match="no sweep here|missing"):
             report.main(argv)
+
+
+# --- tasks and pairs
+
+
+def wrong(row):
+    """Shares of wrong answers and of wrong tokens: rope has none, the others more than half."""
+    some = 0.6 + 0.01 * row["seed"] if row["arm"] != "rope" else 0.0
+    return row | {"wrong_answers": some, "wrong_tokens": some / 2}
+
+
+def test_wrong_answers_are_a_measure_beside_the_loss(tmp_path):
+    sweep, rows, costs = make_sweep(tmp_path, seeds=5)
+    answered = [wrong(row) if row["status"] == "done" else row for row in rows]
+    write(tmp_path, sweep, answered, [*costs.values()])
+    (section,) = gather([tmp_path])
+
+    analysis = section.analyses["wrong_answers"]
+    rope, rmsnorm = (
+        next(one for one in analysis.verdicts if one.arm == arm) for arm in ("rope", "rmsnorm")
+    )
+    assert rope.word == "better" and rmsnorm.word == "undecided"  # no margin in nats, so no tie
+    assert rope.mean == pytest.approx(-analysis.base_mean) and rope.differences[0] == rope.mean
+    assert math.isnan(analysis.margin) and rope.worth is None and math.isnan(rope.text_low)
+    report.write([tmp_path])
+    verdicts, others = tables_of(tmp_path)[0], tables_of(tmp_path)[-1]
+    assert verdicts["rope"]["wrong answers"] == verdicts["rope"]["wrong tokens"] == "0.0%"
+    assert verdicts["base"]["wrong answers"] == "63.0%" == f"{analysis.base_mean:.1%}"
+    assert "share of answers with a mistake" in others["rope"]
+    assert section.main.measure == "final_val_loss"  # the loss decides
+
+
+@pytest.mark.parametrize("where", ["nowhere", "in some rows"])
+def test_rows_without_answers_have_no_such_measure(tmp_path, where):
+    """Text, and rows of pairs that were made before answers were counted."""
+    sweep, rows, costs = make_sweep(tmp_path, seeds=3)
+    if where == "in some rows":
+        rows = [wrong(row) if row["arm"] == "rope" else row for row in rows]
+    write(tmp_path, sweep, rows, [*costs.values()])
+    (section,) = gather([tmp_path])
+    assert not section.analyses.keys() & {"wrong_answers", "wrong_tokens"}

@@ -11,6 +11,7 @@ from model_llama import Llama, LlamaConfig
 @pytest.fixture
 def formats(monkeypatch):
     """The formats of the queries of all calls of torch's attention."""
+    monkeypatch.setattr(F, "scaled_dot_product_attention", runtime.plain_attention)
     seen, plain = [], runtime.plain_attention
 
     def attention(q, *more, **named):
@@ -42,18 +43,18 @@ def test_on_a_cpu_attention_stays_in_float32(formats):
     assert (rounded_gradient - gradient).norm() < 0.02 * gradient.norm()
 
 
-def test_attention_is_torchs_own_again_after_an_error():
-    own = F.scaled_dot_product_attention
-    with pytest.raises(ZeroDivisionError), runtime.Runtime("cpu", "bfloat16", 0, 1, []).autocast():
-        assert F.scaled_dot_product_attention is runtime.attention_of_float32
-        raise ZeroDivisionError
-    assert F.scaled_dot_product_attention is own
+def test_outside_of_autocast_attention_is_torchs_own(formats):
+    runtime.Runtime("cpu", "bfloat16", 0, 1, []).autocast()
+    q, k, v = torch.randn(3, 1, 2, 4, 8).bfloat16()
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert formats == [torch.bfloat16] and y.dtype == torch.bfloat16
 
 
 def test_a_mask_of_numbers_may_be_in_bfloat16():
     q, k, v = torch.randn(3, 1, 2, 4, 8).bfloat16()
     mask = torch.randn(1, 2, 4, 4).bfloat16()
-    y = runtime.attention_of_float32(q, k, v, attn_mask=mask)
+    with runtime.Runtime("cpu", "bfloat16", 0, 1, []).autocast():
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     whole = [a.float() for a in (q, k, v)]
     expected = F.scaled_dot_product_attention(*whole, attn_mask=mask.float())
     assert y.dtype == torch.bfloat16 and torch.equal(y, expected.bfloat16())

@@ -262,7 +262,7 @@ def test_what_means_nothing_to_it_is_refused(word):
     }.items():
         with pytest.raises(UserError, match=more):
             config("llama", arm(word) | reason)
-    for key in ("state_size", "expand", "conv"):
+    for key in ("state_size", "expand"):
         with pytest.raises(UserError, match=f"{key}=2 means nothing to mixer=attention.*add gated"):
             config("llama", {key: 2})
         config("llama", dict(mixer=f"attention,{word}") | {key: 2})

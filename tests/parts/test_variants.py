@@ -7,6 +7,7 @@ writing a test.
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -135,6 +136,7 @@ WHERE = dict(
     attn_sink="attn",
     value_residual="attn",
     value_embed="attn",
+    conv="attn",
 )  # which parameters a key may add, drop or reshape
 
 
@@ -448,8 +450,10 @@ def test_gradient_reaches_every_parameter_and_the_first_loss_is_right(base, arm)
     if c.norm != "none":  # without norms nothing holds the size of the logits
         assert abs(loss.item() - math.log(c.vocab_size) - logits.var(-1).mean().item() / 2) < 0.1
     loss.backward()
+    # The strengths of `hyper` multiply numbers that are 0 until the first step.
+    later = {key for key, _ in model.named_parameters() if key.endswith(".strength")}
     for key, p in model.named_parameters():
-        assert p.grad is not None and p.grad.abs().max() > 0, key
+        assert p.grad is not None and (p.grad.abs().max() > 0 or key in later), key
     named = dict(model.named_parameters())
     assert {key for key in muon_names(model) if named[key].dim() < 2} == set()
     grouped = [id(p) for group in parameter_groups(model, 0.1) for p in group["params"]]
@@ -460,6 +464,7 @@ def test_gradient_reaches_every_parameter_and_the_first_loss_is_right(base, arm)
         after = model(x[:1], y[:1])[1]
         after.backward(), optimizer.step()
     assert after < loss - 0.5
+    assert all(named[key].grad.abs().max() > 0 for key in later)
 
 
 @bases
@@ -544,11 +549,20 @@ def test_block_is_its_formula(word):
 
 @pytest.mark.parametrize("word", RESIDUAL)
 def test_residual_is_its_formula(word):
-    part = randomised(config("gpt2", dict(residual=word))).blocks[1].residual
+    model = randomised(config("gpt2", dict(residual=word)))
     check_has_reference(RESIDUAL[word])
-    x, first = torch.randn(2, 1, 5, 16).double()
-    numbers = [p.item() for p in part.parameters()] or [1, 0]
-    assert close(part(x, first), part.reference(x, first, *numbers), 1e-9)
+    x, first, where = *torch.randn(2, 1, 5, 16).double(), SimpleNamespace()
+    for block in model.blocks:
+        for number, sublayer in enumerate((torch.sin, torch.exp)):
+            stream = block.residual.spread(x)
+            if stream.dim() == 4:  # streams that have come apart
+                stream = stream * torch.linspace(0.5, 2, stream.size(2)).double()[:, None]
+            where.first = first
+            h, kept = block.residual.read(stream, number, where)
+            after = block.residual.add(kept, sublayer(h))
+            for t in range(5):
+                expected = block.residual.reference(stream[0, t], number, first[0, t], sublayer)
+                assert close(after[0, t], expected, 1e-9)
 
 
 @torch.no_grad()
@@ -589,6 +603,7 @@ MIXED = [
     dict(value_residual=True, value_embed=True, n_kv_head=2),
     dict(xsa=True, attn_gate="element", n_kv_head=2),
     dict(attn_gate="head", attn_sink=True, attn_softcap=1.5),
+    dict(conv=4, attn_gate="head", n_kv_head=2),
     dict(mixer="differential", n_kv_head=2),
     dict(mixer="mla", position="none", rope_head_dim=4, latent_rank=7),
 ]
@@ -729,14 +744,16 @@ def test_options_are_frozen():
     latent_rank, rope_head_dim: what mla caches per token.
     state_size, expand: how much such a state holds, per head its two sides; the papers' own sizes,
     and so their weights, differ from those that cost what attention does.
-    conv: the short convolution before a state is a part that people argue about; conv=1 is none.
+    conv: the short convolution before a state is a part that people argue about, and attention
+    gains by one too. One key for both: without it each mixer has what is usual for it.
+    streams: what hyper-connections cost in memory, and their authors compare 1, 2, 4 and 8.
     """
     assert " ".join(keys(VariantConfig)) == (
         "block_size vocab_size n_layer n_head n_kv_head n_embd dropout tie_embeddings bias "
         "position norm block mlp mixer mlp_width multiple_of ffn_dim_multiplier norm_eps "
         "rope_theta rope_fraction rope_scaling rope_factor rope_original relative_clip window "
         "full_every block_local qk_norm attn_softcap logit_softcap low_rank embed_norm "
-        "residual attn_gate attn_sink nope_every value_residual value_embed xsa "
+        "residual streams attn_gate attn_sink nope_every value_residual value_embed xsa "
         "n_experts top_k shared_experts shared_gate moe_balance latent_rank rope_head_dim "
         "state_size expand conv"
     )

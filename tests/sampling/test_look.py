@@ -50,7 +50,7 @@ def test_summary():
         }
     )
     long = "a/long/path/" * 9
-    table = drawn(terminal.score_table([("a", found), (long, found)]))
+    table = drawn(terminal.score_table([found | {"model": "a"}, found | {"model": long}]))
     lines = table.splitlines()
     assert len({len(line) for line in lines}) == 1 and len(lines) == 3  # no line is wrapped
     assert lines[1].split() == ["a", "2", "1.3863", "4", "1.0000"]
@@ -79,6 +79,18 @@ def test_colours_follow_the_surprise_and_the_text_is_whole():
     assert "8 or more" in legend and len(text.plain.splitlines()[-1]) <= 80
     assert terminal.plain(["a", "\n"], nats[:2]).split("\n") == ["  0.1000  'a'", "  0.7000  '\\n'"]
     assert terminal.pieces(ByteTokenizer(), "aé".encode()) == ["a", "", "é"]
+
+
+def test_the_most_surprising_tokens_stand_in_their_places():
+    texts = [*"the king\nof ", "Rome", *" shall\tspeak"]
+    nats = [0.1 * i for i in range(len(texts))]
+    nats[texts.index("Rome")] = 9.5
+    lines = drawn(terminal.surprising(texts, nats, count=3)).splitlines()
+    assert lines[0].split() == ["nats", "line"] and len(lines) == 4
+    assert lines[1].split(maxsplit=2) == ["9.50", "2", "the king↵of [Rome] shall    speak"]
+    assert [float(line.split()[0]) for line in lines[2:]] == [2.4, 2.3]
+    long = drawn(terminal.surprising(["a" * 16] * 90, [1.0] * 90), width=80)
+    assert max(map(len, long.splitlines())) <= 80 and len(long.splitlines()) == 21
 
 
 def test_columns():
@@ -125,6 +137,21 @@ def test_alternatives():
     header, row = drawn(terminal.alternatives_table(ByteTokenizer(), sample)).splitlines()
     assert row.split()[:7] == ["1", "'b'", "0.250", "'a'", "0.750", "'b'", "0.250"]
     assert len(row.rstrip()) <= 80 and header.split()[:3] == ["step", "drawn", "p"]
+
+
+@pytest.mark.parametrize("columns, shown", [(80, 2), (200, 5), (30, 1)])
+def test_alternatives_are_as_many_as_fit(monkeypatch, columns, shown):
+    """Of tokens with long texts; a row is never wrapped where one alternative fits."""
+    sample = Sample("", ByteTokenizer(), explain=True)
+    sample.add(ord("b"), torch.arange(256.0))
+    real = ByteTokenizer().decode
+    tokenizer = SimpleNamespace(decode=lambda tokens: real([97]) * 10)
+    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = terminal.alternatives_table(tokenizer, sample)
+    assert len(table.columns) == 3 + shown
+    if columns > 30:
+        assert max(map(len, drawn(table, width=columns).splitlines())) <= columns
 
 
 # ---------------------------------------------------------------- attention maps

@@ -189,12 +189,11 @@ def test_draws_follow_the_probabilities():
     ).sum() < 18.5  # 0.999 quantile at 4 degrees of freedom
 
 
-def test_from_python_it_takes_four_lines(out_dir, capsys):
+def test_from_python_it_takes_three_lines(out_dir, capsys):
     """The lines of README write what the script prints."""
-    from sample import write_text
-    from weights.checkpoint import open_run
+    from sample import load, write_text
 
-    model, tokenizer, *_ = open_run(out_dir)
+    model, tokenizer = load(out_dir)
     text = write_text(model, tokenizer, "the k", max_new_tokens=30, temperature=1.0)
 
     run(out_dir, "--start=the k", "--num_samples=1", "--max_new_tokens=30", "--temperature=1.0")
@@ -430,7 +429,7 @@ def test_compare_and_score(out_dir, byte_run, tmp_path, capsys):
     shown = capsys.readouterr()
     assert (
         "compare only bits per byte" in shown.out
-        and "'k'" in shown.out
+        and "[k]" in shown.out
         and "\033" not in shown.out
         and "empty" not in shown.err
     )
@@ -462,8 +461,52 @@ def test_compare_and_score(out_dir, byte_run, tmp_path, capsys):
     )
     assert capsys.readouterr().out.startswith(f"{out_dir}:\nthe king \n\n{byte_run}:\nthe k")
     (tmp_path / "text.txt").write_text("")
-    with pytest.raises(UserError, match="nothing to score"):
+    with pytest.raises(UserError, match="nothing to score .*text.txt"):
         run(out_dir, *both)
+
+
+def test_a_scored_text_is_summed_up_and_listed_on_demand(out_dir, tmp_path, capsys):
+    """The mean, the 20 most surprising tokens, and with --score_all every one."""
+    text = "the king of rome shall Xspeak no more\n".replace("X", "") * 3
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    run(out_dir, f"--score={tmp_path / 'text.txt'}")
+    short = capsys.readouterr().out
+    assert f"the most surprising of {len(text)} tokens:" in short
+    assert len(short.splitlines()) == 2 + 3 + 20 + 3 and "--score_all prints" in short
+    values = [float(line.split()[0]) for line in short.splitlines()[5:25]]
+    model, tokenizer = sample.load(out_dir)
+    found = sample.score_text(model, tokenizer, text)
+    assert values == [round(value, 2) for value in sorted(found["surprise"])[::-1][:20]]
+    assert found["nats_per_token"] == pytest.approx(sum(found["surprise"]) / len(text))
+    assert "".join(found["pieces"]) == text
+
+    run(out_dir, f"--score={tmp_path / 'text.txt'}", "--score_all")
+    whole = capsys.readouterr().out
+    assert len(whole.splitlines()) == len(short.splitlines()) + len(text) + 0
+    assert f"{found['surprise'][0]:8.4f}  't'" in whole and "--score_all" not in whole
+
+
+def test_temperature_0_writes_one_sample_and_says_so(out_dir, capsys):
+    greedy = ["--start=the k", "--temperature=0", "--max_new_tokens=4"]
+    run(out_dir, *greedy)
+    printed = capsys.readouterr()
+    assert printed.out == "the king \n---------------\n"
+    assert printed.err.count("always writes the same: one sample, not 10") == 1
+    run(out_dir, *greedy, "--num_samples=1")
+    assert "one sample" not in capsys.readouterr().err
+
+
+def test_what_nobody_needs_is_not_said(out_dir, capsys, monkeypatch):
+    """How the tokens are decoded, unless it was asked for; and no line exceeds 80 columns."""
+    short = ["--start=the", "--num_samples=1", "--max_new_tokens=2"]
+    run(out_dir, *short)
+    err = capsys.readouterr().err
+    assert "decoding" not in err and "compiling" not in err
+    assert "device cpu\ndtype float32" in err and max(map(len, err.splitlines())) <= 80
+    monkeypatch.setattr(sample, "prepare", lambda model, *more: (model, ["decoding eager (why)"]))
+    run(out_dir, *short, "--compile")
+    err = capsys.readouterr().err
+    assert err.index("compiling, which takes half a minute") < err.index("decoding eager (why)")
 
 
 def test_what_int8_loses_is_told_beside_the_whole(out_dir, tmp_path, capsys):

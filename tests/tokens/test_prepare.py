@@ -746,7 +746,8 @@ def command(*args, **environment):
 def test_command_line(book):
     status, out, err = command("mybook", f"--input={book}", "--tokenizer=byte", "--data_dir=sets")
     assert status == 0 and err == ""  # no progress bar where nobody looks
-    assert "sets/mybook/train.bin" in out and "256 bytes" in out and "sha256" in out
+    assert f"preparing {Path('sets/mybook').absolute()}\n" in out and "sha256" in out
+    assert "  vocabulary: 256 bytes\n  train.bin  " in out
     assert load_meta("sets/mybook")["vocab_size"] == 256
 
 

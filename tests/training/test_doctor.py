@@ -18,7 +18,7 @@ from common.errors import UserError
 from helpers.runs import arguments, losses, ready
 from tokens import batches, token_files
 from training import check as golden
-from training import doctor, dry_run, parallel, start
+from training import doctor, dry_run, parallel, run_folder, start
 from weights import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -318,17 +318,26 @@ def test_doctor_finds_what_is_wrong(data_dir, tmp_path, monkeypatch, capsys, che
     assert "1 of 1 checks failed" in out and "Traceback" not in out
 
 
-def test_doctor_says_of_a_used_folder_what_the_run_would(data_dir, tmp_path, capsys):
-    train.main(arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=2"))
-    assert (
-        train.main(
-            arguments(
-                data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=2", "--doctor"
-            )
-        )
-        == 1
-    )
-    assert re.search("disk +FAILED .*there is a run here already", capsys.readouterr().out)
+def test_a_run_in_the_folder_is_a_note_of_the_doctor(data_dir, tmp_path, capsys):
+    """As after the first command of README. With --overwrite it is moved aside: nothing to say."""
+    argv = arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=2")
+    train.main(argv)
+    for more, noted in (([], True), (["--overwrite"], False)):
+        capsys.readouterr()
+        assert train.main([*argv, "--doctor", *more]) == 0
+        out = capsys.readouterr().out
+        assert re.search(r"^disk +ok .* needed for four checkpoints", out, re.MULTILINE), out
+        note = f"note: {tmp_path / 'run'} holds a run already; to train, {run_folder.USED}"
+        assert (note in out) == noted and "error" not in out.lower()
+
+
+def test_a_mistake_that_the_doctor_finds_says_once_what_to_do(data_dir, tmp_path, capsys):
+    (tmp_path / "run").write_text("a file")
+    argv = arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=2")
+    assert train.main([*argv, "--doctor"]) == 1
+    line = next(row for row in capsys.readouterr().out.splitlines() if row.startswith("disk"))
+    what = f"cannot write here (out_dir={tmp_path / 'run'}): choose another --out_dir"
+    assert line.split(maxsplit=2) == ["disk", "FAILED", what]
 
 
 @pytest.mark.parametrize(

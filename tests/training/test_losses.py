@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from training.losses import EVAL_BLOCKS, halves, mean_loss
+from training import losses
+from training.losses import EVAL_BLOCKS, halves, mean_loss, measures
+from training.parallel import Loss
 
 
-def batch_sums(losses, counts):
-    """(n, 2) sums of losses and numbers of targets, as train.evaluate returns them."""
-    losses, counts = torch.tensor(losses).double(), torch.tensor(counts).double()
-    return torch.stack([losses * counts, counts], 1)
+def batch_sums(means, counts):
+    """(n, 3) sums, as train.evaluate returns them: one target in a row."""
+    return losses.batch_sums(list(map(torch.tensor, means)), [(count, count) for count in counts])
 
 
 def test_each_target_has_the_same_weight():
@@ -41,3 +42,48 @@ def test_datasets_are_weighted():
 
 def test_one_batch_has_no_halves():
     assert halves([batch_sums([1.0], [5])], [1.0]) == {}
+
+
+NAMES = ("accuracy", "exact")
+
+
+def test_a_batch_of_another_rank_or_without_targets_counts_nothing():
+    found = [torch.tensor([2.0, 3, 1]), torch.tensor([9.0, 9, 9]), torch.tensor([torch.nan, 0, 0])]
+    sums = losses.batch_sums(found, [(4, 2), (0, 0), (0, 0)])
+    assert sums.tolist() == [[8, 4, 2, 3, 1], [0] * 5, [0] * 5]
+    assert mean_loss(sums) == 2
+    assert measures([sums], [1.0], [NAMES]) == {"val_accuracy": 3 / 4, "val_exact": 1 / 2}
+
+
+def test_measures_are_means_over_the_datasets_that_have_them():
+    text = losses.batch_sums([torch.tensor(1.0)], [(7, 1)])
+    a = losses.batch_sums([torch.tensor([1.0, 2, 1])], [(4, 2)])
+    b = losses.batch_sums([torch.tensor([1.0, 9, 3])], [(10, 4)])
+    found = measures([text, a, b], [0.5, 0.3, 0.2], [(), NAMES, NAMES])
+    assert found["val_accuracy"] == pytest.approx((0.3 * 0.5 + 0.2 * 0.9) / 0.5)
+    assert found["val_exact"] == pytest.approx((0.3 * 0.5 + 0.2 * 0.75) / 0.5)
+    assert measures([text], [1.0], [()]) == {}
+
+
+def test_the_reported_half_has_measures_of_its_own():
+    found = [torch.tensor([1.0, right, 0]) for right in (0, 1, 2, 3)]
+    row = halves([losses.batch_sums(found, [(4, 2)] * 4)], [1.0], [NAMES])
+    assert row["report_accuracy"] == 5 / 8 and row["report_exact"] == 0
+
+
+class Probable(torch.nn.Module):
+    """A model whose most probable tokens are those that it is given as input."""
+
+    def forward(self, x, y):
+        logits = 5 * torch.nn.functional.one_hot(x, 7).float()
+        return logits, torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), y.flatten(), ignore_index=-1
+        )
+
+
+def test_a_row_is_right_if_all_its_targets_are():
+    y = torch.tensor([[-1, 3, 4], [-1, 3, 4], [-1, -1, 2], [-1, -1, -1]])
+    x = torch.tensor([[1, 3, 4], [1, 3, 5], [0, 0, 2], [1, 1, 1]])
+    loss, tokens, rows = Loss(Probable())(x, y, measured=True).tolist()
+    assert (tokens, rows) == (4, 2)  # a row without targets is not right
+    assert loss == Loss(Probable())(x, y).item()

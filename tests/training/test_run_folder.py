@@ -1,5 +1,6 @@
 """Run folders: places that cannot be one, locks, damaged logs, disks that refuse."""
 
+import csv
 import errno
 import json
 import os
@@ -11,7 +12,8 @@ from common import files
 from common.errors import Failure, UserError
 from helpers.checkpoints import copy_run, prepare_words, resume
 from tokens.batches import Batches
-from training import run_folder
+from training import loggers, run_folder
+from training.settings import TrainConfig, read_config
 from weights import checkpoint
 
 
@@ -150,25 +152,113 @@ def test_a_log_that_finds_the_disk_full(tmp_path, monkeypatch):
     assert run_folder.read_log(tmp_path / "log.jsonl") == [{"step": 1, "loss": 1.0}]
 
 
-def test_drawing_and_wandb_warn_once(tmp_path, monkeypatch, capsys):
-    class Wandb:
-        id = "x"
+def test_loss_curves_have_their_names_and_units():
+    """Beside the end of each line, in its colour, apart from each other and inside the picture."""
+    step = lambda n: {"step": n, "loss": 4 - 0.2 * n, "tokens": 64 * n, "grad_norm": 1.0}
+    score = lambda n, loss: {"step": n, "train_loss": loss, "val_loss": loss + 0.001}
+    rows = [score(0, 4.0), *map(step, range(1, 11)), score(10, 2.0), {"step": 11, "loss": None}]
+    figure = run_folder.curves(rows, "out-test")
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "steps (64 tokens each)" and axes.get_title() == "out-test"
+    assert axes.get_ylabel() == "loss (nats per token)" and axes.get_legend() is None
+    named = {text.get_text(): text.get_color() for text in axes.texts}
+    lines = [line.get_color() for line in axes.lines]
+    words = ["training batches 2.000", "train split 2.000", "validation split 2.001"]
+    assert named == dict(zip(words, lines, strict=True))
 
-        @classmethod
-        def init(cls, **more):
-            return cls()
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+    assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in boxes)
+    run_folder.curves([{"step": 1, "loss": 2.0}], "one point")
 
-        def log(self, *args, **more):
-            raise OSError("no network")
 
-    monkeypatch.setitem(sys.modules, "wandb", Wandb)
+def broken(*more):
+    raise OSError("no network")
+
+
+def test_drawing_warns_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    log = run_folder.RunLog(tmp_path, None, 10, run_folder.start_wandb("project", "name", {}, {}))
+    log = run_folder.RunLog(tmp_path, None, 10)
     for step in (1, 2, 3):
         log.evaluation({"step": step, "train_loss": 1.0, "val_loss": 1.0, "bits_per_byte": 1.0})
     log.close()
     err = capsys.readouterr().err
-    assert err.count("warning: wandb") == 1 and err.count("warning: no ") == 1
+    assert err.count("warning: no ") == 1
+
+
+@pytest.mark.parametrize("at", ["start", "log", "close"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "csv"])
+def test_a_logger_that_fails_never_stops_a_run(tmp_path, monkeypatch, capsys, name, at):
+    """In whatever it does. It warns once; log.jsonl has all rows."""
+    starts = {
+        "start": broken,
+        "log": lambda *more: (broken, lambda: None),
+        "close": lambda *more: (lambda row: None, broken),
+    }
+    monkeypatch.setitem(loggers.LOGGERS, name, starts[at])
+    config = TrainConfig(out_dir=str(tmp_path), log=name, wandb_log=name == "wandb")
+    log = run_folder.RunLog(tmp_path, None, 10)
+    log.loggers = loggers.start_loggers(config, {}, {}, [])
+    for step in (1, 2, 3):
+        log.keep({"step": step, "loss": 1.0})
+    log.close()
+    err = capsys.readouterr().err
+    assert err.count(f"warning: {name} ") == err.count("warning") == 1 and "no network" in err
+    assert len(run_folder.read_log(tmp_path / "log.jsonl")) == 3
+
+
+def rows_of(folder):
+    """{key: [(step, value), ...]} that TensorBoard reads in a folder."""
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    read = event_accumulator.EventAccumulator(str(folder)).Reload()
+    return {
+        key: [(each.step, each.value) for each in read.Scalars(key)]
+        for key in read.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_and_csv_hold_the_rows_of_the_log(out, data_dir, capsys):
+    """Also of a run that is resumed after steps that were logged and not saved."""
+    lost = {"step": 23, "loss": 9.0}
+    first = TrainConfig(out_dir=str(out), log="tensorboard,csv")
+    for logger in loggers.start_loggers(first, {}, {}, run_folder.read_log(out / "log.jsonl")):
+        logger.log(lost)
+        logger.close()
+    assert not resume(out, data_dir, "--max_iters=24", "--log=tensorboard,csv")
+    assert "warning: tensorboard" not in capsys.readouterr().err
+
+    rows = run_folder.read_log(out / "log.jsonl")
+    with open(out / "log.csv", newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert [int(line["step"]) for line in table] == [row["step"] for row in rows]
+    for line, row in zip(table, rows, strict=True):
+        values = {key: row[key] for key in loggers.COLUMNS if row.get(key) is not None}
+        assert {key: float(line[key]) for key in line if line[key]} == values
+
+    shown = rows_of(out / "tensorboard")
+    losses = [(row["step"], row["loss"]) for row in rows if "loss" in row and row["step"] > 20]
+    assert shown["loss"] == [(step, pytest.approx(loss)) for step, loss in losses]
+    assert [step for step, _ in shown["val_loss"]] == [24]
+
+
+def test_a_mixture_of_datasets_is_logged_to_tensorboard(tmp_path):
+    (logger,) = loggers.start_loggers(
+        TrainConfig(out_dir=str(tmp_path), log="tensorboard"), {}, {}, []
+    )
+    logger.log({"step": 2, "val_loss": 1.5, "val_losses": {"a": 1.0, "b": 2.0}, "lr": None})
+    logger.close()
+    assert not logger.warned
+    assert rows_of(tmp_path / "tensorboard") == {"val_loss": [(2, 1.5)]}
+    assert rows_of(tmp_path / "tensorboard" / "val_losses_b") == {"val_losses": [(2, 2.0)]}
+
+
+def test_a_word_that_names_no_logger(tmp_path):
+    with pytest.raises(UserError, match="log cannot be 'csv,paper'.*tensorboard, wandb, csv"):
+        read_config(["--log=csv,paper"], "")
 
 
 # ---------------------------------------------------------------- a failure while training

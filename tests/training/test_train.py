@@ -1198,6 +1198,29 @@ def test_mistakes_are_found_before_anything_is_written(data_dir, tmp_path, more,
     assert not (tmp_path / "run").exists()
 
 
+def test_a_warm_up_that_nobody_typed_is_shortened_for_a_short_run(data_dir, tmp_path, capsys):
+    """A run of 20 steps with a config of 100 steps of warm-up warms up for two, also when the same
+    command resumes it. The default of 2,000 steps is treated alike; what was typed is refused."""
+    files.warned.clear()
+    (tmp_path / "long.py").write_text("max_iters, warmup_iters, learning_rate = 750, 100, 1e-2\n")
+    words = arguments(data_dir, tmp_path / "run", "--max_iters=20", "--eval_interval=10")
+    words = [word for word in words if "warmup" not in word]
+    argv = [str(tmp_path / "long.py"), *words]
+    stop_after(5)
+    assert train.main(argv) == 143 and not train.main([*argv, "--init_from=resume"])
+    printed = capsys.readouterr()
+    note = "note: a warm-up of 100 steps does not fit max_iters=20: shortened to 2, a tenth\n"
+    assert printed.err.count(note) == 1 and len(note) <= 80 and "will differ" not in printed.out
+    rates = dict(losses(tmp_path / "run", "lr"))
+    assert rates[1] < rates[2] and max(rates, key=rates.get) == 3
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["warmup_iters"] == 2
+
+    assert train.read_config([*words, "--max_iters=9"], "").config.warmup_iters == 0
+    assert train.read_config([argv[0], "--max_iters=101"], "").config.warmup_iters == 100
+    with pytest.raises(UserError, match="warmup_iters=100 is not below max_iters=20"):
+        train.read_config([*argv, "--warmup_iters=100"], "")
+
+
 def test_pretrained_weights_go_on_training(data_dir, tmp_path, capsys):
     """From a folder that transformers wrote: the first evaluation is transformers' own loss."""
     transformers = pytest.importorskip("transformers")

@@ -1,0 +1,31 @@
+# Which mixers can look up what they have read? A screening for a CPU: about a quarter of an hour on
+# two cores.
+#   python bench/ablate.py config/ablate_recall.py --workers=2
+# The arms differ from attention by what carries information from token to token: a window, or a
+# state of a fixed size. 4 arms and the base again x 3 seeds = 15 runs of config/task_recall.py.
+# Expect full attention to answer all, a window only what it sees, and the states something between.
+# The columns `wrong answers` and `wrong tokens` say it; a loss mixes forgetting with uncertainty.
+question = "Which mixers recall up to 12 keys with their values?"
+out_dir = "out-ablate-recall"
+design = "arms"
+arms = {
+    "window": dict(window=16),
+    "gated_delta": dict(mixer="gated_delta"),
+    "mamba2": dict(mixer="mamba2"),
+}
+model = "llama"
+dataset = "task:recall"
+match = "params"
+screening = True
+seeds = 3
+dtype = "float32"  # so that rows of several machines can be joined
+
+# As config/task_recall.py.
+n_layer, n_head, n_embd, block_size = 2, 2, 64, 72
+multiple_of = 8
+batch_size, max_iters, eval_interval = 32, 600, 150
+eval_tokens = 20000  # about 460 samples
+optimizer, learning_rate, min_lr, warmup_iters = "muon", 1e-2, 0.0, 50
+beta2 = 0.99
+dropout = 0.0
+log_interval = 100

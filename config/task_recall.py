@@ -1,0 +1,22 @@
+# Multi-query associative recall: 2 to 12 keys with a value each, then as many questions for a value
+# (tokens/tasks.py).
+#   python train.py config/task_recall.py                      # attention
+#   python train.py config/task_recall.py --window=16 --out_dir=out-recall-window
+# Two layers of attention learn to look a key up. Expect a plateau near 2.7, guesses among the
+# values of a sample, and then, within fifty steps, nearly all answers right. A window of 16 tokens
+# does not see most keys, so it stays on the plateau.
+model = "llama"
+arch = "llama"  # as a variant, so that every slot can be changed
+out_dir = "out-recall"
+dataset = "task:recall"  # 18,000 samples of up to 73 characters; written first if missing
+
+# 2 * 12 * 64^2 = 0.1 M parameters; 600 steps * 32 samples = 1.1 epochs, 1.4 M tokens:
+# 6 * 0.1 M * 1.4 M = 0.8 TFLOP, one to two minutes on two cores with operations this small.
+n_layer, n_head, n_embd, block_size = 2, 2, 64, 72
+multiple_of = 8
+batch_size, max_iters, eval_interval = 32, 600, 150
+eval_tokens = 20000  # about 460 samples
+optimizer, learning_rate, min_lr, warmup_iters = "muon", 1e-2, 0.0, 50
+beta2 = 0.99
+dropout = 0.0
+log_interval = 50

@@ -1,0 +1,148 @@
+"""Hyper-connections: equal to `plain` at first in every block, and with any numbers to lucidrains'
+package, which follows the algorithm in the paper's appendix.
+
+    python -m pytest tests/parts/test_residual.py
+"""
+
+import pytest
+import torch
+
+from helpers.variants import config, randomised, tokens
+from parts import costs
+from parts.block import BLOCK
+from parts.residual import Connection
+from parts.variant import Variant
+
+
+def twins(base="llama", streams=4, **arm):
+    """(a model with hyper-connections at their initial values, `plain` with the same weights)."""
+    torch.manual_seed(0)
+    hyper = Variant(config(base, dict(residual="hyper", streams=streams) | arm)).eval()
+    plain = Variant(config(base, arm)).eval()
+    for name, p in plain.named_parameters():
+        p.data = torch.nn.init.normal_(torch.empty_like(p), 0.0, 0.3)
+        hyper.get_parameter(name).data = p.data
+    return hyper, plain
+
+
+@pytest.mark.parametrize("block", BLOCK)
+@pytest.mark.parametrize("streams", [1, 2, 4])
+def test_at_first_it_is_plain_to_the_last_bit(block, streams):
+    """The logits, and after a backward pass the gradients of what both have, to rounding."""
+    hyper, plain = twins(block=block, streams=streams)
+    x, y = tokens(plain.config), tokens(plain.config, seed=2)
+    ours, theirs = hyper(x)[0], plain(x)[0]
+    assert torch.equal(ours, theirs)
+    hyper(x, y)[1].backward(), plain(x, y)[1].backward()
+    for name, p in plain.named_parameters():
+        torch.testing.assert_close(hyper.get_parameter(name).grad, p.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_at_first_it_is_plain_in_16_bits_too():
+    hyper, plain = twins()
+    x = tokens(plain.config)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(hyper(x)[0], plain(x)[0])
+
+
+def test_three_streams_are_plain_but_for_rounding():
+    hyper, plain = twins(streams=3)
+    x = tokens(plain.config)
+    torch.testing.assert_close(hyper(x)[0], plain(x)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_other_initial_values_would_be_seen():
+    for name in ("mix", "write", "by_token"):
+        hyper, plain = twins()
+        for block in hyper.blocks:
+            for connection in block.residual.connections:
+                torch.nn.init.normal_(getattr(connection, name), 0.0, 0.1)
+        x = tokens(plain.config)
+        assert not torch.allclose(hyper(x)[0], plain(x)[0], atol=1e-3)
+
+
+def test_connections_are_counted_over_the_depth():
+    """Sublayer k reads stream k mod n."""
+    for block, per_block in (("pre", 2), ("parallel", 1)):
+        model = Variant(config("llama", dict(residual="hyper", streams=3, block=block, n_layer=4)))
+        own = [c.own for b in model.blocks for c in b.residual.connections]
+        assert own == [k % 3 for k in range(4 * per_block)]
+
+
+# ---------------------------------------------------------------- the package of lucidrains
+
+
+def check_package(k, n, detail=None):
+    """The streams after one sublayer, in float64; detail(connection) breaks ours."""
+    package = pytest.importorskip("hyper_connections")
+    model = randomised(config("llama", dict(residual="hyper", streams=n)))
+    ours = Connection(model.config, k).double()
+    theirs = package.HyperConnections(n, dim=16, layer_index=k).double()
+    for p in ours.parameters():
+        torch.nn.init.normal_(p, 0.0, 0.4)
+    theirs.static_alpha.add_(ours.mix.view(n, n + 1))
+    theirs.static_beta.add_(ours.write)
+    theirs.dynamic_alpha_fn.copy_(ours.by_token[:-1].T)
+    theirs.dynamic_beta_fn.copy_(ours.by_token[-1])
+    theirs.dynamic_alpha_scale.copy_(ours.strength[0])
+    theirs.dynamic_beta_scale.copy_(ours.strength[1])
+    if detail:
+        detail(ours)
+
+    x = torch.randn(2, 5, n, 16, dtype=torch.float64)
+    h, kept = ours.read(x)
+    after = model.blocks[0].residual.add(kept, torch.sin(h))
+    expected = theirs(x.movedim(2, 1).flatten(0, 1))  # (B n, T, C)
+    expected = expected[1](torch.sin(expected[0])).unflatten(0, (2, n)).movedim(1, 2)
+    return (after - expected).abs().max() < 1e-9
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("k, n", [(0, 4), (5, 4), (1, 2), (2, 3), (3, 1)])
+def test_it_is_the_package(k, n):
+    torch.manual_seed(k)
+    assert check_package(k, n)
+
+
+@torch.no_grad()
+def test_a_wrong_detail_is_not_the_package():
+    def another_stream(connection):
+        connection.own = 0
+
+    def the_transpose(connection):
+        learned = connection.mix.view(4, 5)[:, 1:]
+        learned.copy_(learned.T.clone())
+
+    def one_strength(connection):
+        connection.strength[1] = connection.strength[0]
+
+    for detail in (another_stream, the_transpose, one_strength):
+        assert not check_package(5, 4, detail)
+
+
+# ---------------------------------------------------------------- what it says of itself
+
+
+def test_costs_by_hand():
+    """Per sublayer: n (n + 1) + n + C (n + 2) + 2 parameters, 2 n C (n + 2) FLOPs for what the
+    token decides and 2 n C (n + 1) for the mixes; nothing in the cache."""
+    sizes = dict(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=99)
+    plain = config("llama", sizes)
+    hyper = config("llama", sizes | dict(residual="hyper", streams=4))
+    assert costs.parameters(hyper) - costs.parameters(plain) == 6 * (20 + 4 + 64 * 6 + 2)
+    flops = [costs.flops_per_token(c, 20) for c in (plain, hyper)]
+    assert flops[1] - flops[0] == 6 * 2 * 4 * 64 * (6 + 5)
+    assert costs.kv_bytes(hyper, 20) == costs.kv_bytes(plain, 20)
+
+
+def test_the_scaled_stream_reads_the_embedding_in_each_block():
+    """x becomes keep x + again first before the first sublayer of a block, and not before the
+    second."""
+    model = randomised(config("llama", dict(residual="scaled", n_layer=1)))
+    block, x = model.blocks[0], tokens(model.config)
+    first = model.wte(x)
+    stream = block.residual.keep * first + block.residual.again * first
+    seen = []
+    block.norm1.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    model(x)
+    assert torch.equal(seen[0], stream)

@@ -1,0 +1,208 @@
+"""The tasks: what their samples ask, what is learned of them, and how often a model is right.
+
+Run: python -m pytest tests/tokens/test_tasks.py"""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from common.errors import UserError
+from helpers.runs import arguments, equal, losses, stop_after, two_ranks, weights
+from prepare import prepare
+from tokens import tasks
+from tokens.pairs import Pairs
+from tokens.tasks import CHARS, KEYS, PAIRS, TASKS, VALUES, mask_of
+from tokens.token_files import load_mask, load_meta, load_split, load_tokenizer
+from training import start
+
+
+@pytest.fixture(scope="module")
+def tasks_dir(tmp_path_factory):
+    """All tasks, with few samples."""
+    folder = tmp_path_factory.mktemp("tasks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "SAMPLES", {"train": 60, "val": 30, "test": 8})
+        for name in TASKS:
+            prepare(name, data_dir=str(folder))
+    return folder
+
+
+def samples_of(folder, split):
+    """[(text, mask)] of a split's samples, which are lines."""
+    coder = load_tokenizer(folder, load_meta(folder))
+    text = coder.decode(load_split(folder, split, 0))
+    mask, at, found = load_mask(folder, split), 0, []
+    for line in text.splitlines(keepends=True):
+        found.append((line, mask[at : at + len(line)].tolist()))
+        at += len(line)
+    return found
+
+
+def solved(name, line):
+    """The mask and the answers of a sample, from its text alone, by the definition of the task."""
+    if name == "task:copy":
+        word, again = line[:-1].split("|")
+        assert word == again and 16 <= len(word) <= 48 and word.isalpha()
+        return [0] * (len(word) + 1) + [1] * (len(word) + 1)
+    if name == "task:recall":
+        n = (len(line) - 1) // 6
+        known, places = dict(re.findall("(.)(.)", line[: 2 * n])), re.findall("..", line[2 * n :])
+        assert PAIRS[0] <= n <= PAIRS[1] and len(line) == 6 * n + 1
+        assert len(known) == n == len(set(known.values()))
+        assert known.keys() <= {*KEYS} and {*known.values()} <= {*VALUES}
+        queries = [place for place in places if place != ".."]
+        assert len(queries) == n and all(known[key] == value for key, value in queries)
+        first = line.index(queries[0], 2 * n)
+        return [
+            0 if at <= first else 1 if at % 2 and c.islower() else 2 for at, c in enumerate(line)
+        ]
+    if name == "task:induction":
+        assert line.count("*") == 2 and line[-3] == "*"
+        assert line[line.index("*") + 1] == line[-2]
+        return [0] * (len(line) - 2) + [1, 2]
+    (first, second) = re.findall(r"#(\d{5})", line)
+    assert first == second and line.endswith(f"#{second}\n") and len(line) == 160 + 2 * 6 + 1
+    return [0] * (len(line) - 6) + [1] * 5 + [2]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_sample_asks_what_the_task_says(tasks_dir, name):
+    for split, count in {"train": 60, "val": 30, "test": 8}.items():
+        found = samples_of(tasks_dir / name, split)
+        assert len(found) == count == load_meta(tasks_dir / name)["splits"][split]["pairs"]
+        for line, mask in found:
+            assert mask == solved(name, line), line
+
+
+def test_the_places_of_questions_follow_the_power_law():
+    """Each of 2n places is drawn without replacement in proportion to i^-0.99, here n = 2."""
+    random, first, count = np.random.default_rng(0), np.zeros(4), 0
+    for _ in range(6000):
+        line = "".join(text for text, _ in tasks.recall(random))
+        if len(line) == 13:
+            count, first = count + 1, first + [line[4 + 2 * i] != "." for i in range(4)]
+    p = np.arange(1, 5) ** -0.99
+    p /= p.sum()
+    taken = [p[i] + sum(p[j] * p[i] / (1 - p[j]) for j in range(4) if j != i) for i in range(4)]
+    assert count > 400 and first / count == pytest.approx(taken, abs=0.08)
+
+
+def test_the_same_seed_is_the_same_dataset(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "SAMPLES", {"train": 5, "val": 2, "test": 2})
+    shas = [
+        prepare("task:copy", data_dir=str(tmp_path), seed=seed)["source_sha256"]
+        for seed in (None, 0, 1)
+    ]
+    assert shas[0] == shas[1] != shas[2]
+    assert prepare("task:needle", data_dir=str(tmp_path))["source_sha256"] not in shas
+
+
+@pytest.mark.parametrize(
+    "name, more, words",
+    [
+        ("task:copy", {"input": __file__}, "a task has its own text"),
+        ("task:copy", {"tokenizer": "gpt2"}, "a task has its own text"),
+        ("task:hanoi", {}, "'task:hanoi' is not a valid dataset name"),
+        ("words", {"seed": 3, "input": __file__}, "only a task is random"),
+    ],
+)
+def test_what_is_no_task_is_refused(tmp_path, name, more, words):
+    with pytest.raises(UserError, match=words):
+        prepare(name, data_dir=str(tmp_path / "data"), **more)
+    assert not (tmp_path / "data" / name).exists()
+
+
+def test_the_mask_of_pieces():
+    pieces = [("ab", False), ("c", True), ("de", False), ("f", True), ("g", False)]
+    assert [*mask_of(pieces)] == [0, 0, 1, 2, 2, 1, 2]
+
+
+def test_what_is_given_between_answers_is_no_target_and_begins_no_row():
+    tokens = np.arange(12)
+    mask = np.array([0, 0, 1, 2, 1, 2, 0, 1, 1, 0, 0, 1], np.uint8)
+    pairs = Pairs(tokens, mask, 5)
+    assert pairs.starts.tolist() == [0, 6, 9] and pairs.ends.tolist() == [6, 9, 12]
+    x, y = pairs.rows(np.arange(3))
+    assert x[0].tolist() == [0, 1, 2, 3, 4] and y[0].tolist() == [-1, 2, -1, 4, -1]
+    assert y[1].tolist() == [7, 8, -1, -1, -1]
+    targets, ids = pairs.scored()  # the last token of a row is its end
+    assert targets == 5 and ids.tolist() == [2, 4, 7]
+
+
+# ---------------------------------------------------------------- training
+
+RUN = ["--dataset=task:recall", "--block_size=72", "--max_iters=6", "--eval_interval=3"]
+
+
+def test_the_measures_are_those_of_greedy_answers(tasks_dir, tmp_path, capsys):
+    """Each answer token beside the most probable one after the true text before it, row by row."""
+    argv = arguments(tasks_dir, tmp_path, *RUN, "--dataset=task:needle", "--block_size=172")
+    settings = train.read_config(argv, "")
+    runtime = train.set_up("cpu", "float32")
+    run = start.make_run(settings, *train.find_data(settings.config, runtime), runtime)
+    model, coder = run.learner.model, run.data.tokenizer
+    rows, right, whole, tokens = samples_of(tasks_dir / "task:needle", "val"), 0, 0, 0
+    with torch.no_grad():
+        # Digits are certain, and the one after `#` is 0: some answers have right tokens.
+        model.lm_head.weight.zero_()
+        model.wte.weight[coder.encode("0123456789")] += 5
+        model.lm_head.weight[coder.encode("0")] = model.wte.weight[coder.encode("0")].sum(0)
+        for line, mask in rows:
+            ids = torch.tensor(coder.encode(line))[None]
+            best = model.eval()(ids[:, :-1])[0].argmax(-1)[0]
+            hits = [best[i - 1] == ids[0, i] for i in range(len(mask)) if mask[i] == 1]
+            right, whole, tokens = right + sum(hits), whole + all(hits), tokens + len(hits)
+        row = train.score(run)
+    assert tokens == 150 and 0 < right < tokens
+    assert row["val_accuracy"] == pytest.approx(right.item() / tokens)
+    assert row["val_exact"] == whole / len(rows)
+    assert {"report_accuracy", "report_exact"} <= row.keys()
+
+
+def test_a_task_is_learned_and_reported(tasks_dir, tmp_path, capsys):
+    """Sixty samples can be memorised: those of the training split, scored with --split=train."""
+    run = arguments(tasks_dir, tmp_path / "run", "--dataset=task:induction", "--block_size=98")
+    more = ["--max_iters=60", "--eval_interval=60", "--learning_rate=1e-2", "--batch_size=20"]
+    train.main([*run, *more])
+    assert losses(tmp_path / "run", "val_exact") == losses(tmp_path / "run", "val_accuracy")
+    printed = capsys.readouterr().out
+    assert re.search(
+        r"step 60: .* bits per byte, [\d.]+% of the answers right, [\d.]+% of", printed
+    )
+    out = f"--out_dir={tmp_path / 'run'}"
+    train.main(["--init_from=resume", out, "--eval_only", "--split=train"])
+    assert re.search(r"task:induction: train loss .* of the answers right", capsys.readouterr().out)
+
+
+def test_interrupted_and_resumed_is_uninterrupted(tasks_dir, tmp_path):
+    straight, stopped = (arguments(tasks_dir, tmp_path / word, *RUN) for word in ("a", "b"))
+    train.main(straight)
+    stop_after(4)
+    assert train.main(stopped) == 143
+    train.main([*stopped, "--init_from=resume"])
+    assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    for key in ("loss", "val_loss", "val_exact", "val_accuracy", "report_accuracy"):
+        assert losses(tmp_path / "a", key) == losses(tmp_path / "b", key) != []
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one_process(tasks_dir, tmp_path):
+    run = arguments(tasks_dir, tmp_path / "one", *RUN, "--gradient_accumulation_steps=2")
+    train.main(run)
+    process = two_ranks(*run, f"--out_dir={tmp_path / 'two'}")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    for key in ("loss", "val_loss", "val_accuracy", "val_exact", "report_accuracy"):
+        a, b = losses(tmp_path / "one", key), losses(tmp_path / "two", key)
+        assert [value for _, value in b] == pytest.approx([value for _, value in a], abs=2e-5)
+
+
+def test_the_vocabulary_is_common(tasks_dir, tmp_path):
+    """So that tasks can be mixed; the measures are means by the shares."""
+    mixed = ["--dataset=task:copy,task:needle", "--block_size=172", "--max_iters=0"]
+    train.main(arguments(tasks_dir, tmp_path, *mixed))
+    assert losses(tmp_path, "val_exact") == [(0, 0.0)]
+    assert sorted(CHARS) == sorted(set(CHARS))

@@ -1,0 +1,150 @@
+"""What a finished run prints: a sample that fits the data, and the commands to type next."""
+
+import json
+import shlex
+import sys
+
+import pytest
+
+import train
+from common import errors, files
+from common.configurator import keys
+from common.files import ROOT
+from helpers.runs import arguments, ready
+from prepare import prepare
+from training import last_words, run_folder
+from training.settings import TrainConfig, read_config
+
+
+def value(argv, key):
+    return getattr(read_config(argv, "").config, key)
+
+
+# ---------------------------------------------------------------- the comparison
+
+
+LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
+
+
+@pytest.mark.parametrize(
+    "argv, twin",
+    [
+        ([LLAMA], [GPT2]),
+        ([GPT2], [LLAMA]),
+        ([LLAMA, "--n_layer=2", "--max_iters=60"], [GPT2, "--n_layer=2", "--max_iters=60"]),
+        ([LLAMA, "--out_dir=out-small"], [GPT2, "--out_dir=out-small-gpt2"]),
+        ([GPT2, "--out_dir=a/my-gpt2-run"], [LLAMA, "--out_dir=a/my-llama-run"]),
+        ([LLAMA, "--rope_theta=5000", "--seed=2", "--overwrite"], [GPT2, "--seed=2"]),
+        ([GPT2, "--dropout=0.1", "--init_from=resume"], [LLAMA, "--dropout=0.1"]),
+        ([GPT2, "--norm=rmsnorm", "--norm_eps=1e-6"], [LLAMA, "--norm=rmsnorm", "--norm_eps=1e-6"]),
+        (
+            ["config/gpt2_124m.py", "config/first_steps.py"],
+            ["config/llama_124m.py", "config/first_steps.py"],
+        ),
+        ([LLAMA, "--model=gpt2"], []),
+        ([LLAMA, "--arch=falcon"], []),
+        (["config/finetune_shakespeare.py"], []),
+        (["--model=llama"], []),
+    ],
+    ids=" ".join,
+)
+def test_the_other_model_is_trained_in_the_same_way(argv, twin):
+    """With all that the user typed, except what it does not have; train.py accepts the command."""
+    assert last_words.twin_arguments(argv) == twin
+    if twin:
+        read_config(twin, "")
+
+
+def test_the_compared_runs_differ_in_the_model_and_the_folder_alone():
+    argv = [LLAMA, "--n_layer=2", "--learning_rate=1e-3", "--max_iters=60", "--warmup_iters=5"]
+    twin = last_words.twin_arguments(argv)
+    differ = {key for key in keys(TrainConfig) if value(argv, key) != value(twin, key)}
+    assert differ == {"model", "out_dir"}
+    assert read_config(twin, "").model["n_layer"] == 2
+
+
+def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys, monkeypatch):
+    """From another directory with the path of the script."""
+    config = ready(data_dir, tmp_path, "--out_dir=my run").config
+    capsys.readouterr()
+    for folder, script in ((ROOT, ""), (tmp_path, f"{ROOT}/")):
+        monkeypatch.chdir(folder)
+        last_words.print_next_commands("my run/ckpt/000050", config, [GPT2, "--n_layer=2"])
+        lines = [line.partition(": ")[2].strip() for line in capsys.readouterr().out.splitlines()]
+        assert shlex.split(lines[-2]) == ["python", f"{script}sample.py", "--out_dir=my run"]
+        assert lines[-1] == f"python {script}train.py {LLAMA} --n_layer=2"
+
+
+# ---------------------------------------------------------------- the sample
+
+
+def test_the_sample_of_pairs_answers_a_held_out_prompt(tmp_path, capsys):
+    """And ends where the answer ends."""
+    rows = [{"prompt": f"{n} is", "answer": " even" if n % 2 == 0 else " odd"} for n in range(40)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = str(tmp_path / "pairs.jsonl")
+    prepare("words", input=source, tokenizer="char", data_dir=str(tmp_path))
+    sizes = ["--max_iters=60", "--learning_rate=1e-2", "--eval_interval=60"]
+    train.main(arguments(tmp_path, tmp_path / "run", *sizes))
+    printed = capsys.readouterr().out
+    said = printed.partition("a prompt that it has not seen, whose answer in the data is ")[2]
+    known, sample, *_ = said.splitlines()
+    prompts = {row["prompt"]: row["answer"] for row in rows[-10:]}
+    prompt = " ".join(sample.split()[:2])
+    assert prompt in prompts and known == f"{prompts[prompt]!r}:"
+    assert sample in (f"{prompt} even", f"{prompt} odd") and "checkpoint: " in said.splitlines()[3]
+
+
+def test_the_sample_of_a_text_begins_at_its_start_token(data_dir, tmp_path, capsys):
+    data = ready(data_dir, tmp_path).data
+    capsys.readouterr()
+    assert last_words.closing_prompt(data) == ("\n", "") and not capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- the terminal
+
+
+def test_the_bar_fits_80_columns_and_names_what_is_done(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(run_folder.tqdm, "status_printer", staticmethod(lambda file: shown.append))
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = []
+    log = run_folder.RunLog(tmp_path, None, 600_000, peak_speed=1e6)
+    log.bar.dynamic_ncols, log.bar.ncols = None, 80
+    log.phase("evaluating")
+    assert shown[-1] == "evaluating (step 0 of 600000)"
+    log.phase("")
+    row = dict(step=123456, loss=2.345, tokens_per_second=123456.0, milliseconds=1.0)
+    log.report(row)
+    log.bar.update(123456)
+    log.bar.refresh()
+    assert "123456/600000" in shown[-1] and "MFU 12.3%" in shown[-1] and len(shown[-1]) <= 80
+    log.close()
+
+
+def test_long_lines_are_folded_on_a_terminal_only(monkeypatch):
+    line = "disk          ok      " + "many words of advice " * 8
+    assert errors.folded(line, 22) == line
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    first, *others = errors.folded(line, 22).splitlines()
+    assert first.startswith("disk") and others and max(map(len, [first, *others])) <= 80
+    assert all(other.startswith(" " * 22) for other in others)
+    assert " ".join([first, *others]).split() == line.split()
+
+
+# ---------------------------------------------------------------- another directory
+
+
+def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypatch, capsys):
+    """And data are written where data_dir says. A config of the same name here comes first."""
+    files.warned.clear()
+    monkeypatch.chdir(tmp_path)
+    config = read_config([LLAMA, "--device=cpu"], "").config
+    assert (config.model, config.max_iters, config.data_dir) == ("llama", 750, "data")
+    assert f"reading {ROOT / LLAMA}" in capsys.readouterr().err
+    (tmp_path / "config").mkdir()
+    (tmp_path / LLAMA).write_text("max_iters = 3000")
+    assert value([LLAMA], "max_iters") == 3000
+    with pytest.raises(errors.UserError, match="cannot read the config file"):
+        read_config(["config/nowhere.py"], "")
