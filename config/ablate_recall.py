@@ -1,5 +1,5 @@
-# Which mixers can look up what they have read? A screening for a CPU: about a quarter of an hour on
-# two cores.
+# Which mixers can look up what they have read? A screening for a CPU: by the ratios of its steps
+# about a quarter of an hour on two cores. We have not run it whole.
 #   python bench/ablate.py config/ablate_recall.py --workers=2
 # The arms differ from attention by what carries information from token to token: a window, or a
 # state of a fixed size. 4 arms and the base again x 3 seeds = 15 runs of config/task_recall.py.
@@ -10,8 +10,8 @@ out_dir = "out-ablate-recall"
 design = "arms"
 arms = {
     "window": dict(window=16),
-    "gated_delta": dict(mixer="gated_delta"),
-    "mamba2": dict(mixer="mamba2"),
+    "gated_delta": dict(mixer="gated_delta", position="none"),  # a state has an order of its own
+    "mamba2": dict(mixer="mamba2", position="none"),
 }
 model = "llama"
 dataset = "task:recall"

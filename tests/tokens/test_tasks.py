@@ -193,7 +193,7 @@ def test_two_ranks_are_one_process(tasks_dir, tmp_path):
     run = arguments(tasks_dir, tmp_path / "one", *RUN, "--gradient_accumulation_steps=2")
     train.main(run)
     process = two_ranks(*run, f"--out_dir={tmp_path / 'two'}")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     for key in ("loss", "val_loss", "val_accuracy", "val_exact", "report_accuracy"):
         a, b = losses(tmp_path / "one", key), losses(tmp_path / "two", key)
