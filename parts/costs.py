@@ -142,7 +142,7 @@ def match(c, base, what="params"):
     # Both costs are straight lines in the width: two points give where the line meets the goal.
     slope = cost(replace(c, mlp_width=2)) - cost(replace(c, mlp_width=1))
     if not slope:
-        raise ValueError(f"mlp={c.mlp} has no width that could match the base: choose match=none")
+        raise ValueError(f"mlp={c.mlp}: no MLP width could match the base: choose match=none")
     exact = 1 + (goal - cost(replace(c, mlp_width=1))) / slope
     for step in (8, 1):
         width = max(step, step * round(exact / step))

@@ -124,7 +124,7 @@ def make_model(settings, meta):
     config, given, folder = settings.config, settings.model, settings.folder
     fix = "prepare the text with the model's tokenizer"
     where = f"dataset={config.dataset}"
-    if folder is None and checkpoint.steps(config.init_from):
+    if folder is None and config.init_from != "scratch" and checkpoint.steps(config.init_from):
         folder, given = open_other_run(config, given)
     if folder is not None:
         model = checkpoint.load_model(folder, given)

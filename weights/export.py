@@ -72,9 +72,10 @@ def mixer_sizes(v, tensors):
         if "wd" in sizes:
             found["latent_rank"] = sizes["latent_norm"][0]
             found["rope_head_dim"] = sizes["wd"][0] - found["latent_rank"]
-        if "conv" in sizes and "wq" in sizes:
-            mixer = layer_mixers(SimpleNamespace(**v))[layer]
-            found["conv"] = sizes["conv"][1]
+        mixer = layer_mixers(SimpleNamespace(**v))[layer]
+        if "conv" in sizes and "wq" in sizes and mixer in ("gated_delta", "mamba2"):
+            if "attention" not in v["mixer"]:  # which reads this key, too
+                found["conv"] = sizes["conv"][1]
             found["state_size"] = sizes["wq"][0] // (1 if mixer == "mamba2" else v["n_head"])
     return found
 

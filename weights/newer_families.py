@@ -225,6 +225,7 @@ def qwen3_next_must(c):
         "attention_bias": (False,),
         "layer_types": (c.get("layer_types"),) if mixer(c) else tuple(KINDS),
         "full_attention_interval": (c["full_attention_interval"],) if mixer(c) else (4,),
+        "linear_conv_kernel_dim": (4,),  # our key `conv` gives attention a convolution, too
         "linear_num_key_heads": (H,),
         "linear_num_value_heads": (H,),
         "linear_value_head_dim": (P if H * P % C == 0 else C // H,),
@@ -269,13 +270,12 @@ QWEN3_NEXT = Family(
         n_experts="num_experts",
         top_k="num_experts_per_tok",
         state_size="linear_key_head_dim",
-        conv="linear_conv_kernel_dim",
     ),
     dict(rope_scaling=("rope_type", ROPE)),
     LLAMA_DEFAULTS
     | {"num_key_value_heads": 2, "partial_rotary_factor": 0.25, "moe_intermediate_size": 512}
     | {"shared_expert_intermediate_size": 512, "num_experts": 512, "num_experts_per_tok": 10}
-    | {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4},
+    | {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
     must=qwen3_next_must,
     ours=qwen3_next_ours,
     theirs=qwen3_next_theirs,

@@ -13,6 +13,7 @@ from parts.catalogue import needed
 from parts.variant import VariantConfig
 from training.settings import TrainConfig
 
+SPARSE = ("moe", "none")  # the words of mlp that are not one dense MLP
 DESIGNS = (
     *("leave_one_in", "leave_one_out", "ladder", "axis", "archs", "pairs", "arms"),
     *("factorial", "scale"),
@@ -144,12 +145,14 @@ def axis(slot, here):
 
 
 def architectures(chosen, model):
-    """One arm per named architecture, except the base's."""
+    """One arm per named architecture, except the base's: those chosen, or all with a dense MLP,
+    whose width can match the base's also in small models."""
     for word in chosen or ():
         if word not in ARCH:
             fix = "choose from " + ", ".join(ARCH)
             raise UserError(f"unknown architecture {word}", "archs", fix)
-    return [Arm(word, {"arch": word}) for word in chosen or ARCH if word != model]
+    dense = [word for word, parts in ARCH.items() if parts["mlp"].split("_")[0] not in SPARSE]
+    return [Arm(word, {"arch": word}) for word in chosen or dense if word != model]
 
 
 def pairs(arms):

@@ -33,7 +33,7 @@ class AblateConfig:
     arms: dict | None = None  # arms given by hand: {"rope": dict(position="rope")}
     axis: str | None = None  # the slot whose words are all tried; if given alone, it is the design
     order: list | None = None  # rungs of design ladder: slots or names of arms; None: all slots
-    archs: list | None = None  # architectures of design archs; None: all
+    archs: list | None = None  # architectures of design archs; None: all dense ones
     factors: list | dict | None = None  # of design factorial: slots, or {name: [dict(), dict()]}
     resolution: PositiveInt | Literal["full"] = 5  # of design factorial: what may be mixed
     sizes: dict | None = None  # of design scale: {"small": dict(n_embd=32)}, the smallest first

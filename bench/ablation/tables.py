@@ -156,7 +156,7 @@ def verdicts_table(section):
 
 def means(section, verdict):
     """The cells of COLUMNS; the second copy of the base has none, since it is no arm."""
-    if verdict.word == "noise floor":
+    if verdict is section.main.floor:
         return [Cell() for _ in COLUMNS]
     return [mean_of(section, verdict.arm, *column) for column in COLUMNS]
 

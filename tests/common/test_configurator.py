@@ -233,7 +233,7 @@ def test_options_are_frozen():
             init_from out_dir checkpoint compare start prompts skip_unknown num_samples
             max_new_tokens stop temperature top_k top_p min_p repetition_penalty context seed draft
             draft_tokens knn jsonl show_probs score score_all attention layer device dtype compile""",
-        PrepareConfig: "input field tokenizer vocab_size data_dir list inspect",
+        PrepareConfig: "input field tokenizer vocab_size seed data_dir list inspect",
     }
     for cls, expected in options.items():
         assert list(keys(cls)) == expected.split()
@@ -254,5 +254,5 @@ def test_every_config_file_is_read(device):
         values, _ = load([str(path)], [TrainConfig, VariantConfig], "", scope)
         config = build(TrainConfig, values)
         continues_another = config.init_from != "scratch" or path.stem == "first_steps"
-        assert config.model in path.stem or continues_another
+        assert config.model in path.stem or continues_another or config.dataset.startswith("task:")
         configure(values)

@@ -100,7 +100,7 @@ def test_configure_and_make():
 
 @pytest.mark.parametrize("arch", ARCH)
 def test_named_architectures_train(arch):
-    c = configure(SIZES | {"arch": arch, "n_embd": 32})
+    c = configure(SIZES | {"arch": arch, "n_embd": 32, "n_experts": 8, "top_k": 2})
     torch.manual_seed(0)
     model = Variant(c)
     x, y = tokens(c), tokens(c, seed=2)

@@ -164,10 +164,10 @@ CASES = {  # name: (model_type, its configuration, what our Variant is)
         | dict(max_position_embeddings=64, num_key_value_heads=1, head_dim=12, rms_norm_eps=1e-3)
         | dict(layer_types=["linear_attention", "full_attention", "linear_attention"])
         | dict(num_hidden_layers=3, rope_parameters=THETA | {"partial_rotary_factor": 0.5})
-        | dict(linear_num_key_heads=7, linear_num_value_heads=7, linear_conv_kernel_dim=3)
+        | dict(linear_num_key_heads=7, linear_num_value_heads=7)
         | dict(linear_key_head_dim=5, linear_value_head_dim=24, moe_intermediate_size=19)
         | dict(shared_expert_intermediate_size=38, num_experts=5, num_experts_per_tok=3),
-        dict(mixer="gated_delta,attention", state_size=5, expand=2, conv=3, shared_experts=2)
+        dict(mixer="gated_delta,attention", state_size=5, expand=2, shared_experts=2)
         | dict(shared_gate=True, attn_gate="element", qk_norm="head", rope_fraction=0.5),
     ),
     "mamba2": (
@@ -454,6 +454,7 @@ def test_what_is_refused(kind):
         },
         "qwen3_next": {
             "layer_types": ["linear_attention", "sliding_attention", "linear_attention"],
+            "linear_conv_kernel_dim": 3,
             "linear_num_value_heads": 14,
             "linear_value_head_dim": 25,
             "shared_expert_intermediate_size": 20,
