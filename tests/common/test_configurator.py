@@ -221,9 +221,9 @@ def test_options_are_frozen():
             model arch match out_dir data_dir dataset data_weights data_alpha init_from overwrite
             allow_data_change eval_interval eval_tokens eval_only split dry_run doctor check
             log_interval log wandb_log wandb_project wandb_run_name batch_size
-            gradient_accumulation_steps objective dpo_beta optimizer schedule learning_rate max_iters weight_decay
-            beta1 beta2 grad_clip warmup_iters lr_decay_iters min_lr seed data_seed device dtype
-            compile parallel
+            gradient_accumulation_steps objective dpo_beta optimizer schedule learning_rate
+            max_iters weight_decay beta1 beta2 grad_clip warmup_iters lr_decay_iters min_lr seed
+            data_seed device dtype compile parallel
             activation_checkpointing""",
         GPTConfig: "block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings",
         LlamaConfig: """
@@ -232,7 +232,8 @@ def test_options_are_frozen():
         SampleConfig: """
             init_from out_dir checkpoint compare start prompts skip_unknown num_samples
             max_new_tokens stop temperature top_k top_p min_p repetition_penalty context seed draft
-            draft_tokens knn jsonl show_probs score score_all attention layer device dtype compile""",
+            draft_tokens knn jsonl show_probs score score_all attention layer device
+            dtype compile""",
         PrepareConfig: "input field tokenizer vocab_size seed data_dir list inspect",
     }
     for cls, expected in options.items():
