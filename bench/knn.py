@@ -1,5 +1,5 @@
 """
-A datastore of a text for a trained model, and what it is worth (sampling/knn.py):
+Build a datastore of a text for a trained model, and measure what it is worth (sampling/knn.py):
 
     python bench/knn.py build --out_dir=RUN --dataset=NAME --store=FOLDER
     python bench/knn.py score --out_dir=RUN --dataset=NAME --store=FOLDER

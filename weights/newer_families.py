@@ -197,7 +197,7 @@ KINDS = {"linear_attention": "gated_delta", "full_attention": "attention"}
 
 
 def layer_types(c):
-    """layer_types, or what it is where it is absent: full attention every so many layers."""
+    """Their layer_types. Without this key, one layer in so many has full attention."""
     every = c["full_attention_interval"]
     if "layer_types" in c or type(every) is not int or not 0 < every < 1000:
         return c.get("layer_types")

@@ -11,6 +11,7 @@ from scipy import stats
 
 import sample
 import train
+from bench.ablation.losses import WRONG
 from common import files
 from common.errors import one_line
 from common.runtime import seed_for, set_up
@@ -25,7 +26,7 @@ from weights import checkpoint
 CONTEXTS = (1, 2, 4, 8)  # times the training context
 SAMPLED = 200  # tokens of the sample
 HALVES = ("val_tune", "val_report")  # columns of an evaluation
-WRONG = {"exact": "wrong_answers", "accuracy": "wrong_tokens"}  # measure: column of a row
+COLUMN_OF = dict(zip(("exact", "accuracy"), WRONG, strict=True))  # {measure: column of a row}
 KINDS = {"pairs": "prompts and answers", "mixture": "several datasets"}
 IDENTITY = ("arm", "seed", "lr", "purpose", "config_hash", "code_hash", "out_dir")
 
@@ -229,7 +230,7 @@ def final_losses(rows, kind="text"):
         for row in rows
     ]
     best, last = min(points, key=lambda point: point[1]), points[-1]
-    right = {key: rows[-1].get(f"report_{key}", rows[-1].get(f"val_{key}")) for key in WRONG}
+    right = {key: rows[-1].get(f"report_{key}", rows[-1].get(f"val_{key}")) for key in COLUMN_OF}
     return {
         "first_val_loss": points[0][1] if points[0][0] == 0 else None,
         **dict(zip(("final_val_loss", "final_tune", "final_report"), last[1:], strict=True)),
@@ -239,7 +240,7 @@ def final_losses(rows, kind="text"):
         "seconds": rows[-1].get("seconds"),
         "curve": points,
         "blocks": rows[-1].get("val_blocks"),
-        **{WRONG[key]: 1 - share for key, share in right.items() if share is not None},
+        **{COLUMN_OF[key]: 1 - share for key, share in right.items() if share is not None},
     }
 
 

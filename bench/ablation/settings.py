@@ -6,10 +6,11 @@ from typing import Literal
 
 from common.configurator import PositiveInt, build, keys, load
 from common.errors import UserError
-from common.runtime import find_device, memory_of
+from common.runtime import find_device
 from parts.architectures import configure
 from parts.variant import VariantConfig
 from training.settings import RENAMED, TrainConfig, shorten_warmup
+from training.settings import scope as scope_of_run
 
 # Keys of train.py that the sweep gives each run.
 OWNED = (
@@ -121,8 +122,7 @@ def read(argv, usage):
         device = given.get("device", "auto")
         if given.get("emit") and device != "auto":  # a login node has no GPU
             return {"device": device, "device_memory": 0.0}
-        device = find_device(device)
-        return {"device": device, "device_memory": memory_of(device)}
+        return scope_of_run(given)
 
     given, words = load(argv, [TrainConfig, VariantConfig, AblateConfig], usage, scope, RENAMED)
     given = shorten_warmup(given, argv)

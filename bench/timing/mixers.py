@@ -11,7 +11,8 @@ The mixers take turns.
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -35,30 +36,28 @@ class SpeedConfig:
     n_layer: PositiveInt = 2
     n_head: PositiveInt = 4
     n_embd: PositiveInt = 256
-    block_size: PositiveInt = 1024  # set to each context in turn
     tokens: PositiveInt = 8192  # in a step; at least one sequence
-    batch_size: PositiveInt = 1  # set to tokens / context
     vocab_size: PositiveInt = 65
     steps: int = 5  # rounds that are timed
     threads: PositiveInt = 1
     device: str = "auto"
 
 
-def values_of(word, config):
+def values_of(word, config, block_size):
     """The keys of the model with this mixer, without positions where it has no place for them."""
     sizes = {key: getattr(config, key) for key in ("n_layer", "n_head", "n_embd", "vocab_size")}
-    base = sizes | {"arch": "llama", "block_size": config.block_size}
+    base = sizes | {"arch": "llama", "block_size": block_size}
     return base | {"mixer": word} | needed("mixer", word, configure(base))
 
 
 def step_rows(T, config, device):
     """The rows of a training step at context T."""
     batch = max(1, config.tokens // T)
-    config = replace(config, block_size=T, batch_size=batch)
+    shape = SimpleNamespace(vocab_size=config.vocab_size, batch_size=batch, block_size=T)
     sides = {}
     for word in WORDS:
-        values = values_of(word, config)
-        sides[word] = Side(lambda values=values: our_model(values), config, device)
+        values = values_of(word, config, T)
+        sides[word] = Side(lambda values=values: our_model(values), shape, device)
 
     times = {word: [] for word in WORDS}
     for _, word in turns(WORDS, WARM_UP + config.steps):
@@ -69,11 +68,11 @@ def step_rows(T, config, device):
 def token_rows(T, config, device):
     """The rows of one more token after T."""
     models, caches = {}, {}
-    config = replace(config, block_size=T + WARM_UP + config.steps + 1)
+    block_size = T + WARM_UP + config.steps + 1
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
     for word in WORDS:
         torch.manual_seed(0)
-        models[word], caches[word] = our_model(values_of(word, config))[0], KVCache()
+        models[word], caches[word] = our_model(values_of(word, config, block_size))[0], KVCache()
         models[word].to(device).eval()
         prompt = torch.randint(config.vocab_size, (1, T), device=device)
         for piece in prompt.split(PIECE, dim=1):

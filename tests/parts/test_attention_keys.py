@@ -163,7 +163,7 @@ def without(name, value=None):
     return lambda mixer: setattr(mixer, name, value)
 
 
-KEYS = {  # what it is compared with, and mistakes that must show
+KEYS = {  # the reference of each key, and mistakes that the comparison must show
     attn_gate: [
         without("gate"),
         lambda mixer: mixer.gate.weight.copy_(mixer.gate.weight.roll(4, 0)),  # of other heads
