@@ -57,8 +57,8 @@ function setUp(facts) {
     input.value = start[key];
     const show = () => {
       const all = key === "top_k" && input.value === input.max;
-      output.value = all ? "all" : Number(input.value);
-      input.setAttribute("aria-valuetext", output.value);
+      output.textContent = all ? "all" : Number(input.value);
+      input.setAttribute("aria-valuetext", output.textContent);
       return all ? null : Number(input.value);
     };
     show();
