@@ -17,7 +17,9 @@ from torch.nn import functional as F
 from common.errors import UserError
 from common.files import ROOT
 
-COMPILE_PAYS = 3e13  # floating-point operations: a few hundred seconds on two cores
+# The floating-point operations of a run on a CPU from which on a choice saves time.
+COMPILE_PAYS = 3e13  # a few hundred seconds on two cores
+BFLOAT16_PAYS = 1e12  # some ten seconds; smaller models are no faster in it
 
 
 @dataclass
@@ -46,10 +48,9 @@ class Runtime:
         return torch.autocast(kind, dtype=getattr(torch, self.dtype))
 
     def choose_compile(self, asked, flops):
-        """Decide whether to compile a run of `flops` operations. On a CPU, compiling takes about
-        half a minute and then saves a quarter of the time, so it pays for runs of five minutes or
-        more; and a run that repays it also uses bfloat16, if the CPU multiplies it and dtype is
-        auto."""
+        """Decide whether to compile a run of `flops` operations. On a CPU, compiling takes about a
+        minute and then saves a quarter of the time, so it pays for runs of five minutes or more.
+        And decide, if dtype is auto, whether a CPU that multiplies bfloat16 uses it."""
         kind = self.device.split(":")[0]
         compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
         if asked is True and kind == "cpu" and not compiler:
@@ -72,7 +73,8 @@ class Runtime:
         else:
             choice, why = False, "a run this short would not repay it"
         self.compile = choice
-        if choice and kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
+        long = choice or flops > BFLOAT16_PAYS
+        if long and kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
             self.dtype = "bfloat16"
             self.reasons = [text for text in self.reasons if not text.startswith("dtype")]
             self.reasons.append("dtype bfloat16 (this CPU multiplies it)")

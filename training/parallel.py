@@ -80,10 +80,12 @@ def trained(model, compile, runtime, accumulates=False, loss=Loss):
     return net
 
 
-def local(net):
-    """The module that `trained` returned, without its communication: for an evaluation, in which
-    the ranks score different numbers of batches."""
-    return net.module if isinstance(net, DistributedDataParallel) else net
+def local(net, device):
+    """The module that `trained` returned, as an evaluation uses it: without its communication,
+    since the ranks score different numbers of batches, and on a CPU not compiled, since compiling
+    it takes as long as thirty evaluations would save."""
+    net = net.module if isinstance(net, DistributedDataParallel) else net
+    return getattr(net, "_orig_mod", net) if device.startswith("cpu") else net
 
 
 def accumulating(net, model, last):
