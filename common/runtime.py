@@ -1,6 +1,7 @@
 """The machine a run uses: device, number format, compiling, ranks, signals, versions."""
 
 import contextlib
+import ctypes
 import os
 import platform
 import re
@@ -173,6 +174,8 @@ def set_up(device="auto", dtype="auto"):
             torch.cuda.set_device(device)
         torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
 
+    if kind == "cpu":
+        keep_freed_memory()
     auto_dtype = dtype == "auto"
     reasons = [f"device {device}" + (" (the best one here)" if asked == "auto" else "")]
     if dtype == "auto":
@@ -183,6 +186,16 @@ def set_up(device="auto", dtype="auto"):
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for products that stay in float32
     return Runtime(device, dtype, rank, world_size, reasons, auto_dtype=auto_dtype)
+
+
+def keep_freed_memory():
+    """Have the C library keep the memory that a step frees for the next step. By default glibc
+    returns large pieces to the system, which clears each page when it is next needed: 0.94 of the
+    time of an eager step at a width of 128."""
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has mallopt
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, 2**25)  # M_MMAP_THRESHOLD: the largest that it takes
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 def seed_for(*numbers):
