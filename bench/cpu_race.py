@@ -9,7 +9,8 @@ data/shakespeare_char/prepare.py), and so must ours. Our runs are `python train.
 the third config is for the loss that nanoGPT reports for a GPU. With --sprint both sides also race
 to a loss of 1.70: nanoGPT with the best settings that we found for its own code, ours with fewer
 steps. Our loss is over the whole validation split; nanoGPT's is its own estimate. Ours were chosen
-by it, so the loss on the test split, which nothing has looked at, stands beside it. Writes bench/results/cpu_race.md and cpu_race.png.
+by it, so the loss on the test split, which nothing has looked at, stands beside it.
+Writes bench/results/cpu_race.md and cpu_race.png.
 """
 
 import math
