@@ -20,4 +20,3 @@ n_layer, n_head, n_embd, block_size = 4, 4, 64, 64
 batch_size, max_iters, eval_interval, eval_tokens = 12, 600, 30, 9216
 learning_rate, min_lr, warmup_iters, beta2 = 3e-3, 0.0, 60, 0.99
 dtype, log_interval = "float32", 100
-multiple_of = 8
