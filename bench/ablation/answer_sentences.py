@@ -328,6 +328,7 @@ def method(facts, alpha):
         f" {tested} on this page together (p, this page). A word stands here only if the second is"
         f" at most {alpha:g}. So with 95 % probability nothing that the page calls decided is due"
         f" to chance. Intervals are 95 % intervals, each by itself. A worth is read off the base's"
-        " own losses with fewer and more tokens, and never extrapolated. A tie is a difference smaller"
-        " than what 5 % of the tokens are worth, by two one-sided tests, corrected in the same way."
+        " own losses with fewer and more tokens, and never extrapolated. A tie is a difference"
+        " smaller than what 5 % of the tokens are worth, by two one-sided tests, corrected in the"
+        " same way."
     )

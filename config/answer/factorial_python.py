@@ -2,8 +2,8 @@
 #   python prepare.py python_source
 #   python bench/ablate.py config/answer/factorial_python.py --workers=2
 # Does the answer of config/answer/factorial_plays.py hold on another text, in other tokens? The
-# same factors, size and steps. Untying adds 0.13 M parameters here, which the MLP cannot make up, so
-# the arms cost the same FLOPs, which untying does not change.
+# same factors, size and steps. Untying adds 0.13 M parameters here, which the MLP cannot make up,
+# so the arms cost the same FLOPs, which untying does not change.
 question = "Which parts of LLaMA help on Python source, and do they add up?"
 out_dir = "out-answer/factorial_python"
 design = "factorial"
