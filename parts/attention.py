@@ -19,7 +19,7 @@ from parts.position import POSITION, Alibi
 from parts.recurrence import ShortConv
 
 GATED = 32  # features that the gate of a value embedding reads
-LONG = 256  # tokens from which on a window is faster in blocks, on a CPU
+LONG = 512  # tokens; from here on a window of a quarter or less is faster in blocks
 
 
 def compiled_on_gpu(x):
@@ -205,12 +205,12 @@ class Attention(Mixer):
         return k, v, F.pad(mask, (1, 0), value=True), torch.cat((b, bias), 3)
 
     def skips(self, x, scheme):
-        """Whether `blocked` does what `attend` does here, faster: on a CPU, where a text x (B, T, C)
-        is LONG and at least two blocks, without a bias, which `attend` adds to all scores, and
-        without dropout, which would drop others in blocks."""
+        """Whether `blocked` does here what `attend` does, and faster: on a CPU, where a text
+        x (B, T, C) is LONG and at least four blocks, without a bias of the scores, and without
+        dropout, which would drop other weights in blocks."""
         block, drops = self.window or self.group, self.training and self.dropout.p
-        long = 0 < 2 * block <= x.size(1) and x.size(1) >= LONG
-        return long and x.device.type == "cpu" and scheme.acts_on != "scores" and not drops
+        long = 0 < 4 * block <= x.size(1) and x.size(1) >= LONG
+        return bool(long and x.device.type == "cpu" and scheme.acts_on != "scores" and not drops)
 
     def blocked(self, q, k, v):
         """`attend` without most of what the mask hides: the tokens in blocks as long as the window,
