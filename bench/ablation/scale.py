@@ -26,7 +26,7 @@ from bench.ablation.arms import open_data
 from bench.ablation.history import control_group, judged_arms, planned_runs
 from bench.ablation.losses import Losses
 from bench.ablation.settings import read, variant_config
-from bench.ablation.significance import ALPHA, contrast, holm, share_of
+from bench.ablation.significance import ALPHA, Contrast, contrast, holm, share_of
 from common import files
 from common.errors import UserError
 from parts import costs
@@ -96,6 +96,7 @@ class Slope:
     p_tie: float  # corrected, too
     line: tuple  # fitted effects at the smallest and at the largest size
     why: str = ""
+    test: Contrast | None = None  # of the slope, not corrected
 
 
 @dataclass
@@ -191,6 +192,7 @@ def fit(arm, sections, x, margin):
         min(1.0, float(slope.p()) / share),
         min(1.0, float(slope.p_within(margin / np.ptp(x))) / share),
         tuple(map(float, line)),
+        test=slope,
     )
 
 
