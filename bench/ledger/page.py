@@ -46,7 +46,7 @@ def explanation(found):
     parts = [found.reason or found.measurement.note]
     if found.word == UNDECIDED and found.measurement.runs:
         count = f"about {found.more:,}" if found.more else f"over {MOST_RUNS:,}"
-        parts.append(f"{count} would decide")
+        parts.append(f"{count} runs would decide, where it has {found.measurement.runs}")
     return "; ".join(filter(None, parts))
 
 
@@ -54,7 +54,7 @@ def line(found):
     """A Finding on one line of a terminal."""
     value = number(found.measurement.value) if found.measurement else ""
     left = f"{found.claim.id:<15} {found.word:<22} {value:<14} "
-    return left + textwrap.shorten(found.claim.claim, 99 - len(left), placeholder=" …")
+    return left + textwrap.shorten(found.claim.claim, max(15, 79 - len(left)), placeholder=" …")
 
 
 # ---------------------------------------------------------------- claims.md

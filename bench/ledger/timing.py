@@ -1,8 +1,8 @@
 """
 Claims on time. Two sides take turns on the CPU, one thread each, and the ratio of each round counts.
-The clock is that of the thread's own CPU time, so that other work on the machine does not enter,
-though it may take a share of the caches and of the memory's bandwidth. A GPU is not timed here: its rows
-come from `bash bench/gpu.sh` (bench/results/speed.jsonl).
+The clock is that of the thread's own CPU time, and a machine on which other work runs is refused, as
+that takes a share of the caches and of the memory's bandwidth. A GPU is not timed here: its rows
+come from `bash bench/gpu.sh`, which stores them in bench/results/speed.jsonl.
 """
 
 import json
@@ -13,14 +13,24 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from bench.ablation.quiet import BUSY, OtherWork
 from bench.ledger.algebra import config_of
 from bench.ledger.micro import normal
 from bench.ledger.micro_attention import formula
-from bench.ledger.table import Measurement, NotMeasurable
+from bench.ledger.table import Measurement, NotMeasurable, NotMeasured
 from bench.timing.gqa import filled_cache
 from bench.timing.results import turns
 from common.files import ROOT
 from parts.architectures import make
+
+
+def refuse_a_busy_machine():
+    """Raise NotMeasured while other work keeps the cores busy."""
+    work = OtherWork()
+    time.sleep(0.5)
+    share = work.share()
+    if share > BUSY:
+        raise NotMeasured(f"other work kept {share:.0%} of the cores busy: measure it again")
 
 
 def ratio(first, second, rounds):
@@ -46,6 +56,7 @@ def with_backward(function, *inputs):
 
 def norm_time(rows, width, direction, rounds="20"):
     """RMSNorm's time over LayerNorm's, forward or with backward, of inputs (rows, width)."""
+    refuse_a_busy_machine()
     x, weight, bias = normal(int(rows), int(width)), *normal(2, int(width), seed=1)
 
     def layer(x, weight, bias):
@@ -62,6 +73,7 @@ def norm_time(rows, width, direction, rounds="20"):
 
 def attention_time(T, n_head, D, direction, rounds="3"):
     """The time of attention by its formula over that of torch's kernel, on the CPU."""
+    refuse_a_busy_machine()
     inputs = normal(3, 1, int(n_head), int(T), int(D)).unbind(0)
 
     def kernel(q, k, v):
@@ -75,9 +87,10 @@ def attention_time(T, n_head, D, direction, rounds="3"):
 
 def step_time(name, other, *changes, rounds="8"):
     """The time of a training step's forward and backward pass of `other` with the changes over that
-    of `name`: 4 sequences of 128 tokens."""
+    of `name`: 2 sequences of 128 tokens."""
+    refuse_a_busy_machine()
     models = [make(config_of(other, *changes)), make(config_of(name))]
-    x, y = torch.randint(0, 65, (2, 4, 128), generator=torch.Generator().manual_seed(0))
+    x, y = torch.randint(0, 65, (2, 2, 128), generator=torch.Generator().manual_seed(0))
 
     def step(model):
         model.zero_grad()
@@ -90,6 +103,7 @@ def step_time(name, other, *changes, rounds="8"):
 def token_time(name, other, batch, context, *changes, rounds="12"):
     """The time of one more token of `other` with the changes over that of `name`, after a context
     of random keys and values; eager."""
+    refuse_a_busy_machine()
     batch, context = int(batch), int(context)
     models = [make(config_of(other, *changes)).eval(), make(config_of(name)).eval()]
     caches = [filled_cache(model, batch, context, "cpu") for model in models]

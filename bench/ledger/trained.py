@@ -61,7 +61,8 @@ def arm_with(sweep, text):
 
 def find(base, *texts):
     """(Section, [arm for each text]) of the sweep on this base that has all these arms and the most
-    runs of the rarest; a screening only if no other has them. Raises NotMeasured."""
+    runs of the rarest, of these the one with the widest model; a screening only if no other has
+    them. Raises NotMeasured."""
     found = []
     for path in sorted(RESULTS.rglob("sweep.json")):
         sweep = files.read_json(path, "run the sweep again")
@@ -73,11 +74,12 @@ def find(base, *texts):
         section = section_of(path.parent.relative_to(RESULTS))
         runs = min(len(section.runs.ended(arm)) for arm in arms)
         if runs > 1:
-            found.append((not sweep.get("screening"), runs, section, arms))
+            size = sweep["base_values"]["n_embd"]
+            found.append((not sweep.get("screening"), runs, size, section, arms))
     if not found:
         changes = " and ".join(filter(None, texts))
         raise NotMeasured(f"no sweep on {base} in bench/results has two runs with {changes}")
-    return max(found, key=lambda each: each[:2])[2:]
+    return max(found, key=lambda each: each[:3])[3:]
 
 
 def setting(section, runs):
@@ -197,43 +199,50 @@ def decode_ratio(base, changes):
 # ---------------------------------------------------------------- beyond the training context
 
 
-def longer(sweep, changes, times):
-    """The perplexity at so many times the training context over that at the context, on the same
-    tokens: all runs of a sweep whose arm has these changes."""
-    section, wanted = section_of(sweep), changes_of(changes).items()
-    base = section.sweep["base_values"]
-    logs = []
-    for arm, rows in section.runs.done.items():
-        if wanted <= (base | section.sweep["arms"][arm]["changes"]).items():
-            found = [row["extrapolation"] for row in rows.values()]
-            logs += [each[times].get("loss", math.nan) - each["1"]["loss"] for each in found]
-    if len(logs) < 2:
-        raise NotMeasured(f"{sweep} has no two runs with {changes}")
-    if not np.isfinite(logs).all():
+def with_changes(section, changes):
+    """The arms of a sweep that have these values, whatever else they change."""
+    wanted, base = changes_of(changes), section.sweep["base_values"]
+    values = {arm: base | section.sweep["arms"][arm]["changes"] for arm in section.runs.done}
+    return [arm for arm in values if all(values[arm].get(k) == v for k, v in wanted.items())]
+
+
+def rows_beyond(section, arms):
+    """[what the runs of some arms measured at multiples of their training context]"""
+    return [row["extrapolation"] for arm in arms for row in section.runs.done[arm].values()]
+
+
+def perplexity_ratio(section, arms, times):
+    """The perplexity of some arms at so many times the training context over that at the context,
+    on the same tokens."""
+    found = rows_beyond(section, arms)
+    if len(found) < 2:
+        raise NotMeasured(f"{section.folders[0].name} has no two such runs")
+    if any("why" in each[times] for each in found):
         raise NotMeasured("it cannot read more tokens than its training context")
+    logs = [each[times]["loss"] - each["1"]["loss"] for each in found]
     se = float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
     note = setting(section, f"{len(logs)} runs, {int(times) * section.sweep['block_size']} tokens")
     return Measurement(math.exp(np.mean(logs)), se, len(logs) - 1, len(logs), note, log=True)
 
 
+def longer(sweep, changes, times):
+    """That ratio of all runs of a sweep that have these values."""
+    section = section_of(sweep)
+    return perplexity_ratio(section, with_changes(section, changes), times)
+
+
 def longer_on(base, changes, times):
-    """The same of the sweep on a base that has an arm with these changes and no others."""
-    section, _ = find(base, changes)
-    return longer(section.folders[0].relative_to(RESULTS), changes, times)
+    """That ratio of the arm that makes just these changes to a base."""
+    section, arms = find(base, changes)
+    return perplexity_ratio(section, arms, times)
 
 
 def refusals(sweep, changes):
-    """The share of a sweep's runs with these changes that cannot read twice their context."""
-    section, wanted = section_of(sweep), changes_of(changes).items()
-    base = section.sweep["base_values"]
-    refused = [
-        "why" in row["extrapolation"]["2"]
-        for arm, rows in section.runs.done.items()
-        if wanted <= (base | section.sweep["arms"][arm]["changes"]).items()
-        for row in rows.values()
-    ]
-    note = setting(section, f"{len(refused)} runs")
-    return Measurement(float(np.mean(refused)), runs=len(refused), note=note)
+    """The share of a sweep's runs with these values that cannot read twice their context."""
+    section = section_of(sweep)
+    found = rows_beyond(section, with_changes(section, changes))
+    note = setting(section, f"{len(found)} runs")
+    return Measurement(float(np.mean(["why" in each["2"] for each in found])), note=note)
 
 
 # ---------------------------------------------------------------- a factorial, a scale
@@ -327,8 +336,9 @@ def noise(sweep):
     section = section_of(sweep)
     fit = section.effects.model.fit
     se = 1 / math.sqrt(2 * fit.df_resid)
-    note = setting(section, f"{len(section.effects.model.losses)} runs")
-    return Measurement(math.sqrt(fit.scale), se, fit.df_resid, note=note, log=True)
+    runs = len(section.effects.model.losses)
+    note = setting(section, f"{runs} runs")
+    return Measurement(math.sqrt(fit.scale), se, fit.df_resid, runs, note, log=True)
 
 
 def diverged(sweep):
@@ -336,4 +346,4 @@ def diverged(sweep):
     section = section_of(sweep)
     bad = sum(map(len, section.runs.diverged.values()))
     runs = bad + sum(map(len, section.runs.done.values()))
-    return Measurement(bad / runs, runs=runs, note=setting(section, f"{runs} runs"))
+    return Measurement(bad / runs, note=setting(section, f"{runs} runs"))
