@@ -5,12 +5,11 @@ Race our training runs against nanoGPT's own code on a CPU, in turn, from a cold
 
 nanoGPT runs its documented CPU setting (4 layers, 128 wide, context 64, batch 12, 2000 iterations)
 at the thread count that is fastest for it here. Its dataset must be prepared (python
-data/shakespeare_char/prepare.py), and so must ours. Our runs are `python train.py CONFIG`; that of
-the third config is for the loss that nanoGPT reports for a GPU. With --sprint both sides also race
-to a loss of 1.70: nanoGPT with the best settings that we found for its own code, ours with fewer
-steps. Our loss is over the whole validation split; nanoGPT's is its own estimate. Ours were chosen
-by it, so the loss on the test split, which nothing has looked at, stands beside it.
-Writes bench/results/cpu_race.md and cpu_race.png.
+data/shakespeare_char/prepare.py), and so must ours. Our runs are `python train.py CONFIG`. With
+--sprint both also race to a loss of 1.70: nanoGPT with the best settings that we found for its own
+code, ours with fewer steps. Our loss is over the whole validation split; nanoGPT's is its own
+estimate. Ours were chosen by it, so the loss on the test split, which nothing has looked at, stands
+beside it. Writes bench/results/cpu_race.md and cpu_race.png.
 """
 
 import math
@@ -37,11 +36,7 @@ NANOGPT = [
     *("--eval_iters=20", "--log_interval=1", "--block_size=64", "--batch_size=12", "--n_layer=4"),
     *("--n_head=4", "--n_embd=128", "--max_iters=2000", "--lr_decay_iters=2000"),
 ]
-OURS = [
-    "config/llama_shakespeare.py",
-    "config/gpt2_shakespeare.py",
-    "config/llama_shakespeare_laptop.py",
-]
+OURS = ["config/llama_shakespeare.py", "config/gpt2_shakespeare.py"]
 # The settings that reach 1.70 fastest. For nanoGPT we searched over the learning rate, its final
 # value and the number of steps (its only optimizer is AdamW, its only schedule the cosine); for
 # ours, over the number of steps.
