@@ -126,7 +126,10 @@ def test_decoding_is_timed_beside_other_engines(tmp_path, monkeypatch):
 def test_the_curves_of_a_race_are_named_once_for_each_entrant(tmp_path):
     curves = {"nanoGPT": 1.9, "config/llama_shakespeare.py": 1.6, "LLaMA to 1.70": 1.7}
     runs = {
-        name: [(60.0 + seed, [(5.0, 3.0), (60.0 + seed, loss + seed / 10)]) for seed in (-1, 0, 1)]
+        name: [
+            (60.0 + seed, [(5.0, 3.0), (60.0 + seed, loss + seed / 10)], loss)
+            for seed in (-1, 0, 1)
+        ]
         for name, loss in curves.items()
     }
     cpu_race.draw(runs, tmp_path / "race.svg")
