@@ -213,7 +213,7 @@ def rich_table(made, columns):
     places = [made.headings.index(column) for column in columns]
     for column, place in zip(columns, places, strict=True):
         width = max(len(column), *(len(brief(row[place], column)) for row in made.rows))
-        if column == "arm":
+        if column == columns[0]:
             width = min(width, LONGEST_NAME)
         shown.add_column(
             Text(column), overflow="fold", width=None if column == "verdict" else width

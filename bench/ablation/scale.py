@@ -26,7 +26,7 @@ from bench.ablation.arms import open_data
 from bench.ablation.history import control_group, judged_arms, planned_runs
 from bench.ablation.losses import Losses
 from bench.ablation.settings import read, variant_config
-from bench.ablation.significance import ALPHA, contrast, holm, share_of
+from bench.ablation.significance import ALPHA, Contrast, contrast, holm, share_of
 from common import files
 from common.errors import UserError
 from parts import costs
@@ -99,6 +99,7 @@ class Slope:
     p_looks: float = math.nan  # corrected for the looks alone, as is that of a tie
     p_tie_looks: float = math.nan
     p_page: float = math.nan  # corrected for all that the page claims
+    test: Contrast | None = None  # of the slope, not corrected
 
 
 @dataclass
@@ -195,6 +196,7 @@ def fit(arm, sections, x, margin):
         min(1.0, float(slope.p()) / share),
         min(1.0, float(slope.p_within(margin / np.ptp(x))) / share),
         tuple(map(float, line)),
+        test=slope,
     )
 
 
