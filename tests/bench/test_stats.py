@@ -500,7 +500,10 @@ def test_what_a_screening_can_find_is_found_in_80_of_100_screenings():
     random, arms, sd, sweeps = np.random.default_rng(5), 16, 0.02, 20_000
     df = arms + 2  # two runs of each arm, of the base and of its copy
     effect = power.visible_in_screening(sd**2, df, 2, 4, arms)
-    for size, expected in ((effect, 0.8), (0.7 * effect, 0.43)):
+    critical = scipy_stats.t.isf(significance.ALPHA / arms / 2, df)
+    shift = 0.7 * effect / (sd * math.sqrt(1 / 2 + 1 / 4))
+    smaller = scipy_stats.nct.sf(critical, df, shift)
+    for size, expected in ((effect, 0.8), (0.7 * effect, smaller)):
         copies = random.normal(0, sd, (2, 2, sweeps))
         others = random.normal(0, sd, (arms, 2, sweeps))
         others[0] += size
@@ -513,7 +516,7 @@ def test_what_a_screening_can_find_is_found_in_80_of_100_screenings():
 
 
 def test_a_screening_says_what_its_pooled_variance_can_find(tmp_path):
-    what = dict(seeds=2, screening=True, lr_grid=[1], chosen_lr={}, curve=[])
+    what = CALM | dict(seeds=2, screening=True, lr_grid=[1], chosen_lr={}, curve=[])
     sweep, rows, _ = make_sweep(tmp_path, effects=ROPE, noise=0.01, **what)
     analysis = analyse(sweep, rows)
     rope = by_arm(analysis)["rope"]
