@@ -26,7 +26,7 @@ from bench.ablation.arms import open_data
 from bench.ablation.history import control_group, judged_arms, planned_runs
 from bench.ablation.losses import Losses
 from bench.ablation.settings import read, variant_config
-from bench.ablation.significance import ALPHA, contrast, holm, share_of
+from bench.ablation.significance import ALPHA, Contrast, contrast, holm, share_of
 from common import files
 from common.errors import UserError
 from parts import costs
@@ -96,6 +96,10 @@ class Slope:
     p_tie: float  # corrected, too
     line: tuple  # fitted effects at the smallest and at the largest size
     why: str = ""
+    p_looks: float = math.nan  # corrected for the looks alone, as is that of a tie
+    p_tie_looks: float = math.nan
+    p_page: float = math.nan  # corrected for all that the page claims
+    test: Contrast | None = None  # of the slope, not corrected
 
 
 @dataclass
@@ -137,6 +141,7 @@ def analyse(sections):
     tested = [one for one in fits if one.effects]
     corrected = [holm([getattr(one, key) for one in tested]) for key in ("p_holm", "p_tie")]
     for one, p, p_tie in zip(tested, *corrected, strict=True):
+        one.p_looks, one.p_tie_looks = one.p_holm, one.p_tie
         one.p_holm, one.p_tie = float(p), float(p_tie)
         settle(one)
     scale.slopes = fits
@@ -191,6 +196,7 @@ def fit(arm, sections, x, margin):
         min(1.0, float(slope.p()) / share),
         min(1.0, float(slope.p_within(margin / np.ptp(x))) / share),
         tuple(map(float, line)),
+        test=slope,
     )
 
 

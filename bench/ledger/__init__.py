@@ -1,0 +1,1 @@
+"""Claims from papers and guides, what measures each of them, and the verdicts."""

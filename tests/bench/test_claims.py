@@ -1,0 +1,281 @@
+"""The ledger of claims: its table, its one rule for verdicts, and that a verdict follows the
+measurement."""
+
+import inspect
+import json
+import math
+import shutil
+from collections import Counter
+
+import claims as command
+import pytest
+import torch
+from torch.nn import functional as F
+
+from bench.ledger import guide, page, table, trained
+from bench.ledger.functions import FUNCTIONS
+from bench.ledger.table import (
+    CONFIRMED,
+    CONTRADICTED,
+    NOT_HERE,
+    NOT_YET,
+    UNDECIDED,
+    Claim,
+    Finding,
+    Measurement,
+)
+from common.errors import UserError
+from common.files import ROOT
+
+CLAIMS = table.read()
+BY_ID = {claim.id: claim for claim in CLAIMS}
+LEVELS = table.levels(CLAIMS)
+# The numbers that python bench/claims.py stored.
+STORED = json.loads((ROOT / "bench/results/claims.json").read_text(encoding="utf-8"))["claims"]
+QUICK = ["E2.qkv", "D24", "C24.70b", "D52", "M.flip5", "A1", "A9", "B4", "D13", "D14.6", "D34"]
+
+
+def claim_of(measure="x", holds="< 0", kind="trained"):
+    return Claim("X", kind, "a claim", "a paper", measure, "a number", holds)
+
+
+def stored_measurement(row):
+    keys = ("value", "se", "df", "runs", "log", "screening")
+    values = {key: row[key] for key in keys}
+    return Measurement(**values | {"df": math.inf if row["df"] is None else row["df"]})
+
+
+def found_in(row):
+    measurement = None if row["value"] is None else stored_measurement(row)
+    return Finding(BY_ID[row["id"]], row["verdict"], measurement, row["level"], row["note"])
+
+
+# ---------------------------------------------------------------- the table
+
+
+def test_each_row_names_a_function_that_takes_its_arguments():
+    assert len(CLAIMS) > 200
+    for claim in CLAIMS:
+        name, arguments = claim.call
+        inspect.signature(FUNCTIONS[name]).bind(*arguments)
+        assert FUNCTIONS[name].__doc__, name
+        assert claim.claim and claim.source and claim.quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("= 12", 12, 12.001),
+        ("= 0.33 ± 0.01", 0.335, 0.3401),
+        ("< 1e-5", 9e-6, 1e-5),
+        ("> 0", 1e-9, 0),
+        ("-0.1 to 0.1", -0.1, -0.11),
+    ],
+)
+def test_bounds(text, inside, outside):
+    least, greatest = table.parse_bounds(text)
+    assert least <= inside <= greatest
+    assert not least <= outside <= greatest
+
+
+@pytest.mark.parametrize("text", ["", "better", "2 to 1", "= x", "> 0 and < 1"])
+def test_other_bounds_are_refused(text):
+    with pytest.raises(ValueError, match="no bound"):
+        table.parse_bounds(text)
+
+
+def test_a_row_that_means_nothing_is_refused_with_its_line(tmp_path):
+    path = tmp_path / "claims.csv"
+    rows = [",".join(table.COLUMNS), "A,algebra,c,s,pairs 4,q,= 10", "A,algebra,c,s,pairs 4,q,= 10"]
+    path.write_text("\n".join(rows))
+    with pytest.raises(UserError, match="one id"):
+        table.read(path)
+    path.write_text("\n".join(rows[:2]).replace("= 10", "about ten"))
+    with pytest.raises(UserError, match="no bound") as error:
+        table.read(path)
+    assert error.value.parts[1] == f"{path}:2"
+
+
+# ---------------------------------------------------------------- the rule
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_each_verdict_flips_with_its_measurement(claim):
+    least, greatest = claim.bounds
+    ends = [end for end in (least, greatest) if math.isfinite(end)]
+    assert ends
+    inside = ends[0] if len(ends) == 1 else (least + greatest) / 2
+    beyond = [max(1e-9, abs(end)) for end in ends]
+    outside = [
+        end - step if end == least else end + step for end, step in zip(ends, beyond, strict=True)
+    ]
+    level = LEVELS[claim.kind]
+    assert table.verdict(claim, Measurement(inside), level) == CONFIRMED
+    for value, end in zip(outside, ends, strict=True):
+        assert table.verdict(claim, Measurement(value), level) == CONTRADICTED
+        wide = Measurement(end, se=max(1e-9, abs(end)), df=5, runs=3)
+        assert table.verdict(claim, wide, level) == UNDECIDED
+
+
+def test_an_interval_of_a_logarithm_and_one_that_is_unknown():
+    m = Measurement(2.0, se=math.log(2), log=True)
+    low, high = m.interval(0.05)
+    assert low * high == pytest.approx(4) and high / 2 == pytest.approx(2**1.96, rel=1e-3)
+    assert table.verdict(claim_of(), Measurement(math.nan), 0.05) == UNDECIDED
+
+
+def test_more_runs_decide_sooner_where_the_distance_is_larger():
+    claim = claim_of(holds="< 0")
+    near, far = (Measurement(v, se=0.01, df=4, runs=3) for v in (-0.005, -0.02))
+    assert table.verdict(claim, near, 0.001) == table.verdict(claim, far, 0.001) == UNDECIDED
+    assert 3 < table.runs_to_decide(claim, far, 0.001) < table.runs_to_decide(claim, near, 0.001)
+    assert table.runs_to_decide(claim, Measurement(0.0, se=0.01, df=4, runs=3), 0.001) is None
+
+
+# ---------------------------------------------------------------- what was stored
+
+
+def test_the_stored_page_is_of_this_table_and_has_enough_verdicts():
+    assert [row["id"] for row in STORED] == [claim.id for claim in CLAIMS]
+    assert all(row["holds"] == BY_ID[row["id"]].holds for row in STORED)
+    decided = Counter(row["kind"] for row in STORED if row["verdict"] in (CONFIRMED, CONTRADICTED))
+    assert decided["algebra"] + decided["micro"] >= 60
+    assert decided["trained"] >= 12
+    with_effect = [row for row in STORED if row["kind"] == "trained" and row["value"] is not None]
+    assert len(with_effect) >= 25
+
+
+def test_no_stored_verdict_is_typed_in():
+    """Each follows from the measurement stored beside it, and another measurement flips it."""
+    checked = 0
+    for row in STORED:
+        claim, level = BY_ID[row["id"]], LEVELS[row["kind"]]
+        if row["value"] is None:
+            assert row["verdict"] in (NOT_HERE, NOT_YET) and row["note"]
+            continue
+        m = stored_measurement(row)
+        assert table.verdict(claim, m, level) == row["verdict"], row["id"]
+        assert found_in(row).more == row["runs_to_decide"], row["id"]
+        least, greatest = claim.bounds
+        inside = least if math.isfinite(least) else greatest
+        far = least - 10 if math.isfinite(least) else greatest + 10
+        m.value, m.se, m.log = (inside if row["verdict"] == CONTRADICTED else far), 0.0, False
+        m.screening = False
+        assert table.verdict(claim, m, level) != row["verdict"], row["id"]
+        checked += 1
+    assert checked > 150
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_measurement_now_gives_the_stored_verdict(name):
+    found = table.examine(BY_ID[name], FUNCTIONS, LEVELS[BY_ID[name].kind])
+    assert found.word == next(row["verdict"] for row in STORED if row["id"] == name)
+
+
+# ---------------------------------------------------------------- the code decides
+
+
+def verdict_of(name):
+    return table.examine(BY_ID[name], FUNCTIONS, 0.01).word
+
+
+def test_a_model_that_looks_ahead_loses_its_verdict(monkeypatch):
+    assert verdict_of("A3.llama") == CONFIRMED
+    attend = F.scaled_dot_product_attention
+
+    def without_mask(*args, is_causal=False, **keys):
+        return attend(*args, **keys)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", without_mask)
+    assert verdict_of("A3.llama") == CONTRADICTED
+
+
+def test_the_guides_code_would_be_confirmed_if_it_were_right(monkeypatch):
+    assert verdict_of("D34") == verdict_of("D14.6") == CONTRADICTED
+    monkeypatch.setattr(guide, "layer_norm", lambda x: F.layer_norm(x, x.shape[-1:]))
+    monkeypatch.setattr(guide, "slopes", lambda n: [0.5**i for i in range(n)])
+    assert verdict_of("D34") == verdict_of("D14.6") == CONFIRMED
+
+
+def test_the_guides_attention_is_right_but_for_its_mask():
+    torch.manual_seed(0)
+    x, wq, wk, wv = torch.randn(1, 6, 8), *torch.randn(3, 8, 8)
+    q, k, v = ((x @ w.t()).view(1, 6, 2, 4).transpose(1, 2) for w in (wq, wk, wv))
+    expected = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(1, 6, 8)
+    torch.testing.assert_close(guide.shared_attention(x, wq, wk, wv, n_head=2), expected)
+
+
+@pytest.fixture
+def one_sweep(tmp_path, monkeypatch):
+    """A copy of a stored sweep that is the only one; called with a number, adds it to the losses of
+    the arm rope."""
+    source, folder = ROOT / "bench/results/ablate_shakespeare", tmp_path / "sweep"
+    folder.mkdir()
+    for name in ("sweep.json", "costs.jsonl"):
+        shutil.copy(source / name, folder)
+    rows = [json.loads(line) for line in (source / "rows.jsonl").read_text().splitlines()]
+    monkeypatch.setattr(trained, "RESULTS", tmp_path)
+
+    def shift(by):
+        changed = [
+            row | {"final_report": row["final_report"] + by * (row["arm"] == "rope")} for row in rows
+        ]
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
+        trained.sections_of.cache_clear()
+
+    yield shift
+    trained.sections_of.cache_clear()
+
+
+def test_the_rows_of_a_sweep_decide(one_sweep):
+    claim, words = claim_of("swap gpt2 position=rope"), []
+    for by in (0, 0.14, 1):
+        one_sweep(by)
+        found = table.examine(claim, FUNCTIONS, 0.01)
+        assert found.word == UNDECIDED  # a screening decides nothing
+        assert found.measurement.note == "sweep: a screening, 3 against 6 runs"
+        found.measurement.screening = False
+        words.append(table.verdict(claim, found.measurement, 0.01))
+    assert words == [CONFIRMED, UNDECIDED, CONTRADICTED]
+
+
+def test_what_no_sweep_has_is_not_measured(one_sweep):
+    one_sweep(0)
+    for measure in ("swap gpt2 position=alibi", "swap llama position=rope", "slope none rope"):
+        found = table.examine(claim_of(measure), FUNCTIONS, 0.01)
+        assert found.word == NOT_YET and found.reason
+    gpu = table.examine(claim_of("gpu_row flash nothing", kind="gpu"), FUNCTIONS, 0.01)
+    assert gpu.word == NOT_HERE and "GPU" in gpu.reason
+
+
+# ---------------------------------------------------------------- the command and the page
+
+
+def test_some_claims_are_printed_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("BENCH_RESULTS", str(tmp_path))
+    command.main(["M.flip5", "D24"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == [
+        *["D24", "D24.qkv", "D24.block", "D24.total", "D24.gqa"],
+        "M.flip5",
+    ]
+    assert all(len(line) < 80 for line in lines)
+    assert lines[-1].startswith("2 confirmed, 4 contradicted; ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_id_that_does_not_exist():
+    with pytest.raises(UserError, match="no claim D999"):
+        command.main(["D999"])
+
+
+def test_the_page_shows_every_claim_and_the_guides_tables(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCH_RESULTS", str(tmp_path))
+    page.write([found_in(row) for row in STORED])
+    text = (tmp_path / "claims.md").read_text(encoding="utf-8")
+    assert all(f"| {claim.id} |" in text for claim in CLAIMS)
+    assert "| @" not in text
+    for name in ("D17", "D18", "D21", "D30", "D37", "D42", "D44", "D46", "D49", "D56", "D57"):
+        assert f"### {name}. " in text
+    again = json.loads((tmp_path / "claims.json").read_text(encoding="utf-8"))["claims"]
+    assert [row["verdict"] for row in again] == [row["verdict"] for row in STORED]
