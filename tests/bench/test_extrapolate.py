@@ -90,8 +90,9 @@ def test_runs_that_cannot_be_compared_are_refused(world, data_dir, tmp_path):
 
     shutil.copytree(data_dir, tmp_path / "data")
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"prompt": "the king", "answer": "shall"}) * 1 + "\n")
-    rows.write_text(rows.read_text() * 30)
+    words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
+    pairs = [{"prompt": f"{a} {b} ", "answer": "no"} for a in words for b in words]
+    rows.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     shutil.rmtree(tmp_path / "data" / "words")
     prepare("words", str(rows), str(world / "rope"), str(tmp_path / "data"))
     with pytest.raises(UserError, match="this is no single text"):
