@@ -28,6 +28,7 @@ from common.configurator import PositiveInt, build, load
 from common.errors import UserError, run
 
 POSITIONS = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8)  # times the training context
+TOKENS = 1 << 18  # read at each position, by each model
 SIZE = (6.4, 7.6)  # inches
 
 
@@ -117,7 +118,7 @@ def lines_of(outs, config, runtime):
                 scaled = checkpoint.load_model(folder, keys | longer, runtime.device)
                 models[scaling] = scaled.eval()
         for scaling, one in models.items():
-            losses = extrapolation(one, tokens, runtime, POSITIONS)
+            losses = extrapolation(one, tokens, runtime, POSITIONS, TOKENS)
             lines.append({"name": name, "scaling": scaling, "losses": losses})
             print(f"{title(lines[-1])}: {text_of(losses[f'{max(POSITIONS):g}'])}", flush=True)
     return T, lines
