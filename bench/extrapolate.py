@@ -15,6 +15,7 @@ state, on one text. Both write a table, its numbers, and a picture to --out_dir.
 
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from common.configurator import PositiveInt, build, load
 from common.errors import UserError, run
 
 POSITIONS = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8)  # times the training context
+TOKENS = 1 << 18  # read at each position, by each model
 SIZE = (6.4, 7.6)  # inches
 
 
@@ -90,9 +92,12 @@ def tokens_of(data, tokenizer, block_size):
 
 
 def names_of(runs):
-    """A name for each run: its positions and mixer if that tells them apart, else its folder."""
-    words = [c.position if c.mixer == "attention" else f"{c.position}, {c.mixer}" for *_, c in runs]
-    return words if len({*words}) == len(words) else [Path(out).name for out, *_ in runs]
+    """A name for each run: its positions and mixer if these tell the runs apart, else its folder,
+    else the folder's whole path."""
+    outs, models = [out for out, *_ in runs], [c for *_, c in runs]
+    words = [c.position + f", {c.mixer}" * (c.mixer != "attention") for c in models]
+    choices = words, [Path(out).name for out in outs], outs
+    return next((names for names in choices if len({*names}) == len(names)), outs)
 
 
 def lines_of(outs, config, runtime):
@@ -113,7 +118,7 @@ def lines_of(outs, config, runtime):
                 scaled = checkpoint.load_model(folder, keys | longer, runtime.device)
                 models[scaling] = scaled.eval()
         for scaling, one in models.items():
-            losses = extrapolation(one, tokens, runtime, POSITIONS)
+            losses = extrapolation(one, tokens, runtime, POSITIONS, TOKENS)
             lines.append({"name": name, "scaling": scaling, "losses": losses})
             print(f"{title(lines[-1])}: {text_of(losses[f'{max(POSITIONS):g}'])}", flush=True)
     return T, lines
@@ -205,10 +210,10 @@ def loss_figure(T, lines):
     """A panel of the runs as they are, and one of rope and its scalings, if there are any."""
     from matplotlib.figure import Figure
 
-    scaled = {line["name"] for line in lines if line["scaling"] != "none"}
-    panels = [[line for line in lines if line["scaling"] == "none" or line["name"] not in scaled]]
-    if scaled and len(lines) > len(panels[0]):
-        panels.append([line for line in lines if line["name"] in scaled])
+    counts = Counter(line["name"] for line in lines)
+    panels = [[line for line in lines if line["scaling"] == "none" or counts[line["name"]] == 1]]
+    if len(lines) > len(panels[0]):
+        panels.append([line for line in lines if counts[line["name"]] > 1])
     figure = Figure(figsize=(SIZE[0], SIZE[1] * len(panels) / 2))
     drawn = np.atleast_1d(figure.subplots(len(panels)))
     ends = [loss_panel(axes, T, lines) for axes, lines in zip(drawn, panels, strict=True)]

@@ -27,6 +27,11 @@ RUNS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def few_windows(monkeypatch):
+    monkeypatch.setattr(extrapolate, "TOKENS", 8 * 128)  # 8 windows of the text
+
+
 @pytest.fixture(scope="module")
 def world(data_dir, tmp_path_factory):
     """A folder with a short run of each kind, with a context of 16."""
@@ -58,7 +63,7 @@ def test_every_run_and_scaling_scores_the_same_targets(world, data_dir, tmp_path
     keys = json.loads((folder / "config.json").read_text())
     theta = 10000 * 8 ** (16 / 14)
     model = checkpoint.load_model(folder, keys | dict(rope_theta=theta, arch="llama")).eval()
-    ends = np.unique(np.linspace(128, len(tokens) - 1, 64).astype(int))
+    ends = np.unique(np.linspace(128, len(tokens) - 1, 8).astype(int))
     for n, context in ("8", 128), ("0.5", 8), ("1.5", 24):
         losses = []
         for end in ends:
@@ -90,8 +95,9 @@ def test_runs_that_cannot_be_compared_are_refused(world, data_dir, tmp_path):
 
     shutil.copytree(data_dir, tmp_path / "data")
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"prompt": "the king", "answer": "shall"}) * 1 + "\n")
-    rows.write_text(rows.read_text() * 30)
+    words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
+    pairs = [{"prompt": f"{a} {b} ", "answer": "no"} for a in words for b in words]
+    rows.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     shutil.rmtree(tmp_path / "data" / "words")
     prepare("words", str(rows), str(world / "rope"), str(tmp_path / "data"))
     with pytest.raises(UserError, match="this is no single text"):

@@ -242,7 +242,7 @@ def test_the_loss_is_that_of_trl(monkeypatch):
     from trl import DPOTrainer
 
     torch.manual_seed(0)
-    n, T = 6, 5  # preferences, tokens of an answer
+    n, T = 64, 5  # preferences, tokens of an answer
     tokens = 3 * torch.randn(2, 2 * n, T, dtype=torch.float64)  # log-probabilities: ours, reference
     ours, reference = tokens.sum(2)  # of answers: n chosen, then n rejected
     zeros, words = torch.zeros(2 * n, T, dtype=torch.float64), torch.zeros(2 * n, T + 1).long()
