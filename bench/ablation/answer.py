@@ -22,6 +22,8 @@ from statsmodels.stats.multitest import multipletests
 from bench.ablation import scale
 from bench.ablation.effects import cells_of, high_level
 from bench.ablation.scale import Slope
+from bench.ablation.sentences import arm_name
+from bench.ablation.settings import part_name
 from bench.ablation.significance import ALPHA
 from bench.ablation.sweeps import gather
 from common.files import ROOT
@@ -40,6 +42,20 @@ OF_DIFFERENCE = {  # a word that says that something differs, and the word that 
     **dict.fromkeys(("grows", "fades", "changes sign"), "cannot tell"),
 }
 OF_EQUALITY = {"tie": "undecided", "holds": "cannot tell"}
+NAMES = {  # of parts, for readers
+    "rope": "RoPE",
+    "alibi": "ALiBi",
+    "swiglu": "SwiGLU",
+    "rmsnorm": "RMSNorm",
+    "bias=none": "no biases",
+    "tie_embeddings=False": "untied head",
+    "tie_embeddings=True": "tied head",
+    "position=none": "no positions",
+    "gated_delta": "gated delta rule",
+    "mamba2": "Mamba-2",
+    "mla": "MLA",
+    "llama": "all of LLaMA",
+}
 COSTS = {"memory": "peak_memory_bytes", "cache": "kv_bytes_per_token"}
 
 
@@ -182,6 +198,32 @@ def correct(claims):
             subject.why = "; ".join(filter(None, [subject.why, reason]))
 
 
+def name_of(claim):
+    """What a claim is about, in words for readers."""
+    section, subject = claim.section, claim.subject
+    if getattr(subject, "interaction", False) and section.effects:
+        return " × ".join(name_in(section, factor) for factor in subject.arm.split(":"))
+    return subject.arm if ":" in subject.arm else name_in(section, subject.arm, subject)
+
+
+def name_in(section, arm, subject=None):
+    """The name of an arm or of a factor's high level in a section."""
+    if getattr(subject, "interaction", False):
+        return arm_name(subject)
+    sweep = section.sweep
+    changes = high_level(sweep, arm) if section.effects else sweep["arms"][arm]["changes"]
+    word = part_name(*next(iter(changes.items()))) if len(changes) == 1 else arm
+    return NAMES.get(word, NAMES.get(arm, arm))
+
+
+def noise_of(section):
+    """(sd of a run, runs that it is known from): of the base, in a factorial of all cells."""
+    effects = section.effects
+    if effects and effects.model and effects.model.fit.df_resid:
+        return math.sqrt(effects.model.fit.scale), len(effects.model.losses)
+    return section.main.base_sd, section.main.base_n
+
+
 def of_slopes(claims):
     return [claim for claim in claims if isinstance(claim.subject, Slope)]
 
@@ -253,7 +295,7 @@ def rank(part):
 def part_of(claim, estimates):
     section, arm = claim.section, claim.subject.arm
     base = section.sweep["base_values"].get("model", "gpt2")
-    part = Part(arm, base, claim, estimates=estimates)
+    part = Part(name_of(claim), base, claim, estimates=estimates)
     if section.effects:
         part.time = section.effects.step_ratios.get(arm)
         ratios = {name: level_ratio(section, arm, key) for name, key in COSTS.items()}

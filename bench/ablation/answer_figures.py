@@ -7,17 +7,25 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from bench.ablation.figures import FAINT, GREY, INK, MARKS, OPEN_MARK, WIDTH
+from bench.ablation.answer import noise_of
+from bench.ablation.figures import BLUE, FAINT, GREEN, GREY, INK, OPEN_MARK, RED, WIDTH
 from bench.ablation.worth import Curve
 
 TICKS = (0.25, 0.5, 0.7, 1, 1.4, 2)
+MARKS = {  # right is better here
+    "better": (">", GREEN),
+    "worse": ("<", RED),
+    "tie": ("s", BLUE),
+    "larger than the noise": ("D", BLUE),
+}
 BAR = 200, 18, 2.0  # width and height of a bar in a table, and its reach in doublings of the tokens
 BASES = {"gpt2": "GPT-2", "llama": "LLaMA"}
 
 
 def noise(sections, tips):
     """Each dot is one run of a base, or of its second copy (hollow), minus their mean: the same
-    model, and another seed. The bar is two standard deviations of a run to each side."""
+    model, and another seed. The bar is two standard deviations of a run to each side; in a
+    factorial they come from the runs of all cells."""
     shown = [section for section in sections if section.main.base_n > 1]
     if not shown:
         return None
@@ -25,9 +33,9 @@ def noise(sections, tips):
     axes = figure.subplots()
     axes.axvline(0, color=INK, linewidth=0.8)
     for place, section in enumerate(shown):
-        mean, sd = section.main.base_mean, section.main.base_sd
+        mean, (sd, runs) = section.main.base_mean, noise_of(section)
         (bar,) = axes.plot([-2 * sd, 2 * sd], [place] * 2, color=FAINT, linewidth=9, zorder=0.5)
-        tips.add(bar, f"{section.label}: sd {sd:.4f} over {section.main.base_n} runs")
+        tips.add(bar, f"{section.label}: sd {sd:.4f} over {runs} runs")
         for arm, fill in base_copies(section):
             rows = section.runs.done.get(arm, {}).values()
             losses = [row[column_of(section)] - mean for row in rows]
@@ -59,10 +67,10 @@ def column_of(section):
 def noise_worth(section):
     """(k below, k above): what two standard deviations of a run are worth in tokens, to each side;
     None without a curve."""
-    analysis = section.main
-    if not analysis.curve or not math.isfinite(analysis.base_sd):
+    analysis, (sd, _) = section.main, noise_of(section)
+    if not analysis.curve or not math.isfinite(sd):
         return None
-    ends = (analysis.base_mean + side * 2 * analysis.base_sd for side in (1, -1))
+    ends = (analysis.curve.loss_at(1) + side * 2 * sd for side in (1, -1))
     low, high = (multiple_of_loss(analysis.curve, end) for end in ends)
     return low, high
 
@@ -86,7 +94,7 @@ def worths(parts, tips):
     band = widest([noise_worth(part.claim.section) for part in shown])
     if band:
         axes.axvspan(*band, color=FAINT, alpha=0.5, linewidth=0)
-        axes.text(1, 0, "noise of one run", ha="center", va="center", fontsize=9)
+        axes.text(band[1] * 1.04, 0, "noise of one run", va="center", fontsize=9)
     axes.axvline(1, color=INK, linewidth=0.8)
     for place, part in enumerate(shown, 1):
         draw_worth(axes, place, part, tips)

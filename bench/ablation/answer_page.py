@@ -13,7 +13,7 @@ from bench.ablation.caveats import caveats
 from bench.ablation.design_report import effects_against_compute
 from bench.ablation.report import render
 from bench.ablation.scale import Slope
-from bench.ablation.sentences import DASH, arm_name, unfinished
+from bench.ablation.sentences import DASH, unfinished
 from bench.ablation.significance import ALPHA
 from bench.ablation.tables import (
     Cell,
@@ -117,7 +117,7 @@ def interactions_table(claims):
     for claim in shown:
         subject = claim.subject
         cells = [word_cell(subject), difference_cell(subject), *p_cells(subject)]
-        rows.append([Cell(arm_name(subject), kind="arm"), *cells])
+        rows.append([Cell(answer.name_of(claim), kind="arm"), *cells])
     note = (
         f"The effect of both parts together beyond the sum of their effects: {len(shown)} of"
         f" {len(found)} that were measured, {len(decided)} of them decided. Below zero both"
@@ -135,7 +135,8 @@ def slopes_table(claims):
         one = claim.subject
         slope = interval_cell(one.mean, one.low, one.high)
         ends = [number(end, "+.3f") for end in one.line]
-        rows.append([Cell(one.arm, kind="arm"), word_cell(one), slope, *ends, *p_cells(one)])
+        name = Cell(answer.name_of(claim), kind="arm")
+        rows.append([name, word_cell(one), slope, *ends, *p_cells(one)])
     headings = (
         "part|verdict|slope [95 %], nats per factor of ten of compute|at the smallest"
         "|at the largest|p, its sweep|p, this page"
@@ -167,7 +168,7 @@ def claims_table(claims):
     for claim in claims:
         one = claim.subject
         slope = isinstance(one, Slope)
-        name = Cell(one.arm if slope else arm_name(one), kind="arm")
+        name = Cell(answer.name_of(claim), kind="arm")
         what = Cell("slope" if slope else "difference")
         difference = interval_cell(one.mean, one.low, one.high)
         cells = [Cell(claim.section.label), what, Cell(claim.own), word_cell(one), difference]

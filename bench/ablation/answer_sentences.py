@@ -4,26 +4,15 @@ there are no figures is left out."""
 import math
 from dataclasses import dataclass
 
-from bench.ablation.answer import of_interactions, of_slopes
+from bench.ablation.answer import NAMES, ORDER, name_of, noise_of, of_interactions, of_slopes
 from bench.ablation.answer_figures import BASES, noise_worth
 from bench.ablation.sentences import signed
 from bench.ablation.stats import counted, listed
 from bench.ablation.tables import contexts_of, short
 
 SURPRISES = 5
-# What model_llama.py has and model.py has not, by the names of arms and of factors.
-OF_LLAMA = {
-    "rope": "rotary positions",
-    "position": "rotary positions",
-    "rmsnorm": "RMSNorm",
-    "norm": "RMSNorm",
-    "swiglu": "SwiGLU",
-    "mlp": "SwiGLU",
-    "bias": "no biases",
-    "bias=none": "no biases",
-    "untied": "an untied head",
-    "tie_embeddings=False": "an untied head",
-}
+MOST = 3  # parts that the first sentence names
+OF_LLAMA = ("RoPE", "RMSNorm", "SwiGLU", "no biases", "untied head")  # and not of GPT-2
 
 
 @dataclass
@@ -48,21 +37,8 @@ class Facts:
         return sum(one.runs for one in self.ran)
 
 
-def spoken(part):
-    """The name of a part in a sentence."""
-    return OF_LLAMA.get(part.name, part.name) if part.base == "gpt2" else part.name
-
-
-def with_base(part):
-    return f"{spoken(part)} in {BASES.get(part.base, part.base)}"
-
-
 def by_word(parts, *words):
     return [part for part in parts if part.claim.subject.word in words]
-
-
-def worth_of(part):
-    return f"{part.claim.subject.worth} the tokens"
 
 
 def sentence(text):
@@ -73,51 +49,56 @@ def sentence(text):
 
 
 def answer(facts):
-    """[sentence]: what is worth most, and what is worth nothing that can be seen."""
-    known = [part for part in facts.parts if part.claim.subject.worth]
-    better, worse = by_word(known, "better"), by_word(known, "worse")
-    ties = by_word(known, "tie")
+    """[sentence], two for each base: what is worth most, and what is worth nothing or less."""
     lines = []
-    if better:
-        found = [f"{with_base(part)} is worth {worth_of(part)}" for part in better[:3]]
-        lines.append(sentence(f"{listed(found)}."))
-    rest = []
-    if ties:
-        several = "tie" if len(ties) > 1 else "ties"
-        rest.append(f"{listed(map(with_base, ties), 4)} {several} with what they replace")
-    if worse:
-        several = "are" if len(worse) > 1 else "is"
-        rest.append(f"{listed(map(with_base, worse[::-1]), 4)} {several} worse")
-    if rest:
-        lines.append(sentence(f"{'; '.join(rest)}."))
+    for base, name in BASES.items():
+        known = [part for part in facts.parts if part.base == base and part.claim.subject.worth]
+        better = by_word(known, "better")[:MOST]
+        if better:
+            first, *others = [f"{part.name} is worth {part.claim.subject.worth}" for part in better]
+            first += " the training tokens"
+            found = listed([first, *(text.replace(" is worth", "") for text in others)])
+            lines.append(f"In {name} of {sizes_of(facts, base)}, {found}.")
+        groups = [("no difference that counts", "tie"), ("worse", "worse")]
+        rest = [
+            f"{words}: {listed([part.name for part in by_word(known, word)])}"
+            for words, word in groups
+            if by_word(known, word)
+        ]
+        lines += [sentence(f"{'; '.join(rest)}.")] if rest else []
     return lines or ["No part is decided yet."]
 
 
 def noise(facts):
     """What one seed more or less changes."""
-    known = [one for one in facts.sections if math.isfinite(one.main.base_sd)]
+    known = [one for one in facts.sections if math.isfinite(noise_of(one)[0])]
     if not known:
         return "No base has run twice yet."
-    most = max(known, key=lambda one: one.main.base_n)
+    most = max(known, key=lambda one: (noise_worth(one) is not None, noise_of(one)[1]))
+    sd, runs = noise_of(most)
     text = (
-        f"{counted(most.main.base_n, 'run')} of one and the same model ({most.label}) have a"
-        f" standard deviation of {most.main.base_sd:.4f} nats"
+        f"The standard deviation of a run over seeds is {sd:.4f} nats ({most.label}, {runs} runs), so"
+        f" two single runs of one and the same model differ by up to {2 * math.sqrt(2) * sd:.3f}"
     )
     worth = noise_worth(most)
     if worth:
-        text += f"; two of these are worth {worth[0]:.2f} to {worth[1]:.2f} times the tokens"
-    return text + ". A difference of two single runs that is smaller says nothing."
+        text += f"; a run is uncertain by {worth[0]:.2f} to {worth[1]:.2f} times its tokens"
+    return text + "."
 
 
-def sizes_of(facts):
-    """(smallest, largest) number of parameters of the bases."""
-    found = [
+def sizes_of(facts, base=None):
+    """The numbers of parameters of the bases, in words: of one architecture, or of all."""
+    found = {
         cost["parameters"]
         for section in facts.sections
         for arm, cost in section.costs.items()
         if arm == section.sweep["base"] and cost.get("parameters")
-    ]
-    return (min(found), max(found)) if found else None
+        if base in (None, section.sweep["base_values"].get("model", "gpt2"))
+    }
+    if not found:
+        return "unknown size"
+    ends = dict.fromkeys(map(short, (min(found), max(found))))
+    return f"{' to '.join(ends)} parameters"
 
 
 # ---------------------------------------------------------------- surprises
@@ -142,8 +123,8 @@ def of_losers(facts):
     part = worse[-1]
     numbers = part.claim.subject
     return sentence(
-        f"{spoken(part)}, which LLaMA has, makes GPT-2 worse on average, by"
-        f" {signed(numbers.mean)} nats ({signed(numbers.low)} to {signed(numbers.high)})."
+        f"{part.name}, as in LLaMA, cost GPT-2 {signed(numbers.mean)} nats"
+        f" ({signed(numbers.low)} to {signed(numbers.high)})."
     )
 
 
@@ -156,12 +137,12 @@ def of_interaction(facts):
     ]
     if not decided:
         return ""
-    one = max((claim.subject for claim in decided), key=lambda subject: abs(subject.mean))
-    names = " and ".join(OF_LLAMA.get(name, name) for name in one.arm.split(":"))
+    largest = max(decided, key=lambda claim: abs(claim.subject.mean))
+    one, names = largest.subject, name_of(largest).replace(" × ", " and ")
     more = "more" if one.mean < 0 else "less"
     return sentence(
-        f"{names} do not add up: together they are {abs(one.mean):.3f} nats {more} than the sum of"
-        f" their effects ({signed(one.low, 3)} to {signed(one.high, 3)});"
+        f"{names} do not add up: together they gain {abs(one.mean):.3f} nats {more} than the sum"
+        f" of their effects ({signed(one.low, 3)} to {signed(one.high, 3)});"
         f" {counted(len(decided), 'interaction')} of {len(of_interactions(facts.claims))} are"
         " decided."
     )
@@ -176,10 +157,11 @@ def of_slope(facts):
     ]
     if not decided:
         return ""
-    one = min(decided, key=lambda claim: claim.p).subject
-    others = [claim.subject.arm for claim in decided if claim.subject is not one]
+    surest = min(decided, key=lambda claim: claim.p)
+    one, name = surest.subject, name_of(surest)
+    others = [name_of(claim) for claim in decided if claim is not surest]
     text = (
-        f"the effect of {one.arm} {one.word} with scale: {signed(one.line[0], 3)} nats at the"
+        f"the effect of {name} {one.word} with scale: {signed(one.line[0], 3)} nats at the"
         f" smallest size, {signed(one.line[1], 3)} at the largest"
     )
     return sentence(text + (f"; so it is with {listed(others)}." if others else "."))
@@ -192,7 +174,7 @@ def of_time(facts):
         one = part.claim.subject
         ends = [worth and worth.k for worth in (one.worth, one.worth_time)]
         if all(ends) and all(map(math.isfinite, ends)):
-            known.append((abs(math.log(ends[0] / ends[1])), with_base(part), *ends))
+            known.append((abs(math.log(ends[0] / ends[1])), part.name, *ends))
     if not known:
         return ""
     _, name, tokens, time = max(known)
@@ -209,7 +191,7 @@ def of_contexts(facts):
         changed = [
             arm
             for arm, each in section.sweep["arms"].items()
-            if "position" in each["changes"] or arm == section.sweep["base"]
+            if set(each["changes"]) == {"position"} or arm == section.sweep["base"]
         ]
         rises = {}
         for arm in changed:
@@ -217,6 +199,7 @@ def of_contexts(facts):
             if 1 in losses and 8 in losses:
                 base = section.sweep["base_values"].get("position") or "base"
                 name = base if arm == section.sweep["base"] else arm
+                name = NAMES.get(name, name)
                 rises[name] = losses[8][0] - losses[1][0]
         if len(rises) > len(found):
             found = rises
@@ -235,11 +218,11 @@ def of_nothing(facts):
     ties = by_word(parts, "tie")
     if not ties:
         return ""
-    names = listed(dict.fromkeys(map(spoken, ties)))
+    names = listed(dict.fromkeys(part.name for part in ties))
     largest = max(abs(part.claim.subject.mean) for part in ties)
     return sentence(
-        f"{names} make{'s' if len(ties) == 1 else ''} no difference that counts: at most"
-        f" {largest:.4f} nats on average."
+        f"{names} make{'s' if len(ties) == 1 else ''} no difference that counts in GPT-2: at most"
+        f" {largest:.4f} nats on average, and a tie is decided."
     )
 
 
@@ -261,7 +244,7 @@ def of_correction(facts):
     back = [claim for claim in facts.claims if claim.taken_back]
     if not back:
         return ""
-    names = listed([f"{claim.subject.arm} in {claim.section.label}" for claim in back], 4)
+    names = listed([f"{name_of(claim)} in {claim.section.label}" for claim in back], 4)
     return (
         f"{counted(len(back), 'comparison')} that a sweep by itself decides, the page with all its"
         f" {len(facts.claims)} comparisons does not: {names}."
@@ -270,11 +253,11 @@ def of_correction(facts):
 
 def of_single_runs(facts):
     """How often a single pair of runs would have been too little."""
-    known = [part for part in facts.parts if math.isfinite(part.claim.section.main.base_sd)]
+    known = [part for part in facts.parts if math.isfinite(noise_of(part.claim.section)[0])]
     small = [
         part
         for part in known
-        if abs(part.claim.subject.mean) < 2 * math.sqrt(2) * part.claim.section.main.base_sd
+        if abs(part.claim.subject.mean) < 2 * math.sqrt(2) * noise_of(part.claim.section)[0]
     ]
     if not small:
         return ""
@@ -289,25 +272,27 @@ def of_single_runs(facts):
 
 def unknown(facts):
     """[sentence]: what the page does not know."""
-    lines, sizes = [], sizes_of(facts)
-    if sizes:
-        names = listed(dict.fromkeys(one.sweep["data"]["dataset"] for one in facts.sections))
-        lines.append(f"Anything above {short(sizes[1])} parameters, or on other text than {names}.")
+    names = listed(dict.fromkeys(one.sweep["data"]["dataset"] for one in facts.sections))
+    lines = [f"Models beyond {sizes_of(facts)}, and other text than {names}."]
     open_words = ("undecided", "not seen", "cannot tell", "no verdict")
     left = [claim for claim in facts.claims if claim.subject.word in open_words]
     if left:
-        lines.append(f"{len(left)} of {len(facts.claims)} comparisons, which are undecided.")
+        lines.append(f"{len(left)} of the page's {len(facts.claims)} comparisons: undecided.")
     untuned = [one for one in facts.ran if len(one.sections[0].sweep["lr_grid"]) < 2]
     if untuned:
         lines.append(
-            f"Whether each part has its own best learning rate: {len(untuned)} of"
+            f"What each part is worth at its own best learning rate: {len(untuned)} of"
             f" {counted(len(facts.ran), 'experiment')} train all arms at the base's."
         )
-    waiting = [one.question for one in facts.experiments if not one.sections and one.question]
-    lines += [f"Not run yet: {question}" for question in waiting]
+    waiting = [one.name.replace("_", " ") for one in facts.experiments if not one.sections]
+    if waiting:
+        planned = len(waiting) + sum(one.name in ORDER for one in facts.ran)
+        names = listed(waiting, len(waiting))
+        lines.append(f"{len(waiting)} of {planned} planned experiments, not run yet: {names}.")
     open_claims = [row for row in facts.ledger if row.get("verdict") not in DECIDED]
     if open_claims:
-        lines.append(f"{len(open_claims)} of {len(facts.ledger)} published claims.")
+        count = f"{len(open_claims)} of {len(facts.ledger)}"
+        lines.append(f"{count} published claims: undecided, or not measured.")
     return lines
 
 

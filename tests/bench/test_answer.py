@@ -113,7 +113,7 @@ def test_the_surest_estimate_of_a_part_counts(tmp_path):
     make(tmp_path / "few", seeds=3, noise=0.02)
     make(tmp_path / "many", seeds=12)
     parts = answer.parts_of(claims_in(tmp_path))
-    assert [part.name for part in parts] == ["rope", "rmsnorm"]
+    assert [part.name for part in parts] == ["RoPE", "RMSNorm"]
     assert all(part.claim.experiment.name == "many" and part.estimates == 2 for part in parts)
     assert parts[0].time and parts[0].memory > 1 and parts[0].cache == 1
     assert parts[0].claim.subject.worth.k > 1.2
@@ -213,7 +213,7 @@ def test_the_page_says_what_has_not_run_and_what_was_published(written):
     markdown = (out / "index.md").read_text(encoding="utf-8")
     for line in markdown.splitlines():
         assert not line.startswith("|") or line.endswith("|")
-    rows = [line for line in markdown.splitlines() if line.startswith("| rope in GPT-2")]
+    rows = [line for line in markdown.splitlines() if line.startswith("| RoPE in GPT-2")]
     assert len(rows) == 1 and "better" in rows[0] and "](#at-" in rows[0]
 
 
@@ -260,10 +260,10 @@ def test_sentences_are_computed(tmp_path):
     facts = answer_sentences.Facts(list(found.values()), claims, answer.parts_of(claims), [])
     first = answer_sentences.answer(facts)[0]
     worth = next(claim.subject.worth for claim in claims if claim.subject.arm == "rope")
-    assert first.startswith("Rotary positions in GPT-2 is worth") and str(worth) in first
-    (loser,) = [line for line in answer_sentences.surprises(facts) if "makes GPT-2 worse" in line]
+    assert re.match(r"In GPT-2 of [\d. k]+ parameters, RoPE is worth", first) and str(worth) in first
+    (loser,) = [line for line in answer_sentences.surprises(facts) if "cost GPT-2" in line]
     untied = next(claim.subject for claim in claims if claim.subject.arm == "untied")
-    assert f"{untied.mean:+.4f}" in loser
+    assert "Untied head" in loser and f"{untied.mean:+.4f}" in loser
     assert math.isfinite(untied.p_page)
     assert answer_sentences.surprises(facts) == answer_sentences.surprises(facts)
 
