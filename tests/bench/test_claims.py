@@ -217,10 +217,10 @@ def one_sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(trained, "RESULTS", tmp_path)
 
     def shift(by):
-        changed = [
-            row | {"final_report": row["final_report"] + by * (row["arm"] == "rope")} for row in rows
-        ]
-        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
+        for row in rows:
+            if row["arm"] == "rope":
+                row["final_report"] += by
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         trained.sections_of.cache_clear()
 
     yield shift
@@ -229,7 +229,7 @@ def one_sweep(tmp_path, monkeypatch):
 
 def test_the_rows_of_a_sweep_decide(one_sweep):
     claim, words = claim_of("swap gpt2 position=rope"), []
-    for by in (0, 0.14, 1):
+    for by in (0, 0.14, 0.86):
         one_sweep(by)
         found = table.examine(claim, FUNCTIONS, 0.01)
         assert found.word == UNDECIDED  # a screening decides nothing
