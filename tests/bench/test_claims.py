@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bench.ledger import guide, page, table, trained
+from bench.ledger import guide, page, table, timing, trained
 from bench.ledger.functions import FUNCTIONS
 from bench.ledger.table import (
     CONFIRMED,
@@ -246,6 +246,28 @@ def test_what_no_sweep_has_is_not_measured(one_sweep):
         assert found.word == NOT_YET and found.reason
     gpu = table.examine(claim_of("gpu_row flash nothing", kind="gpu"), FUNCTIONS, 0.01)
     assert gpu.word == NOT_HERE and "GPU" in gpu.reason
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        "norm_time 8 16 forward 2",
+        "norm_time 8 16 both 2",
+        "attention_time 16 2 8 forward 2",
+        "attention_time 16 2 8 both 2",
+        "step_time llama@tiny llama@tiny n_kv_head=1",
+        "token_time llama@tiny llama@tiny 1 8 n_kv_head=1",
+    ],
+)
+def test_a_ratio_of_times_needs_a_quiet_machine(measure, monkeypatch):
+    claim = claim_of(measure, "> 0", "micro")
+    monkeypatch.setattr(timing.OtherWork, "share", lambda self: 0.5)
+    refused = table.examine(claim, FUNCTIONS, 0.01)
+    assert refused.word == NOT_YET and "50%" in refused.reason
+
+    monkeypatch.setattr(timing.OtherWork, "share", lambda self: 0.0)
+    m = table.examine(claim, FUNCTIONS, 0.01).measurement
+    assert 0.001 < m.value < 1000 and m.se > 0 and m.log and "rounds" in m.note
 
 
 # ---------------------------------------------------------------- the command and the page
