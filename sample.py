@@ -9,6 +9,7 @@ Write text with a trained model:
     python sample.py --out_dir=RUN --start="ROMEO:" --attention=map.png
     python sample.py --out_dir=RUN --draft=SMALL --start="ROMEO:"
     python sample.py --out_dir=RUN --knn=DATASTORE --start="ROMEO:"
+    python sample.py --compare=RUN,OTHER --serve
 
 RUN is a run folder, such as out-llama-shakespeare. Nothing else is needed, since
 the checkpoint includes the tokenizer. The same command writes the same text
@@ -273,6 +274,15 @@ def write_all(opened, config, runtime, draft, tally):
             report(opened, samples, config, streamed)
 
 
+def import_server():
+    try:
+        from sampling import server
+    except ImportError as error:
+        fix = "pip install -r requirements-serve.txt"
+        raise UserError(f"the page needs the package {error.name}", "serve", fix) from None
+    return server
+
+
 def main(argv):
     renamed = {"eval_iters": "leave it out"}
     values, words = configurator.load(argv, [SampleConfig], __doc__, renamed=renamed)
@@ -289,6 +299,9 @@ def main(argv):
         scored = read_text(config.score, "text", "check the path after --score=")
     if config.attention:
         attention_map.check_path(config.attention)
+    if config.serve:
+        server = import_server()
+        listener = server.listen(config.port)
 
     runtime = set_up(config.device, "float32" if config.dtype == "int8" else config.dtype)
     note("\n".join(runtime.reasons))
@@ -298,6 +311,9 @@ def main(argv):
     names = [config.out_dir if config.init_from == "resume" else config.init_from]
     names = config.compare.split(",") if config.compare else names
     opened = [open_model(name, config, runtime, texts, kind) for name in names]
+    if config.serve:
+        server.serve(opened, config, steps, listener)
+        return
     draft = open_draft(config.draft, opened[0].tokenizer, runtime.device, kind)
 
     if config.score:

@@ -157,7 +157,7 @@ def evaluate(run, split, limit, stop=None):
     them. Returns None if a stop signal arrives midway, but only in a single process: several ranks
     always finish the evaluation."""
     runtime, learner = run.runtime, run.learner
-    net, found, weights = parallel.local(learner.net), [], []
+    net, found, weights = parallel.local(learner.net, runtime.device), [], []
     batches = split.eval_batches(run.config.batch_size, limit)
 
     learner.model.eval()
@@ -229,7 +229,7 @@ def train(run, log):
 
         # Take a step. The first one compiles the model.
         if log and run.runtime.compile and not speeds:
-            log.phase("compiling, which takes about half a minute")
+            log.phase("compiling, which takes about a minute")
         if not run.unread:
             began = time.perf_counter()
         train_step(run)

@@ -19,10 +19,22 @@ from parts.position import POSITION, Alibi
 from parts.recurrence import ShortConv
 
 GATED = 32  # features that the gate of a value embedding reads
+LONG = 512  # tokens; from here on a window of a quarter or less is faster in blocks
 
 
 def compiled_on_gpu(x):
     return x.is_cuda and torch.compiler.is_compiling()
+
+
+def in_blocks(x, block):
+    """x (B, H, T, D) -> (B, n, H, block, D), the last block filled up with zeros."""
+    x = F.pad(x, (0, 0, 0, -x.size(2) % block))
+    return x.unflatten(2, (-1, block)).transpose(1, 2)
+
+
+def out_of_blocks(y, T):
+    """y (B, n, H, block, D) -> (B, H, T, D)."""
+    return y.transpose(1, 2).flatten(2, 3)[:, :, :T]
 
 
 class Attention(Mixer):
@@ -106,6 +118,8 @@ class Attention(Mixer):
             q, k = where.scheme.rotate(q, k, where.angles)
         if cache is None and compiled_on_gpu(x) and self.flexible(q, where.scheme):
             return self.output(x, self.flex(q, k, v, where), own)
+        if cache is None and self.skips(x, where.scheme):
+            return self.output(x, self.blocked(q, k, v), own)
 
         kpos, mask = where.pos, None
         if cache is not None:
@@ -189,6 +203,33 @@ class Attention(Mixer):
             bias = k.new_zeros(1, self.n_head, mask.size(2), S)
         b = self.sinks.type_as(bias)[None, :, None, None].expand(*bias.shape[:3], 1)
         return k, v, F.pad(mask, (1, 0), value=True), torch.cat((b, bias), 3)
+
+    def skips(self, x, scheme):
+        """Whether `blocked` does here what `attend` does, and faster: on a CPU, where a text
+        x (B, T, C) is LONG and at least four blocks, without a bias of the scores, and without
+        dropout, which would drop other weights in blocks."""
+        block, drops = self.window or self.group, self.training and self.dropout.p
+        long = 0 < 4 * block <= x.size(1) and x.size(1) >= LONG
+        return bool(long and x.device.type == "cpu" and scheme.acts_on != "scores" and not drops)
+
+    def blocked(self, q, k, v):
+        """`attend` without most of what the mask hides: the tokens in blocks as long as the window,
+        each of which attends to itself and to the block before. Groups are such blocks, which
+        attend to themselves alone."""
+        T, block = q.size(2), self.window or self.group
+        q, k, v = (in_blocks(x, block) for x in (q, k, v))  # (B, n, H or K, block, D)
+        pos = torch.arange(2 * block, device=q.device)[None]  # (1, 2 block)
+        before, own = pos[:, :block], pos[:, block:]
+        if self.group:
+            y = self.attend(*(x.flatten(0, 1) for x in (q, k, v)), own, own, None, None)
+            return out_of_blocks(y.unflatten(0, q.shape[:2]), T)
+
+        first = self.attend(q[:, 0], k[:, 0], v[:, 0], before, before, None, None)
+        pairs = (torch.cat((x[:, :-1], x[:, 1:]), 3).flatten(0, 1) for x in (k, v))
+        mask = visible(own, pos, self.window)  # (1, 1, block, 2 block), the same for all blocks
+        rest = self.attend(q[:, 1:].flatten(0, 1), *pairs, own, pos, mask, None)
+        rest = rest.unflatten(0, (len(q), -1))  # (B, n - 1, H, block, D)
+        return out_of_blocks(torch.cat((first[:, None], rest), 1), T)
 
     def flexible(self, q, scheme):
         """Whether `flex` can and should do what `attend` does here: more than plain causal

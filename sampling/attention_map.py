@@ -53,6 +53,21 @@ def attention_weights(model, idx, layer):
     return torch.cat(outputs, dim=-1)[..., :T].transpose(0, 1).float().cpu()
 
 
+def panel(axes, weights, labels, size, step=1):
+    """Draw the weights (T, T) of one head, with every `step`-th of the T labels, `size` points
+    high. Returns the image."""
+    style = dict(vmin=0, vmax=1, cmap="Blues", interpolation="none")
+    image = axes.imshow(weights.numpy(), **style)
+    ticks = range(0, len(weights), step)
+    shown = [label.replace("$", r"\$") for label in labels[::step]]
+    upright = all(len(label) == 1 for label in labels)
+    font = dict(fontsize=size, family="monospace")
+    axes.set_xticks(ticks, shown, rotation=0 if upright else 90, **font)
+    axes.set_yticks(ticks, shown, **font)
+    axes.tick_params(length=1, pad=1)
+    return image
+
+
 def picture(weights, labels, title):
     """A PNG (bytes) of weights (H, T, T), a panel per head; labels: the texts of the T tokens."""
     import matplotlib
@@ -65,8 +80,6 @@ def picture(weights, labels, title):
     inches = min(12, max(2.4, 0.13 * T))  # of a panel
     size = min(8, max(3, 60 * inches / T))  # of a label, in points
     step = math.ceil(T * size / (60 * inches))  # tokens from one label to the next
-    ticks = range(0, T, step)
-    shown = [label.replace("$", r"\$") for label in labels[::step]]
 
     shape = (across * (inches + 0.7) + 0.8, down * (inches + 0.9))
     figure = Figure(figsize=shape, layout="constrained")
@@ -75,12 +88,8 @@ def picture(weights, labels, title):
         warnings.simplefilter("ignore")  # characters that the font lacks are drawn as boxes
         for head, values in enumerate(weights):
             axes = figure.add_subplot(down, across, head + 1)
-            style = dict(vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
-            image = axes.imshow(values.numpy(), **style)
+            image = panel(axes, values, labels, size, step)
             axes.set_title(f"head {head}", fontsize=9)
-            axes.set_xticks(ticks, shown, rotation=90, fontsize=size, family="monospace")
-            axes.set_yticks(ticks, shown, fontsize=size, family="monospace")
-            axes.tick_params(length=1, pad=1)
 
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
         figure.supylabel("the token that attends", fontsize=9)
@@ -102,10 +111,8 @@ def check_path(path):
         raise UserError("this is not a file", where, "give the name of a PNG file")
 
 
-def write_map(path, name, model, tokenizer, prompt, layer, context=None):
-    """Write the attention of a layer over the last `context` tokens of a prompt (None: block_size)
-    as a PNG. Raises UserError if there is no such layer."""
-    model = getattr(model, "model", model)  # unwrap a Fast model
+def check_layer(model, layer):
+    """Raise UserError if there is no such layer, or no attention in it that can be drawn."""
     if layer >= len(model.blocks):
         fix = f"the layers are 0 to {len(model.blocks) - 1}"
         raise UserError(f"there is no layer {layer}", f"layer={layer}", fix)
@@ -114,9 +121,20 @@ def write_map(path, name, model, tokenizer, prompt, layer, context=None):
         fix = "choose a layer whose mixer is attention, without gate, sink, or changed values"
         raise UserError(f"layer {layer} has no attention to draw", f"layer={layer}", fix)
 
+
+def read(model, tokenizer, prompt, context=None):
+    """(the last `context` tokens of a prompt (1, T), their texts); context None: block_size."""
     ids = list(tokenizer.encode(prompt))[-(context or model.config.block_size) :]
     ids = ids or [tokenizer.start]
-    idx = torch.tensor([ids], device=next(model.parameters()).device)  # (1, T)
-    weights = attention_weights(model, idx, layer)
     labels = [repr(tokenizer.decode([token]))[1:-1].replace(" ", "␣") for token in ids]
+    return torch.tensor([ids], device=next(model.parameters()).device), labels
+
+
+def write_map(path, name, model, tokenizer, prompt, layer, context=None):
+    """Write the attention of a layer over the last `context` tokens of a prompt (None: block_size)
+    as a PNG. Raises UserError if there is no such layer."""
+    model = getattr(model, "model", model)  # unwrap a Fast model
+    check_layer(model, layer)
+    idx, labels = read(model, tokenizer, prompt, context)
+    weights = attention_weights(model, idx, layer)
     write(path, picture(weights, labels, f"{name}, layer {layer}"))

@@ -1,7 +1,7 @@
 """The settings of sample.py: SampleConfig declares each key once."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from common.configurator import (
     NonNegativeFloat,
@@ -9,6 +9,7 @@ from common.configurator import (
     PositiveFloat,
     PositiveInt,
     Probability,
+    Range,
     Share,
 )
 
@@ -49,6 +50,8 @@ class SampleConfig:
     score_all: bool = False  # with score, a line for each token
     attention: str = ""  # a PNG to write: the attention over the prompt, instead of samples
     layer: NonNegativeInt = 0  # of attention, from 0
+    serve: bool = False  # a page on 127.0.0.1, on which one or two models write token by token
+    port: Annotated[int, Range(least=1, most=65535)] = 8000  # of that page
     # the machine
     device: str = "auto"  # cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = (
@@ -72,6 +75,14 @@ class SampleConfig:
         if self.knn and (self.compare or self.draft or self.attention or self.score or not plain):
             fix = "leave init_from, dtype, compare, draft, attention and score out"
             raise ValueError(f"knn continues prompts with a run folder's model in float32: {fix}")
+
+        if self.serve:
+            others = (self.prompts, self.score, self.attention, self.draft, self.knn)
+            if any(others) or self.jsonl or self.show_probs:
+                fix = "leave prompts, score, attention, draft, knn, jsonl and show_probs out"
+                raise ValueError(f"serve shows its texts on a page: {fix}")
+            if self.compare.count(",") > 1:
+                raise ValueError("serve shows two models at most: name two after compare")
 
     def writes(self):
         """Whether to generate samples, instead of only analysing a given text."""

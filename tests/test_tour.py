@@ -37,7 +37,7 @@ def test_it_runs_from_its_own_folder(tmp_path, monkeypatch):
     outputs = [output for cell in tour.cells for output in cell.get("outputs", [])]
     pictures = [each for each in outputs if "image/png" in each.get("data", {})]
     printed = "".join(each.text for each in outputs if each.output_type == "stream")
-    assert len(pictures) == 6 and all(len(each.data["image/png"]) > 5000 for each in pictures)
+    assert len(pictures) == 7 and all(len(each.data["image/png"]) > 5000 for each in pictures)
     for words in (
         "attention: Attention -> Attention",
         "best validation loss",

@@ -40,7 +40,7 @@ def like(run, batches=None, **changed):
         device.split(":")[0], init_scale=256.0, enabled=run.learner.scaler.is_enabled()
     )
     net = parallel.trained(model, False, replace(run.runtime, world_size=1))
-    learner = Learner(model, net, make_optimizers(model, config, device), scaler)
+    learner = Learner(model, net, make_optimizers(model, config, run.runtime), scaler)
     data = run.data if batches is None else replace(run.data, batches=batches)
     return replace(run, config=config, data=data, learner=learner, state={}, unread=[])
 

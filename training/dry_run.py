@@ -34,10 +34,19 @@ def variant(run):
 
 
 def kept_bytes(run, net):
-    """The bytes that the forward pass of one micro-batch keeps for the backward pass, besides the
-    parameters. Each tensor counts once, as it is stored: under autocast the residual stream, the
-    norms and the loss stay in float32, and matrix products keep 16-bit inputs, the copies of the
-    weights among them. Weights that fsdp gathers are gone again, their storage is empty."""
+    """The bytes that the forward pass of one micro-batch keeps for the backward pass. Under
+    autocast the residual stream, the norms and the loss stay in float32, and matrix products keep
+    16-bit inputs, the copies of the weights among them."""
+    batch = run.data.batches.get(0, run.config.batch_size)
+    inputs = [torch.from_numpy(part).to(run.runtime.device) for part in batch]
+    with run.runtime.autocast():
+        return kept_of(net, *inputs)
+
+
+def kept_of(net, *inputs):
+    """The bytes that net(*inputs) keeps for the backward pass, besides the parameters. Each tensor
+    counts once, as it is stored. Weights that fsdp gathers are gone again, their storage is
+    empty."""
     whole = [p for p in net.parameters() if not hasattr(p, "full_tensor")]
     own = {p.untyped_storage().data_ptr() for p in whole}
     kept = {}  # a place in memory: the storage there
@@ -48,10 +57,7 @@ def kept_bytes(run, net):
             kept[storage.data_ptr()] = storage
         return tensor
 
-    batch = run.data.batches.get(0, run.config.batch_size)
-    inputs = [torch.from_numpy(part).to(run.runtime.device) for part in batch]
-    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    with hooks, run.runtime.autocast():
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         out = net(*inputs)  # noqa: F841, alive until the end, so that no place is used twice
     return sum(storage.nbytes() for storage in kept.values())
 

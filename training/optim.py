@@ -65,10 +65,15 @@ def orthogonal(x, steps, coefficients, eps):
 
 
 class Muon(torch.optim.Muon):
-    """torch.optim.Muon (match_rms_adamw), but in float32 except on a GPU that has bfloat16, since
-    in bfloat16 the losses of a run differ from CPU to CPU. Matrices of one shape are orthogonalized
-    in one batch, which makes up for the slower float32 if they are small: 0.86 of torch's time at a
-    width of 128, 1.6 at 384, on a CPU with bfloat16 instructions (bench/speed.py optimizer)."""
+    """torch.optim.Muon (match_rms_adamw), which orthogonalizes in `dtype`, that of the run's matrix
+    products; torch's uses bfloat16 always. In float32 a run has the same losses on every CPU.
+    Matrices of one shape are orthogonalized in one batch, which makes up for the slower float32 if
+    they are small: 0.86 of torch's time at a width of 128, 1.6 at 384, on a CPU with bfloat16
+    instructions (bench/speed.py optimizer)."""
+
+    def __init__(self, params, dtype=torch.float32, **settings):
+        super().__init__(params, **settings)
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -86,17 +91,13 @@ class Muon(torch.optim.Muon):
 
     def update(self, matrices, group):
         """Update some matrices of one shape."""
-        dtype = torch.float32
-        if matrices[0].is_cuda and torch.cuda.is_bf16_supported(including_emulation=False):
-            dtype = torch.bfloat16
-
         directions = []  # Nesterov momentum: as if this gradient came once more
         for p in matrices:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             momentum = self.state[p]["momentum_buffer"]
             momentum.lerp_(p.grad, 1 - group["momentum"])
-            directions.append(p.grad.lerp(momentum, group["momentum"]).to(dtype))
+            directions.append(p.grad.lerp(momentum, group["momentum"]).to(self.dtype))
 
         stack = torch.stack(directions)  # (n, rows, columns), or of experts (n, E, rows, columns)
         updates = stack.flatten(0, -3)  # (n or n E, rows, columns)
@@ -107,14 +108,14 @@ class Muon(torch.optim.Muon):
             p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape[-2:])))
 
 
-def make_optimizers(model, config, device):
+def make_optimizers(model, config, runtime):
     """The optimizers, each with its own parameters.
 
     adamw: AdamW for all (Loshchilov & Hutter 2017, arXiv:1711.05101), fused into one kernel.
     muon: Muon (Jordan et al. 2024) for the matrices of the blocks, whose momentum it
     orthogonalizes, and AdamW for embeddings, head, norms and biases. Muon's steps are scaled to the
     size of AdamW's, so that both use one learning_rate (Liu et al. 2025, arXiv:2502.16982). Its
-    momentum is beta1."""
+    momentum is beta1, and its matrix products are in bfloat16 where the run's are."""
     lr, optimizers = config.learning_rate, []
     groups = parameter_groups(model, config.weight_decay)
     if config.optimizer == "muon":
@@ -123,6 +124,7 @@ def make_optimizers(model, config, device):
         plain = [(name, p) for name, p in matrices if p.dim() == 2]
         muon = Muon(
             [group_of(plain, config.weight_decay)],
+            torch.bfloat16 if runtime.dtype == "bfloat16" else torch.float32,
             lr=lr,
             momentum=config.beta1,
             adjust_lr_fn="match_rms_adamw",
@@ -130,7 +132,7 @@ def make_optimizers(model, config, device):
         if stacked:  # torch's constructor refuses what is not 2-d, `Muon.update` does not
             muon.add_param_group(group_of(stacked, config.weight_decay))
         optimizers.append(muon)
-    fused = device.startswith(("cuda", "cpu"))
+    fused = runtime.device.startswith(("cuda", "cpu"))
     betas = (config.beta1, config.beta2)
     optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused))
     return optimizers

@@ -237,17 +237,27 @@ def curves(rows, title):
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
-    # Names that would overlap move up.
-    height = figure.get_figheight() * 72 * 0.8 / (axes.get_ylim()[1] - axes.get_ylim()[0])
+    name_lines(axes, ends)
+    return figure
+
+
+def name_lines(axes, ends):
+    """Write the names of lines at the right edge of their axes, at the heights of their ends. Names
+    that would overlap move up; a thin line joins each name with the end of its line. ends:
+    [((x, y), name, colour)]. The limits of y must be set."""
+    points = axes.get_figure().get_figheight() * 72 * 0.8  # height of the axes, about
+    height = points / (axes.get_ylim()[1] - axes.get_ylim()[0])
     right = max((x for (x, _), *_ in ends), default=0)
     free = -math.inf  # where the next name may stand, in points
-    for (_, y), text, colour in sorted(ends, key=lambda end: end[0][1]):
+    for (x, y), text, colour in sorted(ends, key=lambda end: end[0][1]):
         place = max(y * height, free)
-        offset = (6, place - y * height)
+        offset = (14, place - y * height)
+        axes.plot([x, right], [y, y], ":", color=colour, lw=0.8)
+        joined = dict(arrowstyle="-", color=colour, lw=0.6, relpos=(0, 0.5), shrinkA=0, shrinkB=0)
         style = dict(color=colour, fontsize=9, va="center", annotation_clip=False)
-        axes.annotate(text, (right, y), offset, textcoords="offset points", **style)
+        style |= dict(textcoords="offset points", arrowprops=joined)
+        axes.annotate(text, (right, y), offset, **style)
         free = place + 12
-    return figure
 
 
 def draw(rows, path):

@@ -220,29 +220,30 @@ def make_run(settings, metas, tokenizer, runtime):
         state.setdefault("best_bits_per_byte", state["best_val_loss"] * sources[0].bits_per_byte)
     data = Data(sources, open_batches(config, sources), tokenizer)
 
+    # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
+    kind = runtime.device.split(":")[0]
+    step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
+    steps = config.max_iters - state["step"]
+    unused = sum(layer.unused() for layer in moe.layers_of(model))  # by one token
+    active = sum(p.numel() for p in model.parameters()) - unused
+    flops = 6 * active * step_tokens * steps
+    runtime.auto_dtype &= not config.check  # the golden curves are of float32
+    runtime.choose_compile(config.compile, flops)
+    device = kind if config.device == "auto" else config.device
+    config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
+
     # The model as it is trained, and its optimizers.
     if config.activation_checkpointing:  # Chen et al. 2016, arXiv:1604.06174
         for block in model.blocks:
             block.forward = functools.partial(recompute, block.forward, use_reentrant=False)
     parallel.shard(model, config.parallel, runtime)
-    optimizers = make_optimizers(model, config, runtime.device)
-    kind = runtime.device.split(":")[0]
+    optimizers = make_optimizers(model, config, runtime)
     scaler = torch.amp.GradScaler(kind, enabled=runtime.dtype == "float16")
     stored = {} if folder is None else checkpoint.optimizer_tensors(folder)
     if folder is not None:
         moments = {key: stored[key] for key in stored if not key.startswith(checkpoint.REFERENCE)}
         parallel.scatter(model, optimizers, moments)
         scaler.load_state_dict(state.get("scaler", {}))
-
-    # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
-    step_tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
-    steps = config.max_iters - state["step"]
-    unused = sum(layer.unused() for layer in moe.layers_of(model))  # by one token
-    active = sum(p.numel() for p in model.parameters()) - unused
-    flops = 6 * active * step_tokens * steps
-    runtime.choose_compile(config.compile, flops)
-    device = kind if config.device == "auto" else config.device
-    config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
 
     accumulates = config.gradient_accumulation_steps > runtime.world_size
     dpo = config.objective == "dpo"

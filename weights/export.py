@@ -28,6 +28,7 @@ from weights import gguf_format
 from weights.checkpoint import open_run
 from weights.families import FAMILIES
 from weights.family import READS, ROPE_NUMBERS
+from weights.gguf_tables import TABLES
 from weights.hf_config import BIASES, USUAL, rows, understand
 from weights.pretrained import of_experts
 from weights.tokenizer_formats import to_tokenizer_json
@@ -175,6 +176,7 @@ def write_folder(folder, config, tensors, tokenizer, context):
     for name, content in contents.items():
         text = json.dumps(content, indent=1, ensure_ascii=False)
         (folder / f"{name}.json").write_text(text, "utf-8")
+    tensors = {name: t.float() if t.dtype == torch.float64 else t for name, t in tensors.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
@@ -221,7 +223,7 @@ def main(argv):
     check_dest(dest)
 
     model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint)
-    kinds = tuple(gguf_format.ARCHITECTURES if config.export == "gguf" else FAMILIES)
+    kinds = tuple(TABLES if config.export == "gguf" else FAMILIES)
     theirs, tensors = to_hf(trained["model"], vars(model.config), model.state_dict(), kinds)
     tokens = tokenizer.to_json()
     if config.export == "hf":

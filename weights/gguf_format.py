@@ -1,12 +1,7 @@
 """
 Convert GGUF, the format of llama.cpp, to Hugging Face's configuration and tensors and back;
-pretrained.py and export.py convert those to ours and back. GGUF's plain LLaMA is supported, the
-same with experts (Mixtral), and SmolLM3. It needs the package `gguf`, which no other part of this
-repo needs.
-
-GGUF's rotary embedding rotates the features (2i, 2i + 1) of a head; Hugging Face's and ours rotates
-(i, i + D/2). So the rows of each head's wq and wk have another order in GGUF. A reader that ignores
-this gets a model that works, but badly.
+pretrained.py and export.py convert those to ours and back. gguf_tables.py holds a table for each
+architecture. It needs the package `gguf`, which no other part of this repo needs.
 """
 
 import re
@@ -14,46 +9,12 @@ import re
 import torch
 
 from common.errors import UserError, one_line
-from weights.layouts import halves, interleaved
+from weights.gguf_tables import ABSENT, TABLES
 from weights.tokenizer_formats import PATTERNS, from_escaped, from_lists, to_escaped, to_lists
 
-ARCHITECTURES = {"llama": "llama", "mixtral": "llama", "smollm3": "smollm3"}  # of a model_type
-KEYS = {  # GGUF's key: Hugging Face's key
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
-    "vocab_size": "vocab_size",
-}
-EXPERT_KEYS = {
-    "expert_count": "num_local_experts",
-    "expert_used_count": "num_experts_per_tok",
-}
-FLOATS = ("rms_norm_eps", "rope_theta")  # the others are whole numbers
+FLOATS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta")  # the others are whole numbers
 OPTIONAL = ("num_key_value_heads", "rope_theta", "vocab_size")
-NAMES = {  # GGUF's tensor: Hugging Face's tensor; {} is the number of the layer
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
-    "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
-    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj",
-    "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
-    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj",
-    "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
-    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj",
-    "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
-    "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
-    "blk.{}.ffn_gate_inp": "model.layers.{}.block_sparse_moe.gate",
-    # Of all experts in one tensor (experts, out, in); Hugging Face has one tensor for each.
-    "blk.{}.ffn_gate_exps": "model.layers.{}.block_sparse_moe.experts.*.w1",
-    "blk.{}.ffn_up_exps": "model.layers.{}.block_sparse_moe.experts.*.w3",
-    "blk.{}.ffn_down_exps": "model.layers.{}.block_sparse_moe.experts.*.w2",
-}
+EXPERT = re.compile(r"\.experts\.([0-9]+)\.")
 # Written for a vocabulary of bytes alone, since llama.cpp refuses a file without merges. It has no
 # effect: no pattern leaves a letter and a mark after it in one piece.
 NO_MERGES = ["a !"]
@@ -68,28 +29,19 @@ def package():
     return gguf
 
 
-def turned_heads(name, config):
-    """The number of heads of a tensor whose rows must be reordered, 0 for other tensors."""
-    if ".q_proj." in name:
-        return config["num_attention_heads"]
-    return config["num_key_value_heads"] if ".k_proj." in name else 0
+def found_row(table, name, side):
+    """(row of the table, the tensor's suffix) for a tensor's name without the numbers in it, or
+    None. side: 0 for GGUF's names, 1 for Hugging Face's."""
+    stem, _, suffix = name.rpartition(".")
+    for rows, searched in ((table.tensors, name), (table.names, stem)):
+        for row in rows:
+            if searched in (row[0] if side == 0 else [row[1]]):
+                return row, "" if searched is name else f".{suffix}"
+    return None
 
 
-def hf_name(name):
-    """Hugging Face's name of a GGUF tensor. A tensor that our model does not have keeps its name,
-    and pretrained.py then refuses it by that name."""
-    layer = re.match(r"blk\.([0-9]+)\.", name)
-    number = layer[1] if layer else ""
-    stem, _, suffix = re.sub(r"^blk\.[0-9]+\.", "blk.{}.", name).rpartition(".")
-    return f"{NAMES[stem].format(number)}.{suffix}" if stem in NAMES else name
-
-
-def gguf_name(name):
-    """GGUF's name of a tensor of Hugging Face's."""
-    layer = re.match(r"model\.layers\.([0-9]+)\.", name)
-    stem, _, suffix = re.sub(r"^model\.layers\.[0-9]+\.", "model.layers.{}.", name).rpartition(".")
-    theirs = {hf: gguf for gguf, hf in NAMES.items()}
-    return f"{theirs[stem].format(layer[1] if layer else '')}.{suffix}"
+def numbered(name, layer, suffix=""):
+    return name.replace("{}", layer) + suffix
 
 
 # ---------------------------------------------------------------- reading
@@ -122,71 +74,91 @@ def open_file(path):
 def read(path):
     """(config.json, tensors) of a GGUF file in Hugging Face's form, dequantised to fp32."""
     gguf, reader, fields = open_file(path)
-    stored = {tensor.name: tensor for tensor in reader.tensors}
-    config = read_config(fields, stored, path)
-    tensors = {}
+    config = read_config(fields, {tensor.name: tensor for tensor in reader.tensors}, path)
+    table = TABLES[config["model_type"]]
+    tensors, groups = {}, {}
     for tensor in reader.tensors:
-        name = hf_name(tensor.name)
         try:
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-            t = torch.from_numpy(values.copy())
-            heads = turned_heads(name, config)
-            if "*" in name:
-                each = t.unbind() if t.dim() == 3 else []
-                tensors |= {name.replace("*", str(i)): matrix for i, matrix in enumerate(each)}
-            else:
-                tensors[name] = halves(t, heads) if heads else t
-        except (NotImplementedError, ValueError, TypeError, RuntimeError) as error:
-            what = f"cannot read the tensor {tensor.name}: {one_line(error)}"
-            raise UserError(what, path, DAMAGED) from None
+        except (NotImplementedError, ValueError, TypeError) as error:
+            raise UserError(unreadable(tensor.name, error), path, DAMAGED) from None
+        tensors[tensor.name] = torch.from_numpy(values.copy())
+        layer = re.match(r"blk\.([0-9]+)\.", tensor.name)
+        row = found_row(table, re.sub(r"^blk\.[0-9]+\.", "blk.{}.", tensor.name), 0)
+        if row:
+            (names, theirs, layout), suffix = row
+            group = theirs, layer[1] if layer else "", suffix
+            groups[group] = [numbered(name, *group[1:]) for name in names], layout
+
+    # A tensor without a place keeps GGUF's name, and pretrained.py refuses it by that name.
+    for (theirs, *numbers), (names, layout) in groups.items():
+        if tensors.keys() >= set(names):
+            try:
+                whole = layout.join([tensors.pop(name) for name in names], config)
+                each = whole.unbind() if "*" in theirs else [whole]
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise UserError(unreadable(names[0], error), path, DAMAGED) from None
+            for expert, tensor in enumerate(each):
+                tensors[numbered(theirs, *numbers).replace("*", str(expert))] = tensor
+    head, embedding = (tensors.get(name) for name in ("lm_head.weight", embedding_of(table)))
+    found = head is not None and embedding is not None
+    twice = table.own_head and found and torch.equal(head, embedding)
+    config["tie_word_embeddings"] = head is None or twice
     return config, tensors
+
+
+def embedding_of(table):
+    return f"{table.names[0][1]}.weight"
+
+
+def unreadable(name, error):
+    return f"cannot read the tensor {name}: {one_line(error)}"
 
 
 def read_config(fields, stored, path):
     """Hugging Face's config.json from the {key: value} of a GGUF file and its {name: tensor}."""
     architecture = fields.get("general.architecture")
-    if architecture not in ARCHITECTURES.values():
-        what = f"cannot read a GGUF model of architecture {architecture!r}"
-        raise UserError(what, path, "choose a file of architecture llama or smollm3")
-    kind, keys = architecture, KEYS
+    kinds = {table.architecture: kind for kind, table in reversed(TABLES.items())}
+    if not isinstance(architecture, str) or architecture not in kinds:
+        what = f"cannot read a GGUF model of architecture {str(architecture)[:60]!r}"
+        raise UserError(what, path, f"choose a file of architecture {', '.join(kinds)}")
+    kind = kinds[architecture]
     if architecture == "llama" and fields.get("llama.expert_count", 0) != 0:
-        kind, keys = "mixtral", KEYS | EXPERT_KEYS
-    needed = [f"{architecture}.{key}" for key, name in keys.items() if name not in OPTIONAL]
-    missing = [key for key in needed if key not in fields]
+        kind = "mixtral"
+    table = TABLES[kind]
+
+    given = {
+        key: fields[f"{architecture}.{key}"]
+        for key in [*table.keys, *table.sizes]
+        if f"{architecture}.{key}" in fields
+    }
+    needed = [key for key, name in table.keys.items() if name not in OPTIONAL]
+    missing = [f"{architecture}.{key}" for key in [*needed, *table.sizes] if key not in given]
     if "token_embd.weight" not in stored:
         missing.append("token_embd.weight")
     if missing:
         fix = "download the model again: every complete file has these"
         raise UserError(f"this file has no {', '.join(missing)}", path, fix)
 
-    config = {"model_type": kind, "rope_theta": 10000.0}
-    for key, name in keys.items():
-        value = fields.get(f"{architecture}.{key}", 1)
-        number, text = (float, "a number") if name in FLOATS else (int, "a whole number")
+    for key, value in given.items():
+        number = float if table.keys.get(key) in FLOATS else int
         if type(value) not in (number, int) or not 0 < value < 1e38:
             what = f"{architecture}.{key} is {str(value)[:60]}"
+            text = "a number" if number is float else "a whole number"
             raise UserError(what, path, f"it must be {text} above 0; {DAMAGED}")
-        if f"{architecture}.{key}" in fields:
-            config[name] = value
-    config.setdefault("vocab_size", int(stored["token_embd.weight"].shape[-1]))
-    config.setdefault("num_key_value_heads", config["num_attention_heads"])
-    config["tie_word_embeddings"] = "output.weight" not in stored
 
-    head_size = config["hidden_size"] // config["num_attention_heads"]
-    for key, value in {
-        "rope.scaling.type": "none",
-        "rope.dimension_count": head_size,
-        "attention.key_length": head_size,
-        "attention.value_length": head_size,
-        "attention.sliding_window": 0,
-        "expert_count": config.get("num_local_experts", 0),
-        "expert_shared_count": 0,
-        "expert_weights_scale": 1.0,
-    }.items():
-        key = f"{architecture}.{key}"
-        if fields.get(key, value) != value:
-            what = f"our {kind} model cannot express {key}={fields[key]!r}"
-            raise UserError(what, path, f"it must be {value!r}")
+    own = f"{architecture}."
+    config = {"model_type": kind, "rope_theta": 10000.0}
+    config |= {table.keys[key]: value for key, value in given.items() if key in table.keys}
+    config |= table.config({k[len(own) :]: v for k, v in fields.items() if k.startswith(own)})
+    config.setdefault("vocab_size", int(stored["token_embd.weight"].shape[-1]))
+    if "attention.head_count_kv" in table.keys:
+        config.setdefault("num_key_value_heads", config["num_attention_heads"])
+    for key, value in table.further(config).items():
+        if fields.get(own + key, ABSENT.get(key, value)) != value:
+            found = fields.get(own + key, "nothing")
+            what = f"our {kind} model cannot express {own}{key}={found!r}"
+            raise UserError(what, path, f"it must be {'absent' if value is None else repr(value)}")
     return config
 
 
@@ -249,46 +221,57 @@ def write(path, config, tensors, tokenizer, kind="F32"):
     divide into blocks. Raises UserError for a part that GGUF's architecture does not have."""
     gguf = package()
     types = gguf.GGMLQuantizationType
-    architecture = ARCHITECTURES[config["model_type"]]
-    needed = {"rope_scaling": None, "hidden_act": "silu", "sliding_window": None}
-    if architecture == "smollm3":
-        needed["no_rope_layer_interval"] = 4  # llama.cpp knows no other
-    for key, fitting in needed.items():
+    table = TABLES[config["model_type"]]
+    for key, fitting in table.must(config).items():
         if config.get(key, fitting) != fitting:
-            what = f"{key}={config[key]}: GGUF's {architecture} does not have this"
+            what = f"{key}={config[key]}: GGUF's {table.architecture} does not have this"
             raise UserError(what, "export=gguf", "use --export=hf")
-    writer = gguf.GGUFWriter(path, architecture)
-    experts = EXPERT_KEYS if config["model_type"] == "mixtral" else {}
-    for key, name in (KEYS | experts).items():
-        add = writer.add_float32 if name in FLOATS else writer.add_uint32
-        add(f"{architecture}.{key}", config[name])
-    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+
+    writer = gguf.GGUFWriter(path, table.architecture)
+    for key, name in table.keys.items():
+        number = float if name in FLOATS else int
+        add_value(writer, f"{table.architecture}.{key}", number(config[name]))
+    for key, value in table.further(config).items():
+        if value != ABSENT.get(key):
+            add_value(writer, f"{table.architecture}.{key}", value)
     file_type = "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
     writer.add_file_type(gguf.LlamaFileType[file_type])
     write_tokenizer(gguf, writer, tokenizer, config["vocab_size"])
-    for name, t in together(tensors).items():
-        heads = turned_heads(name, config)
-        t = interleaved(t, heads) if heads else t
-        fits = t.dim() >= 2 and t.size(-1) % gguf.GGML_QUANT_SIZES[types[kind]][0] == 0
+
+    if table.own_head:
+        tensors = {"lm_head.weight": tensors[embedding_of(table)]} | tensors
+    for name, t in to_gguf(table, tensors, config):
+        matrix = t.dim() >= 2 and name.endswith(".weight") and "conv1d" not in name
+        fits = matrix and t.size(-1) % gguf.GGML_QUANT_SIZES[types[kind]][0] == 0
         stored = types[kind] if fits else types.F32
         values = gguf.quants.quantize(t.float().contiguous().numpy(), stored)
-        writer.add_tensor(gguf_name(name), values, raw_dtype=stored)
+        writer.add_tensor(name, values, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def together(tensors):
-    """The tensors, with those of the experts of a layer in one."""
-    found, experts = {}, {}
+def add_value(writer, key, value):
+    """Add a key with GGUF's type for a Python value."""
+    adding = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    adding.get(type(value), writer.add_string)(key, value)
+
+
+def to_gguf(table, tensors, config):
+    """(name, tensor) for each of GGUF, from Hugging Face's."""
+    experts = {}
     for name, t in tensors.items():
-        of_all = re.sub(r"\.experts\.[0-9]+\.", ".experts.*.", name)
-        if of_all == name:
-            found[name] = t
-        else:
-            experts.setdefault(of_all, []).append(t)
-    return found | {name: torch.stack(matrices) for name, matrices in experts.items()}
+        experts.setdefault(EXPERT.sub(".experts.*.", name), []).append(t)
+    for name, each in experts.items():
+        layer = re.search(r"\.layers\.([0-9]+)\.", name)
+        (names, theirs, layout), suffix = found_row(
+            table, re.sub(r"\.layers\.[0-9]+\.", ".layers.{}.", name), 1
+        )
+        whole = torch.stack(each) if "*" in theirs else each[0]
+        parts = layout.split(whole, len(names), config)
+        for own, part in zip(names, parts, strict=True):
+            yield numbered(own, layer[1] if layer else "", suffix), part
 
 
 def write_tokenizer(gguf, writer, tokenizer, vocab_size):

@@ -96,10 +96,11 @@ multi_query = Layout(split_multi_query, plain.join)
 swapped_halves = Layout(
     lambda t, n, v: [swap_halves(t, v)], lambda parts, v: swap_halves(*parts, v)
 )
-# A norm's weight is stored less 1. It is read in float32 at least, where 1 + w is exact enough.
+# A norm's weight is stored less 1. It is read in float32 at least, where 1 + w is exact enough, and
+# made in float64, where w - 1 is exact.
 zero_centred = Layout(
     lambda t, n, v: [t.to(torch.promote_types(t.dtype, torch.float32)) + 1],
-    lambda parts, v: parts[0] - 1,
+    lambda parts, v: parts[0].double() - 1,
 )
 
 # DeepSeek: what rope turns, the last R rows of each head or of the latent, has neighbouring pairs.

@@ -48,7 +48,11 @@ def style_of(section, arm):
     """The base is grey. Every other arm keeps its colour, mark and dash in all figures."""
     if arm == section.sweep["base"]:
         return {"color": GREY, "linewidth": 2, "marker": "o"}
-    place = arms_of(section).index(arm) - 1
+    return style_at(arms_of(section).index(arm) - 1)
+
+
+def style_at(place):
+    """The style of one of several lines, by its place from 0: 24 of them differ."""
     return {
         "color": ARM_COLORS[place % len(ARM_COLORS)],
         "marker": ARM_MARKERS[place % len(ARM_MARKERS)],

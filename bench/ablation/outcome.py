@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from scipy import stats
 
 import sample
 import train
+from bench.ablation.contexts import CONTEXTS, extrapolation
 from bench.ablation.losses import WRONG
 from common import files
 from common.errors import one_line
@@ -23,7 +23,6 @@ from training.losses import mean_loss
 from training.run_folder import read_log
 from weights import checkpoint
 
-CONTEXTS = (1, 2, 4, 8)  # times the training context
 SAMPLED = 200  # tokens of the sample
 HALVES = ("val_tune", "val_report")  # columns of an evaluation
 COLUMN_OF = dict(zip(("exact", "accuracy"), WRONG, strict=True))  # {measure: column of a row}
@@ -32,63 +31,6 @@ IDENTITY = ("arm", "seed", "lr", "purpose", "config_hash", "code_hash", "out_dir
 
 
 # ---------------------------------------------------------------- a trained model
-
-
-@torch.no_grad()
-def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
-    """{"1": entry, "2": ...} of the losses with 1, 2, 4, 8 times the training context T before the
-    targets, as `interval` gives them, or {"why"} where the model or the text does not allow it. The
-    targets are the same for all: T/4 tokens at the end of each of several windows, which are spread
-    over tokens (N,). An entry's "window" is the loss with the last T tokens alone in sight, which
-    slide with the targets in strides of T/16. `most` bounds the tokens read for each context."""
-    T = model.config.block_size
-    longest = max((n for n in times if n * T < len(tokens)), default=1)
-    count = max(4, min(64, most // (longest * T)))
-    ends = np.linspace(longest * T, len(tokens) - 1, count).astype(int)  # of the last targets
-    ends, targets, stride = np.unique(ends), max(1, T // 4), max(1, T // 16)
-
-    strides = [
-        losses_at_ends(model, tokens, ends - before, T, min(stride, targets - before), runtime)
-        for before in range(0, targets, stride)
-    ]
-    sizes = [min(stride, targets - before) for before in range(0, targets, stride)]
-    window = interval(np.average(strides, 0, sizes))
-    entries = {}
-    for n in times:
-        entry = {"why": f"the validation text has {len(tokens):,} tokens"}
-        if n <= longest:
-            try:
-                entry = interval(losses_at_ends(model, tokens, ends, n * T, targets, runtime))
-            except ValueError as error:  # learned positions end at block_size
-                entry = {"why": one_line(error)}
-        entries[str(n)] = entry | {"window": window}
-    return entries
-
-
-def interval(losses):
-    """{"loss", "low", "high"}: the mean loss of some windows [n] in nats per token, and its 95 % t
-    interval."""
-    mean, n = float(losses.mean()), len(losses)
-    half = float(losses.std(ddof=1) / n**0.5 * stats.t.ppf(0.975, n - 1)) if n > 1 else None
-    return {
-        "loss": mean,
-        "low": None if half is None else mean - half,
-        "high": None if half is None else mean + half,
-    }
-
-
-def losses_at_ends(model, tokens, ends, context, targets, runtime):
-    """(n,) the loss of the last `targets` tokens of each window of `context` tokens with these
-    ends."""
-    losses = []
-    for end in ends:
-        window = np.asarray(tokens[end - context : end + 1]).astype(np.int64)  # (context + 1,)
-        window = torch.from_numpy(window).to(runtime.device)[None]
-        x, y = window[:, :-1], window[:, 1:].clone()
-        y[:, :-targets] = -1
-        with runtime.autocast():
-            losses.append(model(x, y)[1].item())
-    return np.array(losses)
 
 
 @torch.no_grad()

@@ -96,9 +96,8 @@ def plots_of(section):
 def saved(figure, kind, **keys):
     """A figure as the bytes of a file."""
     content = io.BytesIO()
-    figure.savefig(
-        content, format=kind, metadata=UNDATED[kind], bbox_inches="tight", pad_inches=0.1, **keys
-    )
+    keys = {"metadata": UNDATED[kind]} | keys
+    figure.savefig(content, format=kind, bbox_inches="tight", pad_inches=0.1, **keys)
     return content.getvalue()
 
 

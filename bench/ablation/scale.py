@@ -96,6 +96,9 @@ class Slope:
     p_tie: float  # corrected, too
     line: tuple  # fitted effects at the smallest and at the largest size
     why: str = ""
+    p_looks: float = math.nan  # corrected for the looks alone, as is that of a tie
+    p_tie_looks: float = math.nan
+    p_page: float = math.nan  # corrected for all that the page claims
     test: Contrast | None = None  # of the slope, not corrected
 
 
@@ -138,6 +141,7 @@ def analyse(sections):
     tested = [one for one in fits if one.effects]
     corrected = [holm([getattr(one, key) for one in tested]) for key in ("p_holm", "p_tie")]
     for one, p, p_tie in zip(tested, *corrected, strict=True):
+        one.p_looks, one.p_tie_looks = one.p_holm, one.p_tie
         one.p_holm, one.p_tie = float(p), float(p_tie)
         settle(one)
     scale.slopes = fits

@@ -29,6 +29,7 @@ class Section:
     effects: Effects | None = None  # of a factorial, by the sweep's metric
     single: "Section | None" = None  # beside a factorial: one part at a time on the same base
     scale: Scale | None = None  # of the smallest size of a scale: all sizes together
+    label: str = ""  # on a page of several experiments
 
     @property
     def machine(self):

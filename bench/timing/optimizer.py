@@ -35,7 +35,7 @@ def make_sets(model, device):
     sets = {}
     for name in ("adamw", "muon"):
         config = SimpleNamespace(optimizer=name, **settings)
-        sets[name] = make_optimizers(model, config, device)
+        sets[name] = make_optimizers(model, config, SimpleNamespace(device=device, dtype="float32"))
     ours, *rest = sets["muon"]
     matrices = ours.param_groups[0]
     adjust = matrices["adjust_lr_fn"]

@@ -232,8 +232,8 @@ def test_options_are_frozen():
         SampleConfig: """
             init_from out_dir checkpoint compare start prompts skip_unknown num_samples
             max_new_tokens stop temperature top_k top_p min_p repetition_penalty context seed draft
-            draft_tokens knn jsonl show_probs score score_all attention layer device
-            dtype compile""",
+            draft_tokens knn jsonl show_probs score score_all attention layer serve port
+            device dtype compile""",
         PrepareConfig: "input field tokenizer vocab_size seed data_dir list inspect",
     }
     for cls, expected in options.items():

@@ -16,6 +16,7 @@ from bench.ablation.designs import enumerate_arms
 from bench.ablation.settings import AblateConfig
 from common.configurator import help_text
 from common.errors import UserError
+from common.runtime import Runtime
 from parts import catalogue
 from parts.architectures import configure, make
 from parts.cache import KVCache, Recurrent
@@ -191,7 +192,7 @@ def test_an_initial_value_survives():
 def test_muon_takes_its_linear_maps_and_adamw_the_rest(word):
     model = make(configure(gates.SIZES | {"model": "gpt2"} | PARTS[word][3]))
     config = TrainConfig(optimizer="muon")
-    muon, adamw = make_optimizers(model, config, "cpu")
+    muon, adamw = make_optimizers(model, config, Runtime("cpu", "float32", 0, 1, []))
     taken, rest = (
         [name for group in optimizer.param_groups for name in group["names"]]
         for optimizer in (muon, adamw)

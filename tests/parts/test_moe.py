@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 import sample
 import train
 from common.errors import UserError
+from common.runtime import Runtime
 from helpers.runs import arguments, equal, losses, ready, weights
 from helpers.variants import config, randomised, tokens
 from parts import costs, moe
@@ -362,7 +363,9 @@ def test_total_and_active_parameters():
 
 def test_muon_takes_each_expert_as_a_matrix():
     model, x, y = trainable()
-    muon, adamw = make_optimizers(model, TrainConfig(optimizer="muon"), "cpu")
+    muon, adamw = make_optimizers(
+        model, TrainConfig(optimizer="muon"), Runtime("cpu", "float32", 0, 1, [])
+    )
     taken = {name for group in muon.param_groups for name in group["names"]}
     assert "blocks.0.mlp.gate" in taken and "blocks.1.mlp.down" in taken
     assert "blocks.0.mlp.router.weight" in taken

@@ -464,8 +464,8 @@ def no_decay(monkeypatch):
     monkeypatch.setattr(
         start,
         "make_optimizers",
-        lambda model, config, device: real(
-            model, dataclasses.replace(config, weight_decay=0.0), device
+        lambda model, config, runtime: real(
+            model, dataclasses.replace(config, weight_decay=0.0), runtime
         ),
     )
 

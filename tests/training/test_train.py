@@ -421,7 +421,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
         model = model_class(
             config_class(n_layer=2, n_head=2, n_embd=16, vocab_size=10, block_size=8)
         )
-        muon, adamw = make_optimizers(model, config, "cpu")
+        muon, adamw = make_optimizers(model, config, runtime.Runtime("cpu", "float32", 0, 1, []))
         assert muon.param_groups[0]["momentum"] == adamw.param_groups[0]["betas"][0] == 0.8
         names = [
             [name for group in optimizer.param_groups for name in group["names"]]
@@ -466,6 +466,26 @@ def test_muon_takes_the_steps_of_torchs(monkeypatch):
             atol=0,
             rtol=0,
         )
+
+
+def test_muon_in_bfloat16_takes_torchs_steps_to_its_rounding():
+    torch.manual_seed(0)
+    start_at = torch.randn(8, 24)
+    pairs = [torch.nn.Parameter(start_at.clone()) for _ in range(3)]
+    options = dict(lr=0.1, weight_decay=0.2, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    steppers = [
+        optim.Muon(pairs[:1], torch.bfloat16, **options),
+        torch.optim.Muon(pairs[1:2], **options),
+        optim.Muon(pairs[2:], torch.float32, **options),
+    ]
+    for p in pairs:
+        p.grad = start_at.sin()
+    for stepper in steppers:
+        stepper.step()
+    in_bfloat16, torchs, in_float32 = (p.detach() - start_at for p in pairs)
+    size = in_float32.norm()
+    assert (in_bfloat16 - torchs).norm() / size < 0.02
+    assert 1e-4 < (in_bfloat16 - in_float32).norm() / size < 0.1
 
 
 def test_data_seed_sets_the_order_apart_from_the_initialisation(data_dir, tmp_path):
@@ -567,6 +587,24 @@ def test_resuming_does_not_choose_again(
     again = ["--compile=auto", "--dtype=auto", "--device=auto"]
     resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", *again])
     assert resumed.runtime.compile and resumed.runtime.device == "cpu"
+    assert resumed.runtime.dtype == dtype
+
+
+@pytest.mark.parametrize("has_bfloat16, dtype", [(False, "float32"), (True, "bfloat16")])
+def test_a_run_of_some_length_uses_bfloat16(data_dir, tmp_path, monkeypatch, has_bfloat16, dtype):
+    """Eager, where the CPU multiplies bfloat16; Muon follows, and so does the resumed run."""
+    monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: has_bfloat16)
+    run = arguments(data_dir, tmp_path / "run", "--max_iters=6", "--optimizer=muon")
+    assert made(run).runtime.dtype == "float32"  # too short
+    monkeypatch.setattr(runtime, "BFLOAT16_PAYS", 3 * 6 * 27_000 * 4 * 16)
+    short = made(run)
+    assert (short.runtime.dtype, short.runtime.compile) == (dtype, False)
+    assert short.learner.optimizers[0].dtype == getattr(torch, dtype)
+
+    stop_after(5)
+    assert train.main(run) == 143
+    monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: not has_bfloat16)
+    resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
     assert resumed.runtime.dtype == dtype
 
 

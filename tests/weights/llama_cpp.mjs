@@ -1,4 +1,5 @@
-// Greedy text of a GGUF file by llama.cpp: prints {ids, new, text} as JSON.
+// Greedy text of a GGUF file by llama.cpp: prints {ids, new, text, probabilities} as JSON; the
+// last are those of all tokens to be the first new one.
 //     NODE_LLAMA_CPP=FOLDER node llama_cpp.mjs FILE.gguf PROMPT COUNT
 // FOLDER is where `npm install node-llama-cpp` was run.
 const folder = process.env.NODE_LLAMA_CPP;
@@ -11,10 +12,14 @@ const ids = model.tokenize(prompt);
 const full = {experimentalKvCacheKeyType: "F32", experimentalKvCacheValueType: "F32"};
 const context = await model.createContext({contextSize: 256, threads: 1, flashAttention: false, ...full});
 const found = [];
-for await (const token of context.getSequence().evaluate(ids, {temperature: 0, yieldEogToken: true})) {
+let first;
+const sequence = context.getSequence();
+const greedy = {temperature: 0, yieldEogToken: true};
+for await (const {token, probabilities} of sequence.evaluateWithMetadata(ids, {probabilities: true}, greedy)) {
+    first ??= [...probabilities];
     found.push(token);
     if (found.length >= Number(count))
         break;
 }
-console.log(JSON.stringify({ids, new: found, text: model.detokenize(found)}));
+console.log(JSON.stringify({ids, new: found, text: model.detokenize(found), probabilities: first}));
 process.exit(0);

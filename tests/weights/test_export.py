@@ -38,6 +38,7 @@ from tokens.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from_json
 from weights import export, gguf_format, pretrained, tokenizer_formats
 from weights.checkpoint import open_run
 from weights.export import main, to_hf, write_folder
+from weights.gguf_tables import TABLES
 from weights.pretrained import load_pretrained, load_tokenizer, open_pretrained
 
 transformers = pytest.importorskip("transformers")
@@ -501,38 +502,138 @@ def small_llama(vocab_size):
 
 
 def small_arch(arch, vocab_size, **more):
-    """What `small_llama` is, of an architecture with another table."""
+    """What `small_llama` is, of an architecture with another table, given some of ALSO's values."""
     torch.manual_seed(0)
-    sizes = dict(n_layer=5, n_head=4, n_kv_head=2, n_embd=32, block_size=64, vocab_size=vocab_size)
+    sizes = dict(n_layer=5, n_head=4, n_embd=32, block_size=64, vocab_size=vocab_size)
     made = make(configure({"model": "llama", "arch": arch} | sizes | more))
-    return random_weights(made.eval(), 0.2)
+    return random_weights(made.eval(), 0.4)
 
 
-ALSO = {"mixtral": dict(n_experts=5, mlp_width=24), "smollm3": {}}
+SHARED = dict(n_kv_head=2)
+EXPERTS = dict(n_experts=5, top_k=3, mlp_width=24)
+ALSO = {
+    "mixtral": SHARED | EXPERTS,
+    "smollm3": SHARED,
+    "qwen3": SHARED,
+    "olmo2": SHARED,
+    "gpt-oss": SHARED | EXPERTS | dict(window=7, rope_scaling="yarn", tie_embeddings=True),
+    "deepseek-v3": EXPERTS | dict(latent_rank=6, rope_head_dim=4, shared_experts=2),
+    "qwen3-next": SHARED | EXPERTS | dict(state_size=16, rope_fraction=0.5),
+    "mamba2": dict(state_size=6),
+}
 
 
 @pytest.mark.parametrize("arch", ALSO)
 def test_gguf_of_other_architectures_comes_back(arch, tmp_path):
+    """To the bit, but for the logarithms of decay rates, whose exponentials GGUF holds: these come
+    back as logarithms of the same rates."""
     pytest.importorskip("gguf")
     made, path = small_arch(arch, 256, **ALSO[arch]), tmp_path / "x.gguf"
     write_gguf(path, made, ByteTokenizer())
     word, values, found = load_pretrained(str(path))
     back = ours(word, values, found, dtype=torch.float32)
     assert torch.equal(back(tokens(2, 40))[0], made(tokens(2, 40))[0])
-    assert back.config.n_kv_head == 2 and back.config.nope_every == made.config.nope_every
+    given = made.state_dict()
+    for name, tensor in back.state_dict().items():
+        if name.endswith("log_rate"):
+            assert torch.equal(tensor.exp(), given.pop(name).exp())
+        else:
+            assert torch.equal(tensor, given.pop(name)), name
+    assert not given
+    for key in ("n_kv_head", "nope_every", "tie_embeddings", "window", "mixer", "expand"):
+        assert getattr(back.config, key) == getattr(made.config, key)
+
+
+@pytest.mark.parametrize("arch", ALSO)
+def test_gguf_has_llama_cpps_tensors(arch, tmp_path):
+    """Their names are those of the package `gguf`, and some are compared with ours by hand."""
+    gguf = pytest.importorskip("gguf")
+    made, path = small_arch(arch, 256, **ALSO[arch]), tmp_path / "x.gguf"
+    write_gguf(path, made, ByteTokenizer())
+    reader = gguf.GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+    number = {name: i for i, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
+    known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[number]}
+    known |= {"blk.{bid}.post_attention_norm"}  # which the package lists under another name
+    theirs = {tensor.name: torch.tensor(tensor.data) for tensor in reader.tensors}
+    for name in theirs:
+        stem = re.sub(r"\.(weight|bias)$", "", re.sub(r"^blk\.\d+\.", "blk.{bid}.", name))
+        assert stem in known, name
+
+    block, C = made.blocks[0], 32
+    attn = block.attn
+    if arch == "gpt-oss":
+        assert torch.equal(theirs["output.weight"], made.wte.weight)
+        assert torch.equal(theirs["blk.0.ffn_up_exps.weight"], block.mlp.up)  # (E, out, in)
+        assert torch.equal(theirs["blk.0.attn_q.weight"], attn.wq.weight)  # pairs (i, i + D/2)
+    if arch == "deepseek-v3":
+        each = attn.wu.weight.view(4, 2, C // 4, 6)  # of each head: keys, then values
+        assert torch.equal(theirs["blk.0.attn_k_b.weight"], each[:, 0].mT)
+        assert torch.equal(theirs["blk.0.attn_v_b.weight"], each[:, 1])
+    if arch == "qwen3-next":
+        qkv = torch.cat((attn.wq.weight, attn.wk.weight, attn.wv.weight))
+        assert torch.equal(theirs["blk.0.attn_qkv.weight"], qkv)
+        assert torch.equal(theirs["blk.0.attn_gate.weight"], attn.wz.weight)
+        assert torch.equal(theirs["blk.0.attn_norm.weight"], block.norm1.weight)  # not less 1
+    if arch == "mamba2":
+        assert torch.equal(theirs["blk.0.ssm_a"], -attn.decay.log_rate.exp()[:, None])
+        assert torch.equal(theirs["blk.0.ssm_in.weight"][: 2 * C], attn.wz.weight)
 
 
 def test_what_gguf_does_not_have(tmp_path):
     pytest.importorskip("gguf")
+    next_also = ALSO["qwen3-next"]
     for made, words in {
         small_arch("smollm3", 256, nope_every=3): "no_rope_layer_interval=3: GGUF's smollm3",
         small_arch("mixtral", 256, window=9): "sliding_window=9: GGUF's llama",
         small_arch("mixtral", 256, shared_experts=1): "shared_experts=1: GGUF has no such model",
+        small_arch("nanochat", 256): "norm=rmsnorm_bare: GGUF has no such model",
+        small_arch("gpt-oss", 256): "'truncate': False}: GGUF's gpt-oss",
+        small_arch("deepseek-v3", 256, rope_scaling="yarn"): "rope_scaling=.*: GGUF's deepseek2",
+        small_arch("qwen3-next", 256): "linear_value_head_dim=16: GGUF's qwen3next",
+        small_arch(
+            "qwen3-next", 256, **next_also | dict(mixer="attention,gated_delta")
+        ): "layer_types=.*: GGUF's qwen3next",
     }.items():
-        kinds = tuple(gguf_format.ARCHITECTURES)
         with pytest.raises(UserError, match=words):
-            theirs = to_hf("llama", vars(made.config), made.state_dict(), kinds)
+            theirs = to_hf("llama", vars(made.config), made.state_dict(), tuple(TABLES))
             gguf_format.write(tmp_path / "x.gguf", *theirs, ByteTokenizer().to_json())
+
+
+@pytest.mark.parametrize(
+    "arch, key, value, words",
+    [
+        ("mamba2", "ssm.inner_size", 2**32 - 1, "mamba2.ssm.inner_size=4294967295"),
+        ("mamba2", "ssm.inner_size", 3, "mamba2.ssm.inner_size=3"),
+        ("mamba2", "ssm.time_step_rank", 0, "mamba2.ssm.time_step_rank is 0"),
+        ("mamba2", "ssm.group_count", 8, "mamba2.ssm.group_count=8"),
+        ("mamba2", "block_count", 2**32 - 1, "there is no tensor of layer 5"),
+        ("deepseek2", "attention.q_lora_rank", 1536, "attention.q_lora_rank=1536"),
+        ("deepseek2", "attention.value_length_mla", 3, "attention.key_length_mla=12"),
+        ("deepseek2", "expert_gating_func", 1, "expert_gating_func=1"),
+        ("deepseek2", "expert_count", 2**32 - 1, "n_routed_experts is 4294967295, but there is no"),
+        ("qwen3next", "full_attention_interval", 0, "full_attention_interval=0"),
+        ("qwen3next", "full_attention_interval", 3, "there is no tensor"),
+        ("qwen3next", "ssm.time_step_rank", 2, "cannot read the tensor blk.0.attn_qkv.weight"),
+        ("qwen3next", "rope.dimension_count", 3, "partial_rotary_factor=0.375"),
+        ("gpt-oss", "rope.scaling.type", "longrope", "rope_type='longrope'"),
+        ("gpt-oss", "rope.scaling.factor", float("nan"), "rope.scaling.factor=nan"),
+        ("gpt-oss", "attention.sliding_window", 0, "attention.sliding_window is 0"),
+    ],
+)
+def test_claims_of_a_gguf_file_of_other_architectures(
+    arch, key, value, words, tmp_path, monkeypatch
+):
+    gguf = pytest.importorskip("gguf")
+    add = gguf.GGUFWriter.add_key_value
+
+    def claim(self, name, stored, kind, *more, **named):
+        add(self, name, value if name == f"{arch}.{key}" else stored, kind, *more, **named)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_key_value", claim)
+    word = {"deepseek2": "deepseek-v3", "qwen3next": "qwen3-next"}.get(arch, arch)
+    write_gguf(tmp_path / "x.gguf", small_arch(word, 256, **ALSO[word]), ByteTokenizer())
+    assert words in refused(load_pretrained, str(tmp_path / "x.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -557,7 +658,7 @@ def test_claims_of_a_gguf_file_about_experts(key, value, words, tmp_path, monkey
 
 
 def write_gguf(path, made, tokenizer):
-    theirs = to_hf("llama", vars(made.config), made.state_dict())
+    theirs = to_hf("llama", vars(made.config), made.state_dict(), tuple(TABLES))
     gguf_format.write(path, *theirs, tokenizer.to_json())
 
 
@@ -598,7 +699,8 @@ def test_a_tokenizer_that_llama_cpp_lacks(tmp_path, capsys):
 @pytest.mark.parametrize("unused", [0, 5])
 @pytest.mark.parametrize("kind", [*TOKENIZERS, *ALSO])
 def test_llama_cpp_writes_the_same_text(kind, unused, tmp_path):
-    """llama.cpp itself reads the same ids and writes the same greedy text."""
+    """llama.cpp itself reads the same ids, gives the first new token the same probabilities, and
+    writes the same greedy text."""
     pytest.importorskip("gguf")
     if "NODE_LLAMA_CPP" not in os.environ:
         pytest.skip("NODE_LLAMA_CPP names no folder where `npm install node-llama-cpp` was run")
@@ -615,6 +717,11 @@ def test_llama_cpp_writes_the_same_text(kind, unused, tmp_path):
     assert found["ids"] == ids.tolist()
     new = torch.cat([*generate(made, torch.tensor(ids)[None], 30, temperature=0)], dim=1)[0]
     assert found["new"] == new.tolist()
+    with torch.no_grad():
+        expected = made(torch.tensor(ids)[None])[0][0, -1].softmax(-1)
+    probabilities = dict(found["probabilities"])
+    theirs = torch.tensor([probabilities[i] for i in range(len(expected))])
+    assert (theirs - expected).abs().max() < 1e-5
     if kind == "char":
         command[3] = "unknown \N{SNOWMAN}"  # which does not abort it
         subprocess.run(command, capture_output=True, check=True, timeout=120)

@@ -1,0 +1,336 @@
+"""
+What the answer page claims: the sweeps below a folder of results, the comparisons of all of them,
+and one correction over these (bench/answer.py).
+
+Each sweep is read by itself, because sweeps were made by different versions of the code. Holm's
+method then corrects the p-values of all their comparisons together, those of differences as one
+family and those of ties as another: with 95 % probability nothing that the page calls decided is an
+effect of chance alone. The check of a base against its second copy claims nothing and is left out.
+"""
+
+import json
+import math
+import re
+import shlex
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from statsmodels.stats.multitest import multipletests
+
+from bench.ablation import scale
+from bench.ablation.effects import cells_of, high_level
+from bench.ablation.scale import Slope
+from bench.ablation.sentences import arm_name
+from bench.ablation.settings import part_name
+from bench.ablation.significance import ALPHA
+from bench.ablation.sweeps import gather
+from common.files import ROOT
+from parts.architectures import ARCH
+
+RESULTS = ROOT / "bench/results"
+# The experiments in the order of the page, by the names of their configs; all others follow.
+ORDER = (
+    *("base", "factorial_plays", "factorial_python", "factorial_optimizer", "scale", "positions"),
+    *("gate_optimizer", "contested_scale", "rates", "activations", "key_heads", "depth_norm"),
+    *("low_rank_windows", "value_moe", "ablate_recall", "ladder_shakespeare"),
+)
+OF_DIFFERENCE = {  # a word that says that something differs, and the word that says nothing
+    **dict.fromkeys(("better", "worse"), "undecided"),
+    "larger than the noise": "not seen",
+    **dict.fromkeys(("grows", "fades", "changes sign"), "cannot tell"),
+}
+OF_EQUALITY = {"tie": "undecided", "holds": "cannot tell"}
+NAMES = {  # of parts, for readers
+    "rope": "RoPE",
+    "alibi": "ALiBi",
+    "swiglu": "SwiGLU",
+    "rmsnorm": "RMSNorm",
+    "bias=none": "no biases",
+    "tie_embeddings=False": "untied head",
+    "tie_embeddings=True": "tied head",
+    "position=none": "no positions",
+    "gated_delta": "gated delta rule",
+    "mamba2": "Mamba-2",
+    "mla": "MLA",
+    "llama": "all of LLaMA",
+}
+COSTS = {"memory": "peak_memory_bytes", "cache": "kv_bytes_per_token"}
+
+
+@dataclass
+class Experiment:
+    """A sweep, the sizes of a scale, or a config that has not run yet."""
+
+    name: str  # of its config or folder; its place in the page
+    question: str
+    command: str
+    folder: Path = None  # None: not run yet
+    sections: list = field(default_factory=list)  # of sweeps.Section
+
+    @property
+    def screening(self):
+        return bool(self.sections) and self.sections[0].sweep["screening"]
+
+    @property
+    def runs(self):
+        """The number of runs that ended, those of the curve of tokens and of tuning included."""
+        groups = [
+            group
+            for one in self.sections
+            for kind in (one.runs.done, one.runs.diverged, one.runs.curve)
+            for group in kind.values()
+        ]
+        return sum(map(len, groups)) + sum(len(one.runs.tuning) for one in self.sections)
+
+
+@dataclass
+class Claim:
+    """One comparison of the page: an arm, an effect, an interaction or a slope."""
+
+    experiment: Experiment
+    section: object
+    subject: object  # a Verdict or a Slope, whose word and p_page are those of the page
+    own: str  # the word of its sweep
+    p: float  # corrected for the looks alone
+    p_tie: float
+
+    @property
+    def taken_back(self):
+        """Whether its sweep decides it and the page does not."""
+        return self.own in OF_DIFFERENCE | OF_EQUALITY and self.subject.word != self.own
+
+
+@dataclass
+class Part:
+    """A change to a base, with the best estimate of what it is worth."""
+
+    name: str
+    base: str  # gpt2 or llama
+    claim: Claim
+    time: tuple = None  # (ratio, low, high) of a step, to the base's
+    memory: float = None  # of training, times the base's
+    cache: float = None  # of keys and values per token, times the base's
+    estimates: int = 1  # sweeps that measured it
+
+
+# ---------------------------------------------------------------- experiments
+
+
+def experiments(results=RESULTS, configs=ROOT / "config"):
+    """[Experiment] of the sweeps below a folder, and of the planned ones that have no rows yet."""
+    found = [read_experiment(folder, results) for folder in folders_of(results)]
+    names = {one.name for one in found}
+    planned = [*sorted((configs / "answer").glob("*.py")), configs / "ablate_recall.py"]
+    found += [not_run(path) for path in planned if path.exists() and path.stem not in names]
+    places = {name: place for place, name in enumerate(ORDER)}
+    return sorted(found, key=lambda one: (places.get(one.name, len(ORDER)), one.name))
+
+
+def folders_of(results):
+    """The folders below `results` that hold a sweep or a scale; not those of a scale's sizes."""
+    scales = {path.parent for path in results.rglob(scale.FILE)}
+    sweeps = {path.parent for path in results.rglob("sweep.json")}
+    sizes = {size for folder in scales for size in scale.folders_of(folder)}
+    return sorted(scales | (sweeps - sizes))
+
+
+def read_experiment(folder, results):
+    """The Experiment of a folder. It has the name of the config that its command names, if that is
+    a planned one, and otherwise its folder's."""
+    sections = gather([folder])
+    words = shlex.split(sections[0].sweep["command"])
+    question = sections[0].sweep["question"]
+    if sections[0].scale:  # the command of a size repeats that of the scale and adds its own keys
+        place = next((i for i, word in enumerate(words) if word.startswith("--question=")), None)
+        words, question = words[:place], question.rpartition(" (")[0] or question
+    config = next((Path(word).stem for word in words[2:] if word.endswith(".py")), "")
+    name = config if config in ORDER else "-".join(folder.relative_to(results).parts)
+    return Experiment(name, question, shlex.join(words), folder, sections)
+
+
+def not_run(path):
+    """The Experiment of a config without rows."""
+    text = path.read_text(encoding="utf-8")
+    question = re.search(r'^question = "(.*)"$', text, re.MULTILINE)
+    command = re.search(r"^# +(python bench/ablate.py .*)$", text, re.MULTILINE)
+    return Experiment(path.stem, *(found[1] if found else "" for found in (question, command)))
+
+
+# ---------------------------------------------------------------- claims
+
+
+def claims_of(found):
+    """[Claim] of some experiments, corrected together."""
+    claims = []
+    for experiment in found:
+        for section in experiment.sections:
+            for verdict in section.main.verdicts:
+                p = verdict.p if section.sweep["screening"] else verdict.p_looks
+                if verdict is not section.main.floor and math.isfinite(p):
+                    tie = verdict.p_tie_looks if math.isfinite(verdict.p_tie_looks) else 1.0
+                    claims.append(Claim(experiment, section, verdict, verdict.word, p, tie))
+            for slope in section.scale.slopes if section.scale else ():
+                if math.isfinite(slope.p_looks):
+                    values = slope.word, slope.p_looks, slope.p_tie_looks
+                    claims.append(Claim(experiment, section, slope, *values))
+    correct(claims)
+    return claims
+
+
+def correct(claims):
+    """Correct claims for all of them together: set p_page of their subjects, and take back the
+    words that this leaves undecided."""
+    if not claims:
+        return
+    ps, ties = (
+        multipletests([getattr(claim, key) for claim in claims], ALPHA, "holm")[1]
+        for key in ("p", "p_tie")
+    )
+    for claim, p, p_tie in zip(claims, ps, ties, strict=True):
+        subject = claim.subject
+        subject.p_page = float(p_tie if subject.word in OF_EQUALITY else p)
+        if subject.p_page > ALPHA:
+            subject.word = (OF_DIFFERENCE | OF_EQUALITY).get(subject.word, subject.word)
+        if claim.taken_back:
+            reason = f"{claim.own} in its own sweep, not among the page's {len(claims)} comparisons"
+            subject.why = "; ".join(filter(None, [subject.why, reason]))
+
+
+def name_of(claim):
+    """What a claim is about, in words for readers."""
+    section, subject = claim.section, claim.subject
+    if getattr(subject, "interaction", False) and section.effects:
+        return " × ".join(name_in(section, factor) for factor in subject.arm.split(":"))
+    return subject.arm if ":" in subject.arm else name_in(section, subject.arm, subject)
+
+
+def name_in(section, arm, subject=None):
+    """The name of an arm or of a factor's high level in a section."""
+    if getattr(subject, "interaction", False):
+        return arm_name(subject)
+    sweep = section.sweep
+    changes = high_level(sweep, arm) if section.effects else sweep["arms"][arm]["changes"]
+    word = part_name(*next(iter(changes.items()))) if len(changes) == 1 else arm
+    return NAMES.get(word, NAMES.get(arm, arm))
+
+
+def noise_of(section):
+    """(sd of a run, runs that it is known from): of the base, in a factorial of all cells."""
+    effects = section.effects
+    if effects and effects.model and effects.model.fit.df_resid:
+        return math.sqrt(effects.model.fit.scale), len(effects.model.losses)
+    return section.main.base_sd, section.main.base_n
+
+
+def of_slopes(claims):
+    return [claim for claim in claims if isinstance(claim.subject, Slope)]
+
+
+def of_interactions(claims):
+    """The claims about interactions, the surest first."""
+    found = [claim for claim in claims if getattr(claim.subject, "interaction", False)]
+    return sorted(found, key=lambda claim: (claim.p, claim.subject.arm))
+
+
+# ---------------------------------------------------------------- parts
+
+
+def parts_of(claims):
+    """[Part] of all changes to a base, the one that is worth most first. Of several sweeps that
+    measured a part the best estimate counts: one of a sweep that decides before one of a screening,
+    with a curve of tokens before without, then the one with the least standard error. What it shows
+    plays no role in that."""
+    found, counts = {}, Counter()
+    for claim in claims:
+        if not is_part(claim):
+            continue
+        key = identity(claim)
+        counts[key] += 1
+        if key not in found or quality(claim) > quality(found[key]):
+            found[key] = claim
+    parts = [part_of(claim, counts[key]) for key, claim in found.items()]
+    return sorted(parts, key=rank)
+
+
+def is_part(claim):
+    """Whether a claim is about one change to the base, at the largest size of a scale."""
+    subject, sections = claim.subject, claim.experiment.sections
+    if isinstance(subject, Slope) or subject.interaction or not math.isfinite(subject.mean):
+        return False
+    to_base = claim.section.effects or subject.against == claim.section.sweep["base"]
+    largest = not sections[0].scale or claim.section is sections[-1]
+    return bool(to_base) and largest
+
+
+def changes_of(claim):
+    """{key: value} of the change that a claim is about."""
+    section, arm = claim.section, claim.subject.arm
+    found = high_level(section.sweep, arm) if section.effects else None
+    return found or section.sweep["arms"][arm]["changes"]
+
+
+def identity(claim):
+    """What makes two changes the same: the base's architecture and the changed keys."""
+    base, changes = claim.section.sweep["base_values"], dict(changes_of(claim))
+    changes |= ARCH.get(changes.pop("arch", None), {})
+    had = base.items() if base.get("n_embd") else {}.items()
+    changed = {item for item in changes.items() if item not in had}
+    return base.get("model", "gpt2"), frozenset(map(str, changed))
+
+
+def quality(claim):
+    subject = claim.subject
+    se = subject.se if math.isfinite(subject.se) else math.inf
+    return not claim.experiment.screening, subject.worth is not None, -se
+
+
+def rank(part):
+    """Sorts parts: by worth, those without one after them, by their difference."""
+    worth, mean = part.claim.subject.worth, part.claim.subject.mean
+    return (0, -worth.k, mean) if worth else (1, 0.0, mean)
+
+
+def part_of(claim, estimates):
+    section, arm = claim.section, claim.subject.arm
+    base = section.sweep["base_values"].get("model", "gpt2")
+    part = Part(name_of(claim), base, claim, estimates=estimates)
+    if section.effects:
+        part.time = section.effects.step_ratios.get(arm)
+        ratios = {name: level_ratio(section, arm, key) for name, key in COSTS.items()}
+    else:
+        own, theirs = (section.costs.get(name) or {} for name in (arm, section.sweep["base"]))
+        measured = own.get("step_ratio")
+        part.time = measured and tuple(measured[key] for key in ("ratio", "low", "high"))
+        ratios = {name: ratio(own.get(key), theirs.get(key)) for name, key in COSTS.items()}
+    part.memory, part.cache = ratios["memory"], ratios["cache"]
+    return part
+
+
+def ratio(own, theirs):
+    return own / theirs if own is not None and theirs else None
+
+
+def level_ratio(section, factor, key):
+    """A cost at a factor's high level over that at its low level: a ratio of geometric means over
+    the cells. None unless all cells have one above zero."""
+    cells = cells_of(section.sweep)
+    values = [(section.costs.get(arm) or {}).get(key) for arm in cells]
+    if not all(values):
+        return None
+    logs, high = np.log(values), np.array([bool(cell[factor]) for cell in cells.values()])
+    return float(np.exp(logs[high].mean() - logs[~high].mean()))
+
+
+# ---------------------------------------------------------------- the ledger
+
+
+def ledger(path):
+    """The rows of claims.json, each with id, claim, source, kind, verdict and measured; [] without
+    that file."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    rows = found if isinstance(found, list) else found.get("claims", found.get("rows", []))
+    return [row for row in rows if isinstance(row, dict)]

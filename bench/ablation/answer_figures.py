@@ -1,0 +1,156 @@
+"""The figures of the answer page that no report of a single sweep has. As in figures.py, each
+returns a Figure, or None without data, and its description is the caption."""
+
+import math
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from bench.ablation.answer import noise_of
+from bench.ablation.figures import BLUE, FAINT, GREEN, GREY, INK, OPEN_MARK, RED, WIDTH
+from bench.ablation.worth import Curve
+
+TICKS = (0.25, 0.5, 0.7, 1, 1.4, 2)
+MARKS = {  # right is better here
+    "better": (">", GREEN),
+    "worse": ("<", RED),
+    "tie": ("s", BLUE),
+    "larger than the noise": ("D", BLUE),
+}
+BAR = 200, 18, 2.0  # width and height of a bar in a table, and its reach in doublings of the tokens
+BASES = {"gpt2": "GPT-2", "llama": "LLaMA"}
+
+
+def noise(sections, tips):
+    """Each dot is one run of a base, or of its second copy (hollow), minus their mean: the same
+    model, and another seed. The bar is two standard deviations of a run to each side; in a
+    factorial they come from the runs of all cells."""
+    shown = [section for section in sections if section.main.base_n > 1]
+    if not shown:
+        return None
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.42 * len(shown)))
+    axes = figure.subplots()
+    axes.axvline(0, color=INK, linewidth=0.8)
+    for place, section in enumerate(shown):
+        mean, (sd, runs) = section.main.base_mean, noise_of(section)
+        (bar,) = axes.plot([-2 * sd, 2 * sd], [place] * 2, color=FAINT, linewidth=9, zorder=0.5)
+        tips.add(bar, f"{section.label}: sd {sd:.4f} over {runs} runs")
+        for arm, fill in base_copies(section):
+            rows = section.runs.done.get(arm, {}).values()
+            losses = [row[column_of(section)] - mean for row in rows]
+            style = {"color": GREY, "markersize": 5, "markerfacecolor": GREY if fill else "white"}
+            axes.plot(losses, [place] * len(losses), "o", **style)
+    axes.set(
+        yticks=range(len(shown)),
+        yticklabels=[section.label for section in shown],
+        ylim=(len(shown) - 0.4, -0.6),
+        xlabel="loss of a run minus the mean, nats per token",
+    )
+    axes.locator_params(axis="x", nbins=5)
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def base_copies(section):
+    """[(arm, whether it is the base)] of the base and its second copy."""
+    arms = section.sweep["arms"]
+    copies = [arm for arm, facts in arms.items() if facts.get("again")]
+    return [(section.sweep["base"], True), *((arm, False) for arm in copies)]
+
+
+def column_of(section):
+    """The column of a row that holds the sweep's metric on the reported half of the text."""
+    return section.sweep["metric"].replace("_val_loss", "_report")
+
+
+def noise_worth(section):
+    """(k below, k above): what two standard deviations of a run are worth in tokens, to each side;
+    None without a curve."""
+    analysis, (sd, _) = section.main, noise_of(section)
+    if not analysis.curve or not math.isfinite(sd):
+        return None
+    ends = (analysis.curve.loss_at(1) + side * 2 * sd for side in (1, -1))
+    low, high = (multiple_of_loss(analysis.curve, end) for end in ends)
+    return low, high
+
+
+def multiple_of_loss(curve: Curve, loss):
+    """The multiple of the tokens at which the base has a loss, not beyond the curve's ends."""
+    means = np.array([[point[1]] for point in curve.points], float)
+    return float(np.clip(curve.multiple(loss, means)[0], *curve.multiples[[0, -1]]))
+
+
+def worths(parts, tips):
+    """What each part is worth: so many times the training tokens, with the 95 % interval. The grey
+    band is two standard deviations of one run to each side, the noise of a single seed. Filled
+    marks are decided after the correction over the whole page: green better, red worse, blue a tie.
+    An arrow leads beyond the tokens that were measured."""
+    shown = [part for part in parts if part.claim.subject.worth]
+    if not shown:
+        return None
+    figure = Figure(figsize=(WIDTH, 1.0 + 0.31 * (len(shown) + 1)))
+    axes = figure.subplots()
+    band = widest([noise_worth(part.claim.section) for part in shown])
+    if band:
+        axes.axvspan(*band, color=FAINT, alpha=0.5, linewidth=0)
+        axes.text(band[1] * 1.04, 0, "noise of one run", va="center", fontsize=9)
+    axes.axvline(1, color=INK, linewidth=0.8)
+    for place, part in enumerate(shown, 1):
+        draw_worth(axes, place, part, tips)
+    names = [f"{part.name} ({BASES.get(part.base, part.base)})" for part in shown]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(TICKS, [f"{k:g}×" for k in TICKS])
+    axes.minorticks_off()
+    axes.set(
+        yticks=range(len(shown) + 1),
+        yticklabels=["the same model", *names],
+        ylim=(len(shown) + 0.6, -0.6),
+        xlim=(0.22, 2.4),
+        xlabel="worth, times the training tokens (right is better)",
+    )
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def widest(bands):
+    """The band that holds all others; None if there is none."""
+    known = [band for band in bands if band]
+    return known and (min(band[0] for band in known), max(band[1] for band in known))
+
+
+def draw_worth(axes, place, part, tips):
+    subject = part.claim.subject
+    worth, (mark, color) = subject.worth, MARKS.get(subject.word, OPEN_MARK)
+    ends = [worth.k, *(worth.k if math.isnan(end) else end for end in (worth.low, worth.high))]
+    k, low, high = np.clip(ends, 0.25, 2)
+    axes.plot([low, high], [place] * 2, color=color, linewidth=2.2, solid_capstyle="round")
+    for end, beyond, arrow in ((low, ends[1] < 0.25, 0.23), (high, ends[2] > 2, 2.3)):
+        if beyond:
+            arrow_style = {"arrowstyle": "->", "color": color}
+            axes.annotate("", (arrow, place), (end, place), arrowprops=arrow_style)
+    fill = color if subject.word in MARKS else "white"
+    style = {"color": color, "markersize": 7, "markerfacecolor": fill, "markeredgewidth": 1.6}
+    (dot,) = axes.plot(k, place, mark, **style)
+    tips.add(dot, f"{part.name}: {subject.word}, worth {worth} the tokens")
+
+
+def bar(worth, word):
+    """A worth as a picture as high as a line of text: 1 × is in the middle, a doubling of the
+    tokens a quarter of the width."""
+    width, height, reach = BAR
+
+    def place(k):
+        doublings = np.clip(math.log2(k) if k > 0 else -reach, -reach, reach)
+        return float(width / 2 * (1 + 0.94 * doublings / reach))
+
+    ends = [worth.k if math.isnan(end) else end for end in (worth.low, worth.high)]
+    low, k, high = (place(end) for end in (ends[0], worth.k, ends[1]))
+    middle = height / 2
+    filled = ' class="open"' if word not in MARKS else ""
+    return Markup(
+        f'<svg class="bar {word.replace(" ", "-")}" viewBox="0 0 {width} {height}" '
+        f'aria-hidden="true"><path class="axis" d="M{width / 2} 0V{height}"/>'
+        f'<path class="span" d="M{low:.1f} {middle}H{max(high, low + 0.1):.1f}"/>'
+        f'<circle{filled} cx="{k:.1f}" cy="{middle}" r="4.5"/></svg>'
+    )

@@ -1,0 +1,245 @@
+"""
+The pictures of docs/gallery.md, which the notebook shows too. A function draws one picture, from
+numbers that the model's own code computes, and returns a Figure; its docstring is the picture's
+text on the page.
+
+Shapes: B batch, T tokens, H heads, L layers, D the size of a head.
+"""
+
+from fractions import Fraction
+
+import matplotlib
+import torch
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
+
+from bench.ablation.figures import BLUE, FAINT, GREY, INK, MUTED, RED
+from bench.ablation.plots import STYLE
+from model_llama import rotary, rotate
+from parts.architectures import configure, make
+from parts.cache import KVCache, visible
+from parts.position import Alibi
+from parts.variant import VariantConfig
+from sampling.attention_map import attention_weights, check_layer, panel, read
+
+styled = matplotlib.rc_context(STYLE)
+RAW = {"interpolation": "none"}  # the cells themselves, which keeps an SVG small
+DEPTH, WIDTH, TOKENS, WINDOW = 4, 64, 64, 8  # of the models that show what a window forgets
+
+
+# --- positions
+
+
+@styled
+def rope():
+    """RoPE turns each pair of features of a query or key by an angle that grows with the token's
+    position, fast in the first pairs and slowly in the last. The product of a turned query and a
+    turned key then depends on their distance alone, so that each diagonal on the right has one
+    colour."""
+    T, D, pairs = 24, 16, (0, 2, 5)
+    cos, sin = rotary(torch.arange(T)[None], 10000.0, D)  # (1, 1, T, D/2)
+    one = torch.cat((torch.ones(D // 2), torch.zeros(D // 2)))  # each pair is (1, 0)
+    turned = rotate(one.expand(1, 1, T, D), cos, sin)[0, 0]  # (T, D)
+    same = rotate(torch.ones(1, 1, T, D), cos, sin)[0, 0]  # one query and key, at all positions
+
+    figure = Figure(figsize=(10, 2.7))
+    *circles, last = figure.subplots(1, len(pairs) + 1)
+    for axes, pair in zip(circles, pairs, strict=True):
+        axes.add_patch(Circle((0, 0), 1, fill=False, edgecolor=FAINT, linewidth=1))
+        places = turned[:, pair], turned[:, pair + D // 2]
+        dots = axes.scatter(*places, c=range(T), cmap="viridis", s=22, zorder=2)
+        axes.set(title=f"pair {pair} of {D // 2}", xlim=(-1.25, 1.25), ylim=(-1.25, 1.25))
+        axes.set(aspect="equal", xticks=(-1, 0, 1), yticks=(-1, 0, 1))
+    figure.colorbar(dots, ax=circles, label="position of the token", aspect=30)
+
+    image = last.imshow((same @ same.T).numpy(), cmap="Blues", **RAW)
+    last.set(title="query times key", xlabel="position of the key", ylabel="of the query")
+    last.grid(False)
+    figure.colorbar(image, ax=last)
+    return figure
+
+
+@styled
+def alibi():
+    """ALiBi subtracts from each score the distance to the key times a slope, which differs from
+    head to head. Where all keys fit a query equally well, the steepest head then looks at the last
+    few tokens, and the flattest at all of them."""
+    H, T = 8, 48
+    pos = torch.arange(T)[None]
+    scheme = Alibi(VariantConfig(n_head=H, n_embd=H, position="alibi"))
+    bias = scheme.bias(torch.zeros(1, H, 1, 1), pos[:, -1:], pos)[0, :, 0]  # (H, T), a query's
+
+    figure = Figure(figsize=(8.4, 3.2))
+    left, right = figure.subplots(1, 2)
+    colors = matplotlib.colormaps["viridis"](torch.linspace(0, 0.9, H).numpy())
+    for slope, added, color in zip(scheme.slopes.tolist(), bias, colors, strict=True):
+        name = str(Fraction(slope).limit_denominator(1 << H))
+        left.plot(pos[0].flip(0), added, color=color)
+        right.plot(pos[0].flip(0), added.softmax(-1), color=color, label=name)
+    left.set(ylabel="added to the score", ylim=(-8, 0.3))
+    right.set(ylabel="weight, if all keys fit equally", xlim=(-0.5, 24))
+    for axes in (left, right):
+        axes.set(xlabel="distance to the key, tokens")
+    right.legend(title="slope of the head", ncols=2)
+    return figure
+
+
+# --- what a token may see
+
+MASKS = {  # title: keys of the model
+    "attention": {},
+    "--window=5": {"window": 5},
+    "--block_local=5": {"block_local": 5},
+}
+
+
+def mask(keys, T):
+    """What each of T tokens sees in a layer of attention with these keys, (T, T)."""
+    pos = torch.arange(T)[None]
+    return visible(pos, pos, keys.get("window", 0), keys.get("block_local", 0))[0, 0]
+
+
+def cached_mask(read, new, pad=0):
+    """What `new` tokens see when `read` tokens are in the cache, (new, all). The first `pad` of the
+    new ones are padding, and have no row."""
+    cache = KVCache(torch.tensor([pad]) if pad else None)
+    for n in (read, new):
+        if n:
+            cache.advance(torch.zeros(1, n, dtype=torch.long))
+    return cache.mask[0, 0, pad:]
+
+
+@styled
+def masks():
+    """One function makes every mask from positions: a row is a token, and the blue cells of its row
+    are the tokens that it sees. While sampling, only the new tokens have rows, and in a batch of
+    texts of several lengths no token sees the padding before its text."""
+    T = 16
+    drawn = {title: mask(keys, T) for title, keys in MASKS.items()}
+    drawn["6 new tokens, 10 in the cache"] = cached_mask(10, 6)
+    drawn["10 tokens after 6 of padding"] = cached_mask(0, T, pad=6)
+
+    figure = Figure(figsize=(9, 6.2))
+    for place, (title, seen) in enumerate(drawn.items(), 1):
+        axes = figure.add_subplot(2, 3, place)
+        first = T - len(seen) - 0.5
+        extent = (-0.5, T - 0.5, T - 0.5, first)
+        axes.imshow(seen.numpy(), cmap="Blues", vmin=0, vmax=1.3, extent=extent, **RAW)
+        axes.set(title=title, xlabel="the token that it sees", ylabel="the token that looks")
+        axes.set(xticks=range(0, T, 5), yticks=range(-(-(T - len(seen)) // 5) * 5, T, 5))
+        axes.grid(False)
+        for line in torch.arange(0.5, T - 1).tolist():
+            axes.axvline(line, color="white", linewidth=0.5)
+            if line > first:
+                axes.axhline(line, color="white", linewidth=0.5)
+    return figure
+
+
+# --- attention maps
+
+
+@styled
+def attention(model, tokenizer, prompt, title):
+    """Draw the attention of all heads of all layers over a prompt. Raises UserError if a layer has
+    none to draw."""
+    for layer in range(len(model.blocks)):
+        check_layer(model, layer)
+    idx, labels = read(model, tokenizer, prompt)
+    layers = [attention_weights(model, idx, layer) for layer in range(len(model.blocks))]
+    H, T = layers[0].shape[:2]
+    size = min(8, 130 / T)  # of a label, in points
+    back = torch.arange(T)[:, None] - torch.arange(T)  # (T, T) tokens from query to key
+
+    figure = Figure(figsize=(2.1 * H + 0.8, 2.2 * len(layers) + 0.5))
+    panels = figure.subplots(len(layers), H, squeeze=False)
+    for layer, (row, weights) in enumerate(zip(panels, layers, strict=True)):
+        for head, (axes, seen) in enumerate(zip(row, weights, strict=True)):
+            image = panel(axes, seen, labels, size)
+            mean = (seen * back).sum(-1).mean()
+            axes.set_title(f"{layer}.{head}: {mean:.1f} back", fontsize=9)
+            axes.grid(False)
+            if head:
+                axes.set_yticks([])
+            if layer < len(layers) - 1:
+                axes.set_xticks([])
+    figure.suptitle(title, fontsize=11)
+    figure.supylabel("the token that attends", fontsize=9, color=MUTED)
+    figure.supxlabel("the token it attends to", fontsize=9, color=MUTED)
+    figure.colorbar(image, ax=panels, aspect=50, label="weight")
+    return figure
+
+
+# --- what a window forgets
+
+SIGHTS = {  # title: keys of the model
+    f"--window={WINDOW}": {"window": WINDOW},
+    f"--window={WINDOW} --full_every={DEPTH}": {"window": WINDOW, "full_every": DEPTH},
+    "full attention": {},
+}
+
+
+def influence(keys, B=64):
+    """(L, T): how much the last token's likeliest logit changes with the input of each layer at
+    each token, the norm of the gradient, as a mean over B random texts. Untrained models, which
+    start from the same weights whatever their window."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        sizes = dict(n_layer=DEPTH, n_head=4, n_embd=WIDTH, block_size=TOKENS, vocab_size=64)
+        model = make(configure({"model": "llama", "multiple_of": 8, **sizes, **keys})).eval()
+        idx = torch.randint(64, (B, TOKENS))
+
+    inputs = []  # of each layer, (B, T, C)
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda block, args: inputs.append(args[0]))
+    logits, _ = model(idx, last_only=True)
+    gradients = torch.autograd.grad(logits.amax(-1).sum(), inputs)
+    return torch.stack([gradient.norm(dim=-1).mean(0) for gradient in gradients])
+
+
+def reach(layer):
+    """The tokens whose inputs of a layer can reach the last token where all layers have a window:
+    each adds the window less the token itself."""
+    return (DEPTH - layer) * (WINDOW - 1) + 1
+
+
+@styled
+def window():
+    """A layer with a window of w tokens looks w - 1 tokens back, so the last token of a model with
+    L such layers knows of the last L (w - 1) + 1 tokens (red), and the rest of the text changes
+    nothing. One layer in four without a window reaches all tokens, and full attention does, too,
+    but gives less to the near ones (untrained models with the same weights)."""
+    found = {title: influence(keys) for title, keys in SIGHTS.items()}
+    least = min(values[values > 0].min().item() for values in found.values())
+    scale = LogNorm(least, max(values.max().item() for values in found.values()))
+
+    figure = Figure(figsize=(9, 5.6))
+    above, below = figure.subfigures(2, height_ratios=(1, 1.15))
+    panels = above.subplots(1, len(found), sharey=True)
+    for axes, (title, values) in zip(panels, found.items(), strict=True):
+        back = values.flip(1)  # by distance
+        shown = back.where(back > 0, torch.nan).numpy()  # 0 is blank
+        extent = (-0.5, TOKENS - 0.5, -0.5, DEPTH - 0.5)
+        style = dict(cmap="Blues", norm=scale, origin="lower", aspect="auto")
+        image = axes.imshow(shown, extent=extent, **style, **RAW)
+        steps = [reach(layer) - 0.5 for layer in range(DEPTH)]
+        axes.stairs(steps, torch.arange(-0.5, DEPTH), orientation="horizontal", color=RED)
+        axes.invert_xaxis()
+        axes.set(title=title, xlabel="tokens back", yticks=range(DEPTH))
+        axes.grid(False)
+    panels[0].set(ylabel="input of layer")
+    above.colorbar(image, ax=panels, label="influence")
+
+    axes = below.subplots()
+    for (title, values), color, dash in zip(
+        found.items(), (RED, BLUE, GREY), ("-", "--", "-"), strict=True
+    ):
+        back = values[0].flip(0)
+        axes.plot(back.where(back > 0, torch.nan), dash, color=color, label=title)
+    edge = reach(0)
+    axes.axvline(edge - 0.5, color=RED, linewidth=0.8)
+    note = f"{DEPTH} × ({WINDOW} − 1) + 1 = {edge} tokens"
+    axes.annotate(note, (edge + 0.3, 0.96), xycoords=("data", "axes fraction"), va="top", color=INK)
+    axes.set(yscale="log", xlabel="tokens back", ylabel="influence of the embedding")
+    axes.legend()
+    return figure

@@ -1,0 +1,275 @@
+"""bench/answer.py on made-up sweeps: its words follow the rows, its correction covers everything
+that it claims, each number leads to its rows, and the page needs nothing but itself."""
+
+import html.parser
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from statsmodels.stats.multitest import multipletests
+
+from bench import answer as script
+from bench.ablation import answer, answer_page, answer_sentences
+from bench.ablation.scale import FILE
+from bench.ablation.significance import ALPHA
+from common.errors import UserError
+from helpers.sweeps import make_sweep
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EFFECTS = {"base": 0.0, "base-again": 0.0, "rope": -0.06, "rmsnorm": 0.0}
+CONFIG = """# 3 minutes.
+#   python bench/ablate.py config/answer/waiting.py
+question = "Does it run?"
+"""
+CLAIM = {"id": "X1", "claim": "rope helps", "source": "a paper", "kind": "trained"}
+
+
+def configs(folder):
+    """A folder of configs with one that has not run."""
+    (folder / "answer").mkdir(parents=True)
+    (folder / "answer/waiting.py").write_text(CONFIG)
+    return folder
+
+
+def make(folder, effects=EFFECTS, **keys):
+    """A small sweep; returns its folder."""
+    keys = {"diverged": (), "stale": False, "seeds": 4, "lr_grid": [1], "curve_points": 3} | keys
+    make_sweep(folder, effects=effects, chosen_lr={}, **keys)
+    return folder
+
+
+def make_scale(folder):
+    """Three sizes of one scale, each with a base of its own."""
+    for place, width in enumerate((32, 64, 128)):
+        values = {"n_embd": width, "vocab_size": 65, "n_head": 2, "batch_size": 8}
+        values |= {"model": "gpt2", "n_layer": 2, "block_size": 64, "max_iters": 100 * width}
+        values |= {"gradient_accumulation_steps": 1}
+        effects = EFFECTS | {"rope": -0.3 + 0.1 * place}
+        make(folder / f"w{width}", effects, base_values=values, code_hash="code1")
+    (folder / FILE).write_text(json.dumps({"sizes": ["w32", "w64", "w128"]}))
+
+
+def claims_in(results):
+    found = answer.experiments(results, results / "none")
+    answer_page.label(found)
+    return answer.claims_of(found)
+
+
+def words(results):
+    return {claim.subject.arm: claim.subject.word for claim in claims_in(results)}
+
+
+# ---------------------------------------------------------------- what it claims
+
+
+def test_a_word_follows_the_rows(tmp_path):
+    make(tmp_path / "one")
+    assert words(tmp_path)["rope"] == "better"
+    make(tmp_path / "one", EFFECTS | {"rope": 0.06})
+    assert words(tmp_path)["rope"] == "worse"
+    make(tmp_path / "one", EFFECTS | {"rope": 0.0}, noise=0.05)
+    assert words(tmp_path)["rope"] == "undecided"
+
+
+def test_one_correction_covers_every_claim(tmp_path):
+    for number in range(3):
+        make(tmp_path / f"sweep{number}")
+    make(tmp_path / "screening", EFFECTS | {"swiglu": -0.05}, screening=True)
+    make_scale(tmp_path / "scale")
+    claims = claims_in(tmp_path)
+    assert len(claims) == 3 * 2 + 3 + 3 * 2 + 2  # arms of all sweeps and sizes, and two slopes
+    assert len({id(claim.subject) for claim in claims}) == len(claims)
+
+    differences = multipletests([claim.p for claim in claims], method="holm")[1]
+    ties = multipletests([claim.p_tie for claim in claims], method="holm")[1]
+    for claim, p, p_tie in zip(claims, differences, ties, strict=True):
+        expected = p_tie if claim.own in answer.OF_EQUALITY else p
+        assert claim.subject.p_page == pytest.approx(expected)
+        assert claim.subject.p_page >= claim.p * (1 - 1e-9) or claim.own in answer.OF_EQUALITY
+        decided = claim.subject.word in answer.OF_DIFFERENCE | answer.OF_EQUALITY
+        assert not decided or claim.subject.p_page <= ALPHA
+
+
+def test_the_page_takes_back_what_only_its_sweep_decides(tmp_path):
+    weak = EFFECTS | {"rope": -0.015}
+    make(tmp_path / "a", weak, noise=0.0055)
+    assert words(tmp_path)["rope"] == "better"
+    for number in range(12):
+        make(tmp_path / f"more{number}", EFFECTS | {"rope": 0.0}, noise=0.05)
+    (claim,) = (
+        one
+        for one in claims_in(tmp_path)
+        if one.experiment.name == "a" and one.subject.arm == "rope"
+    )
+    assert claim.own == "better" and claim.taken_back and claim.subject.word == "undecided"
+    assert claim.subject.p_holm <= ALPHA < claim.subject.p_page
+    assert "among the page's 26 comparisons" in claim.subject.why
+
+
+def test_the_surest_estimate_of_a_part_counts(tmp_path):
+    make(tmp_path / "few", seeds=3, noise=0.02)
+    make(tmp_path / "many", seeds=12)
+    parts = answer.parts_of(claims_in(tmp_path))
+    assert [part.name for part in parts] == ["RoPE", "RMSNorm"]
+    assert all(part.claim.experiment.name == "many" and part.estimates == 2 for part in parts)
+    assert parts[0].time and parts[0].memory > 1 and parts[0].cache == 1
+    assert parts[0].claim.subject.worth.k > 1.2
+
+
+def test_a_planned_experiment_without_rows_has_not_run(tmp_path):
+    make(tmp_path / "results/one")
+    planned = configs(tmp_path / "config")
+    found = answer.experiments(tmp_path / "results", planned)
+    assert {one.name: one.folder is None for one in found} == {"one": False, "waiting": True}
+    assert found[-1].question == "Does it run?"
+    assert found[-1].command == "python bench/ablate.py config/answer/waiting.py"
+
+
+def test_a_base_again_is_no_claim(tmp_path):
+    make(tmp_path / "one")
+    assert set(words(tmp_path)) == {"rope", "rmsnorm"}
+
+
+# ---------------------------------------------------------------- the page
+
+
+class Page(html.parser.HTMLParser):
+    """Collects ids, links, the cells of tables with their links, and whatever would be fetched."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.links, self.fetched, self.bare = set(), [], [], []
+        self.cell, self.linked, self.text = False, False, ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.ids |= {given["id"]} if "id" in given else set()
+        if tag == "a":
+            self.links.append(given["href"])
+            self.linked = True
+        elif tag in ("script", "link", "img", "iframe", "object", "use"):
+            self.fetched += [given[key] for key in ("src", "href", "data") if key in given]
+            self.fetched = [each for each in self.fetched if not each.startswith("#")]
+        if tag in ("td", "th"):
+            self.cell, self.linked, self.text = "scope" not in given or tag == "td", False, ""
+
+    def handle_endtag(self, tag):
+        if tag == "td":
+            if re.search(r"\d", self.text) and not self.linked:
+                self.bare.append(self.text)
+            self.cell = False
+
+    def handle_data(self, data):
+        if self.cell:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """(folder of the page, text of the page) of a sweep, a scale, a screening and a ledger."""
+    folder = tmp_path_factory.mktemp("page")
+    make(folder / "results/one")
+    make(folder / "results/screening", EFFECTS | {"swiglu": -0.05}, screening=True)
+    make_scale(folder / "results/growing")
+    rows = [CLAIM | {"verdict": "contradicted", "measured": "-0.06 nats"}]
+    (folder / "results/claims.json").write_text(json.dumps(rows))
+    (folder / "README.md").write_text(
+        "before\n<!-- answer -->\nold\n<!-- end of answer -->\nafter\n"
+    )
+    page = answer_page.write(folder / "results", configs(folder / "config"), folder / "README.md")
+    return page.parent, page.read_text(encoding="utf-8")
+
+
+def test_every_number_leads_to_its_rows_and_its_command(written):
+    out, text = written
+    page = Page(text)
+    assert page.bare == []
+    for link in page.links:
+        if link.startswith("#"):
+            assert link[1:] in page.ids
+        elif "claims.md" not in link:
+            assert link == "index.md" or (out / link).exists()
+    for name in ("one", "screening", "growing"):
+        assert f"#at-{name}" in page.links
+        section = text[text.index(f'id="at-{name}"') :].partition("</section>")[0]
+        assert "rows.jsonl" in section and "<pre>python bench/ablate.py" in section
+
+
+def test_the_page_asks_no_third_party_for_anything(written):
+    out, text = written
+    assert Page(text).fetched == []
+    assert not re.search(r"url\((?!#)|@import|src=|https?://(?!www\.w3\.org)", text)
+    assert (out / "index.md").exists() and (out / "parts.png").exists()
+
+
+def test_the_page_says_what_has_not_run_and_what_was_published(written):
+    out, text = written
+    assert "not run yet" in text and "Does it run?" in text
+    assert "contradicted" in text and "rope helps" in text
+    markdown = (out / "index.md").read_text(encoding="utf-8")
+    for line in markdown.splitlines():
+        assert not line.startswith("|") or line.endswith("|")
+    rows = [line for line in markdown.splitlines() if line.startswith("| RoPE in GPT-2")]
+    assert len(rows) == 1 and "better" in rows[0] and "](#at-" in rows[0]
+
+
+def test_without_a_ledger_it_says_so(tmp_path):
+    make(tmp_path / "one")
+    page = answer_page.write(tmp_path, tmp_path / "none", None)
+    after = page.read_text(encoding="utf-8").partition('id="ledger"')[2]
+    assert after.partition("</p>")[0].endswith("Not measured.")
+
+
+def test_the_readme_gets_the_sentences_of_the_page(written):
+    out, text = written
+    readme = (out.parent.parent / "README.md").read_text(encoding="utf-8")
+    assert readme.startswith("before\n<!-- answer -->\n") and readme.endswith("\nafter\n")
+    assert "old" not in readme and "bench/results/answer/parts.png" in readme
+    for line in re.findall(r"<li>(.*?)</li>", text.partition("Surprises")[2])[:1]:
+        assert line.split("&")[0] in readme
+
+
+def test_the_page_is_made_from_the_rows_alone(tmp_path, written):
+    """The same rows give the same page, byte for byte."""
+    out, text = written
+    again = tmp_path / "again"
+    shutil.copytree(out.parent.parent, again)
+    page = answer_page.write(again / "results", again / "config", None)
+    assert page.read_text(encoding="utf-8") == text
+
+
+def test_no_sweep_is_an_error_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match="no sweep has rows"):
+        answer_page.write(tmp_path, tmp_path, None)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="takes no words"):
+        script.main(["out"])
+
+
+# ---------------------------------------------------------------- sentences
+
+
+def test_sentences_are_computed(tmp_path):
+    make(tmp_path / "one", EFFECTS | {"untied": 0.06}, seeds=8)
+    claims = claims_in(tmp_path)
+    found = {claim.experiment.name: claim.experiment for claim in claims}
+    facts = answer_sentences.Facts(list(found.values()), claims, answer.parts_of(claims), [])
+    first = answer_sentences.answer(facts)[0]
+    worth = next(claim.subject.worth for claim in claims if claim.subject.arm == "rope")
+    assert re.match(r"In GPT-2 of [\d. k]+ parameters, RoPE is worth", first) and str(worth) in first
+    (loser,) = [line for line in answer_sentences.surprises(facts) if "cost GPT-2" in line]
+    untied = next(claim.subject for claim in claims if claim.subject.arm == "untied")
+    assert "Untied head" in loser and f"{untied.mean:+.4f}" in loser
+    assert math.isfinite(untied.p_page)
+    assert answer_sentences.surprises(facts) == answer_sentences.surprises(facts)
+
+
+def test_the_readme_holds_what_the_page_says():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "bench/results/answer/readme.md").read_text(encoding="utf-8")
+    block = readme.partition(answer_page.MARKS[0])[2].partition(answer_page.MARKS[1])[0]
+    assert block.replace("bench/results/answer/", "").strip() == page.strip()

@@ -1,0 +1,153 @@
+"""Longer contexts than in training: losses beside a computation by hand, costs and their exponents.
+
+Run: python -m pytest tests/bench/test_extrapolate.py"""
+
+import json
+import shutil
+
+import extrapolate
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import train
+from bench.timing import growth
+from common.errors import UserError
+from helpers.runs import arguments
+from parts.position import ROPE_SCALING
+from prepare import prepare
+from tokens.token_files import load_split
+from weights import checkpoint
+
+RUNS = {
+    "learned": ["--model=gpt2"],
+    "rope": ["--model=llama"],
+    "alibi": ["--model=llama", "--position=alibi"],
+}
+
+
+@pytest.fixture(scope="module")
+def world(data_dir, tmp_path_factory):
+    """A folder with a short run of each kind, with a context of 16."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, more in RUNS.items():
+        short = ["--max_iters=20", "--learning_rate=1e-2", "--eval_interval=20", *more]
+        train.main(arguments(data_dir, folder / name, *short))
+    return folder
+
+
+def command(data_dir, out, *more):
+    """Run the command; returns the page and the numbers that it writes."""
+    extrapolate.main([f"--data_dir={data_dir}", f"--out_dir={out}", "--device=cpu", *more])
+    (page,) = out.glob("*.md")
+    assert {path.suffix for path in out.iterdir()} == {".md", ".json", ".png", ".svg"}
+    return page.read_text(), json.loads(page.with_suffix(".json").read_text())
+
+
+@torch.no_grad()
+def test_every_run_and_scaling_scores_the_same_targets(world, data_dir, tmp_path):
+    page, found = command(data_dir, tmp_path / "a", *(str(world / name) for name in RUNS))
+    lines = {extrapolate.title(line): line["losses"] for line in found["lines"]}
+    scaled = [f"rope, {word}" for word in ROPE_SCALING if word != "none"]
+    assert list(lines) == ["learned", "rope", *scaled, "alibi"] and found["context"] == 16
+
+    # NTK-aware scaling by hand: rope with another theta. Heads are 16 wide.
+    tokens = load_split(data_dir / "words", "val", 16)
+    folder = checkpoint.find(world / "rope")
+    keys = json.loads((folder / "config.json").read_text())
+    theta = 10000 * 8 ** (16 / 14)
+    model = checkpoint.load_model(folder, keys | dict(rope_theta=theta, arch="llama")).eval()
+    ends = np.unique(np.linspace(128, len(tokens) - 1, 64).astype(int))
+    for n, context in ("8", 128), ("0.5", 8), ("1.5", 24):
+        losses = []
+        for end in ends:
+            ids = torch.tensor(tokens[end - context : end + 1].astype(np.int64))
+            logits = model(ids[None, :-1])[0][0]
+            losses.append(F.cross_entropy(logits[-4:], ids[-4:]).item())
+        assert lines["rope, ntk"][n]["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+
+    assert "loss" in lines["learned"]["1"] and "loss" not in lines["learned"]["1.5"]
+    assert "No loss for learned: cannot read 128 tokens: block_size is 16" in page
+    for title, losses in lines.items():
+        (row,) = [row for row in page.splitlines() if row.startswith(f"| {title} |")]
+        assert f"| {losses['1']['loss']:.3f} ±" in row
+        assert f"| {losses['1']['window']['loss']:.3f} ±" in row
+    svg = (tmp_path / "a" / "losses.svg").read_text()
+    assert all(f">{title}<" in svg for title in lines) and "nats per token" in svg
+
+
+def test_runs_that_cannot_be_compared_are_refused(world, data_dir, tmp_path):
+    more = ["--max_iters=1", "--block_size=8", "--model=llama"]
+    train.main(arguments(data_dir, tmp_path / "short", *more))
+    for words, outs in (
+        ("words at block_size=16 .* words at block_size=8", [world / "rope", tmp_path / "short"]),
+        ("give run folders, or --costs", []),
+        ("give run folders, or --costs", [world / "rope", "--costs"]),
+    ):
+        with pytest.raises(UserError, match=words):
+            command(data_dir, tmp_path / "b", *map(str, outs))
+
+    shutil.copytree(data_dir, tmp_path / "data")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "the king", "answer": "shall"}) * 1 + "\n")
+    rows.write_text(rows.read_text() * 30)
+    shutil.rmtree(tmp_path / "data" / "words")
+    prepare("words", str(rows), str(world / "rope"), str(tmp_path / "data"))
+    with pytest.raises(UserError, match="this is no single text"):
+        command(tmp_path / "data", tmp_path / "b", str(world / "rope"))
+    (tmp_path / "words.txt").write_text("the king of rome " * 100)
+    shutil.rmtree(tmp_path / "data" / "words")
+    prepare("words", str(tmp_path / "words.txt"), "byte", str(tmp_path / "data"))
+    with pytest.raises(UserError, match="other tokens than the model"):
+        command(tmp_path / "data", tmp_path / "b", str(world / "rope"))
+    assert not (tmp_path / "b").exists()
+
+
+def test_runs_with_the_same_positions_have_the_names_of_their_folders(world, data_dir, tmp_path):
+    shutil.copytree(world / "alibi", tmp_path / "again")
+    outs = [str(world / "alibi"), str(tmp_path / "again")]
+    _, found = command(data_dir, tmp_path / "a", *outs)
+    assert [line["name"] for line in found["lines"]] == ["alibi", "again"]
+    assert found["lines"][0]["losses"] == found["lines"][1]["losses"]
+
+
+def test_costs_are_measured_and_their_exponents_fitted(data_dir, tmp_path):
+    sizes = ("--contexts=[512,1024,2048]", "--window=32", "--n_embd=16", "--steps=2")
+    page, found = command(data_dir, tmp_path / "a", "--costs", *sizes)
+    lines = found["lines"]
+    assert list(lines) == ["full", "window", "block-local", "gated_delta", "mamba2"]
+    for name, line in lines.items():
+        assert [point["context"] for point in line] == [512, 1024, 2048]
+        assert all(len(point["seconds"]) == 2 and min(point["seconds"]) > 0 for point in line)
+        memory = growth.exponents(line)[1]  # nothing of a size T x T is kept
+        assert memory == pytest.approx(1, abs=0.1), name
+        assert f"{memory:.2f}" in page
+    assert "exponent of time, last 3 contexts" in page and ">context T, tokens<" in (
+        (tmp_path / "a" / "costs.svg").read_text()
+    )
+
+
+def test_exponents():
+    line = [{"context": T, "seconds": [3e-9 * T**2], "bytes": 7 * T} for T in (64, 128, 256, 512)]
+    assert growth.exponents(line) == pytest.approx((2, 1))
+    line[0] = {"context": 64, "seconds": [9.0], "bytes": 1}  # only the last three count
+    assert growth.exponents(line) == pytest.approx((2, 1))
+    line[3] = {"context": 512, "why": "out of memory"}
+    assert growth.exponents(line[1:]) == pytest.approx((2, 1))
+    assert growth.exponents(line[2:]) == (None, None)
+
+
+def test_what_fails_is_said_and_the_others_are_measured(data_dir, tmp_path, monkeypatch):
+    real = growth.Side.step
+
+    def step(self, loss):
+        if self.model.config.window and self.x.size(1) == 64:
+            raise RuntimeError("DefaultCPUAllocator: not enough memory")
+        return real(self, loss)
+
+    monkeypatch.setattr(growth.Side, "step", step)
+    sizes = ("--contexts=[32,64]", "--window=8", "--n_embd=16", "--steps=2")
+    page, found = command(data_dir, tmp_path / "a", "--costs", *sizes)
+    assert "why" in found["lines"]["window"][1] and "bytes" in found["lines"]["full"][1]
+    assert "| DefaultCPUAllocator: not enough memory |" in page

@@ -1,0 +1,149 @@
+"""bench/gallery.py and bench/pictures.py: what is drawn is what the model's own code does."""
+
+import numpy as np
+import pytest
+import torch
+
+import gallery
+from bench import pictures
+from common.errors import UserError
+from common.files import ROOT
+from model_llama import rotary
+from parts.architectures import configure, make
+from sampling.attention_map import attention_weights
+from tokens.tokenizer import ByteTokenizer
+
+SIZES = dict(model="llama", n_layer=2, n_head=2, n_embd=16, block_size=32, vocab_size=257)
+
+
+def model_with(**keys):
+    torch.manual_seed(0)
+    return make(configure(SIZES | keys)).eval()
+
+
+def drawn_in(axes):
+    return np.ma.getdata(axes.images[0].get_array())
+
+
+def test_rope_is_drawn_on_the_circle_and_its_scores_depend_on_the_distance():
+    *circles, scores = pictures.rope().axes[:4]
+    cos, sin = rotary(torch.arange(24)[None], 10000.0, 16)
+    for axes, pair in zip(circles, (0, 2, 5), strict=True):
+        expected = torch.stack((cos[0, 0, :, pair], sin[0, 0, :, pair]), 1)
+        assert np.allclose(axes.collections[0].get_offsets(), expected, atol=1e-6)
+    values = drawn_in(scores)
+    assert np.allclose(values, values.T, atol=1e-4) and np.ptp(values) > 5
+    for distance in (0, 1, 5):
+        assert np.ptp(values.diagonal(distance)) < 1e-4
+
+
+def test_alibi_shows_the_papers_slopes():
+    left, right = pictures.alibi().axes
+    for i, (line, weights) in enumerate(zip(left.lines, right.lines, strict=True), 1):
+        distance, added = line.get_data()
+        assert np.allclose(added, -(2.0**-i) * np.asarray(distance))
+        assert weights.get_label() == f"1/{2**i}" and abs(sum(weights.get_ydata()) - 1) < 1e-5
+
+
+@pytest.mark.parametrize("keys", pictures.MASKS.values(), ids=str)
+def test_a_mask_is_what_the_heads_of_that_model_weigh(keys):
+    model = model_with(**keys)
+    weights = attention_weights(model, torch.arange(16)[None], 1)
+    seen = pictures.mask(keys, 16)
+    assert seen.sum() > 16 and ((weights > 0) == seen).all()
+
+
+def test_masks_while_sampling():
+    assert (pictures.cached_mask(10, 6) == pictures.mask({}, 16)[10:]).all()
+    padded = pictures.cached_mask(0, 16, pad=6)
+    assert not padded[:, :6].any() and (padded[:, 6:] == pictures.mask({}, 10)).all()
+    figure = pictures.masks()
+    assert [axes.get_title() for axes in figure.axes[:3]] == list(pictures.MASKS)
+
+
+def test_a_window_ends_exactly_at_its_reach():
+    keys = dict(zip(("window", "mixed", "full"), pictures.SIGHTS.values(), strict=True))
+    windowed, mixed, full = (pictures.influence(keys[word], B=4) for word in keys)
+    for layer, row in enumerate(windowed):
+        reach = (pictures.DEPTH - layer) * (pictures.WINDOW - 1) + 1
+        assert (row[-reach:] > 0).all() and (row[:-reach] == 0).all()
+    assert (mixed > 0).all() and (full > 0).all()
+
+
+def test_the_models_of_the_window_differ_in_nothing_else(monkeypatch):
+    made = []
+    monkeypatch.setattr(pictures, "make", lambda config: made.append(make(config)) or made[-1])
+    for keys in pictures.SIGHTS.values():
+        pictures.influence(keys, B=1)
+    first, *others = (list(model.parameters()) for model in made)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_attention_is_the_models_own():
+    model, prompt = model_with(), "abcab"
+    figure = pictures.attention(model, ByteTokenizer(), prompt, "a title")
+    idx = torch.tensor([list(prompt.encode())])
+    for layer in range(2):
+        weights = attention_weights(model, idx, layer)
+        for head in range(2):
+            axes = figure.axes[2 * layer + head]
+            back = sum(weights[head, i, j] * (i - j) for i in range(5) for j in range(5)) / 5
+            assert np.array_equal(drawn_in(axes), weights[head])
+            assert axes.get_title() == f"{layer}.{head}: {back:.1f} back"
+
+
+def test_a_layer_without_attention_is_refused():
+    model = model_with(mixer="attention,mamba2", position="none")
+    with pytest.raises(UserError, match="layer 1 has no attention"):
+        pictures.attention(model, ByteTokenizer(), "ab", "a title")
+
+
+def opened(word):
+    tokenizer = ByteTokenizer()
+    return lambda out_dir: (model_with(), tokenizer, {"model": word, "dataset": "d"}, {"step": 7})
+
+
+def test_pictures_and_page_are_written(tmp_path, monkeypatch, capsys):
+    """Both forms of each picture, and the page. A missing run is named with its command."""
+    folder = tmp_path / "gallery"
+    monkeypatch.setattr(gallery, "PICTURES", {"alibi": gallery.PICTURES["alibi"]})
+    monkeypatch.setattr(gallery, "open_run", opened("llama"))
+    gallery.draw_all(gallery.GalleryConfig(llama="out"), folder)
+
+    names = {"alibi.png", "alibi.svg", "attention-llama.png", "attention-llama.svg"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert (folder / "alibi.png").read_bytes().startswith(b"\x89PNG")
+    svg = (folder / "attention-llama.svg").read_text()
+    assert "llama after 7 steps on d" in svg  # text, not outlines
+    page = (tmp_path / "gallery.md").read_text()
+    assert "gallery/attention-llama.png" in page and "attention-gpt2" not in page
+    assert "attention-gpt2 is not drawn: python train.py config/gpt2" in capsys.readouterr().out
+
+
+def test_a_run_of_the_other_model_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(gallery, "open_run", opened("llama"))
+    with pytest.raises(UserError, match="this is a run of llama.*gpt2=out"):
+        gallery.draw_all(gallery.GalleryConfig(gpt2="out"), tmp_path / "gallery")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_same_numbers_give_the_same_files():
+    assert gallery.forms(pictures.alibi()) == gallery.forms(pictures.alibi())
+
+
+def test_the_page_is_the_one_of_the_command_and_its_files_are_small():
+    folder = ROOT / "docs/gallery"
+    assert (ROOT / "docs/gallery.md").read_text(encoding="utf-8") == gallery.page(folder)
+    names = [*gallery.PICTURES, *(f"attention-{word}" for word in gallery.MAPS)]
+    files = [folder / f"{name}.{kind}" for name in names for kind in ("png", "svg")]
+    assert sorted(files) == sorted(folder.iterdir())
+    assert all(1000 < path.stat().st_size < 250_000 for path in files)
+    texts = [draw.__doc__ for _, draw in gallery.PICTURES.values()]
+    assert all(text.count(". ") + text.count(".\n") + text.endswith(".") == 2 for text in texts)
+
+
+@pytest.mark.parametrize("argv", [["gpt2"], ["--promt=a"]])
+def test_a_mistake_in_the_command(argv):
+    with pytest.raises(UserError):
+        gallery.main(argv)

@@ -1,0 +1,419 @@
+"""
+The architectures of GGUF that gguf_format.py reads and writes: one table for each Hugging Face
+family. "Theirs" is Hugging Face's form here, and "GGUF's" that of llama.cpp; newer_families.py and
+families.py lead from theirs to ours.
+
+D is the width of a head, L = kv_lora_rank, R = qk_rope_head_dim.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from weights import gguf_layouts
+from weights.layouts import expert_columns, expert_pairs, plain, single_filters
+
+
+class Table(NamedTuple):
+    architecture: str  # GGUF's name
+    keys: dict  # {GGUF's key: their key}, without the architecture before it
+    names: list  # ([GGUF's], theirs, layout) of weights and biases; {}: the layer, *: each expert
+    tensors: list = []  # the same with the whole names
+    further: Callable = lambda c: {}  # their config.json -> the other keys of GGUF that it implies
+    sizes: tuple = ()  # those of them whose values, whole numbers, `config` reads
+    config: Callable = lambda f: {}  # {GGUF's key: value} -> their keys that are not in `keys`
+    must: Callable = lambda c: {}  # their config.json -> {their key: the value that GGUF can hold}
+    own_head: bool = False  # whether the file holds a head even where it is the embedding
+
+
+ABSENT = {  # what a key means where it is absent; other keys then mean what is implied elsewhere
+    "rope.scaling.type": "none",
+    "attention.sliding_window": 0,
+    "expert_count": 0,
+    "expert_shared_count": 0,
+    "expert_group_count": 1,
+    "expert_weights_scale": 1.0,
+    "expert_weights_norm": False,
+    "expert_gating_func": 1,
+    "attention.sliding_window_pattern": 2,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+}
+SIGMOID = 2  # among the values of expert_gating_func
+
+# ---------------------------------------------------------------- what architectures share
+
+LAYERS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "vocab_size": "vocab_size",
+}
+ROTARY = LAYERS | {
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+LLAMA_KEYS = ROTARY | {
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count_kv": "num_key_value_heads",
+}
+EXPERTS = {"expert_used_count": "num_experts_per_tok"}
+
+
+def row(names, theirs, layout=plain):
+    """The row of a layer's tensor; names: GGUF's, with spaces between them."""
+    return [f"blk.{{}}.{name}" for name in names.split()], f"model.layers.{{}}.{theirs}", layout
+
+
+ENDS = [
+    (["token_embd"], "model.embed_tokens", plain),
+    (["output_norm"], "model.norm", plain),
+    (["output"], "lm_head", plain),
+    row("attn_norm", "input_layernorm"),
+    row("attn_output", "self_attn.o_proj"),
+]
+
+
+def attention(query=plain, key=plain):
+    return [
+        row("attn_q", "self_attn.q_proj", query),
+        row("attn_k", "self_attn.k_proj", key),
+        row("attn_v", "self_attn.v_proj"),
+    ]
+
+
+def mlp(theirs, ours="", names=("gate_proj", "up_proj", "down_proj")):
+    """The three matrices of an MLP; `_exps`: of experts, `_shexp`: of a shared one."""
+    return [
+        row(f"ffn_{word}{ours}", f"{theirs}.{name}")
+        for word, name in zip(("gate", "up", "down"), names, strict=True)
+    ]
+
+
+def heads(c):
+    D = c["hidden_size"] // c["num_attention_heads"]
+    return {"rope.dimension_count": D, "attention.key_length": D, "attention.value_length": D}
+
+
+def llama_further(c):
+    none = {"attention.sliding_window": 0, "expert_shared_count": 0, "expert_weights_scale": 1.0}
+    experts = {} if "num_local_experts" in c else {"expert_count": 0}
+    return heads(c) | {"rope.scaling.type": "none"} | none | experts
+
+
+NO_SCALING = {"rope_scaling": None, "hidden_act": "silu"}
+LLAMA = Table(
+    "llama",
+    LLAMA_KEYS,
+    [
+        *ENDS,
+        row("ffn_norm", "post_attention_layernorm"),
+        *attention(
+            gguf_layouts.rotated("num_attention_heads"), gguf_layouts.rotated("num_key_value_heads")
+        ),
+        *mlp("mlp"),
+    ],
+    further=llama_further,
+    must=lambda c: NO_SCALING | {"sliding_window": None},
+)
+
+MIXTRAL = LLAMA._replace(
+    keys=LLAMA_KEYS | EXPERTS | {"expert_count": "num_local_experts"},
+    names=[
+        *LLAMA.names[:-3],
+        row("ffn_gate_inp", "block_sparse_moe.gate"),
+        *mlp("block_sparse_moe.experts.*", "_exps", ("w1", "w3", "w2")),
+    ],
+)
+
+SMOLLM3 = LLAMA._replace(
+    architecture="smollm3",
+    must=lambda c: LLAMA.must(c) | {"no_rope_layer_interval": 4},  # llama.cpp knows no other
+)
+
+QK_NORMS = [row("attn_q_norm", "self_attn.q_norm"), row("attn_k_norm", "self_attn.k_norm")]
+QWEN3 = LLAMA._replace(
+    architecture="qwen3",
+    names=[*LLAMA.names[:-6], *attention(), *mlp("mlp"), *QK_NORMS],
+    sizes=("attention.key_length",),
+    config=lambda f: {"head_dim": f["attention.key_length"]},
+)
+OLMO2 = LLAMA._replace(
+    architecture="olmo2",
+    names=[
+        *(same for same in QWEN3.names if "layernorm" not in same[1]),
+        row("post_attention_norm", "post_attention_layernorm"),
+        row("post_ffw_norm", "post_feedforward_layernorm"),
+    ],
+)
+
+# ---------------------------------------------------------------- gpt-oss
+
+
+def gpt_oss_further(c):
+    scaling = c.get("rope_scaling") or {"rope_type": "default"}
+    further = heads(c) | {"attention.sliding_window_pattern": 2}
+    if scaling["rope_type"] == "default":
+        return further | {"rope.scaling.type": "none"}
+    return further | {
+        "rope.scaling.type": scaling["rope_type"],
+        "rope.scaling.factor": scaling["factor"],
+        "rope.scaling.original_context_length": scaling["original_max_position_embeddings"],
+        "rope.scaling.attn_factor": 1.0,
+        "rope.scaling.yarn_beta_fast": 32.0,
+        "rope.scaling.yarn_beta_slow": 1.0,
+    }
+
+
+def gpt_oss_config(f):
+    scaling = {"rope_type": "default"}
+    if f.get("rope.scaling.type", "none") != "none":
+        scaling = {
+            "rope_type": f["rope.scaling.type"],
+            "factor": f.get("rope.scaling.factor"),
+            "original_max_position_embeddings": f.get("rope.scaling.original_context_length"),
+        }
+    return {"rope_scaling": scaling, "head_dim": f["attention.key_length"]}
+
+
+def gpt_oss_must(c):
+    """llama.cpp rounds where yarn's ramp begins and ends, which published models do not."""
+    scaling = c.get("rope_scaling") or {}
+    rounded = scaling.get("truncate", True)
+    known = scaling.get("rope_type", "default") in ("default", "yarn") and rounded
+    return {"rope_scaling": c.get("rope_scaling") if known else None}
+
+
+GPT_OSS = Table(
+    "gpt-oss",
+    LLAMA_KEYS
+    | EXPERTS
+    | {
+        "expert_feed_forward_length": "intermediate_size",
+        "expert_count": "num_local_experts",
+        "attention.sliding_window": "sliding_window",
+    },
+    [
+        *ENDS,
+        *attention(),
+        row("post_attention_norm", "post_attention_layernorm"),
+        row("ffn_gate_inp", "mlp.router"),
+    ],
+    [
+        row("attn_sinks.weight", "self_attn.sinks"),
+        row("ffn_gate_exps.weight ffn_up_exps.weight", "mlp.experts.gate_up_proj", expert_pairs),
+        row("ffn_gate_exps.bias ffn_up_exps.bias", "mlp.experts.gate_up_proj_bias", expert_columns),
+        row("ffn_down_exps.weight", "mlp.experts.down_proj", expert_pairs),
+        row("ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
+    ],
+    gpt_oss_further,
+    ("attention.key_length",),
+    gpt_oss_config,
+    gpt_oss_must,
+    own_head=True,
+)
+
+# ---------------------------------------------------------------- DeepSeek-V3
+
+
+def deepseek_further(c):
+    """Keys and values are made of the latent while it is read, so that there is one head of them,
+    as wide as the latent."""
+    D, L, R = c["v_head_dim"], c["kv_lora_rank"], c["qk_rope_head_dim"]
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": L + R,
+        "attention.value_length": L,
+        "attention.key_length_mla": D + R,
+        "attention.value_length_mla": D,
+        "attention.q_lora_rank": 0,  # llama.cpp reads this key, and then no latent of queries
+        "leading_dense_block_count": 0,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.0,
+        "expert_gating_func": SIGMOID,
+        "expert_group_count": 1,
+        "rope.scaling.type": "none",
+    }
+
+
+def deepseek_config(f):
+    return {
+        "qk_nope_head_dim": f["attention.key_length_mla"] - f["rope.dimension_count"],
+        "v_head_dim": f["attention.value_length_mla"],
+        "q_lora_rank": None,
+        "first_k_dense_replace": 0,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": f.get("expert_weights_scale", 1.0),
+    }
+
+
+DEEPSEEK_V3 = Table(
+    "deepseek2",
+    ROTARY
+    | EXPERTS
+    | {
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_count": "n_routed_experts",
+        "expert_shared_count": "n_shared_experts",
+        "attention.kv_lora_rank": "kv_lora_rank",
+        "rope.dimension_count": "qk_rope_head_dim",
+    },
+    [
+        *ENDS,
+        row("ffn_norm", "post_attention_layernorm"),
+        row("attn_q", "self_attn.q_proj"),
+        row("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+        row("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+        row("attn_k_b attn_v_b", "self_attn.kv_b_proj", gguf_layouts.latent_maps),
+        row("ffn_gate_inp", "mlp.gate"),
+        *mlp("mlp.experts.*", "_exps"),
+        *mlp("mlp.shared_experts", "_shexp"),
+    ],
+    [row("exp_probs_b.bias", "mlp.gate.e_score_correction_bias")],
+    deepseek_further,
+    ("attention.key_length_mla", "attention.value_length_mla"),
+    deepseek_config,
+    must=lambda c: NO_SCALING,
+)
+
+# ---------------------------------------------------------------- Qwen3-Next
+
+
+def interval(c):
+    """Every which layer has full attention; None if they are not so regular."""
+    kinds = c.get("layer_types")
+    if kinds is None:
+        return c["full_attention_interval"]
+    every = kinds.index("full_attention") + 1 if "full_attention" in kinds else 0
+    regular = every and all(
+        (kind == "full_attention") == (layer % every == 0) for layer, kind in enumerate(kinds, 1)
+    )
+    return every if regular else None
+
+
+def qwen3_next_further(c):
+    D = c["hidden_size"] // c["num_attention_heads"]
+    return {
+        "rope.dimension_count": int(D * c["partial_rotary_factor"]),
+        "attention.key_length": D,
+        "attention.value_length": D,
+        "ssm.inner_size": c["linear_num_value_heads"] * c["linear_value_head_dim"],
+        "ssm.conv_kernel": 4,
+        "full_attention_interval": interval(c),
+        "attention.recurrent_layers": None,  # which would say the same another way
+        "rope.scaling.type": "none",
+    }
+
+
+def qwen3_next_config(f):
+    return {
+        "partial_rotary_factor": f["rope.dimension_count"] / f["attention.key_length"],
+        "head_dim": f["attention.key_length"],
+        "linear_value_head_dim": f["ssm.inner_size"] // f["ssm.time_step_rank"],
+        "full_attention_interval": f.get("full_attention_interval", 4),
+    }
+
+
+def qwen3_next_must(c):
+    regular = c.get("layer_types") if interval(c) else "full_attention in every so many layers"
+    return NO_SCALING | {
+        "linear_value_head_dim": c["linear_key_head_dim"],  # llama.cpp has one width for both
+        "layer_types": regular,
+    }
+
+
+QWEN3_NEXT = Table(
+    "qwen3next",
+    ROTARY
+    | EXPERTS
+    | {
+        "attention.head_count_kv": "num_key_value_heads",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        "expert_count": "num_experts",
+        "ssm.state_size": "linear_key_head_dim",
+        "ssm.group_count": "linear_num_key_heads",
+        "ssm.time_step_rank": "linear_num_value_heads",
+    },
+    [
+        *(
+            (names, theirs, gguf_layouts.from_zero if "norm" in theirs else plain)
+            for names, theirs, _ in ENDS
+        ),
+        row("post_attention_norm", "post_attention_layernorm", gguf_layouts.from_zero),
+        *attention(),
+        *((names, theirs, gguf_layouts.from_zero) for names, theirs, _ in QK_NORMS),
+        row("attn_qkv attn_gate", "linear_attn.in_proj_qkvz", gguf_layouts.delta_maps),
+        row("ssm_ba", "linear_attn.in_proj_ba"),
+        row("ssm_norm", "linear_attn.norm"),
+        row("ssm_out", "linear_attn.out_proj"),
+        row("ssm_conv1d", "linear_attn.conv1d", single_filters),
+        row("ffn_gate_inp", "mlp.gate"),
+        *mlp("mlp.experts.*", "_exps"),
+        *mlp("mlp.shared_expert", "_shexp"),
+        row("ffn_gate_inp_shexp", "mlp.shared_expert_gate", gguf_layouts.single_row),
+    ],
+    [
+        row("ssm_a", "linear_attn.A_log", gguf_layouts.decays),
+        row("ssm_dt.bias", "linear_attn.dt_bias"),
+    ],
+    qwen3_next_further,
+    ("rope.dimension_count", "attention.key_length", "ssm.inner_size"),
+    qwen3_next_config,
+    qwen3_next_must,
+)
+
+# ---------------------------------------------------------------- Mamba-2
+
+MAMBA2 = Table(
+    "mamba2",
+    LAYERS
+    | {
+        "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+        "ssm.conv_kernel": "conv_kernel",
+        "ssm.state_size": "state_size",
+        "ssm.time_step_rank": "num_heads",
+    },
+    [
+        (["token_embd"], "backbone.embeddings", plain),
+        (["output_norm"], "backbone.norm_f", plain),
+        (["output"], "lm_head", plain),
+        (["blk.{}.attn_norm"], "backbone.layers.{}.norm", plain),
+        (["blk.{}.ssm_in"], "backbone.layers.{}.mixer.in_proj", plain),
+        (["blk.{}.ssm_norm"], "backbone.layers.{}.mixer.norm", gguf_layouts.flat),
+        (["blk.{}.ssm_out"], "backbone.layers.{}.mixer.out_proj", plain),
+    ],
+    [
+        (["blk.{}.ssm_conv1d.weight"], "backbone.layers.{}.mixer.conv1d.weight", single_filters),
+        (["blk.{}.ssm_conv1d.bias"], "backbone.layers.{}.mixer.conv1d.bias", plain),
+        (["blk.{}.ssm_a"], "backbone.layers.{}.mixer.A_log", gguf_layouts.decay_rows),
+        (["blk.{}.ssm_dt.bias"], "backbone.layers.{}.mixer.dt_bias", plain),
+        (["blk.{}.ssm_d"], "backbone.layers.{}.mixer.D", gguf_layouts.rows),
+    ],
+    further=lambda c: {
+        "ssm.inner_size": c["expand"] * c["hidden_size"],
+        "ssm.group_count": 1,
+        "attention.head_count": 0,
+        "feed_forward_length": 0,
+    },
+    sizes=("ssm.inner_size",),
+    config=lambda f: {
+        "expand": f["ssm.inner_size"] // f["embedding_length"],
+        "head_dim": f["ssm.inner_size"] // f["ssm.time_step_rank"],
+        "n_groups": 1,
+    },
+)
+
+TABLES = {
+    "llama": LLAMA,
+    "mixtral": MIXTRAL,
+    "smollm3": SMOLLM3,
+    "qwen3": QWEN3,
+    "olmo2": OLMO2,
+    "gpt_oss": GPT_OSS,
+    "deepseek_v3": DEEPSEEK_V3,
+    "qwen3_next": QWEN3_NEXT,
+    "mamba2": MAMBA2,
+}  # by Hugging Face's model_type
