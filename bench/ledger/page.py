@@ -143,6 +143,7 @@ def record(found):
     low, high = m.interval(found.level) if m else (None, None)
     return vars(claim) | {
         "verdict": found.word,
+        "measured": measured(found),
         "value": finite(m.value) if m else None,
         "low": finite(low),
         "high": finite(high),
