@@ -19,7 +19,6 @@ def formula(q, k, v, causal=True):
     return scores.softmax(-1) @ v
 
 
-
 def attention_difference(dtype):
     """The largest difference between torch's attention kernel in this dtype and the formula in
     float32."""
@@ -95,7 +94,10 @@ def group_difference(order):
     each (interleave) or as a whole (tile)."""
     q, k, v = normal(1, 8, 16, 8), *normal(2, 1, 2, 16, 8, seed=1)
     grouped = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    repeat = {"interleave": lambda x: x.repeat_interleave(4, 1), "tile": lambda x: x.repeat(1, 4, 1, 1)}
+    repeat = {
+        "interleave": lambda x: x.repeat_interleave(4, 1),
+        "tile": lambda x: x.repeat(1, 4, 1, 1),
+    }
     return largest(grouped - formula(q, repeat[order](k), repeat[order](v), causal=False))
 
 

@@ -1,14 +1,11 @@
 """Claims on positions that one small computation decides. Shapes as in micro.py."""
 
-import math
-
 import torch
 
 from bench.ledger import guide
 from bench.ledger.micro import largest, model_of, normal
 from model_llama import rotary, rotate
 from parts.position import alibi_slopes
-
 
 
 def turned(x, pos, D=64, theta=10000.0):
@@ -32,8 +29,8 @@ def rope_length(pos):
 
 def rope_frequencies(D):
     """The number of different frequencies in a head of D."""
-    cos, _ = rotary(torch.tensor([[1]]), 10000.0, int(D))
-    return cos.unique().numel()
+    _, sin = rotary(torch.tensor([[1]]), 10000.0, int(D))
+    return sin.unique().numel()
 
 
 def rope_decay(distance):
@@ -122,7 +119,8 @@ def unused_position_gradient():
 def stored_buffers(name):
     """The number of tensors in a model's state that are no parameters."""
     model, _ = model_of(name)
-    return len(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return len(model.state_dict().keys() - parameters.keys())
 
 
 def duplicate_slopes(whose, n):

@@ -21,6 +21,20 @@ TITLES = {
     "trained": "Trained models",
     "gpu": "For a GPU",
 }
+INTRODUCTION = f"""
+A claim is *confirmed* if the interval of its measurement lies within the values for which it holds,
+*contradicted* if it lies outside, and *undecided at our scale* otherwise: any other value refutes
+it. No verdict is typed in. The intervals of all claims of one kind hold together with
+{1 - ALPHA:.0%} probability (Bonferroni). Trained models have 0.05 to 0.2 million parameters and
+read Shakespeare's plays, at one learning rate: their verdicts are on that scale, and losses are in
+nats per character. Intervals are over seeds, not over texts. A screening has two or three runs of
+each arm, whose variances it pools: it ranks, and leaves every claim undecided. Times are CPU time
+of one thread, on a machine that does nothing else; elsewhere they are not measured.
+
+## The guide's tables, and ours
+
+From a widely read guide to Transformer improvements, whose tables are often quoted without a
+source. Each of our cells is a claim of the tables below."""
 
 
 def number(value):
@@ -105,24 +119,10 @@ def markdown(findings, facts):
     summary = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
     yield "# What papers and guides claim, and what we measure"
     yield ""
-    yield f"{len(findings)} claims: {summary}. `python bench/claims.py` measures them all and writes"
+    yield f"{len(findings)} claims: {summary}. `python bench/claims.py` measures them and writes"
     yield f"this page; {facts['hardware']}, torch {facts['torch']}, commit {facts['git_commit']},"
     yield f"{facts['date']}. The table is [claims.csv](../ledger/claims.csv)."
-    yield ""
-    yield "A claim is *confirmed* if the interval of its measurement lies within the values for which"
-    yield "it holds, *contradicted* if it lies outside, and *undecided at our scale* otherwise: any"
-    yield "measurement outside these values refutes it. No verdict is typed in. The intervals of all"
-    yield f"claims of one kind hold together with {1 - ALPHA:.0%} probability (Bonferroni). Trained"
-    yield "models have 0.05 to 0.2 million parameters and read Shakespeare's plays, at one learning"
-    yield "rate: their verdicts are on that scale, and losses are in nats per character. Intervals are"
-    yield "over seeds, not over texts. A screening has two or three runs of each arm, whose variances it"
-    yield "pools: it ranks, and leaves every claim undecided. Times of one operation are CPU time of one"
-    yield "thread, on a machine that does nothing else."
-    yield ""
-    yield "## The guide's tables, and ours"
-    yield ""
-    yield "From a widely read guide to Transformer improvements, whose tables are often quoted without"
-    yield "a source. Each of our cells is a claim of the tables below."
+    yield INTRODUCTION
     yield from guide_tables(findings)
     for kind in KINDS:
         of_kind = [found for found in findings if found.claim.kind == kind]
@@ -143,6 +143,7 @@ def record(found):
     low, high = m.interval(found.level) if m else (None, None)
     return vars(claim) | {
         "verdict": found.word,
+        "measured": measured(found),
         "value": finite(m.value) if m else None,
         "low": finite(low),
         "high": finite(high),

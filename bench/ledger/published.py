@@ -26,8 +26,8 @@ def library():
 
 def config_of(family):
     """The default configuration of a family, that of its first published model."""
-    names = {"gpt2": "GPT2", "bloom": "Bloom", "falcon": "Falcon", "llama": "Llama", "gemma": "Gemma"}
-    return getattr(library(), f"{names[family]}Config")()
+    name = "GPT2" if family == "gpt2" else family.capitalize()
+    return getattr(library(), f"{name}Config")()
 
 
 def block_of(family):

@@ -1,8 +1,8 @@
 """
-Claims on time. Two sides take turns on the CPU, one thread each, and the ratio of each round counts.
-The clock is that of the thread's own CPU time, and a machine on which other work runs is refused, as
-that takes a share of the caches and of the memory's bandwidth. A GPU is not timed here: its rows
-come from `bash bench/gpu.sh`, which stores them in bench/results/speed.jsonl.
+Claims on time. Two sides take turns on the CPU, one thread each, and the ratio of each round
+counts. The clock is that of the thread's own CPU time, and a machine on which other work runs is
+refused, as that takes a share of the caches and of the memory's bandwidth. A GPU is not timed here:
+its rows come from `bash bench/gpu.sh`, which stores them in bench/results/speed.jsonl.
 """
 
 import json

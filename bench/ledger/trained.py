@@ -3,10 +3,10 @@ Claims on trained models, read from the stored rows of the sweeps in bench/resul
 own loaders. A difference is in nats per token, and negative is better.
 
 `swap` and what follows name a base (gpt2 or llama) and changes to it, such as "mlp=swiglu" or
-"mixer=mamba2 position=none", or an arm, such as llama; and take the sweep with the most runs of that arm, a screening last;
-so that rows which are added later are found. The functions of a factorial and of a scale name their
-sweep. All losses are at the sweep's own learning rate and on the half of the validation text that
-chose nothing.
+"mixer=mamba2 position=none", or an arm, such as llama. They take the sweep with the most runs of
+that arm, a screening last, so that rows which are added later are found. The functions of a
+factorial and of a scale name their sweep. All losses are at the sweep's own learning rate, on the
+half of the validation text that chose nothing.
 """
 
 import math
@@ -16,7 +16,6 @@ import numpy as np
 
 from bench.ablation.effects import Model, cells_of
 from bench.ablation.history import control_group
-from bench.ablation.losses import Losses
 from bench.ablation.significance import contrast, pooled_variance
 from bench.ablation.sweeps import gather
 from bench.ledger.algebra import literal
@@ -66,7 +65,8 @@ def find(base, *texts):
     found = []
     for path in sorted(RESULTS.rglob("sweep.json")):
         sweep = files.read_json(path, "run the sweep again")
-        if sweep["base_values"]["model"] != base or str(sweep["data"]["dataset"]).startswith("task:"):
+        is_task = str(sweep["data"]["dataset"]).startswith("task:")
+        if sweep["base_values"]["model"] != base or is_task:
             continue
         arms = [arm_with(sweep, text) for text in texts]
         if None in arms or not (path.parent / "rows.jsonl").exists():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bench.ledger import guide, page, table, trained
+from bench.ledger import guide, page, table, timing, trained
 from bench.ledger.functions import FUNCTIONS
 from bench.ledger.table import (
     CONFIRMED,
@@ -217,10 +217,10 @@ def one_sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(trained, "RESULTS", tmp_path)
 
     def shift(by):
-        changed = [
-            row | {"final_report": row["final_report"] + by * (row["arm"] == "rope")} for row in rows
-        ]
-        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
+        for row in rows:
+            if row["arm"] == "rope":
+                row["final_report"] += by
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         trained.sections_of.cache_clear()
 
     yield shift
@@ -229,7 +229,7 @@ def one_sweep(tmp_path, monkeypatch):
 
 def test_the_rows_of_a_sweep_decide(one_sweep):
     claim, words = claim_of("swap gpt2 position=rope"), []
-    for by in (0, 0.14, 1):
+    for by in (0, 0.14, 0.86):
         one_sweep(by)
         found = table.examine(claim, FUNCTIONS, 0.01)
         assert found.word == UNDECIDED  # a screening decides nothing
@@ -246,6 +246,28 @@ def test_what_no_sweep_has_is_not_measured(one_sweep):
         assert found.word == NOT_YET and found.reason
     gpu = table.examine(claim_of("gpu_row flash nothing", kind="gpu"), FUNCTIONS, 0.01)
     assert gpu.word == NOT_HERE and "GPU" in gpu.reason
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        "norm_time 8 16 forward 2",
+        "norm_time 8 16 both 2",
+        "attention_time 16 2 8 forward 2",
+        "attention_time 16 2 8 both 2",
+        "step_time llama@tiny llama@tiny n_kv_head=1",
+        "token_time llama@tiny llama@tiny 1 8 n_kv_head=1",
+    ],
+)
+def test_a_ratio_of_times_needs_a_quiet_machine(measure, monkeypatch):
+    claim = claim_of(measure, "> 0", "micro")
+    monkeypatch.setattr(timing.OtherWork, "share", lambda self: 0.5)
+    refused = table.examine(claim, FUNCTIONS, 0.01)
+    assert refused.word == NOT_YET and "50%" in refused.reason
+
+    monkeypatch.setattr(timing.OtherWork, "share", lambda self: 0.0)
+    m = table.examine(claim, FUNCTIONS, 0.01).measurement
+    assert 0.001 < m.value < 1000 and m.se > 0 and m.log and "rounds" in m.note
 
 
 # ---------------------------------------------------------------- the command and the page
