@@ -103,7 +103,8 @@ def update(folders, paths, command, renewed=None):
 
 
 def watch(folders, paths, command):
-    """Renew both files, and the table where it has changed, until all runs have ended."""
+    """Renew both files, and the table where it has changed, until all runs have ended. Returns
+    them."""
     shown = None
     try:
         while True:
@@ -114,7 +115,7 @@ def watch(folders, paths, command):
                 print(clear + for_terminal(runs, remarks), flush=True)
             shown = progress
             if all(made.finished for made in runs):
-                return
+                return runs
             time.sleep(RENEWED)
     finally:
         update(folders, paths, command)  # a page that no longer loads itself again
@@ -128,10 +129,13 @@ def main(argv):
     paths = outputs(config.out)
     command = shlex.join(["python", "bench/compare.py", *argv])
     if config.watch:
-        watch(folders, paths, command)
+        runs = watch(folders, paths, command)
     else:
-        print(for_terminal(*update(folders, paths, command)))
-    print("\n" + ", ".join(str(path) for path in paths.values() if path.exists()))
+        runs, remarks = update(folders, paths, command)
+        print(for_terminal(runs, remarks))
+    drawn = any(len(made.steps) for made in runs)
+    written = [str(path) for suffix, path in paths.items() if drawn or suffix == ".html"]
+    print("\n" + ", ".join(written))
 
 
 if __name__ == "__main__":

@@ -315,9 +315,9 @@ def costs(config, argv):
     torch.set_num_threads(config.threads)
     lines = measure(config, device)
     about = (
-        f"A training step on one text, in LLaMAs of {config.n_layer} layer(s), {config.n_embd}"
-        f" wide, {config.n_head} heads, eager, on {device}, {config.threads} thread(s); window and group"
-        f" of {config.window} tokens; medians of {config.steps} rounds, in which the mixers take"
+        f"A training step on one text, in LLaMAs of {config.n_layer} layers, {config.n_embd} wide,"
+        f" {config.n_head} heads, eager, on {device}, threads: {config.threads}. Windows and groups"
+        f" have {config.window} tokens. Medians of {config.steps} rounds, in which the mixers take"
         " turns."
     )
     numbers = {"device": device, "lines": lines}

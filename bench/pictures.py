@@ -24,7 +24,7 @@ from parts.variant import VariantConfig
 from sampling.attention_map import attention_weights, check_layer, panel, read
 
 styled = matplotlib.rc_context(STYLE)
-IMAGE = {"interpolation": "nearest", "aspect": "auto"}
+RAW = {"interpolation": "none"}  # the cells themselves, which keeps an SVG small
 DEPTH, WIDTH, TOKENS, WINDOW = 4, 64, 64, 8  # of the models that show what a window forgets
 
 
@@ -53,7 +53,7 @@ def rope():
         axes.set(aspect="equal", xticks=(-1, 0, 1), yticks=(-1, 0, 1))
     figure.colorbar(dots, ax=circles, label="position of the token", aspect=30)
 
-    image = last.imshow(same @ same.T, cmap="Blues", interpolation="nearest")
+    image = last.imshow((same @ same.T).numpy(), cmap="Blues", **RAW)
     last.set(title="query times key", xlabel="position of the key", ylabel="of the query")
     last.grid(False)
     figure.colorbar(image, ax=last)
@@ -125,7 +125,7 @@ def masks():
         axes = figure.add_subplot(2, 3, place)
         first = T - len(seen) - 0.5
         extent = (-0.5, T - 0.5, T - 0.5, first)
-        axes.imshow(seen, cmap="Blues", vmin=0, vmax=1.3, interpolation="nearest", extent=extent)
+        axes.imshow(seen.numpy(), cmap="Blues", vmin=0, vmax=1.3, extent=extent, **RAW)
         axes.set(title=title, xlabel="the token that it sees", ylabel="the token that looks")
         axes.set(xticks=range(0, T, 5), yticks=range(-(-(T - len(seen)) // 5) * 5, T, 5))
         axes.grid(False)
@@ -220,7 +220,8 @@ def window():
         back = values.flip(1)  # by distance
         shown = back.where(back > 0, torch.nan).numpy()  # 0 is blank
         extent = (-0.5, TOKENS - 0.5, -0.5, DEPTH - 0.5)
-        image = axes.imshow(shown, cmap="Blues", norm=scale, origin="lower", extent=extent, **IMAGE)
+        style = dict(cmap="Blues", norm=scale, origin="lower", aspect="auto")
+        image = axes.imshow(shown, extent=extent, **style, **RAW)
         steps = [reach(layer) - 0.5 for layer in range(DEPTH)]
         axes.stairs(steps, torch.arange(-0.5, DEPTH), orientation="horizontal", color=RED)
         axes.invert_xaxis()

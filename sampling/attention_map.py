@@ -56,7 +56,7 @@ def attention_weights(model, idx, layer):
 def panel(axes, weights, labels, size, step=1):
     """Draw the weights (T, T) of one head, with every `step`-th of the T labels, `size` points
     high. Returns the image."""
-    style = dict(vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
+    style = dict(vmin=0, vmax=1, cmap="Blues", interpolation="none")
     image = axes.imshow(weights.numpy(), **style)
     ticks = range(0, len(weights), step)
     shown = [label.replace("$", r"\$") for label in labels[::step]]

@@ -63,7 +63,7 @@ class Guard:
             return 403, f"this server answers only to {min(self.hosts)}"
         if method not in ("GET", "HEAD"):
             origin = headers.get("origin")
-            if origin is not None and origin.removeprefix("http://") not in self.hosts:
+            if origin is not None and origin not in {f"http://{host}" for host in self.hosts}:
                 return 403, "this request comes from another page"
             if headers.get("content-type", "").split(";")[0] != "application/json":
                 return 415, "send JSON, as application/json"

@@ -7,7 +7,7 @@ const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty",
 const settings = {};   // what is sent; a slider changes its own key alone
 const columns = [];
 let levels = [];       // surprise in nats at which the next colour begins
-let shown = null;      // {column, at} of the open popover
+let shown = null;      // {column, at, pinned} of the open popover; pinned: it does not follow the pointer
 let timer = 0;         // of the popover
 
 const percent = p => p >= 0.0995 ? `${(100 * p).toFixed(0)} %` : `${(100 * p).toPrecision(2)} %`;
@@ -19,7 +19,7 @@ const spoken = text => text === " " ? "space" : text === "\n" ? "new line" : tex
 async function ask(path, data, signal) {
   const options = data && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(data), signal };
   const response = await fetch(path, options);
-  if (!response.ok) throw new Error((await response.json()).error);
+  if (!response.ok) throw new Error((await response.json().catch(() => ({}))).error ?? `the server answers ${response.status}`);
   return response;
 }
 
@@ -120,7 +120,7 @@ function draw(token) {
   span.className = level < 0 ? "prompt" : `s${level}`;
   span.classList.toggle("newline", text.startsWith("\n"));
   span.classList.toggle("part", text === "");  // a part of the character that follows
-  span.textContent = text;
+  span.textContent = text.replace(/[\x00-\x08\x0b-\x1f\x7f]/g, "�");
   const label = text === "" ? `part of a character, ${token.label}` : spoken(text);
   span.ariaLabel = token.top ? `${label}, ${percent(Math.exp(-token.surprise))}, surprise ${token.surprise.toFixed(1)}` : `${label}, prompt`;
 }
@@ -130,7 +130,7 @@ function redraw(column, tokens) {
   column.text.replaceChildren();
   column.tokens = [];
   column.active = -1;
-  column.maps.clear();
+  column.maps = new Map();
   column.text.removeAttribute("aria-activedescendant");
   tokens.forEach(token => addToken(column, token));
   summarise(column);
@@ -156,7 +156,7 @@ async function write(column, kept = []) {
   try {
     const data = { ...settings, model: column.number, prompt: column.prompt, kept: kept.map(token => token.id) };
     for await (const line of lines(await ask("write", data, controller.signal))) {
-      if (column.controller !== controller) return;
+      if (controller.signal.aborted) return;
       if (line.error) throw new Error(line.error);
       if (line.tokens) {
         const first = line.tokens.length - line.kept;
@@ -219,24 +219,34 @@ function listen(column) {
   const { text } = column;
   const at = event => event.target.dataset.at === undefined ? -1 : Number(event.target.dataset.at);
   text.addEventListener("pointerover", event => {
-    if (event.pointerType !== "touch" && at(event) >= 0) later(() => choose(column, at(event)), shown ? 140 : 60);
+    if (event.pointerType === "touch" || at(event) < 0 || shown?.pinned) return;
+    later(() => choose(column, at(event)), shown ? 140 : 60);
   });
-  text.addEventListener("pointerleave", () => later(hide, 300));
-  text.addEventListener("click", event => { if (at(event) >= 0) choose(column, at(event)); });
-  text.addEventListener("focus", () => { if (text.matches(":focus-visible")) choose(column, Math.max(0, column.active)); });
+  text.addEventListener("pointerleave", leave);
+  text.addEventListener("click", event => { if (at(event) >= 0) choose(column, at(event), true); });
+  text.addEventListener("focus", () => { if (text.matches(":focus-visible")) choose(column, Math.max(0, column.active), true); });
   text.addEventListener("blur", event => { if (!$("popover").contains(event.relatedTarget)) later(hide, 100); });
   text.addEventListener("keydown", event => {
     const last = column.tokens.length - 1, { active } = column;
-    const moves = { ArrowLeft: active - 1, ArrowRight: active + 1, Home: 0, End: last, ArrowUp: lineFrom(column, -1), ArrowDown: lineFrom(column, 1) };
+    const moves = {
+      ArrowLeft: active - 1, ArrowRight: active + 1, Home: 0, End: last,
+      ArrowUp: lineFrom(column, -1), ArrowDown: lineFrom(column, 1),
+    };
     if (event.key in moves && !event.ctrlKey && !event.altKey) {
       event.preventDefault();
-      if (last >= 0) choose(column, Math.min(last, Math.max(0, moves[event.key])), true);
+      choose(column, Math.min(last, Math.max(0, moves[event.key])), true);
+      column.tokens[column.active]?.span.scrollIntoView({ block: "nearest" });
     } else if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
-      choose(column, Math.max(0, active));
-      $("alternatives").querySelector("button")?.focus();
+      choose(column, Math.max(0, active), true);
+      if (shown) ($("alternatives").querySelector("button") ?? $("popover")).focus();
     } else if (event.key === "Escape") hide();
   });
+}
+
+function leave() {
+  if (shown?.pinned) return;
+  later(hide, 300);
 }
 
 // The token one line above or below the active one, at about the same place.
@@ -260,7 +270,7 @@ function later(action, wait) {
   timer = setTimeout(action, wait);
 }
 
-function choose(column, at, scroll = false) {
+function choose(column, at, pinned = false) {
   clearTimeout(timer);
   const token = column.tokens[at];
   if (!token) return;
@@ -273,15 +283,14 @@ function choose(column, at, scroll = false) {
   token.span.classList.add("active");
   token.span.ariaSelected = "true";
   column.text.setAttribute("aria-activedescendant", token.span.id);
-  if (scroll) token.span.scrollIntoView({ block: "nearest" });
-  shown = { column, at };
+  shown = { column, at, pinned };
   showAlternatives(column, at, token);
   attend(column);
 }
 
 function showAlternatives(column, at, token) {
   $("popover-title").textContent = quoted(token.text || token.label);
-  const facts = token.top ? `${percent(Math.exp(-token.surprise))} likely, surprise ${token.surprise.toFixed(2)} nats` : "a token of the prompt";
+  const facts = token.top ? `${percent(Math.exp(-token.surprise))} likely at temperature 1, surprise ${token.surprise.toFixed(2)} nats` : "a token of the prompt";
   $("popover-facts").textContent = token.text === "" ? `part of a character; ${facts}` : facts;
   $("attended").textContent = "";
   const top = token.top ?? [];
@@ -327,7 +336,7 @@ function hide() {
 }
 
 $("popover").addEventListener("pointerenter", () => clearTimeout(timer));
-$("popover").addEventListener("pointerleave", () => later(hide, 300));
+$("popover").addEventListener("pointerleave", leave);
 $("popover").addEventListener("focusout", event => {
   if (event.relatedTarget && !$("popover").contains(event.relatedTarget) && event.relatedTarget !== shown?.column.text) hide();
 });
@@ -336,7 +345,7 @@ $("popover").addEventListener("keydown", event => {
   const i = buttons.indexOf(document.activeElement), { column } = shown;
   if (event.key === "ArrowDown" || event.key === "ArrowUp") {
     event.preventDefault();
-    buttons.at((i + (event.key === "ArrowDown" ? 1 : -1)) % buttons.length).focus();
+    buttons.at((i + (event.key === "ArrowDown" ? 1 : -1)) % buttons.length)?.focus();
   } else if (event.key === "Escape") {
     column.text.focus();
     hide();
@@ -360,23 +369,27 @@ function clearAttention(column) {
   column.tokens.forEach(({ span }) => span.style.removeProperty("--w"));
 }
 
-// Show the attention of the active token, once the server has sent it. Of the tokens that a cursor
-// passes while the server computes, only the last is asked for.
-async function attend(column) {
-  if (column.layer.value === "" || column.active < 0) return clearAttention(column);
-  if (column.asking) return;
+const mapKey = column => `${column.layer.value} ${column.active}`;
+const wantsMap = column => column.layer.value !== "" && column.active >= 0;
+
+function attend(column) {
+  if (!wantsMap(column)) return clearAttention(column);
+  const found = column.maps.get(mapKey(column));
+  if (found) showAttention(column, column.active, found);
+  else if (!column.asking) fetchMaps(column);
+}
+
+// Of the tokens that a cursor passes while the server computes, only the last is asked for.
+async function fetchMaps(column) {
   column.asking = true;
   try {
-    for (;;) {
-      const { maps, active: at } = column, layer = column.layer.value, key = `${layer} ${at}`;
-      if (layer === "" || at < 0) break;
-      if (!maps.has(key)) {
-        const data = { model: column.number, tokens: column.tokens.map(token => token.id), at, layer: Number(layer) };
-        maps.set(key, await (await ask("attention", data)).json());
-      }
-      if (maps !== column.maps || at !== column.active || layer !== column.layer.value) continue;
-      if (maps.has(key)) showAttention(column, at, maps.get(key));
-      break;
+    while (wantsMap(column) && !column.maps.has(mapKey(column))) {
+      const { maps, active: at } = column, key = mapKey(column);
+      const tokens = column.tokens.map(token => token.id);
+      const response = await ask("attention", { model: column.number, tokens, at, layer: Number(column.layer.value) });
+      maps.set(key, await response.json());
+      attend(column);
+      await new Promise(resolve => setTimeout(resolve, 120));  // the server takes 10 requests a second
     }
   } catch (error) {
     complain(error);

@@ -259,6 +259,7 @@ def listen(port):
     try:
         listener.bind(("127.0.0.1", port))
     except OSError as error:
+        listener.close()
         what = f"cannot listen on this port: {error.strerror}"
         raise UserError(what, f"port={port}", "choose another") from None
     listener.listen()

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import compare
 import pytest
 
 import prepare
@@ -66,12 +67,16 @@ def test_command_is_accepted(command, monkeypatch, tmp_path):
         build(export.ExportConfig, load(argv, [export.ExportConfig], "")[0])
     elif name == "bench/ablate.py":
         read_sweep(argv, "")
+    elif name == "bench/compare.py":
+        load(argv, [compare.CompareConfig], "")
 
 
 def outputs_of(command):
     """What a command writes, as paths of files."""
     name, argv = script_of(command)
     given = dict(word.partition("=")[::2] for word in argv)
+    if name == "bench/compare.py":
+        return [f"{given.get('--out', 'compare')}.html", f"{given.get('--out', 'compare')}.png"]
     if "--attention" in given:
         return [given["--attention"]]
     if name == "weights/export.py":

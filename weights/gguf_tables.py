@@ -3,15 +3,14 @@ The architectures of GGUF that gguf_format.py reads and writes: one table for ea
 family. "Theirs" is Hugging Face's form here, and "GGUF's" that of llama.cpp; newer_families.py and
 families.py lead from theirs to ours.
 
-Shapes: H = heads, D = the width of a head, E = experts, L = kv_lora_rank, V = vocabulary.
+D is the width of a head, L = kv_lora_rank, R = qk_rope_head_dim.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
-
-from weights.layouts import Layout, expert_columns, expert_pairs, halves, interleaved, plain
+from weights import gguf_layouts
+from weights.layouts import expert_columns, expert_pairs, plain, single_filters
 
 
 class Table(NamedTuple):
@@ -35,75 +34,12 @@ ABSENT = {  # what a key means where it is absent; other keys then mean what is 
     "expert_weights_scale": 1.0,
     "expert_weights_norm": False,
     "expert_gating_func": 1,
-    "full_attention_interval": 4,
     "attention.sliding_window_pattern": 2,
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0,
 }
 SIGMOID = 2  # among the values of expert_gating_func
-
-# ---------------------------------------------------------------- layouts: split makes GGUF's
-
-
-def rotated(heads_key):
-    """Rope turns the features (i, i + D/2) of a head in Hugging Face's form, (2i, 2i + 1) in GGUF's
-    llama. A reader that ignores this gets a model that works, but badly."""
-    return Layout(
-        lambda t, n, c: [interleaved(t, c[heads_key])],
-        lambda parts, c: halves(*parts, c[heads_key]),
-    )
-
-
-def log_rates(rates):
-    """The logarithms whose exponentials are these rates (fp32), to the bit where there is such a
-    logarithm: the nearest fp32 number or a neighbour of it."""
-    found = rates.double().log().float()
-    for towards in (-torch.inf, torch.inf):
-        near = torch.nextafter(found, torch.full_like(found, towards))
-        found = torch.where((found.exp() != rates) & (near.exp() == rates), near, found)
-    return found
-
-
-# The decay as -exp(A_log), one number per head, in rows of their own for Mamba-2.
-decays = Layout(lambda t, n, c: [-t.exp()], lambda parts, c: log_rates(-parts[0].flatten()))
-decay_rows = Layout(lambda t, n, c: [-t.exp()[:, None]], decays.join)
-rows = Layout(lambda t, n, c: [t[:, None]], lambda parts, c: parts[0].flatten())
-flat = Layout(lambda t, n, c: [t], lambda parts, c: parts[0].flatten())
-single_row = Layout(lambda t, n, c: [t.flatten()], lambda parts, c: parts[0].reshape(1, -1))
-filters = Layout(lambda t, n, c: [t.squeeze(1)], lambda parts, c: parts[0].unsqueeze(1))
-# A norm's weight, theirs less 1. In float64 neither way loses a bit.
-from_zero = Layout(lambda t, n, c: [t.double() + 1], lambda parts, c: parts[0].double() - 1)
-
-
-def split_latent(t, n, c):
-    keys, values = t.unflatten(0, (c["num_attention_heads"], 2, -1)).unbind(1)  # (H, D, L) each
-    return keys.mT, values
-
-
-def join_latent(parts, c):
-    keys, values = parts
-    return torch.stack((keys.mT, values), 1).flatten(0, 2)
-
-
-def split_delta(t, n, c):
-    heads = c["linear_num_value_heads"]
-    N, P = c["linear_key_head_dim"], c["linear_value_head_dim"]
-    parts = t.unflatten(0, (heads, -1)).split((N, N, P, P), 1)  # (H, N or P, C), of q, k, v and z
-    q, k, v, z = (part.flatten(0, 1) for part in parts)
-    return torch.cat((q, k, v)), z
-
-
-def join_delta(parts, c):
-    heads = c["linear_num_value_heads"]
-    N, P = c["linear_key_head_dim"], c["linear_value_head_dim"]
-    q, k, v = parts[0].split((heads * N, heads * N, heads * P))
-    each = [part.unflatten(0, (heads, -1)) for part in (q, k, v, parts[1])]
-    return torch.cat(each, 1).flatten(0, 1)
-
-
-latent_maps = Layout(split_latent, join_latent)
-delta_maps = Layout(split_delta, join_delta)
 
 # ---------------------------------------------------------------- what architectures share
 
@@ -123,27 +59,34 @@ LLAMA_KEYS = ROTARY | {
     "attention.head_count_kv": "num_key_value_heads",
 }
 EXPERTS = {"expert_used_count": "num_experts_per_tok"}
+
+
+def row(names, theirs, layout=plain):
+    """The row of a layer's tensor; names: GGUF's, with spaces between them."""
+    return [f"blk.{{}}.{name}" for name in names.split()], f"model.layers.{{}}.{theirs}", layout
+
+
 ENDS = [
     (["token_embd"], "model.embed_tokens", plain),
     (["output_norm"], "model.norm", plain),
     (["output"], "lm_head", plain),
-    (["blk.{}.attn_norm"], "model.layers.{}.input_layernorm", plain),
-    (["blk.{}.attn_output"], "model.layers.{}.self_attn.o_proj", plain),
+    row("attn_norm", "input_layernorm"),
+    row("attn_output", "self_attn.o_proj"),
 ]
 
 
 def attention(query=plain, key=plain):
     return [
-        (["blk.{}.attn_q"], "model.layers.{}.self_attn.q_proj", query),
-        (["blk.{}.attn_k"], "model.layers.{}.self_attn.k_proj", key),
-        (["blk.{}.attn_v"], "model.layers.{}.self_attn.v_proj", plain),
+        row("attn_q", "self_attn.q_proj", query),
+        row("attn_k", "self_attn.k_proj", key),
+        row("attn_v", "self_attn.v_proj"),
     ]
 
 
 def mlp(theirs, ours="", names=("gate_proj", "up_proj", "down_proj")):
     """The three matrices of an MLP; `_exps`: of experts, `_shexp`: of a shared one."""
     return [
-        ([f"blk.{{}}.ffn_{word}{ours}"], f"model.layers.{{}}.{theirs}.{name}", plain)
+        row(f"ffn_{word}{ours}", f"{theirs}.{name}")
         for word, name in zip(("gate", "up", "down"), names, strict=True)
     ]
 
@@ -165,8 +108,10 @@ LLAMA = Table(
     LLAMA_KEYS,
     [
         *ENDS,
-        (["blk.{}.ffn_norm"], "model.layers.{}.post_attention_layernorm", plain),
-        *attention(rotated("num_attention_heads"), rotated("num_key_value_heads")),
+        row("ffn_norm", "post_attention_layernorm"),
+        *attention(
+            gguf_layouts.rotated("num_attention_heads"), gguf_layouts.rotated("num_key_value_heads")
+        ),
         *mlp("mlp"),
     ],
     further=llama_further,
@@ -177,7 +122,7 @@ MIXTRAL = LLAMA._replace(
     keys=LLAMA_KEYS | EXPERTS | {"expert_count": "num_local_experts"},
     names=[
         *LLAMA.names[:-3],
-        (["blk.{}.ffn_gate_inp"], "model.layers.{}.block_sparse_moe.gate", plain),
+        row("ffn_gate_inp", "block_sparse_moe.gate"),
         *mlp("block_sparse_moe.experts.*", "_exps", ("w1", "w3", "w2")),
     ],
 )
@@ -187,10 +132,7 @@ SMOLLM3 = LLAMA._replace(
     must=lambda c: LLAMA.must(c) | {"no_rope_layer_interval": 4},  # llama.cpp knows no other
 )
 
-QK_NORMS = [
-    (["blk.{}.attn_q_norm"], "model.layers.{}.self_attn.q_norm", plain),
-    (["blk.{}.attn_k_norm"], "model.layers.{}.self_attn.k_norm", plain),
-]
+QK_NORMS = [row("attn_q_norm", "self_attn.q_norm"), row("attn_k_norm", "self_attn.k_norm")]
 QWEN3 = LLAMA._replace(
     architecture="qwen3",
     names=[*LLAMA.names[:-6], *attention(), *mlp("mlp"), *QK_NORMS],
@@ -200,9 +142,9 @@ QWEN3 = LLAMA._replace(
 OLMO2 = LLAMA._replace(
     architecture="olmo2",
     names=[
-        *(row for row in QWEN3.names if "layernorm" not in row[1]),
-        (["blk.{}.post_attention_norm"], "model.layers.{}.post_attention_layernorm", plain),
-        (["blk.{}.post_ffw_norm"], "model.layers.{}.post_feedforward_layernorm", plain),
+        *(same for same in QWEN3.names if "layernorm" not in same[1]),
+        row("post_attention_norm", "post_attention_layernorm"),
+        row("post_ffw_norm", "post_feedforward_layernorm"),
     ],
 )
 
@@ -237,10 +179,10 @@ def gpt_oss_config(f):
 
 def gpt_oss_must(c):
     """llama.cpp rounds where yarn's ramp begins and ends, which published models do not."""
-    scaling = c.get("rope_scaling")
-    rounded = {key: value for key, value in (scaling or {}).items() if key != "truncate"}
-    known = (scaling or {}).get("rope_type") in (None, "default", "yarn")
-    return {"rope_scaling": (rounded or None) if known else None}
+    scaling = c.get("rope_scaling") or {}
+    rounded = scaling.get("truncate", True)
+    known = scaling.get("rope_type", "default") in ("default", "yarn") and rounded
+    return {"rope_scaling": c.get("rope_scaling") if known else None}
 
 
 GPT_OSS = Table(
@@ -255,23 +197,15 @@ GPT_OSS = Table(
     [
         *ENDS,
         *attention(),
-        (["blk.{}.post_attention_norm"], "model.layers.{}.post_attention_layernorm", plain),
-        (["blk.{}.ffn_gate_inp"], "model.layers.{}.mlp.router", plain),
+        row("post_attention_norm", "post_attention_layernorm"),
+        row("ffn_gate_inp", "mlp.router"),
     ],
     [
-        (["blk.{}.attn_sinks.weight"], "model.layers.{}.self_attn.sinks", plain),
-        (
-            ["blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"],
-            "model.layers.{}.mlp.experts.gate_up_proj",
-            expert_pairs,
-        ),
-        (
-            ["blk.{}.ffn_gate_exps.bias", "blk.{}.ffn_up_exps.bias"],
-            "model.layers.{}.mlp.experts.gate_up_proj_bias",
-            expert_columns,
-        ),
-        (["blk.{}.ffn_down_exps.weight"], "model.layers.{}.mlp.experts.down_proj", expert_pairs),
-        (["blk.{}.ffn_down_exps.bias"], "model.layers.{}.mlp.experts.down_proj_bias", plain),
+        row("attn_sinks.weight", "self_attn.sinks"),
+        row("ffn_gate_exps.weight ffn_up_exps.weight", "mlp.experts.gate_up_proj", expert_pairs),
+        row("ffn_gate_exps.bias ffn_up_exps.bias", "mlp.experts.gate_up_proj_bias", expert_columns),
+        row("ffn_down_exps.weight", "mlp.experts.down_proj", expert_pairs),
+        row("ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
     ],
     gpt_oss_further,
     ("attention.key_length",),
@@ -328,20 +262,16 @@ DEEPSEEK_V3 = Table(
     },
     [
         *ENDS,
-        (["blk.{}.ffn_norm"], "model.layers.{}.post_attention_layernorm", plain),
-        (["blk.{}.attn_q"], "model.layers.{}.self_attn.q_proj", plain),
-        (["blk.{}.attn_kv_a_mqa"], "model.layers.{}.self_attn.kv_a_proj_with_mqa", plain),
-        (["blk.{}.attn_kv_a_norm"], "model.layers.{}.self_attn.kv_a_layernorm", plain),
-        (
-            ["blk.{}.attn_k_b", "blk.{}.attn_v_b"],
-            "model.layers.{}.self_attn.kv_b_proj",
-            latent_maps,
-        ),
-        (["blk.{}.ffn_gate_inp"], "model.layers.{}.mlp.gate", plain),
+        row("ffn_norm", "post_attention_layernorm"),
+        row("attn_q", "self_attn.q_proj"),
+        row("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+        row("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+        row("attn_k_b attn_v_b", "self_attn.kv_b_proj", gguf_layouts.latent_maps),
+        row("ffn_gate_inp", "mlp.gate"),
         *mlp("mlp.experts.*", "_exps"),
         *mlp("mlp.shared_experts", "_shexp"),
     ],
-    [(["blk.{}.exp_probs_b.bias"], "model.layers.{}.mlp.gate.e_score_correction_bias", plain)],
+    [row("exp_probs_b.bias", "mlp.gate.e_score_correction_bias")],
     deepseek_further,
     ("attention.key_length_mla", "attention.value_length_mla"),
     deepseek_config,
@@ -408,27 +338,26 @@ QWEN3_NEXT = Table(
         "ssm.time_step_rank": "linear_num_value_heads",
     },
     [
-        *((names, theirs, from_zero if "norm" in theirs else plain) for names, theirs, _ in ENDS),
-        (["blk.{}.post_attention_norm"], "model.layers.{}.post_attention_layernorm", from_zero),
-        *attention(),
-        *((names, theirs, from_zero) for names, theirs, _ in QK_NORMS),
-        (
-            ["blk.{}.attn_qkv", "blk.{}.attn_gate"],
-            "model.layers.{}.linear_attn.in_proj_qkvz",
-            delta_maps,
+        *(
+            (names, theirs, gguf_layouts.from_zero if "norm" in theirs else plain)
+            for names, theirs, _ in ENDS
         ),
-        (["blk.{}.ssm_ba"], "model.layers.{}.linear_attn.in_proj_ba", plain),
-        (["blk.{}.ssm_norm"], "model.layers.{}.linear_attn.norm", plain),
-        (["blk.{}.ssm_out"], "model.layers.{}.linear_attn.out_proj", plain),
-        (["blk.{}.ssm_conv1d"], "model.layers.{}.linear_attn.conv1d", filters),
-        (["blk.{}.ffn_gate_inp"], "model.layers.{}.mlp.gate", plain),
+        row("post_attention_norm", "post_attention_layernorm", gguf_layouts.from_zero),
+        *attention(),
+        *((names, theirs, gguf_layouts.from_zero) for names, theirs, _ in QK_NORMS),
+        row("attn_qkv attn_gate", "linear_attn.in_proj_qkvz", gguf_layouts.delta_maps),
+        row("ssm_ba", "linear_attn.in_proj_ba"),
+        row("ssm_norm", "linear_attn.norm"),
+        row("ssm_out", "linear_attn.out_proj"),
+        row("ssm_conv1d", "linear_attn.conv1d", single_filters),
+        row("ffn_gate_inp", "mlp.gate"),
         *mlp("mlp.experts.*", "_exps"),
         *mlp("mlp.shared_expert", "_shexp"),
-        (["blk.{}.ffn_gate_inp_shexp"], "model.layers.{}.mlp.shared_expert_gate", single_row),
+        row("ffn_gate_inp_shexp", "mlp.shared_expert_gate", gguf_layouts.single_row),
     ],
     [
-        (["blk.{}.ssm_a"], "model.layers.{}.linear_attn.A_log", decays),
-        (["blk.{}.ssm_dt.bias"], "model.layers.{}.linear_attn.dt_bias", plain),
+        row("ssm_a", "linear_attn.A_log", gguf_layouts.decays),
+        row("ssm_dt.bias", "linear_attn.dt_bias"),
     ],
     qwen3_next_further,
     ("rope.dimension_count", "attention.key_length", "ssm.inner_size"),
@@ -453,15 +382,15 @@ MAMBA2 = Table(
         (["output"], "lm_head", plain),
         (["blk.{}.attn_norm"], "backbone.layers.{}.norm", plain),
         (["blk.{}.ssm_in"], "backbone.layers.{}.mixer.in_proj", plain),
-        (["blk.{}.ssm_norm"], "backbone.layers.{}.mixer.norm", flat),
+        (["blk.{}.ssm_norm"], "backbone.layers.{}.mixer.norm", gguf_layouts.flat),
         (["blk.{}.ssm_out"], "backbone.layers.{}.mixer.out_proj", plain),
     ],
     [
-        (["blk.{}.ssm_conv1d.weight"], "backbone.layers.{}.mixer.conv1d.weight", filters),
+        (["blk.{}.ssm_conv1d.weight"], "backbone.layers.{}.mixer.conv1d.weight", single_filters),
         (["blk.{}.ssm_conv1d.bias"], "backbone.layers.{}.mixer.conv1d.bias", plain),
-        (["blk.{}.ssm_a"], "backbone.layers.{}.mixer.A_log", decay_rows),
+        (["blk.{}.ssm_a"], "backbone.layers.{}.mixer.A_log", gguf_layouts.decay_rows),
         (["blk.{}.ssm_dt.bias"], "backbone.layers.{}.mixer.dt_bias", plain),
-        (["blk.{}.ssm_d"], "backbone.layers.{}.mixer.D", rows),
+        (["blk.{}.ssm_d"], "backbone.layers.{}.mixer.D", gguf_layouts.rows),
     ],
     further=lambda c: {
         "ssm.inner_size": c["expand"] * c["hidden_size"],

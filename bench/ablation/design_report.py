@@ -12,6 +12,7 @@ from bench.ablation.figures import BLUE, GREY, INK, MARKS, OPEN_MARK, WIDTH
 from bench.ablation.sentences import DASH, signed
 from bench.ablation.significance import ALPHA
 from bench.ablation.tables import Cell, Table, interval_cell, number, ratio_cell
+from training.run_folder import name_lines
 
 
 def effect_cell(effect):
@@ -132,8 +133,10 @@ def half_normal(section, tips):
     if len(sizes) < 3:
         return None
     verdicts = {verdict.arm: verdict for verdict in section.main.verdicts}
-    figure = Figure(figsize=(WIDTH, 3.6))
-    axes = figure.subplots()
+    large = [name for size, name in sizes if not size <= 2 * section.effects.se]
+    figure = Figure(figsize=(WIDTH, max(3.6, 1 + 0.2 * len(large))))
+    axes, ends = figure.subplots(), []
+    axes.set_ylim(0, 1.08 * sizes[-1][0])
     quantiles = scipy_stats.halfnorm.ppf((np.arange(len(sizes)) + 0.5) / len(sizes))
     if math.isfinite(section.effects.se):
         axes.plot([0, quantiles[-1]], [0, section.effects.se * quantiles[-1]], color=GREY)
@@ -141,11 +144,11 @@ def half_normal(section, tips):
         mark, color = MARKS.get(verdicts[name].word, OPEN_MARK)
         (dot,) = axes.plot(x, y, mark, color=color, markersize=6)
         tips.add(dot, f"{name}: {verdicts[name].word}, {y:.4f}")
-        if not y <= 2 * section.effects.se:  # up and to the left of a point there is no other
-            axes.annotate(name, (x, y), rotation=-30, ha="right", va="bottom", fontsize=9)
+        if name in large:
+            ends.append(((x, y), name, color))
     axes.set(xlabel="half-normal quantile", ylabel="size of the effect, nats per token")
     axes.set_xlim(left=0)
-    axes.set_ylim(0, 1.25 * sizes[-1][0])  # room for the name of the largest
+    name_lines(axes, ends)  # to the right of a point there is none at its height
     return figure
 
 

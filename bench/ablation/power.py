@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from scipy import special
 
 from bench.ablation.significance import (
     ALPHA,
@@ -15,9 +16,16 @@ from bench.ablation.significance import (
 )
 
 
-def look_ahead(sweep, verdicts, analysis):
+def look_ahead(sweep, verdicts, analysis, pooled=None):
     """Fill in what the sweep can find, by the median arm's noise, and how many more seeds would
-    decide the undecided."""
+    decide the undecided. `pooled` is the variance of a screening and its degrees of freedom."""
+    if pooled:
+        n = [verdict.n for verdict in verdicts if math.isfinite(verdict.mean)]
+        if n and pooled[1] and pooled[0] > 0 and analysis.family:
+            analysis.visible = visible_in_screening(
+                *pooled, int(np.median(n)), analysis.base_n, analysis.family
+            )
+        return
     spread = [verdict for verdict in verdicts if verdict.loss_sd > 0]
     if not spread or not analysis.base_sd > 0:
         return
@@ -39,6 +47,16 @@ def look_ahead(sweep, verdicts, analysis):
     for verdict in verdicts:
         if verdict.word == "undecided" and math.isfinite(verdict.mean):
             verdict.more = more_seeds(verdict, analysis, sorted(sweep["looks"]))
+
+
+def visible_in_screening(variance, df, n, base_n, family):
+    """The smallest effect that POWER of all screenings find: n runs of the arm and base_n of the
+    base, a variance pooled over all arms with df degrees of freedom, and the first step of Holm's
+    method over the family. decide_screening knows no looks, so the whole of ALPHA is for it."""
+    se = math.sqrt(variance * (1 / n + 1 / base_n))
+    critical = special.stdtrit(df, 1 - ALPHA / family / 2)
+    effects = np.geomspace(0.05, 200, 8000) * se
+    return first(effects, 1 - special.nctdtr(df, effects / se, critical) >= POWER)
 
 
 def more_seeds(verdict, analysis, looks):

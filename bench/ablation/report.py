@@ -2,7 +2,7 @@
 The report of a sweep, or of several, from their rows alone:
 
     python bench/report.py OUT [OUT2 ...]
-    python bench/report.py --running OUT      # the page alone, without verdicts
+    python bench/report.py --running OUT      # report.html and report.md, without verdicts
 
 Writes report.md, its plots (PNG) and report.html, one file that opens from disk, into the first
 folder, and paper/: plots as SVG and PDF, tables as CSV and LaTeX. Folders with the same code, base
@@ -13,6 +13,7 @@ verdicts.
 """
 
 import math
+import time
 from pathlib import Path
 
 import jinja2
@@ -62,7 +63,8 @@ DESIGNS = (design_report.of_factorial, design_report.of_scale)
 
 def write(folders, running=False):
     """Writes the report of `folders` into the first of them. Returns the path of the page. While a
-    sweep is `running`, writes the page alone, without verdicts: it is no look at the data."""
+    sweep is `running`, writes the page and report.md alone, without verdicts: they are no look at
+    the data."""
     out, sections, contents, content_of = Path(folders[0]), gather(folders), [], {}
     for number, section in enumerate(sections, 1):
         if running:
@@ -77,7 +79,8 @@ def write(folders, running=False):
 
     shown = {"sections": contents, "unfinished": sentences.unfinished(sections)}
     shown["renewed"] = RENEWED if running else None
-    for name in ("report.html",) if running else ("report.html", "report.md"):
+    shown["when"] = time.strftime("%Y-%m-%d %H:%M")
+    for name in ("report.html", "report.md"):
         content_of[name] = render(name, **shown)
     (out / "paper").mkdir(exist_ok=True)
     for name, content in content_of.items():

@@ -1,5 +1,5 @@
-"""The page of a sweep while it runs: report.html, written again by a process of its own, so that
-the sweep neither waits for it nor ends with it."""
+"""The report of a sweep while it runs: report.html and report.md, written again by a process of
+their own, so that the sweep neither waits for them nor ends with it."""
 
 import contextlib
 import os

@@ -174,7 +174,7 @@ def analyse(sweep, runs, costs=None, measure=None, records=()):
         explain(comparison, sweep, runs, tried, analysis)
     if analysis.floor:
         analysis.verdicts.insert(len(judged_arms(sweep)), analysis.floor)
-    look_ahead(sweep, [one.verdict for one in comparisons], analysis)
+    look_ahead(sweep, [one.verdict for one in comparisons], analysis, pooled)
     return analysis
 
 

@@ -68,8 +68,8 @@ def read_run(folder, name):
     folder = Path(folder)
     config = read_config(folder)
     rows, remarks = read_log(folder / "log.jsonl"), []
-    evaluations = {row["step"]: row for row in rows if math.isfinite(number(row, "val_loss"))}
-    evaluations = [row for _, row in sorted(evaluations.items())]
+    whole = [row for row in rows if math.isfinite(number(row, "val_loss") + number(row, "step"))]
+    evaluations = [row for _, row in sorted({row["step"]: row for row in whole}.items())]
     speeds = [number(row, "tokens_per_second") for row in rows]
     speeds = [speed for speed in speeds if math.isfinite(speed)]
     versions, count = config.get("versions"), math.nan
@@ -109,9 +109,9 @@ def read_run(folder, name):
 
 
 def number(row, key):
-    """A number of a log row; nan if it is missing or something else."""
+    """A number of a log row; nan if it is missing, too large, or something else."""
     value = row.get(key)
-    return float(value) if type(value) in (int, float) else math.nan
+    return float(value) if type(value) in (int, float) and abs(value) < 1e300 else math.nan
 
 
 def read_config(folder):
@@ -203,12 +203,13 @@ def is_alive(folder):
 
 
 def differing(runs):
-    """{key: [its value in each run]} of the keys that differ. A run without a key has None."""
+    """{key: [its value in each run]} of the keys that differ among the runs that have them. A run
+    without a key, such as rope_theta where there is no rope, has None."""
     found = {}
     for key in sorted({key for each in runs for key in each.settings.keys() - UNTOLD}):
-        values = [each.settings.get(key) for each in runs]
+        values = [each.settings[key] for each in runs if key in each.settings]
         if len({json.dumps(value, sort_keys=True) for value in values}) > 1:
-            found[key] = values
+            found[key] = [each.settings.get(key) for each in runs]
     return found
 
 
@@ -228,7 +229,7 @@ def comparable(runs):
         ("objective", "different objectives, so their losses are different things"),
         ("eval_tokens", "evaluations of different lengths, so they are scored on different text"),
     ):
-        if len({each.config.get(key) for each in runs}) > 1:
+        if len({json.dumps(each.config.get(key)) for each in runs}) > 1:
             notes.append(f"The runs have {what} ({key}).")
             same_tokens = same_text = False
     return same_tokens, same_text, notes

@@ -114,9 +114,10 @@ def markdown(findings, facts):
     yield "measurement outside these values refutes it. No verdict is typed in. The intervals of all"
     yield f"claims of one kind hold together with {1 - ALPHA:.0%} probability (Bonferroni). Trained"
     yield "models have 0.05 to 0.2 million parameters and read Shakespeare's plays, at one learning"
-    yield "rate: their verdicts are on that scale, and losses are in nats per character. A screening"
-    yield "has two or three runs of each arm, and pools their variances. Times of one operation are"
-    yield "CPU time of one thread."
+    yield "rate: their verdicts are on that scale, and losses are in nats per character. Intervals are"
+    yield "over seeds, not over texts. A screening has two or three runs of each arm, whose variances it"
+    yield "pools: it ranks, and leaves every claim undecided. Times of one operation are CPU time of one"
+    yield "thread, on a machine that does nothing else."
     yield ""
     yield "## The guide's tables, and ours"
     yield ""
@@ -149,6 +150,7 @@ def record(found):
         "df": finite(m.df) if m else None,
         "log": m.log if m else None,
         "runs": m.runs if m else None,
+        "screening": m.screening if m else None,
         "runs_to_decide": found.more,
         "level": found.level,
         "note": found.reason or (m.note if m else ""),

@@ -54,6 +54,7 @@ class Measurement:
     runs: int = 0  # runs, or rounds of a timing, in the smaller of the two groups compared
     note: str = ""  # the setting
     log: bool = False
+    screening: bool = False  # a screening ranks, and decides nothing
 
     def interval(self, level):
         """(low, high) that hold the true value with probability 1 - level."""
@@ -140,7 +141,7 @@ def verdict(claim, measurement, level):
     """The word for a claim: where the measurement's interval lies."""
     least, greatest = claim.bounds
     low, high = measurement.interval(level)
-    if math.isnan(low + high):
+    if math.isnan(low + high) or measurement.screening:
         return UNDECIDED
     if least <= low and high <= greatest:
         return CONFIRMED

@@ -66,7 +66,7 @@ def find(base, *texts):
     found = []
     for path in sorted(RESULTS.rglob("sweep.json")):
         sweep = files.read_json(path, "run the sweep again")
-        if sweep["base_values"]["model"] != base or sweep["data"]["dataset"].startswith("task:"):
+        if sweep["base_values"]["model"] != base or str(sweep["data"]["dataset"]).startswith("task:"):
             continue
         arms = [arm_with(sweep, text) for text in texts]
         if None in arms or not (path.parent / "rows.jsonl").exists():
@@ -89,18 +89,19 @@ def setting(section, runs):
     return f"{folder}: {kind}{runs}"
 
 
-def grouped(section, groups, pooled_from=None):
+def grouped(section, groups, pooled_from):
     """The Measurement of the difference of two groups of numbers, one for each run. A screening
     pools the variances of all arms (`pooled_from`)."""
     if not all(len(group) > 1 for group in groups):
         raise NotMeasured(f"fewer than two runs in {section.folders[0].name}")
     if not np.isfinite(np.concatenate(groups)).all():
         raise NotMeasured("runs diverged, and have no mean")
-    screening = section.sweep.get("screening") and pooled_from
+    screening = bool(section.sweep.get("screening"))
     found = contrast(groups, pooled=pooled_variance(pooled_from) if screening else None)
     sizes = [len(group) for group in groups]
     note = setting(section, "{} against {} runs".format(*sizes))
-    return Measurement(*map(float, (found.mean, found.se, found.df)), min(sizes), note)
+    numbers = map(float, (found.mean, found.se, found.df))
+    return Measurement(*numbers, min(sizes), note, screening=screening)
 
 
 def arms_of(section, arm):
@@ -140,25 +141,6 @@ def swap(base, changes, against=""):
     """The loss with some changes to a base minus that with others (default: none)."""
     section, arms = find(base, changes, against)
     return difference(section, arms, loss)
-
-
-def swap_at(base, changes, share):
-    """The same after this share of the steps."""
-    section, arms = find(base, changes, "")
-    return difference(section, arms, lambda row: loss_at(row, float(share)))
-
-
-def later(base, changes, share):
-    """How much that difference changes from this share of the steps to the end: above 0 a gain
-    shrinks."""
-    section, arms = find(base, changes, "")
-    return difference(section, arms, lambda row: loss(row) - loss_at(row, float(share)))
-
-
-def worth(base, changes):
-    """How many times the base's training tokens a change is worth."""
-    section, (arm, _) = find(base, changes, "")
-    return as_multiple(section, section.verdicts[arm].worth, section.verdicts[arm].n)
 
 
 def as_multiple(section, found, runs):
@@ -222,7 +204,9 @@ def perplexity_ratio(section, arms, times):
     logs = [each[times]["loss"] - each["1"]["loss"] for each in found]
     se = float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
     note = setting(section, f"{len(logs)} runs, {int(times) * section.sweep['block_size']} tokens")
-    return Measurement(math.exp(np.mean(logs)), se, len(logs) - 1, len(logs), note, log=True)
+    found = Measurement(math.exp(np.mean(logs)), se, len(logs) - 1, len(logs), note, log=True)
+    found.screening = bool(section.sweep.get("screening"))
+    return found
 
 
 def longer(sweep, changes, times):
@@ -319,12 +303,6 @@ def slope(scale, arm):
     numbers = map(float, (found.test.mean, found.test.se, found.test.df))
     note = f"{scale}: {len(section.scale.names)} sizes, {section.main.base_n} runs of each base"
     return Measurement(*numbers, section.verdicts[arm].n, note)
-
-
-def size_effect(scale, size, arm):
-    """The effect of an arm at one size of a scale."""
-    section = section_of(f"{scale}/{size}")
-    return difference(section, [arm, section.sweep["base"]], loss)
 
 
 # ---------------------------------------------------------------- the noise

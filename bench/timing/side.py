@@ -4,7 +4,9 @@ a batch. A step is forward, backward, clipping at 1.0 and fused AdamW, the same 
 import time
 
 import torch
+from torch.nn import functional as F
 
+from common.runtime import float32_attention, plain_attention
 from parts.architectures import configure, make
 from training.optim import parameter_groups
 
@@ -18,23 +20,27 @@ def our_model(values):
 class Side:
     """A model that is ready to take training steps, eager or compiled.
 
-    `make()` returns (model, its loss function); `c` has vocab_size, batch_size and block_size."""
+    `make()` returns (model, its loss function); `c` has vocab_size, batch_size and block_size. Ours
+    computes attention on a CPU as train.py does, a peer as it does by itself."""
 
-    def __init__(self, make, c, device, dtype="float32"):
+    def __init__(self, make, c, device, dtype="float32", ours=True):
         torch.manual_seed(0)
         self.model, self.loss = make()
         self.model.to(device).train()
         self.optimizer = torch.optim.AdamW(parameter_groups(self.model, 0.1), lr=1e-4, fused=True)
         shape = (2, c.batch_size, c.block_size)
         self.x, self.y = torch.randint(c.vocab_size, shape, device=device)  # (B, T) each
-        self.device, self.dtype = device, getattr(torch, dtype)
+        self.device, self.dtype = device, dtype
+        own = ours and device.startswith("cpu")
+        self.attention = float32_attention if own else plain_attention
 
-    def step(self, loss):
-        """Take one training step with a loss function, self.loss or its compiled form. Returns its
-        seconds."""
+    def step(self, loss, dtype=None):
+        """Take one training step with a loss function, self.loss or its compiled form. dtype: of
+        its matrix products, None: the side's. Returns its seconds."""
+        F.scaled_dot_product_attention = self.attention
         began = time.perf_counter()
-        kind, mixed = self.device.split(":")[0], self.dtype != torch.float32
-        with torch.autocast(kind, self.dtype, enabled=mixed):
+        kind, dtype = self.device.split(":")[0], getattr(torch, dtype or self.dtype)
+        with torch.autocast(kind, dtype, enabled=dtype != torch.float32):
             value = loss(self.x, self.y)
         value.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

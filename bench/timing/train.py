@@ -10,6 +10,7 @@ others have none). The sides take steps in turn, eager and compiled. MFU: the mo
 second over the device's peak (training/peak.py).
 """
 
+import itertools
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -49,7 +50,7 @@ class SpeedConfig:
     threads: PositiveInt = 1
     batch_size: PositiveInt | None = None  # None: the shape's
     device: str = "auto"
-    dtype: Literal["float32", "bfloat16"] = "float32"  # bfloat16: by autocast
+    dtype: Literal["float32", "bfloat16", "both"] = "float32"  # bfloat16: by autocast
 
 
 def shape_of(name):
@@ -86,23 +87,27 @@ def make_sides(config, c, device):
     sides = {}
     for name, make in makers.items():
         try:
-            sides[name] = Side(make, c, device, config.dtype)
+            dtype = "float32" if config.dtype == "both" else config.dtype
+            sides[name] = Side(make, c, device, dtype, name.startswith("our"))
         except ImportError as error:
             print(f"without {name}: {error}", flush=True)
     return sides
 
 
 def race(sides, config):
-    """({(name, mode): seconds of each round}, {(name, mode): bytes, on a GPU})."""
+    """({(name, mode): seconds of each round}, {(name, mode): bytes, on a GPU}). A mode is eager or
+    compiled, followed by the dtype if both are timed."""
     modes = {"both": ("eager", "compiled"), True: ("compiled",), False: ("eager",)}[config.compile]
-    arms = {}
+    dtypes = ["float32", "bfloat16"] if config.dtype == "both" else [config.dtype]
+    arms, dtype_of = {}, {}
     for name, side in sides.items():
-        for mode in modes:
-            eager = mode == "eager"
-            arms[name, mode] = side.loss if eager else torch.compile(side.loss, dynamic=False)
+        for mode, dtype in itertools.product(modes, dtypes):
+            arm = name, f"{mode} {dtype}" if len(dtypes) > 1 else mode
+            loss = side.loss if mode == "eager" else torch.compile(side.loss, dynamic=False)
+            arms[arm], dtype_of[arm] = loss, dtype
     for (name, mode), loss in arms.items():
         began = time.perf_counter()
-        first, _, third = [sides[name].step(loss) for _ in range(3)]
+        first, _, third = [sides[name].step(loss, dtype_of[name, mode]) for _ in range(3)]
         total = time.perf_counter() - began
         print(
             f"{name}, {mode}: first step {first:.1f} s, third {third * 1000:.1f} ms; {total:.0f} s",
@@ -111,7 +116,7 @@ def race(sides, config):
 
     times = {arm: [] for arm in arms}
     for _, arm in turns(arms, config.steps):
-        times[arm].append(sides[arm[0]].step(arms[arm]))
+        times[arm].append(sides[arm[0]].step(arms[arm], dtype_of[arm]))
     times = {arm: np.array(seconds) for arm, seconds in times.items()}
     if "cuda" not in next(iter(sides.values())).device:
         return times, {}
@@ -155,7 +160,8 @@ def measure(what, config, device):
     c.batch_size = config.batch_size or c.batch_size
     # On a GPU, TF32 for operations that stay in float32; no effect on a CPU.
     torch.set_float32_matmul_precision("high")
-    peak, source = peak_flops(SimpleNamespace(device=device, dtype=config.dtype))
+    dtype = "bfloat16" if config.dtype == "both" else config.dtype
+    peak, source = peak_flops(SimpleNamespace(device=device, dtype=dtype))
     sides = make_sides(config, c, device)
     times, memory = race(sides, config)
     return {

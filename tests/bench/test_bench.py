@@ -4,6 +4,7 @@ asserted."""
 import os
 from types import SimpleNamespace
 
+import cpu_race
 import numpy as np
 import pytest
 
@@ -120,3 +121,22 @@ def test_decoding_is_timed_beside_other_engines(tmp_path, monkeypatch):
     assert "sampling/fast.py, int8, eager" in speeds
     assert starts["llama.cpp, Q8_0"][1] == "0.25" and starts["llama2.c, int8"][1] == ""
     assert float(starts["sample.py, float32, eager"][1]) > 0
+
+
+def test_the_curves_of_a_race_are_named_once_for_each_entrant(tmp_path):
+    curves = {"nanoGPT": 1.9, "config/llama_shakespeare.py": 1.6, "LLaMA to 1.70": 1.7}
+    runs = {
+        name: [
+            (60.0 + seed, [(5.0, 3.0), (60.0 + seed, loss + seed / 10)], loss)
+            for seed in (-1, 0, 1)
+        ]
+        for name, loss in curves.items()
+    }
+    cpu_race.draw(runs, tmp_path / "race.svg")
+    text = (tmp_path / "race.svg").read_text()
+    for label in ("nanoGPT 1.900", "llama_shakespeare 1.600", "LLaMA to 1.70 1.700"):
+        assert text.count(f"<!-- {label} -->") == 1
+    for axis in ("seconds from the command", "nats per character"):
+        assert axis in text
+    for color in cpu_race.COLORS[:3]:
+        assert text.count(f"stroke: {color}; stroke-width: 0.9") == 3  # thin, one for each seed

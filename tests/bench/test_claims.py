@@ -7,11 +7,11 @@ import math
 import shutil
 from collections import Counter
 
+import claims as command
 import pytest
 import torch
 from torch.nn import functional as F
 
-from bench import claims as command
 from bench.ledger import guide, page, table, trained
 from bench.ledger.functions import FUNCTIONS
 from bench.ledger.table import (
@@ -30,6 +30,7 @@ from common.files import ROOT
 CLAIMS = table.read()
 BY_ID = {claim.id: claim for claim in CLAIMS}
 LEVELS = table.levels(CLAIMS)
+# The numbers that python bench/claims.py stored.
 STORED = json.loads((ROOT / "bench/results/claims.json").read_text(encoding="utf-8"))["claims"]
 QUICK = ["E2.qkv", "D24", "C24.70b", "D52", "M.flip5", "A1", "A9", "B4", "D13", "D14.6", "D34"]
 
@@ -39,7 +40,7 @@ def claim_of(measure="x", holds="< 0", kind="trained"):
 
 
 def stored_measurement(row):
-    keys = ("value", "se", "df", "runs", "log")
+    keys = ("value", "se", "df", "runs", "log", "screening")
     values = {key: row[key] for key in keys}
     return Measurement(**values | {"df": math.inf if row["df"] is None else row["df"]})
 
@@ -92,7 +93,7 @@ def test_a_row_that_means_nothing_is_refused_with_its_line(tmp_path):
     path.write_text("\n".join(rows[:2]).replace("= 10", "about ten"))
     with pytest.raises(UserError, match="no bound") as error:
         table.read(path)
-    assert error.value.where == f"{path}:2"
+    assert error.value.parts[1] == f"{path}:2"
 
 
 # ---------------------------------------------------------------- the rule
@@ -159,6 +160,7 @@ def test_no_stored_verdict_is_typed_in():
         inside = least if math.isfinite(least) else greatest
         far = least - 10 if math.isfinite(least) else greatest + 10
         m.value, m.se, m.log = (inside if row["verdict"] == CONTRADICTED else far), 0.0, False
+        m.screening = False
         assert table.verdict(claim, m, level) != row["verdict"], row["id"]
         checked += 1
     assert checked > 150
@@ -226,13 +228,14 @@ def one_sweep(tmp_path, monkeypatch):
 
 
 def test_the_rows_of_a_sweep_decide(one_sweep):
-    claim = claim_of("swap gpt2 position=rope")
-    words = []
+    claim, words = claim_of("swap gpt2 position=rope"), []
     for by in (0, 0.14, 1):
         one_sweep(by)
         found = table.examine(claim, FUNCTIONS, 0.01)
-        words.append(found.word)
-        assert found.measurement.note.startswith("sweep: a screening, 3 against 6 runs")
+        assert found.word == UNDECIDED  # a screening decides nothing
+        assert found.measurement.note == "sweep: a screening, 3 against 6 runs"
+        found.measurement.screening = False
+        words.append(table.verdict(claim, found.measurement, 0.01))
     assert words == [CONFIRMED, UNDECIDED, CONTRADICTED]
 
 

@@ -17,6 +17,7 @@ from matplotlib.text import Text
 
 from bench.ablation import (
     cost_figures,
+    design_report,
     figures,
     measure,
     plots,
@@ -258,7 +259,9 @@ def test_the_page_of_a_running_sweep_renews_itself_and_is_no_look(tmp_path, only
     assert report.main(["--running", str(tmp_path)]) is None
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<meta http-equiv="refresh" content="30">' in page
-    assert not (tmp_path / "history.jsonl").exists() and not (tmp_path / "report.md").exists()
+    assert not (tmp_path / "history.jsonl").exists() and not list(tmp_path.glob("*.png"))
+    lines = text_of(tmp_path).splitlines()
+    assert lines[0].startswith("The sweep was running at 2") and "![" not in text_of(tmp_path)
     shown = tables_of(tmp_path)
     assert shown[0]["rope"]["verdict"] == "not yet" and "p" not in shown[1]["rope"]
     assert shown[0]["rope"]["difference [95 %]"].startswith("−0.")
@@ -267,6 +270,18 @@ def test_the_page_of_a_running_sweep_renews_itself_and_is_no_look(tmp_path, only
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "http-equiv" not in page and "UNFINISHED" not in page
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 1
+
+
+def test_both_twins_of_a_sweep_that_goes_on_begin_with_what_is_missing(tmp_path, only_forest):
+    make_sweep(tmp_path, **FEW, seeds=5)
+    report.write([tmp_path])
+    assert text_of(tmp_path).startswith("# Which piece")
+    cut(tmp_path, lambda row: row["arm"] != "rope" or row["seed"] < 2)
+    report.write([tmp_path], running=True)
+    first = "UNFINISHED: 6 of 27 runs are missing: rope 3, tuning 3"
+    assert text_of(tmp_path).splitlines()[0] == f"# {first}"
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.index(first) < page.index("<h1>") and 'http-equiv="refresh"' in page
 
 
 @pytest.mark.slow
@@ -644,6 +659,8 @@ def test_a_factorial_stands_beside_one_part_at_a_time(tmp_path, only_forest, cap
     assert [section.folders for section in sections] == [[folder] for folder in folders]
     assert sections[0].single is sections[1] and sections[1].single is None
 
+    figure = design_report.half_normal(sections[0], figures.Tips())
+    assert {"position", "mlp"} <= {text.get_text() for text in figure.axes[0].texts}
     report.main(list(map(str, folders)))
     printed = capsys.readouterr().out
     assert re.search(r"^position +−0\.0.* −0\.0.* [+-]\d\.\d\d$", printed, re.MULTILINE)

@@ -11,7 +11,7 @@ from scipy import stats as scipy_stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_ind
 
-from bench.ablation import history, significance, stats
+from bench.ablation import history, power, significance, stats
 from bench.ablation.sweeps import gather
 from common.errors import UserError
 from helpers.sweeps import make_sweep
@@ -490,3 +490,35 @@ def test_more_seeds_are_as_many_as_the_power_needs(tmp_path):
     wide = by_arm(analyse(sweep | {"looks": [5, 60]}, rows))["swiglu"]
     assert wide.more >= 55  # at least up to the next look
     assert analysis.visible == pytest.approx(0.01 * 2.5, rel=0.5)
+
+
+# --- what a screening can find
+
+
+def test_what_a_screening_can_find_is_found_in_80_of_100_screenings():
+    """Simulated: an arm that differs by that much among arms that equal the base."""
+    random, arms, sd, sweeps = np.random.default_rng(5), 16, 0.02, 20_000
+    df = arms + 2  # two runs of each arm, of the base and of its copy
+    effect = power.visible_in_screening(sd**2, df, 2, 4, arms)
+    for size, expected in ((effect, 0.8), (0.7 * effect, 0.43)):
+        copies = random.normal(0, sd, (2, 2, sweeps))
+        others = random.normal(0, sd, (arms, 2, sweeps))
+        others[0] += size
+        pooled = significance.pooled_variance([*copies, *others])
+        assert pooled[1] == df
+        base = copies.reshape(4, sweeps)
+        p = [significance.contrast([arm, base], pooled=pooled).p() for arm in others]
+        found = significance.holm(np.stack(p, -1))[:, 0] <= significance.ALPHA
+        assert found.mean() == pytest.approx(expected, abs=0.015)
+
+
+def test_a_screening_says_what_its_pooled_variance_can_find(tmp_path):
+    what = dict(seeds=2, screening=True, lr_grid=[1], chosen_lr={}, curve=[])
+    sweep, rows, _ = make_sweep(tmp_path, effects=ROPE, noise=0.01, **what)
+    analysis = analyse(sweep, rows)
+    rope = by_arm(analysis)["rope"]
+    critical = scipy_stats.t.isf(0.05 / analysis.family / 2, rope.df)
+    chances = scipy_stats.nct.sf(
+        critical, rope.df, np.array([0.99, 1.01]) * analysis.visible / rope.se
+    )
+    assert rope.df == 3 and chances[0] < 0.8 < chances[1]

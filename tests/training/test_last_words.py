@@ -141,7 +141,7 @@ def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypa
     files.warned.clear()
     monkeypatch.chdir(tmp_path)
     config = read_config([LLAMA, "--device=cpu"], "").config
-    assert (config.model, config.max_iters, config.data_dir) == ("llama", 750, "data")
+    assert (config.model, config.max_iters, config.data_dir) == ("llama", 1080, "data")
     assert f"reading {ROOT / LLAMA}" in capsys.readouterr().err
     (tmp_path / "config").mkdir()
     (tmp_path / LLAMA).write_text("max_iters = 3000")

@@ -1,0 +1,588 @@
+"""`sample.py --serve`: the same text as on a terminal, only our own page is answered, the page in a
+real browser."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import sample
+import sampling
+import train
+from common.configurator import build
+from common.errors import UserError
+from common.files import ROOT
+from helpers.runs import SIZE
+from helpers.texts import tiny_bpe
+from prepare import prepare
+from sample import SampleConfig, generate, open_model
+from sampling.attention_map import attention_weights
+from sampling.decoding import Step
+from sampling.terminal import surprise
+
+pytest.importorskip("starlette", reason="needs requirements-serve.txt")
+pytest.importorskip("uvicorn", reason="needs requirements-serve.txt")
+
+import uvicorn
+from starlette.testclient import TestClient
+
+from sampling import guard, server
+
+HOME = "http://127.0.0.1:8000"
+PROMPT = "the king of"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two run folders, barely trained: a llama of characters, and a gpt2 of bytes."""
+    folder = tmp_path_factory.mktemp("serve")
+    (folder / "text.txt").write_text("the king of Zoë shall speak\n" * 200, encoding="utf-8")
+    outs = []
+    for model, tokenizer in (("llama", "char"), ("gpt2", "byte")):
+        text, data = str(folder / "text.txt"), str(folder / tokenizer)
+        prepare("words", input=text, tokenizer=tokenizer, data_dir=data)
+        outs.append(str(folder / f"out-{model}"))
+        more = [f"--model={model}", "--dataset=words", f"--data_dir={data}", "--max_iters=12"]
+        rate = ["--learning_rate=3e-3", "--eval_interval=12"]
+        train.main([*SIZE, *more, *rate, f"--out_dir={outs[-1]}"])
+    return outs
+
+
+@pytest.fixture(scope="module")
+def config(runs):
+    values = dict(compare=",".join(runs), serve=True, device="cpu", max_new_tokens=40)
+    return build(SampleConfig, values)
+
+
+@pytest.fixture(scope="module")
+def opened(runs, config):
+    runtime = sample.set_up("cpu", "float32")
+    return [open_model(name, config, runtime, [PROMPT], "float32") for name in runs]
+
+
+@pytest.fixture
+def client(opened, config):
+    return client_of(opened, config)
+
+
+def client_of(opened, config, steps=sample.steps):
+    app = server.make_app(server.Page(opened, config, steps), 8000)
+    return TestClient(app, base_url=HOME)
+
+
+def post(client, path, **data):
+    response = client.post(path, json=data)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def written(client, **data):
+    """(what the model reads first, its tokens, the end) of a text, as the server sends them."""
+    head, *tokens, end = map(json.loads, post(client, "/write", **data).text.splitlines())
+    return head, tokens, end
+
+
+def text_of(tokens, end):
+    return "".join(token["text"] for token in tokens) + end["rest"]
+
+
+def fake_steps(ids):
+    """In the place of sample.steps: the model writes `ids`."""
+
+    def steps(model, idx, max_new_tokens, seeds, **settings):
+        for token in ids[:max_new_tokens]:
+            logits = torch.zeros(1, settings["vocab_size"])
+            logits[0, token] = 3.0
+            yield Step(torch.tensor([[token]]), logits)
+
+    return steps
+
+
+# ---------------------------------------------------------------- the texts
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0},
+        {"temperature": 1.3, "top_p": 0.9, "seed": 7},
+        {"top_k": 5, "min_p": 0.02, "repetition_penalty": 1.2},
+        {"temperature": 1.0, "top_k": None, "stop": " "},
+    ],
+    ids=lambda settings: ",".join(settings) or "defaults",
+)
+def test_the_text_is_that_of_sample_py(runs, client, capsys, number, settings):
+    """Also past the context of 16 tokens, and where `stop` cuts it."""
+    options = [f"--{key}={value}" for key, value in settings.items()]
+    options += [f"--start={PROMPT}", "--num_samples=1", "--max_new_tokens=40", "--jsonl"]
+    sample.main([f"--out_dir={runs[number]}", "--device=cpu", *options])
+    expected = json.loads(capsys.readouterr().out)
+    head, tokens, end = written(client, model=number, prompt=PROMPT, **settings)
+    assert text_of(tokens, end) == expected["text"]
+    assert "".join(head["texts"]) == PROMPT
+    cut = len(expected["tokens"]) < 40
+    assert end["end"] == ("stop" if cut else "length") and cut == ("stop" in settings)
+    if not cut:
+        assert [token["id"] for token in tokens] == expected["tokens"]
+
+
+def test_each_token_comes_with_its_surprise_and_its_alternatives(opened, client):
+    head, tokens, _ = written(client, model=0, prompt=PROMPT, temperature=1.5, max_new_tokens=12)
+    model, tokenizer = opened[0].model, opened[0].tokenizer
+    ids = head["tokens"] + [token["id"] for token in tokens]
+    nats = surprise(model, ids[1:], ids[0])[len(head["tokens"]) - 1 :]
+    assert [token["surprise"] for token in tokens] == pytest.approx(nats.tolist(), abs=1e-4)
+    for token in tokens:
+        likely = [p for _, _, p in token["top"]]
+        assert likely == sorted(likely, reverse=True) and len(likely) == server.ALTERNATIVES
+        assert all(text == tokenizer.decode([other]) for other, text, _ in token["top"])
+
+
+def test_going_on_from_an_alternative(opened, client):
+    """The tokens before it stay as they are, and what follows is the text after all of them."""
+    _, tokens, _ = written(client, model=0, prompt=PROMPT, temperature=1.5)
+    other = next(id for id, _, _ in tokens[4]["top"] if id != tokens[4]["id"])
+    kept = [token["id"] for token in tokens[:4]] + [other]
+    head, after, end = written(client, model=0, prompt=PROMPT, kept=kept, temperature=1.5)
+    whole = PROMPT + opened[0].tokenizer.decode(kept)
+    assert "".join(head["texts"]) == whole and head["kept"] == 5
+    _, alone, alone_end = written(client, model=0, prompt=whole, temperature=1.5)
+    assert text_of(after, end) == text_of(alone, alone_end)
+
+
+def test_an_empty_prompt_begins_a_text(opened, client):
+    head, tokens, _ = written(client, model=0, prompt="", temperature=0, max_new_tokens=5)
+    tokenizer = opened[0].tokenizer
+    idx = torch.tensor([[tokenizer.start]])
+    expected = torch.cat(list(generate(opened[0].model, idx, 5, temperature=0)), 1)[0].tolist()
+    assert head["tokens"] == [tokenizer.start] and [t["id"] for t in tokens] == expected
+
+
+def test_a_character_of_several_tokens_belongs_to_the_last_of_them(opened, config):
+    ids = list("aé中".encode()) + [0xE4]
+    client = client_of(opened, config, fake_steps(ids))
+    _, tokens, end = written(client, model=1, prompt="b")
+    assert [token["text"] for token in tokens] == ["a", "", "é", "", "", "中", ""]
+    assert end == {"end": "length", "rest": "�"}
+    assert [token["label"] for token in tokens][1:3] == ["\\xc3", "\\xa9"]
+    kept = list("é".encode())[:1]  # a text that goes on within a character
+    client = client_of(opened, config, fake_steps(list("é".encode())[1:]))
+    head, tokens, end = written(client, model=1, prompt="b", kept=kept)
+    assert head["texts"] == ["b", ""] and text_of(tokens, end) == "é"
+
+
+def test_labels_of_a_bpe():
+    tokenizer = tiny_bpe()
+    texts = [server.label(tokenizer, id) for id in (ord("a"), 257, 0xE4, 260)]
+    assert texts == ["a", " th", "\\xe4", "<|endoftext|>"]
+
+
+def test_no_part_of_stop_is_shown(opened, config):
+    """A token that may begin `stop` is sent when the next ones are known."""
+    client = client_of(opened, config, fake_steps(list(b"ab--x--cd")))
+    _, tokens, end = written(client, model=1, prompt="b", stop="--c")
+    assert [t["text"] for t in tokens] == list("ab--x") and end == {"end": "stop", "rest": ""}
+    client = client_of(opened, config, fake_steps(list(b"ab--")))
+    _, tokens, end = written(client, model=1, prompt="b", stop="--c")
+    assert [t["text"] for t in tokens] == list("ab--") and end == {"end": "length", "rest": ""}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_attention_is_that_of_the_window_that_the_model_reads(opened, client, number):
+    tokens = opened[number].tokenizer.encode("the king of Zoë shall speak").tolist()
+    model = opened[number].model.model  # of a Fast one
+    for at, start in ((3, 0), (15, 0), (16, 8), (25, 16)):  # 16 tokens, then half of them again
+        found = post(client, "/attention", model=number, tokens=tokens, at=at, layer=1).json()
+        idx = torch.tensor([tokens[start : at + 1]])
+        expected = attention_weights(model, idx, 1)[:, -1]  # (H, n)
+        assert found["start"] == start
+        assert torch.allclose(torch.tensor(found["weights"]), expected, atol=2e-5)
+
+
+# ---------------------------------------------------------------- who is answered
+
+
+def test_the_page_is_whole_and_asks_nobody_else(client, runs):
+    for path in ("/", "/page.css", "/page.js"):
+        response = client.get(path)
+        assert response.status_code == 200 and len(response.text) > 1000
+        assert "default-src 'none'" in response.headers["content-security-policy"]
+        assert "://" not in response.text, "an address of another server"
+    facts = client.get("/models").json()
+    assert [model["name"] for model in facts["models"]] == runs
+    assert [model["heads"] for model in facts["models"]] == [[2, 2], [2, 2]]
+    assert facts["prompt"] == PROMPT and facts["settings"]["max_new_tokens"] == 40
+
+
+@pytest.mark.parametrize(
+    "status, headers",
+    [
+        (403, {"Host": "evil.example"}),
+        (403, {"Host": "evil.example:8000"}),
+        (403, {"Host": "127.0.0.1:8001"}),
+        (403, {"Host": "127.0.0.1"}),
+        (200, {"Host": "localhost:8000"}),
+        (403, {"Origin": "http://evil.example"}),
+        (403, {"Origin": "null"}),
+        (403, {"Origin": "https://127.0.0.1:8000"}),
+        (200, {"Origin": "http://127.0.0.1:8000"}),
+        (415, {"Content-Type": "text/plain"}),
+        (415, {"Content-Type": "application/x-www-form-urlencoded"}),
+    ],
+)
+def test_host_origin_and_type_are_checked(client, status, headers):
+    body = json.dumps({"model": 0, "prompt": "the", "max_new_tokens": 1})
+    headers = {"Content-Type": "application/json"} | headers
+    response = client.post("/write", content=body, headers=headers)
+    assert response.status_code == status
+    if status != 200:
+        assert list(response.json()) == ["error"] and "\n" not in response.json()["error"]
+    if "Host" in headers:
+        assert client.get("/", headers={"Host": headers["Host"]}).status_code == status
+
+
+@pytest.mark.parametrize(
+    "data, words",
+    [
+        ({"model": 2}, "model must be a whole number from 0 to 1"),
+        ({"model": True}, "model must be"),
+        ({}, "model must be"),
+        ({"model": 0, "prompt": 5}, "prompt must be a text"),
+        ({"model": 0, "prompt": "a" * 20_001}, "at most 20,000 characters"),
+        ({"model": 1, "prompt": "\ud800"}, "half a character"),
+        ({"model": 0, "prompt": "§"}, "'§' is not in the vocabulary"),
+        ({"model": 0, "temperature": -1}, "temperature=-1.0 is negative"),
+        ({"model": 0, "temperature": "hot"}, "temperature must be float"),
+        ({"model": 0, "temperature": 10**400}, "too large"),
+        ({"model": 0, "top_p": 2}, "top_p=2.0 is above 1"),
+        ({"model": 0, "top_k": 1.5}, "top_k must be int or None"),
+        ({"model": 0, "seed": None}, "seed must be int"),
+        ({"model": 0, "max_new_tokens": 2001}, "max_new_tokens is at most 2000"),
+        ({"model": 0, "stop": "a" * 201}, "stop has at most 200"),
+        ({"model": 0, "stop": ["a"]}, "stop must be str"),
+        ({"model": 0, "kept": [0, 999]}, "kept must hold token ids"),
+        ({"model": 0, "kept": [0, "1"]}, "kept must hold token ids"),
+        ({"model": 0, "kept": 3}, "kept must be a list"),
+        ({"model": 0, "out_dir": "/etc"}, "unknown key 'out_dir'"),
+        ([], "a JSON object"),
+    ],
+)
+def test_a_text_that_cannot_be_written(client, data, words):
+    headers = {"Content-Type": "application/json"}
+    response = client.post("/write", content=json.dumps(data), headers=headers)
+    assert response.status_code == 400
+    assert words in response.json()["error"] and "\n" not in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"at": 3}, "at must be a whole number from 0 to 2"),
+        ({"layer": 2}, "layer must be a whole number from 0 to 1"),
+        ({"layer": -1}, "layer must be"),
+        ({"tokens": [1, 2, -3]}, "tokens must hold"),
+    ],
+)
+def test_attention_that_cannot_be_shown(client, change, words):
+    data = {"model": 0, "tokens": [1, 2, 3], "at": 1, "layer": 0} | change
+    response = client.post("/attention", json=data)
+    assert response.status_code == 400 and words in response.json()["error"]
+
+
+def test_what_is_no_request(client, monkeypatch):
+    headers = {"Content-Type": "application/json"}
+    for body in (b"{", b"\xff", b"[" * 100_000, b""):
+        response = client.post("/write", content=body, headers=headers)
+        assert response.status_code == 400 and "JSON" in response.json()["error"]
+    assert client.get("/write").status_code == 405 and client.get("/nothing").status_code == 404
+    assert "error" in client.get("/nothing").json()
+    monkeypatch.setattr(guard, "BODY", 100)
+    response = client.post("/write", content=b" " * 101, headers=headers)
+    assert response.status_code == 413 and "100 bytes" in response.json()["error"]
+
+
+def test_requests_that_come_too_fast_are_refused(client, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    client.get("/")  # the first request makes the guard
+    now[0] += 60
+    codes = [client.get("/page.css").status_code for _ in range(guard.BURST + 2)]
+    assert codes == [200] * guard.BURST + [429] * 2
+    now[0] += 1
+    codes = [client.get("/page.css").status_code for _ in range(guard.RATE + 1)]
+    assert codes == [200] * guard.RATE + [429]
+
+
+# ---------------------------------------------------------------- the real server
+
+
+def start(opened, config, steps):
+    """(the port of a server in a thread, a function that stops it)"""
+    listener = server.listen(0)
+    port = listener.getsockname()[1]
+    running = server.make_server(opened, config, steps, port)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+    thread.start()
+
+    def stop():
+        running.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+    return port, stop
+
+
+@pytest.fixture
+def running(opened, config):
+    """The port of a server."""
+    port, stop = start(opened, config, sample.steps)
+    yield port
+    stop()
+
+
+def send(port, **data):
+    """A connection on which a text has been asked for, as a file to read."""
+    body = json.dumps(data).encode()
+    head = f"POST /write HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return connection
+
+
+def until(connection, words):
+    read = b""
+    while words not in read:
+        more = connection.recv(4096)
+        assert more, read
+        read += more
+    return read
+
+
+taken = []
+
+
+def slow_steps(model, idx, max_new_tokens, seeds, **settings):
+    """sample.steps, 20 tokens a second; `taken` has an entry for each, and one for its end."""
+    try:
+        for step in sample.steps(model, idx, max_new_tokens, seeds, **settings):
+            time.sleep(0.05)
+            taken.append("step")
+            yield step
+    finally:
+        taken.append("closed")
+
+
+@pytest.fixture
+def slow(opened, config):
+    """The port of a server whose models write slowly, and a function that stops it."""
+    port, stop = start(opened, config, slow_steps)
+    yield port, stop
+    stop()
+
+
+def test_a_text_ends_when_its_reader_leaves(slow, monkeypatch):
+    """Until then nobody else can use the model; afterwards the next one can."""
+    running, _ = slow
+    monkeypatch.setattr(server, "PATIENCE", 0.1)
+    taken.clear()
+    first = send(running, model=0, prompt="the", max_new_tokens=1000)
+    until(first, b'"surprise"')
+    with send(running, model=0, prompt="the", max_new_tokens=1) as second:
+        assert b"409" in until(second, b"writing for another page")
+    with send(running, model=1, prompt="the", max_new_tokens=1) as other:
+        until(other, b'"end": "length"')
+    taken.clear()
+    first.close()
+    monkeypatch.setattr(server, "PATIENCE", 10)
+    with send(running, model=0, prompt="the", max_new_tokens=1) as second:
+        until(second, b'"end": "length"')
+    assert taken.count("closed") == 2 and taken.count("step") < 40
+
+
+def test_the_end_of_the_server_ends_a_text(slow):
+    """A text of 50 seconds ends within a token, and its response is whole."""
+    running, stop = slow
+    with send(running, model=0, prompt="the", max_new_tokens=1000) as connection:
+        until(connection, b'"surprise"')
+        stop()
+        assert until(connection, b"\r\n0\r\n\r\n")
+
+
+def test_ctrl_c_ends_quietly_and_a_taken_port_is_one_line(runs):
+    with socket.socket() as taken_port:
+        taken_port.bind(("127.0.0.1", 0))
+        port = taken_port.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot listen.*port={port}.*choose another"):
+            sample.main([f"--out_dir={runs[0]}", "--serve", f"--port={port}"])
+    command = [sys.executable, "sample.py", f"--out_dir={runs[0]}", "--device=cpu", "--serve"]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, f"--port={port}"], cwd=ROOT, **pipes)
+    try:
+        assert process.stdout.readline().startswith(f"http://127.0.0.1:{port} ")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and err.splitlines()[-1] == "stopped"
+    assert "Traceback" not in err
+
+
+def test_without_its_packages_it_says_what_to_install(runs, monkeypatch):
+    monkeypatch.delitem(sys.modules, "sampling.server")
+    monkeypatch.delattr(sampling, "server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    fix = "needs the package uvicorn.*pip install -r requirements-serve.txt"
+    with pytest.raises(UserError, match=fix):
+        sample.main([f"--out_dir={runs[0]}", "--serve"])
+    assert (ROOT / "requirements-serve.txt").is_file() and uvicorn
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--prompts=a.txt"], "leave prompts, score"),
+        (["--jsonl"], "leave prompts, score"),
+        (["--draft=lookup"], "leave prompts, score"),
+        (["--compare=a,b,c"], "two models at most"),
+        (["--port=70000"], "port=70000 is above 65535"),
+    ],
+)
+def test_keys_that_do_not_fit_a_page(options, words):
+    with pytest.raises(UserError, match=words):
+        sample.main(["--serve", *options])
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+@pytest.fixture
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip("there is no chromium here")
+    with playwright.sync_playwright() as running_playwright:
+        root = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = running_playwright.chromium.launch(executable_path=path, args=root)
+        yield browser
+        browser.close()
+
+
+def open_page(browser, port, **options):
+    """(a page, the addresses it requested, what it complained about)."""
+    page, requested, complaints = browser.new_page(**options), [], []
+    page.on("request", lambda request: requested.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(f"http://127.0.0.1:{port}/")
+    return page, requested, complaints
+
+
+def test_the_page_in_a_browser(browser, running, opened, client):
+    from playwright.sync_api import expect
+
+    page, requested, complaints = open_page(browser, running)
+    columns, status = page.locator("article"), page.get_by_role("status")
+    popover, undo = page.get_by_role("dialog"), columns.nth(0).get_by_role("button", name="Undo")
+    texts = [column.get_by_role("listbox") for column in (columns.nth(0), columns.nth(1))]
+
+    def plain(column):
+        return column.locator("pre").text_content()
+
+    # The sliders have names, and keys move them. Both models write what sample.py writes.
+    slider = page.get_by_role("slider", name="temperature")
+    expect(slider).to_have_value("0.8")
+    slider.press("ArrowRight")
+    expect(slider).to_have_attribute("aria-valuetext", "0.81")
+    page.get_by_role("textbox", name="Prompt").fill("the Zo")
+    page.get_by_role("textbox", name="Prompt").press("Control+Enter")
+    expect(status).to_contain_text("done")
+    for number, text in enumerate(texts):
+        request = dict(model=number, prompt="the Zo", temperature=0.81)
+        _, tokens, end = written(client, **request)
+        expect(text.get_by_role("option")).to_have_count(6 + 40)
+        assert plain(columns.nth(number)) == "the Zo" + text_of(tokens, end)
+        levels = [sum(t["surprise"] >= limit for limit in (0.5, 1, 2, 4, 8)) for t in tokens]
+        for i in (0, 20, 39):
+            expect(text.get_by_role("option").nth(6 + i)).to_contain_class(f"s{levels[i]}")
+
+    # The pointer shows the alternatives of a token; one of them is where the text goes on.
+    _, tokens, _ = written(client, model=0, prompt="the Zo", temperature=0.81)
+    texts[0].get_by_role("option").nth(9).hover()
+    expect(popover).to_be_visible()
+    buttons = popover.get_by_role("button")
+    expect(buttons).to_have_count(10 + (tokens[3]["id"] not in [t[0] for t in tokens[3]["top"]]))
+    i = next(i for i, other in enumerate(tokens[3]["top"]) if other[0] != tokens[3]["id"])
+    before, old = "the Zo" + "".join(t["text"] for t in tokens[:3]), plain(columns.nth(0))
+    buttons.nth(i).click()
+    expect(undo).to_be_enabled()
+    expect(status).to_contain_text("done")
+    assert plain(columns.nth(0)).startswith(before + tokens[3]["top"][i][1])
+    expect(texts[0].get_by_role("option")).to_have_count(6 + 4 + 40)
+    undo.click()
+    expect(columns.nth(0).locator("pre")).to_have_text(old, use_inner_text=False)
+
+    # The same by keys: to a token, to its alternatives, and back.
+    texts[1].focus()
+    texts[1].press("End")
+    expect(texts[1]).to_have_attribute("aria-activedescendant", "t1-45")
+    texts[1].press("ArrowLeft")
+    expect(texts[1]).to_have_attribute("aria-activedescendant", "t1-44")
+    texts[1].press("Enter")
+    expect(buttons.first).to_be_focused()
+    buttons.first.press("ArrowDown")
+    expect(buttons.nth(1)).to_be_focused()
+    buttons.nth(1).press("Escape")
+    expect(texts[1]).to_be_focused()
+    expect(popover).to_be_hidden()
+
+    # The attention of a layer and a head, over the tokens that the model read, and no later ones.
+    columns.nth(0).get_by_role("combobox", name="attention").select_option("1")
+    columns.nth(0).get_by_role("combobox", name="head").select_option("1")
+    texts[0].focus()
+    for key in ("Home", "ArrowRight", "ArrowRight"):
+        texts[0].press(key)
+    expect(popover).to_contain_text("Layer 1, head 1, attends to")
+    options = texts[0].get_by_role("option")
+    shares = [options.nth(n).get_attribute("style") or "" for n in range(5)]
+    assert ["--w" in share for share in shares] == [True, True, True, False, False]
+
+    # A mistake is one line, and goes away.
+    page.get_by_role("textbox", name="Prompt").fill("§")
+    page.get_by_role("button", name="Write").click()
+    expect(page.get_by_role("alert")).to_contain_text("'§' is not in the vocabulary")
+    complaints[:] = [line for line in complaints if "400 (Bad Request)" not in line]
+    assert not complaints
+    assert requested and all(f"//127.0.0.1:{running}/" in url for url in requested)
+
+
+def test_light_and_dark(browser, running):
+    from playwright.sync_api import expect
+
+    for scheme, colour in (("light", "rgb(246, 245, 241)"), ("dark", "rgb(22, 23, 26)")):
+        page, _, complaints = open_page(browser, running, color_scheme=scheme)
+        expect(page.locator("body")).to_have_css("background-color", colour)
+        assert not complaints
+
+
+def test_on_a_telephone_nothing_is_wider_than_the_screen(browser, running):
+    from playwright.sync_api import expect
+
+    page, _, _ = open_page(browser, running, viewport={"width": 360, "height": 700})
+    page.get_by_role("button", name="Write").click()
+    expect(page.get_by_role("status")).to_contain_text("done")
+    for box in page.locator("article, #controls, .text").all():
+        place = box.bounding_box()
+        assert place["x"] >= 0 and place["x"] + place["width"] <= 360
