@@ -94,7 +94,7 @@ def test_one_correction_covers_every_claim(tmp_path):
 
 
 def test_the_page_takes_back_what_only_its_sweep_decides(tmp_path):
-    weak = EFFECTS | {"rope": -0.015}
+    weak = EFFECTS | {"rope": -0.025}
     make(tmp_path / "a", weak, noise=0.0055)
     assert words(tmp_path)["rope"] == "better"
     for number in range(12):
