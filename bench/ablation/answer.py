@@ -327,7 +327,7 @@ def level_ratio(section, factor, key):
 
 
 def ledger(path):
-    """The rows of claims.json, each with id, claim, source, kind, verdict and measured; [] without
+    """The rows of claims.json, each with id, claim, source, kind, verdict and value; [] without
     that file."""
     if not path.exists():
         return []

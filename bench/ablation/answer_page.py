@@ -146,17 +146,32 @@ def slopes_table(claims):
     return Linked(table, [claim.experiment.name for claim in found], cards=True)
 
 
+def measured(row):
+    """What a row of the ledger says that we measured: a number with its interval, and how."""
+    text = row.get("measured") or ""
+    if not text and row.get("value") is not None:
+        text = f"{row.get('quantity') or 'value'}: {row['value']:.4g}"
+        if row.get("low") is not None and row["low"] < row["high"]:
+            text += f" ({row['low']:.4g} to {row['high']:.4g})"
+    return "; ".join(filter(None, [text, row.get("note")]))
+
+
 def ledger_table(rows):
-    """The published claims beside our measurements."""
+    """The published claims beside our measurements, those decided first."""
     made = []
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.get("verdict") not in LEDGER_WORDS):
         word = str(row.get("verdict") or "not measured")
         kind = LEDGER_WORDS.get(word, "undecided")
-        texts = [str(row.get(key) or DASH) for key in ("claim", "source", "measured")]
-        cells = [Cell(text, kind="words") for text in texts]
+        texts = [str(row.get(key) or DASH) for key in ("claim", "source")]
+        texts.append(measured(row) or DASH)
+        cells = [Cell(text, kind="long") for text in texts]
         name = Cell(str(row.get("id", DASH)), kind="arm")
         made.append([name, cells[0], cells[1], cells[2], Cell(word, kind=kind)])
-    note = "Made by python bench/claims.py from bench/ledger; each row names how it was measured."
+    note = (
+        "Published claims, and what our own measurements say of each. The ledger has a correction of"
+        " its own: the intervals of all claims of one kind hold together with 95 % probability"
+        " (Bonferroni)."
+    )
     headings = ["claim", "what was published", "where", "what we measured", "verdict"]
     table = Table("ledger", "The ledger", note, headings, made)
     return Linked(table, ["claims"] * len(made), cards=True)
@@ -268,14 +283,19 @@ def extrapolation(section, tips):
 
 
 def reach(found):
-    """The experiments with losses beyond the training context, the one on positions first."""
-    having = [
-        one
+    """The experiments with losses beyond the training context: the one on positions first, then
+    those with most arms that have them."""
+    counts = {
+        one.name: sum(
+            len(contexts_of(section, arm)) > 1
+            for section in one.sections[:1]
+            if not section.effects
+            for arm in section.sweep["arms"]
+        )
         for one in found
-        if any(len(contexts_of(section, arm)) > 1 for section in one.sections[:1]
-               for arm in section.sweep["arms"])
-    ]  # fmt: skip
-    return sorted(having, key=lambda one: one.name != "positions")
+    }
+    having = [one for one in found if counts[one.name]]
+    return sorted(having, key=lambda one: (one.name != "positions", -counts[one.name]))
 
 
 # ---------------------------------------------------------------- the page

@@ -94,7 +94,7 @@ def test_one_correction_covers_every_claim(tmp_path):
 
 
 def test_the_page_takes_back_what_only_its_sweep_decides(tmp_path):
-    weak = EFFECTS | {"rope": -0.015}
+    weak = EFFECTS | {"rope": -0.025}
     make(tmp_path / "a", weak, noise=0.0055)
     assert words(tmp_path)["rope"] == "better"
     for number in range(12):
@@ -175,8 +175,9 @@ def written(tmp_path_factory):
     make(folder / "results/one")
     make(folder / "results/screening", EFFECTS | {"swiglu": -0.05}, screening=True)
     make_scale(folder / "results/growing")
-    rows = [CLAIM | {"verdict": "contradicted", "measured": "-0.06 nats"}]
-    (folder / "results/claims.json").write_text(json.dumps(rows))
+    numbers = {"quantity": "difference", "value": -0.0612, "low": -0.07, "high": -0.05}
+    rows = [CLAIM | {"verdict": "contradicted", "note": "two sizes"} | numbers]
+    (folder / "results/claims.json").write_text(json.dumps({"facts": {}, "claims": rows}))
     (folder / "README.md").write_text(
         "before\n<!-- answer -->\nold\n<!-- end of answer -->\nafter\n"
     )
@@ -191,7 +192,7 @@ def test_every_number_leads_to_its_rows_and_its_command(written):
     for link in page.links:
         if link.startswith("#"):
             assert link[1:] in page.ids
-        elif "claims.md" not in link:
+        else:
             assert link == "index.md" or (out / link).exists()
     for name in ("one", "screening", "growing"):
         assert f"#at-{name}" in page.links
@@ -210,6 +211,7 @@ def test_the_page_says_what_has_not_run_and_what_was_published(written):
     out, text = written
     assert "not run yet" in text and "Does it run?" in text
     assert "contradicted" in text and "rope helps" in text
+    assert "difference: -0.0612 (-0.07 to -0.05); two sizes" in text
     markdown = (out / "index.md").read_text(encoding="utf-8")
     for line in markdown.splitlines():
         assert not line.startswith("|") or line.endswith("|")
