@@ -168,8 +168,8 @@ def ledger_table(rows):
         name = Cell(str(row.get("id", DASH)), kind="arm")
         made.append([name, cells[0], cells[1], cells[2], Cell(word, kind=kind)])
     note = (
-        "Published claims, and what our own measurements say of each. The ledger has a correction of"
-        " its own: the intervals of all claims of one kind hold together with 95 % probability"
+        "Published claims, and what our own measurements say of each. The ledger has a correction"
+        " of its own: the intervals of all claims of one kind hold together with 95 % probability"
         " (Bonferroni)."
     )
     headings = ["claim", "what was published", "where", "what we measured", "verdict"]

@@ -77,8 +77,8 @@ def noise(facts):
     most = max(known, key=lambda one: (noise_worth(one) is not None, noise_of(one)[1]))
     sd, runs = noise_of(most)
     text = (
-        f"The standard deviation of a run over seeds is {sd:.4f} nats ({most.label}, {runs} runs), so"
-        f" two single runs of one and the same model differ by up to {2 * math.sqrt(2) * sd:.3f}"
+        f"The standard deviation of a run over seeds is {sd:.4f} nats ({most.label}, {runs} runs),"
+        f" so two single runs of one and the same model differ by up to {2 * math.sqrt(2) * sd:.3f}"
     )
     worth = noise_worth(most)
     if worth:

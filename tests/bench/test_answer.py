@@ -262,7 +262,9 @@ def test_sentences_are_computed(tmp_path):
     facts = answer_sentences.Facts(list(found.values()), claims, answer.parts_of(claims), [])
     first = answer_sentences.answer(facts)[0]
     worth = next(claim.subject.worth for claim in claims if claim.subject.arm == "rope")
-    assert re.match(r"In GPT-2 of [\d. k]+ parameters, RoPE is worth", first) and str(worth) in first
+    assert (
+        re.match(r"In GPT-2 of [\d. k]+ parameters, RoPE is worth", first) and str(worth) in first
+    )
     (loser,) = [line for line in answer_sentences.surprises(facts) if "cost GPT-2" in line]
     untied = next(claim.subject for claim in claims if claim.subject.arm == "untied")
     assert "Untied head" in loser and f"{untied.mean:+.4f}" in loser
