@@ -256,7 +256,7 @@ def test_no_sweep_is_an_error_before_anything_is_written(tmp_path):
 
 
 def test_sentences_are_computed(tmp_path):
-    make(tmp_path / "one", EFFECTS | {"untied": 0.06}, seeds=8)
+    make(tmp_path / "one", EFFECTS | {"untied": 0.2}, seeds=8)
     claims = claims_in(tmp_path)
     found = {claim.experiment.name: claim.experiment for claim in claims}
     facts = answer_sentences.Facts(list(found.values()), claims, answer.parts_of(claims), [])
