@@ -97,10 +97,10 @@ def race(entrant, out_dir, cache):
 def test_loss(out_dir):
     """The loss of a run of ours on the test split."""
     words = ["--init_from=resume", "--eval_only", "--split=test", f"--out_dir={out_dir}"]
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "train.py", *words], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    return float(re.search(r"test loss ([\d.]+)", told.stdout)[1])
+    return float(re.search(r"test loss ([\d.]+)", process.stdout)[1])
 
 
 def best_threads(nanogpt, scratch):

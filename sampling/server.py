@@ -108,10 +108,14 @@ def write(opened, config, steps, prompt, kept):
     yield {"end": "stop" if stopped else "length", "rest": sample.text[begin:]}
 
 
+def readable(opened):
+    """The model itself, without the Fast one around it."""
+    return getattr(opened.model, "model", opened.model)
+
+
 def heads(opened):
     """The number of heads in each layer, 0 for one without attention to show."""
-    model = getattr(opened.model, "model", opened.model)  # unwrap a Fast model
-    mixers = [block.attn for block in model.blocks]
+    mixers = [block.attn for block in readable(opened).blocks]
     return [attn.n_head if has_map(attn) else 0 for attn in mixers]
 
 
@@ -128,7 +132,7 @@ class Maps:
     """The attention maps of one model. The last one is kept, since a cursor moves over one text."""
 
     def __init__(self, opened, context):
-        self.model = getattr(opened.model, "model", opened.model)
+        self.model = readable(opened)
         self.reader = Reader(self.model, context)
         self.key = self.weights = None
 
