@@ -20,8 +20,8 @@ from bench.ablation.answer import folders_of
 from bench.ablation.effects import Model, cells_of, high_level
 from bench.ablation.significance import contrast, pooled_variance
 from bench.ablation.sweeps import gather
-from bench.ledger.algebra import literal
-from bench.ledger.table import Measurement, NotMeasured
+from bench.ledger.algebra import changes_of
+from bench.ledger.table import Measurement, NotMeasured, error_of
 from common.files import ROOT
 from parts.architectures import ARCH
 
@@ -53,11 +53,6 @@ def best(found, wanted):
     return max(found, key=rank)[1:]
 
 
-def changes_of(text):
-    """{key: value} of "mlp=swiglu position=none"."""
-    return {key: literal(value) for key, value in (word.split("=", 1) for word in text.split())}
-
-
 def filled(values, arch, changes):
     """The keys `values` of a run with the parts of an architecture, and with changes to these."""
     parts = {**ARCH.get(arch, {}), **ARCH.get(changes.get("arch"), {})}
@@ -68,7 +63,7 @@ def filled(values, arch, changes):
 def arms_with(sweep, base, text):
     """The arms of a sweep that are a base with these changes, its curve of tokens left out."""
     values, arms = sweep["base_values"], sweep["arms"].items()
-    wanted = filled(values, base, changes_of(text))
+    wanted = filled(values, base, changes_of(text.split()))
     arms = [(arm, facts["changes"]) for arm, facts in arms if not facts.get("curve")]
     return [arm for arm, changes in arms if filled(values, None, changes) == wanted]
 
@@ -92,11 +87,6 @@ def measured(section, what, value, se=0.0, df=math.inf, runs=0, log=False, is_ti
     note = f"{section.folders[0].relative_to(RESULTS)}: {'a screening, ' * screening}{what}"
     numbers = map(float, (value, se, df))
     return Measurement(*numbers, runs, note, log, screening and not is_time)
-
-
-def error_of(low, high):
-    """The standard error of a ratio's logarithm, from its 95 % interval."""
-    return math.log(high / low) / (2 * 1.96)
 
 
 # ---------------------------------------------------------------- arms
@@ -203,7 +193,7 @@ def decode_ratio(base, changes):
 def term_of(section, text):
     """The term of a factorial's model that stands for a factor, given by the changes of its high
     level, or for an interaction "mlp=swiglu:position=rope"; None if there is none."""
-    wanted, model = [changes_of(part) for part in text.split(":")], section.effects.model
+    wanted, model = [changes_of(part.split()) for part in text.split(":")], section.effects.model
     term = tuple(name for name in model.factors if high_level(section.sweep, name) in wanted)
     return term if len(term) == len(wanted) and term in model.terms else None
 
