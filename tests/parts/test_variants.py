@@ -1,8 +1,8 @@
 """The gates that every part passes, made from the dictionaries: a new word is tested without
 writing a test.
 
-    python -m pytest tests/parts -k swiglu               # one word alone, in seconds
-    python -m pytest -m slow tests/parts/test_variants.py   # more combinations of words of all slots
+    python -m pytest tests/parts -k swiglu             # one word alone, in seconds
+    python -m pytest -m slow tests/parts/test_variants.py  # combinations of all slots
 """
 
 import itertools
