@@ -26,7 +26,6 @@ import errno
 import os
 import re
 import shutil
-import textwrap
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -57,6 +56,7 @@ from tokens.writing import end_of_text, nanogpt_splits, write_corpus
 SHAKESPEARE = ("shakespeare_char", "shakespeare")  # nanoGPT's datasets, with its two splits
 SMALL = (*SHAKESPEARE, "plays", *TASKS)  # ready in seconds: train.py prepares them if missing
 VOCAB_SIZE = 8192  # of --tokenizer=bpe
+LINE = 76  # columns of the characters that are listed
 LISTED = 8  # files that are left out and named
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -163,9 +163,9 @@ def chosen_tokenizer(name, kind, text):
     if name in KNOWN:
         return NAMED[name].tokenizer if name in NAMED else "gpt2"
     if isinstance(text, Corpus) and not text.documents:
-        print("  a token is a character; --tokenizer=gpt2, byte or a model's chooses others")
+        print("  each token is a character; --tokenizer=byte, bpe or gpt2 makes others")
         return "char"
-    print("  the tokens are GPT-2's; --tokenizer=char, byte or a model's chooses others")
+    print("  the tokens are GPT-2's; --tokenizer=char, byte or bpe makes others")
     return "gpt2"
 
 
@@ -236,7 +236,9 @@ def describe(meta, tokenizer, skipped):
     words = {"char": "characters", "byte": "bytes", "gpt2": "GPT-2 tokens", "bpe": "tokens"}[kind]
     print(f"  vocabulary: {size:,} {words}")
     if kind == "char" and size <= 100:
-        print(textwrap.indent("\n".join(textwrap.wrap(repr("".join(tokenizer.chars)), 76)), "    "))
+        text = repr("".join(tokenizer.chars))
+        for start in range(0, len(text), LINE):
+            print(f"    {text[start : start + LINE]}")
     if "documents" in meta["splits"]["train"]:
         end = "a blank line" if end_of_text(tokenizer) is None else "<|endoftext|>"
         print(f"  after each document comes {end}")

@@ -1,12 +1,13 @@
 """The gates that every part passes, made from the dictionaries: a new word is tested without
 writing a test.
 
-    python -m pytest tests/parts -k swiglu               # one word alone, in seconds
-    python -m pytest -m slow tests/parts/test_variants.py   # the product of all words of all slots
+    python -m pytest tests/parts -k swiglu             # one word alone, in seconds
+    python -m pytest -m slow tests/parts/test_variants.py  # combinations of all slots
 """
 
 import itertools
 import math
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -429,11 +430,13 @@ def test_all_pairs_of_words(base):
 
 
 @pytest.mark.slow
-def test_the_full_product():
-    for words in itertools.product(*SLOTS.values()):
-        c = tiny("llama", dict(zip(SLOTS, words, strict=True)))
-        if c:
-            check_tiny(c)
+def test_a_sample_of_the_full_product():
+    draws, found = random.Random(0), []  # of 16 million combinations, most of them refused
+    while len(found) < 300:
+        words = [draws.choice(list(words)) for words in SLOTS.values()]
+        found += filter(None, [tiny("llama", dict(zip(SLOTS, words, strict=True)))])
+    for c in found:
+        check_tiny(c)
 
 
 # ---------------------------------------------------------------- gates 4 and 5: gradients, loss
