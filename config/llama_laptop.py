@@ -14,4 +14,4 @@ dropout, attn_dropout = 0.05, 0.0
 xsa, value_embed = True, True  # each is worth 0.01 here (bench/results/cpu_race_search.md)
 optimizer, learning_rate, min_lr, warmup_iters, beta2 = "muon", 8e-3, 0.0, 100, 0.99
 multiple_of = 8
-compile = True
+compile = True  # for a minute, and then steps take two thirds of the time
