@@ -157,8 +157,7 @@ def main(argv):
 
 
 def row(name, results, baseline):
-    """A line of the table: medians over the rounds, then each round. `baseline`: the results of
-    nanoGPT."""
+    """A line of the table: medians, then each round. `baseline`: the results of nanoGPT."""
     limit = statistics.median(seconds for seconds, *_ in baseline)
     seconds, curves, tests = zip(*results, strict=True)
     ratios = [ours / theirs[0] for ours, theirs in zip(seconds, baseline, strict=True)]
