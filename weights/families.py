@@ -12,9 +12,9 @@ from weights.family import (
     SIZES,
     Family,
     layer,
-    llama_must,
-    no_window_must,
-    rope_must,
+    llama_allowed,
+    no_window_allowed,
+    rope_allowed,
     rope_ours,
     rope_theirs,
     row,
@@ -50,10 +50,10 @@ def nope_every(c):
     return every if turns == expected else None
 
 
-def smollm3_must(c):
+def smollm3_allowed(c):
     fits = nope_every(c) is not None
     turns = c.get("no_rope_layers") if fits else "a 0 every so many 1"
-    return no_window_must(c) | {"no_rope_layers": (turns,)}
+    return no_window_allowed(c) | {"no_rope_layers": (turns,)}
 
 
 # ---------------------------------------------------------------- the families
@@ -67,7 +67,7 @@ GPT2 = Family(
     | dict(mlp_width="n_inner"),
     dict(mlp=("activation_function", ACT)),
     {"tie_word_embeddings": True, "n_inner": None, "activation_function": "gelu_new"},
-    must=lambda c: {
+    allowed=lambda c: {
         "layer_norm_epsilon": (1e-5,),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
@@ -91,8 +91,8 @@ GPT2 = Family(
 MISTRAL = LLAMA._replace(
     architecture="MistralForCausalLM",
     defaults=LLAMA.defaults | {"num_key_value_heads": 8, "sliding_window": 4096},
-    must=lambda c: (
-        llama_must(c) | {"sliding_window": (c["sliding_window"],), "layer_types": (None,)}
+    allowed=lambda c: (
+        llama_allowed(c) | {"sliding_window": (c["sliding_window"],), "layer_types": (None,)}
     ),
     ours=lambda c: rope_ours(c) | {"window": c["sliding_window"] or 0},
     theirs=lambda v: rope_theirs(v) | {"sliding_window": v["window"] or None},
@@ -114,7 +114,7 @@ QWEN3 = LLAMA._replace(
     architecture="Qwen3ForCausalLM",
     slots=LLAMA.slots | dict(qk_norm="head"),
     defaults=LLAMA.defaults | {"num_key_value_heads": 32, "head_dim": 128},
-    must=no_window_must,
+    allowed=no_window_allowed,
     theirs=lambda v: rope_theirs(v) | {"head_dim": v["n_embd"] // v["n_head"]},
     names=LLAMA.names + QK_NORM,
 )
@@ -124,7 +124,7 @@ SMOLLM3 = LLAMA._replace(
     defaults=LLAMA.defaults
     | {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
     absent={"no_rope_layer_interval": 4},
-    must=smollm3_must,
+    allowed=smollm3_allowed,
     ours=lambda c: rope_ours(c) | {"nope_every": nope_every(c)},
     theirs=lambda v: rope_theirs(v) | {"no_rope_layer_interval": v["nope_every"]},
 )
@@ -156,7 +156,7 @@ BLOOM = Family(
     SIZES | dict(block_size="seq_length", n_layer="n_layer", n_head="n_head"),
     {},
     {"seq_length": 2048, "tie_word_embeddings": True},
-    must=lambda c: {
+    allowed=lambda c: {
         "layer_norm_epsilon": (1e-5,),
         "apply_residual_connection_post_layernorm": (False,),
     },
@@ -189,8 +189,8 @@ FALCON = Family(  # the layout of the 7B model
         "bias": False,
         "rope_type": "default",
     },
-    must=lambda c: (
-        rope_must(c)
+    allowed=lambda c: (
+        rope_allowed(c)
         | {
             "layer_norm_epsilon": (1e-5,),
             "alibi": (False,),
@@ -228,8 +228,8 @@ NEOX = Family(  # also Pythia
         "use_parallel_residual": True,
         "rope_type": "default",
     },
-    must=lambda c: (
-        rope_must(c)
+    allowed=lambda c: (
+        rope_allowed(c)
         | {
             "layer_norm_eps": (1e-5,),
             "attention_bias": (True,),

@@ -18,7 +18,7 @@ class Family(NamedTuple):
     keys: dict  # {our key: their key}; the value is a size unless `defaults` gives another type
     words: dict  # {our key: (their key, {our word: their words, the first is the one we write})}
     defaults: dict  # {their key: default}; None: a size that may be absent
-    must: Callable  # c -> {their key: values we can express; the first is that of an absent key}
+    allowed: Callable  # c -> {their key: values we can express; the first is that of an absent key}
     names: list  # the `row` of each linear map and norm
     tensors: list = []  # the `row` of each other tensor, with its complete name; * is each expert
     ours: Callable = lambda c: {}  # c -> further values of our configuration
@@ -68,7 +68,7 @@ READS = {  # the numbers that a kind of rope_scaling reads
 }
 
 
-def rope_must(c):
+def rope_allowed(c):
     factor, original = c.get("factor", 1), c.get("original_max_position_embeddings")
     stretched = type(factor) in (int, float) and factor > 1
     if c["rope_type"] == "yarn" and original < 7:  # less than a turn of the fastest pair
@@ -108,19 +108,19 @@ def rope_theirs(v):
     return {"rope_scaling": scaling}
 
 
-def llama_must(c):
-    return rope_must(c) | {
+def llama_allowed(c):
+    return rope_allowed(c) | {
         "attention_bias": (False,),
         "mlp_bias": (False,),
         "sliding_window": (None,),
     }
 
 
-def no_window_must(c):
+def no_window_allowed(c):
     """The same of a family that may have a window, which our model then does not express."""
     kinds = c.get("layer_types")
     full = kinds is None or isinstance(kinds, list) and kinds == ["full_attention"] * len(kinds)
-    return llama_must(c) | {
+    return llama_allowed(c) | {
         "use_sliding_window": (False,),
         "layer_types": (kinds if full else "full_attention in each layer",),
         "sliding_window": (c.get("sliding_window"),),  # ignored unless use_sliding_window
@@ -162,7 +162,7 @@ LLAMA = Family(  # LLaMA 1, 2 and, with rope scaling, 3
         "hidden_act": "silu",
         "rope_type": "default",
     },
-    must=llama_must,
+    allowed=llama_allowed,
     ours=rope_ours,
     theirs=rope_theirs,
     names=[
@@ -180,7 +180,4 @@ LLAMA = Family(  # LLaMA 1, 2 and, with rope scaling, 3
         row("lm_head", "lm_head"),
     ],
 )
-QK_NORM = [
-    layer("self_attn.q_norm", "attn.q_norm"),
-    layer("self_attn.k_norm", "attn.k_norm"),
-]
+QK_NORM = [layer("self_attn.q_norm", "attn.q_norm"), layer("self_attn.k_norm", "attn.k_norm")]

@@ -16,14 +16,14 @@ from weights.tokenizer_formats import PATTERNS, from_escaped, from_lists, to_esc
 
 FLOATS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta")  # the others are whole numbers
 OPTIONAL = ("num_key_value_heads", "rope_theta", "vocab_size")
-EXPERT = re.compile(r"\.experts\.([0-9]+)\.")
+EXPERT = re.compile(r"\.experts\.([0-9]+)\.")  # the number of an expert in their tensor's name
 # Written for a vocabulary of bytes alone, since llama.cpp refuses a file without merges. It has no
 # effect: no pattern leaves a letter and a mark after it in one piece.
 NO_MERGES = ["a !"]
 DAMAGED = "download the file again"
 
 
-def package():
+def import_gguf():
     try:
         import gguf
     except ImportError:
@@ -57,7 +57,7 @@ def tensor_rows(gguf, kind):
 
 def open_file(path):
     """Open a GGUF file. Returns (the package gguf, its reader, {key: value})."""
-    gguf = package()
+    gguf = import_gguf()
 
     class Reader(gguf.GGUFReader):
         def _get(self, offset, dtype, count=1, override_order=None):
@@ -200,12 +200,12 @@ def read_tokenizer(path):
 # ---------------------------------------------------------------- writing
 
 
-def named(tokenizer):
+def known_to_gguf(tokenizer):
     """Whether GGUF has a name for a tokenizer. Takes its to_json()."""
     return tokenizer["kind"] != "bpe" or tokenizer["pat_str"] in PATTERNS.values()
 
 
-def unknown(chars):
+def substitute_for_unknown(chars):
     """The character to read in place of unknown ones: llama.cpp aborts without such a character."""
     return next((char for char in "?_ \n" if char in chars), chars[0])
 
@@ -213,11 +213,11 @@ def unknown(chars):
 def caveat(tokenizer):
     """A note for the user on what llama.cpp does differently with a tokenizer, or None. Takes its
     to_json()."""
-    if not named(tokenizer):
+    if not known_to_gguf(tokenizer):
         pattern = tokenizer["pat_str"]
         return f"llama.cpp cannot read or write text with this file: GGUF does not know {pattern}"
     if tokenizer["kind"] == "char":
-        substitute = unknown(tokenizer["chars"])
+        substitute = substitute_for_unknown(tokenizer["chars"])
         return f"llama.cpp reads {substitute!r} for characters that the model does not know"
     return None
 
@@ -226,10 +226,10 @@ def write(path, config, tensors, tokenizer, kind="F32"):
     """Write a model to a GGUF file. Takes its configuration and tensors in Hugging Face's form, and
     its tokenizer's to_json(). kind: F32, F16 or Q8_0, the format of the matrices whose rows it can
     divide into blocks. Raises UserError for a part that GGUF's architecture does not have."""
-    gguf = package()
+    gguf = import_gguf()
     types = gguf.GGMLQuantizationType
     table = TABLES[config["model_type"]]
-    for key, fitting in table.must(config).items():
+    for key, fitting in table.allowed(config).items():
         if config.get(key, fitting) != fitting:
             what = f"{key}={config[key]}: GGUF's {table.architecture} does not have this"
             raise UserError(what, "export=gguf", "use --export=hf")
@@ -285,7 +285,7 @@ def to_gguf(gguf, tensors, config):
 def write_tokenizer(gguf, writer, tokenizer, vocab_size):
     """Write byte-pair encoding as GGUF's "gpt2", and characters and bytes as its "rwkv". "rwkv"
     takes the longest token that matches the text, so it reads each character as its one token."""
-    if not named(tokenizer):
+    if not known_to_gguf(tokenizer):
         writer.add_tokenizer_model("no_vocab")
         return
     special = {}
@@ -300,7 +300,7 @@ def write_tokenizer(gguf, writer, tokenizer, vocab_size):
         writer.add_tokenizer_model("rwkv")
         if tokenizer["kind"] == "char":
             chars = tokenizer["chars"]
-            writer.add_unk_token_id(chars.index(unknown(chars)))
+            writer.add_unk_token_id(chars.index(substitute_for_unknown(chars)))
     kind = gguf.TokenType
     kinds = [kind.CONTROL if token in special else kind.NORMAL for token in tokens]
     unused = [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]  # llama.cpp wants all rows named

@@ -22,7 +22,7 @@ class Table(NamedTuple):
     further: Callable = lambda c: {}  # their config.json -> the other keys of GGUF that it implies
     sizes: tuple = ()  # those of them whose values, whole numbers, `config` reads
     config: Callable = lambda f: {}  # {GGUF's key: value} -> their keys that are not in `keys`
-    must: Callable = lambda c: {}  # their config.json -> {their key: the value that GGUF can hold}
+    allowed: Callable = lambda c: {}  # their config.json -> {their key: GGUF's only value}
     own_head: bool = False  # whether the file holds a head even where it is the embedding
 
 
@@ -82,12 +82,12 @@ LLAMA = Table(
         "self_attn.k_proj": rotated("num_key_value_heads"),
     },
     further=llama_further,
-    must=lambda c: NO_SCALING | {"sliding_window": None},
+    allowed=lambda c: NO_SCALING | {"sliding_window": None},
 )
 MIXTRAL = LLAMA._replace(keys=LLAMA_KEYS | EXPERTS | {"expert_count": "num_local_experts"})
 SMOLLM3 = LLAMA._replace(
     architecture="smollm3",
-    must=lambda c: LLAMA.must(c) | {"no_rope_layer_interval": 4},  # llama.cpp knows no other
+    allowed=lambda c: LLAMA.allowed(c) | {"no_rope_layer_interval": 4},  # llama.cpp knows no other
 )
 QWEN3 = LLAMA._replace(
     architecture="qwen3",
@@ -126,7 +126,7 @@ def gpt_oss_config(f):
     return {"rope_scaling": scaling, "head_dim": f["attention.key_length"]}
 
 
-def gpt_oss_must(c):
+def gpt_oss_allowed(c):
     """llama.cpp rounds where yarn's ramp begins and ends, which published models do not."""
     scaling = c.get("rope_scaling") or {}
     rounded = scaling.get("truncate", True)
@@ -158,7 +158,7 @@ GPT_OSS = Table(
     further=gpt_oss_further,
     sizes=("attention.key_length",),
     config=gpt_oss_config,
-    must=gpt_oss_must,
+    allowed=gpt_oss_allowed,
     own_head=True,
 )
 
@@ -216,7 +216,7 @@ DEEPSEEK_V3 = Table(
     further=deepseek_further,
     sizes=("attention.key_length_mla", "attention.value_length_mla"),
     config=deepseek_config,
-    must=lambda c: NO_SCALING,
+    allowed=lambda c: NO_SCALING,
 )
 
 # ---------------------------------------------------------------- Qwen3-Next
@@ -255,7 +255,7 @@ def qwen3_next_config(f):
     }
 
 
-def qwen3_next_must(c):
+def qwen3_next_allowed(c):
     regular = c.get("layer_types") if interval(c) else "full_attention in every so many layers"
     return NO_SCALING | {
         "linear_value_head_dim": c["linear_key_head_dim"],  # llama.cpp has one width for both
@@ -291,7 +291,7 @@ QWEN3_NEXT = Table(
     further=qwen3_next_further,
     sizes=("rope.dimension_count", "attention.key_length", "ssm.inner_size"),
     config=qwen3_next_config,
-    must=qwen3_next_must,
+    allowed=qwen3_next_allowed,
 )
 
 # ---------------------------------------------------------------- Mamba-2

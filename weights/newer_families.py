@@ -11,7 +11,7 @@ from weights.family import (
     SIZES,
     Family,
     layer,
-    rope_must,
+    rope_allowed,
     rope_ours,
     rope_theirs,
     row,
@@ -60,7 +60,7 @@ MIXTRAL = LLAMA._replace(
     defaults=LLAMA.defaults
     | {"num_key_value_heads": 8, "rope_theta": 1e6, "rms_norm_eps": 1e-5}
     | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
-    must=lambda c: rope_must(c) | {"hidden_act": SILU, "layer_types": (None,)},
+    allowed=lambda c: rope_allowed(c) | {"hidden_act": SILU, "layer_types": (None,)},
     ours=lambda c: rope_ours(c) | {"window": c["sliding_window"] or 0},
     theirs=lambda v: rope_theirs(v) | {"sliding_window": v["window"] or None},
     names=[*WITHOUT_MLP, layer("block_sparse_moe.gate", "mlp.router")],
@@ -87,8 +87,8 @@ GPT_OSS = LLAMA._replace(
     defaults={key: value for key, value in LLAMA.defaults.items() if key != "rope_type"}
     | {"num_key_value_heads": 8, "rope_theta": 1.5e5, "rms_norm_eps": 1e-5}
     | {"num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128},
-    must=lambda c: (
-        rope_must(c)
+    allowed=lambda c: (
+        rope_allowed(c)
         | {
             "hidden_act": SILU,
             "attention_bias": (True,),
@@ -116,9 +116,9 @@ GPT_OSS = LLAMA._replace(
 # ---------------------------------------------------------------- DeepSeek-V3
 
 
-def deepseek_must(c):
+def deepseek_allowed(c):
     D = c["hidden_size"] // c["num_attention_heads"]
-    return rope_must(c) | {
+    return rope_allowed(c) | {
         "hidden_act": SILU,
         "head_dim": (c["qk_rope_head_dim"],),
         "qk_nope_head_dim": (D,),
@@ -165,7 +165,7 @@ DEEPSEEK_V3 = LLAMA._replace(
     defaults={key: value for key, value in LLAMA.defaults.items() if key != "num_key_value_heads"}
     | {"moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8}
     | {"n_shared_experts": 1, "kv_lora_rank": 512, "qk_rope_head_dim": 64},
-    must=deepseek_must,
+    allowed=deepseek_allowed,
     theirs=deepseek_theirs,
     names=[
         *(named for named in WITHOUT_MLP if ".self_attn." not in named[0]),
@@ -177,10 +177,7 @@ DEEPSEEK_V3 = LLAMA._replace(
         layer("mlp.gate", "mlp.router"),
         *shared("mlp.shared_experts"),
     ],
-    tensors=[
-        layer("mlp.gate.e_score_correction_bias", "mlp.bias"),
-        *stacked("mlp"),
-    ],
+    tensors=[layer("mlp.gate.e_score_correction_bias", "mlp.bias"), *stacked("mlp")],
     absent={"q_lora_rank": 1536, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_group": 8}
     | {"topk_group": 4, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5},
 )
@@ -209,11 +206,11 @@ def mixer(c):
     return ",".join(words[:period])
 
 
-def qwen3_next_must(c):
+def qwen3_next_allowed(c):
     C, H = c["hidden_size"], c["num_attention_heads"]
     P, width = c["linear_value_head_dim"], c["moe_intermediate_size"]
     wide = c["shared_expert_intermediate_size"]
-    return rope_must(c) | {
+    return rope_allowed(c) | {
         "hidden_act": SILU,
         "partial_rotary_factor": whole_pairs(c, "partial_rotary_factor"),
         "attention_bias": (False,),
@@ -269,7 +266,7 @@ QWEN3_NEXT = LLAMA._replace(
     | {"num_key_value_heads": 2, "partial_rotary_factor": 0.25, "moe_intermediate_size": 512}
     | {"shared_expert_intermediate_size": 512, "num_experts": 512, "num_experts_per_tok": 10}
     | {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
-    must=qwen3_next_must,
+    allowed=qwen3_next_allowed,
     ours=qwen3_next_ours,
     theirs=qwen3_next_theirs,
     names=[
@@ -317,7 +314,7 @@ MAMBA2 = Family(
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": False,
     },
-    must=lambda c: {
+    allowed=lambda c: {
         "hidden_act": SILU,
         "head_dim": (c["expand"] * c["hidden_size"] // c["num_heads"],),
         "n_groups": (1,),
