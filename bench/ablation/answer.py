@@ -34,7 +34,8 @@ RESULTS = ROOT / "bench/results"
 ORDER = (
     *("base", "factorial_plays", "factorial_python", "factorial_optimizer", "scale", "positions"),
     *("gate_optimizer", "contested_scale", "rates", "activations", "key_heads", "depth_norm"),
-    *("low_rank_windows", "value_moe", "ablate_recall", "ladder_shakespeare"),
+    *("low_rank_windows", "value_moe", "recent_parts", "mixers", "recipes", "ablate_recall"),
+    "ladder_shakespeare",
 )
 OF_DIFFERENCE = {  # a word that says that something differs, and the word that says nothing
     **dict.fromkeys(("better", "worse"), "undecided"),

@@ -133,7 +133,7 @@ def test_both_forms_take_the_same_steps(data_dir, tmp_path, monkeypatch):
     taken = measure.train.train_step
 
     def step(run):
-        losses.append(taken(run)[0])
+        losses.append(taken(run)[0].item())
 
     monkeypatch.setattr(measure.train, "train_step", step)
     held = []
