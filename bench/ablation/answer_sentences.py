@@ -207,8 +207,8 @@ def of_contexts(facts):
         return ""
     best, worst = (end(found, key=found.get) for end in (min, max))
     return (
-        f"With eight times the training context the loss of {best} changes by"
-        f" {signed(found[best], 3)} nats, and that of {worst} by {signed(found[worst], 3)}."
+        f"With eight times the training context the loss changes by {signed(found[best], 3)} nats"
+        f" with {best}, and by {signed(found[worst], 3)} with {worst}."
     )
 
 
