@@ -85,9 +85,9 @@ def label(found):
             section.names[section.sweep["base"]] = base
 
 
-def top_of(told, parts):
+def top_of(facts, parts):
     """[(sentences, pictures)] of the top of the page, for each base."""
-    lines, made = answer_sentences.answer(told), []
+    lines, made = answer_sentences.answer(facts), []
     for base in [*BASES, ""]:
         title = f"Worth in tokens, in {BASES.get(base, base)}"
         of_base = [part for part in parts if part.base == base]
@@ -228,13 +228,13 @@ def content_of(results=RESULTS, configs=ROOT / "config"):
     claims = answer.claims_of(found)
     parts = answer.parts_of(claims)
     ledger = answer.ledger(results / "claims.json")
-    told = answer_sentences.Facts(found, claims, parts, ledger)
+    facts = answer_sentences.Facts(found, claims, parts, ledger)
     shown = {
-        "top": top_of(told, parts),
-        "noise": answer_sentences.noise(told),
-        "surprises": answer_sentences.surprises(told),
-        "unknown": answer_sentences.unknown(told),
-        "method": answer_sentences.method(told, ALPHA),
+        "top": top_of(facts, parts),
+        "noise": answer_sentences.noise(facts),
+        "surprises": answer_sentences.surprises(facts),
+        "unknown": answer_sentences.unknown(facts),
+        "method": answer_sentences.method(facts, ALPHA),
         "parts": parts_tables(parts),
         "tables": {
             made.table.key: made

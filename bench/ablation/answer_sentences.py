@@ -85,20 +85,20 @@ def answer(facts):
     for base, name in BASES.items():
         known = [part for part in facts.parts if part.base == base and part.claim.subject.worth]
         better = by_word(known, "better")[:MOST]
-        told = []
+        sentences = []
         if better:
             texts = [of_claim(part.claim, part.claim.subject.worth) for part in better]
             found = [f"{part.name} {text}" for part, text in zip(better, texts, strict=True)]
             found[0] = f"{better[0].name} is worth {texts[0]} the training tokens"
-            told.append(f"In {name} of {sizes_of(facts, base)}, {listed(found)}.")
+            sentences.append(f"In {name} of {sizes_of(facts, base)}, {listed(found)}.")
         groups = [("no difference that counts", "tie"), ("worse", "worse")]
         rest = [
             f"{words}: {listed([of_claim(part.claim, part.name) for part in found], LISTED)}"
             for words, found in ((words, by_word(known, word)) for words, word in groups)
             if found
         ]
-        told += [sentence(f"{'; '.join(rest)}.")] if rest else []
-        lines |= {base: told} if told else {}
+        sentences += [sentence(f"{'; '.join(rest)}.")] if rest else []
+        lines |= {base: sentences} if sentences else {}
     return lines or {"": ["No part is decided yet."]}
 
 
