@@ -22,6 +22,7 @@ validation (tokens/writing.py). The dataset is written under a temporary name an
 complete. Memory use does not grow with the text.
 """
 
+import contextlib
 import errno
 import os
 import re
@@ -45,6 +46,7 @@ from tokens.tasks import TASKS, Task, write_task
 from tokens.token_files import (
     KNOWN,
     dtype_name,
+    load_meta,
     only_process,
     publish,
     recover,
@@ -272,6 +274,9 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
         recover(folder)
         check_request(name, config, folder)
         print(f"preparing {folder.absolute()}", flush=True)
+        before = None
+        with contextlib.suppress(UserError):  # none yet, or a damaged one
+            before = load_meta(folder)["splits"]
         new = files.partial(folder)
         try:
             new.mkdir()
@@ -284,6 +289,9 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
         finally:  # after Ctrl-C too
             recover(folder)
     describe(meta, made, skipped)
+    if before not in (None, meta["splits"]):
+        print("  NOTE: the dataset that had this name had other tokens:")
+        print("  runs that trained on it resume only with --allow_data_change.")
     return meta
 
 

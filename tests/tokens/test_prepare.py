@@ -760,6 +760,16 @@ def test_the_characters_of_a_vocabulary_are_listed_in_full(tmp_path, capsys):
     assert len(listed) == 2 and max(map(len, listed)) == 80
 
 
+def test_a_dataset_of_another_text_is_not_replaced_in_silence(tmp_path, capsys):
+    def printed(text):
+        (tmp_path / "book.txt").write_text(text * 100)
+        prepare.prepare("book", input=str(tmp_path / "book.txt"), data_dir=str(tmp_path / "sets"))
+        return capsys.readouterr().out
+
+    assert not any("other tokens" in printed("one book ") for _ in range(2))
+    assert "had other tokens" in printed("another book ")
+
+
 def test_command_line_mistakes(book):
     for args, word in [
         ((), "python prepare.py NAME"),
