@@ -150,8 +150,7 @@ def same_base(section, other):
 
 
 def gather(folders):
-    """[Section] of the sweeps in `folders`; those of the same code, base and data together. The
-    folder of a scale stands for those of its sizes."""
+    """[Section] of the sweeps in `folders`, where a scale's stands for those of its sizes."""
     groups, sizes = [], {Path(folder): scale.folders_of(folder) for folder in folders}
     for folder in [each for given, found in sizes.items() for each in found or [given]]:
         sweep = read_sweep(folder)
