@@ -215,9 +215,8 @@ class Run:
         last line of its stderr, or the signal that killed it."""
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
-        lines = (
-            Path(self.job.out_dir, "stderr.txt").read_text(errors="replace").strip().splitlines()
-        )
+        text = Path(self.job.out_dir, "stderr.txt").read_text(errors="replace")
+        lines = text.strip().splitlines()
         if not lines:
             return f"exit status {status}"
         errors = [line for line in lines if line.startswith("error: ")] or lines

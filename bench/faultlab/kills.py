@@ -143,7 +143,8 @@ def signals(lab):
             out, process = stopped_run(lab, number, status, moment)
             if lab.short and moment == "an evaluation":
                 continue
-            command = re.search(r"continue with: python (train\.py .*)", process.printed()[0])
+            printed = process.printed()[0].replace("\\\n", "")
+            command = re.search(r"continue with:\npython (train\.py .*)", printed)
             lab.to_the_end(out, shlex.split(command[1]))
 
 
@@ -158,7 +159,7 @@ def stopped_run(lab, number, status, moment):
         process.until(lambda: logged(out, step, "loss"))  # noqa: B023
         began = time.time()
         process.popen.send_signal(number)
-        process.expect(status, "continue with: python train.py --init_from=resume", 60)
+        process.expect(status, "continue with:\npython train.py", 60)
         whole(out)
         seconds = time.time() - began
         if seconds > 20:
