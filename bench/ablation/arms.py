@@ -173,8 +173,7 @@ def match_steps(arm, base, width, milliseconds):
 
 
 def open_data(base):
-    """(facts of the data, the tokenizer). Prepares a dataset first if it is missing and one of the
-    small ones that prepare.py knows."""
+    """(facts of the data, the tokenizer). Prepares a missing dataset if it is a small one."""
     values = {key: base[key] for key in keys(TrainConfig) if key in base}
     config = build(TrainConfig, values)
     with contextlib.redirect_stdout(sys.stderr):  # what it prepares

@@ -129,8 +129,7 @@ def ladder(order, parts, by_hand):
 
 
 def axis(slot, here):
-    """One arm per word of a slot, except the base's, and except mlp=none, which has no width that
-    could match the base's."""
+    """One arm per word of a slot but the base's, and mlp=none, which has no width to match."""
     words = words_of(slot)
     if not words:
         slots = [key for key in keys(VariantConfig) if words_of(key)]

@@ -63,8 +63,7 @@ def style_at(place):
 
 
 def legend(figure, section, shown, reasons=None, labelled=False):
-    """Below the figure: the arms that it shows with their styles, unless they are `labelled` in it,
-    and the arms that are missing with the reason, {arm: reason}."""
+    """Below the figure: the arms shown, unless `labelled` in it, and why the others are not."""
     missing, lines = {}, []
     for arm in arms_of(section):
         if arm not in shown:

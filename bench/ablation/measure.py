@@ -48,8 +48,7 @@ def quartiles(times):
 
 
 def start_run(values):
-    """The run that train.py makes from these values, which hold every key that a sweep sets. It
-    writes nothing, and its printed description is discarded."""
+    """The run that train.py makes from these values. It writes and prints nothing."""
     argv = [f"--{key}={value}" for key, value in values.items()]
     settings = read_config([*argv, "--dry_run"], "")
     runtime = set_up(settings.config.device, settings.config.dtype)
@@ -64,8 +63,7 @@ def own_form(values):
 
 
 def has_forms(row, both):
-    """Whether a row of costs.jsonl has the times of both forms, where both are wanted, or says why
-    there are none."""
+    """Whether a row of costs.jsonl has both forms, where they are wanted, or says why not."""
     found = row.get("forms") or {}
     why = [(found.get(form) or {"why": NOT_TIMED}).get("why") for form in FORMS]
     return bool(found) and not (both and NOT_TIMED in why)

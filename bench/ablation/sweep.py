@@ -218,8 +218,7 @@ class Sweep:
     # ------------------------------------------------------------ runs
 
     def job(self, arm, seed, lr, purpose):
-        """The run of an arm. With one seed, all arms see the data in the same order; each arm is
-        initialised from its own seed."""
+        """The run of an arm. Its seed sets the order of the data for all arms, and its weights."""
         values = dict(arm.values)
         if lr != 1:
             values["learning_rate"] *= lr

@@ -110,8 +110,7 @@ class Group:
 
 
 def has_answers(runs):
-    """Whether every run that ended has shares of wrong answers: of pairs and tasks, and not made
-    before these were counted."""
+    """Whether every run that ended has shares of wrong answers, as runs of pairs and tasks do."""
     groups = [*runs.done.values(), *runs.curve.values()]
     rows = [row for group in groups for row in group.values()]
     return bool(rows) and all(column in row for row in rows for column in WRONG)
