@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from weights import gguf_layouts
+from weights.family import period
 from weights.gguf_layouts import from_zero, rotated
 from weights.layouts import expert_columns, expert_pairs, single_filters
 
@@ -227,11 +228,7 @@ def interval(c):
     kinds = c.get("layer_types")
     if kinds is None:
         return c["full_attention_interval"]
-    every = kinds.index("full_attention") + 1 if "full_attention" in kinds else 0
-    regular = every and all(
-        (kind == "full_attention") == (layer % every == 0) for layer, kind in enumerate(kinds, 1)
-    )
-    return every if regular else None
+    return period([kind == "full_attention" for kind in kinds]) or None
 
 
 def qwen3_next_further(c):

@@ -189,10 +189,10 @@ KINDS = {"linear_attention": "gated_delta", "full_attention": "attention"}
 
 def layer_types(c):
     """Their layer_types. Without this key, one layer in so many has full attention."""
-    every = c["full_attention_interval"]
-    if "layer_types" in c or type(every) is not int or not 0 < every < 1000:
+    interval = c["full_attention_interval"]
+    if "layer_types" in c or type(interval) is not int or not 0 < interval < 1000:
         return c.get("layer_types")
-    return ["linear_attention"] * (every - 1) + ["full_attention"]
+    return ["linear_attention"] * (interval - 1) + ["full_attention"]
 
 
 def mixer(c):
