@@ -6,8 +6,8 @@
 #   python train.py config/dpo_example.py
 #   python sample.py --out_dir=out-exclaim --start=$'ROMEO:\n' --num_samples=3 --max_new_tokens=60
 # The model of the first command is both where training starts and the frozen reference. The loss
-# begins at ln 2 = 0.693. Expect it to fall, and the chosen answers of most validation pairs to be
-# preferred after the 40 steps. We have not run it with this model yet.
+# begins at ln 2 = 0.693. With one seed it fell to 0.05 on the 5 validation pairs in 40 steps, and
+# all of them were right from step 10 on (docs/finetuning.md).
 objective = "dpo"
 dpo_beta = 0.1  # a smaller one lets the model go further from the reference
 init_from = "out-llama-shakespeare"

@@ -56,7 +56,8 @@ def complete(word, values, tensors):
     if (v["bias"], v["norm"]) == ("norm", "rmsnorm"):
         v["bias"] = "none"
     unread = set(ROPE_NUMBERS) - set(READS.get(v["rope_scaling"], []))
-    without_effect = {"dropout", "multiple_of", "ffn_dim_multiplier", *idle(v), *unread}
+    sizes = {"multiple_of", "ffn_dim_multiplier"}  # mlp_width says it
+    without_effect = {"dropout", "attn_dropout", *sizes, *idle(v), *unread}
     return v, v.keys() - without_effect
 
 

@@ -238,7 +238,7 @@ def test_the_example_can_be_prepared(tmp_path):
 
 def test_the_loss_is_that_of_trl(monkeypatch):
     """trl's own code and ours, on the same log-probabilities of answers, in float64."""
-    pytest.importorskip("trl", minversion="1.16", reason="pip install trl")
+    pytest.importorskip("trl", minversion="1.16", reason="needs requirements-trl.txt")
     from trl import DPOTrainer
 
     torch.manual_seed(0)
