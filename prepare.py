@@ -22,11 +22,11 @@ validation (tokens/writing.py). The dataset is written under a temporary name an
 complete. Memory use does not grow with the text.
 """
 
+import contextlib
 import errno
 import os
 import re
 import shutil
-import textwrap
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -46,6 +46,7 @@ from tokens.tasks import TASKS, Task, write_task
 from tokens.token_files import (
     KNOWN,
     dtype_name,
+    load_meta,
     only_process,
     publish,
     recover,
@@ -57,6 +58,7 @@ from tokens.writing import end_of_text, nanogpt_splits, write_corpus
 SHAKESPEARE = ("shakespeare_char", "shakespeare")  # nanoGPT's datasets, with its two splits
 SMALL = (*SHAKESPEARE, "plays", *TASKS)  # ready in seconds: train.py prepares them if missing
 VOCAB_SIZE = 8192  # of --tokenizer=bpe
+LINE = 76  # columns of the characters that are listed
 LISTED = 8  # files that are left out and named
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -163,9 +165,9 @@ def chosen_tokenizer(name, kind, text):
     if name in KNOWN:
         return NAMED[name].tokenizer if name in NAMED else "gpt2"
     if isinstance(text, Corpus) and not text.documents:
-        print("  a token is a character; --tokenizer=gpt2, byte or a model's chooses others")
+        print("  each token is a character; --tokenizer=byte, bpe or gpt2 makes others")
         return "char"
-    print("  the tokens are GPT-2's; --tokenizer=char, byte or a model's chooses others")
+    print("  the tokens are GPT-2's; --tokenizer=char, byte or bpe makes others")
     return "gpt2"
 
 
@@ -236,7 +238,9 @@ def describe(meta, tokenizer, skipped):
     words = {"char": "characters", "byte": "bytes", "gpt2": "GPT-2 tokens", "bpe": "tokens"}[kind]
     print(f"  vocabulary: {size:,} {words}")
     if kind == "char" and size <= 100:
-        print(textwrap.indent("\n".join(textwrap.wrap(repr("".join(tokenizer.chars)), 76)), "    "))
+        text = repr("".join(tokenizer.chars))
+        for start in range(0, len(text), LINE):
+            print(f"    {text[start : start + LINE]}")
     if "documents" in meta["splits"]["train"]:
         end = "a blank line" if end_of_text(tokenizer) is None else "<|endoftext|>"
         print(f"  after each document comes {end}")
@@ -270,6 +274,9 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
         recover(folder)
         check_request(name, config, folder)
         print(f"preparing {folder.absolute()}", flush=True)
+        before = None
+        with contextlib.suppress(UserError):  # none yet, or a damaged one
+            before = load_meta(folder)["splits"]
         new = files.partial(folder)
         try:
             new.mkdir()
@@ -282,6 +289,9 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
         finally:  # after Ctrl-C too
             recover(folder)
     describe(meta, made, skipped)
+    if before not in (None, meta["splits"]):
+        print("  NOTE: the dataset that had this name had other tokens:")
+        print("  runs that trained on it resume only with --allow_data_change.")
     return meta
 
 

@@ -13,13 +13,12 @@ dropout of a step depend on (seed, step) alone.
 """
 
 import math
-import shlex
 import statistics
 import time
 from itertools import islice
 from pathlib import Path
 
-from common import errors, files
+from common import errors
 
 if __name__ == "__main__":
     errors.starting("train.py")
@@ -369,7 +368,7 @@ def main(argv):
     config = settings.config
     runtime = set_up(config.device, config.dtype)
     if runtime.main:
-        print(f"this run: {shlex.join(['python', files.script('train.py'), *argv])}")
+        print(f"this run:\n{last_words.command('train.py', *argv)}")
 
     # Find every mistake before anything is written.
     if config.check is True:

@@ -24,22 +24,12 @@ from pathlib import Path
 
 import repo_root  # noqa: F401
 
+from bench.faultlab import lab as runs
 from bench.faultlab.kills import kills, ranks, second_signal, signals
-from bench.faultlab.lab import (
-    FILES,
-    Lab,
-    Process,
-    Wrong,
-    newest,
-    same,
-    tensors,
-    tree,
-    unchanged,
-    whole,
-)
+from bench.faultlab.lab import Lab, Process, Wrong, newest, same, tree, unchanged
 from common.configurator import build, load
 from common.errors import UserError, run
-from common.files import ROOT
+from common.files import ROOT, write
 from common.runtime import versions
 
 
@@ -60,7 +50,7 @@ def full_disk(lab):
     out = lab.part_way()
     before = tree(out / "ckpt")
     size = sum(path.stat().st_size for path in (out / "ckpt").rglob("*") if path.is_file()) // 2
-    words = rf"error: cannot save step {lab.steps}.*{out}.*continues from step {lab.every * 2}"
+    words = rf"error: cannot save step {lab.steps}.*{out}.*continues from step {lab.save_every * 2}"
     with lab.trial("no more room for a file (RLIMIT_FSIZE)"):
         lab.start(out, limits={resource.RLIMIT_FSIZE: size * 2 // 5}).expect(1, words)
         unchanged(before, out / "ckpt")
@@ -120,7 +110,7 @@ def read_only(lab):
     with lab.trial("a folder that becomes read-only"):
         (out / "ckpt").chmod(0o555)
         try:
-            lab.start(out, prefix=prefix).expect(1, rf"{words}.*step {lab.every * 2}")
+            lab.start(out, prefix=prefix).expect(1, rf"{words}.*step {lab.save_every * 2}")
         finally:
             (out / "ckpt").chmod(0o755)
         unchanged(before, out / "ckpt")
@@ -128,8 +118,7 @@ def read_only(lab):
 
 
 def damage(lab):
-    """A file of the latest checkpoint is damaged: the error names it, and a user who follows its
-    advice gets the same end."""
+    """A file of the latest checkpoint is damaged: the error names it, and its advice works."""
 
     def flip(path):
         data = bytearray(path.read_bytes())
@@ -142,7 +131,7 @@ def damage(lab):
         "an empty file": lambda path: os.truncate(path, 0),
         "a missing file": Path.unlink,
     }
-    tries = list(itertools.product(ways, FILES))
+    tries = itertools.product(ways, runs.FILES)
     if lab.short:
         tries = [("a flipped bit", "model.safetensors"), ("a missing file", "config.json")]
     for name, file in tries:
@@ -150,7 +139,7 @@ def damage(lab):
         folder = out / "ckpt" / f"{newest(out):06d}"
         ways[name](folder / file)
         before = tree(out)
-        advice = f"go back to step {lab.every}: remove this folder"
+        advice = f"go back to step {lab.save_every}: remove this folder"
         words = rf"error: the checkpoint is (corrupt|not whole).*\({folder}.*{advice}"
         with lab.trial(f"{name} in the latest checkpoint"):
             lab.start(out).expect(2, words)
@@ -166,8 +155,7 @@ def damage(lab):
 
 
 def two_trainers(lab):
-    """The second is refused with the process number of the first. The lock of a dead process does
-    not count."""
+    """The second is refused by the first's process number; a dead process's lock is ignored."""
     out, endless = lab.folder(), ["--max_iters=100000", "--lr_decay_iters=100000"]
     first = lab.start(out, *endless)
     first.until(lambda: newest(out))
@@ -190,30 +178,21 @@ def used_folder(lab):
     """Start from scratch in a used folder, or resume with another architecture, with other data, or
     a finished run: nothing may change."""
     out = lab.part_way()
-    refused = [
-        (
-            "from scratch into a used folder",
-            "error: there is a run here already.*resume.*--overwrite",
-            ["--init_from=scratch"],
-        ),
-        (
-            "another architecture on resuming",
-            "error: the checkpoint has another architecture: n_layer 2 -> 3, n_embd 32 -> 64",
-            ["--n_layer=3", "--n_embd=64"],
-        ),
-        (
-            "other data on resuming",
-            "error: the data in words are not those this run began with",
-            [f"--data_dir={lab.scratch}/other"],
-        ),
-    ]
     before = tree(out)
-    for row, words, more in refused[:2] if lab.short else refused:
+
+    def refused(row, words, *more):
         with lab.trial(row):
-            lab.start(out, *more).expect(2, words)
+            lab.start(out, *more).expect(2, f"error: {words}")
             unchanged(before, out)
+
+    used = "there is a run here already.*resume.*--overwrite"
+    refused("from scratch into a used folder", used, "--init_from=scratch")
+    sizes = "the checkpoint has another architecture: n_layer 2 -> 3, n_embd 32 -> 64"
+    refused("another architecture on resuming", sizes, "--n_layer=3", "--n_embd=64")
     if lab.short:
         return
+    data = "the data in words are not those this run began with"
+    refused("other data on resuming", data, f"--data_dir={lab.scratch}/other")
 
     finished = lab.reference()
     before = tree(finished)
@@ -224,8 +203,8 @@ def used_folder(lab):
         lab.start(out, "--init_from=scratch", "--overwrite").expect(0)
         same(out, finished)
         aside = out.with_name(out.name + ".old1")
-        whole(aside)
-        if newest(aside) != lab.every * 2:
+        runs.whole(aside)
+        if newest(aside) != lab.save_every * 2:
             raise Wrong("the old run is gone")
 
 
@@ -233,7 +212,7 @@ def torn_log(lab):
     """A log with a last line cut short by a crash and a row after the checkpoint: resuming drops
     both, and no step is logged twice."""
     out = lab.part_way()
-    step = lab.every * 2
+    step = lab.save_every * 2
     with open(out / "log.jsonl", "a") as file:
         file.write(f'{{"step": {step + 1}, "loss": 9.9}}\n{{"step": {step + 2}, "lo')
     with lab.trial("a torn last line of the log"):
@@ -241,29 +220,25 @@ def torn_log(lab):
 
 
 NO_NETWORK = "raise OSError('no network')"
-PLUGINS = {  # name: (module to replace, its new code, row of the table)
-    "import": ("wandb", "raise ImportError('broken')", "Weights & Biases fails"),
-    "start": ("wandb", f"def init(**more): {NO_NETWORK}", "Weights & Biases fails"),
-    "log": (
-        "wandb",
-        f"class Run:\n    id = 'x'\n    def log(self, *a, **k): {NO_NETWORK}\n\n"
-        "def init(**more): return Run()",
-        "Weights & Biases fails",
-    ),
-    "drawing": ("matplotlib", "raise ImportError('broken')", "drawing fails"),
-}
+RUN = f"class Run:\n    id = 'x'\n    def log(self, *a, **k): {NO_NETWORK}\n"
+PLUGINS = (  # module to replace, its new code
+    ("wandb", "raise ImportError('broken')"),
+    ("wandb", f"def init(**more): {NO_NETWORK}"),
+    ("wandb", f"{RUN}\ndef init(**more): return Run()"),
+    ("matplotlib", "raise ImportError('broken')"),
+)
 
 
 def plugins(lab):
     """Weights & Biases fails on import, at its start or at every row, or drawing fails: the run
     prints one warning and ends the same."""
-    for name, (module, code, row) in PLUGINS.items():
-        folder, out = lab.scratch / name, lab.folder()
+    for number, (module, code) in enumerate(PLUGINS):
+        folder, out = lab.scratch / f"plugin{number}", lab.folder()
         folder.mkdir()
         (folder / f"{module}.py").write_text(code)
         more = ["--wandb_log"] if module == "wandb" else []
         process = lab.start(out, *more, environment={"PYTHONPATH": str(folder)})
-        with lab.trial(row):
+        with lab.trial("Weights & Biases fails" if more else "drawing fails"):
             process.expect(0, "warning: ")
             if process.printed()[1].count("warning:") != 1:
                 raise Wrong("more than one warning")
@@ -281,7 +256,7 @@ def not_finite(lab):
         process = lab.start(out, *rates, "--max_iters=1000", "--eval_interval=1000")
         process.expect(1, rf"{words} \(last good checkpoint: {good}\)")
         unchanged(before, out / "ckpt")
-        if not all(value.isfinite().all() for value in tensors(good).values()):
+        if not all(value.isfinite().all() for value in runs.tensors(good).values()):
             raise Wrong("weights that are not finite")
         lab.to_the_end(out)
 
@@ -349,8 +324,7 @@ def write_results(argv, summary, table):
         "",
         *table,
     ]
-    path = ROOT / "bench" / "results" / "faults.md"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write(ROOT / "bench/results/faults.md", "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -187,7 +187,10 @@ def compile_file(path):
         code = compile(tree, path, "exec")
     except OSError as error:
         what = f"cannot read the config file: {error.strerror}"
-        raise UserError(what, path, "check the path; config/ holds examples") from None
+        examples = [str(each.relative_to(files.ROOT)) for each in files.ROOT.glob("config/**/*.py")]
+        near = difflib.get_close_matches(path, examples, n=1)
+        fix = f"did you mean {near[0]}?" if near else "check the path; config/ holds examples"
+        raise UserError(what, path, fix) from None
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # also: not utf-8
         what = getattr(error, "msg", None) or one_line(error) or "it is nested too deep"
         where = f"{path}:{getattr(error, 'lineno', None) or 1}"

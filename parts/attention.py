@@ -62,8 +62,9 @@ class Attention(Mixer):
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
     acted_on = ("embedding", "q and k", "scores")
     reads = (
-        *("n_kv_head", "window", "full_every", "block_local", "qk_norm", "attn_softcap"),
-        *("nope_every", "attn_sink", "value_residual", "value_embed", "xsa", "attn_gate", "conv"),
+        *("n_kv_head", "window", "full_every", "block_local", "qk_norm", "attn_softcap", "conv"),
+        *("nope_every", "attn_sink", "value_residual", "value_embed", "xsa", "attn_gate"),
+        "attn_dropout",
     )
 
     def __init__(self, config, layer):
@@ -82,6 +83,8 @@ class Attention(Mixer):
         self.wv = linear(C, D * config.n_kv_head, config)
         self.wo = linear(C, C, config, residual=True)
         self.dropout = nn.Dropout(config.dropout)
+        given = config.attn_dropout
+        self.attn_dropout = nn.Dropout(config.dropout if given is None else given)
         if self.qk_norm != "none":
             heads = (1, 1) if self.qk_norm == "head" else (self.n_head, self.n_kv_head)
             norm = BareRMSNorm if config.norm == "rmsnorm_bare" else RMSNorm
@@ -173,7 +176,7 @@ class Attention(Mixer):
 
     def attend(self, q, k, v, qpos, kpos, mask, bias):
         """q (B, H, T, D), k and v (B, K, S, D) -> (B, H, T, D)."""
-        T, p = q.size(2), self.dropout.p if self.training else 0.0
+        T, p = q.size(2), self.attn_dropout.p if self.training else 0.0
         sdpa = F.scaled_dot_product_attention
         if bias is None and not self.softcap and self.sinks is None:
             causal = mask is None and T > 1
@@ -207,8 +210,8 @@ class Attention(Mixer):
     def skips(self, x, scheme):
         """Whether `blocked` does here what `attend` does, and faster: on a CPU, where a text
         x (B, T, C) is LONG and at least four blocks, without a bias of the scores, and without
-        dropout, which would drop other weights in blocks."""
-        block, drops = self.window or self.group, self.training and self.dropout.p
+        dropout of its weights, which would drop other weights in blocks."""
+        block, drops = self.window or self.group, self.training and self.attn_dropout.p
         long = 0 < 4 * block <= x.size(1) and x.size(1) >= LONG
         return bool(long and x.device.type == "cpu" and scheme.acts_on != "scores" and not drops)
 
@@ -237,7 +240,7 @@ class Attention(Mixer):
         heads of 16 or more, as its kernels need."""
         biased = scheme.acts_on == "scores"
         more = self.window or self.group or self.softcap or biased
-        drops = self.training and self.dropout.p
+        drops = self.training and self.attn_dropout.p
         expressible = not biased or isinstance(scheme, Alibi)
         return bool(more) and not drops and expressible and q.size(-1) >= 16 and self.sinks is None
 

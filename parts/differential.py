@@ -36,7 +36,10 @@ class Differential(Attention):
 
     paper = "Ye et al. 2024, arXiv:2410.05258"
     normed = True
-    reads = ("n_kv_head", "window", "full_every", "block_local", "qk_norm", "attn_softcap")
+    reads = (
+        *("n_kv_head", "window", "full_every", "block_local", "qk_norm", "attn_softcap"),
+        "attn_dropout",
+    )
     vectors = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
     @classmethod

@@ -29,7 +29,7 @@ class LatentAttention(Mixer):
 
     paper = "DeepSeek-V2, arXiv:2405.04434"
     acted_on = ("embedding", "q and k")
-    reads = ("latent_rank", "rope_head_dim")
+    reads = ("latent_rank", "rope_head_dim", "attn_dropout")
     normed = True
     state = LayerCache
 
@@ -53,6 +53,8 @@ class LatentAttention(Mixer):
         self.wu = linear(self.rank, 2 * C, config)
         self.wo = linear(C, C, config, residual=True)
         self.dropout = nn.Dropout(config.dropout)
+        given = config.attn_dropout
+        self.attn_dropout = nn.Dropout(config.dropout if given is None else given)
 
     def forward(self, x, where, cache=None):
         B, T, C = x.size()
@@ -65,7 +67,7 @@ class LatentAttention(Mixer):
         else:
             k, v = self.expanded(past)
             v = F.pad(v, (0, self.turned))  # the fast kernels want v as wide as q and k
-            p = self.dropout.p if self.training else 0.0
+            p = self.attn_dropout.p if self.training else 0.0
             causal = mask is None and T > 1
             y = F.scaled_dot_product_attention(q, k, v, mask, p, causal)[..., : self.width]
         y = y.transpose(1, 2).reshape(B, T, C)  # heads side by side

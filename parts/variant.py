@@ -51,6 +51,7 @@ class VariantConfig:
     n_kv_head: PositiveInt | None = None  # heads of keys and values; None: n_head, 1: multi-query
     n_embd: PositiveInt = 768  # width of the model
     dropout: Fraction = 0.0
+    attn_dropout: Fraction | None = None  # of the attention weights; None: as dropout
     tie_embeddings: bool = False  # head = token embedding
     bias: bool | Literal["none", "norm", "all"] = "none"  # True: all, False: none
     position: Words(POSITION) = "rope"

@@ -101,9 +101,7 @@ def probabilities(
     if temperature == 0:
         return F.one_hot(logits.argmax(-1), logits.size(-1)).float()
 
-    logits = logits - logits.amax(
-        -1, keepdim=True
-    )  # the largest becomes 0, which is safe at any temperature
+    logits = logits - logits.amax(-1, keepdim=True)  # at most 0: safe at any temperature
     logits = logits / max(temperature, 1e-30)
     if top_k is not None and top_k < logits.size(-1):
         least = logits.topk(top_k).values[:, -1:]  # (B, 1) the k-th largest
@@ -113,9 +111,7 @@ def probabilities(
     if top_p is not None and top_p < 1:
         ordered, order = p.sort(descending=True, stable=True)  # (B, V)
         before = ordered.cumsum(-1) - ordered  # probability of all likelier tokens
-        dropped = before >= max(
-            top_p, 1e-30
-        )  # a smaller top_p would be 0 in float32 and drop all tokens
+        dropped = before >= max(top_p, 1e-30)  # in float32 a smaller one is 0: it drops all tokens
         p = p.masked_fill(torch.zeros_like(dropped).scatter(1, order, dropped), 0.0)
     if min_p:
         p = p.masked_fill(p < min_p * p.amax(-1, keepdim=True), 0.0)
@@ -173,11 +169,8 @@ class Sample:
         if at >= 0:
             self.text, self.done = self.text[:at], True
             return self.show_until(at)
-        begun = 0  # characters at the end with which `stop` begins
-        for n in range(1, len(self.stop)):
-            if self.text.endswith(self.stop[:n]):
-                begun = n
-        return self.show_until(len(self.text) - begun)
+        ends = [n for n in range(len(self.stop)) if self.text.endswith(self.stop[:n])]
+        return self.show_until(len(self.text) - max(ends, default=0))  # `stop` may begin there
 
     def end(self):
         """Decode what is left after the last token. Returns the rest of the text to show."""

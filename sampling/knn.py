@@ -71,9 +71,8 @@ class Datastore:
             paths = [str(folder / f"{n}.index") for n in range(self.facts["shards"])]
             self.shards = [faiss.read_index(path, faiss.IO_FLAG_MMAP) for path in paths]
             self.tokens = np.load(folder / "tokens.npy", mmap_mode="r", allow_pickle=False)
-            self.weight, self.temperature = (
-                float(self.facts[key]) for key in ("weight", "temperature")
-            )
+            self.weight = float(self.facts["weight"])
+            self.temperature = float(self.facts["temperature"])
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             what = f"the datastore is damaged: {type(error).__name__}"
             raise UserError(what, folder, FIX) from None

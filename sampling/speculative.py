@@ -121,10 +121,8 @@ def speculate(
         drafted, q = proposer.propose(idx, min(draft_tokens, left - 1, reader.room(T)))  # (n,)
         idx = torch.cat((idx, drafted[None]), dim=1)  # (1, T + n)
         logits = reader.read(idx, last=len(drafted) + 1)[0]  # (n + 1, V)
-        p = [
-            probabilities(row[None], **settings, seen=idx[:, : T + i])
-            for i, row in enumerate(logits)
-        ]
+        rows = enumerate(logits)
+        p = [probabilities(row[None], **settings, seen=idx[:, : T + i]) for i, row in rows]
         p = torch.cat(p)  # (n + 1, V)
         if q is None:
             q = F.one_hot(drafted, p.size(-1)).float()  # (n, V)

@@ -5,10 +5,13 @@ from pathlib import Path
 
 from common import files
 from common.configurator import find_file, keys, load, typed
+from common.errors import UserError
 from parts.architectures import configure
 from parts.variant import VariantConfig
 from tokens.pairs import Pairs
-from training.settings import TrainConfig
+from training.settings import TrainConfig, scope
+
+WIDTH = 80  # columns of a terminal
 
 
 def print_results(run, speed):
@@ -45,21 +48,30 @@ def closing_prompt(data):
 
 def print_how_to_continue(run):
     """The command that continues a run that was stopped."""
-    resume = f"--init_from=resume --out_dir={shlex.quote(run.config.out_dir)}"
-    command = f"python {files.script('train.py')} {resume}"
-    print(f"stopped after step {run.step}, saved; continue with: {command}")
+    print(f"stopped after step {run.step}, saved; continue with:")
+    print(command("train.py", "--init_from=resume", f"--out_dir={run.config.out_dir}"))
 
 
 def print_next_commands(folder, config, argv):
     """The checkpoint's folder, and commands that sample from it and train the other model."""
     out_dir = Path(config.out_dir)
     print(f"\ncheckpoint: {folder}\ncurves:     {out_dir / 'loss.png'}")
-    sample = ["python", files.script("sample.py"), f"--out_dir={out_dir}"]
-    print(f"sample more:        {shlex.join(sample)}")
+    print(f"sample more:\n{command('sample.py', f'--out_dir={out_dir}')}")
     twin = twin_arguments(argv)
     if twin:
-        name = NAMES[OTHER[config.model]]
-        print(f"compare with {name}: {shlex.join(['python', files.script('train.py'), *twin])}")
+        print(f"compare with {NAMES[OTHER[config.model]]}:\n{command('train.py', *twin)}")
+
+
+def command(script, *arguments):
+    """A command that can be pasted into a shell: in lines of at most 80 columns, as far as its
+    words allow, all but the last with a backslash at the end."""
+    lines = [f"python {shlex.quote(files.script(script))}"]
+    for word in map(shlex.quote, arguments):
+        if len(f"{lines[-1]} {word}") <= WIDTH - len(" \\"):
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"  {word}")
+    return " \\\n".join(lines)
 
 
 # ---------------------------------------------------------------- the other model
@@ -71,8 +83,8 @@ OF_THIS_RUN = {"init_from", "overwrite", "allow_data_change", "wandb_run_name"}
 
 def twin_arguments(argv):
     """The arguments that train the other model in the same way: its config file, and what the user
-    typed, except keys that this model does not have. [] if there is no such config, or if the user
-    chose the model."""
+    typed, except keys that this model does not have. [] if there is no such config, if the user
+    chose the model, or if the other one cannot have these sizes."""
     given = typed(argv)
     paths = [arg for arg in argv if arg.endswith(".py") and not arg.startswith("--")]
     word = next((word for path in paths for word in OTHER if word in Path(path).name), None)
@@ -83,8 +95,12 @@ def twin_arguments(argv):
         return []
 
     kept = [arg for arg in argv if arg.startswith("--") and not typed([arg]) & OF_THIS_RUN]
-    values, _ = load(kept, [TrainConfig, VariantConfig], "")
-    known = keys(TrainConfig, type(configure({"model": OTHER[word]} | values))).keys()
+    try:
+        found = [*map(find_file, twins), *kept]
+        values, _ = load(found, [TrainConfig, VariantConfig], "", scope)
+        known = keys(TrainConfig, type(configure(values))).keys()
+    except UserError:  # the other model cannot have these sizes, such as heads of odd width
+        return []
     kept = [arg for arg in kept if typed([arg]) & known]
     return [*twins, *(rename_folder(arg, word) for arg in kept)]
 

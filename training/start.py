@@ -315,7 +315,7 @@ def peak_speed(run):
     """The tokens/s at which the devices would compute nothing else and never wait, for the MFU."""
     runtime, c = run.runtime, variant(run)
     peak, source = peak_flops(runtime)
-    print(f"MFU: of {peak * runtime.world_size / 1e12:,.3g} TFLOP/s, {source}")
+    print(f"100 % MFU is {peak * runtime.world_size / 1e12:,.3g} TFLOP/s, {source}")
     return peak * runtime.world_size / training_flops_per_token(c, c.block_size)
 
 

@@ -221,13 +221,13 @@ def settle(out_dir):
 def discard(folder):
     """Remove a checkpoint. It gets a temporary name first, so that a kill during the removal leaves
     no partial checkpoint under a checkpoint's name."""
-    doomed = files.partial(folder.with_name(f"{step_of(folder):06d}"))
+    temporary = files.partial(folder.with_name(f"{step_of(folder):06d}"))
     try:
-        folder.rename(doomed)
+        folder.rename(temporary)
     except OSError as error:
         files.warn_once(f"cannot remove {folder}: {error.strerror}; remove it by hand")
     else:
-        files.remove(doomed)
+        files.remove(temporary)
 
 
 # ---------------------------------------------------------------- verifying

@@ -29,8 +29,8 @@ from weights.checkpoint import open_run
 from weights.families import FAMILIES
 from weights.family import READS, ROPE_NUMBERS
 from weights.gguf_tables import TABLES
-from weights.hf_config import BIASES, USUAL, rows, understand
-from weights.pretrained import of_experts
+from weights.hf_config import BIASES, DEFAULTS, rows, understand
+from weights.pretrained import expert_names
 from weights.tokenizer_formats import to_tokenizer_json
 
 END = "<|endoftext|>"
@@ -48,7 +48,7 @@ SIZES = (  # (tensor, the key that its size gives, in which dimension)
 def complete(word, values, tensors):
     """(values, effective) for a model of ours: the values of VariantConfig that describe it
     completely, and the keys of those that have an effect on it."""
-    v = USUAL | ARCH[word] | values
+    v = DEFAULTS | ARCH[word] | values
     v |= {key: tensors[name].size(dim) for name, key, dim in SIZES if name in tensors}
     v |= mixer_sizes(v, tensors)
     v["n_kv_head"] = v["n_kv_head"] or v["n_head"]
@@ -56,7 +56,8 @@ def complete(word, values, tensors):
     if (v["bias"], v["norm"]) == ("norm", "rmsnorm"):
         v["bias"] = "none"
     unread = set(ROPE_NUMBERS) - set(READS.get(v["rope_scaling"], []))
-    without_effect = {"dropout", "multiple_of", "ffn_dim_multiplier", *idle(v), *unread}
+    sizes = {"multiple_of", "ffn_dim_multiplier"}  # mlp_width says it
+    without_effect = {"dropout", "attn_dropout", *sizes, *idle(v), *unread}
     return v, v.keys() - without_effect
 
 
@@ -99,7 +100,7 @@ def blocking(config, v, effective):
         _, back = understand(config, "export")
     except UserError:
         return dict.fromkeys(effective)  # it reproduces none
-    back = USUAL | back
+    back = DEFAULTS | back
     back["n_kv_head"] = back["n_kv_head"] or back["n_head"]
     if BIASES.index(v["bias"]) < BIASES.index(back["bias"]):  # ours lacks these biases: zeros
         back["bias"] = v["bias"]
@@ -129,7 +130,7 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
     for name, ours, layout in rows(FAMILIES[kind], expected):
         if ours != ["lm_head.weight"] or not v["tie_embeddings"]:
             parts = [tensor_or_zeros(part, tensors) for part in ours]
-            whole, names = layout.join(parts, v), of_experts(name, v)
+            whole, names = layout.join(parts, v), expert_names(name, v)
             each = whole if "*" in name else [whole]
             theirs |= zip(names, [tensor.contiguous() for tensor in each], strict=True)
     return config, theirs

@@ -6,37 +6,32 @@ newer_families.py.
 
 from weights.family import (
     ACT,
-    GATE,
-    LLAMA_DEFAULTS,
-    LLAMA_KEYS,
-    LLAMA_NAMES,
-    LLAMA_SLOTS,
+    LLAMA,
     QK_NORM,
     ROPE,
+    SIZES,
     Family,
-    full_attention,
-    llama_must,
-    rope_must,
+    layer,
+    llama_allowed,
+    no_window_allowed,
+    rope_allowed,
     rope_ours,
     rope_theirs,
+    row,
     whole_pairs,
 )
-from weights.layouts import by_head, multi_query, plain, swapped_halves, transposed
+from weights.layouts import by_head, multi_query, swapped_halves, transposed
 from weights.newer_families import DEEPSEEK_V3, GPT_OSS, MAMBA2, MIXTRAL, QWEN3_NEXT
 
 BLOOM_NAMES = [
-    ("transformer.word_embeddings", ["wte"], plain),
-    ("transformer.h.{}.input_layernorm", ["blocks.{}.norm1"], plain),
-    (
-        "transformer.h.{}.self_attention.query_key_value",
-        ["blocks.{}.attn.wq", "blocks.{}.attn.wk", "blocks.{}.attn.wv"],
-        by_head,
-    ),
-    ("transformer.h.{}.self_attention.dense", ["blocks.{}.attn.wo"], plain),
-    ("transformer.h.{}.mlp.dense_h_to_4h", ["blocks.{}.mlp.up"], plain),
-    ("transformer.h.{}.mlp.dense_4h_to_h", ["blocks.{}.mlp.down"], plain),
-    ("transformer.ln_f", ["norm_f"], plain),
-    ("lm_head", ["lm_head"], plain),
+    row("transformer.word_embeddings", "wte"),
+    row("transformer.h.{}.input_layernorm", "norm1"),
+    row("transformer.h.{}.self_attention.query_key_value", "attn.wq attn.wk attn.wv", by_head),
+    row("transformer.h.{}.self_attention.dense", "attn.wo"),
+    row("transformer.h.{}.mlp.dense_h_to_4h", "mlp.up"),
+    row("transformer.h.{}.mlp.dense_4h_to_h", "mlp.down"),
+    row("transformer.ln_f", "norm_f"),
+    row("lm_head", "lm_head"),
 ]
 
 
@@ -55,67 +50,49 @@ def nope_every(c):
     return every if turns == expected else None
 
 
+def smollm3_allowed(c):
+    fits = nope_every(c) is not None
+    turns = c.get("no_rope_layers") if fits else "a 0 every so many 1"
+    return no_window_allowed(c) | {"no_rope_layers": (turns,)}
+
+
 # ---------------------------------------------------------------- the families
 
 GPT2 = Family(
     "GPT2LMHeadModel",
     "transformer.",
     dict(position="learned", norm="layernorm", block="pre", mlp="gelu", bias="all"),
-    dict(
-        block_size="n_positions",
-        vocab_size="vocab_size",
-        n_layer="n_layer",
-        n_head="n_head",
-        n_embd="n_embd",
-        mlp_width="n_inner",
-        tie_embeddings="tie_word_embeddings",
-    ),
+    SIZES
+    | dict(block_size="n_positions", n_layer="n_layer", n_head="n_head", n_embd="n_embd")
+    | dict(mlp_width="n_inner"),
     dict(mlp=("activation_function", ACT)),
     {"tie_word_embeddings": True, "n_inner": None, "activation_function": "gelu_new"},
-    must=lambda c: {
+    allowed=lambda c: {
         "layer_norm_epsilon": (1e-5,),
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
     },
     ours=lambda c: {"mlp_width": c["n_inner"] or 4 * c["n_embd"]},
-    theirs=lambda v: {},
     names=[
-        ("transformer.wte", ["wte"], plain),
-        ("transformer.wpe", ["wpe"], plain),
-        ("transformer.h.{}.ln_1", ["blocks.{}.norm1"], plain),
-        (
-            "transformer.h.{}.attn.c_attn",
-            ["blocks.{}.attn.wq", "blocks.{}.attn.wk", "blocks.{}.attn.wv"],
-            transposed,
-        ),
-        ("transformer.h.{}.attn.c_proj", ["blocks.{}.attn.wo"], transposed),
-        ("transformer.h.{}.ln_2", ["blocks.{}.norm2"], plain),
-        ("transformer.h.{}.mlp.c_fc", ["blocks.{}.mlp.up"], transposed),
-        ("transformer.h.{}.mlp.c_proj", ["blocks.{}.mlp.down"], transposed),
-        ("transformer.ln_f", ["norm_f"], plain),
-        ("lm_head", ["lm_head"], plain),
+        row("transformer.wte", "wte"),
+        row("transformer.wpe", "wpe"),
+        row("transformer.h.{}.ln_1", "norm1"),
+        row("transformer.h.{}.attn.c_attn", "attn.wq attn.wk attn.wv", transposed),
+        row("transformer.h.{}.attn.c_proj", "attn.wo", transposed),
+        row("transformer.h.{}.ln_2", "norm2"),
+        row("transformer.h.{}.mlp.c_fc", "mlp.up", transposed),
+        row("transformer.h.{}.mlp.c_proj", "mlp.down", transposed),
+        row("transformer.ln_f", "norm_f"),
+        row("lm_head", "lm_head"),
     ],
-)
-
-LLAMA = Family(  # LLaMA 1, 2 and, with rope scaling, 3
-    "LlamaForCausalLM",
-    "model.",
-    LLAMA_SLOTS,
-    LLAMA_KEYS,
-    dict(mlp=("hidden_act", GATE), rope_scaling=("rope_type", ROPE)),
-    LLAMA_DEFAULTS,
-    llama_must,
-    rope_ours,
-    rope_theirs,
-    LLAMA_NAMES,
 )
 
 MISTRAL = LLAMA._replace(
     architecture="MistralForCausalLM",
-    defaults=LLAMA_DEFAULTS | {"num_key_value_heads": 8, "sliding_window": 4096},
-    must=lambda c: (
-        llama_must(c) | {"sliding_window": (c["sliding_window"],), "layer_types": (None,)}
+    defaults=LLAMA.defaults | {"num_key_value_heads": 8, "sliding_window": 4096},
+    allowed=lambda c: (
+        llama_allowed(c) | {"sliding_window": (c["sliding_window"],), "layer_types": (None,)}
     ),
     ours=lambda c: rope_ours(c) | {"window": c["sliding_window"] or 0},
     theirs=lambda v: rope_theirs(v) | {"sliding_window": v["window"] or None},
@@ -123,72 +100,52 @@ MISTRAL = LLAMA._replace(
 
 OLMO2 = LLAMA._replace(
     architecture="Olmo2ForCausalLM",
-    slots=LLAMA_SLOTS | dict(block="output", qk_norm="full"),
-    defaults=LLAMA_DEFAULTS | {"rms_norm_eps": 1e-5},
+    slots=LLAMA.slots | dict(block="output", qk_norm="full"),
+    defaults=LLAMA.defaults | {"rms_norm_eps": 1e-5},
     names=[
-        (
-            theirs.replace("post_attention", "post_feedforward").replace("input", "post_attention"),
-            ours,
-            layout,
-        )
-        for theirs, ours, layout in LLAMA_NAMES
-    ]
-    + QK_NORM,
+        *(named for named in LLAMA.names if "layernorm" not in named[0]),
+        *QK_NORM,
+        layer("post_attention_layernorm", "norm1"),
+        layer("post_feedforward_layernorm", "norm2"),
+    ],
 )
 
 QWEN3 = LLAMA._replace(
     architecture="Qwen3ForCausalLM",
-    slots=LLAMA_SLOTS | dict(qk_norm="head"),
-    defaults=LLAMA_DEFAULTS | {"num_key_value_heads": 32, "head_dim": 128},
-    must=lambda c: (
-        llama_must(c)
-        | {
-            "use_sliding_window": (False,),
-            "layer_types": full_attention(c),
-            "sliding_window": (c.get("sliding_window"),),  # ignored unless use_sliding_window
-        }
-    ),
+    slots=LLAMA.slots | dict(qk_norm="head"),
+    defaults=LLAMA.defaults | {"num_key_value_heads": 32, "head_dim": 128},
+    allowed=no_window_allowed,
     theirs=lambda v: rope_theirs(v) | {"head_dim": v["n_embd"] // v["n_head"]},
-    names=LLAMA_NAMES + QK_NORM,
+    names=LLAMA.names + QK_NORM,
 )
 
 SMOLLM3 = LLAMA._replace(
     architecture="SmolLM3ForCausalLM",
-    defaults=LLAMA_DEFAULTS
+    defaults=LLAMA.defaults
     | {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
     absent={"no_rope_layer_interval": 4},
-    must=lambda c: (
-        llama_must(c)
-        | {
-            "no_rope_layers": (
-                c.get("no_rope_layers") if nope_every(c) is not None else "a 0 every so many 1",
-            ),
-            "use_sliding_window": (False,),
-            "layer_types": full_attention(c),
-            "sliding_window": (c.get("sliding_window"),),  # ignored unless use_sliding_window
-        }
-    ),
+    allowed=smollm3_allowed,
     ours=lambda c: rope_ours(c) | {"nope_every": nope_every(c)},
     theirs=lambda v: rope_theirs(v) | {"no_rope_layer_interval": v["nope_every"]},
 )
 
 NANOCHAT = LLAMA._replace(  # of January 2026 or earlier: without value embeddings
     architecture="NanoChatForCausalLM",
-    slots=LLAMA_SLOTS | dict(norm="rmsnorm_bare", qk_norm="head", embed_norm=True),
-    keys=LLAMA_KEYS | dict(logit_softcap="final_logit_softcapping"),
+    slots=LLAMA.slots | dict(norm="rmsnorm_bare", qk_norm="head", embed_norm=True),
+    keys=LLAMA.keys | dict(logit_softcap="final_logit_softcapping"),
     words=dict(mlp=("hidden_act", ACT), rope_scaling=("rope_type", ROPE)),
-    defaults=LLAMA_DEFAULTS | {"hidden_act": "relu2", "final_logit_softcapping": 15.0},
+    defaults=LLAMA.defaults | {"hidden_act": "relu2", "final_logit_softcapping": 15.0},
     ours=lambda c: rope_ours(c) | {"logit_softcap": c["final_logit_softcapping"] or 0.0},
     theirs=lambda v: rope_theirs(v) | {"final_logit_softcapping": v["logit_softcap"] or None},
     names=[
-        ("model.embed_tokens", ["wte"], plain),
-        ("model.layers.{}.self_attn.q_proj", ["blocks.{}.attn.wq"], swapped_halves),
-        ("model.layers.{}.self_attn.k_proj", ["blocks.{}.attn.wk"], swapped_halves),
-        ("model.layers.{}.self_attn.v_proj", ["blocks.{}.attn.wv"], plain),
-        ("model.layers.{}.self_attn.o_proj", ["blocks.{}.attn.wo"], plain),
-        ("model.layers.{}.mlp.fc1", ["blocks.{}.mlp.up"], plain),
-        ("model.layers.{}.mlp.fc2", ["blocks.{}.mlp.down"], plain),
-        ("lm_head", ["lm_head"], plain),
+        row("model.embed_tokens", "wte"),
+        layer("self_attn.q_proj", "attn.wq", swapped_halves),
+        layer("self_attn.k_proj", "attn.wk", swapped_halves),
+        layer("self_attn.v_proj", "attn.wv"),
+        layer("self_attn.o_proj", "attn.wo"),
+        layer("mlp.fc1", "mlp.up"),
+        layer("mlp.fc2", "mlp.down"),
+        row("lm_head", "lm_head"),
     ],
 )
 
@@ -196,48 +153,28 @@ BLOOM = Family(
     "BloomForCausalLM",
     "transformer.",
     dict(position="alibi", norm="layernorm", block="pre", mlp="gelu", bias="all", embed_norm=True),
-    dict(
-        block_size="seq_length",
-        vocab_size="vocab_size",
-        n_layer="n_layer",
-        n_head="n_head",
-        n_embd="hidden_size",
-        tie_embeddings="tie_word_embeddings",
-    ),
+    SIZES | dict(block_size="seq_length", n_layer="n_layer", n_head="n_head"),
     {},
     {"seq_length": 2048, "tie_word_embeddings": True},
-    must=lambda c: {
+    allowed=lambda c: {
         "layer_norm_epsilon": (1e-5,),
         "apply_residual_connection_post_layernorm": (False,),
     },
     ours=lambda c: {"mlp_width": 4 * c["hidden_size"]},
-    theirs=lambda v: {},
     names=[
-        ("transformer.word_embeddings_layernorm", ["norm_e"], plain),
-        ("transformer.h.{}.post_attention_layernorm", ["blocks.{}.norm2"], plain),
+        row("transformer.word_embeddings_layernorm", "norm_e"),
+        row("transformer.h.{}.post_attention_layernorm", "norm2"),
     ]
     + BLOOM_NAMES,
-    older={
-        "n_embed": "hidden_size",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
-    },
+    older={"n_embed": "hidden_size"}
+    | {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
 )
 
 FALCON = Family(  # the layout of the 7B model
     "FalconForCausalLM",
     "transformer.",
     dict(position="rope", norm="layernorm", block="parallel", mlp="gelu_erf", n_kv_head=1),
-    dict(
-        block_size="max_position_embeddings",
-        vocab_size="vocab_size",
-        n_layer="num_hidden_layers",
-        n_head="num_attention_heads",
-        n_embd="hidden_size",
-        mlp_width="ffn_hidden_size",
-        rope_theta="rope_theta",
-        tie_embeddings="tie_word_embeddings",
-    ),
+    SIZES | dict(mlp_width="ffn_hidden_size", rope_theta="rope_theta"),
     dict(
         mlp=("activation", ACT),
         bias=("bias", {"norm": (False,), "all": (True,)}),
@@ -252,8 +189,8 @@ FALCON = Family(  # the layout of the 7B model
         "bias": False,
         "rope_type": "default",
     },
-    must=lambda c: (
-        rope_must(c)
+    allowed=lambda c: (
+        rope_allowed(c)
         | {
             "layer_norm_epsilon": (1e-5,),
             "alibi": (False,),
@@ -275,17 +212,9 @@ NEOX = Family(  # also Pythia
     "GPTNeoXForCausalLM",
     "gpt_neox.",
     dict(position="rope", norm="layernorm", bias="all"),
-    dict(
-        block_size="max_position_embeddings",
-        vocab_size="vocab_size",
-        n_layer="num_hidden_layers",
-        n_head="num_attention_heads",
-        n_embd="hidden_size",
-        mlp_width="intermediate_size",
-        rope_theta="rotary_emb_base",
-        rope_fraction="rotary_pct",
-        tie_embeddings="tie_word_embeddings",
-    ),
+    SIZES
+    | dict(mlp_width="intermediate_size")
+    | dict(rope_theta="rotary_emb_base", rope_fraction="rotary_pct"),
     dict(
         mlp=("hidden_act", ACT),
         block=("use_parallel_residual", {"parallel2": (True,), "pre": (False,)}),
@@ -299,8 +228,8 @@ NEOX = Family(  # also Pythia
         "use_parallel_residual": True,
         "rope_type": "default",
     },
-    must=lambda c: (
-        rope_must(c)
+    allowed=lambda c: (
+        rope_allowed(c)
         | {
             "layer_norm_eps": (1e-5,),
             "attention_bias": (True,),
@@ -310,19 +239,15 @@ NEOX = Family(  # also Pythia
     ours=rope_ours,
     theirs=rope_theirs,
     names=[
-        ("gpt_neox.embed_in", ["wte"], plain),
-        ("gpt_neox.layers.{}.input_layernorm", ["blocks.{}.norm1"], plain),
-        (
-            "gpt_neox.layers.{}.attention.query_key_value",
-            ["blocks.{}.attn.wq", "blocks.{}.attn.wk", "blocks.{}.attn.wv"],
-            by_head,
-        ),
-        ("gpt_neox.layers.{}.attention.dense", ["blocks.{}.attn.wo"], plain),
-        ("gpt_neox.layers.{}.post_attention_layernorm", ["blocks.{}.norm2"], plain),
-        ("gpt_neox.layers.{}.mlp.dense_h_to_4h", ["blocks.{}.mlp.up"], plain),
-        ("gpt_neox.layers.{}.mlp.dense_4h_to_h", ["blocks.{}.mlp.down"], plain),
-        ("gpt_neox.final_layer_norm", ["norm_f"], plain),
-        ("embed_out", ["lm_head"], plain),
+        row("gpt_neox.embed_in", "wte"),
+        row("gpt_neox.layers.{}.input_layernorm", "norm1"),
+        row("gpt_neox.layers.{}.attention.query_key_value", "attn.wq attn.wk attn.wv", by_head),
+        row("gpt_neox.layers.{}.attention.dense", "attn.wo"),
+        row("gpt_neox.layers.{}.post_attention_layernorm", "norm2"),
+        row("gpt_neox.layers.{}.mlp.dense_h_to_4h", "mlp.up"),
+        row("gpt_neox.layers.{}.mlp.dense_4h_to_h", "mlp.down"),
+        row("gpt_neox.final_layer_norm", "norm_f"),
+        row("embed_out", "lm_head"),
     ],
     in_rope={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
 )

@@ -18,15 +18,27 @@ class Family(NamedTuple):
     keys: dict  # {our key: their key}; the value is a size unless `defaults` gives another type
     words: dict  # {our key: (their key, {our word: their words, the first is the one we write})}
     defaults: dict  # {their key: default}; None: a size that may be absent
-    must: Callable  # c -> {their key: values we can express; the first is that of an absent key}
-    ours: Callable  # c -> further values of our configuration
-    theirs: Callable  # values of ours -> further keys of their configuration
-    names: list  # (theirs, [ours], layout) of linear maps and norms; {} is the number of the layer
-    tensors: list = []  # the same of other tensors, whose names are complete; * is each expert
+    allowed: Callable  # c -> {their key: values we can express; the first is that of an absent key}
+    names: list  # the `row` of each linear map and norm
+    tensors: list = []  # the `row` of each other tensor, with its complete name; * is each expert
+    ours: Callable = lambda c: {}  # c -> further values of our configuration
+    theirs: Callable = lambda v: {}  # values of ours -> further keys of their configuration
     mixers: dict = {}  # {part of their names: the mixer of the layers that have these tensors}
     absent: dict = {}  # {their key: what it means where it is absent}, beside `defaults`
     older: dict = {}  # other names of the same keys: {older: newer}
     in_rope: dict = {}  # names within rope_parameters: {name there: name in this table}
+
+
+def row(theirs, ours, layout=plain):
+    """(theirs, [ours], layout): how one tensor of theirs holds some of ours, whose names have
+    spaces between them. {} is the number of the layer; our names then are those within a block."""
+    block = "blocks.{}." if "{}" in theirs else ""
+    return theirs, [block + name for name in ours.split()], layout
+
+
+def layer(theirs, ours, layout=plain):
+    """The `row` of a tensor in a layer, whose name begins as in LLaMA."""
+    return row(f"model.layers.{{}}.{theirs}", ours, layout)
 
 
 # ---------------------------------------------------------------- what families share
@@ -56,7 +68,7 @@ READS = {  # the numbers that a kind of rope_scaling reads
 }
 
 
-def rope_must(c):
+def rope_allowed(c):
     factor, original = c.get("factor", 1), c.get("original_max_position_embeddings")
     stretched = type(factor) in (int, float) and factor > 1
     if c["rope_type"] == "yarn" and original < 7:  # less than a turn of the fastest pair
@@ -96,20 +108,23 @@ def rope_theirs(v):
     return {"rope_scaling": scaling}
 
 
-def llama_must(c):
-    return rope_must(c) | {
+def llama_allowed(c):
+    return rope_allowed(c) | {
         "attention_bias": (False,),
         "mlp_bias": (False,),
         "sliding_window": (None,),
     }
 
 
-def full_attention(c):
-    """The allowed values of layer_types: absent, or full attention in every layer."""
+def no_window_allowed(c):
+    """The same of a family that may have a window, which our model then does not express."""
     kinds = c.get("layer_types")
-    if kinds is None or isinstance(kinds, list) and kinds == ["full_attention"] * len(kinds):
-        return (kinds,)
-    return ("full_attention in each layer",)
+    full = kinds is None or isinstance(kinds, list) and kinds == ["full_attention"] * len(kinds)
+    return llama_allowed(c) | {
+        "use_sliding_window": (False,),
+        "layer_types": (kinds if full else "full_attention in each layer",),
+        "sliding_window": (c.get("sliding_window"),),  # ignored unless use_sliding_window
+    }
 
 
 def whole_pairs(c, key):
@@ -119,42 +134,50 @@ def whole_pairs(c, key):
     return (c[key],) if int(D * c[key]) % 2 == 0 else (1,)
 
 
-LLAMA_KEYS = dict(
+SIZES = dict(
     block_size="max_position_embeddings",
     vocab_size="vocab_size",
     n_layer="num_hidden_layers",
     n_head="num_attention_heads",
-    n_kv_head="num_key_value_heads",
     n_embd="hidden_size",
-    mlp_width="intermediate_size",
-    rope_theta="rope_theta",
-    norm_eps="rms_norm_eps",
     tie_embeddings="tie_word_embeddings",
 )
-LLAMA_DEFAULTS = {
-    "num_key_value_heads": None,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "rope_type": "default",
-}
-LLAMA_SLOTS = dict(position="rope", norm="rmsnorm", block="pre", mlp="swiglu", bias="none")
-LLAMA_NAMES = [
-    ("model.embed_tokens", ["wte"], plain),
-    ("model.layers.{}.input_layernorm", ["blocks.{}.norm1"], plain),
-    ("model.layers.{}.self_attn.q_proj", ["blocks.{}.attn.wq"], plain),
-    ("model.layers.{}.self_attn.k_proj", ["blocks.{}.attn.wk"], plain),
-    ("model.layers.{}.self_attn.v_proj", ["blocks.{}.attn.wv"], plain),
-    ("model.layers.{}.self_attn.o_proj", ["blocks.{}.attn.wo"], plain),
-    ("model.layers.{}.post_attention_layernorm", ["blocks.{}.norm2"], plain),
-    ("model.layers.{}.mlp.gate_proj", ["blocks.{}.mlp.gate"], plain),
-    ("model.layers.{}.mlp.up_proj", ["blocks.{}.mlp.up"], plain),
-    ("model.layers.{}.mlp.down_proj", ["blocks.{}.mlp.down"], plain),
-    ("model.norm", ["norm_f"], plain),
-    ("lm_head", ["lm_head"], plain),
-]
-QK_NORM = [
-    ("model.layers.{}.self_attn.q_norm", ["blocks.{}.attn.q_norm"], plain),
-    ("model.layers.{}.self_attn.k_norm", ["blocks.{}.attn.k_norm"], plain),
-]
+LLAMA = Family(  # LLaMA 1, 2 and, with rope scaling, 3
+    "LlamaForCausalLM",
+    "model.",
+    dict(position="rope", norm="rmsnorm", block="pre", mlp="swiglu", bias="none"),
+    SIZES
+    | dict(
+        n_kv_head="num_key_value_heads",
+        mlp_width="intermediate_size",
+        rope_theta="rope_theta",
+        norm_eps="rms_norm_eps",
+    ),
+    dict(mlp=("hidden_act", GATE), rope_scaling=("rope_type", ROPE)),
+    {
+        "num_key_value_heads": None,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "rope_type": "default",
+    },
+    allowed=llama_allowed,
+    ours=rope_ours,
+    theirs=rope_theirs,
+    names=[
+        row("model.embed_tokens", "wte"),
+        layer("input_layernorm", "norm1"),
+        layer("self_attn.q_proj", "attn.wq"),
+        layer("self_attn.k_proj", "attn.wk"),
+        layer("self_attn.v_proj", "attn.wv"),
+        layer("self_attn.o_proj", "attn.wo"),
+        layer("post_attention_layernorm", "norm2"),
+        layer("mlp.gate_proj", "mlp.gate"),
+        layer("mlp.up_proj", "mlp.up"),
+        layer("mlp.down_proj", "mlp.down"),
+        row("model.norm", "norm_f"),
+        row("lm_head", "lm_head"),
+    ],
+)
+QK_NORM = [layer("self_attn.q_norm", "attn.q_norm"), layer("self_attn.k_norm", "attn.k_norm")]

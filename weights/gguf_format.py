@@ -1,7 +1,7 @@
 """
 Convert GGUF, the format of llama.cpp, to Hugging Face's configuration and tensors and back;
-pretrained.py and export.py convert those to ours and back. gguf_tables.py holds a table for each
-architecture. It needs the package `gguf`, which no other part of this repo needs.
+pretrained.py and export.py convert those to ours and back. families.py and gguf_tables.py hold a
+table for each architecture. It needs the package `gguf`, which no other part of this repo needs.
 """
 
 import re
@@ -9,19 +9,21 @@ import re
 import torch
 
 from common.errors import UserError, one_line
+from weights.families import FAMILIES
 from weights.gguf_tables import ABSENT, TABLES
+from weights.layouts import plain
 from weights.tokenizer_formats import PATTERNS, from_escaped, from_lists, to_escaped, to_lists
 
 FLOATS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta")  # the others are whole numbers
 OPTIONAL = ("num_key_value_heads", "rope_theta", "vocab_size")
-EXPERT = re.compile(r"\.experts\.([0-9]+)\.")
+EXPERT = re.compile(r"\.experts\.([0-9]+)\.")  # the number of an expert in their tensor's name
 # Written for a vocabulary of bytes alone, since llama.cpp refuses a file without merges. It has no
 # effect: no pattern leaves a letter and a mark after it in one piece.
 NO_MERGES = ["a !"]
 DAMAGED = "download the file again"
 
 
-def package():
+def import_gguf():
     try:
         import gguf
     except ImportError:
@@ -29,19 +31,25 @@ def package():
     return gguf
 
 
-def found_row(table, name, side):
-    """(row of the table, the tensor's suffix) for a tensor's name without the numbers in it, or
-    None. side: 0 for GGUF's names, 1 for Hugging Face's."""
-    stem, _, suffix = name.rpartition(".")
-    for rows, searched in ((table.tensors, name), (table.names, stem)):
-        for row in rows:
-            if searched in (row[0] if side == 0 else [row[1]]):
-                return row, "" if searched is name else f".{suffix}"
-    return None
+def tensor_rows(gguf, kind):
+    """[([GGUF's names], their name, layout)] of the tensors that a model of Hugging Face's kind may
+    have. {} is the layer, * each expert. The names are those of the package gguf, unless the table
+    has others."""
+    table, family = TABLES[kind], FAMILIES[kind]
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    known = gguf.get_tensor_name_map(numbers[table.architecture], 1)
+    named = [(theirs, end) for theirs, *_ in family.names for end in (".weight", ".bias")]
 
-
-def numbered(name, layer, suffix=""):
-    return name.replace("{}", layer) + suffix
+    rows = []
+    for theirs, end in named + [(theirs, "") for theirs, *_ in family.tensors]:
+        part = theirs.rpartition(".{}.")[2]
+        if part in table.names:
+            names = [f"blk.{{}}.{name}" for name in table.names[part].split()]
+        else:
+            whole = theirs.replace("{}", "0").replace(".*", "")
+            names = [known.get_name(whole, (".weight", ".bias")).replace("blk.0.", "blk.{}.")]
+        rows.append(([name + end for name in names], theirs + end, table.layouts.get(part, plain)))
+    return rows
 
 
 # ---------------------------------------------------------------- reading
@@ -49,7 +57,7 @@ def numbered(name, layer, suffix=""):
 
 def open_file(path):
     """Open a GGUF file. Returns (the package gguf, its reader, {key: value})."""
-    gguf = package()
+    gguf = import_gguf()
 
     class Reader(gguf.GGUFReader):
         def _get(self, offset, dtype, count=1, override_order=None):
@@ -75,40 +83,39 @@ def read(path):
     """(config.json, tensors) of a GGUF file in Hugging Face's form, dequantised to fp32."""
     gguf, reader, fields = open_file(path)
     config = read_config(fields, {tensor.name: tensor for tensor in reader.tensors}, path)
-    table = TABLES[config["model_type"]]
-    tensors, groups = {}, {}
+    kind = config["model_type"]
+    tensors = {}
     for tensor in reader.tensors:
         try:
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         except (NotImplementedError, ValueError, TypeError) as error:
             raise UserError(unreadable(tensor.name, error), path, DAMAGED) from None
         tensors[tensor.name] = torch.from_numpy(values.copy())
-        layer = re.match(r"blk\.([0-9]+)\.", tensor.name)
-        row = found_row(table, re.sub(r"^blk\.[0-9]+\.", "blk.{}.", tensor.name), 0)
-        if row:
-            (names, theirs, layout), suffix = row
-            group = theirs, layer[1] if layer else "", suffix
-            groups[group] = [numbered(name, *group[1:]) for name in names], layout
 
     # A tensor without a place keeps GGUF's name, and pretrained.py refuses it by that name.
-    for (theirs, *numbers), (names, layout) in groups.items():
-        if tensors.keys() >= set(names):
+    layers = dict.fromkeys(re.findall(r"^blk\.([0-9]+)\.", "\n".join(tensors), re.MULTILINE))
+    for names, theirs, layout in tensor_rows(gguf, kind):
+        for layer in layers if "{}" in theirs else [""]:
+            stored = [name.replace("{}", layer) for name in names]
+            if not tensors.keys() >= set(stored):
+                continue
             try:
-                whole = layout.join([tensors.pop(name) for name in names], config)
+                whole = layout.join([tensors.pop(name) for name in stored], config)
                 each = whole.unbind() if "*" in theirs else [whole]
             except (RuntimeError, ValueError, IndexError) as error:
-                raise UserError(unreadable(names[0], error), path, DAMAGED) from None
+                raise UserError(unreadable(stored[0], error), path, DAMAGED) from None
             for expert, tensor in enumerate(each):
-                tensors[numbered(theirs, *numbers).replace("*", str(expert))] = tensor
-    head, embedding = (tensors.get(name) for name in ("lm_head.weight", embedding_of(table)))
+                tensors[theirs.replace("{}", layer).replace("*", str(expert))] = tensor
+
+    head, embedding = (tensors.get(name) for name in ("lm_head.weight", embedding_of(kind)))
     found = head is not None and embedding is not None
-    twice = table.own_head and found and torch.equal(head, embedding)
+    twice = TABLES[kind].own_head and found and torch.equal(head, embedding)
     config["tie_word_embeddings"] = head is None or twice
     return config, tensors
 
 
-def embedding_of(table):
-    return f"{table.names[0][1]}.weight"
+def embedding_of(kind):
+    return next(f"{theirs}.weight" for theirs, ours, _ in FAMILIES[kind].names if ours == ["wte"])
 
 
 def unreadable(name, error):
@@ -193,12 +200,12 @@ def read_tokenizer(path):
 # ---------------------------------------------------------------- writing
 
 
-def named(tokenizer):
+def known_to_gguf(tokenizer):
     """Whether GGUF has a name for a tokenizer. Takes its to_json()."""
     return tokenizer["kind"] != "bpe" or tokenizer["pat_str"] in PATTERNS.values()
 
 
-def unknown(chars):
+def substitute_for_unknown(chars):
     """The character to read in place of unknown ones: llama.cpp aborts without such a character."""
     return next((char for char in "?_ \n" if char in chars), chars[0])
 
@@ -206,11 +213,11 @@ def unknown(chars):
 def caveat(tokenizer):
     """A note for the user on what llama.cpp does differently with a tokenizer, or None. Takes its
     to_json()."""
-    if not named(tokenizer):
+    if not known_to_gguf(tokenizer):
         pattern = tokenizer["pat_str"]
         return f"llama.cpp cannot read or write text with this file: GGUF does not know {pattern}"
     if tokenizer["kind"] == "char":
-        substitute = unknown(tokenizer["chars"])
+        substitute = substitute_for_unknown(tokenizer["chars"])
         return f"llama.cpp reads {substitute!r} for characters that the model does not know"
     return None
 
@@ -219,10 +226,10 @@ def write(path, config, tensors, tokenizer, kind="F32"):
     """Write a model to a GGUF file. Takes its configuration and tensors in Hugging Face's form, and
     its tokenizer's to_json(). kind: F32, F16 or Q8_0, the format of the matrices whose rows it can
     divide into blocks. Raises UserError for a part that GGUF's architecture does not have."""
-    gguf = package()
+    gguf = import_gguf()
     types = gguf.GGMLQuantizationType
     table = TABLES[config["model_type"]]
-    for key, fitting in table.must(config).items():
+    for key, fitting in table.allowed(config).items():
         if config.get(key, fitting) != fitting:
             what = f"{key}={config[key]}: GGUF's {table.architecture} does not have this"
             raise UserError(what, "export=gguf", "use --export=hf")
@@ -239,8 +246,8 @@ def write(path, config, tensors, tokenizer, kind="F32"):
     write_tokenizer(gguf, writer, tokenizer, config["vocab_size"])
 
     if table.own_head:
-        tensors = {"lm_head.weight": tensors[embedding_of(table)]} | tensors
-    for name, t in to_gguf(table, tensors, config):
+        tensors = {"lm_head.weight": tensors[embedding_of(config["model_type"])]} | tensors
+    for name, t in to_gguf(gguf, tensors, config):
         matrix = t.dim() >= 2 and name.endswith(".weight") and "conv1d" not in name
         fits = matrix and t.size(-1) % gguf.GGML_QUANT_SIZES[types[kind]][0] == 0
         stored = types[kind] if fits else types.F32
@@ -258,26 +265,27 @@ def add_value(writer, key, value):
     adding.get(type(value), writer.add_string)(key, value)
 
 
-def to_gguf(table, tensors, config):
+def to_gguf(gguf, tensors, config):
     """(name, tensor) for each of GGUF, from Hugging Face's."""
+    rows = tensor_rows(gguf, config["model_type"])
+    places = {theirs: (names, layout) for names, theirs, layout in rows}
     experts = {}
     for name, t in tensors.items():
         experts.setdefault(EXPERT.sub(".experts.*.", name), []).append(t)
     for name, each in experts.items():
         layer = re.search(r"\.layers\.([0-9]+)\.", name)
-        (names, theirs, layout), suffix = found_row(
-            table, re.sub(r"\.layers\.[0-9]+\.", ".layers.{}.", name), 1
-        )
-        whole = torch.stack(each) if "*" in theirs else each[0]
+        number = layer[1] if layer else ""
+        names, layout = places[re.sub(r"\.layers\.[0-9]+\.", ".layers.{}.", name)]
+        whole = torch.stack(each) if "*" in name else each[0]
         parts = layout.split(whole, len(names), config)
         for own, part in zip(names, parts, strict=True):
-            yield numbered(own, layer[1] if layer else "", suffix), part
+            yield own.replace("{}", number), part
 
 
 def write_tokenizer(gguf, writer, tokenizer, vocab_size):
     """Write byte-pair encoding as GGUF's "gpt2", and characters and bytes as its "rwkv". "rwkv"
     takes the longest token that matches the text, so it reads each character as its one token."""
-    if not named(tokenizer):
+    if not known_to_gguf(tokenizer):
         writer.add_tokenizer_model("no_vocab")
         return
     special = {}
@@ -292,7 +300,7 @@ def write_tokenizer(gguf, writer, tokenizer, vocab_size):
         writer.add_tokenizer_model("rwkv")
         if tokenizer["kind"] == "char":
             chars = tokenizer["chars"]
-            writer.add_unk_token_id(chars.index(unknown(chars)))
+            writer.add_unk_token_id(chars.index(substitute_for_unknown(chars)))
     kind = gguf.TokenType
     kinds = [kind.CONTROL if token in special else kind.NORMAL for token in tokens]
     unused = [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]  # llama.cpp wants all rows named

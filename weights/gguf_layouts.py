@@ -8,16 +8,13 @@ key and of a value with a state.
 
 import torch
 
-from weights.layouts import Layout, halves, interleaved
+from weights.layouts import Layout, halves, interleaved, single
 
 
 def rotated(heads_key):
     """Rope turns the features (i, i + D/2) of a head in Hugging Face's form, (2i, 2i + 1) in GGUF's
     llama. A reader that ignores this gets a model that works, but badly."""
-    return Layout(
-        lambda t, n, c: [interleaved(t, c[heads_key])],
-        lambda parts, c: halves(*parts, c[heads_key]),
-    )
+    return single(lambda t, c: interleaved(t, c[heads_key]), lambda t, c: halves(t, c[heads_key]))
 
 
 def log_rates(rates):
@@ -31,13 +28,13 @@ def log_rates(rates):
 
 
 # The decay as -exp(A_log), one number per head, in rows of their own for Mamba-2.
-decays = Layout(lambda t, n, c: [-t.exp()], lambda parts, c: log_rates(-parts[0].flatten()))
-decay_rows = Layout(lambda t, n, c: [-t.exp()[:, None]], decays.join)
-rows = Layout(lambda t, n, c: [t[:, None]], lambda parts, c: parts[0].flatten())
-flat = Layout(lambda t, n, c: [t], lambda parts, c: parts[0].flatten())
-single_row = Layout(lambda t, n, c: [t.flatten()], lambda parts, c: parts[0].reshape(1, -1))
+decays = single(lambda t, c: -t.exp(), lambda t, c: log_rates(-t.flatten()))
+decay_rows = single(lambda t, c: -t.exp()[:, None], lambda t, c: log_rates(-t.flatten()))
+rows = single(lambda t, c: t[:, None], lambda t, c: t.flatten())
+flat = single(lambda t, c: t, lambda t, c: t.flatten())
+single_row = single(lambda t, c: t.flatten(), lambda t, c: t.reshape(1, -1))
 # A norm's weight, theirs less 1. Float64 keeps every bit of a weight above 2e-9.
-from_zero = Layout(lambda t, n, c: [t.double() + 1], lambda parts, c: parts[0].double() - 1)
+from_zero = single(lambda t, c: t.double() + 1, lambda t, c: t.double() - 1)
 
 
 def split_latent(t, n, c):

@@ -1,7 +1,7 @@
 """
-The architectures of GGUF that gguf_format.py reads and writes: one table for each Hugging Face
-family. "Theirs" is Hugging Face's form here, and "GGUF's" that of llama.cpp; newer_families.py and
-families.py lead from theirs to ours.
+The architectures of GGUF that gguf_format.py reads and writes: what each adds to the table of its
+Hugging Face family. "Theirs" is Hugging Face's form here, and "GGUF's" that of llama.cpp;
+families.py leads from theirs to ours.
 
 D is the width of a head, L = kv_lora_rank, R = qk_rope_head_dim.
 """
@@ -10,18 +10,19 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from weights import gguf_layouts
-from weights.layouts import expert_columns, expert_pairs, plain, single_filters
+from weights.gguf_layouts import from_zero, rotated
+from weights.layouts import expert_columns, expert_pairs, single_filters
 
 
 class Table(NamedTuple):
     architecture: str  # GGUF's name
     keys: dict  # {GGUF's key: their key}, without the architecture before it
-    names: list  # ([GGUF's], theirs, layout) of weights and biases; {}: the layer, *: each expert
-    tensors: list = []  # the same with the whole names
+    names: dict = {}  # {their name in a layer: GGUF's names, where the package gguf has others}
+    layouts: dict = {}  # {their name in a layer: layout} of what GGUF stores in another form
     further: Callable = lambda c: {}  # their config.json -> the other keys of GGUF that it implies
     sizes: tuple = ()  # those of them whose values, whole numbers, `config` reads
     config: Callable = lambda f: {}  # {GGUF's key: value} -> their keys that are not in `keys`
-    must: Callable = lambda c: {}  # their config.json -> {their key: the value that GGUF can hold}
+    allowed: Callable = lambda c: {}  # their config.json -> {their key: GGUF's only value}
     own_head: bool = False  # whether the file holds a head even where it is the embedding
 
 
@@ -61,36 +62,6 @@ LLAMA_KEYS = ROTARY | {
 EXPERTS = {"expert_used_count": "num_experts_per_tok"}
 
 
-def row(names, theirs, layout=plain):
-    """The row of a layer's tensor; names: GGUF's, with spaces between them."""
-    return [f"blk.{{}}.{name}" for name in names.split()], f"model.layers.{{}}.{theirs}", layout
-
-
-ENDS = [
-    (["token_embd"], "model.embed_tokens", plain),
-    (["output_norm"], "model.norm", plain),
-    (["output"], "lm_head", plain),
-    row("attn_norm", "input_layernorm"),
-    row("attn_output", "self_attn.o_proj"),
-]
-
-
-def attention(query=plain, key=plain):
-    return [
-        row("attn_q", "self_attn.q_proj", query),
-        row("attn_k", "self_attn.k_proj", key),
-        row("attn_v", "self_attn.v_proj"),
-    ]
-
-
-def mlp(theirs, ours="", names=("gate_proj", "up_proj", "down_proj")):
-    """The three matrices of an MLP; `_exps`: of experts, `_shexp`: of a shared one."""
-    return [
-        row(f"ffn_{word}{ours}", f"{theirs}.{name}")
-        for word, name in zip(("gate", "up", "down"), names, strict=True)
-    ]
-
-
 def heads(c):
     D = c["hidden_size"] // c["num_attention_heads"]
     return {"rope.dimension_count": D, "attention.key_length": D, "attention.value_length": D}
@@ -106,47 +77,25 @@ NO_SCALING = {"rope_scaling": None, "hidden_act": "silu"}
 LLAMA = Table(
     "llama",
     LLAMA_KEYS,
-    [
-        *ENDS,
-        row("ffn_norm", "post_attention_layernorm"),
-        *attention(
-            gguf_layouts.rotated("num_attention_heads"), gguf_layouts.rotated("num_key_value_heads")
-        ),
-        *mlp("mlp"),
-    ],
+    layouts={
+        "self_attn.q_proj": rotated("num_attention_heads"),
+        "self_attn.k_proj": rotated("num_key_value_heads"),
+    },
     further=llama_further,
-    must=lambda c: NO_SCALING | {"sliding_window": None},
+    allowed=lambda c: NO_SCALING | {"sliding_window": None},
 )
-
-MIXTRAL = LLAMA._replace(
-    keys=LLAMA_KEYS | EXPERTS | {"expert_count": "num_local_experts"},
-    names=[
-        *LLAMA.names[:-3],
-        row("ffn_gate_inp", "block_sparse_moe.gate"),
-        *mlp("block_sparse_moe.experts.*", "_exps", ("w1", "w3", "w2")),
-    ],
-)
-
+MIXTRAL = LLAMA._replace(keys=LLAMA_KEYS | EXPERTS | {"expert_count": "num_local_experts"})
 SMOLLM3 = LLAMA._replace(
     architecture="smollm3",
-    must=lambda c: LLAMA.must(c) | {"no_rope_layer_interval": 4},  # llama.cpp knows no other
+    allowed=lambda c: LLAMA.allowed(c) | {"no_rope_layer_interval": 4},  # llama.cpp knows no other
 )
-
-QK_NORMS = [row("attn_q_norm", "self_attn.q_norm"), row("attn_k_norm", "self_attn.k_norm")]
 QWEN3 = LLAMA._replace(
     architecture="qwen3",
-    names=[*LLAMA.names[:-6], *attention(), *mlp("mlp"), *QK_NORMS],
+    layouts={},
     sizes=("attention.key_length",),
     config=lambda f: {"head_dim": f["attention.key_length"]},
 )
-OLMO2 = LLAMA._replace(
-    architecture="olmo2",
-    names=[
-        *(same for same in QWEN3.names if "layernorm" not in same[1]),
-        row("post_attention_norm", "post_attention_layernorm"),
-        row("post_ffw_norm", "post_feedforward_layernorm"),
-    ],
-)
+OLMO2 = LLAMA._replace(architecture="olmo2", layouts={})
 
 # ---------------------------------------------------------------- gpt-oss
 
@@ -177,7 +126,7 @@ def gpt_oss_config(f):
     return {"rope_scaling": scaling, "head_dim": f["attention.key_length"]}
 
 
-def gpt_oss_must(c):
+def gpt_oss_allowed(c):
     """llama.cpp rounds where yarn's ramp begins and ends, which published models do not."""
     scaling = c.get("rope_scaling") or {}
     rounded = scaling.get("truncate", True)
@@ -194,23 +143,22 @@ GPT_OSS = Table(
         "expert_count": "num_local_experts",
         "attention.sliding_window": "sliding_window",
     },
-    [
-        *ENDS,
-        *attention(),
-        row("post_attention_norm", "post_attention_layernorm"),
-        row("ffn_gate_inp", "mlp.router"),
-    ],
-    [
-        row("attn_sinks.weight", "self_attn.sinks"),
-        row("ffn_gate_exps.weight ffn_up_exps.weight", "mlp.experts.gate_up_proj", expert_pairs),
-        row("ffn_gate_exps.bias ffn_up_exps.bias", "mlp.experts.gate_up_proj_bias", expert_columns),
-        row("ffn_down_exps.weight", "mlp.experts.down_proj", expert_pairs),
-        row("ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
-    ],
-    gpt_oss_further,
-    ("attention.key_length",),
-    gpt_oss_config,
-    gpt_oss_must,
+    names={
+        "self_attn.sinks": "attn_sinks.weight",
+        "mlp.experts.gate_up_proj": "ffn_gate_exps.weight ffn_up_exps.weight",
+        "mlp.experts.gate_up_proj_bias": "ffn_gate_exps.bias ffn_up_exps.bias",
+        "mlp.experts.down_proj": "ffn_down_exps.weight",
+        "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
+    },
+    layouts={
+        "mlp.experts.gate_up_proj": expert_pairs,
+        "mlp.experts.gate_up_proj_bias": expert_columns,
+        "mlp.experts.down_proj": expert_pairs,
+    },
+    further=gpt_oss_further,
+    sizes=("attention.key_length",),
+    config=gpt_oss_config,
+    allowed=gpt_oss_allowed,
     own_head=True,
 )
 
@@ -260,22 +208,15 @@ DEEPSEEK_V3 = Table(
         "attention.kv_lora_rank": "kv_lora_rank",
         "rope.dimension_count": "qk_rope_head_dim",
     },
-    [
-        *ENDS,
-        row("ffn_norm", "post_attention_layernorm"),
-        row("attn_q", "self_attn.q_proj"),
-        row("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
-        row("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
-        row("attn_k_b attn_v_b", "self_attn.kv_b_proj", gguf_layouts.latent_maps),
-        row("ffn_gate_inp", "mlp.gate"),
-        *mlp("mlp.experts.*", "_exps"),
-        *mlp("mlp.shared_experts", "_shexp"),
-    ],
-    [row("exp_probs_b.bias", "mlp.gate.e_score_correction_bias")],
-    deepseek_further,
-    ("attention.key_length_mla", "attention.value_length_mla"),
-    deepseek_config,
-    must=lambda c: NO_SCALING,
+    names={
+        "self_attn.kv_b_proj": "attn_k_b attn_v_b",
+        "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    },
+    layouts={"self_attn.kv_b_proj": gguf_layouts.latent_maps},
+    further=deepseek_further,
+    sizes=("attention.key_length_mla", "attention.value_length_mla"),
+    config=deepseek_config,
+    allowed=lambda c: NO_SCALING,
 )
 
 # ---------------------------------------------------------------- Qwen3-Next
@@ -295,10 +236,8 @@ def interval(c):
 
 def qwen3_next_further(c):
     D = c["hidden_size"] // c["num_attention_heads"]
-    return {
+    return heads(c) | {
         "rope.dimension_count": int(D * c["partial_rotary_factor"]),
-        "attention.key_length": D,
-        "attention.value_length": D,
         "ssm.inner_size": c["linear_num_value_heads"] * c["linear_value_head_dim"],
         "ssm.conv_kernel": 4,
         "full_attention_interval": interval(c),
@@ -316,7 +255,7 @@ def qwen3_next_config(f):
     }
 
 
-def qwen3_next_must(c):
+def qwen3_next_allowed(c):
     regular = c.get("layer_types") if interval(c) else "full_attention in every so many layers"
     return NO_SCALING | {
         "linear_value_head_dim": c["linear_key_head_dim"],  # llama.cpp has one width for both
@@ -337,32 +276,22 @@ QWEN3_NEXT = Table(
         "ssm.group_count": "linear_num_key_heads",
         "ssm.time_step_rank": "linear_num_value_heads",
     },
-    [
-        *(
-            (names, theirs, gguf_layouts.from_zero if "norm" in theirs else plain)
-            for names, theirs, _ in ENDS
-        ),
-        row("post_attention_norm", "post_attention_layernorm", gguf_layouts.from_zero),
-        *attention(),
-        *((names, theirs, gguf_layouts.from_zero) for names, theirs, _ in QK_NORMS),
-        row("attn_qkv attn_gate", "linear_attn.in_proj_qkvz", gguf_layouts.delta_maps),
-        row("ssm_ba", "linear_attn.in_proj_ba"),
-        row("ssm_norm", "linear_attn.norm"),
-        row("ssm_out", "linear_attn.out_proj"),
-        row("ssm_conv1d", "linear_attn.conv1d", single_filters),
-        row("ffn_gate_inp", "mlp.gate"),
-        *mlp("mlp.experts.*", "_exps"),
-        *mlp("mlp.shared_expert", "_shexp"),
-        row("ffn_gate_inp_shexp", "mlp.shared_expert_gate", gguf_layouts.single_row),
-    ],
-    [
-        row("ssm_a", "linear_attn.A_log", gguf_layouts.decays),
-        row("ssm_dt.bias", "linear_attn.dt_bias"),
-    ],
-    qwen3_next_further,
-    ("rope.dimension_count", "attention.key_length", "ssm.inner_size"),
-    qwen3_next_config,
-    qwen3_next_must,
+    names={"linear_attn.in_proj_qkvz": "attn_qkv attn_gate", "linear_attn.dt_bias": "ssm_dt.bias"},
+    layouts={
+        "model.norm": from_zero,
+        "input_layernorm": from_zero,
+        "post_attention_layernorm": from_zero,
+        "self_attn.q_norm": from_zero,
+        "self_attn.k_norm": from_zero,
+        "linear_attn.in_proj_qkvz": gguf_layouts.delta_maps,
+        "linear_attn.conv1d.weight": single_filters,
+        "linear_attn.A_log": gguf_layouts.decays,
+        "mlp.shared_expert_gate": gguf_layouts.single_row,
+    },
+    further=qwen3_next_further,
+    sizes=("rope.dimension_count", "attention.key_length", "ssm.inner_size"),
+    config=qwen3_next_config,
+    allowed=qwen3_next_allowed,
 )
 
 # ---------------------------------------------------------------- Mamba-2
@@ -376,22 +305,13 @@ MAMBA2 = Table(
         "ssm.state_size": "state_size",
         "ssm.time_step_rank": "num_heads",
     },
-    [
-        (["token_embd"], "backbone.embeddings", plain),
-        (["output_norm"], "backbone.norm_f", plain),
-        (["output"], "lm_head", plain),
-        (["blk.{}.attn_norm"], "backbone.layers.{}.norm", plain),
-        (["blk.{}.ssm_in"], "backbone.layers.{}.mixer.in_proj", plain),
-        (["blk.{}.ssm_norm"], "backbone.layers.{}.mixer.norm", gguf_layouts.flat),
-        (["blk.{}.ssm_out"], "backbone.layers.{}.mixer.out_proj", plain),
-    ],
-    [
-        (["blk.{}.ssm_conv1d.weight"], "backbone.layers.{}.mixer.conv1d.weight", single_filters),
-        (["blk.{}.ssm_conv1d.bias"], "backbone.layers.{}.mixer.conv1d.bias", plain),
-        (["blk.{}.ssm_a"], "backbone.layers.{}.mixer.A_log", gguf_layouts.decay_rows),
-        (["blk.{}.ssm_dt.bias"], "backbone.layers.{}.mixer.dt_bias", plain),
-        (["blk.{}.ssm_d"], "backbone.layers.{}.mixer.D", gguf_layouts.rows),
-    ],
+    names={"mixer.dt_bias": "ssm_dt.bias"},
+    layouts={
+        "mixer.norm": gguf_layouts.flat,
+        "mixer.conv1d.weight": single_filters,
+        "mixer.A_log": gguf_layouts.decay_rows,
+        "mixer.D": gguf_layouts.rows,
+    },
     further=lambda c: {
         "ssm.inner_size": c["expand"] * c["hidden_size"],
         "ssm.group_count": 1,

@@ -12,7 +12,7 @@ from weights.family import READS, ROPE_NUMBERS
 
 LARGEST = torch.finfo(torch.float32).max
 # Keys where null differs from an absent key.
-NULL = ("sliding_window", "num_key_value_heads", "q_lora_rank", "final_logit_softcapping")
+NULL_COUNTS = ("sliding_window", "num_key_value_heads", "q_lora_rank", "final_logit_softcapping")
 KINDS = {
     int: "a whole number above 0",
     float: "a finite number above 0",
@@ -20,14 +20,14 @@ KINDS = {
     str: "a string",
 }
 BIASES = ("none", "norm", "all")  # ascending: each includes the one before
-USUAL = {field.name: field.default for field in fields(VariantConfig)}
+DEFAULTS = {field.name: field.default for field in fields(VariantConfig)}
 
 
 def rows(family, values):
     """(theirs, [ours], layout) of every tensor, with layer numbers and suffixes filled in. A * in
     theirs stands for the number of each expert."""
     named = [(*row, suffix) for row in family.names for suffix in suffixes(row[1][0], values)]
-    mixers = values.get("mixer", USUAL["mixer"]).split(",")
+    mixers = values.get("mixer", DEFAULTS["mixer"]).split(",")
     for theirs, ours, layout, suffix in named + [(*row, "") for row in family.tensors]:
         for layer in range(values["n_layer"] if "{}" in theirs else 1):
             mixer = mixers[layer % len(mixers)]
@@ -45,13 +45,13 @@ def suffixes(ours, values):
     return (".weight", ".bias") if biased else (".weight",)
 
 
-def some(names):
+def first_three(names):
     """The first three of many names, for a message."""
     names = sorted(names)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def short(value):
+def shortened(value):
     """A value as Python writes it, cut to what fits in a message."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -62,7 +62,7 @@ def understand(config, where):
     if a value has the wrong type or range, or if our model cannot express it."""
     kind = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(kind, str) or kind not in FAMILIES:
-        what = f"cannot read a model of model_type {short(kind)}"
+        what = f"cannot read a model of model_type {shortened(kind)}"
         raise UserError(what, where, "choose from " + ", ".join(FAMILIES))
     family = FAMILIES[kind]
     config = family.absent | flat(family, config, where)
@@ -83,7 +83,7 @@ def flat(family, config, where):
         rope = {"type": rope}
     nested = [key for key, value in rope.items() if isinstance(value, dict)]
     if nested:
-        what = f"our model cannot express a separate rope for {some(nested)}"
+        what = f"our model cannot express a separate rope for {first_three(nested)}"
         raise UserError(what, where, "it needs the same rope in all layers")
     if rope:
         rope = {"rope_type": rope.get("type")} | rope
@@ -97,7 +97,7 @@ def flat(family, config, where):
     if top.get(original) is not None:
         rope[original] = top[original]
     both = top | rope
-    return {key: value for key, value in both.items() if value is not None or key in NULL}
+    return {key: value for key, value in both.items() if value is not None or key in NULL_COUNTS}
 
 
 def check_types(family, config, where):
@@ -116,7 +116,7 @@ def check_types(family, config, where):
             kind = int if default is None else type(default)
         value = config.setdefault(key, default)
         if value is not None and not fits(value, kind):
-            raise UserError(f"{key} is {short(value)}", where, f"it must be {KINDS[kind]}")
+            raise UserError(f"{key} is {shortened(value)}", where, f"it must be {KINDS[kind]}")
 
     # As in transformers: the original context defaults to the model's context.
     original, context = ROPE_NUMBERS["rope_original"], family.keys["block_size"]
@@ -136,10 +136,10 @@ def check_expressible(family, config, where):
     needed = {}
     for theirs, words in family.words.values():
         needed[theirs] = [word for group in words.values() for word in group]
-    needed |= family.must(config) | {"quantization_config": (None,)}
+    needed |= family.allowed(config) | {"quantization_config": (None,)}
     for key, fitting in needed.items():
         if config.get(key, fitting[0]) not in fitting:
-            what = f"our model cannot express {key}={short(config[key])}"
+            what = f"our model cannot express {key}={shortened(config[key])}"
             raise UserError(what, where, f"it must be {' or '.join(map(repr, fitting))}")
 
 
@@ -147,7 +147,7 @@ def simplest(values):
     """(word, values) for configure: those of a readable model if it has all the parts."""
     word = "gpt2" if values["norm"] == "layernorm" else "llama"
     own = {field.name for field in fields(CORNERS[word][0])}
-    usual = USUAL | ARCH[word]
+    usual = DEFAULTS | ARCH[word]
     usual["mlp_width"] = 4 * values["n_embd"] if word == "gpt2" else values.get("mlp_width")
     if any(usual[key] != value for key, value in values.items() if key not in own):
         return word, {key: value for key, value in values.items() if key not in idle(values)}

@@ -19,6 +19,11 @@ class Layout(NamedTuple):
     join: Callable  # (n of ours, v) -> theirs
 
 
+def single(split, join):
+    """The layout of a tensor that holds one of ours. Both functions: (tensor, v) -> tensor."""
+    return Layout(lambda t, n, v: [split(t, v)], lambda parts, v: join(parts[0], v))
+
+
 def split_by_head(t, n, v):
     heads = t.view(v["n_head"], n, v["n_embd"] // v["n_head"], *t.shape[1:])  # (H, 3, D, ...)
     return [part.flatten(0, 1) for part in heads.unbind(1)]
@@ -93,24 +98,22 @@ by_head = Layout(split_by_head, join_by_head)
 # All queries, then the single key, then the single value.
 multi_query = Layout(split_multi_query, plain.join)
 # nanochat turns queries and keys by the negative angle: as if the halves of a head were exchanged.
-swapped_halves = Layout(
-    lambda t, n, v: [swap_halves(t, v)], lambda parts, v: swap_halves(*parts, v)
-)
+swapped_halves = single(swap_halves, swap_halves)
 # A norm's weight is stored less 1. It is read in float32 at least, where 1 + w is exact enough, and
 # made in float64, where w - 1 is exact.
-zero_centred = Layout(
-    lambda t, n, v: [t.to(torch.promote_types(t.dtype, torch.float32)) + 1],
-    lambda parts, v: parts[0].double() - 1,
+zero_centred = single(
+    lambda t, v: t.to(torch.promote_types(t.dtype, torch.float32)) + 1,
+    lambda t, v: t.double() - 1,
 )
 
 # DeepSeek: what rope turns, the last R rows of each head or of the latent, has neighbouring pairs.
-mla_queries = Layout(
-    lambda t, n, v: [reorder_turned(halves, v["n_head"], t, v)],
-    lambda parts, v: reorder_turned(interleaved, v["n_head"], *parts, v),
+mla_queries = single(
+    lambda t, v: reorder_turned(halves, v["n_head"], t, v),
+    lambda t, v: reorder_turned(interleaved, v["n_head"], t, v),
 )
-mla_latent = Layout(
-    lambda t, n, v: [reorder_turned(halves, 1, t, v)],
-    lambda parts, v: reorder_turned(interleaved, 1, *parts, v),
+mla_latent = single(
+    lambda t, v: reorder_turned(halves, 1, t, v),
+    lambda t, v: reorder_turned(interleaved, 1, t, v),
 )
 
 # gpt-oss: all experts in one tensor (E, in, out), in whose last dimension gate and up alternate.
@@ -126,14 +129,11 @@ expert_pairs = Layout(
 # Qwen3-Next: the maps of each head follow one another.
 delta_maps = Layout(split_delta_maps, join_delta_maps)
 # A convolution in each channel (channels, 1, tokens).
-single_filters = Layout(lambda t, n, v: [t.squeeze(1)], lambda parts, v: parts[0].unsqueeze(1))
+single_filters = single(lambda t, v: t.squeeze(1), lambda t, v: t.unsqueeze(1))
 
 # Mamba-2: z, v, k, q and the numbers of the decay; in the convolution v, k, q.
 mamba_maps = Layout(split_mamba_maps, plain.join)
-mamba_channels = Layout(
-    lambda t, n, v: [our_channels(t, v)], lambda parts, v: their_channels(*parts, v)
-)
-mamba_filters = Layout(
-    lambda t, n, v: [our_channels(t.squeeze(1), v)],
-    lambda parts, v: their_channels(*parts, v).unsqueeze(1),
+mamba_channels = single(our_channels, their_channels)
+mamba_filters = single(
+    lambda t, v: our_channels(t.squeeze(1), v), lambda t, v: their_channels(t, v).unsqueeze(1)
 )

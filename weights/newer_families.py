@@ -4,65 +4,67 @@ The tables of the model families with experts, and of the one without attention:
 
 import math
 
-from weights import layouts
 from weights.family import (
-    LLAMA_DEFAULTS,
-    LLAMA_KEYS,
-    LLAMA_NAMES,
-    LLAMA_SLOTS,
+    LLAMA,
     QK_NORM,
     ROPE,
+    SIZES,
     Family,
-    rope_must,
+    layer,
+    rope_allowed,
     rope_ours,
     rope_theirs,
+    row,
     whole_pairs,
 )
-from weights.layouts import plain, zero_centred
+from weights.layouts import (
+    by_head,
+    delta_maps,
+    expert_columns,
+    expert_pairs,
+    mamba_channels,
+    mamba_filters,
+    mamba_maps,
+    mla_latent,
+    mla_queries,
+    single_filters,
+    zero_centred,
+)
 
 SILU = ("silu", "swish")
-WITHOUT_MLP = [row for row in LLAMA_NAMES if ".mlp." not in row[0]]
+WITHOUT_MLP = [named for named in LLAMA.names if ".mlp." not in named[0]]
 EXPERTS = dict(n_experts="num_local_experts", top_k="num_experts_per_tok")
+MATRICES = ("gate_proj", "up_proj", "down_proj")  # Hugging Face's names of gate, up and down
 
 
-def attn(*names):
-    return [f"blocks.{{}}.attn.{name}" for name in names]
-
-
-def mlp(*names):
-    return [f"blocks.{{}}.mlp.{name}" for name in names]
-
-
-def stacked(their_name, names):
-    """The rows of experts whose matrices are tensors of their own; names: of gate, up, down."""
+def stacked(room, names=MATRICES):
+    """The rows of experts whose matrices are tensors of their own."""
     return [
-        (f"{their_name}.experts.*.{name}.weight", mlp(ours), plain)
+        layer(f"{room}.experts.*.{name}.weight", f"mlp.{ours}")
         for name, ours in zip(names, ("gate", "up", "down"), strict=True)
     ]
 
 
-def shared(their_name):
+def shared(room):
     """The rows of a shared expert."""
     return [
-        (f"{their_name}.{name}_proj", mlp(f"shared.{name}"), plain)
-        for name in ("gate", "up", "down")
+        layer(f"{room}.{name}", f"mlp.shared.{name.removesuffix('_proj')}") for name in MATRICES
     ]
 
 
-MIXTRAL = Family(
-    "MixtralForCausalLM",
-    "model.",
-    LLAMA_SLOTS | dict(mlp="moe"),
-    LLAMA_KEYS | EXPERTS,
-    dict(rope_scaling=("rope_type", ROPE)),
-    LLAMA_DEFAULTS
+MIXTRAL = LLAMA._replace(
+    architecture="MixtralForCausalLM",
+    slots=LLAMA.slots | dict(mlp="moe"),
+    keys=LLAMA.keys | EXPERTS,
+    words=dict(rope_scaling=("rope_type", ROPE)),
+    defaults=LLAMA.defaults
     | {"num_key_value_heads": 8, "rope_theta": 1e6, "rms_norm_eps": 1e-5}
     | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
-    must=lambda c: rope_must(c) | {"hidden_act": SILU, "layer_types": (None,)},
+    allowed=lambda c: rope_allowed(c) | {"hidden_act": SILU, "layer_types": (None,)},
     ours=lambda c: rope_ours(c) | {"window": c["sliding_window"] or 0},
     theirs=lambda v: rope_theirs(v) | {"sliding_window": v["window"] or None},
-    names=[*WITHOUT_MLP, ("model.layers.{}.block_sparse_moe.gate", mlp("router"), plain)],
-    tensors=stacked("model.layers.{}.block_sparse_moe", ("w1", "w3", "w2")),
+    names=[*WITHOUT_MLP, layer("block_sparse_moe.gate", "mlp.router")],
+    tensors=stacked("block_sparse_moe", ("w1", "w3", "w2")),
 )
 
 # ---------------------------------------------------------------- gpt-oss
@@ -77,17 +79,16 @@ def alternating(c):
     return ("sliding_attention and full_attention in turn",)
 
 
-GPT_OSS = Family(
-    "GptOssForCausalLM",
-    "model.",
-    LLAMA_SLOTS | dict(mlp="moe_clamped", bias="all", attn_sink=True, full_every=2),
-    LLAMA_KEYS | EXPERTS | dict(window="sliding_window"),
-    dict(rope_scaling=("rope_type", ROPE)),
-    {key: value for key, value in LLAMA_DEFAULTS.items() if key != "rope_type"}
+GPT_OSS = LLAMA._replace(
+    architecture="GptOssForCausalLM",
+    slots=LLAMA.slots | dict(mlp="moe_clamped", bias="all", attn_sink=True, full_every=2),
+    keys=LLAMA.keys | EXPERTS | dict(window="sliding_window"),
+    words=dict(rope_scaling=("rope_type", ROPE)),
+    defaults={key: value for key, value in LLAMA.defaults.items() if key != "rope_type"}
     | {"num_key_value_heads": 8, "rope_theta": 1.5e5, "rms_norm_eps": 1e-5}
     | {"num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128},
-    must=lambda c: (
-        rope_must(c)
+    allowed=lambda c: (
+        rope_allowed(c)
         | {
             "hidden_act": SILU,
             "attention_bias": (True,),
@@ -97,22 +98,17 @@ GPT_OSS = Family(
             "layer_types": alternating(c),
         }
     ),
-    ours=rope_ours,
     theirs=lambda v: (
         {"head_dim": v["n_embd"] // v["n_head"], "rope_scaling": {"rope_type": "default"}}
         | rope_theirs(v)
     ),
-    names=[*WITHOUT_MLP, ("model.layers.{}.mlp.router", mlp("router"), plain)],
+    names=[*WITHOUT_MLP, layer("mlp.router", "mlp.router")],
     tensors=[
-        ("model.layers.{}.self_attn.sinks", attn("sinks"), plain),
-        ("model.layers.{}.mlp.experts.gate_up_proj", mlp("gate", "up"), layouts.expert_pairs),
-        (
-            "model.layers.{}.mlp.experts.gate_up_proj_bias",
-            mlp("gate_bias", "up_bias"),
-            layouts.expert_columns,
-        ),
-        ("model.layers.{}.mlp.experts.down_proj", mlp("down"), layouts.expert_pairs),
-        ("model.layers.{}.mlp.experts.down_proj_bias", mlp("down_bias"), plain),
+        layer("self_attn.sinks", "attn.sinks"),
+        layer("mlp.experts.gate_up_proj", "mlp.gate mlp.up", expert_pairs),
+        layer("mlp.experts.gate_up_proj_bias", "mlp.gate_bias mlp.up_bias", expert_columns),
+        layer("mlp.experts.down_proj", "mlp.down", expert_pairs),
+        layer("mlp.experts.down_proj_bias", "mlp.down_bias"),
     ],
     absent={"rope_type": "yarn, factor 32", "head_dim": 64},
 )
@@ -120,9 +116,9 @@ GPT_OSS = Family(
 # ---------------------------------------------------------------- DeepSeek-V3
 
 
-def deepseek_must(c):
+def deepseek_allowed(c):
     D = c["hidden_size"] // c["num_attention_heads"]
-    return rope_must(c) | {
+    return rope_allowed(c) | {
         "hidden_act": SILU,
         "head_dim": (c["qk_rope_head_dim"],),
         "qk_nope_head_dim": (D,),
@@ -153,11 +149,10 @@ def deepseek_theirs(v):
     }
 
 
-DEEPSEEK_V3 = Family(
-    "DeepseekV3ForCausalLM",
-    "model.",
-    LLAMA_SLOTS | dict(mixer="mla", mlp="moe", moe_balance="bias"),
-    {key: theirs for key, theirs in LLAMA_KEYS.items() if key != "n_kv_head"}
+DEEPSEEK_V3 = LLAMA._replace(
+    architecture="DeepseekV3ForCausalLM",
+    slots=LLAMA.slots | dict(mixer="mla", mlp="moe", moe_balance="bias"),
+    keys={key: theirs for key, theirs in LLAMA.keys.items() if key != "n_kv_head"}
     | dict(
         mlp_width="moe_intermediate_size",
         n_experts="n_routed_experts",
@@ -166,27 +161,23 @@ DEEPSEEK_V3 = Family(
         latent_rank="kv_lora_rank",
         rope_head_dim="qk_rope_head_dim",
     ),
-    dict(rope_scaling=("rope_type", ROPE)),
-    {key: value for key, value in LLAMA_DEFAULTS.items() if key != "num_key_value_heads"}
+    words=dict(rope_scaling=("rope_type", ROPE)),
+    defaults={key: value for key, value in LLAMA.defaults.items() if key != "num_key_value_heads"}
     | {"moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8}
     | {"n_shared_experts": 1, "kv_lora_rank": 512, "qk_rope_head_dim": 64},
-    must=deepseek_must,
-    ours=rope_ours,
+    allowed=deepseek_allowed,
     theirs=deepseek_theirs,
     names=[
-        *(row for row in WITHOUT_MLP if ".self_attn." not in row[0]),
-        ("model.layers.{}.self_attn.q_proj", attn("wq"), layouts.mla_queries),
-        ("model.layers.{}.self_attn.kv_a_proj_with_mqa", attn("wd"), layouts.mla_latent),
-        ("model.layers.{}.self_attn.kv_a_layernorm", attn("latent_norm"), plain),
-        ("model.layers.{}.self_attn.kv_b_proj", attn("wu"), plain),
-        ("model.layers.{}.self_attn.o_proj", attn("wo"), plain),
-        ("model.layers.{}.mlp.gate", mlp("router"), plain),
-        *shared("model.layers.{}.mlp.shared_experts"),
+        *(named for named in WITHOUT_MLP if ".self_attn." not in named[0]),
+        layer("self_attn.q_proj", "attn.wq", mla_queries),
+        layer("self_attn.kv_a_proj_with_mqa", "attn.wd", mla_latent),
+        layer("self_attn.kv_a_layernorm", "attn.latent_norm"),
+        layer("self_attn.kv_b_proj", "attn.wu"),
+        layer("self_attn.o_proj", "attn.wo"),
+        layer("mlp.gate", "mlp.router"),
+        *shared("mlp.shared_experts"),
     ],
-    tensors=[
-        ("model.layers.{}.mlp.gate.e_score_correction_bias", mlp("bias"), plain),
-        *stacked("model.layers.{}.mlp", ("gate_proj", "up_proj", "down_proj")),
-    ],
+    tensors=[layer("mlp.gate.e_score_correction_bias", "mlp.bias"), *stacked("mlp")],
     absent={"q_lora_rank": 1536, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_group": 8}
     | {"topk_group": 4, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5},
 )
@@ -215,11 +206,11 @@ def mixer(c):
     return ",".join(words[:period])
 
 
-def qwen3_next_must(c):
+def qwen3_next_allowed(c):
     C, H = c["hidden_size"], c["num_attention_heads"]
     P, width = c["linear_value_head_dim"], c["moe_intermediate_size"]
     wide = c["shared_expert_intermediate_size"]
-    return rope_must(c) | {
+    return rope_allowed(c) | {
         "hidden_act": SILU,
         "partial_rotary_factor": whole_pairs(c, "partial_rotary_factor"),
         "attention_bias": (False,),
@@ -259,11 +250,10 @@ def qwen3_next_theirs(v):
     }
 
 
-QWEN3_NEXT = Family(
-    "Qwen3NextForCausalLM",
-    "model.",
-    LLAMA_SLOTS | dict(mlp="moe", shared_gate=True, qk_norm="head", attn_gate="element"),
-    LLAMA_KEYS
+QWEN3_NEXT = LLAMA._replace(
+    architecture="Qwen3NextForCausalLM",
+    slots=LLAMA.slots | dict(mlp="moe", shared_gate=True, qk_norm="head", attn_gate="element"),
+    keys=LLAMA.keys
     | dict(
         rope_fraction="partial_rotary_factor",
         mlp_width="moe_intermediate_size",
@@ -271,12 +261,12 @@ QWEN3_NEXT = Family(
         top_k="num_experts_per_tok",
         state_size="linear_key_head_dim",
     ),
-    dict(rope_scaling=("rope_type", ROPE)),
-    LLAMA_DEFAULTS
+    words=dict(rope_scaling=("rope_type", ROPE)),
+    defaults=LLAMA.defaults
     | {"num_key_value_heads": 2, "partial_rotary_factor": 0.25, "moe_intermediate_size": 512}
     | {"shared_expert_intermediate_size": 512, "num_experts": 512, "num_experts_per_tok": 10}
     | {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
-    must=qwen3_next_must,
+    allowed=qwen3_next_allowed,
     ours=qwen3_next_ours,
     theirs=qwen3_next_theirs,
     names=[
@@ -285,24 +275,20 @@ QWEN3_NEXT = Family(
             for theirs, ours, layout in WITHOUT_MLP + QK_NORM
             if "q_proj" not in theirs
         ),
-        ("model.layers.{}.self_attn.q_proj", attn("wq", "gate"), layouts.by_head),
-        (
-            "model.layers.{}.linear_attn.in_proj_qkvz",
-            attn("wq", "wk", "wv", "wz"),
-            layouts.delta_maps,
-        ),
-        ("model.layers.{}.linear_attn.in_proj_ba", attn("wb", "wa"), layouts.delta_maps),
-        ("model.layers.{}.linear_attn.norm", attn("norm"), plain),
-        ("model.layers.{}.linear_attn.out_proj", attn("wo"), plain),
-        ("model.layers.{}.mlp.gate", mlp("router"), plain),
-        *shared("model.layers.{}.mlp.shared_expert"),
-        ("model.layers.{}.mlp.shared_expert_gate", mlp("shared_gate"), plain),
+        layer("self_attn.q_proj", "attn.wq attn.gate", by_head),
+        layer("linear_attn.in_proj_qkvz", "attn.wq attn.wk attn.wv attn.wz", delta_maps),
+        layer("linear_attn.in_proj_ba", "attn.wb attn.wa", delta_maps),
+        layer("linear_attn.norm", "attn.norm"),
+        layer("linear_attn.out_proj", "attn.wo"),
+        layer("mlp.gate", "mlp.router"),
+        *shared("mlp.shared_expert"),
+        layer("mlp.shared_expert_gate", "mlp.shared_gate"),
     ],
     tensors=[
-        ("model.layers.{}.linear_attn.conv1d.weight", attn("conv.weight"), layouts.single_filters),
-        ("model.layers.{}.linear_attn.A_log", attn("decay.log_rate"), plain),
-        ("model.layers.{}.linear_attn.dt_bias", attn("decay.bias"), plain),
-        *stacked("model.layers.{}.mlp", ("gate_proj", "up_proj", "down_proj")),
+        layer("linear_attn.conv1d.weight", "attn.conv.weight", single_filters),
+        layer("linear_attn.A_log", "attn.decay.log_rate"),
+        layer("linear_attn.dt_bias", "attn.decay.bias"),
+        *stacked("mlp"),
     ],
     mixers={".linear_attn.": "gated_delta", ".self_attn.": "attention"},
     absent={"head_dim": 256, "full_attention_interval": 4}
@@ -314,22 +300,13 @@ QWEN3_NEXT = Family(
 MAMBA2 = Family(
     "Mamba2ForCausalLM",
     "backbone.",
-    LLAMA_SLOTS | dict(position="none", block="parallel", mlp="none", mixer="mamba2"),
-    dict(
-        block_size="max_position_embeddings",  # which transformers keeps, but does not read
-        vocab_size="vocab_size",
-        n_layer="num_hidden_layers",
-        n_head="num_heads",
-        n_embd="hidden_size",
-        state_size="state_size",
-        expand="expand",
-        conv="conv_kernel",
-        norm_eps="layer_norm_epsilon",
-        tie_embeddings="tie_word_embeddings",
-    ),
+    LLAMA.slots | dict(position="none", block="parallel", mlp="none", mixer="mamba2"),
+    SIZES
+    | dict(n_head="num_heads", state_size="state_size", expand="expand", conv="conv_kernel")
+    | dict(norm_eps="layer_norm_epsilon"),
     {},
     {
-        "max_position_embeddings": 2048,  # the paper's
+        "max_position_embeddings": 2048,  # the paper's; transformers keeps the key unread
         "num_heads": 128,
         "state_size": 128,
         "expand": 2,
@@ -337,7 +314,7 @@ MAMBA2 = Family(
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": False,
     },
-    must=lambda c: {
+    allowed=lambda c: {
         "hidden_act": SILU,
         "head_dim": (c["expand"] * c["hidden_size"] // c["num_heads"],),
         "n_groups": (1,),
@@ -345,27 +322,26 @@ MAMBA2 = Family(
         "use_conv_bias": (True,),
         "time_step_limit": ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
     },
-    ours=lambda c: {},
     theirs=lambda v: {"head_dim": v["expand"] * v["n_embd"] // v["n_head"], "n_groups": 1},
     names=[
-        ("backbone.embeddings", ["wte"], plain),
-        ("backbone.layers.{}.norm", ["blocks.{}.norm1"], plain),
-        (
+        row("backbone.embeddings", "wte"),
+        row("backbone.layers.{}.norm", "norm1"),
+        row(
             "backbone.layers.{}.mixer.in_proj",
-            attn("wz", "wv", "wk", "wq", "wa"),
-            layouts.mamba_maps,
+            "attn.wz attn.wv attn.wk attn.wq attn.wa",
+            mamba_maps,
         ),
-        ("backbone.layers.{}.mixer.norm", attn("norm"), plain),
-        ("backbone.layers.{}.mixer.out_proj", attn("wo"), plain),
-        ("backbone.norm_f", ["norm_f"], plain),
-        ("lm_head", ["lm_head"], plain),
+        row("backbone.layers.{}.mixer.norm", "attn.norm"),
+        row("backbone.layers.{}.mixer.out_proj", "attn.wo"),
+        row("backbone.norm_f", "norm_f"),
+        row("lm_head", "lm_head"),
     ],
     tensors=[
-        ("backbone.layers.{}.mixer.conv1d.weight", attn("conv.weight"), layouts.mamba_filters),
-        ("backbone.layers.{}.mixer.conv1d.bias", attn("conv.bias"), layouts.mamba_channels),
-        ("backbone.layers.{}.mixer.A_log", attn("decay.log_rate"), plain),
-        ("backbone.layers.{}.mixer.dt_bias", attn("decay.bias"), plain),
-        ("backbone.layers.{}.mixer.D", attn("skip"), plain),
+        row("backbone.layers.{}.mixer.conv1d.weight", "attn.conv.weight", mamba_filters),
+        row("backbone.layers.{}.mixer.conv1d.bias", "attn.conv.bias", mamba_channels),
+        row("backbone.layers.{}.mixer.A_log", "attn.decay.log_rate"),
+        row("backbone.layers.{}.mixer.dt_bias", "attn.decay.bias"),
+        row("backbone.layers.{}.mixer.D", "attn.skip"),
     ],
     absent={"head_dim": 64, "n_groups": 8},
 )

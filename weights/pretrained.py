@@ -31,19 +31,18 @@ from parts.costs import NoInitialValues
 from tokens.tokenizer import tokenizer_from_json
 from weights import checkpoint, gguf_format
 from weights.families import NEOX
-from weights.hf_config import LARGEST, rows, simplest, some, understand
+from weights.gguf_format import DAMAGED, EXPERT
+from weights.hf_config import LARGEST, first_three, rows, simplest, understand
 from weights.tokenizer_formats import from_tokenizer_json
 
 GPT2_SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 HUB = {name: f"openai-community/{name}" for name in GPT2_SIZES}
 TOKENIZER = ["tokenizer.json"]
 FETCHED = ["config.json", "model*.safetensors*", *TOKENIZER]
-DAMAGED = "download the file again"
 
 # Buffers that older files store among the weights.
 BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 LAYER = re.compile(r"\.([0-9]+)\.")  # the number of the layer in the name of a tensor
-EXPERT = re.compile(r"\.experts\.([0-9]+)\.")  # the number of the expert
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of weights
 UNFIT = "these are not the weights of this config.json"
 
@@ -84,11 +83,11 @@ def check_numbers(family, values, stored, where):
     numbered = [("n_layer", LAYER, "layer")]
     if any("*" in theirs for theirs, _, _ in family.tensors):
         numbered.append(("n_experts", EXPERT, "expert"))
-    for key, pattern, of in numbered:
-        there = {match[1] for name in stored if (match := pattern.search(name))}
-        if values[key] > len(there):
+    for key, pattern, noun in numbered:
+        present = {match[1] for name in stored if (match := pattern.search(name))}
+        if values[key] > len(present):
             claim = f"{family.keys[key]} is {values[key]}"
-            what = f"{claim}, but there is no tensor of {of} {len(there)}"
+            what = f"{claim}, but there is no tensor of {noun} {len(present)}"
             raise UserError(what, where, UNFIT)
 
 
@@ -97,7 +96,7 @@ def split(family, values, stored, where):
     our model, or holds no finite weights."""
     left, found, missing = dict(stored), {}, []
     for theirs, ours, layout in rows(family, values):
-        names = of_experts(theirs, values)
+        names = expert_names(theirs, values)
         if left.keys() >= set(names):
             tensors = [left.pop(name) for name in names]
             for name, tensor in zip(names, tensors, strict=True):
@@ -111,14 +110,14 @@ def split(family, values, stored, where):
         elif ours != ["lm_head.weight"] or not values["tie_embeddings"]:
             missing += [name for name in names if name not in left]
     if missing:
-        raise UserError(f"there is no tensor {some(missing)}", where, UNFIT)
+        raise UserError(f"there is no tensor {first_three(missing)}", where, UNFIT)
     left = [name for name in left if not BUFFERS.search(name)]
     if left:
-        raise UserError(f"our model has no place for {some(left)}", where, UNFIT)
+        raise UserError(f"our model has no place for {first_three(left)}", where, UNFIT)
     return found
 
 
-def of_experts(name, values):
+def expert_names(name, values):
     """The tensor's name, or where it has a * the names of the tensors of all experts."""
     numbers = range(values["n_experts"]) if "*" in name else [0]
     return [name.replace("*", str(number)) for number in numbers]
@@ -159,7 +158,7 @@ def check_shapes(family, values, keys, found, where):
         if name in found and found[name].shape != parameter.shape
     ]
     if wrong:
-        raise UserError(some(wrong), where, UNFIT)
+        raise UserError(first_three(wrong), where, UNFIT)
 
 
 def stored_tensors(model):
@@ -242,7 +241,7 @@ def read_folder(folder):
         pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
         what = "this folder has no *.safetensors file"
         if pickles:
-            what = f"{some(pickles)} would need unpickling, which can run any code"
+            what = f"{first_three(pickles)} would need unpickling, which can run any code"
         raise UserError(what, folder, "get the model as safetensors")
     return config, tensors
 
@@ -299,9 +298,9 @@ def load_weights(model, tensors):
 
     missing, left = own.keys() - tensors.keys(), tensors.keys() - own.keys()
     if missing:
-        raise UserError(f"there are no weights for {some(missing)}", "init_from", fix)
+        raise UserError(f"there are no weights for {first_three(missing)}", "init_from", fix)
     if left:
-        raise UserError(f"the model has no place for {some(left)}", "init_from", fix)
+        raise UserError(f"the model has no place for {first_three(left)}", "init_from", fix)
     if "wpe.weight" in own:
         tensors["wpe.weight"] = tensors["wpe.weight"][: len(own["wpe.weight"])]
     wrong = [
@@ -310,7 +309,7 @@ def load_weights(model, tensors):
         if tensors[name].shape != parameter.shape
     ]
     if wrong:
-        raise UserError(some(wrong), "init_from", fix)
+        raise UserError(first_three(wrong), "init_from", fix)
     for name, parameter in own.items():
         parameter.copy_(tensors[name])
 

@@ -128,12 +128,7 @@ def unescaped(token):
 
 
 def split_step(pattern):
-    return {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
 def to_tokenizer_json(data):

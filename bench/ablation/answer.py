@@ -20,7 +20,7 @@ import numpy as np
 from statsmodels.stats.multitest import multipletests
 
 from bench.ablation import scale
-from bench.ablation.effects import cells_of, high_level
+from bench.ablation.effects import cells_of, high_level, levels
 from bench.ablation.scale import Slope
 from bench.ablation.sentences import arm_name
 from bench.ablation.settings import part_name
@@ -34,7 +34,8 @@ RESULTS = ROOT / "bench/results"
 ORDER = (
     *("base", "factorial_plays", "factorial_python", "factorial_optimizer", "scale", "positions"),
     *("gate_optimizer", "contested_scale", "rates", "activations", "key_heads", "depth_norm"),
-    *("low_rank_windows", "value_moe", "ablate_recall", "ladder_shakespeare"),
+    *("low_rank_windows", "value_moe", "recent_parts", "mixers", "recipes", "ablate_recall"),
+    "ladder_shakespeare",
 )
 OF_DIFFERENCE = {  # a word that says that something differs, and the word that says nothing
     **dict.fromkeys(("better", "worse"), "undecided"),
@@ -42,21 +43,51 @@ OF_DIFFERENCE = {  # a word that says that something differs, and the word that 
     **dict.fromkeys(("grows", "fades", "changes sign"), "cannot tell"),
 }
 OF_EQUALITY = {"tie": "undecided", "holds": "cannot tell"}
-NAMES = {  # of parts, for readers
+NAMES = {  # of changes, for readers; an arm that is not here has its own name
+    "llama": "all of LLaMA",
     "rope": "RoPE",
     "alibi": "ALiBi",
-    "swiglu": "SwiGLU",
+    "t5": "T5's position bias",
+    "learned": "learned positions",
+    "relative": "relative positions",
+    "sinusoidal": "sinusoidal positions",
+    "position=none": "no positions",
+    "nope_every=4": "no positions in every 4th layer",
     "rmsnorm": "RMSNorm",
+    "post": "norms after the sublayer",
+    "qk_norm=head": "QK norm",
+    "relu": "ReLU",
+    "relu2": "ReLU squared",
+    "silu": "SiLU",
+    "gelu_erf": "exact GELU",
+    "bilinear": "bilinear gate",
+    "reglu": "ReGLU",
+    "geglu": "GEGLU",
+    "swiglu": "SwiGLU",
+    "moe": "mixture of experts",
     "bias=none": "no biases",
     "tie_embeddings=False": "untied head",
     "tie_embeddings=True": "tied head",
-    "position=none": "no positions",
     "gated_delta": "gated delta rule",
     "mamba2": "Mamba-2",
+    "hybrid": "gated delta rule in 3 of 4 layers",
     "mla": "MLA",
-    "llama": "all of LLaMA",
+    "differential": "differential attention",
+    "n_kv_head=1": "1 key head",
+    "n_kv_head=2": "2 key heads",
+    "attn_gate=head": "attention gate per head",
+    "attn_gate=element": "attention gate per element",
+    "attn_sink=True": "attention sink",
+    "xsa=True": "attention without the own value",
+    "conv=4": "convolution over 4 tokens",
+    "residual=scaled": "x0 skip",
+    "residual=hyper": "hyper-connections",
+    "value_residual=True": "value residual",
+    "value_embed=True": "value embeddings",
+    "optimizer=muon": "Muon",
+    "deep": "deeper and narrower",
 }
-COSTS = {"memory": "peak_memory_bytes", "cache": "kv_bytes_per_token"}
+COSTS = "peak_memory_bytes", "kv_bytes_per_token", "tokens_per_second"
 
 
 @dataclass
@@ -109,7 +140,7 @@ class Part:
     name: str
     base: str  # gpt2 or llama
     claim: Claim
-    time: tuple = None  # (ratio, low, high) of a step, to the base's
+    time: tuple = None  # (ratio, low, high) of a step, to the base's; no ends if it was disturbed
     memory: float = None  # of training, times the base's
     cache: float = None  # of keys and values per token, times the base's
     estimates: int = 1  # sweeps that measured it
@@ -211,9 +242,27 @@ def name_in(section, arm, subject=None):
     if getattr(subject, "interaction", False):
         return arm_name(subject)
     sweep = section.sweep
-    changes = high_level(sweep, arm) if section.effects else sweep["arms"][arm]["changes"]
+    return shown_name(high_level(sweep, arm) if section.effects else changed_by(sweep, arm), arm)
+
+
+def shown_name(changes, arm):
+    """The name of a change for readers: the label of its word or of its arm, or else one of these,
+    a part's word before an arm's name, and keys last."""
     word = part_name(*next(iter(changes.items()))) if len(changes) == 1 else arm
-    return NAMES.get(word, NAMES.get(arm, arm))
+    plain = next((name for name in (word, arm) if "=" not in name), word)
+    return NAMES.get(word) or NAMES.get(arm) or plain.replace("_", " ").replace("=", " ")
+
+
+def changed_by(sweep, arm):
+    return sweep["arms"].get(arm, {}).get("changes") or {}
+
+
+def keys_of(claim):
+    """The keys that a claim is about, as the command line has them."""
+    section, arm = claim.section, claim.subject.arm
+    if section.effects:
+        return levels(section.sweep, arm)
+    return ", ".join(f"{key}={value}" for key, value in changed_by(section.sweep, arm).items())
 
 
 def noise_of(section):
@@ -255,9 +304,11 @@ def parts_of(claims):
 
 
 def is_part(claim):
-    """Whether a claim is about one change to the base, at the largest size of a scale."""
+    """Whether a claim is about one change to the base on a text, at the largest size of a scale."""
     subject, sections = claim.subject, claim.experiment.sections
     if isinstance(subject, Slope) or subject.interaction or not math.isfinite(subject.mean):
+        return False
+    if claim.section.sweep["data"]["dataset"].startswith("task:"):
         return False
     to_base = claim.section.effects or subject.against == claim.section.sweep["base"]
     largest = not sections[0].scale or claim.section is sections[-1]
@@ -295,20 +346,25 @@ def rank(part):
 def part_of(claim, estimates):
     section, arm = claim.section, claim.subject.arm
     base = section.sweep["base_values"].get("model", "gpt2")
-    part = Part(name_of(claim), base, claim, estimates=estimates)
+    memory, cache, speed = (cost_ratio(section, arm, key) for key in COSTS)
+    time = step_ratio(section, arm) or (speed and (1 / speed, math.nan, math.nan))
+    return Part(name_of(claim), base, claim, time, memory, cache, estimates)
+
+
+def step_ratio(section, arm):
+    """(ratio, low, high) of a step's time to the base's; None if other work disturbed the times."""
     if section.effects:
-        part.time = section.effects.step_ratios.get(arm)
-        ratios = {name: level_ratio(section, arm, key) for name, key in COSTS.items()}
-    else:
-        own, theirs = (section.costs.get(name) or {} for name in (arm, section.sweep["base"]))
-        measured = own.get("step_ratio")
-        part.time = measured and tuple(measured[key] for key in ("ratio", "low", "high"))
-        ratios = {name: ratio(own.get(key), theirs.get(key)) for name, key in COSTS.items()}
-    part.memory, part.cache = ratios["memory"], ratios["cache"]
-    return part
+        return section.effects.step_ratios.get(arm)
+    measured = (section.costs.get(arm) or {}).get("step_ratio")
+    return measured and tuple(measured[key] for key in ("ratio", "low", "high"))
 
 
-def ratio(own, theirs):
+def cost_ratio(section, arm, key):
+    """A cost of a change over that of the base; None if one of them is not known."""
+    if section.effects:
+        return level_ratio(section, arm, key)
+    arms = arm, section.sweep["base"]
+    own, theirs = ((section.costs.get(each) or {}).get(key) for each in arms)
     return own / theirs if own is not None and theirs else None
 
 

@@ -29,12 +29,12 @@ def noise(sections, tips):
     shown = [section for section in sections if section.main.base_n > 1]
     if not shown:
         return None
-    figure = Figure(figsize=(WIDTH, 0.9 + 0.42 * len(shown)))
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.32 * len(shown)))
     axes = figure.subplots()
     axes.axvline(0, color=INK, linewidth=0.8)
     for place, section in enumerate(shown):
         mean, (sd, runs) = section.main.base_mean, noise_of(section)
-        (bar,) = axes.plot([-2 * sd, 2 * sd], [place] * 2, color=FAINT, linewidth=9, zorder=0.5)
+        (bar,) = axes.plot([-2 * sd, 2 * sd], [place] * 2, color=FAINT, linewidth=8, zorder=0.5)
         tips.add(bar, f"{section.label}: sd {sd:.4f} over {runs} runs")
         for arm, fill in base_copies(section):
             rows = section.runs.done.get(arm, {}).values()
@@ -89,7 +89,7 @@ def worths(parts, tips):
     shown = [part for part in parts if part.claim.subject.worth]
     if not shown:
         return None
-    figure = Figure(figsize=(WIDTH, 1.0 + 0.31 * (len(shown) + 1)))
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.23 * (len(shown) + 1)))
     axes = figure.subplots()
     band = widest([noise_worth(part.claim.section) for part in shown])
     if band:
@@ -98,17 +98,17 @@ def worths(parts, tips):
     axes.axvline(1, color=INK, linewidth=0.8)
     for place, part in enumerate(shown, 1):
         draw_worth(axes, place, part, tips)
-    names = [f"{part.name} ({BASES.get(part.base, part.base)})" for part in shown]
     axes.set_xscale("log", base=2)
     axes.set_xticks(TICKS, [f"{k:g}×" for k in TICKS])
     axes.minorticks_off()
     axes.set(
         yticks=range(len(shown) + 1),
-        yticklabels=["the same model", *names],
+        yticklabels=["the same model", *(part.name for part in shown)],
         ylim=(len(shown) + 0.6, -0.6),
         xlim=(0.22, 2.4),
         xlabel="worth, times the training tokens (right is better)",
     )
+    axes.tick_params(axis="y", labelsize=9)
     axes.grid(axis="y", visible=False)
     return figure
 

@@ -1,10 +1,18 @@
 """The sentences of the answer page, each computed from what the page claims. A sentence for which
-there are no figures is left out."""
+there are no figures is left out. Each number in them leads to its rows and its command, or to the
+table that counts it, as a link of Markdown to a place of the page."""
 
 import math
 from dataclasses import dataclass
 
-from bench.ablation.answer import NAMES, ORDER, name_of, noise_of, of_interactions, of_slopes
+from bench.ablation.answer import (
+    ORDER,
+    name_of,
+    noise_of,
+    of_interactions,
+    of_slopes,
+    shown_name,
+)
 from bench.ablation.answer_figures import BASES, noise_worth
 from bench.ablation.sentences import signed
 from bench.ablation.stats import counted, listed
@@ -12,6 +20,8 @@ from bench.ablation.tables import contexts_of, short
 
 SURPRISES = 5
 MOST = 3  # parts that the first sentence names
+LISTED = 5  # parts of one word that the second sentence names
+ROWS, CLAIMS, LEDGER = "rows", "claims", "ledger"  # places of the page
 OF_LLAMA = ("RoPE", "RMSNorm", "SwiGLU", "no biases", "untied head")  # and not of GPT-2
 
 
@@ -36,6 +46,26 @@ class Facts:
     def runs(self):
         return sum(one.runs for one in self.ran)
 
+    def at(self, section, text):
+        """A text that leads to the rows and the command of a section."""
+        places = {id(each): at(one) for one in self.ran for each in one.sections}
+        return cited(text, places[id(section)])
+
+
+def cited(text, place):
+    """A text that leads to a place of the page."""
+    return f"[{text}](#{place})"
+
+
+def at(experiment):
+    """The place of an experiment's rows and command."""
+    return f"at-{experiment.name}"
+
+
+def of_claim(claim, text):
+    """A text that leads to the rows and the command of a claim."""
+    return cited(text, at(claim.experiment))
+
 
 def by_word(parts, *words):
     return [part for part in parts if part.claim.subject.word in words]
@@ -49,24 +79,27 @@ def sentence(text):
 
 
 def answer(facts):
-    """[sentence], two for each base: what is worth most, and what is worth nothing or less."""
-    lines = []
+    """{base: [sentence]}, two for each base: what is worth most, and what is worth nothing or
+    less."""
+    lines = {}
     for base, name in BASES.items():
         known = [part for part in facts.parts if part.base == base and part.claim.subject.worth]
         better = by_word(known, "better")[:MOST]
+        sentences = []
         if better:
-            first, *others = [f"{part.name} is worth {part.claim.subject.worth}" for part in better]
-            first += " the training tokens"
-            found = listed([first, *(text.replace(" is worth", "") for text in others)])
-            lines.append(f"In {name} of {sizes_of(facts, base)}, {found}.")
+            texts = [of_claim(part.claim, part.claim.subject.worth) for part in better]
+            found = [f"{part.name} {text}" for part, text in zip(better, texts, strict=True)]
+            found[0] = f"{better[0].name} is worth {texts[0]} the training tokens"
+            sentences.append(f"In {name} of {sizes_of(facts, base)}, {listed(found)}.")
         groups = [("no difference that counts", "tie"), ("worse", "worse")]
         rest = [
-            f"{words}: {listed([part.name for part in by_word(known, word)])}"
-            for words, word in groups
-            if by_word(known, word)
+            f"{words}: {listed([of_claim(part.claim, part.name) for part in found], LISTED)}"
+            for words, found in ((words, by_word(known, word)) for words, word in groups)
+            if found
         ]
-        lines += [sentence(f"{'; '.join(rest)}.")] if rest else []
-    return lines or ["No part is decided yet."]
+        sentences += [sentence(f"{'; '.join(rest)}.")] if rest else []
+        lines |= {base: sentences} if sentences else {}
+    return lines or {"": ["No part is decided yet."]}
 
 
 def noise(facts):
@@ -76,13 +109,15 @@ def noise(facts):
         return "No base has run twice yet."
     most = max(known, key=lambda one: (noise_worth(one) is not None, noise_of(one)[1]))
     sd, runs = noise_of(most)
+    first, apart = f"{sd:.4f} nats ({most.label}, {runs} runs)", f"{2 * math.sqrt(2) * sd:.3f}"
     text = (
-        f"The standard deviation of a run over seeds is {sd:.4f} nats ({most.label}, {runs} runs),"
-        f" so two single runs of one and the same model differ by up to {2 * math.sqrt(2) * sd:.3f}"
+        f"The standard deviation of a run over seeds is {facts.at(most, first)}, so two single runs"
+        f" of one and the same model differ by up to {facts.at(most, apart)}"
     )
     worth = noise_worth(most)
     if worth:
-        text += f"; a run is uncertain by {worth[0]:.2f} to {worth[1]:.2f} times its tokens"
+        ends = f"{worth[0]:.2f} to {worth[1]:.2f}"
+        text += f"; a run is uncertain by {facts.at(most, ends)} times its tokens"
     return text + "."
 
 
@@ -98,7 +133,7 @@ def sizes_of(facts, base=None):
     if not found:
         return "unknown size"
     ends = dict.fromkeys(map(short, (min(found), max(found))))
-    return f"{' to '.join(ends)} parameters"
+    return cited(f"{' to '.join(ends)} parameters", ROWS)
 
 
 # ---------------------------------------------------------------- surprises
@@ -122,10 +157,8 @@ def of_losers(facts):
         return ""
     part = worse[-1]
     numbers = part.claim.subject
-    return sentence(
-        f"{part.name}, as in LLaMA, cost GPT-2 {signed(numbers.mean)} nats"
-        f" ({signed(numbers.low)} to {signed(numbers.high)})."
-    )
+    cost = f"{signed(numbers.mean)} nats ({signed(numbers.low)} to {signed(numbers.high)})"
+    return sentence(f"{part.name}, as in LLaMA, cost GPT-2 {of_claim(part.claim, cost)}.")
 
 
 def of_interaction(facts):
@@ -140,11 +173,12 @@ def of_interaction(facts):
     largest = max(decided, key=lambda claim: abs(claim.subject.mean))
     one, names = largest.subject, name_of(largest).replace(" × ", " and ")
     more = "more" if one.mean < 0 else "less"
+    gain = of_claim(largest, f"{abs(one.mean):.3f} nats {more}")
+    ends = of_claim(largest, f"{signed(one.low, 3)} to {signed(one.high, 3)}")
+    count = f"{counted(len(decided), 'interaction')} of {len(of_interactions(facts.claims))}"
     return sentence(
-        f"{names} do not add up: together they gain {abs(one.mean):.3f} nats {more} than the sum"
-        f" of their effects ({signed(one.low, 3)} to {signed(one.high, 3)});"
-        f" {counted(len(decided), 'interaction')} of {len(of_interactions(facts.claims))} are"
-        " decided."
+        f"{names} do not add up: together they gain {gain} than the sum of their effects ({ends});"
+        f" {cited(count, 'interactions')} are decided."
     )
 
 
@@ -159,12 +193,15 @@ def of_slope(facts):
         return ""
     surest = min(decided, key=lambda claim: claim.p)
     one, name = surest.subject, name_of(surest)
-    others = [name_of(claim) for claim in decided if claim is not surest]
+    others = {claim.subject.arm: claim for claim in decided if claim is not surest}
+    first, last = (signed(end, 3) for end in one.line)
+    ends = of_claim(surest, f"{first} nats"), of_claim(surest, last)
     text = (
-        f"the effect of {name} {one.word} with scale: {signed(one.line[0], 3)} nats at the"
-        f" smallest size, {signed(one.line[1], 3)} at the largest"
+        f"the effect of {name} {one.word} with scale: {ends[0]} at the smallest size, {ends[1]} at"
+        " the largest"
     )
-    return sentence(text + (f"; so it is with {listed(others)}." if others else "."))
+    also = listed([f"{name_of(claim)} {claim.subject.word}" for claim in others.values()], LISTED)
+    return sentence(text + (f"; {also}." if others else "."))
 
 
 def of_time(facts):
@@ -174,19 +211,18 @@ def of_time(facts):
         one = part.claim.subject
         ends = [worth and worth.k for worth in (one.worth, one.worth_time)]
         if all(ends) and all(map(math.isfinite, ends)):
-            known.append((abs(math.log(ends[0] / ends[1])), part.name, *ends))
+            known.append((abs(math.log(ends[0] / ends[1])), part, *ends))
     if not known:
         return ""
-    _, name, tokens, time = max(known)
-    return sentence(
-        f"{name} is worth {tokens:.2g} × the tokens, and {time:.2g} × the time: its step"
-        f" takes {tokens / time:.2f} times as long."
-    )
+    _, part, tokens, time = max(known, key=lambda each: each[0])
+    texts = f"{tokens:.2g} × the tokens", f"{time:.2g} × the time", f"{tokens / time:.2f} times"
+    tokens, time, step = (of_claim(part.claim, text) for text in texts)
+    return sentence(f"{part.name} is worth {tokens}, and {time}: its step takes {step} as long.")
 
 
 def of_contexts(facts):
     """How much the loss rises at eight times the training context, by position scheme."""
-    found = {}
+    found, shown = {}, None
     for section in facts.sections:
         changed = [
             arm
@@ -197,18 +233,19 @@ def of_contexts(facts):
         for arm in changed:
             losses = contexts_of(section, arm)
             if 1 in losses and 8 in losses:
-                base = section.sweep["base_values"].get("position") or "base"
-                name = base if arm == section.sweep["base"] else arm
-                name = NAMES.get(name, name)
+                own = section.sweep["base_values"].get("position")
+                of_base = arm == section.sweep["base"] and own
+                name = shown_name({"position": own}, own) if of_base else section.named(arm)
                 rises[name] = losses[8][0] - losses[1][0]
         if len(rises) > len(found):
-            found = rises
+            found, shown = rises, section
     if len(found) < 2:
         return ""
     best, worst = (end(found, key=found.get) for end in (min, max))
+    change = facts.at(shown, f"{signed(found[best], 3)} nats")
     return (
-        f"With eight times the training context the loss of {best} changes by"
-        f" {signed(found[best], 3)} nats, and that of {worst} by {signed(found[worst], 3)}."
+        f"With eight times the training context the loss changes by {change} with {best}, and by"
+        f" {facts.at(shown, signed(found[worst], 3))} with {worst}."
     )
 
 
@@ -219,10 +256,11 @@ def of_nothing(facts):
     if not ties:
         return ""
     names = listed(dict.fromkeys(part.name for part in ties))
-    largest = max(abs(part.claim.subject.mean) for part in ties)
+    largest = max((part.claim for part in ties), key=lambda claim: abs(claim.subject.mean))
+    most = of_claim(largest, f"{abs(largest.subject.mean):.4f} nats")
     return sentence(
         f"{names} make{'s' if len(ties) == 1 else ''} no difference that counts in GPT-2: at most"
-        f" {largest:.4f} nats on average, and a tie is decided."
+        f" {most} on average, and a tie is decided."
     )
 
 
@@ -232,11 +270,9 @@ def of_ledger(facts):
     if "contradicted" not in words:
         return ""
     against = [row for row in facts.ledger if row.get("verdict") == "contradicted"]
-    names = listed([str(row.get("id")) for row in against])
-    return (
-        f"Of {len(words)} published claims {words.count('confirmed')} are confirmed and"
-        f" {len(against)} contradicted ({names})."
-    )
+    counts = len(words), words.count("confirmed"), len(against)
+    known, confirmed, contradicted = (cited(count, LEDGER) for count in counts)
+    return f"Of {known} published claims {confirmed} are confirmed and {contradicted} contradicted."
 
 
 def of_correction(facts):
@@ -244,10 +280,11 @@ def of_correction(facts):
     back = [claim for claim in facts.claims if claim.taken_back]
     if not back:
         return ""
-    names = listed([f"{name_of(claim)} in {claim.section.label}" for claim in back], 4)
+    names = [of_claim(claim, f"{name_of(claim)} in {claim.section.label}") for claim in back]
+    found, all_of_them = counted(len(back), "comparison"), f"{len(facts.claims)} comparisons"
     return (
-        f"{counted(len(back), 'comparison')} that a sweep by itself decides, the page with all its"
-        f" {len(facts.claims)} comparisons does not: {names}."
+        f"{cited(found, CLAIMS)} that a sweep by itself decides, the page with all its"
+        f" {cited(all_of_them, CLAIMS)} does not: {listed(names, 4)}."
     )
 
 
@@ -261,9 +298,10 @@ def of_single_runs(facts):
     ]
     if not small:
         return ""
+    count = cited(f"{len(small)} of {len(known)} parts", CLAIMS)
     return (
-        f"The effects of {len(small)} of {len(known)} parts are smaller than two standard"
-        " deviations of the difference of two single runs."
+        f"The effects of {count} are smaller than two standard deviations of the difference of two"
+        " single runs."
     )
 
 
@@ -277,22 +315,23 @@ def unknown(facts):
     open_words = ("undecided", "not seen", "cannot tell", "no verdict")
     left = [claim for claim in facts.claims if claim.subject.word in open_words]
     if left:
-        lines.append(f"{len(left)} of the page's {len(facts.claims)} comparisons: undecided.")
+        count = f"{len(left)} of the page's {len(facts.claims)} comparisons"
+        lines.append(f"{cited(count, CLAIMS)}: undecided.")
     untuned = [one for one in facts.ran if len(one.sections[0].sweep["lr_grid"]) < 2]
     if untuned:
+        count = cited(f"{len(untuned)} of {counted(len(facts.ran), 'experiment')}", ROWS)
         lines.append(
-            f"What each part is worth at its own best learning rate: {len(untuned)} of"
-            f" {counted(len(facts.ran), 'experiment')} train all arms at the base's."
+            f"What each part is worth at its own best learning rate: {count} train all arms at the"
+            " base's."
         )
-    waiting = [one.name.replace("_", " ") for one in facts.experiments if not one.sections]
+    waiting = sum(not one.sections for one in facts.experiments)
     if waiting:
-        planned = len(waiting) + sum(one.name in ORDER for one in facts.ran)
-        names = listed(waiting, len(waiting))
-        lines.append(f"{len(waiting)} of {planned} planned experiments, not run yet: {names}.")
+        planned = waiting + sum(one.name in ORDER for one in facts.ran)
+        lines.append(f"{cited(f'{waiting} of {planned} planned experiments', ROWS)}: not run yet.")
     open_claims = [row for row in facts.ledger if row.get("verdict") not in DECIDED]
     if open_claims:
-        count = f"{len(open_claims)} of {len(facts.ledger)}"
-        lines.append(f"{count} published claims: undecided, or not measured.")
+        count = cited(f"{len(open_claims)} of {len(facts.ledger)} published claims", LEDGER)
+        lines.append(f"{count}: undecided, or not measured.")
     return lines
 
 
@@ -302,18 +341,17 @@ DECIDED = ("confirmed", "contradicted")
 def method(facts, alpha):
     """How the page corrects, in sentences."""
     sweeps = [one for one in facts.sections if not one.sweep["screening"]]
-    tested = (
-        f"{counted(len(facts.claims), 'comparison')} of {counted(len(facts.ran), 'experiment')}"
-    )
+    tested = cited(counted(len(facts.claims), "comparison"), CLAIMS)
+    ran = cited(f"{facts.runs:,} runs in {counted(len(facts.ran), 'experiment')}", ROWS)
+    deciding = cited(f"{len(sweeps)} sweeps", ROWS)
     return (
-        f"{facts.runs:,} runs in {counted(len(facts.ran), 'experiment')}, {len(sweeps)} sweeps of"
-        f" which decide; a screening only ranks. Each sweep is read by itself, since sweeps were"
-        f" made by different versions of the code, and each compares arms with a base of the same"
-        f" code. Holm's method corrects twice: within each sweep (p, its sweep), and over all"
-        f" {tested} on this page together (p, this page). A word stands here only if the second is"
-        f" at most {alpha:g}. So with 95 % probability nothing that the page calls decided is due"
-        f" to chance. Intervals are 95 % intervals, each by itself. A worth is read off the base's"
-        " own losses with fewer and more tokens, and never extrapolated. A tie is a difference"
-        " smaller than what 5 % of the tokens are worth, by two one-sided tests, corrected in the"
-        " same way."
+        f"{ran}, {deciding} of which decide; a screening only ranks. Each sweep is read by itself,"
+        " since sweeps were made by different versions of the code, and each compares arms with a"
+        " base of the same code. Holm's method corrects twice: within each sweep (p, its sweep),"
+        f" and over all {tested} on this page together (p, this page). A word stands here only if"
+        f" the second is at most {alpha:g}. So with 95 % probability nothing that the page calls"
+        " decided is due to chance. Intervals are 95 % intervals, each by itself. A worth is read"
+        " off the base's own losses with fewer and more tokens, and never extrapolated. A tie is a"
+        " difference smaller than what 5 % of the tokens are worth, by two one-sided tests,"
+        " corrected in the same way."
     )

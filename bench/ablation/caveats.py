@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from bench.ablation.sentences import arms_of
 from bench.ablation.stats import counted, listed
 
 DIFFERENT_BATCHES = {"batch_size", "block_size", "gradient_accumulation_steps"}
@@ -13,11 +14,9 @@ class Case:
 
     def __init__(self, section):
         self.section, self.sweep, self.runs = section, section.sweep, section.runs
-        self.analysis, self.base = section.main, section.sweep["base"]
-        arms = section.sweep["arms"]
-        self.arms = {arm: facts for arm, facts in arms.items() if not facts.get("curve")}
-        self.floor, self.visible = self.analysis.floor, self.analysis.visible
-        self.margin = self.analysis.margin or 0
+        self.arms = {arm: section.sweep["arms"][arm] for arm in arms_of(section)}
+        self.floor, self.visible = section.main.floor, section.main.visible
+        self.margin = section.main.margin or 0
         self.seeds = self.sweep["seeds"]
         self.stale = counted(len(self.runs.stale), "stale row")
 
@@ -33,17 +32,8 @@ def killed_runs(case):
     return [f"{arm} seed {' '.join(group)} ({reason})" for (arm, reason), group in seeds.items()]
 
 
-def stale_rows(case):
-    return sorted({f"{row['arm']} seed {row['seed']}" for row in case.runs.stale})
-
-
 def coarse(case):
     return not case.sweep["screening"] and case.visible and case.visible > LOUD * case.margin > 0
-
-
-def floor_differs(case):
-    floor = case.floor
-    return floor and (floor.low > 0 or floor.high < 0)
 
 
 def overfitted_arms(case):
@@ -81,21 +71,18 @@ def learning_rates_at_the_edge(case):
 def unmatched_arms(case):
     if case.sweep["match"] == "none":
         return []
-    matches = {arm: facts["match"] for arm, facts in case.arms.items() if facts.get("match")}
-    return [
-        f"{arm} ({match['residual_percent']:+.2f} %)"
-        for arm, match in matches.items()
-        if abs(match["residual_percent"]) > 0.5
-    ]
+    apart = {
+        arm: facts["match"]["residual_percent"]
+        for arm, facts in case.arms.items()
+        if facts.get("match")
+    }
+    return [f"{arm} ({percent:+.2f} %)" for arm, percent in apart.items() if abs(percent) > 0.5]
 
 
 def several_machines(case):
     rows = (row for done in case.runs.done.values() for row in done.values())
-    return more_than_one({str(row["hardware"]) for row in rows})
-
-
-def costs_of_other_code(case):
-    return [arm for arm in case.section.stale_costs if arm in case.arms]
+    machines = {str(row["hardware"]) for row in rows}
+    return sorted(machines) if len(machines) > 1 else []
 
 
 def timed_on_a_busy_machine(case):
@@ -107,10 +94,6 @@ def other_batches(case):
     return [arm for arm, facts in case.arms.items() if DIFFERENT_BATCHES & facts["changes"].keys()]
 
 
-def more_than_one(words):
-    return sorted(words) if len(words) > 1 else []
-
-
 # --- the table, the most important first
 
 
@@ -120,7 +103,7 @@ CAVEATS = (
         "Killed or crashed runs, which the next start tries again: {found}. No mean includes them.",
     ),
     (
-        stale_rows,
+        lambda case: sorted({f"{row['arm']} seed {row['seed']}" for row in case.runs.stale}),
         "{case.stale} left out: {found}. Other code, another configuration or another learning"
         " rate made them.",
     ),
@@ -129,7 +112,7 @@ CAVEATS = (
         "The sweep has no second copy of the base, so nothing checks the set-up.",
     ),
     (
-        floor_differs,
+        lambda case: case.floor and (case.floor.low > 0 or case.floor.high < 0),
         "The base differs from its second copy by {case.floor.mean:+.4f}. Chance does this in one"
         " sweep of twenty; suspect a fault in the set-up.",
     ),
@@ -162,7 +145,7 @@ CAVEATS = (
     ),
     (several_machines, "The runs were made on different hardware: {found}."),
     (
-        costs_of_other_code,
+        lambda case: [arm for arm in case.section.stale_costs if arm in case.arms],
         "The costs of these arms were measured with other code, so the report omits them: {found}.",
     ),
     (

@@ -128,7 +128,7 @@ def extrapolation(section, tips):
         mean, low, high, window = np.array([found[arm][each] for each in times]).T
         (line,) = axes.plot(times, mean, **style | {"markersize": 5})
         parts = (f"{each}×: {loss:.3f}" for each, loss in zip(times, mean, strict=True))
-        tips.add(line, f"{arm}: {', '.join(parts)}")
+        tips.add(line, f"{section.named(arm)}: {', '.join(parts)}")
         axes.fill_between(times, low, high, color=style["color"], **BAND)
         axes.plot(times, window, ":", color=style["color"], linewidth=1.2)
     ticks = sorted({each for arm in shown for each in found[arm]})

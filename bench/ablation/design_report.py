@@ -12,7 +12,6 @@ from bench.ablation.figures import BLUE, GREY, INK, MARKS, OPEN_MARK, WIDTH
 from bench.ablation.sentences import DASH, signed
 from bench.ablation.significance import ALPHA
 from bench.ablation.tables import Cell, Table, interval_cell, number, ratio_cell
-from training.run_folder import name_lines
 
 
 def effect_cell(effect):
@@ -22,6 +21,7 @@ def effect_cell(effect):
 
 # ---------------------------------------------------------------- a factorial
 
+NAME_HEIGHT = 13  # points from one name in the half-normal plot to the next
 BESIDE = ("alone", "average")  # the effects of a factorial that are compared
 
 HALF_NORMAL = (
@@ -148,8 +148,25 @@ def half_normal(section, tips):
             ends.append(((x, y), name, color))
     axes.set(xlabel="half-normal quantile", ylabel="size of the effect, nats per token")
     axes.set_xlim(left=0)
-    name_lines(axes, ends)  # to the right of a point there is none at its height
+    name_points(axes, ends)
     return figure
+
+
+def name_points(axes, ends):
+    """Write the names of points at the right edge of their axes, which no point hides, as far apart
+    as their text is high; a line joins each with its point. ends: [((x, y), name, colour)]."""
+    figure = axes.get_figure()
+    figure.draw_without_rendering()  # the layout is known from here on
+    edge = axes.get_window_extent()
+    free = -math.inf  # where the next name may stand, in pixels
+    for (x, y), name, color in sorted(ends, key=lambda end: end[0][1]):
+        point = axes.transData.transform((x, y))
+        place = max(point[1], free)
+        free = place + NAME_HEIGHT * figure.dpi / 72
+        pixels = [point, (edge.x1, point[1]), (edge.x1 + 12, place), (edge.x1 + 16, place)]
+        *line, start = axes.transData.inverted().transform(pixels)
+        axes.plot(*np.transpose(line), color=color, linewidth=0.5, clip_on=False, zorder=0.5)
+        axes.text(*start, name, color=color, fontsize=9, va="center")
 
 
 # ---------------------------------------------------------------- a scale
@@ -212,7 +229,7 @@ def effects_against_compute(section, tips):
     panels = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).ravel()
     ticks = [f"{name}\n{flops:.1e}" for name, flops in zip(scale.names, scale.flops, strict=True)]
     for axes, one in zip(panels, shown, strict=False):
-        axes.set_title(f"{one.arm}: {one.word}", fontsize=10)
+        axes.set_title(f"{section.named(one.arm)}: {one.word}", fontsize=10)
         axes.axhline(0, color=INK, linewidth=0.8)
         axes.set_xscale("log")
         axes.set_xticks(scale.flops, ticks, fontsize=8)
@@ -226,7 +243,7 @@ def effects_against_compute(section, tips):
         axes.plot(scale.flops[[0, -1]], one.line, color=BLUE, linewidth=1.4)
         lengths = abs(ends.T - mean)
         bars = axes.errorbar(scale.flops, mean, lengths, fmt="o", color=GREY, markersize=5)
-        tips.add(bars.lines[0], f"{one.arm}: {one.word}")
+        tips.add(bars.lines[0], f"{section.named(one.arm)}: {one.word}")
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     figure.supxlabel("training compute of the base, FLOPs", fontsize=10)

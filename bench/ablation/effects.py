@@ -14,7 +14,7 @@ one is left out, too, and named beside it.
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations, count
+from itertools import chain, combinations, count
 
 import numpy as np
 import statsmodels.api as sm
@@ -23,14 +23,7 @@ from bench.ablation.factorial import design_of
 from bench.ablation.history import control_runs, planned_runs
 from bench.ablation.losses import Losses
 from bench.ablation.power import deciding
-from bench.ablation.significance import (
-    ALPHA,
-    MOST_SEEDS,
-    Contrast,
-    difference,
-    judge,
-    share_of,
-)
+from bench.ablation.significance import ALPHA, MOST_SEEDS, Contrast, difference, judge, share_of
 from bench.ablation.stats import Verdict
 
 SCREENED = {"better": "larger than the noise", "worse": "larger than the noise"}
@@ -68,9 +61,8 @@ class Model:
         self.design = design_of([cells[arm] for arm in self.arms])  # [cells, factors]
         self.factors = list(next(iter(cells.values())))
         self.terms, self.mixed = [()], {}
-        for size in (1, 2):
-            for term in combinations(self.factors, size):
-                self.add(term)
+        for term in [*combinations(self.factors, 1), *combinations(self.factors, 2)]:
+            self.add(term)
 
     def column(self, term):
         return self.design[:, [self.factors.index(factor) for factor in term]].prod(1)
@@ -78,6 +70,10 @@ class Model:
     @property
     def columns(self):
         return np.column_stack([self.column(term) for term in self.terms])  # [cells, terms]
+
+    def of_runs(self, weights):
+        """The weights [runs] of the runs' losses in a sum of coefficients."""
+        return weights @ np.linalg.pinv(self.columns.repeat(self.counts, 0))
 
     def add(self, term):
         """Add a term, unless those before it make it up: then note it as mixed with them."""
@@ -99,8 +95,7 @@ class Model:
         return np.array([2.0 * len(term) * (term == other) for other in self.terms])
 
     def effect_alone(self, factor):
-        """The same for a factor's effect where all others are low; None if an interaction is
-        missing."""
+        """The same for a factor's effect where all others are low; None if a term is missing."""
         pairs = [term for term in combinations(self.factors, 2) if factor in term]
         if not set(pairs) <= set(self.terms):
             return None
@@ -110,8 +105,7 @@ class Model:
         """The weight of each run of an arm in a sum of coefficients; 0 if the arm is left out."""
         if arm not in self.arms:
             return 0.0
-        of_runs = weights @ np.linalg.pinv(self.columns.repeat(self.counts, 0))  # [runs]
-        return of_runs[sum(self.counts[: self.arms.index(arm)])]
+        return self.of_runs(weights)[sum(self.counts[: self.arms.index(arm)])]
 
     def contrast(self, weights):
         """The Contrast of a sum of coefficients."""
@@ -148,7 +142,7 @@ def analyse(sweep, runs, analysis, costs=None):
 def model_at(cells, losses, look, left_out):
     """The Model of the runs at a look, or of all runs; None if the look is not reached."""
     arms = [arm for arm in cells if arm not in left_out]
-    if look is not None and not all(arm in look.seeds for arm in arms):
+    if look and not all(arm in look.seeds for arm in arms):
         return None
     found = {arm: losses.of(arm, look and look.seeds[arm]) for arm in arms}
     return Model(cells, found) if sum(map(len, found.values())) > 1 else None
@@ -180,9 +174,7 @@ def complete(verdict, model, effects, analysis, losses, sweep):
     """Fill in the numbers of an effect, and settle its word."""
     term = tuple(verdict.arm.split(":"))
     weights = model.effect_of(term)
-    found = model.contrast(weights)
-    verdict.mean, verdict.se, verdict.p = map(float, (found.mean, found.se, found.p()))
-    verdict.low, verdict.high = map(float, found.interval())
+    verdict.measure(model.contrast(weights))
     high = model.column(term).repeat(model.counts) > 0
     verdict.n, verdict.n_against = int(high.sum()), int((~high).sum())
     effects.contrasts[verdict.arm] = verdict.mean / len(term)
@@ -234,21 +226,16 @@ def add_text_interval(verdict, model, weights, losses):
     rows = [row for arm in model.arms for row in losses.runs.ended(arm).values()]
     if not all(row.get("blocks") for row in rows):
         return
-    of_runs = weights @ np.linalg.pinv(model.columns.repeat(model.counts, 0))  # [runs]
-    verdict.resample(of_runs @ np.array([row["blocks"] for row in rows]))
+    verdict.resample(model.of_runs(weights) @ np.array([row["blocks"] for row in rows]))
 
 
 def settle(verdict, term, model, effects, sweep):
     """Take back what the runs do not bear, and say why."""
     cells, parts = cells_of(sweep), []
-    bad = {
-        arm: count
-        for arm, count in effects.left_out.items()
-        if all(cells[arm][factor] for factor in term)
-    }
-    verdict.diverged = sum(bad.values())
-    if bad:
-        parts.append(f"{verdict.diverged} runs diverged at its high level: {', '.join(bad)}")
+    diverged = [arm for arm in effects.left_out if all(cells[arm][factor] for factor in term)]
+    verdict.diverged = sum(effects.left_out[arm] for arm in diverged)
+    if diverged:
+        parts.append(f"{verdict.diverged} runs diverged at its high level: {', '.join(diverged)}")
         if verdict.word in ("better", "tie"):
             verdict.word = "undecided"
     if not model.fit.df_resid:
@@ -256,10 +243,8 @@ def settle(verdict, term, model, effects, sweep):
         parts.append("no run is left over to estimate the noise")
     elif effects.missing:
         parts.append(f"{effects.missing} planned runs are missing")
-    mixed = [
-        ("-" if sign < 0 else "") + ":".join(other) for sign, other in model.mixed.get(term, ())
-    ]
-    if mixed:
+    if term in model.mixed:
+        mixed = ["-" * (sign < 0) + ":".join(other) for sign, other in model.mixed[term]]
         parts.append(f"mixed with {', '.join(mixed)}")
     parts.append(verdict.text_note)
     if sweep.get("screening") and verdict.word != "no verdict":
@@ -276,19 +261,16 @@ def high_level(sweep, factor):
 
 def levels(sweep, factor):
     """ "position=learned to rope", of a factor or of both of an interaction."""
-    texts = []
-    for name in factor.split(":"):
-        for key, value in high_level(sweep, name).items():
-            texts.append(f"{key}={sweep['base_values'].get(key)} to {value}")
-    return ", ".join(texts)
+    base = sweep["base_values"]
+    high = [high_level(sweep, name).items() for name in factor.split(":")]
+    return ", ".join(f"{key}={base.get(key)} to {value}" for key, value in chain(*high))
 
 
 # ---------------------------------------------------------------- beside one part at a time
 
 
 def runs_one_by_one(parts, variance):
-    """The runs that a sweep of one part at a time takes until each effect has this variance, in
-    units of a run's."""
+    """The runs that one part at a time takes until each effect has this variance, in a run's."""
     for seeds in count(2):
         control = sum(control_runs(parts, seeds))
         if 1 / seeds + 1 / control <= variance:
@@ -299,14 +281,13 @@ def beside(factorial, single):
     """[(factor, one, [(effect, difference)])] of the factors that a sweep `single` of one part at a
     time has, too: Contrasts of its effect, of the factorial's alone and on average, and of these
     minus the first. The sections have the same base, whose first seeds may be the same runs."""
-    found, effects, model = [], factorial.effects, factorial.effects.model
-    for factor in effects.alone:
+    found, model = [], factorial.effects.model
+    for factor, alone in factorial.effects.alone.items():
         high = high_level(factorial.sweep, factor)
         verdict = next((v for v in single.main.verdicts if is_single(single, v, high)), None)
-        if verdict is None or effects.alone[factor] is None:
+        if verdict is None or alone is None:
             continue
-        one = Contrast(verdict.mean, verdict.se, verdict.df)
-        pairs = []
+        one, pairs = Contrast(verdict.mean, verdict.se, verdict.df), []
         for weights in (model.effect_alone(factor), model.effect_of((factor,))):
             effect = model.contrast(weights)
             of_base = model.weight_of_a_run(weights, factorial.sweep["base"])

@@ -68,20 +68,20 @@ def legend(figure, section, shown, reasons=None, labelled=False):
     for arm in arms_of(section):
         if arm not in shown:
             why = (reasons or {}).get(arm) or absent(section, arm)
-            missing.setdefault(why, []).append(arm)
+            missing.setdefault(why, []).append(section.named(arm))
     parts = [f"{', '.join(arms)}: {why}" for why, arms in missing.items()]
     lines = [line for part in parts for line in textwrap.wrap(part, 56)]
     if labelled and not lines:
         return
 
-    longest = max(map(len, shown))
+    longest = max(len(section.named(arm)) for arm in shown)
     columns = 3 if longest < 14 else 2 if longest < 26 else 1
     rows = len(lines) + (0 if labelled else math.ceil(len(shown) / columns))
     figure.set_figheight(figure.get_figheight() + 0.18 * max(0, rows - 3))
     box = figure.legend(
         handles=[]
         if labelled
-        else [Line2D([], [], label=arm, **style_of(section, arm)) for arm in shown],
+        else [Line2D([], [], label=section.named(arm), **style_of(section, arm)) for arm in shown],
         loc="outside lower center",
         ncols=columns,
         title="\n".join(lines) or None,
@@ -227,7 +227,8 @@ def read_off(axes, section, verdict, multiples, tips):
     (mark,) = axes.plot(
         k, verdict.loss, style["marker"], color=style["color"], markersize=7, clip_on=False
     )
-    tips.add(mark, f"{verdict.arm}: loss {verdict.loss:.4f}, worth {worth} the tokens")
+    name = section.named(verdict.arm)
+    tips.add(mark, f"{name}: loss {verdict.loss:.4f}, worth {worth} the tokens")
 
 
 # --- curves
@@ -290,7 +291,7 @@ def draw_mean(axes, section, arm, steps, losses, tips):
     mean = losses.mean(0)
     sd = losses.std(0, ddof=1) if len(losses) > 1 else np.zeros_like(mean)
     (line,) = axes.plot(steps, mean, **style)
-    tips.add(line, f"{arm}: ends at {mean[-1]:.4f}, sd {sd[-1]:.4f}")
+    tips.add(line, f"{section.named(arm)}: ends at {mean[-1]:.4f}, sd {sd[-1]:.4f}")
     axes.fill_between(steps, mean - sd, mean + sd, color=style["color"], **BAND)
 
 
@@ -303,7 +304,7 @@ def draw_difference(axes, section, arm, steps, losses, others, tips):
     mean = losses.mean(0) - references.mean(0)
     (line,) = axes.plot(steps, mean, **style)
     if len(mean):
-        tips.add(line, f"{arm}: {mean[-1]:+.4f} at the end")
+        tips.add(line, f"{section.named(arm)}: {mean[-1]:+.4f} at the end")
     if min(len(losses), len(references)) > 1:
         low, high = contrast([losses, references]).interval()
         axes.fill_between(steps, low, high, color=style["color"], **BAND)
@@ -332,7 +333,7 @@ def learning_rates(section, tips):
         xs = [lr * base_rate for lr in means]
         (line,) = axes.plot(xs, list(means.values()), **style | {"markersize": 5})
         parts = (f"{lr:g}×: {mean:.3f}" for lr, mean in means.items())
-        tips.add(line, f"{arm}: {', '.join(parts)}")
+        tips.add(line, f"{section.named(arm)}: {', '.join(parts)}")
         for lr, losses in by_rate.items():
             axes.plot([lr * base_rate] * len(losses), losses, ".", color=style["color"], alpha=0.5)
         chosen = section.sweep["chosen_lr"].get(arm)

@@ -43,8 +43,7 @@ def control_group(sweep):
 
 
 def judged_arms(sweep):
-    """The arms that are compared with another: not the control group, the curve's, or the cells of
-    a factorial."""
+    """The arms that are compared with another: no control group, curve, or cell of a factorial."""
     control, arms = control_group(sweep), sweep["arms"].items()
     apart = [arm for arm, facts in arms if facts.get("curve") or facts.get("cell")]
     return [arm for arm, _ in arms if arm not in [*control, *apart]]
@@ -65,9 +64,13 @@ def planned_runs(sweep, seeds):
 def looks_of(sweep, tried, records, metric, margin):
     """The [Look] of a sweep, the last one at all data and with no share unless it was declared.
     tried: {arm: [seed]} of the runs that ended; records: the lines of history.jsonl."""
-    records = [record for record in records if seen_something(record)]
+    records = [  # of reports that could compare anything: two runs of an arm
+        record
+        for record in records
+        if any(len(record["runs"].get(arm, ())) > 1 for arm in record["arms"])
+    ]
     declared = [
-        (record["metric"], record["margin"], look) for record in records for look in record["looks"]
+        (each["metric"], each["margin"], look) for each in records for look in each["looks"]
     ]
     declared += [(metric, margin, look) for look in declared_looks(sweep, tried, records)]
     declared = list(dict.fromkeys(declared))
@@ -85,11 +88,6 @@ def looks_of(sweep, tried, records, metric, margin):
         of_margin = share(lambda each, look=look: each == (metric, margin, look))
         found.append(Look(of_metric, of_margin, seeds_at(sweep, tried, look, bool(records))))
     return [*found, Look(0.0, 0.0, tried)]
-
-
-def seen_something(record):
-    """Whether a report could compare anything: two runs of an arm."""
-    return any(len(record["runs"].get(arm, ())) > 1 for arm in record["arms"])
 
 
 def declared_looks(sweep, tried, records=()):
@@ -130,11 +128,6 @@ def read(folders, sweep):
     unique = {json.dumps(line, sort_keys=True): line for line in lines}
     found = [line for line in unique.values() if line.get("identity") == identity(sweep)]
     return sorted(found, key=lambda line: line["when"])
-
-
-def family_of(names, records):
-    """The number of comparisons that this report and those before it made."""
-    return len({*names, *(name for record in records for name in record["arms"])})
 
 
 def record(folders, sweep, tried, analysis, records):

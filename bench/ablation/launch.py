@@ -220,8 +220,8 @@ class Run:
         if not text:
             return f"exit status {status}"
         lines = text.splitlines()
-        told = [line for line in lines if line.startswith("error: ")] or lines
-        return one_line(told[-1]).removeprefix("error: ")
+        errors = [line for line in lines if line.startswith("error: ")] or lines
+        return one_line(errors[-1]).removeprefix("error: ")
 
     def kill(self):
         with contextlib.suppress(ProcessLookupError):

@@ -62,13 +62,10 @@ def has_diverged(row):
     """Whether a run that ended has a loss that is not finite, or above that of its first step."""
     if row["status"] == "diverged":
         return True
-    missing = [column for column in REPORTED.values() if column not in row]
-    if missing:
-        raise UserError(
-            f"a row without {missing[0]}: an older version made it",
-            f"{row['arm']} seed {row['seed']}",
-            "run the sweep again",
-        )
+    for column in REPORTED.values():
+        if column not in row:
+            what, where = f"a row without {column}: an older version made it", f"{row['arm']} seed"
+            raise UserError(what, f"{where} {row['seed']}", "run the sweep again")
     return not np.isfinite(row["final_report"] if row["final_report"] is not None else math.nan)
 
 

@@ -52,7 +52,7 @@ def look_ahead(sweep, verdicts, analysis, pooled=None):
 def visible_in_screening(variance, df, n, base_n, family):
     """The smallest effect that POWER of all screenings find: n runs of the arm and base_n of the
     base, a variance pooled over all arms with df degrees of freedom, and the first step of Holm's
-    method over the family. decide_screening knows no looks, so the whole of ALPHA is for it."""
+    method over the family. A screening has no looks, so the whole of ALPHA is for it."""
     se = math.sqrt(variance * (1 / n + 1 / base_n))
     critical = special.stdtrit(df, 1 - ALPHA / family / 2)
     effects = np.geomspace(0.05, 200, 8000) * se

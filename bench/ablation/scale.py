@@ -59,9 +59,9 @@ def sweeps_of(argv, usage):
         parameters[name] = costs.parameters(variant_config(base | size, vocab_size))
         times = parameters[name] / parameters[next(iter(sizes))]
         steps = {key: max(1, round(times * base[key])) for key in STEPS if base.get(key)}
-        own = {"question": f"{config.question} ({name})", "out_dir": Path(config.out_dir) / name}
-        own |= {"design": inner, "sizes": None} | steps | size
-        found[name] = [*argv, *(f"--{key}={value}" for key, value in own.items())]
+        keys = {"question": f"{config.question} ({name})", "out_dir": Path(config.out_dir) / name}
+        keys |= {"design": inner, "sizes": None} | steps | size
+        found[name] = [*argv, *(f"--{key}={value}" for key, value in keys.items())]
     return found
 
 
@@ -92,12 +92,12 @@ class Slope:
     low: float
     high: float
     p: float
-    p_holm: float
-    p_tie: float  # corrected, too
+    p_looks: float  # corrected for the looks alone, as is that of a tie
+    p_tie_looks: float
     line: tuple  # fitted effects at the smallest and at the largest size
     why: str = ""
-    p_looks: float = math.nan  # corrected for the looks alone, as is that of a tie
-    p_tie_looks: float = math.nan
+    p_holm: float = math.nan  # corrected for the looks and the arms, as is that of a tie
+    p_tie: float = math.nan
     p_page: float = math.nan  # corrected for all that the page claims
     test: Contrast | None = None  # of the slope, not corrected
 
@@ -125,26 +125,23 @@ def training_flops(sweep):
 
 def analyse(sections):
     """The Scale of sections that are the sizes of one scale."""
-    sizes = [training_flops(section.sweep) for section in sections]
-    flops = np.array([size[0] for size in sizes], float)
+    flops, parameters = zip(*(training_flops(section.sweep) for section in sections), strict=True)
     margins = [section.main.margin for section in sections]
     scale = Scale(
         names=[section.folders[0].name for section in sections],
-        flops=flops,
-        parameters=[size[1] for size in sizes],
-        margin=float(np.mean(margins)) if np.isfinite(margins).all() else math.nan,
+        flops=np.array(flops, float),
+        parameters=list(parameters),
+        margin=float(np.mean(margins)),  # nan if a size has none
         slopes=[],
     )
     judged = [judged_arms(section.sweep) for section in sections]
     arms = [arm for arm in judged[0] if all(arm in others for others in judged)]
-    fits = [fit(arm, sections, np.log10(flops), scale.margin) for arm in arms]
-    tested = [one for one in fits if one.effects]
-    corrected = [holm([getattr(one, key) for one in tested]) for key in ("p_holm", "p_tie")]
+    scale.slopes = [fit(arm, sections, np.log10(flops), scale.margin) for arm in arms]
+    tested = [one for one in scale.slopes if one.effects]
+    corrected = [holm([getattr(one, key) for one in tested]) for key in ("p_looks", "p_tie_looks")]
     for one, p, p_tie in zip(tested, *corrected, strict=True):
-        one.p_looks, one.p_tie_looks = one.p_holm, one.p_tie
         one.p_holm, one.p_tie = float(p), float(p_tie)
         settle(one)
-    scale.slopes = fits
     return scale
 
 
@@ -180,24 +177,13 @@ def fit(arm, sections, x, margin):
 
     # The slope as a weighted sum of the groups' means, with the variance of each group.
     shares = np.linalg.pinv(columns * np.sqrt(weights)[:, None])[1] * np.sqrt(weights)
-    both = [(share, -share) for share in shares]
-    slope = contrast([group for pair in groups for group in pair], np.ravel(both))
-    low, high = slope.interval()
-    line = model.predict(columns)[[0, -1]]
-    share = share_of(planned=1)
-    return Slope(
-        arm,
-        "",
-        effects,
-        float(model.params[1]),
-        float(low),
-        float(high),
-        float(slope.p()),
-        min(1.0, float(slope.p()) / share),
-        min(1.0, float(slope.p_within(margin / np.ptp(x))) / share),
-        tuple(map(float, line)),
-        test=slope,
-    )
+    signed = [(share, -share) for share in shares]
+    slope = contrast([group for pair in groups for group in pair], np.ravel(signed))
+    line = tuple(model.predict(columns)[[0, -1]].tolist())
+    numbers = map(float, (model.params[1], *slope.interval(), slope.p()))
+    tests = float(slope.p()), float(slope.p_within(margin / np.ptp(x)))
+    corrected = [min(1.0, p / share_of(planned=1)) for p in tests]
+    return Slope(arm, "", effects, *numbers, *corrected, line, test=slope)
 
 
 def settle(slope):

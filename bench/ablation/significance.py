@@ -119,8 +119,7 @@ def shuffled_means(ranks, n):
 
 
 def holm(p, family=None):
-    """Holm's corrected p-values along the last axis; `family` counts further hypotheses whose p is
-    1."""
+    """Holm's corrected p, along the last axis; of `family` hypotheses the others have p = 1."""
     p = np.asarray(p, float)
     count = p.shape[-1]
     order = np.argsort(p, axis=-1)

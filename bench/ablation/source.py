@@ -144,7 +144,8 @@ def sources(functions, classes, words, root=ROOT):
         module = read_module(root, file)
         if name not in module.definitions or name in found.setdefault(file, {}):
             continue
-        nodes = [chosen_words(node, words) for node in module.definitions[name]]
+        definitions = [node for node in module.definitions[name] if not is_other_word(node, words)]
+        nodes = [chosen_words(node, words) for node in definitions]
         found[file][name] = [plain(node) for node in nodes]
         for node in nodes:
             pending |= module.values_named(node)
@@ -234,6 +235,14 @@ def chosen_words(node, words):
     ]
     keys, values = zip(*(chosen or entries), strict=True) if entries else ((), ())
     return ast.Assign(targets=[], value=ast.Dict(keys=list(keys), values=list(values)))
+
+
+def is_other_word(node, words):
+    """Whether a statement adds a word to a dictionary, as in `MLP["mish"] = ...`, that is none of
+    these."""
+    target = node.targets[0] if isinstance(node, ast.Assign) and node.targets else None
+    key = target.slice if isinstance(target, ast.Subscript) else None
+    return isinstance(key, ast.Constant) and key.value not in words
 
 
 def is_message(node):

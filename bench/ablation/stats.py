@@ -75,6 +75,12 @@ class Verdict:
     differences: list = field(default_factory=list)  # each run's loss minus the control's mean
     interaction: bool = False
 
+    def measure(self, contrast):
+        """Set the numbers of a Contrast."""
+        self.mean, self.se, self.df = map(float, (contrast.mean, contrast.se, contrast.df))
+        self.low, self.high = map(float, contrast.interval())
+        self.p = float(contrast.p())
+
     def resample(self, differences):
         """Set the interval over the text, by a bootstrap of the differences of its blocks [n]."""
         draws = np.random.default_rng(0).choice(differences, (RESAMPLES, len(differences))).mean(1)
@@ -123,7 +129,7 @@ class Analysis:
 
 @dataclass
 class Comparison:
-    """A verdict that is not decided yet: the arms of each of its groups, and their weights."""
+    """A Verdict in the making: the arms of each of its groups, and their weights."""
 
     verdict: Verdict
     groups: list  # of lists of arms
@@ -137,8 +143,7 @@ class Comparison:
 
 
 def analyse(sweep, runs, costs=None, measure=None, records=()):
-    """The Analysis of a sweep by one measure (default: the sweep's metric). records: the lines of
-    its history."""
+    """The Analysis of a sweep by a measure (default: its metric). records: lines of its history."""
     measure = measure or sweep["metric"]
     losses = Losses(sweep, runs, measure, costs or {})
     control, curve, margin, source = finite(losses.control()), None, math.nan, "none"
@@ -146,9 +151,8 @@ def analyse(sweep, runs, costs=None, measure=None, records=()):
         curve = curve_from({1: control} | losses.curve())
         margin, source = margin_of(sweep, curve)
     stored = None if math.isnan(margin) else margin
-    tried = tried_seeds(runs)
-    comparisons = planned_comparisons(sweep)
-    names = [one.verdict.name for one in comparisons]
+    tried, comparisons = tried_seeds(runs), planned_comparisons(sweep)
+    names = {one.verdict.name for one in comparisons}
 
     analysis = Analysis(
         measure,
@@ -161,13 +165,13 @@ def analyse(sweep, runs, costs=None, measure=None, records=()):
         floor=floor_of(sweep, losses),
         curve=curve,
         looks=history.looks_of(sweep, tried, records, sweep["metric"], stored),
-        family=history.family_of(names, records),
+        family=len(names.union(*(record["arms"] for record in records))),
     )
-    everything = [finite(losses.of(arm)) for arm in runs.done]
-    pooled = pooled_variance(everything) if sweep.get("screening") else None
+    pooled, settle = None, decide
+    if sweep.get("screening"):
+        pooled, settle = pooled_variance([finite(losses.of(arm)) for arm in runs.done]), screen
     for comparison in comparisons:
         describe(comparison, losses, analysis, pooled)
-    settle = decide_screening if sweep.get("screening") else decide
     if comparisons:
         settle(comparisons, losses, analysis)
     for comparison in comparisons:
@@ -189,53 +193,47 @@ def margin_of(sweep, curve):
 
 def planned_comparisons(sweep):
     """[Comparison] of each arm with the one it is compared with, then of each interaction."""
-    base, control = sweep["base"], control_group(sweep)
-    found = []
+    singles, interactions, control = [], [], control_group(sweep)
     for arm in judged_arms(sweep):
-        against = sweep["arms"][arm]["against"]
-        groups = [[arm], control if against == base else [against]]
-        found.append(Comparison(Verdict(arm, against), groups))
-    for pair in judged_arms(sweep):
-        if sweep["arms"][pair].get("interaction_of"):
-            # (pair - a) - (b - base): the effect of both changes beyond the sum of their effects
-            a, b = sweep["arms"][pair]["interaction_of"]
-            verdict = Verdict(pair, f"{a} + {b}", interaction=True)
-            found.append(Comparison(verdict, [[pair], [a], [b], control], (1, -1, -1, 1)))
-    return found
+        against, pair = (sweep["arms"][arm].get(key) for key in ("against", "interaction_of"))
+        groups = [[arm], control if against == sweep["base"] else [against]]
+        singles.append(Comparison(Verdict(arm, against), groups))
+        if pair:  # (arm - a) - (b - base): the effect of both beyond the sum of their effects
+            a, b = pair
+            verdict = Verdict(arm, f"{a} + {b}", interaction=True)
+            interactions.append(Comparison(verdict, [[arm], [a], [b], control], (1, -1, -1, 1)))
+    return singles + interactions
 
 
 def describe(comparison, losses, analysis, pooled):
     """Fill in what the runs of a comparison are, whatever the word. `pooled` is the variance of a
     screening and its degrees of freedom."""
     verdict, groups = comparison.verdict, losses.groups(comparison.groups)
-    own = finite(groups[0])
+    losses_of_arm = finite(groups[0])
+    n = len(losses_of_arm)
     verdict.n, verdict.n_against = len(groups[0]), len(groups[1])
-    verdict.diverged = len(groups[0]) - len(own)
-    if len(own) and not verdict.interaction:
-        verdict.loss, verdict.loss_sd = float(own.mean()), sample_sd(own)
+    verdict.diverged = verdict.n - n
+    if n and not verdict.interaction:
+        verdict.loss, verdict.loss_sd = float(losses_of_arm.mean()), sample_sd(losses_of_arm)
     verdict.p = test(groups, comparison.weights, analysis.margin)[0]
     if not all(len(group) and np.isfinite(group).all() for group in groups):
         return
 
-    whole = contrast(groups, comparison.weights, pooled)
-    verdict.p = float(whole.p())
-    verdict.mean, verdict.se, verdict.df = map(float, (whole.mean, whole.se, whole.df))
-    verdict.low, verdict.high = map(float, whole.interval())
+    verdict.measure(contrast(groups, comparison.weights, pooled))
     if not verdict.interaction:
         verdict.differences = (groups[0] - groups[1].mean()).tolist()
     add_text_interval(comparison, losses)
     if analysis.curve and verdict.against == losses.base and losses.measure != "equal_time":
-        se, n = verdict.loss_sd / math.sqrt(len(own)), len(own)
+        se = verdict.loss_sd / math.sqrt(n)
         if pooled:
-            se, n = math.sqrt(pooled[0] / len(own)), pooled[1] + 1
+            se, n = math.sqrt(pooled[0] / n), pooled[1] + 1
         verdict.worth = analysis.curve.worth(verdict.loss, se, n)
         ratio = losses.step_ratio(verdict.arm)
         verdict.worth_time = ratio and analysis.curve.worth(verdict.loss, se, n, ratio)
 
 
 def add_text_interval(comparison, losses):
-    """The 95 % interval of a difference over the text: a bootstrap over its blocks, each with the
-    means over the runs."""
+    """The 95 % interval of a difference over the text: a bootstrap of blocks, means over runs."""
     blocks = [
         [row["blocks"] for row in losses.rows(arms) if row.get("blocks")]
         for arms in comparison.groups
@@ -285,7 +283,7 @@ def decide(comparisons, losses, analysis):
             verdict.look = one.then
 
 
-def decide_screening(comparisons, losses, analysis):
+def screen(comparisons, losses, analysis):
     """Fill in the words of a screening: larger than the noise, or not seen."""
     known = [one for one in comparisons if math.isfinite(one.verdict.low)]
     p = holm([one.verdict.p for one in known], analysis.family)
@@ -319,9 +317,8 @@ def explain(comparison, sweep, runs, tried, analysis):
         verdict.word = "no verdict"
         parts.append(missing_runs(comparison, sweep, tried))
     elif comparison.seen != verdict.word and not verdict.diverged and not sweep.get("screening"):
-        parts.append(
-            f"{comparison.seen} at {comparison.then} seeds, but not by all {verdict.n} together"
-        )
+        then = f"{comparison.seen} at {comparison.then} seeds"
+        parts.append(f"{then}, but not by all {verdict.n} together")
     elif verdict.word in ("better", "worse"):
         parts.append("smaller than the margin" if verdict.p_tie <= ALPHA else "")
         parts.append(verdict.text_note)
@@ -332,10 +329,9 @@ def explain(comparison, sweep, runs, tried, analysis):
 
 def missing_runs(comparison, sweep, tried):
     """Which planned runs a comparison still lacks at its first look."""
-    needed = planned_runs(sweep, min(sweep["looks"]))
-    parts = []
+    needed, parts = planned_runs(sweep, min(sweep["looks"])), []
     for arms in comparison.groups:
-        ended, planned = (sum(len(tried[arm]) for arm in arms), sum(needed[arm] for arm in arms))
+        ended, planned = sum(len(tried[arm]) for arm in arms), sum(needed[arm] for arm in arms)
         if ended < planned:
             parts.append(f"{ended} of the {planned} planned runs of {' and '.join(arms)}")
     return ", ".join(parts) or "measured at no look"
@@ -352,10 +348,8 @@ def floor_of(sweep, losses):
     x, reference = losses.groups([copies, [base]]) if losses.measure != "equal_time" else ([], [])
     floor = Verdict(copies[0], base, "noise", n=len(x), n_against=len(reference))
     if len(x) and len(reference) and np.isfinite([*x, *reference]).all():
-        found = contrast([x, reference])
+        floor.measure(contrast([x, reference]))
         floor.loss, floor.loss_sd = float(x.mean()), sample_sd(x)
-        floor.mean, floor.p = float(found.mean), float(found.p())
-        floor.low, floor.high = map(float, found.interval())
     return floor
 
 
@@ -372,21 +366,14 @@ def undecided(sweep, rows, costs=None):
 # --- pages of several sweeps
 
 
-def page_correction(p):
-    """Holm's corrected p-values of all comparisons that one page claims, a list."""
-    return holm(p).tolist() if len(p) else []
-
-
 def correct_page(analyses):
     """Correct the verdicts of a page's analyses for all their comparisons together, and take back
     the words that this leaves undecided."""
     verdicts = [v for one in analyses for v in one.verdicts if math.isfinite(v.p_looks)]
-    corrected = page_correction([verdict.p_looks for verdict in verdicts])
-    ties = page_correction([verdict.p_tie_looks for verdict in verdicts])
-    for verdict, p, p_tie in zip(verdicts, corrected, ties, strict=True):
+    found = [[getattr(verdict, key) for verdict in verdicts] for key in ("p_looks", "p_tie_looks")]
+    for verdict, p, p_tie in zip(verdicts, *holm(found).tolist(), strict=True):
         verdict.p_page = p
-        needed = {"better": p, "worse": p, "tie": p_tie}.get(verdict.word, 0)
-        if needed > ALPHA:
+        if {"better": p, "worse": p, "tie": p_tie}.get(verdict.word, 0) > ALPHA:
             count = len(verdicts)
             reason = f"{verdict.word} in its own sweep, not among the page's {count} comparisons"
             verdict.word, verdict.more = "undecided", None

@@ -30,6 +30,7 @@ class Section:
     single: "Section | None" = None  # beside a factorial: one part at a time on the same base
     scale: Scale | None = None  # of the smallest size of a scale: all sizes together
     label: str = ""  # on a page of several experiments
+    names: dict = field(default_factory=dict)  # arm -> its name in figures, if that is another
 
     @property
     def machine(self):
@@ -44,6 +45,9 @@ class Section:
     @property
     def main(self):
         return self.analyses[self.sweep["metric"]]
+
+    def named(self, arm):
+        return self.names.get(arm, arm)
 
     def record(self):
         """Add this look at the data to the history of each folder."""

@@ -31,9 +31,7 @@ class Worth:
     most: float
 
     def __str__(self):
-        if not math.isfinite(self.low + self.high) and math.isnan(self.low + self.high):
-            return self.words(self.k)
-        if self.low == self.high:  # all of it is beyond the curve
+        if math.isnan(self.low + self.high) or self.low == self.high:  # all beyond the curve
             return self.words(self.k)
         low, high = self.words(self.low, ""), self.words(self.high, "")
         return f"{self.words(self.k)} ({low} to {high})"
@@ -90,7 +88,7 @@ class Curve:
             drawn = self.multiple(arm, means) / speeds
             low, high = np.quantile(drawn, (0.025, 0.975), method="inverted_cdf")
         least, most = self.multiples[[0, -1]] / speed
-        return Worth(float(value / speed), float(low), float(high), float(least), float(most))
+        return Worth(*map(float, (value / speed, low, high, least, most)))
 
     def multiple(self, loss, means):
         """The multiples [draws] at which curves with these means [points, draws] reach a loss."""

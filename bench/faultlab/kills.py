@@ -1,5 +1,6 @@
 """Runs that a signal kills or stops, with one process and with two ranks."""
 
+import itertools
 import os
 import re
 import shlex
@@ -57,8 +58,7 @@ class Aim:
 
 
 def kills(lab):
-    """kill -9 at random moments and while a checkpoint is written; each time the same command
-    resumes the run."""
+    """kill -9 at random moments and while a checkpoint is written; each time the run resumes."""
     plans = {arm: [] for arm in ARMS}  # for each kill whether it is aimed; used from the end
     for n in range(lab.kills):
         plans[ARMS[n % len(ARMS)]].append(n // len(ARMS) % 2 == 1)
@@ -77,8 +77,8 @@ def kills(lab):
 def killed_run(lab, arm, plan, aim):
     """Kill and resume a run until it ends. Removes each kill that hit the run from the plan."""
     out = lab.folder()
-    last = rows(lab.reference(arm))[-1]
-    interval = last["seconds"] / last["step"] * lab.every  # seconds between two checkpoints
+    last = rows(lab.reference(arm=arm))[-1]
+    interval = last["seconds"] / last["step"] * lab.save_every  # seconds between two checkpoints
     while True:
         process = lab.start(out, arm=arm)
         if plan and plan[-1]:
@@ -94,11 +94,11 @@ def killed_run(lab, arm, plan, aim):
         with lab.trial(row):
             whole(out)
             lost = max((row["step"] for row in rows(out)), default=0) - newest(out)
-            if lost > lab.every:
+            if lost > lab.save_every:
                 raise Wrong(f"{lost} steps lost")
     with lab.trial("runs killed and resumed until they end"):
         process.expect(0)
-        same(out, lab.reference(arm))
+        same(out, lab.reference(arm=arm))
 
 
 def wait_for_a_save(lab, process, out, aim):
@@ -135,19 +135,16 @@ def stamp(out):
 def signals(lab):
     """SIGTERM and Ctrl-C within a step and within an evaluation: the run saves, and the command
     that it prints resumes it."""
-    for number, status, moment in (
-        (signal.SIGTERM, 143, "a step"),
-        (signal.SIGTERM, 143, "an evaluation"),
-        (signal.SIGINT, 130, "a step"),
-        (signal.SIGINT, 130, "an evaluation"),
-    ):
+    exits, moments = {signal.SIGTERM: 143, signal.SIGINT: 130}, ("a step", "an evaluation")
+    for (number, status), moment in itertools.product(exits.items(), moments):
         if lab.short and (number == signal.SIGTERM) != (moment == "a step"):
             continue
         with lab.trial(f"{number.name} within {moment}"):
             out, process = stopped_run(lab, number, status, moment)
             if lab.short and moment == "an evaluation":
                 continue
-            command = re.search(r"continue with: python (train\.py .*)", process.printed()[0])
+            printed = process.printed()[0].replace("\\\n", "")
+            command = re.search(r"continue with:\npython (train\.py .*)", printed)
             lab.to_the_end(out, shlex.split(command[1]))
 
 
@@ -155,14 +152,14 @@ def stopped_run(lab, number, status, moment):
     """(run folder, process) of a run that a signal stopped."""
     for _ in range(6):  # until the signal comes within the evaluation, and not after it
         out = lab.folder()
-        step = lab.every
+        step = lab.save_every
         if moment == "a step":
-            step += lab.random.randrange(1, lab.every - 2)
+            step += lab.random.randrange(1, lab.save_every - 2)
         process = lab.start(out)
         process.until(lambda: logged(out, step, "loss"))  # noqa: B023
         began = time.time()
         process.popen.send_signal(number)
-        process.expect(status, "continue with: python train.py --init_from=resume", 60)
+        process.expect(status, "continue with:\npython train.py", 60)
         whole(out)
         seconds = time.time() - began
         if seconds > 20:
@@ -173,8 +170,7 @@ def stopped_run(lab, number, status, moment):
 
 
 def second_signal(lab):
-    """SIGTERM, then Ctrl-C, within a step of a minute: the run ends at once, and the checkpoints
-    are unchanged."""
+    """SIGTERM, then Ctrl-C, within a step of a minute: the run ends; its checkpoints are whole."""
     out = lab.part_way()
     before, log = tree(out / "ckpt"), (out / "log.jsonl").stat().st_ino
     process = lab.start(out, "--gradient_accumulation_steps=20000")
@@ -225,7 +221,7 @@ def one_rank_of_two(lab, rank, number):
     """Send a signal to one of two ranks, and finish the run with one process."""
     out = lab.folder()
     process = Process([*TWO_RANKS, *lab.argv(out)])
-    process.until(lambda: newest(out) and logged(out, lab.every + 4, "loss"))
+    process.until(lambda: newest(out) and logged(out, lab.save_every + 4, "loss"))
     began = time.time()
     os.kill(found_processes("-P", str(process.popen.pid), "-f", "train.py")[rank], number)
     status = process.popen.wait(timeout=120)
@@ -234,7 +230,7 @@ def one_rank_of_two(lab, rank, number):
     if not status or seconds >= 60 or left:
         raise Wrong(f"exit {status} after {seconds:.0f} s, processes left: {left}")
     whole(out)
-    if number == signal.SIGTERM and newest(out) == lab.every:
+    if number == signal.SIGTERM and newest(out) == lab.save_every:
         raise Wrong("nothing was saved")
 
     Process(lab.argv(out)).expect(0)

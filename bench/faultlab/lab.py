@@ -5,6 +5,7 @@ line.
 """
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -23,28 +24,15 @@ from safetensors.torch import load_file
 
 from common.files import ROOT
 
-SIZE = [
-    "--n_layer=2",
-    "--n_head=2",
-    "--n_embd=32",
-    "--block_size=32",
-    "--batch_size=4",
-    "--gradient_accumulation_steps=2",
-    "--dropout=0.2",
-    "--learning_rate=3e-3",
-    "--warmup_iters=3",
-    "--log_interval=1",
-    "--device=cpu",
-    "--compile=False",
+KEYS = [
+    *("--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=4"),
+    *("--gradient_accumulation_steps=2", "--dropout=0.2", "--learning_rate=3e-3"),
+    *("--warmup_iters=3", "--log_interval=1", "--device=cpu", "--compile=False"),
     "--dataset=words",
 ]
 FILES = [
-    "model.safetensors",
-    "optimizer.safetensors",
-    "config.json",
-    "state.json",
-    "tokenizer.json",
-    "checksums.json",
+    *("model.safetensors", "optimizer.safetensors", "config.json", "state.json"),
+    *("tokenizer.json", "checksums.json"),
 ]
 LOGGED = ("loss", "grad_norm", "lr", "train_loss", "val_loss")
 WORDS = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
@@ -55,8 +43,7 @@ class Wrong(Exception):
 
 
 class Process:
-    """A script of this repo in its own process. Its output goes to files, because a pipe could fill
-    up and block it."""
+    """A script of this repo in its own process. Its output goes to files, which never fill up."""
 
     started = []
 
@@ -65,20 +52,17 @@ class Process:
             for kind, size in limits.items():
                 resource.setrlimit(kind, (size, size))
 
-        self.files = [
-            tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
-            for _ in range(2)
-        ]
+        self.files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
         ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         clean = {key: value for key, value in os.environ.items() if key not in ranks}
-        own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        more = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | (environment or {})
         self.popen = subprocess.Popen(
             [*prefix, sys.executable, *argv],
             cwd=ROOT,
             stdout=self.files[0],
             stderr=self.files[1],
             preexec_fn=limit if limits else None,
-            env=clean | own | (environment or {}),
+            env=clean | more,
             start_new_session=True,
         )
         self.started.append(self)
@@ -127,11 +111,10 @@ class Lab:
     def __init__(self, scratch, kills, short, seed):
         self.scratch, self.kills, self.short = scratch, kills, short
         self.random = random.Random(seed)
-        self.steps, self.every = (24, 8) if short else (60, 20)  # every: steps between checkpoints
+        self.steps, self.save_every = (24, 8) if short else (60, 20)
         self.score = {}  # {row: (tries passed, tries)}
         self.notes = {}  # {row: a note for the table}
         self.numbers = itertools.count()
-        self.references, self.stopped = {}, None
         for name in ["data"] if short else ["data", "other"]:
             self.prepare(name)
 
@@ -163,41 +146,29 @@ class Lab:
 
     def argv(self, out, *more, arm=()):
         """The command that begins a run in `out`, or resumes it if there is a checkpoint."""
-        return [
-            "train.py",
-            *SIZE,
-            *arm,
-            f"--max_iters={self.steps}",
-            f"--lr_decay_iters={self.steps}",
-            f"--eval_interval={self.every}",
-            f"--data_dir={self.scratch}/data",
-            f"--out_dir={out}",
-            *(["--init_from=resume"] if newest(out) else []),
-            *more,
-        ]
+        steps = [f"--max_iters={self.steps}", f"--lr_decay_iters={self.steps}"]
+        folders = [f"--data_dir={self.scratch}/data", f"--out_dir={out}"]
+        resume = ["--init_from=resume"] if newest(out) else []
+        saves = f"--eval_interval={self.save_every}"
+        return ["train.py", *KEYS, *arm, *steps, saves, *folders, *resume, *more]
 
     def start(self, out, *more, arm=(), **how):
         return Process(self.argv(out, *more, arm=arm), **how)
 
-    def reference(self, arm=()):
+    @functools.cache  # noqa: B019 (there is one lab)
+    def reference(self, *more, arm=()):
         """The folder of an undisturbed run."""
-        if arm not in self.references:
-            self.references[arm] = self.folder()
-            with self.trial("an undisturbed run"):
-                self.start(self.references[arm], arm=arm).expect(0, "best validation loss")
-        return self.references[arm]
+        out = self.folder()
+        with self.trial("an undisturbed run"):
+            self.start(out, *more, arm=arm).expect(0, "best validation loss")
+        return out
 
     def part_way(self):
         """A copy of a run that has written two of its three checkpoints."""
-        if not self.stopped:
-            self.stopped = self.folder()
-            with self.trial("an undisturbed run"):
-                self.start(self.stopped, f"--max_iters={self.every * 2}").expect(0)
-        return self.folder(self.stopped)
+        return self.folder(self.reference(f"--max_iters={self.save_every * 2}"))
 
     def to_the_end(self, out, argv=None):
-        """Resume a run with the given command or the one that began it. Raises Wrong unless it
-        ends like the undisturbed one."""
+        """Resume a run with a command. Raises Wrong unless it ends like the undisturbed one."""
         Process(argv or self.argv(out)).expect(0)
         same(out, self.reference())
 
@@ -220,20 +191,20 @@ def logged(out, step, key):
 
 
 def newest(out):
-    """The step of the newest checkpoint, 0 if there is none. A checkpoint that a save has renamed,
-    in order to replace it, counts."""
+    """The step of the newest checkpoint, 0 if there is none. One that a save renamed counts."""
     names = (path.name for path in out.glob("ckpt/*"))
     found = [re.fullmatch(r"(\d+)|\.(\d+)\.old-[0-9a-f]+", name) for name in names]
     return max((int(match[1] or match[2]) for match in found if match), default=0)
 
 
+def sha256_of(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def tree(out):
     """{path: sha256} of all files below."""
-    return {
-        path.relative_to(out): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(out.rglob("*"))
-        if path.is_file()
-    }
+    files = [path for path in sorted(out.rglob("*")) if path.is_file()]
+    return {path.relative_to(out): sha256_of(path) for path in files}
 
 
 def tensors(folder):
@@ -244,16 +215,16 @@ def digest(out):
     """Everything that must be equal between two runs: the logged values of each step, in order, the
     tensors of the last checkpoint, and the best step."""
     folder = out / "ckpt" / f"{newest(out):06d}"
-    found = {}
-    for i, row in enumerate(rows(out)):
-        for key in LOGGED:
-            if key in row:
-                found[f"{key} of step {row['step']}, line {i}"] = row[key]
+    found = {
+        f"{key} of step {row['step']}, line {i}": row[key]
+        for i, row in enumerate(rows(out))
+        for key in LOGGED
+        if key in row
+    }
     for name, value in tensors(folder).items():
         found[name] = hashlib.sha256(value.numpy().tobytes()).hexdigest()
-    found["newest"] = newest(out)
-    found["best"] = json.loads((folder / "state.json").read_text())["best_step"]
-    return found
+    best = json.loads((folder / "state.json").read_text())["best_step"]
+    return found | {"newest": newest(out), "best": best}
 
 
 # ---------------------------------------------------------------- checks; each raises Wrong
@@ -271,15 +242,13 @@ def same(out, reference):
 
 def whole(out):
     """Check that every checkpoint in a run folder matches its checksums."""
-    for folder in out.glob("ckpt/*"):
-        if folder.name.isdigit():
-            path = folder / "checksums.json"
-            sums = json.loads(path.read_text()) if path.exists() else {}
-            for name in FILES[:-1]:
-                file = folder / name
-                found = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else None
-                if found is None or found != sums.get(name):
-                    raise Wrong(f"{file} is not whole")
+    for folder in out.glob("ckpt/[0-9]*"):
+        path = folder / "checksums.json"
+        sums = json.loads(path.read_text()) if path.exists() else {}
+        for name in FILES[:-1]:
+            file = folder / name
+            if not file.exists() or sha256_of(file) != sums.get(name):
+                raise Wrong(f"{file} is not whole")
 
 
 def unchanged(before, out):

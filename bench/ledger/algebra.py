@@ -36,12 +36,15 @@ def literal(text):
         return text
 
 
+def changes_of(words):
+    """{key: value} of words such as "mlp=swiglu"."""
+    return {key: literal(value) for key, value in (word.split("=", 1) for word in words)}
+
+
 def config_of(name, *changes):
     """The VariantConfig of `architecture@size` with `key=value` changes."""
     arch, _, size = name.partition("@")
-    changes = dict(change.split("=", 1) for change in changes)
-    values = {"model": "llama", "arch": arch} | SIZES[size]
-    return configure(values | {key: literal(value) for key, value in changes.items()})
+    return configure({"model": "llama", "arch": arch} | SIZES[size] | changes_of(changes))
 
 
 # ---------------------------------------------------------------- parameters
@@ -52,13 +55,14 @@ def parameters(name, *changes):
     return costs.parameters(config_of(name, *changes))
 
 
-def relative_parameters(name, other, *changes):
-    """The parameters of `other` with the changes, over those of the model `name`."""
-    return parameters(other, *changes) / parameters(name)
+def active_parameters(name, *changes):
+    """The number of parameters that one token uses."""
+    return costs.active_parameters(config_of(name, *changes))
 
 
 def part_parameters(part, name, *changes):
-    """The parameters of one layer's qkv, kv, attention, mlp, norm or whole block."""
+    """The parameters of one layer's qkv, kv, attention, mlp, norm or whole block, or of the model's
+    positions."""
     model, blocks = costs.without_numbers(config_of(name, *changes))
     block = blocks[0][0]
     modules = {
@@ -71,16 +75,6 @@ def part_parameters(part, name, *changes):
         "block": [block],
     }[part]
     return costs.count(*modules)
-
-
-def relative_part(part, name, *changes):
-    """The parameters of a part with the changes, over those without."""
-    return part_parameters(part, name, *changes) / part_parameters(part, name)
-
-
-def attention_in_squares(name):
-    """The parameters of one layer's attention, in units of n_embd squared."""
-    return part_parameters("attention", name) / config_of(name).n_embd ** 2
 
 
 def norm_share(name):
@@ -97,10 +91,10 @@ def mlp_width(name, *changes):
 # ---------------------------------------------------------------- operations and bytes
 
 
-def relative_flops(name, *changes):
-    """The FLOPs of a token in a full context with the changes, over those without."""
-    base, c = config_of(name), config_of(name, *changes)
-    return costs.flops_per_token(c, c.block_size) / costs.flops_per_token(base, base.block_size)
+def flops(name, *changes):
+    """The FLOPs of a token in a full context."""
+    c = config_of(name, *changes)
+    return costs.flops_per_token(c, c.block_size)
 
 
 def cache_numbers(name, *changes):
@@ -109,27 +103,9 @@ def cache_numbers(name, *changes):
     return costs.kv_bytes(c, 1, bytes=1) / c.n_layer
 
 
-def relative_cache(name, *changes):
-    """The cache of a full context with the changes, over that without."""
-    return cache_beside(name, name, *changes)
-
-
-def cache_beside(name, other, *changes):
-    """The cache of a full context of `other` with the changes, over that of the model `name`."""
-    sizes = [costs.kv_bytes(c, c.block_size) for c in (config_of(other, *changes), config_of(name))]
-    return sizes[0] / sizes[1]
-
-
-def cache_growth(name, *changes):
-    """The cache after 4,096 tokens over that after 1,024."""
-    c = config_of(name, *changes)
-    return costs.kv_bytes(c, 4096) / costs.kv_bytes(c, 1024)
-
-
-def active_share(name, *changes):
-    """The share of the parameters that one token uses."""
-    c = config_of(name, *changes)
-    return costs.active_parameters(c) / costs.parameters(c)
+def cache_bytes(T, name, *changes):
+    """The bytes of the cache after T tokens."""
+    return costs.kv_bytes(config_of(name, *changes), int(T))
 
 
 def score_bytes(heads, T, dtype):
@@ -138,25 +114,10 @@ def score_bytes(heads, T, dtype):
     return torch.empty(shape, dtype=getattr(torch, dtype), device="meta").nbytes
 
 
-def score_elements(heads, T):
-    """The number of one sequence's scores."""
-    return torch.empty(int(heads), int(T), int(T), device="meta").numel()
-
-
 def pairs(T, window="0", group="0"):
     """The pairs of a query and a key that it sees, by the mask that our models use."""
     pos = torch.arange(int(T))[None]
     return int(visible(pos, pos, int(window), int(group)).sum())
-
-
-def relative_pairs(T, window="0", group="0"):
-    """The same over those of full causal attention."""
-    return pairs(T, window, group) / pairs(T)
-
-
-def pair_growth(T, window="0"):
-    """How many times the pairs grow when the context doubles from T."""
-    return pairs(2 * int(T), window) / pairs(T, window)
 
 
 def memory_per_operation(b, n, d, h):

@@ -122,14 +122,9 @@ def gelu_difference():
     return largest(F.gelu(x, approximate="tanh") - F.gelu(x))
 
 
-def activation_at(word, x):
-    """An MLP's activation at one number."""
-    return float(MLP[word].act(torch.tensor(float(x))))
-
-
 def activation_of(name, x):
-    """The same of a model's own MLP."""
-    return activation_at(config_of(name).mlp, x)
+    """The activation of a model's MLP at one number."""
+    return float(MLP[config_of(name).mlp].act(torch.tensor(float(x))))
 
 
 def least_activation(word):

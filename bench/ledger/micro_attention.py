@@ -74,19 +74,14 @@ def reach(name, *changes):
     return len(gradient) - 1 - int(gradient.nonzero()[0])
 
 
-def score_flops(n_head, n_kv_head, T, D):
+def score_flops(n_head, n_kv_head, T=100, D=64):
     """The FLOPs of scores and weighted values, q kᵀ and P v, by torch's counter."""
-    n_head, n_kv_head, T, D = map(int, (n_head, n_kv_head, T, D))
+    n_head, n_kv_head = int(n_head), int(n_kv_head)
     q, k, v = normal(1, n_head, T, D), normal(1, n_kv_head, T, D), normal(1, n_kv_head, T, D)
     with FlopCounterMode(display=False) as counter:
         k, v = (x.repeat_interleave(n_head // n_kv_head, 1) for x in (k, v))
         formula(q, k, v, causal=False)
     return counter.get_total_flops()
-
-
-def relative_score_flops(n_head, n_kv_head):
-    """The same with n_kv_head key heads over that with n_head of them."""
-    return score_flops(n_head, n_kv_head, 100, 64) / score_flops(n_head, n_head, 100, 64)
 
 
 def group_difference(order):
@@ -111,7 +106,7 @@ def cache_difference(name, *changes):
     return largest(torch.cat(single, 1) - model(idx)[0])
 
 
-def saved_bytes(kind, T, n_head=4, D=32):
+def saved_bytes(kind, T, n_head="4", D="32"):
     """The bytes that attention keeps for its backward pass: `formula` or torch's `kernel`."""
     sizes = {}
     attend = {
@@ -123,21 +118,11 @@ def saved_bytes(kind, T, n_head=4, D=32):
         sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
-    q, k, v = (normal(1, n_head, T, D, seed=seed).requires_grad_() for seed in range(3))
+    shape = 1, int(n_head), int(T), int(D)
+    q, k, v = (normal(*shape, seed=seed).requires_grad_() for seed in range(3))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         attend(q, k, v).sum()
     return sum(sizes.values())
-
-
-def saved_growth(kind, T):
-    """How many times the bytes grow when the context doubles from T."""
-    return saved_bytes(kind, 2 * int(T)) / saved_bytes(kind, int(T))
-
-
-def saved_ratio(T, n_head, D):
-    """The bytes that the formula keeps over those that the kernel keeps."""
-    T, n_head, D = map(int, (T, n_head, D))
-    return saved_bytes("formula", T, n_head, D) / saved_bytes("kernel", T, n_head, D)
 
 
 def softmax_gradient(D):

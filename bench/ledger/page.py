@@ -21,6 +21,7 @@ TITLES = {
     "trained": "Trained models",
     "gpu": "For a GPU",
 }
+COLUMNS = ("id", "claim", "verdict", "measured", "holds if", "setting")
 INTRODUCTION = f"""
 A claim is *confirmed* if the interval of its measurement lies within the values for which it holds,
 *contradicted* if it lies outside, and *undecided at our scale* otherwise: any other value refutes
@@ -57,11 +58,11 @@ def measured(found):
 
 def explanation(found):
     """The setting, why there is no measurement, or how many runs would decide."""
-    parts = [found.reason or found.measurement.note]
-    if found.word == UNDECIDED and found.measurement.runs:
-        count = f"about {found.more:,}" if found.more else f"over {MOST_RUNS:,}"
-        parts.append(f"{count} runs would decide, where it has {found.measurement.runs}")
-    return "; ".join(filter(None, parts))
+    if found.word != UNDECIDED or not found.measurement.runs:
+        return found.reason or found.measurement.note
+    count = f"about {found.more:,}" if found.more else f"over {MOST_RUNS:,}"
+    more = f"{count} runs would decide, where it has {found.measurement.runs}"
+    return f"{found.measurement.note}; {more}"
 
 
 def line(found):
@@ -74,24 +75,18 @@ def line(found):
 # ---------------------------------------------------------------- claims.md
 
 
-def cells(*texts):
-    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+def rows_of(columns, rows):
+    """The lines of a Markdown table."""
+    for row in (columns, ["---"] * len(columns), *rows):
+        yield "| " + " | ".join(text.replace("|", "\\|") for text in row) + " |"
 
 
-def claim_table(findings):
-    """The lines of a Markdown table of findings."""
-    yield cells("id", "claim", "verdict", "measured", "holds if", "setting")
-    yield cells(*["---"] * 6)
-    for found in findings:
-        claim = found.claim
-        yield cells(
-            claim.id,
-            f"{claim.claim} ({claim.source})",
-            f"**{found.word}**",
-            measured(found),
-            f"{claim.quantity} is {claim.holds.removeprefix('= ')}",
-            explanation(found),
-        )
+def row_of(found):
+    """The cells of a Finding."""
+    claim = found.claim
+    holds = f"{claim.quantity} is {claim.holds.removeprefix('= ')}"
+    named = f"{claim.claim} ({claim.source})"
+    return claim.id, named, f"**{found.word}**", measured(found), holds, explanation(found)
 
 
 def guide_tables(findings):
@@ -106,9 +101,7 @@ def guide_tables(findings):
 
     for table in tomllib.loads(TABLES.read_text(encoding="utf-8"))["table"]:
         yield from ("", f"### {table['id']}. {table['title']}", "")
-        yield cells(*table["columns"])
-        yield cells(*["---"] * len(table["columns"]))
-        yield from (cells(*map(shown, row)) for row in table["rows"])
+        yield from rows_of(table["columns"], (map(shown, row) for row in table["rows"]))
         if table.get("note"):
             yield from ("", table["note"])
 
@@ -125,36 +118,31 @@ def markdown(findings, facts):
     yield INTRODUCTION
     yield from guide_tables(findings)
     for kind in KINDS:
-        of_kind = [found for found in findings if found.claim.kind == kind]
+        of_kind = [row_of(found) for found in findings if found.claim.kind == kind]
         yield from ("", f"## {TITLES[kind]}", "")
-        yield from claim_table(of_kind)
+        yield from rows_of(COLUMNS, of_kind)
 
 
 # ---------------------------------------------------------------- claims.json
 
 
-def finite(value):
-    return value if value is not None and math.isfinite(value) else None
-
-
 def record(found):
-    """A Finding as JSON."""
-    claim, m = found.claim, found.measurement
-    low, high = m.interval(found.level) if m else (None, None)
-    return vars(claim) | {
-        "verdict": found.word,
-        "measured": measured(found),
-        "value": finite(m.value) if m else None,
-        "low": finite(low),
-        "high": finite(high),
-        "se": finite(m.se) if m else None,
-        "df": finite(m.df) if m else None,
-        "log": m.log if m else None,
-        "runs": m.runs if m else None,
-        "screening": m.screening if m else None,
-        "runs_to_decide": found.more,
-        "level": found.level,
-        "note": found.reason or (m.note if m else ""),
+    """A Finding as JSON; a number that is not known or not finite is null."""
+    given = vars(found.measurement) if found.measurement else {}
+    if given:
+        low, high = found.measurement.interval(found.level)
+        given = given | {"low": low, "high": high}
+
+    def known(key):
+        return given[key] if math.isfinite(given.get(key, math.nan)) else None
+
+    numbers = ("value", "low", "high", "se", "df", "log", "runs", "screening")
+    return {
+        **vars(found.claim),
+        **{"verdict": found.word, "measured": measured(found)},
+        **{key: known(key) for key in numbers},
+        **{"runs_to_decide": found.more, "level": found.level},
+        "note": found.reason or given["note"],
     }
 
 

@@ -2,10 +2,10 @@
 configurations, and small models of them with random weights."""
 
 import torch
-from torch.nn import functional as F
 
 from bench.ledger.micro import largest, normal
 from bench.ledger.table import NotMeasurable
+from parts.mlp import MLP
 
 SMALL = {
     "gpt2": dict(n_layer=1, n_head=2, n_embd=16, vocab_size=11, n_positions=16),
@@ -24,29 +24,24 @@ def library():
     return transformers
 
 
-def config_of(family):
-    """The default configuration of a family, that of its first published model."""
-    name = "GPT2" if family == "gpt2" else family.capitalize()
-    return getattr(library(), f"{name}Config")()
+def config_of(family, **sizes):
+    """The default configuration of a family, that of its first published model, at some sizes."""
+    return library().AutoConfig.for_model(family, **sizes)
 
 
-def block_of(family):
-    """(the first block of a small model of a family, the model)."""
-    transformers, config = library(), config_of(family)
-    for key, value in SMALL[family].items():
-        setattr(config, key, value)
+def model_of(family):
+    """A small model of a family."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    base = model.transformer
-    return base.h[0], model
+    config = config_of(family, **SMALL[family])
+    return library().AutoModelForCausalLM.from_config(config).eval()
 
 
 @torch.no_grad()
 def seen_by(family, path, spoil=None):
     """What the module at this path of the first block reads; with `spoil`, after noise was added to
     the output of the module at that path."""
-    block, model = block_of(family)
-    seen = []
+    model, seen = model_of(family), []
+    block = model.transformer.h[0]
 
     def note(module, args, kwargs):
         seen.append((args or tuple(kwargs.values()))[0].clone())
@@ -80,23 +75,17 @@ def queries_per_key(family):
 
 
 def activation_difference(family, other):
-    """The largest difference between a family's activation and silu, tanh-GELU or exact GELU."""
+    """The largest difference between a family's activation and that of a word of our MLPs."""
     from transformers.activations import ACT2FN
 
     c = config_of(family)
     keys = ("hidden_activation", "hidden_act", "activation_function")
     name = next(getattr(c, key) for key in keys if getattr(c, key, None))
     x = normal(1000) * 2
-    others = {
-        "silu": F.silu,
-        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-        "gelu_erf": F.gelu,
-    }
-    return largest(ACT2FN[name](x) - others[other](x))
+    return largest(ACT2FN[name](x) - MLP[other].act(x))
 
 
 def embedding_norms(family):
     """The number of norms between the embedding and the first block."""
-    _, model = block_of(family)
-    names = [name for name, _ in model.transformer.named_children()]
+    names = [name for name, _ in model_of(family).transformer.named_children()]
     return sum("norm" in name for name in names[: names.index("h")])

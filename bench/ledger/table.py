@@ -2,8 +2,8 @@
 The table of claims, and the one rule that turns a measurement into a verdict.
 
 claims.csv has a row for each claim. Its column `measure` names a function with its arguments, which
-returns a number (algebra.py, micro.py, timing.py, trained.py). Its column `holds` says for which
-values of that number the claim is true:
+returns a number (algebra.py, micro.py, timing.py, trained.py), or the ratio of two numbers, as in
+"pairs 8192 / pairs 4096". Its column `holds` says for which values of the number the claim is true:
 
     = 12   = 0.33 ± 0.01   < 1e-5   > 0   0.9 to 1.1
 
@@ -16,6 +16,7 @@ import math
 import re
 import shlex
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,11 @@ class Measurement:
         return self.value - half, self.value + half
 
 
+def error_of(low, high):
+    """The standard error of a ratio's logarithm, from its 95 % interval."""
+    return math.log(high / low) / (2 * 1.96)
+
+
 @dataclass
 class Claim:
     """A row of the table."""
@@ -79,10 +85,11 @@ class Claim:
     holds: str
 
     @property
-    def call(self):
-        """(name of the function, its arguments)."""
-        name, *arguments = shlex.split(self.measure)
-        return name, arguments
+    def calls(self):
+        """[(name of a function, its arguments)]: of one, or of the two that make a ratio."""
+        words = shlex.split(self.measure)
+        sides = [list(side) for is_slash, side in groupby(words, "/".__eq__) if not is_slash]
+        return [(name, arguments) for name, *arguments in sides]
 
     @property
     def bounds(self):
@@ -119,7 +126,7 @@ def read(path=TABLE):
             raise UserError("a row of the table has other columns", f"{path}:{number}", fix)
         claim = Claim(**row)
         try:
-            claim.bounds, claim.call  # noqa: B018 (both raise ValueError)
+            claim.bounds, claim.calls  # noqa: B018 (both raise ValueError)
         except ValueError as error:
             raise UserError(str(error), f"{path}:{number}", fix) from None
         claims.append(claim)
@@ -187,12 +194,11 @@ class Finding:
 
 def examine(claim, functions, level):
     """The Finding of a claim: call its function, and judge what it returns."""
-    name, arguments = claim.call
     try:
-        found = functions[name](*arguments)
+        found, *below = [functions[name](*arguments) for name, arguments in claim.calls]
     except (NotMeasured, NotMeasurable) as missing:
         word = NOT_HERE if isinstance(missing, NotMeasurable) else NOT_YET
         return Finding(claim, word, level=level, reason=str(missing))
     if not isinstance(found, Measurement):
-        found = Measurement(float(found))
+        found = Measurement(found / below[0] if below else float(found))
     return Finding(claim, verdict(claim, found, level), found, level)

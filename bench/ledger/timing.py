@@ -8,6 +8,7 @@ its rows come from `bash bench/gpu.sh`, which stores them in bench/results/speed
 import json
 import math
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,26 +18,23 @@ from bench.ablation.quiet import BUSY, OtherWork
 from bench.ledger.algebra import config_of
 from bench.ledger.micro import normal
 from bench.ledger.micro_attention import formula
-from bench.ledger.table import Measurement, NotMeasurable, NotMeasured
+from bench.ledger.table import Measurement, NotMeasured, error_of
 from bench.timing.gqa import filled_cache
 from bench.timing.results import turns
 from common.files import ROOT
 from parts.architectures import make
 
 
-def refuse_a_busy_machine():
-    """Raise NotMeasured while other work keeps the cores busy."""
-    work = OtherWork()
+def ratio(sides, rounds):
+    """The Measurement of the time of the first of two functions over that of the second; the first
+    round does not count. Raises NotMeasured while other work keeps the cores busy."""
+    work, rounds = OtherWork(), int(rounds)
     time.sleep(0.5)
     share = work.share()
     if share > BUSY:
         raise NotMeasured(f"other work kept {share:.0%} of the cores busy: measure it again")
 
-
-def ratio(first, second, rounds):
-    """The Measurement of first's time over second's, both functions; the first round does not
-    count."""
-    sides, times = (first, second), np.zeros((rounds + 1, 2))
+    times = np.zeros((rounds + 1, 2))
     for number, side in turns((0, 1), rounds + 1):
         began = time.thread_time()
         sides[side]()
@@ -48,15 +46,16 @@ def ratio(first, second, rounds):
     return Measurement(math.exp(logs.mean()), se, rounds - 1, rounds, note, log=True)
 
 
-def with_backward(function, *inputs):
-    """A function that runs forward and backward, for the gradients of `inputs`."""
+def passes(function, inputs, direction):
+    """A function that runs another one forward, or (both) for the gradients of its inputs, too."""
+    if direction == "forward":
+        return lambda: function(*inputs)
     inputs = [x.clone().requires_grad_() for x in inputs]
     return lambda: torch.autograd.grad(function(*inputs).sum(), inputs)
 
 
 def norm_time(rows, width, direction, rounds="20"):
     """RMSNorm's time over LayerNorm's, forward or with backward, of inputs (rows, width)."""
-    refuse_a_busy_machine()
     x, weight, bias = normal(int(rows), int(width)), *normal(2, int(width), seed=1)
 
     def layer(x, weight, bias):
@@ -66,29 +65,22 @@ def norm_time(rows, width, direction, rounds="20"):
         return F.rms_norm(x, weight.shape, weight, 1e-5)
 
     sides = (rms, (x, weight)), (layer, (x, weight, bias))
-    if direction == "forward":
-        return ratio(*[lambda f=f, given=given: f(*given) for f, given in sides], int(rounds))
-    return ratio(*[with_backward(f, *given) for f, given in sides], int(rounds))
+    return ratio([passes(*side, direction) for side in sides], rounds)
 
 
 def attention_time(T, n_head, D, direction, rounds="3"):
     """The time of attention by its formula over that of torch's kernel, on the CPU."""
-    refuse_a_busy_machine()
     inputs = normal(3, 1, int(n_head), int(T), int(D)).unbind(0)
 
     def kernel(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    sides = formula, kernel
-    if direction == "forward":
-        return ratio(*[lambda f=f: f(*inputs) for f in sides], int(rounds))
-    return ratio(*[with_backward(f, *inputs) for f in sides], int(rounds))
+    return ratio([passes(side, inputs, direction) for side in (formula, kernel)], rounds)
 
 
 def step_time(name, other, *changes, rounds="8"):
     """The time of a training step's forward and backward pass of `other` with the changes over that
     of `name`: 2 sequences of 128 tokens."""
-    refuse_a_busy_machine()
     models = [make(config_of(other, *changes)), make(config_of(name))]
     x, y = torch.randint(0, 65, (2, 2, 128), generator=torch.Generator().manual_seed(0))
 
@@ -96,14 +88,13 @@ def step_time(name, other, *changes, rounds="8"):
         model.zero_grad()
         model(x, y)[1].backward()
 
-    return ratio(*[lambda model=model: step(model) for model in models], int(rounds))
+    return ratio([partial(step, model) for model in models], rounds)
 
 
 @torch.inference_mode()
 def token_time(name, other, batch, context, *changes, rounds="12"):
     """The time of one more token of `other` with the changes over that of `name`, after a context
     of random keys and values; eager."""
-    refuse_a_busy_machine()
     batch, context = int(batch), int(context)
     models = [make(config_of(other, *changes)).eval(), make(config_of(name)).eval()]
     caches = [filled_cache(model, batch, context, "cpu") for model in models]
@@ -113,8 +104,7 @@ def token_time(name, other, batch, context, *changes, rounds="12"):
         model(token, cache=cache, last_only=True)
         cache.rewind(context)
 
-    pairs = zip(models, caches, strict=True)
-    return ratio(*[lambda pair=pair: step(*pair) for pair in pairs], int(rounds))
+    return ratio([partial(step, *pair) for pair in zip(models, caches, strict=True)], rounds)
 
 
 def gpu_row(name, what):
@@ -125,6 +115,6 @@ def gpu_row(name, what):
         rows = {row["what"]: row for row in line["rows"]}
         if line["name"] == name and line["device"] == "cuda" and rows.get(what, {}).get("ratio"):
             row = rows[what]
-            se = math.log(row["high"] / row["low"]) / (2 * 1.96)
+            se = error_of(row["low"], row["high"])
             return Measurement(row["ratio"], se, note=line["hardware"], log=True)
-    raise NotMeasurable("it needs a GPU: bash bench/gpu.sh")
+    raise NotMeasured("it needs a GPU: bash bench/gpu.sh")

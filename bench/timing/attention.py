@@ -10,10 +10,12 @@ Both sides take the same q, k and v in turn. FlexAttention's block mask and the 
 before, as a model makes them once for all layers.
 """
 
+import itertools
 import math
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -22,11 +24,12 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from bench.timing.results import row, turns
+from bench.timing.results import row, times_in_turn
 from common.configurator import PositiveInt
 from parts.position import alibi_slopes
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
+KINDS = ("window", "block_local", "alibi")  # of FlexAttention
 WARM_UP = 3  # rounds that are not timed; the first compiles
 
 
@@ -93,51 +96,48 @@ def compare(name, sides, T, config, device):
     options = {"device": device, "dtype": getattr(torch, config.dtype)}
     q, k, v, given = torch.randn(4, *shape, **options).unbind(0)  # (B, H, T, D) each
     inputs = [part.clone().requires_grad_(config.backward) for part in (q, k, v)]
-    times, taken, cuda = np.zeros((WARM_UP + config.steps, 2)), [0, 0], device.startswith("cuda")
-    failed = set()
+    taken, failed, cuda = {}, set(), device.startswith("cuda")  # taken: bytes
 
     def step(side):
+        if side in failed:
+            return math.nan
         if cuda:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
         began = time.perf_counter()
-        out = sides[side](*inputs)
-        if config.backward:
-            torch.autograd.grad(out, inputs, given)
+        try:
+            out = side(*inputs)
+            if config.backward:
+                torch.autograd.grad(out, inputs, given)
+        except torch.OutOfMemoryError:
+            failed.add(side)
         if cuda:
             torch.cuda.synchronize()
             taken[side] = torch.cuda.max_memory_allocated() - before
         return time.perf_counter() - began
 
-    for number, side in turns((0, 1), len(times)):
-        if side in failed:
-            continue
-        try:
-            times[number, side] = step(side)
-        except torch.OutOfMemoryError:
-            failed.add(side)
+    times = times_in_turn({side: partial(step, side) for side in sides}, config.steps, WARM_UP)
 
     def text(side):
         if side in failed:
             return "out of memory"
         memory = f", {taken[side] / 1e9:.2f} GB" if cuda else ""
-        return f"{1000 * np.median(times[WARM_UP:, side]):.2f} ms{memory}"
+        return f"{1000 * np.median(times[side]):.2f} ms{memory}"
 
-    own, plain = times[WARM_UP:].T
-    return row(name, f"{text(0)} / {text(1)}", None if failed else plain / own)
+    kernel, plain = sides
+    ratios = None if failed else times[plain] / times[kernel]
+    return row(name, f"{text(kernel)} / {text(plain)}", ratios)
 
 
 def measure(what, config, device):
     rows, lengths = [], config.lengths or LENGTHS
     if what == "flash":
-        for T in lengths:
-            rows.append(compare(f"T = {T}", (flash, formula), T, config, device))
+        rows = [compare(f"T = {T}", (flash, formula), T, config, device) for T in lengths]
     else:
-        for kind in ("window", "block_local", "alibi"):
-            for T in lengths:
-                sides = flex_sides(kind, T, config, device)
-                rows.append(compare(f"{kind}, T = {T}", sides, T, config, device))
-                torch.compiler.reset()
+        for kind, T in itertools.product(KINDS, lengths):
+            sides = flex_sides(kind, T, config, device)
+            rows.append(compare(f"{kind}, T = {T}", sides, T, config, device))
+            torch.compiler.reset()
     return {
         "name": what,
         "about": f"Forward{' and backward' if config.backward else ''}, {config.n_head} heads of "

@@ -9,11 +9,12 @@ The three take turns.
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
-from bench.timing.results import row, turns
+from bench.timing.results import row, times_in_turn
 from common.configurator import PositiveInt
 from model_llama import Llama, LlamaConfig
 from parts.cache import KVCache
@@ -21,6 +22,7 @@ from sampling.fast import prepare
 
 CONTEXTS = (256, 1024, 2048, 8192)
 BATCHES = (1, 8, 64)
+WARM_UP = 1  # rounds that are not timed
 MOST = 2**30  # bytes of the largest cache that is tried on a CPU
 
 
@@ -50,15 +52,17 @@ def next_token_ms(models, B, context, rounds, device):
     """{kind: ms of one more token in each round} after `context` tokens, for B rows."""
     caches = {kind: filled_cache(model, B, context, device) for kind, model in models.items()}
     token = torch.zeros(B, 1, dtype=torch.long, device=device)
-    times = {kind: [] for kind in models}
-    for _, kind in turns(models, rounds + 1):  # the first round is not counted
+
+    def milliseconds(kind):
         began = time.perf_counter()
         models[kind](token, cache=caches[kind], last_only=True)
         if device.startswith("cuda"):
             torch.cuda.synchronize()
-        times[kind].append(time.perf_counter() - began)
+        taken = time.perf_counter() - began
         caches[kind].rewind(context)
-    return {kind: 1000 * np.array(seconds[1:]) for kind, seconds in times.items()}
+        return 1000 * taken
+
+    return times_in_turn({kind: partial(milliseconds, kind) for kind in models}, rounds, WARM_UP)
 
 
 def rows_of(context, B, ms, token_bytes):

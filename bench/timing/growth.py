@@ -1,12 +1,13 @@
 """What a training step on one text costs as the text grows: time and memory, for attention that
 sees all, a window, or its own group, and for the mixers with a state."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 
 from bench.timing.mixers import values_of
-from bench.timing.results import turns
+from bench.timing.results import times_in_turn
 from bench.timing.side import Side, our_model
 from common.errors import one_line
 from training.dry_run import kept_of
@@ -30,25 +31,23 @@ def points(T, config, device):
     """{name: {"context", "seconds" of each round, "bytes"}} at the context T, or {"context",
     "why"} of what fails, usually for lack of memory."""
     shape = SimpleNamespace(vocab_size=config.vocab_size, batch_size=1, block_size=T)
-    sides, found = {}, {}
+    steps, found = {}, {}
     for name, (mixer, more) in keys_of(config).items():
         values = values_of(mixer, config, T) | more
         try:
-            side = Side(lambda values=values: our_model(values), shape, device)
+            side = Side(partial(our_model, values), shape, device)
             side.step(side.loss)  # not timed
-            found[name] = {"context": T, "seconds": [], "bytes": held_bytes(side, device)}
-            sides[name] = side
+            found[name] = {"context": T, "bytes": held_bytes(side, device)}
+            steps[name] = partial(side.step, side.loss)
         except RuntimeError as error:
             found[name] = {"context": T, "why": one_line(error)}
-
-    for _, name in turns(sides, config.steps):
-        found[name]["seconds"].append(sides[name].step(sides[name].loss))
+    for name, seconds in times_in_turn(steps, config.steps).items():
+        found[name]["seconds"] = seconds.tolist()
     return found
 
 
 def held_bytes(side, device):
-    """Bytes: on a GPU the most that a step holds, elsewhere what its forward pass keeps for the
-    backward pass."""
+    """Bytes: on a GPU the most that a step holds, elsewhere what is kept for the backward pass."""
     if device.startswith("cuda"):
         return side.gpu_bytes(side.loss)
     return kept_of(side.model, side.x, side.y)

@@ -15,8 +15,7 @@ MATRICES = ("attn.wq", "attn.wk", "attn.wv", "attn.wo", "mlp.gate", "mlp.down", 
 
 
 def find_source(path):
-    """The path of run.c, from it or from the folder that holds it. Raises UserError if it is
-    missing."""
+    """The path of run.c, from it or from its folder. Raises UserError if it is missing."""
     source = Path(path)
     if source.is_dir():
         source = source / "run.c"
@@ -27,8 +26,7 @@ def find_source(path):
 
 
 def compile_program(source, program):
-    """Compile a source into a program. Raises Failure, with the compiler's first line, if it does
-    not compile."""
+    """Compile a source. Raises Failure, with the compiler's first line, if it does not compile."""
     command = [*GCC, "-o", str(program), str(source), "-lm"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")

@@ -12,12 +12,13 @@ The mixers take turns.
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
-from bench.timing.results import row, turns
+from bench.timing.results import row, times_in_turn
 from bench.timing.side import Side, our_model
 from common.configurator import PositiveInt
 from parts.architectures import configure
@@ -54,15 +55,12 @@ def step_rows(T, config, device):
     """The rows of a training step at context T."""
     batch = max(1, config.tokens // T)
     shape = SimpleNamespace(vocab_size=config.vocab_size, batch_size=batch, block_size=T)
-    sides = {}
+    steps = {}
     for word in WORDS:
-        values = values_of(word, config, T)
-        sides[word] = Side(lambda values=values: our_model(values), shape, device)
-
-    times = {word: [] for word in WORDS}
-    for _, word in turns(WORDS, WARM_UP + config.steps):
-        times[word].append(sides[word].step(sides[word].loss))
-    return rows_of(f"step, context {T}, batch {batch}", times, "")
+        side = Side(partial(our_model, values_of(word, config, T)), shape, device)
+        steps[word] = partial(side.step, side.loss)
+    times = times_in_turn(steps, config.steps, WARM_UP)
+    return rows_of(f"step, context {T}, batch {batch}", times, dict.fromkeys(WORDS, ""))
 
 
 def token_rows(T, config, device):
@@ -78,25 +76,28 @@ def token_rows(T, config, device):
         for piece in prompt.split(PIECE, dim=1):
             models[word](piece, cache=caches[word], last_only=True)
 
-    times = {word: [] for word in WORDS}
-    for _, word in turns(WORDS, WARM_UP + config.steps):
+    def next_token(word):
         began = time.perf_counter()
         models[word](token, cache=caches[word], last_only=True)[0].sum().item()
-        times[word].append(time.perf_counter() - began)
+        return time.perf_counter() - began
+
+    steps = {word: partial(next_token, word) for word in WORDS}
+    times = times_in_turn(steps, config.steps, WARM_UP)
     held = {word: f", {cache.size() / 1e3:,.0f} kB" for word, cache in caches.items()}
     return rows_of(f"token after {T}", times, held)
 
 
 def rows_of(what, times, notes):
     """A row for each mixer with a state beside attention; times {word: seconds of each round}."""
-    texts, rows = {}, []
-    for word in WORDS:
-        times[word] = np.array(times[word][WARM_UP:])
-        texts[word] = f"{1000 * np.median(times[word]):.1f} ms" + (notes and notes[word])
-    for word in WORDS[1:]:
-        value = f"{texts[word]} / {texts[WORDS[0]]}"
-        rows.append(row(f"{what}: {word} / attention", value, times[word] / times[WORDS[0]]))
-    return rows
+    texts = {word: f"{1000 * np.median(times[word]):.1f} ms{notes[word]}" for word in WORDS}
+    return [
+        row(
+            f"{what}: {word} / attention",
+            f"{texts[word]} / {texts['attention']}",
+            times[word] / times["attention"],
+        )
+        for word in WORDS[1:]
+    ]
 
 
 def measure(what, config, device):

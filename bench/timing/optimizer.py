@@ -29,23 +29,17 @@ class SpeedConfig:
 
 
 def make_sets(model, device):
-    """{name: the optimizers of the model}: AdamW, our Muon with AdamW, and torch's Muon with
-    AdamW."""
+    """{name: optimizers}: AdamW, our Muon with AdamW, and torch's Muon with AdamW."""
     settings = dict(learning_rate=1e-4, weight_decay=0.1, beta1=0.9, beta2=0.99)
     sets = {}
     for name in ("adamw", "muon"):
         config = SimpleNamespace(optimizer=name, **settings)
         sets[name] = make_optimizers(model, config, SimpleNamespace(device=device, dtype="float32"))
-    ours, *rest = sets["muon"]
-    matrices = ours.param_groups[0]
+    our_muon, *rest = sets["muon"]
+    matrices = our_muon.param_groups[0]
     adjust = matrices["adjust_lr_fn"]
     sets["torch"] = [torch.optim.Muon(matrices["params"], lr=1e-4, adjust_lr_fn=adjust), *rest]
     return sets
-
-
-def step_all(optimizers):
-    for optimizer in optimizers:
-        optimizer.step()
 
 
 def time_shape(c, steps, device):
@@ -58,9 +52,10 @@ def time_shape(c, steps, device):
     sets = make_sets(model, device)
     times = {name: [] for name in ("model", *sets)}
 
-    def timed(name, function, *args):
+    def timed(name, functions):
         began = time.perf_counter()
-        function(*args)
+        for function in functions:
+            function()
         if device.startswith("cuda"):
             torch.cuda.synchronize()
         times[name].append(time.perf_counter() - began)
@@ -68,8 +63,8 @@ def time_shape(c, steps, device):
     for number, name in turns(sets, steps + WARM_UP):
         if len(times["model"]) == number:  # the first of this round
             model.zero_grad()
-            timed("model", lambda: loss(x, y).backward())
-        timed(name, step_all, sets[name])
+            timed("model", [lambda: loss(x, y).backward()])
+        timed(name, [optimizer.step for optimizer in sets[name]])
     return {name: np.array(seconds[WARM_UP:]) for name, seconds in times.items()}
 
 
@@ -78,19 +73,12 @@ def measure(what, config, device):
     for shape in ("S", "M"):
         times = time_shape(shape_of(shape), config.steps, device)
         model, adamw, muon, torchs = (1000 * np.median(seconds) for seconds in times.values())
+        value = f"{torchs:.2f} / {muon:.2f} ms"
+        rows.append(row(f"{shape}: torch's Muon / ours", value, times["torch"] / times["muon"]))
+        value = f"{model:.1f} ms forward and backward, {muon:.2f} / {adamw:.2f} ms"
         steps = times["model"] + times["muon"], times["model"] + times["adamw"]
-        rows += [
-            row(
-                f"{shape}: torch's Muon / ours",
-                f"{torchs:.2f} / {muon:.2f} ms",
-                times["torch"] / times["muon"],
-            ),
-            row(
-                f"{shape}: the whole step with Muon / AdamW",
-                f"{model:.1f} ms forward and backward, {muon:.2f} / {adamw:.2f} ms",
-                steps[0] / steps[1],
-            ),
-        ]
+        what = f"{shape}: the whole step with Muon / AdamW"
+        rows.append(row(what, value, steps[0] / steps[1]))
     return {
         "name": "optimizer",
         "about": f"Our LLaMA, eager; {config.steps} rounds.",

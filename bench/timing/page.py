@@ -1,9 +1,9 @@
 """The page of all measured speeds, speed.md, from the lines of speed.jsonl."""
 
-import json
-
-from bench.timing.attention import LENGTHS
-from bench.timing.results import folder
+from bench.timing.attention import KINDS, LENGTHS
+from bench.timing.results import folder, threads_text
+from bench.timing.train import RATIOS
+from training.run_folder import read_rows
 
 HEAD = """# Speed
 
@@ -13,24 +13,15 @@ this page from [speed.jsonl](speed.jsonl). `bash bench/gpu.sh` measures what nee
 minutes. Training runs beside nanoGPT's, from a cold start: [cpu_race.md](cpu_race.md).
 """
 # What only a GPU can tell: {name of a section: (step of bench/gpu.sh, its rows)}.
-PEERS = ("nanoGPT", "transformers GPT-2"), ("transformers LLaMA", "litgpt LLaMA", "nanoGPT")
 ON_GPU = {
-    "train 124m": (
-        "train",
-        [
-            f"{own} / {other}"
-            for own, others in zip(("our GPT-2", "our LLaMA"), PEERS, strict=True)
-            for other in others
-        ],
-    ),
+    "train 124m": ("train", [f"{side} / {other}" for side in RATIOS for other in RATIOS[side]]),
     "flash": ("flash", [f"T = {T}" for T in LENGTHS]),
-    "flex": ("flex", [f"{kind}, T = {T}" for kind in ("window", "block_local", "alibi")
-                      for T in LENGTHS]),
+    "flex": ("flex", [f"{kind}, T = {T}" for kind in KINDS for T in LENGTHS]),
     "shakespeare": ("shakespeare", ["gpt2_shakespeare", "llama_shakespeare"]),
     "memory": ("memory", ["gpt2_124m", "llama_124m"]),
     "gqa": ("decode", []),
     "ranks": ("ranks", ["ddp", "fsdp"]),
-}  # fmt: skip
+}
 
 
 def key(line):
@@ -39,12 +30,7 @@ def key(line):
 
 def stored():
     """The newest line of each measurement, in the order in which they were first made."""
-    path, lines = folder() / "speed.jsonl", {}
-    if path.exists():
-        for text in path.read_text(encoding="utf-8").splitlines():
-            line = json.loads(text)
-            lines[key(line)] = line
-    return list(lines.values())
+    return list({key(line): line for line in read_rows(folder() / "speed.jsonl")}.values())
 
 
 def table(rows, missing=()):
@@ -62,7 +48,7 @@ def table(rows, missing=()):
 
 def section(line):
     """The lines of a measurement that was made."""
-    threads = line["threads"] and f"{line['threads']} thread{'s' * (line['threads'] > 1)}"
+    threads = line["threads"] and threads_text(line["threads"])
     where = [line["hardware"], line["device"], threads, line["dtype"], f"torch {line['torch']}"]
     facts = ", ".join(word for word in where if word)
     expected = ON_GPU.get(line["name"], ("", []))[1] if line["device"] == "cuda" else []
@@ -85,10 +71,10 @@ def page():
 
     lines += ["", "# On a GPU", ""]
     for name, (step, rows) in ON_GPU.items():
-        own = [line for line in on_gpu if line["name"] == name]
-        for line in own:
+        found = [line for line in on_gpu if line["name"] == name]
+        for line in found:
             lines += section(line)
-        if not own:
+        if not found:
             lines += [f"## {name}", "", f"Not measured: `bash bench/gpu.sh {step}`.", ""]
             lines += [*table([], rows or [name]), ""]
     for line in on_gpu:

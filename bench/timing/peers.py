@@ -13,8 +13,6 @@ from common.errors import UserError
 
 # LLaMAs with a larger vocabulary than this have tied embeddings, as in config/llama_124m.py.
 TIED_FROM = 50000
-
-
 THEIRS = {"use_cache": False, "attn_implementation": "sdpa"}  # of transformers' models
 
 

@@ -4,15 +4,14 @@ Each measurement appends one line to speed.jsonl, from which bench/timing/page.p
 Both are in bench/results, or in the folder that the environment variable BENCH_RESULTS names.
 """
 
-import json
 import os
 import time
 from pathlib import Path
 
 import numpy as np
 
+from common import files
 from common.errors import UserError
-from common.files import ROOT
 from common.runtime import versions
 
 
@@ -27,6 +26,15 @@ def turns(names, rounds):
             yield number, name
 
 
+def times_in_turn(sides, rounds, warm_up=0):
+    """{name: times [rounds]} of sides {name: function that returns the time of one call}, which
+    take turns. The rounds of the warm-up come first and do not count."""
+    times = {name: [] for name in sides}
+    for _, name in turns(sides, warm_up + rounds):
+        times[name].append(sides[name]())
+    return {name: np.array(found[warm_up:]) for name, found in times.items()}
+
+
 def ratio_text(ratio, low, high, form=".2f"):
     """A ratio and its interval: 1.20 (1.15 to 1.26)."""
     return f"{ratio:{form}} ({low:{form}} to {high:{form}})"
@@ -36,10 +44,8 @@ def interval(numbers):
     """(median, low, high): the 95 % bootstrap interval of the median."""
     from scipy.stats import bootstrap
 
-    result = bootstrap(
-        (numbers,), np.median, confidence_level=0.95, method="percentile", rng=0
-    ).confidence_interval
-    return float(np.median(numbers)), float(result.low), float(result.high)
+    found = bootstrap((numbers,), np.median, confidence_level=0.95, method="percentile", rng=0)
+    return float(np.median(numbers)), *map(float, found.confidence_interval)
 
 
 def check_steps(steps, key="steps"):
@@ -66,12 +72,11 @@ def row(what, value, ratios=None):
 
 
 def folder():
-    return Path(os.environ.get("BENCH_RESULTS") or ROOT / "bench" / "results")
+    return Path(os.environ.get("BENCH_RESULTS") or files.ROOT / "bench/results")
 
 
 def record(found, device, config, argv):
-    """Append a measurement, {"name", "about", "unit", "rows"}, to speed.jsonl with the facts on
-    which it depends."""
+    """Append {"name", "about", "unit", "rows"} to speed.jsonl with the facts that it depends on."""
     facts = versions()
     line = found | {
         "hardware": facts["hardware"],
@@ -84,11 +89,10 @@ def record(found, device, config, argv):
         "date": time.strftime("%Y-%m-%d"),
     }
     folder().mkdir(parents=True, exist_ok=True)
-    with open(folder() / "speed.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    files.append(folder() / "speed.jsonl", line)
 
 
 def write(lines, name):
     """Write a page of its own, <name>.md."""
     folder().mkdir(parents=True, exist_ok=True)
-    (folder() / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    files.write(folder() / f"{name}.md", "\n".join(lines) + "\n")

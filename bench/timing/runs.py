@@ -42,8 +42,7 @@ class SpeedConfig:
 
 
 def train(argv, processes=1):
-    """Run train.py in one or more processes; returns what it printed. Raises Failure with its last
-    line if it fails."""
+    """What train.py printed, in one or more processes. Raises Failure with its last line."""
     command = [sys.executable]
     if processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]

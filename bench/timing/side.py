@@ -31,8 +31,8 @@ class Side:
         shape = (2, c.batch_size, c.block_size)
         self.x, self.y = torch.randint(c.vocab_size, shape, device=device)  # (B, T) each
         self.device, self.dtype = device, dtype
-        own = ours and device.startswith("cpu")
-        self.attention = float32_attention if own else plain_attention
+        as_train_py = ours and device.startswith("cpu")
+        self.attention = float32_attention if as_train_py else plain_attention
 
     def step(self, loss, dtype=None):
         """Take one training step with a loss function, self.loss or its compiled form. dtype: of
@@ -57,5 +57,5 @@ class Side:
         before = torch.cuda.memory_allocated()
         self.step(loss)
         moments = [t for state in self.optimizer.state.values() for t in state.values()]
-        own = sum(t.nbytes for t in [*self.model.parameters(), *moments])
-        return torch.cuda.max_memory_allocated() - before + own
+        held = sum(t.nbytes for t in [*self.model.parameters(), *moments])
+        return torch.cuda.max_memory_allocated() - before + held

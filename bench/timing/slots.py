@@ -1,12 +1,13 @@
 """Time a training step with each word of a slot beside that of the base."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import torch
 
-from bench.timing.results import row, turns
+from bench.timing.results import row, times_in_turn
 from bench.timing.side import Side, our_model
 from common.configurator import PositiveInt, allowed, keys
 from common.errors import UserError
@@ -35,17 +36,14 @@ class SpeedConfig:
 
 def compare(name, arm, base, config, device):
     """The row of an arm. The two take steps in turn, so that a busy machine slows both alike."""
-    sides = []
-    for values in (arm, base):
-        side = Side(lambda values=values: our_model(vars(config) | values), config, device)
-        compiled = torch.compile(side.loss, dynamic=False) if config.compile else side.loss
-        sides.append((side, compiled))
-    times = np.zeros((config.steps + WARM_UP, 2))  # seconds of the arm and of the base
-    for pair, which in turns((0, 1), len(times)):
-        side, loss = sides[which]
-        times[pair, which] = side.step(loss)
-    own, other = times[WARM_UP:].T
-    return row(name, f"{1000 * np.median(own):.1f} / {1000 * np.median(other):.1f} ms", own / other)
+    steps = {}
+    for which, values in (("arm", arm), ("base", base)):
+        side = Side(partial(our_model, vars(config) | values), config, device)
+        loss = torch.compile(side.loss, dynamic=False) if config.compile else side.loss
+        steps[which] = partial(side.step, loss)
+    of_arm, of_base = times_in_turn(steps, config.steps, WARM_UP).values()
+    value = f"{1000 * np.median(of_arm):.1f} / {1000 * np.median(of_base):.1f} ms"
+    return row(name, value, of_arm / of_base)
 
 
 def arms_of(what, config):

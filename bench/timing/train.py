@@ -11,8 +11,8 @@ second over the device's peak (training/peak.py).
 """
 
 import itertools
-import time
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Literal
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bench.timing import peers
-from bench.timing.results import row, turns
+from bench.timing.results import row, times_in_turn
 from bench.timing.side import Side, our_model
 from common.configurator import PositiveInt
 from parts.architectures import configure
@@ -59,12 +59,9 @@ def shape_of(name):
 
 def ours(name, c):
     """Our readable model of a shape, and its loss function."""
-    values = {"model": name, **vars(c)}
-    if name == "gpt2":
-        values["bias"] = False
-    if c.vocab_size > peers.TIED_FROM:
-        values["tie_embeddings"] = True
-    return our_model(values)
+    bias = {"bias": False} if name == "gpt2" else {}
+    tied = {"tie_embeddings": True} if c.vocab_size > peers.TIED_FROM else {}
+    return our_model({"model": name} | vars(c) | bias | tied)
 
 
 def costs_config(name, c):
@@ -75,12 +72,12 @@ def costs_config(name, c):
 def make_sides(config, c, device):
     """{name: Side} of those whose library is installed."""
     makers = {
-        "our GPT-2": lambda: ours("gpt2", c),
-        "our LLaMA": lambda: ours("llama", c),
-        "nanoGPT": lambda: peers.nanogpt(config.nanogpt, c),
-        "transformers GPT-2": lambda: peers.transformers_gpt2(c),
-        "transformers LLaMA": lambda: peers.transformers_llama(c),
-        "litgpt LLaMA": lambda: peers.litgpt_llama(config.litgpt, c),
+        "our GPT-2": partial(ours, "gpt2"),
+        "our LLaMA": partial(ours, "llama"),
+        "nanoGPT": partial(peers.nanogpt, config.nanogpt),
+        "transformers GPT-2": peers.transformers_gpt2,
+        "transformers LLaMA": peers.transformers_llama,
+        "litgpt LLaMA": partial(peers.litgpt_llama, config.litgpt),
     }
     if not config.nanogpt:
         del makers["nanoGPT"]
@@ -88,7 +85,7 @@ def make_sides(config, c, device):
     for name, make in makers.items():
         try:
             dtype = "float32" if config.dtype == "both" else config.dtype
-            sides[name] = Side(make, c, device, dtype, name.startswith("our"))
+            sides[name] = Side(partial(make, c), c, device, dtype, name.startswith("our"))
         except ImportError as error:
             print(f"without {name}: {error}", flush=True)
     return sides
@@ -99,28 +96,23 @@ def race(sides, config):
     compiled, followed by the dtype if both are timed."""
     modes = {"both": ("eager", "compiled"), True: ("compiled",), False: ("eager",)}[config.compile]
     dtypes = ["float32", "bfloat16"] if config.dtype == "both" else [config.dtype]
-    arms, dtype_of = {}, {}
-    for name, side in sides.items():
-        for mode, dtype in itertools.product(modes, dtypes):
-            arm = name, f"{mode} {dtype}" if len(dtypes) > 1 else mode
-            loss = side.loss if mode == "eager" else torch.compile(side.loss, dynamic=False)
-            arms[arm], dtype_of[arm] = loss, dtype
-    for (name, mode), loss in arms.items():
-        began = time.perf_counter()
-        first, _, third = [sides[name].step(loss, dtype_of[name, mode]) for _ in range(3)]
-        total = time.perf_counter() - began
+    losses, steps = {}, {}
+    for (name, side), mode, dtype in itertools.product(sides.items(), modes, dtypes):
+        arm = name, f"{mode} {dtype}" if len(dtypes) > 1 else mode
+        losses[arm] = torch.compile(side.loss, dynamic=False) if mode == "compiled" else side.loss
+        steps[arm] = partial(side.step, losses[arm], dtype)
+    for (name, mode), step in steps.items():
+        first, second, third = (step() for _ in range(3))
+        total = first + second + third
         print(
             f"{name}, {mode}: first step {first:.1f} s, third {third * 1000:.1f} ms; {total:.0f} s",
             flush=True,
         )
 
-    times = {arm: [] for arm in arms}
-    for _, arm in turns(arms, config.steps):
-        times[arm].append(sides[arm[0]].step(arms[arm], dtype_of[arm]))
-    times = {arm: np.array(seconds) for arm, seconds in times.items()}
+    times = times_in_turn(steps, config.steps)
     if "cuda" not in next(iter(sides.values())).device:
         return times, {}
-    return times, {arm: sides[arm[0]].gpu_bytes(loss) for arm, loss in arms.items()}
+    return times, {arm: sides[arm[0]].gpu_bytes(loss) for arm, loss in losses.items()}
 
 
 def side_rows(times, memory, sides, c, peak):
@@ -140,17 +132,14 @@ def side_rows(times, memory, sides, c, peak):
 
 def ratio_rows(times):
     """The rows of ratios: each side in its better mode."""
-    best = {}  # name: its better mode
-    for name, mode in times:
-        seconds = np.median(times[name, mode])
-        if name not in best or seconds < np.median(times[name, best[name]]):
-            best[name] = mode
-    rows = []
-    for own, others in RATIOS.items():
+    best, rows = {}, []  # best: {name: its better mode}
+    for name, mode in sorted(times, key=lambda arm: np.median(times[arm])):
+        best.setdefault(name, mode)
+    for side, others in RATIOS.items():
         for other in others:
             if other in best:
-                ratios = times[other, best[other]] / times[own, best[own]]
-                rows.append(row(f"{own} / {other}", f"{best[own]} / {best[other]}", ratios))
+                ratios = times[other, best[other]] / times[side, best[side]]
+                rows.append(row(f"{side} / {other}", f"{best[side]} / {best[other]}", ratios))
     return rows
 
 

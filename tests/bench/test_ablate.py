@@ -293,6 +293,9 @@ def test_a_message_or_a_new_word_leaves_all_rows_fresh(code):
         '"mine": PlainMLP.of(SO, relu, relu, 2),\n    "relu": Plain',
     )
     assert not code("parts/norm.py", '"dyt": DyT,', '"dyt": DyT,\n    "mine": DyT,')
+    last, added = '"none": NoMLP,\n}', 'MLP["{}"] = PlainMLP.of(SO, relu, relu)'
+    assert not code("parts/mlp.py", last, f"{last}\n{added.format('mine')}")
+    assert code("parts/mlp.py", last, f"{last}\n{added.format('swiglu')}") == {"swiglu"}
     assert not code(
         "parts/architectures.py", '"balanced": LLAMA', '"mine": LLAMA,\n    "balanced": LLAMA'
     )

@@ -2,6 +2,7 @@
 that it claims, each number leads to its rows, and the page needs nothing but itself."""
 
 import html.parser
+import itertools
 import json
 import math
 import re
@@ -12,7 +13,7 @@ import pytest
 from statsmodels.stats.multitest import multipletests
 
 from bench import answer as script
-from bench.ablation import answer, answer_page, answer_sentences
+from bench.ablation import answer, answer_page, answer_sentences, answer_tables
 from bench.ablation.scale import FILE
 from bench.ablation.significance import ALPHA
 from common.errors import UserError
@@ -24,6 +25,7 @@ CONFIG = """# 3 minutes.
 #   python bench/ablate.py config/answer/waiting.py
 question = "Does it run?"
 """
+LOW, HIGH = ("base", "swiglu"), ("rope", "rope+swiglu")  # cells without and with rope
 CLAIM = {"id": "X1", "claim": "rope helps", "source": "a paper", "kind": "trained"}
 
 
@@ -50,6 +52,30 @@ def make_scale(folder):
         effects = EFFECTS | {"rope": -0.3 + 0.1 * place}
         make(folder / f"w{width}", effects, base_values=values, code_hash="code1")
     (folder / FILE).write_text(json.dumps({"sizes": ["w32", "w64", "w128"]}))
+
+
+def make_factorial(folder):
+    """Two factors, whose times were disturbed; returns {cell: tokens per second}."""
+    words, effects, arms = {"rope": "position", "swiglu": "mlp"}, {}, {}
+    for levels in itertools.product((0, 1), repeat=2):
+        high = [word for word, level in zip(words, levels, strict=True) if level]
+        name = "+".join(high) or "base"
+        effects[name] = sum({"rope": -0.06, "swiglu": -0.03}[word] for word in high)
+        cell = dict(zip(words.values(), levels, strict=True))
+        arms[name] = {"cell": cell, "changes": {words[word]: word for word in high}}
+        arms[name]["against"] = None if high else "base"
+    make(folder, effects, arms=arms)
+    costs = [json.loads(line) for line in (folder / "costs.jsonl").read_text().splitlines()]
+    disturbed = {"step_ratio": None, "disturbed": "other work kept 12% of the cores busy"}
+    lines = [json.dumps(cost | disturbed) + "\n" for cost in costs]
+    (folder / "costs.jsonl").write_text("".join(lines))
+    return {cost["arm"]: cost["tokens_per_second"] for cost in costs}
+
+
+def without_links(text):
+    """A sentence of the page or of the README, as plain words."""
+    plain = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", re.sub(r"<.*?>", "", text))
+    return html.unescape(plain)
 
 
 def claims_in(results):
@@ -117,6 +143,38 @@ def test_the_surest_estimate_of_a_part_counts(tmp_path):
     assert all(part.claim.experiment.name == "many" and part.estimates == 2 for part in parts)
     assert parts[0].time and parts[0].memory > 1 and parts[0].cache == 1
     assert parts[0].claim.subject.worth.k > 1.2
+
+
+def test_a_part_of_a_factorial_has_the_costs_of_its_cells(tmp_path):
+    speeds = make_factorial(tmp_path / "factorial")
+    parts = {part.name: part for part in answer.parts_of(claims_in(tmp_path))}
+    assert set(parts) == {"RoPE", "SwiGLU"}
+    low, high = (math.prod(speeds[arm] for arm in arms) for arms in (LOW, HIGH))
+    ratio, *ends = parts["RoPE"].time
+    assert ratio == pytest.approx(math.sqrt(low / high)) and all(map(math.isnan, ends))
+    assert parts["RoPE"].memory > 1 and parts["RoPE"].cache == 1
+
+    (table,) = answer_tables.parts_tables(list(parts.values()))
+    cells = dict(zip(table.table.headings, table.table.rows[0], strict=False))
+    assert cells["time of a step"].text == f"about {ratio:.2f} ×"
+    assert "12% of the cores" in cells["time of a step"].tip
+    assert cells["part"].tip == "position=None to rope"
+
+
+@pytest.mark.parametrize(
+    "changes, arm, name",
+    [
+        ({"value_residual": True}, "value_residual=True", "value residual"),
+        ({"n_kv_head": 2}, "gqa", "2 key heads"),
+        ({"norm": "rmsnorm"}, "norm", "RMSNorm"),
+        ({"norm": "dyt"}, "norm", "dyt"),
+        ({"low_rank": 32}, "rank 32", "rank 32"),
+        ({"low_rank": 32}, "low_rank=32", "low rank 32"),
+        ({"n_layer": 12, "n_embd": 36}, "deep", "deeper and narrower"),
+    ],
+)
+def test_a_change_has_a_name_that_people_say(changes, arm, name):
+    assert answer.shown_name(changes, arm) == name
 
 
 def test_a_planned_experiment_without_rows_has_not_run(tmp_path):
@@ -194,6 +252,15 @@ def test_every_number_leads_to_its_rows_and_its_command(written):
             assert link[1:] in page.ids
         else:
             assert link == "index.md" or (out / link).exists()
+    top, noise = text.partition('id="noise"')[::2]
+    found = re.findall(r'<p class="answer">(.*?)</p>', top)
+    found += re.findall(r"<(?:p|li)>(.*?)</(?:p|li)>", noise.partition('id="parts_gpt2"')[0])
+    open_questions = text.partition('id="unknown"')[2].partition("</ul>")[0]
+    found += re.findall(r"<li>(.*?)</li>", open_questions)
+    assert len(found) > 6
+    for sentence in found:
+        bare = html.unescape(re.sub(r"<a .*?</a>|GPT-2|x0", "", sentence))
+        assert not re.search(r"\d", bare), sentence
     for name in ("one", "screening", "growing"):
         assert f"#at-{name}" in page.links
         section = text[text.index(f'id="at-{name}"') :].partition("</section>")[0]
@@ -204,7 +271,7 @@ def test_the_page_asks_no_third_party_for_anything(written):
     out, text = written
     assert Page(text).fetched == []
     assert not re.search(r"url\((?!#)|@import|src=|https?://(?!www\.w3\.org)", text)
-    assert (out / "index.md").exists() and (out / "parts.png").exists()
+    assert (out / "index.md").exists() and (out / "parts_gpt2.png").exists()
 
 
 def test_the_page_says_what_has_not_run_and_what_was_published(written):
@@ -215,7 +282,8 @@ def test_the_page_says_what_has_not_run_and_what_was_published(written):
     markdown = (out / "index.md").read_text(encoding="utf-8")
     for line in markdown.splitlines():
         assert not line.startswith("|") or line.endswith("|")
-    rows = [line for line in markdown.splitlines() if line.startswith("| RoPE in GPT-2")]
+    table = markdown.partition('id="parts_gpt2"')[2].partition("<a id=")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| RoPE |")]
     assert len(rows) == 1 and "better" in rows[0] and "](#at-" in rows[0]
 
 
@@ -230,9 +298,10 @@ def test_the_readme_gets_the_sentences_of_the_page(written):
     out, text = written
     readme = (out.parent.parent / "README.md").read_text(encoding="utf-8")
     assert readme.startswith("before\n<!-- answer -->\n") and readme.endswith("\nafter\n")
-    assert "old" not in readme and "bench/results/answer/parts.png" in readme
-    for line in re.findall(r"<li>(.*?)</li>", text.partition("Surprises")[2])[:1]:
-        assert line.split("&")[0] in readme
+    assert "old" not in readme and "bench/results/answer/parts_gpt2.png" in readme
+    assert "](bench/results/answer/index.md#at-" in readme
+    for line in re.findall(r"<li>(.*?)</li>", text.partition('id="surprises"')[2])[:1]:
+        assert without_links(line) in without_links(readme)
 
 
 def test_the_page_is_made_from_the_rows_alone(tmp_path, written):
@@ -260,7 +329,7 @@ def test_sentences_are_computed(tmp_path):
     claims = claims_in(tmp_path)
     found = {claim.experiment.name: claim.experiment for claim in claims}
     facts = answer_sentences.Facts(list(found.values()), claims, answer.parts_of(claims), [])
-    first = answer_sentences.answer(facts)[0]
+    first = without_links(answer_sentences.answer(facts)["gpt2"][0])
     worth = next(claim.subject.worth for claim in claims if claim.subject.arm == "rope")
     assert (
         re.match(r"In GPT-2 of [\d. k]+ parameters, RoPE is worth", first) and str(worth) in first

@@ -140,3 +140,22 @@ def test_the_curves_of_a_race_are_named_once_for_each_entrant(tmp_path):
         assert axis in text
     for color in cpu_race.COLORS[:3]:
         assert text.count(f"stroke: {color}; stroke-width: 0.9") == 3  # thin, one for each seed
+
+
+def test_a_row_of_a_race_has_medians_then_each_round():
+    """Ours reaches 1.886 in both rounds and 1.75 in one, and twice as fast as nanoGPT."""
+    theirs = [(60.0, [(60.0, 1.9)], None), (80.0, [(70.0, 1.9), (80.0, 1.8)], None)]
+    ours = [(30.0, [(20.0, 1.8), (30.0, 1.74)], 1.9), (40.0, [(30.0, 1.88)], 2.0)]
+    assert cpu_race.row("ours", ours, theirs) == (
+        "| ours | 35 (30, 40) | 0.50 (0.50, 0.50) | 1.8100 (1.7400, 1.8800) "
+        "| 1.9500 (1.9000, 2.0000) | 1.8100 | 25 | never | never | never | never |"
+    )
+    assert "| not measured | 1.9000 |" in cpu_race.row("nanoGPT", theirs, theirs)
+
+
+def test_a_race_whose_run_fails_ends_in_one_line(tmp_path):
+    """The run itself, and the evaluation on the test split."""
+    with pytest.raises(Failure, match="a run failed: error: "):
+        cpu_race.race(cpu_race.Entrant(["nonsense"]), tmp_path / "out", tmp_path / "cache")
+    with pytest.raises(Failure, match="train.py failed: error: "):
+        cpu_race.test_loss(tmp_path / "none")

@@ -4,14 +4,15 @@ measurement."""
 import inspect
 import json
 import math
-import shutil
 from collections import Counter
+from functools import partial
 
 import claims as command
 import pytest
 import torch
 from torch.nn import functional as F
 
+from bench.ablation.scale import FILE
 from bench.ledger import guide, page, table, timing, trained
 from bench.ledger.functions import FUNCTIONS
 from bench.ledger.table import (
@@ -26,6 +27,8 @@ from bench.ledger.table import (
 )
 from common.errors import UserError
 from common.files import ROOT
+from helpers.sweeps import SWEEP, make_sweep
+from parts.architectures import GPT2
 
 CLAIMS = table.read()
 BY_ID = {claim.id: claim for claim in CLAIMS}
@@ -56,9 +59,9 @@ def found_in(row):
 def test_each_row_names_a_function_that_takes_its_arguments():
     assert len(CLAIMS) > 200
     for claim in CLAIMS:
-        name, arguments = claim.call
-        inspect.signature(FUNCTIONS[name]).bind(*arguments)
-        assert FUNCTIONS[name].__doc__, name
+        for name, arguments in claim.calls:
+            inspect.signature(FUNCTIONS[name]).bind(*arguments)
+            assert FUNCTIONS[name].__doc__, name
         assert claim.claim and claim.source and claim.quantity
 
 
@@ -205,47 +208,153 @@ def test_the_guides_attention_is_right_but_for_its_mask():
     torch.testing.assert_close(guide.shared_attention(x, wq, wk, wv, n_head=2), expected)
 
 
-@pytest.fixture
-def one_sweep(tmp_path, monkeypatch):
-    """A copy of a stored sweep that is the only one; called with a number, adds it to the losses of
-    the arm rope."""
-    source, folder = ROOT / "bench/results/ablate_shakespeare", tmp_path / "sweep"
-    folder.mkdir()
-    for name in ("sweep.json", "costs.jsonl"):
-        shutil.copy(source / name, folder)
-    rows = [json.loads(line) for line in (source / "rows.jsonl").read_text().splitlines()]
-    monkeypatch.setattr(trained, "RESULTS", tmp_path)
+# ---------------------------------------------------------------- the rows of a sweep decide
 
-    def shift(by):
-        for row in rows:
-            if row["arm"] == "rope":
-                row["final_report"] += by
-        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        trained.sections_of.cache_clear()
-
-    yield shift
-    trained.sections_of.cache_clear()
+SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64, "vocab_size": 65}
+SIZES |= {"batch_size": 8, "gradient_accumulation_steps": 1, "max_iters": 200}
+ROPE, SWIGLU = {"position": "rope"}, {"mlp": "swiglu"}
+LLAMA = "position=rope norm=rmsnorm mlp=swiglu bias=none tie_embeddings=False"
 
 
-def test_the_rows_of_a_sweep_decide(one_sweep):
-    claim, words = claim_of("swap gpt2 position=rope"), []
-    for by in (0, 0.14, 0.86):
-        one_sweep(by)
-        found = table.examine(claim, FUNCTIONS, 0.01)
-        assert found.word == UNDECIDED  # a screening decides nothing
-        assert found.measurement.note == "sweep: a screening, 3 against 6 runs"
-        found.measurement.screening = False
-        words.append(table.verdict(claim, found.measurement, 0.01))
+def make(folder, effects, changes, **keys):
+    """A made-up sweep on the plays: {arm: its effect}, {arm: what it changes}."""
+    arms = {arm: {"changes": changed, "against": "base"} for arm, changed in changes.items()}
+    for arm, cell in keys.pop("cells", {}).items():
+        arms.setdefault(arm, {})["cell"] = cell
+    values = {"model": "gpt2"} | GPT2 | SIZES | keys.pop("sizes", {})
+    given = {"seeds": 6, "lr_grid": [1], "chosen_lr": {}, "diverged": (), "stale": False}
+    given |= {"base_values": values, "data": SWEEP["data"] | {"dataset": "plays"}}
+    make_sweep(folder, effects={"base": 0.0} | effects, arms=arms, **given | keys)
+
+
+def make_arms(folder, effect, **keys):
+    """One part, and all of them by the name of an architecture; names say nothing."""
+    effects = {"base-again": 0.0, "rope": effect, "everything": effect}
+    make(folder / "sweep", effects, {"rope": ROPE, "everything": {"arch": "llama"}}, **keys)
+
+
+def make_factorial(folder, effect):
+    """Two factors and their interaction, each worth `effect`; the cells are arms, too."""
+    effects = {"turned": effect, "gated": 0.0, "both": 2 * effect}
+    changes = {"turned": ROPE, "gated": SWIGLU, "both": ROPE | SWIGLU}
+    levels = {"base": (0, 0), "turned": (1, 0), "gated": (0, 1), "both": (1, 1)}
+    cells = {arm: dict(zip(("turns", "gates"), each, strict=True)) for arm, each in levels.items()}
+    make(folder / "sweep", effects, changes, cells=cells)
+
+
+def make_scale(folder, effect):
+    """Three sizes, at which a part is worth nothing, once and twice the effect."""
+    for place, width in enumerate((32, 64, 128)):
+        sizes = {"n_embd": width, "max_iters": 4 * width}
+        effects = {"base-again": 0.0, "turned": place * effect}
+        make(folder / f"scale/w{width}", effects, {"turned": ROPE}, sizes=sizes)
+    (folder / "scale" / FILE).write_text(json.dumps({"sizes": ["w32", "w64", "w128"]}))
+
+
+def examined(measure, folder, monkeypatch, holds="< 0"):
+    """The Finding of a claim where the sweeps below `folder` are the only ones."""
+    monkeypatch.setattr(trained, "RESULTS", folder)
+    return table.examine(claim_of(measure, holds), FUNCTIONS, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("design", "measure"),
+    [
+        (make_arms, "swap gpt2 position=rope"),
+        (make_arms, f"swap gpt2 '{LLAMA}'"),
+        (make_arms, "swap llama '' 'position=learned norm=layernorm mlp=gelu bias=all "
+         "tie_embeddings=True'"),
+        (make_factorial, "swap gpt2 position=rope"),
+        (make_factorial, "effect gpt2 position=rope"),
+        (make_factorial, "effect gpt2 position=rope mlp=swiglu"),
+        (make_factorial, "effect gpt2 mlp=swiglu:position=rope"),
+        (make_factorial, "largest_interaction gpt2 position=rope mlp=swiglu"),
+        (make_factorial, "effect_on gpt2 position=rope 0.5"),
+        (make_scale, "slope gpt2 position=rope"),
+    ],
+)  # fmt: skip
+def test_a_verdict_flips_with_the_rows_of_each_design(design, measure, tmp_path, monkeypatch):
+    words = []
+    for place, effect in enumerate((-0.08, 0.0, 0.08)):
+        design(tmp_path / str(place), effect)
+        words.append(examined(measure, tmp_path / str(place), monkeypatch).word)
     assert words == [CONFIRMED, UNDECIDED, CONTRADICTED]
 
 
-def test_what_no_sweep_has_is_not_measured(one_sweep):
-    one_sweep(0)
-    for measure in ("swap gpt2 position=alibi", "swap llama position=rope", "slope none rope"):
-        found = table.examine(claim_of(measure), FUNCTIONS, 0.01)
-        assert found.word == NOT_YET and found.reason
+def test_worth_noise_and_divergence_follow_the_rows(tmp_path, monkeypatch):
+    for name, effect in (("good", -0.03), ("bad", 0.03)):
+        make_factorial(tmp_path / name, effect)
+    good, bad = (partial(examined, folder=tmp_path / name) for name in ("good", "bad"))
+    worth = "effect_worth gpt2 position=rope"
+    assert good(worth, monkeypatch=monkeypatch, holds="> 1").word == CONFIRMED
+    assert bad(worth, monkeypatch=monkeypatch, holds="> 1").word == CONTRADICTED
+
+    noise = "noise gpt2 position=rope"
+    assert good(noise, monkeypatch=monkeypatch, holds="0.004 to 0.016").word == CONFIRMED
+    assert good(noise, monkeypatch=monkeypatch, holds="> 0.02").word == CONTRADICTED
+
+    make_arms(tmp_path / "wild", 0.0, diverged=("everything",))
+    for folder, word in (("good", NOT_YET), ("wild", CONTRADICTED)):
+        found = examined("diverged llama", tmp_path / folder, monkeypatch, "= 0")
+        assert found.word == word, found.reason
+    assert examined("swap gpt2 arch=llama", tmp_path / "wild", monkeypatch).word == NOT_YET
+
+
+def test_the_rows_beyond_the_context_decide(tmp_path, monkeypatch):
+    make_arms(tmp_path, 0.0)
+    for measure, holds, word in (
+        ("longer gpt2 position=rope 4", "1.2 to 1.3", CONFIRMED),  # exp(0.25) by make_sweep
+        ("longer gpt2 position=rope 8", "1.2 to 1.3", CONTRADICTED),
+        ("longer gpt2 position=learned 4", "> 0", NOT_YET),
+        ("refusals gpt2 position=learned", "= 0", CONTRADICTED),
+        ("refusals gpt2 position=rope", "= 0", CONFIRMED),
+    ):
+        assert examined(measure, tmp_path, monkeypatch, holds).word == word, measure
+
+
+@pytest.mark.parametrize("measure", ["step_ratio", "decode_ratio"])
+def test_costs_count_if_a_quiet_machine_measured_them(measure, tmp_path, monkeypatch):
+    found = {}
+    for quiet in (True, False):
+        make_arms(tmp_path / str(quiet), 0.0)
+        path = tmp_path / str(quiet) / "sweep/costs.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        times = {"median": 2.0, "q25": 1.98, "q75": 2.02}
+        for row in rows:
+            twice = {key: 2 * time for key, time in times.items()}
+            row |= {"quiet": quiet, "steps_timed": 50, "decode_ms_per_token": times}
+            if row["arm"] == "rope":
+                row |= {"decode_ms_per_token": twice}
+                row["step_ratio"] |= {"ratio": 2.0, "low": 1.98, "high": 2.02}
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for holds in ("1.8 to 2.2", "< 1.5"):
+            name = f"{measure} gpt2 position=rope"
+            found[quiet, holds] = examined(name, tmp_path / str(quiet), monkeypatch, holds).word
+    assert list(found.values()) == [CONFIRMED, CONTRADICTED, NOT_YET, NOT_YET]
+
+
+def test_a_screening_decides_nothing_and_counts_last(tmp_path, monkeypatch):
+    make_arms(tmp_path, -0.08, screening=True, seeds=3)
+    found = examined("swap gpt2 position=rope", tmp_path, monkeypatch)
+    assert found.word == UNDECIDED and found.measurement.interval(0.01)[1] < 0
+    assert found.measurement.note == "sweep: a screening, 3 against 5 runs"
+
+    make_arms(tmp_path / "later", 0.08, seeds=2)
+    trained.sections.cache_clear()
+    found = examined("swap gpt2 position=rope", tmp_path, monkeypatch)
+    assert found.measurement.note == "later/sweep: 2 against 4 runs"
+
+
+def test_what_no_sweep_has_is_not_measured(tmp_path, monkeypatch):
+    make_arms(tmp_path, 0.0)
+    for measure in (
+        *("swap gpt2 position=alibi", "swap llama mlp=moe", "slope gpt2 position=rope"),
+        *("effect gpt2 position=rope", "step_ratio gpt2 position=alibi", "diverged mistral"),
+    ):
+        found = examined(measure, tmp_path, monkeypatch)
+        assert found.word == NOT_YET and "no sweep on plays" in found.reason, measure
     gpu = table.examine(claim_of("gpu_row flash nothing", kind="gpu"), FUNCTIONS, 0.01)
-    assert gpu.word == NOT_HERE and "GPU" in gpu.reason
+    assert gpu.word == NOT_YET and "GPU" in gpu.reason
 
 
 @pytest.mark.parametrize(

@@ -661,6 +661,10 @@ def test_a_factorial_stands_beside_one_part_at_a_time(tmp_path, only_forest, cap
 
     figure = design_report.half_normal(sections[0], figures.Tips())
     assert {"position", "mlp"} <= {text.get_text() for text in figure.axes[0].texts}
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    boxes.sort(key=lambda box: box.y0)
+    assert all(lower.y1 < upper.y0 for lower, upper in itertools.pairwise(boxes))
     report.main(list(map(str, folders)))
     printed = capsys.readouterr().out
     assert re.search(r"^position +−0\.0.* −0\.0.* [+-]\d\.\d\d$", printed, re.MULTILINE)

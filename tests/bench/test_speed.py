@@ -19,7 +19,6 @@ from bench.timing import train as train_step
 from common.errors import UserError
 from common.files import ROOT
 
-KINDS = ("window", "block_local", "alibi")
 TINY = ("--n_layer=1", "--n_embd=16", "--block_size=8", "--batch_size=2")
 
 
@@ -118,7 +117,7 @@ def test_the_sides_of_flash_and_flex_compute_the_same():
     config = attention.SpeedConfig(n_head=2, window=8, compile=False, dtype="float32")
     torch.testing.assert_close(attention.flash(q, k, v), attention.formula(q, k, v))
     outs = []
-    for kind in KINDS:
+    for kind in attention.KINDS:
         flex, masked = attention.flex_sides(kind, 32, config, "cpu")
         outs.append(flex(q, k, v))
         torch.testing.assert_close(outs[-1], masked(q, k, v))
@@ -221,9 +220,7 @@ def test_each_step_of_gpu_sh_runs_tiny_on_a_cpu(tmp_path, step, data_dir, measur
     rows = checked(line, text)
     expected = {
         "flash": {"T = 16", "T = 32"},
-        "flex": {
-            f"{kind}, T = {T}" for kind in ("window", "block_local", "alibi") for T in (16, 32)
-        },
+        "flex": {f"{kind}, T = {T}" for kind in attention.KINDS for T in (16, 32)},
         "shakespeare": {"gpt2_shakespeare", "llama_shakespeare"},
         "memory": {"gpt2_124m", "llama_124m"},
         "ranks": {"ddp", "fsdp"},

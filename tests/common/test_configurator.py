@@ -88,7 +88,8 @@ def test_values(text, key, value):
         ("--__name__=x", "unknown key __name__"),
         ("--batch_size=0", "batch_size=0 is below 1.*give 1 or more"),
         ("--old=1", "old has another name.*use --new"),
-        ("missing.py", "cannot read the config file.*missing.py"),
+        ("missing.py", "cannot read the config file.*missing.py.*config/ holds examples"),
+        ("llama_shakespear.py", "did you mean config/llama_shakespeare.py?"),
     ],
 )
 def test_mistakes_on_the_command_line(text, words):

@@ -213,6 +213,25 @@ def test_t5s_bias_is_transformers(monkeypatch):
 # ---------------------------------------------------------------- what a layer with conv remembers
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("mixer", ["attention", "differential", "mla"])
+def test_the_weights_have_a_dropout_of_their_own(mixer):
+    """In training alone, as much as is given, and as much as elsewhere where nothing is given."""
+
+    def changed(**values):
+        model = randomised(config("llama", dict(mixer=mixer, **values)))
+        attention = model.blocks[1].attn
+        attention.dropout.p = 0.0
+        x, before = tokens(model.config), model(tokens(model.config))[0]
+        for drop in (model.dropout, *(block.mlp.dropout for block in model.blocks)):
+            drop.p = 0.0
+        model.blocks[0].attn.dropout.p = 0.0
+        return not torch.equal(model.train()(x)[0], before)
+
+    assert changed(attn_dropout=0.5) and changed(dropout=0.5)
+    assert not changed(dropout=0.5, attn_dropout=0.0)
+
+
 def test_the_convolution_keeps_its_last_inputs():
     """conv - 1 inputs, beside keys and values and beside a ring; and what costs says of them."""
     for window, kept in ((0, 64), (5, 5)):  # room for 64 tokens

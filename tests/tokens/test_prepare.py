@@ -751,6 +751,25 @@ def test_command_line(book):
     assert load_meta("sets/mybook")["vocab_size"] == 256
 
 
+def test_the_characters_of_a_vocabulary_are_listed_in_full(tmp_path, capsys):
+    chars = "".join(map(chr, range(32, 127)))  # with a space and a hyphen, where a text would wrap
+    (tmp_path / "code.txt").write_text(chars * 20)
+    prepare.prepare("code", input=str(tmp_path / "code.txt"), data_dir=str(tmp_path / "sets"))
+    listed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    ")]
+    assert "".join(line[4:] for line in listed) == repr(chars)
+    assert len(listed) == 2 and max(map(len, listed)) == 80
+
+
+def test_a_dataset_of_another_text_is_not_replaced_in_silence(tmp_path, capsys):
+    def printed(text):
+        (tmp_path / "book.txt").write_text(text * 100)
+        prepare.prepare("book", input=str(tmp_path / "book.txt"), data_dir=str(tmp_path / "sets"))
+        return capsys.readouterr().out
+
+    assert not any("other tokens" in printed("one book ") for _ in range(2))
+    assert "had other tokens" in printed("another book ")
+
+
 def test_command_line_mistakes(book):
     for args, word in [
         ((), "python prepare.py NAME"),

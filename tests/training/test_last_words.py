@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import subprocess
 import sys
 
 import pytest
@@ -32,6 +33,8 @@ LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
         ([LLAMA], [GPT2]),
         ([GPT2], [LLAMA]),
         ([LLAMA, "--n_layer=2", "--max_iters=60"], [GPT2, "--n_layer=2", "--max_iters=60"]),
+        ([LLAMA, "--n_embd=64"], [GPT2, "--n_embd=64"]),  # with the config's four heads
+        ([GPT2, "--n_embd=36"], []),  # heads of odd width, which cannot rotate
         ([LLAMA, "--out_dir=out-small"], [GPT2, "--out_dir=out-small-gpt2"]),
         ([GPT2, "--out_dir=a/my-gpt2-run"], [LLAMA, "--out_dir=a/my-llama-run"]),
         ([LLAMA, "--rope_theta=5000", "--seed=2", "--overwrite"], [GPT2, "--seed=2"]),
@@ -70,9 +73,21 @@ def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys,
     for folder, script in ((ROOT, ""), (tmp_path, f"{ROOT}/")):
         monkeypatch.chdir(folder)
         last_words.print_next_commands("my run/ckpt/000050", config, [GPT2, "--n_layer=2"])
-        lines = [line.partition(": ")[2].strip() for line in capsys.readouterr().out.splitlines()]
-        assert shlex.split(lines[-2]) == ["python", f"{script}sample.py", "--out_dir=my run"]
-        assert lines[-1] == f"python {script}train.py {LLAMA} --n_layer=2"
+        printed = capsys.readouterr().out.partition("sample more:\n")[2]
+        sample, _, twin = printed.partition("compare with LLaMA:\n")
+        assert shlex.split(sample) == ["python", f"{script}sample.py", "--out_dir=my run"]
+        assert shlex.split(twin) == ["python", f"{script}train.py", LLAMA, "--n_layer=2"]
+
+
+def test_a_long_command_is_wrapped_and_can_be_pasted():
+    words = [LLAMA, "--out_dir=my run", *(f"--learning_rate=1e-{n}" for n in range(7))]
+    text = last_words.command("train.py", *words)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80 < len(" ".join(words)) and len(lines) < len(words)
+    shell = ["sh", "-c", f"python() {{ printf '%s\\n' \"$@\"; }}\n{text}"]
+    pasted = subprocess.run(shell, capture_output=True, text=True).stdout
+    assert pasted.splitlines() == [files.script("train.py"), *words]
+    assert last_words.command("train.py", "x" * 200).splitlines()[-1] == "  " + "x" * 200
 
 
 # ---------------------------------------------------------------- the sample

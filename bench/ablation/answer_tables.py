@@ -1,0 +1,208 @@
+"""The tables of the answer page. Each row of one leads to the experiment that its numbers come
+from."""
+
+import math
+from dataclasses import dataclass
+
+from bench.ablation import answer
+from bench.ablation.answer_figures import BASES, bar
+from bench.ablation.scale import Slope
+from bench.ablation.sentences import DASH, signed
+from bench.ablation.tables import Cell, Table, difference_cell, interval_cell, number, worth_cell
+
+FEW_INTERACTIONS = 8
+LEAST_P = 1e-4  # smaller ones are shown as below it
+KINDS = {"cannot tell": "undecided", "holds": "tie", "grows": "better", "fades": "worse"}
+LEDGER_WORDS = {  # a verdict of the ledger, and the class that gives its colour
+    "confirmed": "better",
+    "contradicted": "worse",
+}
+
+
+@dataclass
+class Linked:
+    """A table each of whose rows leads to the experiment that its numbers come from."""
+
+    table: Table
+    links: list  # of an experiment's name, or "", for each row
+    cards: bool = False  # on a phone each row is a card
+
+
+def p_cell(p):
+    if not math.isfinite(p):
+        return Cell()
+    return Cell(f"{p:.2g}" if p >= LEAST_P else f"< {LEAST_P:g}", p, tip=f"{p:.2g}")
+
+
+def p_cells(subject):
+    """The p-value that the sweep itself gives, and that of the page."""
+    equal = subject.word in answer.OF_EQUALITY
+    return [p_cell(subject.p_tie if equal else subject.p_holm), p_cell(subject.p_page)]
+
+
+def name_cell(claim):
+    """What a claim is about, with its keys on hovering."""
+    return Cell(answer.name_of(claim), kind="arm", tip=answer.keys_of(claim))
+
+
+def word_cell(subject):
+    word = subject.word
+    return Cell(word, kind=KINDS.get(word, word.replace(" ", "-")), tip=subject.why)
+
+
+def ratio_text(value):
+    return f"{value:.2f} ×"
+
+
+def time_cell(part):
+    """The time of a step, to the base's; about, where other work disturbed the timing."""
+    if not part.time:
+        return Cell()
+    time, low, high = part.time
+    if math.isfinite(low):
+        return Cell(f"{time:.2f} × ({low:.2f} to {high:.2f})", time, ends=(low, high))
+    costs = part.claim.section.costs.values()
+    why = next((cost["disturbed"] for cost in costs if cost.get("disturbed")), "")
+    return Cell(f"about {time:.2f} ×", time, tip=f"without an interval: {why}" if why else "")
+
+
+def parts_tables(parts):
+    """[Linked]: a table for each base, and one of the parts that only a screening has seen."""
+    shown, screened = {base: [] for base in BASES}, []
+    for part in parts:
+        of_base = shown.setdefault(part.base, [])
+        (screened if part.claim.experiment.screening else of_base).append(part)
+    note = (
+        "A part that is worth 1.4 × gets as far as its base does with 1.4 times the training"
+        " tokens. Time, memory of training and the cache of keys and values are times the base's;"
+        ' "about": other work disturbed the timing. Of several sweeps that measured a part, the one'
+        " with the smallest standard error counts."
+    )
+    made = []
+    for base, of_base in shown.items():
+        title = f"What each part is worth in {BASES.get(base, base)}"
+        made += [parts_table(f"parts_{base}", title, note, of_base)] if of_base else []
+    note = "A screening ranks and decides nothing: few runs of each, and no curve of tokens."
+    if screened:
+        made.append(parts_table("screened", "Parts that were only screened", note, screened))
+    return made
+
+
+def parts_table(key, title, note, parts):
+    rows = []
+    for part in parts:
+        subject, name = part.claim.subject, name_cell(part.claim)
+        if part.claim.experiment.screening:
+            name.text += f" in {BASES.get(part.base, part.base)}"
+        picture = bar(subject.worth, subject.word) if subject.worth else DASH
+        rows.append(
+            [
+                name,
+                word_cell(subject),
+                Cell(picture, kind="picture"),
+                worth_cell(subject.worth),
+                difference_cell(subject),
+                *p_cells(subject),
+                time_cell(part),
+                worth_cell(subject.worth_time),
+                number(part.memory, ratio_text),
+                number(part.cache, ratio_text),
+                Cell(f"{subject.n} + {subject.n_against}", subject.n),
+            ]
+        )
+    headings = (
+        "part|verdict|worth|worth in tokens|difference [95 %], nats|p, its sweep|p, this page"
+        "|time of a step|worth in time|memory|cache|runs"
+    )
+    table = Table(key, title, note, headings.split("|"), rows).without_empty_columns()
+    return Linked(table, [part.claim.experiment.name for part in parts], cards=True)
+
+
+def interactions_table(claims):
+    """The decided interactions, or else the surest ones."""
+    found = answer.of_interactions(claims)
+    decided = [claim for claim in found if claim.subject.word in ("better", "worse")]
+    rows, shown = [], (decided or found)[:FEW_INTERACTIONS]
+    for claim in shown:
+        subject = claim.subject
+        cells = [word_cell(subject), difference_cell(subject), *p_cells(subject)]
+        rows.append([name_cell(claim), *cells])
+    count = f"{len(shown)} of {len(found)} that were measured, {len(decided)} of them decided"
+    note = (
+        "The effect of both parts together beyond the sum of their effects:"
+        f" [{count}](#claims). Below zero both together are better than their sum."
+    )
+    headings = ["parts", "verdict", "beyond the sum [95 %], nats", "p, its sweep", "p, this page"]
+    table = Table("interactions", "Do they add up?", note, headings, rows)
+    return Linked(table, [claim.experiment.name for claim in shown], cards=True)
+
+
+def slopes_table(claims):
+    found = answer.of_slopes(claims)
+    rows = []
+    for claim in found:
+        one = claim.subject
+        slope = interval_cell(one.mean, one.low, one.high)
+        ends = [Cell(signed(end, 3), end) for end in one.line]
+        cells = [Cell(claim.experiment.name.replace("_", " ")), word_cell(one), slope, *ends]
+        rows.append([name_cell(claim), *cells, *p_cells(one)])
+    headings = (
+        "part|experiment|verdict|slope [95 %], nats per factor of ten of compute|at the smallest"
+        "|at the largest|p, its sweep|p, this page"
+    )
+    note = "The fitted effect at the ends of the range, and its slope; below zero is better."
+    table = Table("slopes", "More, or less, as the model grows?", note, headings.split("|"), rows)
+    return Linked(table, [claim.experiment.name for claim in found], cards=True)
+
+
+def measured(row):
+    """What a row of the ledger says that we measured: a number with its interval, and how."""
+    text = row.get("measured") or ""
+    if not text and row.get("value") is not None:
+        text = f"{row.get('quantity') or 'value'}: {row['value']:.4g}"
+        if row.get("low") is not None and row["low"] < row["high"]:
+            text += f" ({row['low']:.4g} to {row['high']:.4g})"
+    return "; ".join(filter(None, [text, row.get("note")]))
+
+
+def ledger_table(rows):
+    """The published claims beside our measurements, those decided first."""
+    made = []
+    for row in sorted(rows, key=lambda row: row.get("verdict") not in LEDGER_WORDS):
+        word = str(row.get("verdict") or "not measured")
+        kind = LEDGER_WORDS.get(word, "undecided")
+        texts = [str(row.get(key) or DASH) for key in ("claim", "source")]
+        texts.append(measured(row) or DASH)
+        cells = [Cell(text, kind="long") for text in texts]
+        name = Cell(str(row.get("id", DASH)), kind="arm")
+        made.append([name, cells[0], cells[1], cells[2], Cell(word, kind=kind)])
+    words = [row.get("verdict") for row in rows]
+    count = f"{len(words)} claims, {words.count('confirmed')} are confirmed, and"
+    note = (
+        "Published claims, and what our own measurements say of each. Of"
+        f" [{count} {words.count('contradicted')}](#at-claims) contradicted. The ledger has a"
+        " correction of its own: the intervals of all claims of one kind hold together with 95 %"
+        " probability (Bonferroni)."
+    )
+    headings = ["claim", "what was published", "where", "what we measured", "verdict"]
+    table = Table("ledger", "The ledger", note, headings, made)
+    return Linked(table, ["claims"] * len(made), cards=True)
+
+
+def claims_table(claims):
+    """Everything that the page corrects for."""
+    rows = []
+    for claim in claims:
+        one = claim.subject
+        slope = isinstance(one, Slope)
+        what = Cell("slope" if slope else "difference")
+        difference = interval_cell(one.mean, one.low, one.high)
+        cells = [Cell(claim.section.label), what, Cell(claim.own), word_cell(one), difference]
+        rows.append([name_cell(claim), *cells, *p_cells(one), Cell(one.why or DASH)])
+    headings = (
+        "comparison|sweep|what|verdict of its sweep|verdict of the page|estimate [95 %]"
+        "|p, its sweep|p, this page|note"
+    )
+    note = "All comparisons of all sweeps: the family of the page's correction."
+    table = Table("claims", "Every comparison", note, headings.split("|"), rows)
+    return Linked(table, [claim.experiment.name for claim in claims])
