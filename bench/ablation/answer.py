@@ -45,6 +45,8 @@ OF_DIFFERENCE = {  # a word that says that something differs, and the word that 
 OF_EQUALITY = {"tie": "undecided", "holds": "cannot tell"}
 NAMES = {  # of changes, for readers; an arm that is not here has its own name
     "llama": "all of LLaMA",
+    "bloom": "all of BLOOM",
+    "falcon": "all of Falcon",
     "rope": "RoPE",
     "alibi": "ALiBi",
     "t5": "T5's position bias",
@@ -55,6 +57,7 @@ NAMES = {  # of changes, for readers; an arm that is not here has its own name
     "nope_every=4": "no positions in every 4th layer",
     "rmsnorm": "RMSNorm",
     "post": "norms after the sublayer",
+    "parallel": "parallel sublayers",
     "qk_norm=head": "QK norm",
     "relu": "ReLU",
     "relu2": "ReLU squared",
@@ -99,6 +102,7 @@ class Experiment:
     command: str
     folder: Path = None  # None: not run yet
     sections: list = field(default_factory=list)  # of sweeps.Section
+    planned: bool = True
 
     @property
     def screening(self):
@@ -176,9 +180,10 @@ def read_experiment(folder, results):
     if sections[0].scale:  # the command of a size repeats that of the scale and adds its own keys
         place = next((i for i, word in enumerate(words) if word.startswith("--question=")), None)
         words, question = words[:place], question.rpartition(" (")[0] or question
-    config = next((Path(word).stem for word in words[2:] if word.endswith(".py")), "")
-    name = config if config in ORDER else "-".join(folder.relative_to(results).parts)
-    return Experiment(name, question, shlex.join(words), folder, sections)
+    config = next((Path(word) for word in words[2:] if word.endswith(".py")), Path())
+    planned = config.stem in ORDER or config.parent.name == "answer"
+    name = config.stem if planned else "-".join(folder.relative_to(results).parts)
+    return Experiment(name, question, shlex.join(words), folder, sections, planned)
 
 
 def not_run(path):
@@ -246,10 +251,11 @@ def name_in(section, arm, subject=None):
 
 
 def shown_name(changes, arm):
-    """The name of a change for readers: the label of its word or of its arm, or else one of these,
-    a part's word before an arm's name, and keys last."""
+    """The name of a change for readers: the label of its word or of its arm, or else an arm's name
+    of several words, a part's word, an arm's name, and keys last."""
     word = part_name(*next(iter(changes.items()))) if len(changes) == 1 else arm
-    plain = next((name for name in (word, arm) if "=" not in name), word)
+    first, second = (arm, word) if " " in arm else (word, arm)
+    plain = next((name for name in (first, second) if "=" not in name), word)
     return NAMES.get(word) or NAMES.get(arm) or plain.replace("_", " ").replace("=", " ")
 
 

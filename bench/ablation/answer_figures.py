@@ -11,7 +11,7 @@ from bench.ablation.answer import noise_of
 from bench.ablation.figures import BLUE, FAINT, GREEN, GREY, INK, OPEN_MARK, RED, WIDTH
 from bench.ablation.worth import Curve
 
-TICKS = (0.25, 0.5, 0.7, 1, 1.4, 2)
+TICKS = (0.25, 0.5, 1, 2)
 MARKS = {  # right is better here
     "better": (">", GREEN),
     "worse": ("<", RED),
@@ -29,12 +29,12 @@ def noise(sections, tips):
     shown = [section for section in sections if section.main.base_n > 1]
     if not shown:
         return None
-    figure = Figure(figsize=(WIDTH, 0.9 + 0.32 * len(shown)))
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.26 * len(shown)))
     axes = figure.subplots()
     axes.axvline(0, color=INK, linewidth=0.8)
     for place, section in enumerate(shown):
         mean, (sd, runs) = section.main.base_mean, noise_of(section)
-        (bar,) = axes.plot([-2 * sd, 2 * sd], [place] * 2, color=FAINT, linewidth=8, zorder=0.5)
+        (bar,) = axes.plot([-2 * sd, 2 * sd], [place] * 2, color=FAINT, linewidth=7, zorder=0.5)
         tips.add(bar, f"{section.label}: sd {sd:.4f} over {runs} runs")
         for arm, fill in base_copies(section):
             rows = section.runs.done.get(arm, {}).values()

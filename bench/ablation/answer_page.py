@@ -58,13 +58,14 @@ def drawn(function, subject, key, title, caption=None):
         return plots.Plot(function, key, title, text, figure, plots.inline(svg, key, title, tips))
 
 
-def pictures(kind, function, found):
-    """[Picture] of one figure for each section that has something for it."""
+def pictures(kind, function, found, title=""):
+    """[Picture] of one figure for each section that has something for it; its title is the
+    section's label if none is given."""
     made = []
     for experiment in found:
         for place, section in enumerate(experiment.sections):
             key = f"{kind}_{experiment.name}" + (f"_{place}" if place else "")
-            plot = drawn(function, section, key, section.label.capitalize())
+            plot = drawn(function, section, key, title or section.label.capitalize())
             made += [Picture(plot, f"at-{experiment.name}")] if plot else []
     return made
 
@@ -123,7 +124,7 @@ def figures_of(found):
         shown["scale"] += [Picture(plot, f"at-{one.name}")] if plot else []
     curve = next((one for one in found if one.name == "base" and one.sections), None)
     if curve:
-        shown["tokens"] = pictures("tokens", figures.tokens, [curve])
+        shown["tokens"] = pictures("tokens", figures.tokens, [curve], "What tokens are worth")
     return {place: [one for one in made if one.plot] for place, made in shown.items()}
 
 
@@ -141,7 +142,8 @@ def extrapolation(section, tips):
     """Each line shows the mean loss over runs with 1 to 8 times the training context, with its 95 %
     interval over the text. A dotted line shows the loss on the same tokens where the model sees
     only the last training context."""
-    if section.effects or len(arms_of(section)) > MOST_LINES:
+    of_larger_size = section.label.count(",") and not section.scale
+    if section.effects or of_larger_size or len(arms_of(section)) > MOST_LINES:
         return None
     return cost_figures.extrapolation(section, tips)
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from bench.ablation.answer import (
-    ORDER,
     name_of,
     noise_of,
     of_interactions,
@@ -88,9 +87,13 @@ def answer(facts):
         sentences = []
         if better:
             texts = [of_claim(part.claim, part.claim.subject.worth) for part in better]
-            found = [f"{part.name} {text}" for part, text in zip(better, texts, strict=True)]
-            found[0] = f"{better[0].name} is worth {texts[0]} the training tokens"
-            sentences.append(f"In {name} of {sizes_of(facts, base)}, {listed(found)}.")
+            found = [
+                f"by {part.name}, worth {text}" for part, text in zip(better, texts, strict=True)
+            ]
+            found[0] += " the training tokens"
+            sentences.append(
+                f"In {name} of {sizes_of(facts, base)}, most is gained {listed(found)}."
+            )
         groups = [("no difference that counts", "tie"), ("worse", "worse")]
         rest = [
             f"{words}: {listed([of_claim(part.claim, part.name) for part in found], LISTED)}"
@@ -200,8 +203,11 @@ def of_slope(facts):
         f"the effect of {name} {one.word} with scale: {ends[0]} at the smallest size, {ends[1]} at"
         " the largest"
     )
-    also = listed([f"{name_of(claim)} {claim.subject.word}" for claim in others.values()], LISTED)
-    return sentence(text + (f"; {also}." if others else "."))
+    words = {}
+    for claim in others.values():
+        words.setdefault(claim.subject.word, []).append(name_of(claim))
+    also = [f"; {word}, too: {listed(names, LISTED)}" for word, names in words.items()]
+    return sentence(f"{text}{''.join(also)}.")
 
 
 def of_time(facts):
@@ -217,7 +223,7 @@ def of_time(facts):
     _, part, tokens, time = max(known, key=lambda each: each[0])
     texts = f"{tokens:.2g} × the tokens", f"{time:.2g} × the time", f"{tokens / time:.2f} times"
     tokens, time, step = (of_claim(part.claim, text) for text in texts)
-    return sentence(f"{part.name} is worth {tokens}, and {time}: its step takes {step} as long.")
+    return f"With {part.name} a run is worth {tokens}, and {time}: a step takes {step} as long."
 
 
 def of_contexts(facts):
@@ -259,8 +265,7 @@ def of_nothing(facts):
     largest = max((part.claim for part in ties), key=lambda claim: abs(claim.subject.mean))
     most = of_claim(largest, f"{abs(largest.subject.mean):.4f} nats")
     return sentence(
-        f"{names} make{'s' if len(ties) == 1 else ''} no difference that counts in GPT-2: at most"
-        f" {most} on average, and a tie is decided."
+        f"{names}: no difference that counts in GPT-2, at most {most} on average; a tie is decided."
     )
 
 
@@ -326,7 +331,7 @@ def unknown(facts):
         )
     waiting = sum(not one.sections for one in facts.experiments)
     if waiting:
-        planned = waiting + sum(one.name in ORDER for one in facts.ran)
+        planned = waiting + sum(one.planned for one in facts.ran)
         lines.append(f"{cited(f'{waiting} of {planned} planned experiments', ROWS)}: not run yet.")
     open_claims = [row for row in facts.ledger if row.get("verdict") not in DECIDED]
     if open_claims:

@@ -170,6 +170,7 @@ def test_a_part_of_a_factorial_has_the_costs_of_its_cells(tmp_path):
         ({"norm": "dyt"}, "norm", "dyt"),
         ({"low_rank": 32}, "rank 32", "rank 32"),
         ({"low_rank": 32}, "low_rank=32", "low rank 32"),
+        ({"block": "sandwich"}, "norms before and after", "norms before and after"),
         ({"n_layer": 12, "n_embd": 36}, "deep", "deeper and narrower"),
     ],
 )
@@ -332,7 +333,8 @@ def test_sentences_are_computed(tmp_path):
     first = without_links(answer_sentences.answer(facts)["gpt2"][0])
     worth = next(claim.subject.worth for claim in claims if claim.subject.arm == "rope")
     assert (
-        re.match(r"In GPT-2 of [\d. k]+ parameters, RoPE is worth", first) and str(worth) in first
+        re.match(r"In GPT-2 of [\d. k]+ parameters, most is gained by RoPE, worth", first)
+        and str(worth) in first
     )
     (loser,) = [line for line in answer_sentences.surprises(facts) if "cost GPT-2" in line]
     untied = next(claim.subject for claim in claims if claim.subject.arm == "untied")
