@@ -13,7 +13,7 @@ import train
 from bench.ablation.contexts import CONTEXTS, extrapolation
 from bench.ablation.losses import WRONG
 from common import files
-from common.errors import one_line
+from common.errors import Failure, one_line
 from common.runtime import seed_for, set_up
 from tokens.mixture import open_split
 from tokens.token_files import load_meta, load_split
@@ -39,27 +39,23 @@ def write_sample(model, tokenizer, prompt, runtime):
     ids = tokenizer.encode(prompt) if prompt else [tokenizer.start]
     idx = torch.tensor(np.asarray(ids), dtype=torch.long, device=runtime.device)[None]  # (1, T)
     with runtime.autocast():
-        stream = sample.generate(
-            model,
-            idx,
-            SAMPLED,
-            0.8,
-            200,
-            seeds=[seed_for(0)],
-            vocab_size=tokenizer.vocab_size,
-        )
-        tokens = [token.item() for token in stream]
+        more = {"seeds": [seed_for(0)], "vocab_size": tokenizer.vocab_size}
+        tokens = [token.item() for token in sample.generate(model, idx, SAMPLED, 0.8, 200, **more)]
     return prompt + tokenizer.decode_bytes(tokens).decode("utf-8", "replace")
 
 
 def measure_trained(job, device=None):
     """{"extrapolation", "sample", "test_loss"} of a run's trained model, on a device (None: the
-    run's). Empty for a run that is not reported, or that has no checkpoint."""
+    run's). Empty for a run that is not reported, or that has no checkpoint. Raises Failure if the
+    model was trained on other data than the sweep's."""
     found = {"extrapolation": {}, "sample": None, "test_loss": None}
     if job.purpose != "report" or not checkpoint.steps(job.out_dir):
         return found
     runtime = set_up(device or job.values["device"], job.values.get("dtype", "auto"))
-    model, tokenizer, _, _ = checkpoint.open_run(job.out_dir, "latest", runtime.device)
+    model, tokenizer, _, state = checkpoint.open_run(job.out_dir, "latest", runtime.device)
+    if state["data"] != job.data:
+        name = job.values["dataset"]
+        raise Failure("the dataset changed while the sweep ran", name, "start the sweep again")
     found["sample"] = write_sample(model, tokenizer, job.prompt, runtime)
     if job.kind != "text":
         why = {"why": f"not measured on {KINDS[job.kind]}"}
@@ -109,8 +105,7 @@ def diverged(folder):
 
 
 def finished(job):
-    """Whether the run in the folder has ended already: an array job made it, or the driver was
-    killed before it wrote the row."""
+    """Whether the run in the folder has ended, by an array job or a driver that was killed."""
     rows, steps = evaluations(job.out_dir), checkpoint.steps(job.out_dir)
     if stored_identity(job.out_dir) != job.identity():
         return False
@@ -187,8 +182,7 @@ def final_losses(rows, kind="text"):
 
 
 def drop_checkpoints(job):
-    """Remove the checkpoints of a run whose row is written, except those of each arm's first
-    reported run, which are kept to sample from."""
+    """Remove a run's checkpoints; those of an arm's first reported run stay, to sample from."""
     if job.purpose != "report" or job.seed != 0:
         for name in ("ckpt", "latest", "best"):
             files.remove(Path(job.out_dir) / name)
