@@ -3,8 +3,8 @@
 #   python train.py config/task_recall.py                      # attention
 #   python train.py config/task_recall.py --window=16 --out_dir=out-recall-window
 # Two layers of attention learn to look a key up. Expect a plateau near a loss of 2.7, where it
-# guesses among values (2 % of the answers right at step 150), and then a jump (99.5 % at step 300,
-# 100 % at step 600). A window of 16 tokens does not see most keys.
+# guesses among values (2 % of the answers right at step 150), and then a jump (99 % at step 300,
+# 100 % at step 450). A window of 16 tokens does not see most keys.
 model = "llama"
 arch = "llama"  # as a variant, so that every slot can be changed
 out_dir = "out-recall"
