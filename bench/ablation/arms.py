@@ -68,18 +68,18 @@ def check_bite(arm, other, vocab_size):
     new = variant_config(arm.values, vocab_size)
     idle_keys = [key for key in idle(asdict(new)) if key in arm.changes]
     if idle_keys:
-        raise dead(arm, f"{', '.join(idle_keys)} has no effect with the parts chosen")
+        raise no_effect(arm, f"{', '.join(idle_keys)} has no effect with the parts chosen")
     old = variant_config(other.values, vocab_size)
     changed = {key for key, value in asdict(new).items() if value != getattr(old, key)}
     if trains_differently(arm, other) or changed & TRAINING_ONLY:
         return
     if not changed:
-        raise dead(arm, f"it is {other.name} already")
+        raise no_effect(arm, f"it is {other.name} already")
     if same_logits(old, new):
-        raise dead(arm, f"its logits are those of {other.name}")
+        raise no_effect(arm, f"its logits are those of {other.name}")
 
 
-def dead(arm, why):
+def no_effect(arm, why):
     """The error of an arm that changes nothing."""
     changes = ", ".join(f"{key}={value}" for key, value in arm.changes.items())
     fix = "correct the arm or leave it out: a comparison with itself shows nothing"
@@ -90,19 +90,15 @@ def trains_differently(arm, other):
     """Whether two arms differ in the keys of training, with each None replaced by its meaning."""
 
     def settings(values):
-        resolved = asdict(build(TrainConfig, values)) | {"arch": None}
-        if resolved["lr_decay_iters"] is None:
-            resolved["lr_decay_iters"] = resolved["max_iters"]
-        if resolved["min_lr"] is None:
-            resolved["min_lr"] = resolved["learning_rate"] / 10
-        return resolved
+        given = asdict(build(TrainConfig, values)) | {"arch": None}
+        meant = {"lr_decay_iters": given["max_iters"], "min_lr": given["learning_rate"] / 10}
+        return given | {key: value for key, value in meant.items() if given[key] is None}
 
     return settings(arm.values) != settings(other.values)
 
 
 def random_variant(config):
-    """A Variant in float64 with random parameters and buffers, so that every part affects the
-    logits."""
+    """A Variant in float64 with random parameters and buffers: every part affects the logits."""
     torch.manual_seed(0)
     model = Variant(config).eval().double()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -138,33 +134,33 @@ def match_arm(arm, base, kind, vocab_size, milliseconds=None):
     UserError if no width matches."""
     if arm.name == "base" or arm.again or arm.curve:
         return
-    own, theirs = variant_config(arm.values, vocab_size), variant_config(base.values, vocab_size)
+    ours, theirs = variant_config(arm.values, vocab_size), variant_config(base.values, vocab_size)
     if kind == "time":
-        match_steps(arm, base, costs.mlp_width(own), milliseconds)
+        match_steps(arm, base, costs.mlp_width(ours), milliseconds)
         return
-    width, residual = costs.match(own, theirs, "none")
+    width, residual = costs.match(ours, theirs, "none")
     if kind == "flops":
-        flops = [costs.flops_per_token(c, c.block_size) for c in (own, theirs)]
+        flops = [costs.flops_per_token(c, c.block_size) for c in (ours, theirs)]
         residual = 100 * (flops[0] / flops[1] - 1)
     if kind != "none" and residual and "mlp_width" not in arm.changes:
         try:
-            width, residual = costs.match(own, theirs, kind)
+            width, residual = costs.match(ours, theirs, kind)
         except ValueError as error:
             fix = "leave the arm out, or give match=none"
             raise UserError(f"arm {arm.name}: {error}", f"match={kind}", fix) from None
-        if width != costs.mlp_width(own):
+        if width != costs.mlp_width(ours):
             arm.values = arm.values | {"mlp_width": width}
     arm.match = {"kind": kind, "mlp_width": width, "residual_percent": residual}
 
 
 def match_steps(arm, base, width, milliseconds):
     """Set an arm's number of steps so that it trains as long as the base."""
-    own, theirs = milliseconds[arm.name], milliseconds["base"] * base.values["max_iters"]
-    steps = max(1, round(theirs / own))
+    ours, theirs = milliseconds[arm.name], milliseconds["base"] * base.values["max_iters"]
+    steps = max(1, round(theirs / ours))
     arm.match = {
         "kind": "time",
         "mlp_width": width,
-        "residual_percent": 100 * (steps * own / theirs - 1),
+        "residual_percent": 100 * (steps * ours / theirs - 1),
         "max_iters": steps,
     }
     changes = {"max_iters": steps}
@@ -177,18 +173,16 @@ def match_steps(arm, base, width, milliseconds):
 
 
 def open_data(base):
-    """(facts of the data, the tokenizer). Prepares a dataset first if it is missing and one of the
-    small ones that prepare.py knows."""
+    """(facts of the data, the tokenizer). Prepares a missing dataset if it is a small one."""
     values = {key: base[key] for key in keys(TrainConfig) if key in base}
     config = build(TrainConfig, values)
     with contextlib.redirect_stdout(sys.stderr):  # what it prepares
         metas, tokenizer = train.find_data(config, Runtime("cpu", "float32", 0, 1, []))
     sources = open_sources(config, metas, tokenizer, base["block_size"])
     vals = [source.splits["val"] for source in sources]
+    kind = "text" if isinstance(vals[0], Text) else "pairs"
     if len(sources) > 1:
         kind = "mixture"
-    else:
-        kind = "text" if isinstance(vals[0], Text) else "pairs"
     facts = {
         "dataset": base["dataset"],
         "kind": kind,

@@ -1,37 +1,17 @@
 """Run a sweep on a Ray cluster, or as a SLURM array job."""
 
+import math
 import shlex
-import time
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.ablation import launch
-from bench.ablation.launch import GRACE, Run, end, format_command, locked, make_ready
-from bench.ablation.outcome import finished, row_of
+from bench.ablation.launch import GRACE, format_command, make_ready
+from bench.ablation.outcome import row_of
 from common import files
 from common.errors import UserError, one_line
 from common.files import ROOT
 
 RAY = "ray==2.60.0"
-
-
-def run_job(job, stop_file):
-    """Run a job from start to end in this process. Returns its row, or None if `stop_file` appeared
-    midway and the run was saved."""
-    run = outcome = None
-    try:
-        while outcome is None and not Path(stop_file).exists():
-            if run is None and not locked(job):
-                if finished(job):
-                    return row_of(job, None, 0.0)
-                run = Run(job)
-            time.sleep(launch.POLL)
-            if run is not None:
-                outcome = run.poll()
-    finally:
-        if run is not None and outcome is None:
-            end([run])
-    return row_of(job, *outcome) if outcome else None
 
 
 def import_ray():
@@ -57,10 +37,10 @@ def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
         import sys
 
         sys.path.insert(0, root)
-        from bench.ablation import cluster, launch
+        from bench.ablation import launch
 
         job = launch.Job(**values)
-        row = cluster.run_job(job, stop_file) or {}
+        row = launch.run_job(job, Path(stop_file).exists, patience=math.inf) or {}
         return row | {"key": job.key, "node": ray.get_runtime_context().get_node_id()}
 
     processes = jobs[0].processes if jobs else 1
@@ -86,7 +66,6 @@ def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
                     row = row_of(job, f"Ray: {one_line(error)}", 0.0) | {"key": job.key}
                 if row["key"] in wanted:
                     yield wanted.pop(row["key"]), row | {"out_dir": job.out_dir}
-            yield None
     finally:
         if pending:
             stop_file.touch()

@@ -22,12 +22,12 @@ def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
     ends = np.linspace(longest * T, len(tokens) - 1, count).astype(int)  # of the last targets
     ends, targets, stride = np.unique(ends), max(1, T // 4), max(1, T // 16)
 
+    sizes = {before: min(stride, targets - before) for before in range(0, targets, stride)}
     strides = [
-        losses_at_ends(model, tokens, ends - before, T, min(stride, targets - before), runtime)
-        for before in range(0, targets, stride)
+        losses_at_ends(model, tokens, ends - before, T, size, runtime)
+        for before, size in sizes.items()
     ]
-    sizes = [min(stride, targets - before) for before in range(0, targets, stride)]
-    window = interval(np.average(strides, 0, sizes))
+    window = interval(np.average(strides, 0, list(sizes.values())))
     entries = {}
     for n in times:
         entry = {"why": f"the validation text has {len(tokens):,} tokens"}
@@ -45,12 +45,10 @@ def interval(losses):
     """{"loss", "low", "high"}: the mean loss of some windows [n] in nats per token, and its 95 % t
     interval."""
     mean, n = float(losses.mean()), len(losses)
-    half = float(losses.std(ddof=1) / n**0.5 * stats.t.ppf(0.975, n - 1)) if n > 1 else None
-    return {
-        "loss": mean,
-        "low": None if half is None else mean - half,
-        "high": None if half is None else mean + half,
-    }
+    if n < 2:
+        return {"loss": mean, "low": None, "high": None}
+    half = float(losses.std(ddof=1) / n**0.5 * stats.t.ppf(0.975, n - 1))
+    return {"loss": mean, "low": mean - half, "high": mean + half}
 
 
 def losses_at_ends(model, tokens, ends, context, targets, runtime):

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from bench.ablation.figures import BAND, GREY, WIDTH, legend, style_of
+from bench.ablation.figures import BAND, GREY, LOSS, WIDTH, legend, log_axis, style_of
 from bench.ablation.sentences import arms_of
 from bench.ablation.tables import contexts_of, why_not
 
@@ -22,19 +22,19 @@ def pareto(section, tips):
     for axes, (key, scale, label) in zip(panels, PANELS, strict=True):
         points = costs_and_losses(section, key, scale)
         front = [
-            point[:2]
-            for place, point in enumerate(points)
-            if all(point[1] < cheaper[1] for cheaper in points[:place])
+            (cost, loss)
+            for place, (cost, loss, _) in enumerate(points)
+            if all(loss < cheaper[1] for cheaper in points[:place])
         ]
         if front:
-            costs, losses = zip(*front, strict=True)
-            axes.step(costs, losses, where="post", color=GREY, linewidth=1, linestyle="--")
+            line = {"color": GREY, "linewidth": 1, "linestyle": "--"}
+            axes.step(*zip(*front, strict=True), where="post", **line)
         for cost, loss, arm in points:
             style = style_of(section, arm)
             (dot,) = axes.plot(cost, loss, style["marker"], color=style["color"], markersize=7)
             tips.add(dot, f"{arm}: {cost:.4g} {label.split(', ')[1]}, loss {loss:.4f}")
             shown.add(arm)
-        axes.set(xlabel=label, ylabel="validation loss, nats per token")
+        axes.set(xlabel=label, ylabel=LOSS)
         axes.margins(0.2, 0.16)
     if not shown:
         return None
@@ -62,8 +62,7 @@ def costs_and_losses(section, key, scale):
 
 
 def label_points(axes, points):
-    """Write each point's name beside it, at the spot that overlaps least with the other names, the
-    points, the lines and the edge of the axes."""
+    """Write each point's name beside it, where it overlaps least with marks, lines and names."""
     frame = axes.get_window_extent()
     marks = [axes.transData.transform(point[:2]) for point in points]
     occupied = [Bbox.from_bounds(x - 8, y - 8, 16, 16) for x, y in marks]
@@ -132,9 +131,7 @@ def extrapolation(section, tips):
         axes.fill_between(times, low, high, color=style["color"], **BAND)
         axes.plot(times, window, ":", color=style["color"], linewidth=1.2)
     ticks = sorted({each for arm in shown for each in found[arm]})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{each}×" for each in ticks])
-    axes.minorticks_off()
+    log_axis(axes, ticks, [f"{each}×" for each in ticks])
     axes.set(xlabel="context, times that of training", ylabel="loss, nats per token")
     legend(figure, section, shown, {arm: why_not(section, arm) for arm in found})
     return figure

@@ -14,6 +14,19 @@ from bench.ablation.significance import ALPHA
 from bench.ablation.tables import Cell, Table, interval_cell, number, ratio_cell
 
 
+def additions_of(section):
+    """(tables, [(function, title, caption)] of plots) that a factorial adds to its report, whose
+    verdicts are its effects, and a scale to that of its smallest size."""
+    tables, plots = [], []
+    if section.effects:
+        tables = [alone_table(section), beside_table(section), aliases_table(section)]
+        plots = [(half_normal, "Half-normal plot", HALF_NORMAL)]
+    if section.scale:
+        tables.append(scale_table(section.scale))
+        plots.append((effects_against_compute, "Effect against compute", SCALE))
+    return [table for table in tables if table], plots
+
+
 def effect_cell(effect):
     """The cell of a Contrast."""
     return interval_cell(float(effect.mean), *map(float, effect.interval()))
@@ -29,15 +42,6 @@ HALF_NORMAL = (
     " origin, whose slope is the standard error; an effect stands above it. An interaction counts"
     " half, so that all have the same error."
 )
-
-
-def of_factorial(section):
-    """(sentences, tables, plots) of a factorial. Its effects stand in the report as verdicts."""
-    if not section.effects:
-        return [], [], []
-    plot = (half_normal, "Half-normal plot", HALF_NORMAL)
-    added = [alone_table(section), beside_table(section), aliases_table(section)]
-    return [], [table for table in added if table], [plot]
 
 
 def alone_table(section):
@@ -77,8 +81,7 @@ def runs_note(effects):
 
 
 def beside_table(section):
-    """The effects of a factorial beside those of a sweep of one part at a time on the same page;
-    None if there is no such sweep."""
+    """The effects of a factorial beside those of one part at a time; None without such a sweep."""
     rows = []
     for factor, one, pairs in beside(section, section.single) if section.single else ():
         agree = [name for name, (_, gap) in zip(BESIDE, pairs, strict=True) if gap.p() > ALPHA]
@@ -109,7 +112,8 @@ def beside_table(section):
 def aliases_table(section):
     """What the fraction mixes."""
     cells = list(cells_of(section.sweep).values())
-    rows = [[Cell(first, kind="arm"), Cell(rest)] for first, _, rest in split(cells)]
+    mixed = [line.partition(" = ") for line in factorial.aliases(cells)]
+    rows = [[Cell(first, kind="arm"), Cell(rest)] for first, _, rest in mixed]
     note = f"{len(cells)} of {2 ** len(cells[0])} cells. "
     if rows:
         resolution = factorial.resolution_of(factorial.design_of(cells))
@@ -121,10 +125,6 @@ def aliases_table(section):
         note += f" Left out, so that more is mixed than this: {', '.join(left_out)}."
     rows = rows or [[Cell("none", kind="arm"), Cell()]]
     return Table("aliases", "What is mixed", note, ["effect", "mixed with"], rows)
-
-
-def split(cells):
-    return [line.partition(" = ") for line in factorial.aliases(cells)]
 
 
 def half_normal(section, tips):
@@ -176,14 +176,6 @@ SCALE = (
     " the arm is better than the base of its size."
 )
 PANEL = 1.5  # inches
-
-
-def of_scale(section):
-    """(sentences, tables, plots) of a scale, in the report of its smallest size."""
-    if not section.scale:
-        return [], [], []
-    plot = (effects_against_compute, "Effect against compute", SCALE)
-    return [], [scale_table(section.scale)], [plot]
 
 
 def scale_table(scale):

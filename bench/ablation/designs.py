@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 from bench.ablation import factorial
@@ -30,7 +31,7 @@ class Arm:
     against: str | None = "base"  # the arm it is compared with; None: a cell of a factorial
     cell: dict | None = None  # {factor: 0 or 1} in a factorial
     again: bool = False  # whether it is the second copy of the base
-    pair: list | None = None  # the two arms whose changes it combines
+    interaction_of: list | None = None  # the two arms whose changes it combines
     values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
     match: dict | None = None
     curve: float | None = None  # the base at this multiple of its tokens
@@ -128,19 +129,19 @@ def ladder(order, parts, by_hand):
 
 
 def axis(slot, here):
-    """One arm per word of a slot, except the base's, and except mlp=none, which has no width that
-    could match the base's."""
+    """One arm per word of a slot but the base's, and mlp=none, which has no width to match."""
     words = words_of(slot)
     if not words:
         slots = [key for key in keys(VariantConfig) if words_of(key)]
         raise UserError(f"no axis {slot}", "axis", "choose a slot: " + ", ".join(slots))
     arms = []
     for word in words:
+        if word == getattr(here, slot) or (slot, word) == ("mlp", "none"):
+            continue
         changes = {slot: word} | needed(slot, word, here)
         if slot == "rope_scaling" and word != "none":
             changes |= {"rope_factor": 4.0, "rope_original": here.block_size}
-        if word != getattr(here, slot) and (slot, word) != ("mlp", "none"):
-            arms.append(Arm(part_name(slot, word), changes))
+        arms.append(Arm(part_name(slot, word), changes))
     return arms
 
 
@@ -157,18 +158,16 @@ def architectures(chosen, model):
 
 def pairs(arms):
     """One arm per pair of arms that change different keys of the base."""
-    combined = []
-    single = [arm for arm in arms if arm.against == "base"]
-    for a, b in itertools.combinations(single, 2):
-        changes = a.changes | b.changes
-        if "arch" not in changes and not a.changes.keys() & b.changes.keys():
-            combined.append(Arm(f"{a.name} and {b.name}", changes, pair=[a.name, b.name]))
-    return combined
+    single = [arm for arm in arms if arm.against == "base" and "arch" not in arm.changes]
+    return [
+        Arm(f"{a.name} and {b.name}", a.changes | b.changes, interaction_of=[a.name, b.name])
+        for a, b in itertools.combinations(single, 2)
+        if not a.changes.keys() & b.changes.keys()
+    ]
 
 
 def curve_arms(config, base):
-    """One arm per multiple of the base's tokens at which its curve is measured, each with its own
-    full schedule."""
+    """One arm per multiple of the base's tokens, each with its own full schedule."""
     arms, steps = [], base["max_iters"]
     for multiple in config.curve:
         length = max(1, round(multiple * steps))
@@ -195,10 +194,9 @@ def factorial_cells(config, base):
 
 def check_names(arms, config):
     """Raise UserError if two arms have the same name, or if the base is the only arm."""
-    names = [arm.name for arm in arms]
     where = f"design={config.design}"
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(arm.name for arm in arms).items():
+        if count > 1:
             raise UserError(f"two arms are called {name}", where, "give each its own name")
     if all(arm.again or arm.name == "base" for arm in arms):
         raise UserError("no arms", where, "name some changes")

@@ -50,8 +50,7 @@ def cells_of(sweep):
 
 
 class Model:
-    """loss = sum of coefficient x term + noise, over runs; levels are coded -1 and 1. A term is a
-    tuple of factors."""
+    """loss = sum of coefficient x term + noise, levels -1 and 1; a term is a tuple of factors."""
 
     def __init__(self, cells, losses):
         """cells: {arm: {factor: 0 or 1}}; losses: {arm: losses [n]} of those that count."""

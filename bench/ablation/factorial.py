@@ -78,8 +78,7 @@ def checked(name, levels, has):
 
 
 def resolution_of(design):
-    """The fewest columns of a design [cells, factors] of -1 and 1 whose product is constant; one
-    more than the factors if none is."""
+    """The fewest columns of a design [cells, factors] whose product is constant; else one more."""
     factors = design.shape[1]
     for size in range(1, factors + 1):
         for columns in combinations(range(factors), size):

@@ -31,6 +31,7 @@ MARKS = {
 OPEN_MARK = ("o", GREY)  # nothing is decided
 WIDTH = 4.4  # inches, the width of a phone's column, so that the text stays readable
 BAND = {"alpha": 0.13, "linewidth": 0}
+LOSS = "validation loss, nats per token"  # the label of an axis
 
 
 class Tips(dict):
@@ -62,15 +63,14 @@ def style_at(place):
 
 
 def legend(figure, section, shown, reasons=None, labelled=False):
-    """Below the figure: the arms that it shows with their styles, unless they are `labelled` in it,
-    and the arms that are missing with the reason, {arm: reason}."""
-    missing = {}
+    """Below the figure: the arms shown, unless `labelled` in it, and why the others are not."""
+    missing, lines = {}, []
     for arm in arms_of(section):
         if arm not in shown:
             why = (reasons or {}).get(arm) or absent(section, arm)
             missing.setdefault(why, []).append(section.named(arm))
-    parts = [f"{', '.join(arms)}: {why}" for why, arms in missing.items()]
-    lines = [line for part in parts for line in textwrap.wrap(part, 56)]
+    for why, arms in missing.items():
+        lines += textwrap.wrap(f"{', '.join(arms)}: {why}", 56)
     if labelled and not lines:
         return
 
@@ -78,10 +78,9 @@ def legend(figure, section, shown, reasons=None, labelled=False):
     columns = 3 if longest < 14 else 2 if longest < 26 else 1
     rows = len(lines) + (0 if labelled else math.ceil(len(shown) / columns))
     figure.set_figheight(figure.get_figheight() + 0.18 * max(0, rows - 3))
+    marks = [Line2D([], [], label=section.named(arm), **style_of(section, arm)) for arm in shown]
     box = figure.legend(
-        handles=[]
-        if labelled
-        else [Line2D([], [], label=section.named(arm), **style_of(section, arm)) for arm in shown],
+        handles=[] if labelled else marks,
         loc="outside lower center",
         ncols=columns,
         title="\n".join(lines) or None,
@@ -90,9 +89,16 @@ def legend(figure, section, shown, reasons=None, labelled=False):
     box.get_title().set_color(MUTED)
 
 
-def is_copy(section, arm):
-    """Whether an arm is the base's second copy."""
-    return bool(section.sweep["arms"][arm].get("again"))
+def copies(section, why):
+    """{the base's second copy: why a figure does not show it}; empty if there is none."""
+    return {arm: why for arm in arms_of(section) if section.sweep["arms"][arm].get("again")}
+
+
+def log_axis(axes, places, labels):
+    """A logarithmic x axis with ticks at these places alone."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(places, labels)
+    axes.minorticks_off()
 
 
 def absent(section, arm):
@@ -120,19 +126,16 @@ def forest(section, tips):
     for place, verdict in enumerate(verdicts):
         if verdict.n and np.isfinite(verdict.mean):
             interval(axes, place, verdict, tips)
-        else:
-            position = {"va": "center", "transform": axes.get_yaxis_transform()}
-            why = absent(section, verdict.arm)
-            if verdict.diverged:
-                why = f"{verdict.word}: {verdict.diverged} of {verdict.n} diverged"
-            axes.text(0.02, place, why, color=RED, fontsize=9, **position)
+            continue
+        why = absent(section, verdict.arm)
+        if verdict.diverged:
+            why = f"{verdict.word}: {verdict.diverged} of {verdict.n} diverged"
+        position = {"va": "center", "transform": axes.get_yaxis_transform()}
+        axes.text(0.02, place, why, color=RED, fontsize=9, **position)
 
-    axes.set(
-        yticks=range(len(verdicts)),
-        ylim=(len(verdicts) - 0.4, -0.6),
-        xlabel="nats per token (left is better)",
-    )
-    axes.set_yticklabels([arm_name(one).replace(": beyond", " beyond\n") for one in verdicts])
+    axes.set(ylim=(len(verdicts) - 0.4, -0.6), xlabel="nats per token (left is better)")
+    names = [arm_name(one).replace(": beyond", " beyond\n") for one in verdicts]
+    axes.set_yticks(range(len(verdicts)), names)
     axes.locator_params(axis="x", nbins=5)
     axes.grid(axis="y", visible=False)
     if section.main.curve:
@@ -150,18 +153,11 @@ def interval(axes, place, verdict, tips):
     low, high = verdict.mean, verdict.mean
     if np.isfinite(verdict.low):
         low, high = verdict.low, verdict.high
-    (line,) = axes.plot(
-        [low, high], [place, place], color=color, linewidth=2.2, solid_capstyle="round"
-    )
-    (dot,) = axes.plot(
-        verdict.mean,
-        place,
-        mark,
-        color=color,
-        markersize=7,
-        markerfacecolor=color if verdict.word in MARKS else "white",
-        markeredgewidth=1.6,
-    )
+    bar = {"linewidth": 2.2, "solid_capstyle": "round"}
+    (line,) = axes.plot([low, high], [place, place], color=color, **bar)
+    inside = color if verdict.word in MARKS else "white"
+    style = {"markersize": 7, "markerfacecolor": inside, "markeredgewidth": 1.6}
+    (dot,) = axes.plot(verdict.mean, place, mark, color=color, **style)
     numbers = f"{verdict.mean:+.4f} [{low:+.4f}, {high:+.4f}]"
     for artist in (line, dot):
         tips.add(artist, f"{verdict.arm}: {verdict.word} — {numbers} over {verdict.n} runs")
@@ -206,15 +202,9 @@ def tokens(section, tips):
         if not verdict.interaction and verdict.worth and np.isfinite(verdict.loss):
             read_off(axes, section, verdict, multiples, tips)
             shown.append(verdict.arm)
-    control = {arm: "part of the base at 1×" for arm in arms_of(section) if is_copy(section, arm)}
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(multiples, [f"{k:g}×" for k in multiples])
-    axes.minorticks_off()
-    axes.set(
-        xlabel="training tokens of the base, times its own",
-        ylabel="validation loss, nats per token",
-    )
-    legend(figure, section, shown, control)
+    log_axis(axes, multiples, [f"{k:g}×" for k in multiples])
+    axes.set(xlabel="training tokens of the base, times its own", ylabel=LOSS)
+    legend(figure, section, shown, copies(section, "part of the base at 1×"))
     return figure
 
 
@@ -251,13 +241,16 @@ def curves(section, tips):
         steps = min(runs, key=len)[:, 0]
         steps = steps[(steps >= start) | (steps == steps[-1])]
         losses = at_steps(runs, steps)
-        draw_mean(above, section, arm, steps, losses, tips)
+        # Marks that are far apart do not hide the line.
+        style = style_of(section, arm) | {"markersize": 4, "markevery": 0.25}
+        name = section.named(arm)
+        draw_mean(above, style, name, steps, losses, tips)
         against = section.sweep["arms"][arm].get("against")
         if arm != section.sweep["base"] and against in shown:
-            draw_difference(below, section, arm, steps, losses, shown[against], tips)
+            draw_difference(below, style, name, steps, losses, shown[against], tips)
 
     below.axhline(0, color=GREY, linewidth=1)
-    above.set(ylabel="validation loss, nats per token")
+    above.set(ylabel=LOSS)
     below.set(ylabel="difference, nats per token", xlabel="step")
     below.locator_params(axis="x", nbins=6)
     legend(figure, section, list(shown))
@@ -281,30 +274,23 @@ def at_steps(runs, steps):
     return np.array([np.interp(steps, *curve.T) for curve in runs])
 
 
-def line_style(section, arm):
-    """The style of a curve: its marks are far apart, so that they do not hide it."""
-    return style_of(section, arm) | {"markersize": 4, "markevery": 0.25}
-
-
-def draw_mean(axes, section, arm, steps, losses, tips):
-    style = line_style(section, arm)
+def draw_mean(axes, style, name, steps, losses, tips):
     mean = losses.mean(0)
     sd = losses.std(0, ddof=1) if len(losses) > 1 else np.zeros_like(mean)
     (line,) = axes.plot(steps, mean, **style)
-    tips.add(line, f"{section.named(arm)}: ends at {mean[-1]:.4f}, sd {sd[-1]:.4f}")
+    tips.add(line, f"{name}: ends at {mean[-1]:.4f}, sd {sd[-1]:.4f}")
     axes.fill_between(steps, mean - sd, mean + sd, color=style["color"], **BAND)
 
 
-def draw_difference(axes, section, arm, steps, losses, others, tips):
+def draw_difference(axes, style, name, steps, losses, others, tips):
     """Draw the difference of two means over runs, with Welch's interval."""
-    style = line_style(section, arm)
     last = min(curve[-1, 0] for curve in others)  # with match=time one may end earlier
     losses, steps = losses[:, steps <= last], steps[steps <= last]
     references = at_steps(others, steps)
     mean = losses.mean(0) - references.mean(0)
     (line,) = axes.plot(steps, mean, **style)
     if len(mean):
-        tips.add(line, f"{section.named(arm)}: {mean[-1]:+.4f} at the end")
+        tips.add(line, f"{name}: {mean[-1]:+.4f} at the end")
     if min(len(losses), len(references)) > 1:
         low, high = contrast([losses, references]).interval()
         axes.fill_between(steps, low, high, color=style["color"], **BAND)
@@ -340,10 +326,8 @@ def learning_rates(section, tips):
         if chosen in means:
             ring = {"markersize": 11, "markerfacecolor": "none", "color": style["color"]}
             axes.plot(chosen * base_rate, means[chosen], "o", **ring)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks([lr * base_rate for lr in rates], [f"{lr * base_rate:.3g}" for lr in rates])
-    axes.minorticks_off()
-    axes.set(xlabel="learning rate", ylabel="validation loss, nats per token")
-    copies = {arm: "at the base's rate" for arm in arms_of(section) if is_copy(section, arm)}
-    legend(figure, section, list(found), copies)
+    rates = [lr * base_rate for lr in rates]
+    log_axis(axes, rates, [f"{rate:.3g}" for rate in rates])
+    axes.set(xlabel="learning rate", ylabel=LOSS)
+    legend(figure, section, list(found), copies(section, "at the base's rate"))
     return figure

@@ -120,8 +120,7 @@ def seeds_at(sweep, tried, look, reported):
 
 
 def read(folders, sweep):
-    """The lines of the histories of some folders, the oldest first, that are about this base, as
-    its code and configuration are now."""
+    """The lines of some folders' histories, the oldest first, about this base as it is now."""
     keys = {"when", *CONTENT}
     paths = [folder / "history.jsonl" for folder in folders]
     lines = [line for path in paths for line in read_rows(path, keys.issubset)]

@@ -6,18 +6,21 @@ stopped, alone or with its driver, resumes from its last checkpoint.
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
-from bench.ablation import outcome
+from bench.ablation import outcome, quiet
 from bench.ablation.outcome import stored_identity
 from bench.ablation.source import digest
 from common import files
@@ -65,7 +68,8 @@ class Job:
 
     @property
     def key(self):
-        return key(asdict(self))
+        """The content hash of its result, as `key` gives it for a row."""
+        return key(vars(self))
 
     def identity(self):
         """The facts that must equal those stored in a run folder for the run to resume there."""
@@ -75,7 +79,7 @@ class Job:
 def key(row):
     """The content hash of a result: the code, the configuration, the seed and the purpose."""
     names = ("code_hash", "config_hash", "arm", "seed", "lr", "purpose")
-    return digest([row.get(name) for name in names])
+    return digest([row[name] for name in names])
 
 
 def arguments(job, resume=False):
@@ -130,20 +134,18 @@ def make_ready(job):
 
 def set_aside(folder):
     """Rename a folder to the first of NAME.old1, NAME.old2, ... that is free."""
-    number = 1
-    while folder.with_name(f"{folder.name}.old{number}").exists():
-        number += 1
-    folder.rename(folder.with_name(f"{folder.name}.old{number}"))
+    names = (folder.with_name(f"{folder.name}.old{number}") for number in itertools.count(1))
+    folder.rename(next(name for name in names if not name.exists()))
 
 
 def locked(job):
     """Whether another process trains in the run's folder: one that a killed driver left behind."""
     try:
-        if (Path(job.out_dir) / "lock").exists():
+        if Path(job.out_dir, "lock").exists():
             hold(Path(job.out_dir)).close()
-        return False
     except UserError:
         return True
+    return False
 
 
 class Run:
@@ -158,14 +160,11 @@ class Run:
         self.start()
 
     def start(self):
-        environment = os.environ | {
-            "OMP_NUM_THREADS": str(self.job.threads),
-            "PYTHONUNBUFFERED": "1",
-        }
+        more = {"OMP_NUM_THREADS": str(self.job.threads), "PYTHONUNBUFFERED": "1"}
         if self.gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = str(self.gpu)
+            more["CUDA_VISIBLE_DEVICES"] = str(self.gpu)
         if self.job.group:
-            environment["WANDB_RUN_GROUP"] = self.job.group
+            more["WANDB_RUN_GROUP"] = self.job.group
         folder = Path(self.job.out_dir)
         with open(folder / "stdout.txt", "ab") as out, open(folder / "stderr.txt", "wb") as error:
             # In its own session: Ctrl-C reaches only the driver, which passes on one signal.
@@ -174,7 +173,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=error,
-                env=environment,
+                env=os.environ | more,
                 start_new_session=True,
                 preexec_fn=die_with_parent if LIBC else None,
             )
@@ -216,29 +215,25 @@ class Run:
         last line of its stderr, or the signal that killed it."""
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
-        text = (Path(self.job.out_dir) / "stderr.txt").read_text(errors="replace").strip()
-        if not text:
+        text = Path(self.job.out_dir, "stderr.txt").read_text(errors="replace")
+        lines = text.strip().splitlines()
+        if not lines:
             return f"exit status {status}"
-        lines = text.splitlines()
         errors = [line for line in lines if line.startswith("error: ")] or lines
         return one_line(errors[-1]).removeprefix("error: ")
+
+    def stop(self):
+        """Let the run save and exit; kill it if it still runs after GRACE seconds."""
+        self.process.terminate()
+        try:
+            self.process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self.process.wait()
 
     def kill(self):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-
-
-def end(runs):
-    """Stop runs: each saves and exits. Those that still run after GRACE seconds are killed."""
-    for run in runs:
-        run.process.terminate()
-    limit = time.perf_counter() + GRACE
-    for run in runs:
-        try:
-            run.process.wait(max(0.1, limit - time.perf_counter()))
-        except subprocess.TimeoutExpired:
-            run.kill()
-            run.process.wait()
 
 
 # ---------------------------------------------------------------- many runs
@@ -262,9 +257,7 @@ def worker_slots(workers, device, processes=1):
     elif kind == "mps" and processes > 1:
         raise UserError("Metal takes one process", f"processes={processes}", "leave it out")
     workers = workers or len(gpus)
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
-    threads = max(1, cores // (workers * processes))
+    threads = max(1, len(quiet.cores()) // (workers * processes))
     return [(gpus[i % len(gpus)], threads) for i in range(workers)]
 
 
@@ -276,81 +269,58 @@ def visible_gpus():
     return named or list(range(torch.cuda.device_count()))
 
 
-class Queue:
-    """Jobs that wait for a worker, those that run, and those whose trained model is measured. A
-    model is measured in a thread and on the GPU of its own run, whose slot is not free before."""
-
-    def __init__(self, jobs, slots):
-        self.waiting, self.free = list(jobs), list(slots)
-        self.running = {}  # Run: its slot
-        self.measuring = {}  # Future of a row: (job, slot)
-        self.threads = ThreadPoolExecutor(len(slots))
-        self.locked_since = {}  # key of a job: when its folder was first seen locked
-
-    def collect(self):
-        """[(job, row)] of the runs that have ended and were measured since the last call."""
-        for run, slot in list(self.running.items()):
-            end_of_run = run.poll()
-            if end_of_run is not None:
-                del self.running[run]
-                self.measure(run.job, slot, *end_of_run)
-        done = [future for future in self.measuring if future.done()]
-        ended = [(self.measuring.pop(future), future.result()) for future in done]
-        self.free += [slot for (_, slot), _ in ended]
-        return [(job, row) for (job, _), row in ended]
-
-    def measure(self, job, slot, reason, seconds):
-        """Make the row of a job that has ended, in its slot."""
-        device = None
-        if slot[0] is not None:
-            device = f"cuda:{list(map(str, visible_gpus())).index(slot[0].split(',')[0])}"
-        row = self.threads.submit(outcome.row_of, job, reason, seconds, device)
-        self.measuring[row] = job, slot
-
-    @property
-    def busy(self):
-        return bool(self.waiting or self.running or self.measuring)
-
-    def start_next(self):
-        """Start jobs while slots are free. Those that are finished already, or cannot start, are
-        measured."""
-        for job in list(self.waiting):
-            if not self.free:
-                break
-            self.waiting.remove(job)
-            if locked(job):
-                since = self.locked_since.setdefault(job.key, time.perf_counter())
-                if time.perf_counter() - since > LOCKED:
-                    reason = f"another process trains in {job.out_dir}"
-                    self.measure(job, self.free.pop(0), reason, 0.0)
-                else:
-                    self.waiting.append(job)
+def run_job(job, stopped, gpu=None, patience=LOCKED):
+    """Run a job from start to end, and measure its model on the GPU of its run. Returns its row, or
+    None if `stopped()` came true midway: then the run has saved. `patience`: seconds to wait for
+    another process that trains in its folder."""
+    run, ended, began = None, None, time.perf_counter()
+    try:
+        while ended is None and not stopped():
+            if run:
+                ended = run.poll()
+            elif locked(job):
+                if time.perf_counter() - began > patience:
+                    ended = f"another process trains in {job.out_dir}", 0.0
             elif outcome.finished(job):
-                self.measure(job, self.free.pop(0), None, 0.0)
+                ended = None, 0.0
             else:
-                self.start(job, self.free.pop(0))
-
-    def start(self, job, slot):
-        """Start a job in a slot."""
-        gpu, job.threads = slot
-        try:
-            self.running[Run(job, gpu)] = slot
-        except OSError as error:  # usually a full disk
-            self.measure(job, slot, f"cannot start: {error}", 0.0)
+                try:
+                    run = Run(job, gpu)
+                except OSError as error:  # usually a full disk
+                    ended = f"cannot start: {error}", 0.0
+            if ended is None:
+                time.sleep(POLL)
+    finally:
+        if run and ended is None:
+            run.stop()
+    if ended is None:
+        return None
+    device = None
+    if gpu is not None:
+        device = f"cuda:{list(map(str, visible_gpus())).index(gpu.split(',')[0])}"
+    return outcome.row_of(job, *ended, device)
 
 
 def run_local(jobs, slots, stop):
-    """Run jobs on this machine. Yields (job, row) when a job ends, and None at every poll. Returns
-    when all jobs have ended, or, if stop.status is set, when the runs in progress have saved."""
-    queue = Queue(jobs, slots)
-    try:
-        while queue.busy and not stop.status:
-            ended = queue.collect()
-            queue.start_next()
-            yield from ended
-            yield None
-            if not ended:
-                time.sleep(POLL)
-    finally:
-        end(queue.running)
-        queue.threads.shutdown(cancel_futures=True)
+    """Run jobs here, a thread for each slot. Yields (job, row) when one ends. If stop.status is
+    set, or the caller gives up, those in progress save."""
+    free, given_up = SimpleQueue(), threading.Event()
+    for slot in slots:
+        free.put(slot)
+
+    def work(job):
+        slot = free.get()
+        gpu, job.threads = slot
+        try:
+            return job, run_job(job, lambda: stop.status or given_up.is_set(), gpu)
+        finally:
+            free.put(slot)
+
+    with ThreadPoolExecutor(len(slots)) as pool:
+        try:
+            for future in as_completed([pool.submit(work, job) for job in jobs]):
+                job, row = future.result()
+                if row:
+                    yield job, row
+        finally:
+            given_up.set()

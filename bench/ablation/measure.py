@@ -3,6 +3,7 @@ whether other work disturbs the times."""
 
 import contextlib
 import io
+import itertools
 import math
 import time
 
@@ -47,8 +48,7 @@ def quartiles(times):
 
 
 def start_run(values):
-    """The run that train.py makes from these values, which hold every key that a sweep sets. It
-    writes nothing, and its printed description is discarded."""
+    """The run that train.py makes from these values. It writes and prints nothing."""
     argv = [f"--{key}={value}" for key, value in values.items()]
     settings = read_config([*argv, "--dry_run"], "")
     runtime = set_up(settings.config.device, settings.config.dtype)
@@ -63,8 +63,7 @@ def own_form(values):
 
 
 def has_forms(row, both):
-    """Whether a row of costs.jsonl has the times of both forms, where both are wanted, or says why
-    there are none."""
+    """Whether a row of costs.jsonl has both forms, where they are wanted, or says why not."""
     found = row.get("forms") or {}
     why = [(found.get(form) or {"why": NOT_TIMED}).get("why") for form in FORMS]
     return bool(found) and not (both and NOT_TIMED in why)
@@ -82,13 +81,11 @@ def why_no_compiling(device):
 
 
 class Probe:
-    """A run of an arm that takes train.py's own steps in either form, is evaluated, and writes
-    tokens. Times are in seconds."""
+    """A run of an arm that takes train.py's steps, is evaluated and decodes. Times in seconds."""
 
     def __init__(self, values):
         self.run = start_run(values)
-        learner = self.run.learner
-        self.nets = {own_form(values): learner.net}
+        self.nets = {own_form(values): self.run.learner.net}
 
     def synchronize(self):
         if self.run.runtime.device.startswith("cuda"):
@@ -207,12 +204,11 @@ class Timings:
         """Let the forms of all arms take steps in turn. A form that fails has NaN in its place."""
         sides = [side for name in self.arms for side in self.sides(name)]
         times = {side: [] for side in sides}
-        began, limit, current = time.perf_counter(), SECONDS * len(self.arms), -1
-        for number, (name, form) in turns(sides, rounds):
-            if number != current:
-                if number > EVALUATED and time.perf_counter() - began > limit:
-                    break
-                current = number
+        end = time.perf_counter() + SECONDS * len(self.arms)
+        for place, (number, (name, form)) in enumerate(turns(sides, rounds)):
+            begins = place % len(sides) == 0
+            if begins and number > EVALUATED and time.perf_counter() > end:
+                break
             say(f"{name}, {form}: step {number + 1} of {rounds}{suffix}")
             seconds = self.call(name, form, Probe.step, self.probes.get(name), form)
             times[name, form].append(math.nan if seconds is None else seconds)
@@ -250,38 +246,33 @@ class Timings:
         ratios = self.steps[arm] / self.steps[base]
         if len(ratios) < 2:
             return None
-        found = (round(number, 4) for number in interval(ratios))
-        return dict(zip(("ratio", "low", "high"), found, strict=True)) | {
-            "form": arm[1],
-            "base_form": base[1],
-        }
+        ratio, low, high = (round(number, 4) for number in interval(ratios))
+        found = {"ratio": ratio, "low": low, "high": high}
+        return found | {"form": arm[1], "base_form": base[1]}
 
     def form_row(self, name, form):
         """What is known of one form of an arm: its times and memory, or {"why"} it has none."""
         if (name, form) not in self.steps or (name, form) in self.why:
             return {"why": self.why.get((name, form), self.why_not)}
         step, run = quartiles(self.steps[name, form]), self.probes[name].run
-        row = {"milliseconds_per_step": step}
-        row["tokens_per_second"] = round(1000 * run.step_tokens / step["median"], 1)
-        return row | {
+        return {
+            "milliseconds_per_step": step,
+            "tokens_per_second": round(1000 * run.step_tokens / step["median"], 1),
             "peak_memory_bytes": self.memory[name, form],
             "peak_memory": "measured" if self.cuda else "held after a forward pass",
         }
 
     def row(self, name):
-        """The columns of costs.jsonl. Times and memory beside `forms` are of the form in which the
-        runs train."""
+        """The columns of costs.jsonl; those beside `forms` are of the form that the runs have."""
         values, times = self.arms[name], self.times[name]
         c, runtime = variant_config(values), self.probes[name].run.runtime
-        table = costs.parameter_table(c)
+        table, number_bytes = costs.parameter_table(c), 4 if runtime.dtype == "float32" else 2
         return {
             "arm": name,
             "parameters": sum(table.values()),
             "non_embedding_parameters": table["attention"] + table["mlp"] + table["norms"],
             "flops_per_token": costs.flops_per_token(c, c.block_size),
-            "kv_bytes_per_token": costs.kv_bytes_per_token(
-                c, 4 if runtime.dtype == "float32" else 2
-            ),
+            "kv_bytes_per_token": costs.kv_bytes_per_token(c, number_bytes),
             **self.form_row(name, own_form(values)),
             "steps_timed": len(self.steps[name, own_form(values)]),
             "forms": {form: self.form_row(name, form) for form in FORMS},
@@ -305,11 +296,11 @@ def why_disturbed(timings, share):
     if "base" in timings.failed:
         return "the base could not be timed"
     base, steps = timings.arms["base"], timings.steps
-    twins = [name for name, values in timings.arms.items() if values == base and name != "base"]
-    for side in (side for name in twins for side in timings.sides(name)):
-        apart = np.median(steps[side] / steps.get(("base", side[1]), math.nan)) - 1
-        if abs(apart) > SAME:
-            return f"the base again took {1 + apart:.2f} of the base's time, {side[1]}"
+    copies = [name for name, values in timings.arms.items() if values == base and name != "base"]
+    for name, form in itertools.chain(*map(timings.sides, copies)):
+        times = np.median(steps[name, form] / steps.get(("base", form), math.nan))
+        if abs(times - 1) > SAME:
+            return f"the base again took {times:.2f} of the base's time, {form}"
     return ""
 
 

@@ -39,16 +39,8 @@ def write_sample(model, tokenizer, prompt, runtime):
     ids = tokenizer.encode(prompt) if prompt else [tokenizer.start]
     idx = torch.tensor(np.asarray(ids), dtype=torch.long, device=runtime.device)[None]  # (1, T)
     with runtime.autocast():
-        stream = sample.generate(
-            model,
-            idx,
-            SAMPLED,
-            0.8,
-            200,
-            seeds=[seed_for(0)],
-            vocab_size=tokenizer.vocab_size,
-        )
-        tokens = [token.item() for token in stream]
+        more = {"seeds": [seed_for(0)], "vocab_size": tokenizer.vocab_size}
+        tokens = [token.item() for token in sample.generate(model, idx, SAMPLED, 0.8, 200, **more)]
     return prompt + tokenizer.decode_bytes(tokens).decode("utf-8", "replace")
 
 
@@ -113,8 +105,7 @@ def diverged(folder):
 
 
 def finished(job):
-    """Whether the run in the folder has ended already: an array job made it, or the driver was
-    killed before it wrote the row."""
+    """Whether the run in the folder has ended, by an array job or a driver that was killed."""
     rows, steps = evaluations(job.out_dir), checkpoint.steps(job.out_dir)
     if stored_identity(job.out_dir) != job.identity():
         return False
@@ -191,8 +182,7 @@ def final_losses(rows, kind="text"):
 
 
 def drop_checkpoints(job):
-    """Remove the checkpoints of a run whose row is written, except those of each arm's first
-    reported run, which are kept to sample from."""
+    """Remove a run's checkpoints; those of an arm's first reported run stay, to sample from."""
     if job.purpose != "report" or job.seed != 0:
         for name in ("ckpt", "latest", "best"):
             files.remove(Path(job.out_dir) / name)

@@ -14,8 +14,7 @@ def table_files(table):
 
 
 def csv(table):
-    """The columns as they are shown. Numbers have every digit, and the ends of an interval columns
-    of their own."""
+    """The columns as they are shown, numbers with every digit, an interval's ends in their own."""
     headings, columns = [], []
     for heading, cells in zip(table.headings, zip(*table.rows, strict=True), strict=True):
         headings.append(heading)

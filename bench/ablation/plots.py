@@ -74,8 +74,12 @@ def draw(section, prefix, more=()):
     """[Plot] of the figures that this sweep has something for. `more` holds the figures that its
     design adds, in the form of PLOTS or with a caption of their own."""
     drawn = []
+    if section.effects:  # the arms of a factorial are the cells of its design
+        plots = [plot for plot in PLOTS if plot[0] in (figures.forest, figures.learning_rates)]
+    else:
+        plots = PLOTS
     with matplotlib.rc_context(STYLE):
-        for function, title, *caption in (*plots_of(section), *more):
+        for function, title, *caption in (*plots, *more):
             tips = Tips()
             figure = function(section, tips)
             if figure is not None:
@@ -85,12 +89,6 @@ def draw(section, prefix, more=()):
                 page_svg = inline(svg, key, title, tips)
                 drawn.append(Plot(function, key, title, text, figure, page_svg))
     return drawn
-
-
-def plots_of(section):
-    """PLOTS; for a factorial without those of arms, which are the cells of its design."""
-    kept = (figures.forest, figures.learning_rates)
-    return [plot for plot in PLOTS if not section.effects or plot[0] in kept]
 
 
 def saved(figure, kind, **keys):

@@ -32,15 +32,16 @@ class OtherWork:
     """How much CPU time other processes take, from when this is made."""
 
     def __init__(self):
-        self.began, self.own, self.all = time.perf_counter(), time.process_time(), busy_seconds()
+        self.began, self.all_before = time.perf_counter(), busy_seconds()
+        self.own_before = time.process_time()
 
     def share(self):
         """The share of the cores that other work has kept busy on average. Without /proc/stat: by
         the load average, of which one is ours."""
-        if self.all is None:
+        if self.all_before is None:
             return max(0.0, os.getloadavg()[0] - 1) / len(cores())
         elapsed = max(0.01, time.perf_counter() - self.began)
-        others = busy_seconds() - self.all - (time.process_time() - self.own)
+        others = busy_seconds() - self.all_before - (time.process_time() - self.own_before)
         return max(0.0, others) / elapsed / len(cores())
 
 

@@ -36,26 +36,13 @@ TERMINAL_BESIDE = (
     ("arm", "average [95 %]", "z, average", "p, alone", "p, average"),
 )
 LONGEST_NAME = 24
-TERMINAL_STYLES = {
-    "arm": "bold",
-    "better": "green",
-    "worse": "red",
-    "failed": "red",
-    "diverged": "red",
-    "tie": "blue",
-    "larger-than-the-noise": "blue",
-    "undecided": "dim",
-    "not-seen": "dim",
-    "not-run": "dim",
-    "no-verdict": "dim",
-    "not-yet": "dim",
-    "noise": "dim",
-}
+TERMINAL_STYLES = {"arm": "bold", "better": "green"}  # by the kind of a cell
+TERMINAL_STYLES |= dict.fromkeys(("worse", "failed", "diverged"), "red")
+TERMINAL_STYLES |= dict.fromkeys(("tie", "larger-than-the-noise"), "blue")
+OPEN = ("undecided", "not-seen", "not-run", "no-verdict", "not-yet", "noise")
+TERMINAL_STYLES |= dict.fromkeys(OPEN, "dim")
 PAIRING = ROOT / "bench/results/pairing.md"  # what bench/pairing.py measured
 RENEWED = 30  # seconds after which the page of a running sweep loads itself again
-# Each takes a section and returns (sentences, tables, (function, title, caption) of plots) that
-# its design adds; three empty lists for other designs.
-DESIGNS = (design_report.of_factorial, design_report.of_scale)
 
 
 # --- files
@@ -65,29 +52,26 @@ def write(folders, running=False):
     """Writes the report of `folders` into the first of them. Returns the path of the page. While a
     sweep is `running`, writes the page and report.md alone, without verdicts: they are no look at
     the data."""
-    out, sections, contents, content_of = Path(folders[0]), gather(folders), [], {}
+    out, sections, contents, files = Path(folders[0]), gather(folders), [], {}
     for number, section in enumerate(sections, 1):
         if running:
             withhold_verdicts(section)
-        content = contents_of(section, f"{number}-" if number > 1 else "")
-        contents.append(content)
-        if not running:
-            for plot in content["first_plots"] + content["other_plots"]:
-                content_of |= plot.files()
-            for table in content["first_tables"] + content["other_tables"]:
-                content_of |= paper.table_files(table)
+        contents.append(contents_of(section, f"{number}-" if number > 1 else ""))
+    for content in [] if running else contents:
+        for plot in content["first_plots"] + content["other_plots"]:
+            files |= plot.files()
+        for table in content["first_tables"] + content["other_tables"]:
+            files |= paper.table_files(table)
 
     shown = {"sections": contents, "unfinished": sentences.unfinished(sections)}
     shown["renewed"] = RENEWED if running else None
     shown["when"] = time.strftime("%Y-%m-%d %H:%M")
-    for name in ("report.html", "report.md"):
-        content_of[name] = render(name, **shown)
+    files |= {name: render(name, **shown) for name in ("report.html", "report.md")}
     (out / "paper").mkdir(exist_ok=True)
-    for name, content in content_of.items():
+    for name, content in files.items():
         write_file(out / name, content)
-    if not running:
-        for section in sections:
-            section.record()
+    for section in [] if running else sections:
+        section.record()
     return out / "report.html"
 
 
@@ -104,23 +88,23 @@ def withhold_verdicts(section):
 def contents_of(section, prefix):
     """All that a report says about one sweep, as plain data for the templates. The names of its
     files begin with `prefix`."""
-    more_sentences, more_tables, more_plots = additions_of(section)
+    more_tables, more_plots = design_report.additions_of(section)
     drawn = plots.draw(section, prefix, more_plots)
     top_figures = {figures.forest, figures.tokens, *(plot[0] for plot in more_plots)}
     on_top = [plot for plot in drawn if plot.function in top_figures]
-    makers = [tables.contexts_table, tables.measures_table]
     judged = bool(section.main.verdicts)  # a design may compare no arm with another
     first = [tables.verdicts_table(section)] * judged + more_tables
     others = [tables.tests_table(section)] * judged
     others += tables.on_each_machine(section, tables.costs_table)
     others += tables.on_each_machine(section, tables.forms_table)
-    others += [made(section) for made in makers if judged]
+    if judged:
+        others += [tables.contexts_table(section), tables.measures_table(section)]
     for table in first + others:
         table.key = prefix + table.key
     return {
         "headline": sentences.headline(section),
         "screening": sentences.screening(section),
-        "answer": " ".join(more_sentences) or sentences.answer(section),
+        "answer": sentences.answer(section),
         "noise_floor": sentences.noise_floor(section),
         "history": sentences.history_lines(section),
         "caveats": caveats(section),
@@ -133,15 +117,6 @@ def contents_of(section, prefix):
         "facts": sentences.facts_of(section),
         "commands": sentences.commands_of(section),
     }
-
-
-def additions_of(section):
-    """(sentences, tables, plots) that the design of a section adds to its report."""
-    added = [], [], []
-    for of_design in DESIGNS:
-        for mine, found in zip(added, of_design(section), strict=True):
-            mine.extend(found)
-    return added
 
 
 def method_of(section):
@@ -206,25 +181,24 @@ def for_terminal(*parts):
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def rich_table(made, columns):
+def rich_table(table, columns):
     """A table of some columns. Only verdicts, and names over LONGEST_NAME, take several lines."""
     from rich.table import Table
     from rich.text import Text
 
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    columns = [column for column in columns if column in made.headings]
-    places = [made.headings.index(column) for column in columns]
-    for column, place in zip(columns, places, strict=True):
-        width = max(len(column), *(len(brief(row[place], column)) for row in made.rows))
-        if column == columns[0]:
-            width = min(width, LONGEST_NAME)
-        shown.add_column(
-            Text(column), overflow="fold", width=None if column == "verdict" else width
-        )
-    for row in made.rows:
-        cells = [(row[place], column) for column, place in zip(columns, places, strict=True)]
-        texts = [Text(brief(*cell), TERMINAL_STYLES.get(cell[0].kind, "")) for cell in cells]
-        shown.add_row(*texts)
+    headings = table.headings
+    places = [headings.index(column) for column in columns if column in headings]
+    for place in places:
+        heading = headings[place]
+        width = max(len(heading), *(len(brief(row[place], heading)) for row in table.rows))
+        width = min(width, LONGEST_NAME) if place == places[0] else width
+        width = None if heading == "verdict" else width
+        shown.add_column(Text(heading), overflow="fold", width=width)
+    for row in table.rows:
+        styles = [TERMINAL_STYLES.get(row[place].kind, "") for place in places]
+        texts = [brief(row[place], headings[place]) for place in places]
+        shown.add_row(*map(Text, texts, styles))
     return shown
 
 
@@ -242,11 +216,8 @@ def main(argv):
         return
     running, folders = "--running" in argv, [word for word in argv if word != "--running"]
     if not folders or any(word.startswith("-") for word in folders):
-        raise UserError(
-            "the folders of sweeps are missing, or there is an option",
-            " ".join(folders) or "OUT",
-            "type python bench/report.py OUT [OUT2 ...]",
-        )
+        what, where = "the folders of sweeps are missing, or there is an option", " ".join(folders)
+        raise UserError(what, where or "OUT", "type python bench/report.py OUT [OUT2 ...]")
     page = write(folders, running)
     if running:
         print(page)

@@ -98,12 +98,13 @@ def run_jobs(sweep, jobs, stop, page):
     pending = [job for job in jobs if job.key not in sweep.rows]
     if not pending:
         return not stop.status
+    if sweep.config.engine == "local":
+        ended = launch.run_local(pending, sweep.slots, stop)
+    else:
+        cuda, gpu_share = sweep.device_kind == "cuda", sweep.config.workers or 1
+        ended = cluster.run_on_ray(pending, sweep.out, gpu_share, sweep.threads, cuda, stop)
     with Progress(sweep, jobs) as progress:
-        for event in start_engine(sweep, pending, stop):
-            if event is None:
-                progress.show()
-                continue
-            job, row = event
+        for job, row in ended:
             keep_row(sweep, job, row)
             progress.show(job, row)
             page.renew()
@@ -115,14 +116,6 @@ def keep_row(sweep, job, row):
     sweep.add_row(job, row)
     if row["status"] != "failed":
         outcome.drop_checkpoints(job)
-
-
-def start_engine(sweep, jobs, stop):
-    """The events of running some jobs: (job, row) when one ends, None in between."""
-    if sweep.config.engine == "local":
-        return launch.run_local(jobs, sweep.slots, stop)
-    cuda, gpu_share = sweep.device_kind == "cuda", sweep.config.workers or 1
-    return cluster.run_on_ray(jobs, sweep.out, gpu_share, sweep.threads, cuda, stop)
 
 
 # ---------------------------------------------------------------- a budget
@@ -149,15 +142,14 @@ def run_more_seeds(sweep, stop, page):
         seconds_left = content["budget_seconds"] - used
         names = affordable(sweep, undecided, first, end, seconds_left)
         if not names:
-            print(
-                f"after {first} seeds: {why_none(undecided, seconds_left, end - first)}", flush=True
-            )
+            why = "nothing is undecided that more seeds could decide"
+            if undecided:
+                left, arms = format_duration(max(0, seconds_left)), ", ".join(undecided)
+                why = f"the {left} left are too short for {end - first} more seeds of {arms}"
+            print(f"after {first} seeds: {why}", flush=True)
             return True
-        chosen = ", ".join(name for name in sweep.arms if name in names)
-        print(
-            f"after {first} seeds, undecided: {', '.join(undecided)}; up to {end} for {chosen}",
-            flush=True,
-        )
+        still, chosen = ", ".join(undecided), ", ".join(arm for arm in sweep.arms if arm in names)
+        print(f"after {first} seeds, undecided: {still}; up to {end} for {chosen}", flush=True)
         if not run_jobs(sweep, sweep.report_jobs(first, end, names), stop, page):
             return False
     return True
@@ -169,20 +161,12 @@ def affordable(sweep, undecided, first, end, seconds_left):
     names = set()
     for name in sorted(undecided, key=lambda name: undecided[name] or math.inf):
         arm = sweep.arms[name]
-        compared = {name, arm.against, *(arm.pair or ()), *sweep.control_arms()}
+        compared = {name, arm.against, *(arm.interaction_of or ()), *sweep.control_arms()}
         wanted = names | compared & set(sweep.arms)
         jobs = sweep.report_jobs(first, end, wanted)
         if sum(sweep.predicted[job.arm] for job in jobs) / len(sweep.slots) <= seconds_left:
             names = wanted
     return names
-
-
-def why_none(undecided, seconds_left, seeds):
-    """Why no arm gets more seeds."""
-    if not undecided:
-        return "nothing is undecided that more seeds could decide"
-    left, arms = format_duration(max(0, seconds_left)), ", ".join(undecided)
-    return f"the {left} left are too short for {seeds} more seeds of {arms}"
 
 
 # ---------------------------------------------------------------- an array job

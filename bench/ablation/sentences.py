@@ -30,13 +30,13 @@ def comparisons(section):
     """[Verdict] of a section: the noise floor first, then the arms, then the interactions."""
     floor = section.main.floor
     others = [verdict for verdict in section.main.verdicts if verdict is not floor]
-    return ([floor] if floor else []) + others
+    return [*filter(None, [floor]), *others]
 
 
 def arm_name(verdict):
     if verdict.interaction and verdict.arm == verdict.against.replace(" + ", ":"):
         return verdict.against.replace(" + ", " × ")  # of a factorial
-    return f"{verdict.arm}: beyond {verdict.against}" if verdict.interaction else verdict.arm
+    return verdict.name
 
 
 def effect(verdict):
@@ -135,16 +135,13 @@ def decided(section):
     measure, other, clear = MEASURES[section.main.measure], reference(section), []
     if any(rate_note(section, verdict) for verdict in section.main.verdicts):
         measure += AT_BASE_RATE
-    clauses = (
-        ("better", "does better", "do better"),
-        ("worse", "does worse", "do worse"),
-        (
-            "larger than the noise",
-            "differs by more than the noise",
-            "differ by more than the noise",
-        ),
-    )
-    for word, one, several in clauses:
+    more = "by more than the noise"
+    clauses = {  # word: of one arm, of several
+        "better": ("does better", "do better"),
+        "worse": ("does worse", "do worse"),
+        "larger than the noise": (f"differs {more}", f"differ {more}"),
+    }
+    for word, (one, several) in clauses.items():
         found = by_word(section, word)
         if found:
             clear.append(f"{listed(map(effect, found), 4)} {one if len(found) == 1 else several}")
@@ -159,11 +156,8 @@ def decided(section):
 def not_decided(section):
     margin = section.main.margin or 0
     within = f"by less than {margin:.3f}"
-    conflicts = [
-        verdict
-        for verdict in section.main.verdicts
-        if verdict.interaction and verdict.word in ("better", "worse")
-    ]
+    words = ("better", "worse")
+    conflicts = [v for v in section.main.verdicts if v.interaction and v.word in words]
     groups = (  # verdicts, the words for one arm, for several
         (by_word(section, "tie"), f"ties (differs {within})", f"tie (differ {within})"),
         (by_word(section, "undecided"), "is undecided", "are undecided"),
@@ -197,9 +191,8 @@ def noise_floor(section):
     if not math.isfinite(analysis.base_mean):
         return "No run of the base is done."
     sd = f", sd {analysis.base_sd:.4f}" if math.isfinite(analysis.base_sd) else ""
-    sentences = [
-        f"Over {counted(analysis.base_n, 'run')} the base ends at {analysis.base_mean:.4f}{sd}."
-    ]
+    runs = counted(analysis.base_n, "run")
+    sentences = [f"Over {runs} the base ends at {analysis.base_mean:.4f}{sd}."]
     if floor and math.isfinite(floor.low):
         sentences.append(
             f"Its second copy, the same model with other initialisations, differs by"
@@ -225,10 +218,9 @@ def history_lines(section):
     for before, after in itertools.pairwise(section.records):
         for key in ("metric", "margin", "arms", "looks"):
             if before[key] != after[key]:
+                when = before["when"][:16].replace("T", " ")
                 changed = f"{key} was {in_words(before[key])}, then {in_words(after[key])}"
-                lines.append(
-                    f"After the report of {before['when'][:16].replace('T', ' ')}: {changed}."
-                )
+                lines.append(f"After the report of {when}: {changed}.")
     return lines
 
 
@@ -264,11 +256,8 @@ def facts_of(section):
     costs = [next(iter(costs.values())) for costs in section.machines.values()]
     priced = ("device", "dtype", "threads", "compile", "hardware")
     costs = [", ".join(f"{key} {cost[key]}" for key in priced if key in cost) for cost in costs]
-    versions = {
-        key: value
-        for key, value in sweep["versions"].items()
-        if key not in ("git_commit", "hardware")
-    }
+    apart = ("git_commit", "hardware")
+    versions = [f"{key} {text}" for key, text in sweep["versions"].items() if key not in apart]
     return [
         ("command", sweep["command"]),
         (
@@ -279,7 +268,7 @@ def facts_of(section):
         ("commit", distinct(section, "git_commit")),
         ("code", str(sweep["code_hash"])),
         ("hardware", distinct(section, "hardware")),
-        ("versions", ", ".join(f"{key} {value}" for key, value in versions.items())),
+        ("versions", ", ".join(versions)),
         (
             "data",
             f"{data['dataset']}, fingerprint {data['fingerprint']},"

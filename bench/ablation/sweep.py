@@ -32,6 +32,11 @@ NOT_HASHED = (
     *("out_dir", "data_dir", "log_interval", "log", "wandb_log", "wandb_project", "match"),
     *("objective", "dpo_beta"),  # a sweep trains from scratch, so it never learns preferences
 )
+# Keys of a sweep that sweep.json has as they are given.
+STATED = (
+    *("question", "match", "lr_grid", "tune_seeds", "curve_seeds", "seeds", "budget_seconds"),
+    *("metric", "screening"),
+)
 OFF = (None, False, 0, "", "none")
 DEFAULTS = {
     field.name: field.default for kind in (TrainConfig, VariantConfig) for field in fields(kind)
@@ -48,11 +53,11 @@ class Sweep:
         self.out, self.trainer = Path(self.config.out_dir), trainer
         arms = enumerate_arms(self.config, self.base) + curve_arms(self.config, self.base)
         self.arms = {arm.name: arm for arm in arms}
-        for arm in self.arms.values():
+        for arm in arms:
             check_arm(arm, self.base, self.config.processes)
         self.data, tokenizer = open_data(self.base)
         tokenizer.encode(self.config.prompt)
-        for arm in self.arms.values():
+        for arm in arms:
             say(arm.name)
             if arm.name != "base" and not arm.again:
                 check_bite(arm, self.arms[arm.against or "base"], self.data["vocab_size"])
@@ -62,7 +67,7 @@ class Sweep:
             self.config.workers, self.base["device"], self.config.processes
         )
         machine = {"compile": self.settle_compile(), "device": self.device_kind}
-        for arm in self.arms.values():
+        for arm in arms:
             arm.values |= machine
         if self.config.match != "time":
             self.match()
@@ -167,22 +172,20 @@ class Sweep:
     def stored_costs(self, facts):
         """{arm: row of costs.jsonl} of the rows that hold for this code, machine and configuration,
         and have the forms that are wanted. Rows of a busy machine hold while it is still busy."""
-        known = {}
+        rows = {}
         for row in read_rows(self.out / "costs.jsonl"):
             arm = self.arms.get(row["arm"])
             same_runs = row.get("processes", 1) == self.config.processes
             if same_runs and arm and (facts | {"code_hash": arm.code_hash}).items() <= row.items():
-                known[row["arm"]] = row
-        known = {
-            name: row
-            for name, row in known.items()
-            if row["parameters"] == costs.parameters(self.variant_config(self.arms[name]))
-            and measure.has_forms(row, self.config.time_forms)
-        }
-        noisy = {name for name, row in known.items() if not row["quiet"]}
-        if noisy and self.config.patient and quiet.is_quiet():
-            return {name: row for name, row in known.items() if name not in noisy}
-        return known
+                rows[arm.name] = row
+        for name, row in list(rows.items()):
+            same_size = row["parameters"] == costs.parameters(self.variant_config(self.arms[name]))
+            if not (same_size and measure.has_forms(row, self.config.time_forms)):
+                del rows[name]
+        quiet_rows = {name: row for name, row in rows.items() if row["quiet"]}
+        if len(quiet_rows) < len(rows) and self.config.patient and quiet.is_quiet():
+            return quiet_rows
+        return rows
 
     def time_arms(self, names, facts, rounds):
         """Time arms beside the base, add their rows to self.costs, and return the new rows. Raises
@@ -215,8 +218,7 @@ class Sweep:
     # ------------------------------------------------------------ runs
 
     def job(self, arm, seed, lr, purpose):
-        """The run of an arm. With one seed, all arms see the data in the same order; each arm is
-        initialised from its own seed."""
+        """The run of an arm. Its seed sets the order of the data for all arms, and its weights."""
         values = dict(arm.values)
         if lr != 1:
             values["learning_rate"] *= lr
@@ -278,7 +280,6 @@ class Sweep:
         return [self.job(arm, seed, lr, "curve") for seed in seeds for arm in arms]
 
     def planned_jobs(self):
-        """All runs that are planned before the first of them starts."""
         return self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
 
     def planned_runs(self, seeds):
@@ -288,8 +289,7 @@ class Sweep:
         return history.planned_runs(content, seeds)
 
     def report_jobs(self, first=0, end=None, names=None):
-        """The runs to report of some arms, all by default, that `end` seeds of each arm take beyond
-        those that `first` take."""
+        """The runs to report, of all or some arms, that `end` seeds take and `first` do not."""
         before = self.planned_runs(first) if first else {}
         after = self.planned_runs(self.config.seeds if end is None else end)
         return [
@@ -315,8 +315,7 @@ class Sweep:
         self.read_rows()
 
     def read_rows(self):
-        """Read the rows of this code and configuration. A run that diverged has a result; one that
-        failed is tried again."""
+        """Read the rows of this code and configuration. A run that failed is tried again."""
         rows = [row for row in read_rows(self.out / "rows.jsonl") if "arm" in row]
         current = [row for row in rows if self.is_current(row)]
         self.rows = {launch.key(row): row for row in current if row["status"] != "failed"}
@@ -331,18 +330,12 @@ class Sweep:
     def is_current(self, row):
         """Whether a row is of an arm of this sweep, with its configuration and code."""
         arm = self.arms.get(row["arm"])
-        if arm is None:
-            return False
-        return (row["config_hash"], row["code_hash"]) == (arm.config_hash, arm.code_hash)
+        hashes = row["config_hash"], row["code_hash"]
+        return arm is not None and hashes == (arm.config_hash, arm.code_hash)
 
     def add_row(self, job, row):
         files.append(self.out / "rows.jsonl", row)
         self.rows[job.key] = row
-
-    def looks(self):
-        """The planned numbers of seeds after which verdicts are read."""
-        multiples = LOOKS if self.config.budget_seconds else (1,)
-        return [n * self.config.seeds for n in multiples]
 
     def keep_margin(self, before):
         """Take over the margin that was fixed before, if the base is still the same."""
@@ -359,24 +352,17 @@ class Sweep:
         base, config = self.arms["base"], self.config
         values = asdict(build(TrainConfig, base.values)) | asdict(self.variant_config(base))
         started = datetime.now().astimezone().isoformat(timespec="seconds")
-        content = {
-            "question": config.question,
+        content = {key: getattr(config, key) for key in STATED} | {
             "design": config.design or "arms",
-            "match": config.match,
             "base": "base",
             "base_values": values,
             "arms": {arm.name: describe_arm(arm) for arm in self.arms.values()},
-            "lr_grid": config.lr_grid,
             "lr_grids": {name: sorted(grid) for name, grid in self.grids.items()},
             "chosen_lr": self.chosen_lr,
-            "tune_seeds": config.tune_seeds,
-            "curve_seeds": config.curve_seeds,
-            "seeds": config.seeds,
-            "looks": self.looks(),
-            "budget_seconds": config.budget_seconds,
+            # The planned numbers of seeds after which verdicts are read.
+            "looks": [n * config.seeds for n in (LOOKS if config.budget_seconds else (1,))],
             "margin": self.margin,
             "margin_source": self.margin_source,
-            "metric": config.metric,
             "max_iters": values["max_iters"],
             "block_size": values["block_size"],
             "command": self.command,
@@ -385,7 +371,6 @@ class Sweep:
             "git_commit": self.facts["git_commit"],
             "hardware": self.facts["hardware"],
             "versions": self.facts,
-            "screening": config.screening,
             "started": before.get("started") or started,
         }
         files.write(path, json.dumps(content, indent=1))
@@ -394,14 +379,4 @@ class Sweep:
 
 def describe_arm(arm):
     """The entry of an arm in sweep.json."""
-    return {
-        "changes": arm.changes,
-        "against": arm.against,
-        "match": arm.match,
-        "again": arm.again,
-        "interaction_of": arm.pair,
-        "curve": arm.curve,
-        "cell": arm.cell,
-        "config_hash": arm.config_hash,
-        "code_hash": arm.code_hash,
-    }
+    return {key: value for key, value in vars(arm).items() if key not in ("name", "values")}

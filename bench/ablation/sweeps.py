@@ -110,8 +110,7 @@ class Group:
 
 
 def has_answers(runs):
-    """Whether every run that ended has shares of wrong answers: of pairs and tasks, and not made
-    before these were counted."""
+    """Whether every run that ended has shares of wrong answers, as runs of pairs and tasks do."""
     groups = [*runs.done.values(), *runs.curve.values()]
     rows = [row for group in groups for row in group.values()]
     return bool(rows) and all(column in row for row in rows for column in WRONG)
@@ -154,8 +153,7 @@ def same_base(section, other):
 
 
 def gather(folders):
-    """[Section] of the sweeps in `folders`; those of the same code, base and data together. The
-    folder of a scale stands for those of its sizes."""
+    """[Section] of the sweeps in `folders`, where a scale's stands for those of its sizes."""
     groups, sizes = [], {Path(folder): scale.folders_of(folder) for folder in folders}
     for folder in [each for given, found in sizes.items() for each in found or [given]]:
         sweep = read_sweep(folder)

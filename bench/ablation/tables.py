@@ -1,7 +1,7 @@
 """The tables of a report as plain data, for every format that it is written in."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ WORDS = (  # in sorted order
     *("no verdict", "not yet", "failed", "not run", "noise"),
 )
 CONTEXTS = (1, 2, 4, 8)  # times that of training
+RATIO = ("ratio", "low", "high")  # of a step's time, in a row of costs.jsonl
 # Columns of the runs' rows whose means stand beside a verdict; no decision has used the test loss.
 COLUMNS = (("test_loss", ".4f"), ("wrong_answers", ".1%"), ("wrong_tokens", ".1%"))
 
@@ -48,19 +49,14 @@ class Table:
 
     def without_empty_columns(self):
         """The table without columns that hold only dashes."""
-        kept = [
-            place
-            for place in range(len(self.headings))
-            if any(row[place].text != DASH for row in self.rows)
-        ]
+        columns = enumerate(zip(*self.rows, strict=True))
+        kept = [place for place, cells in columns if any(cell.text != DASH for cell in cells)]
         headings = [self.headings[place] for place in kept]
-        rows = [[row[place] for place in kept] for row in self.rows]
-        return Table(self.key, self.title, self.note, headings, rows)
+        return replace(self, headings=headings, rows=[[row[i] for i in kept] for row in self.rows])
 
 
 def number(value, form, tip=""):
-    """The cell of a number in a format (a format's text, or a function); a dash if there is
-    none."""
+    """The cell of a number, by a format or a function; a dash if there is none."""
     if value is None or not math.isfinite(value):
         return Cell()
     return Cell(form(value) if callable(form) else format(value, form), value, tip=tip)
@@ -89,7 +85,7 @@ def interval_cell(mean, low, high):
     """A difference with its interval, if there is one."""
     if not math.isfinite(mean):
         return Cell()
-    if not (math.isfinite(low) and math.isfinite(high)):
+    if not math.isfinite(low + high):
         return Cell(signed(mean), mean)
     return Cell(f"{signed(mean)} [{signed(low)}, {signed(high)}]", mean, ends=(low, high))
 
@@ -104,16 +100,11 @@ def worth_cell(worth):
 
 def text_cell(verdict):
     """The interval over the text, and whether the word holds on it."""
-    if not (math.isfinite(verdict.text_low) and math.isfinite(verdict.text_high)):
+    low, high = verdict.text_low, verdict.text_high
+    if not math.isfinite(low + high):
         return Cell()
-    interval = f"[{signed(verdict.text_low)}, {signed(verdict.text_high)}]"
-    fails = verdict.word in ("better", "worse") and not verdict.holds_on_text
-    return Cell(
-        interval + (", not on every text" if fails else ""),
-        verdict.text_low,
-        "worse" if fails else "",
-        ends=(verdict.text_low, verdict.text_high),
-    )
+    note, kind = (", not on every text", "worse") if verdict.text_note else ("", "")
+    return Cell(f"[{signed(low)}, {signed(high)}]{note}", low, kind, ends=(low, high))
 
 
 def runs_cell(verdict):
@@ -123,11 +114,10 @@ def runs_cell(verdict):
 
 def verdicts_table(section):
     """The base and its second copy, then each arm and interaction with its verdict."""
-    analysis = section.main
-    base = [Cell(section.sweep["base"], kind="arm"), *[Cell() for _ in range(5)]]
-    base += [Cell(f"{analysis.base_n}", analysis.base_n)]
-    base += [mean_of(section, section.sweep["base"], *column) for column in COLUMNS]
-    rows = [
+    name, n = section.sweep["base"], section.main.base_n
+    of_base = [mean_of(section, name, *column) for column in COLUMNS]
+    rows = [[Cell(name, kind="arm"), *[Cell() for _ in range(5)], Cell(f"{n}", n), *of_base]]
+    rows += [
         [
             Cell(arm_name(verdict), kind="arm"),
             word_cell(section, verdict),
@@ -150,7 +140,7 @@ def verdicts_table(section):
         "Differences are in nats per token; negative is better. An arm that is worth 1.4 × gets as"
         " far as the base does with 1.4 times the tokens, or the time.",
         headings.split("|"),
-        [base, *rows],
+        rows,
     ).without_empty_columns()
 
 
@@ -170,7 +160,10 @@ def mean_of(section, arm, key, form):
 
 def tests_table(section):
     """What a verdict was computed from."""
-    rows = [
+    analysis, base = section.main, section.sweep["base"]
+    of_base = loss_cells(section, analysis.base_mean, analysis.base_sd)
+    rows = [[Cell(base, kind="arm"), Cell("the base"), *of_base, *[Cell() for _ in range(5)]]]
+    rows += [
         [
             Cell(arm_name(verdict), kind="arm"),
             Cell(what_changes(section, verdict)),
@@ -183,10 +176,6 @@ def tests_table(section):
         ]
         for verdict in comparisons(section)
     ]
-    analysis = section.main
-    of_base = loss_cells(section, analysis.base_mean, analysis.base_sd)
-    base = Cell(section.sweep["base"], kind="arm")
-    rows.insert(0, [base, Cell("the base"), *of_base, *[Cell() for _ in range(5)]])
     headings = "arm|what changes|loss (sd)|bits/byte|p|p (Holm)|p (page)|p (tie)|note"
     return Table(
         "tests",
@@ -223,25 +212,20 @@ def measures_table(section):
     others = [one for one in section.analyses.values() if one is not section.main]
     if section.effects:  # an effect of many cells has no moment at which an arm ends
         others = [one for one in others if one.measure != "equal_time"]
-    headings = ["arm"]
+    headings, rows = ["arm"], {arm_name(one): [] for one in comparisons(section)}
     for analysis in others:
         headings += [MEASURES[analysis.measure], "verdict"]
-    rows = []
-    for verdict in comparisons(section):
-        row = [Cell(arm_name(verdict), kind="arm")]
-        for analysis in others:
-            everyone = [*analysis.verdicts, *filter(None, [analysis.floor])]
-            other = next((one for one in everyone if arm_name(one) == arm_name(verdict)), None)
-            known = other is not None and math.isfinite(other.mean)
-            word = word_cell(section, other, brief=True) if known else Cell()
-            row += [difference_cell(other) if known else Cell(), word]
-        rows.append(row)
+        everyone = [*analysis.verdicts, *filter(None, [analysis.floor])]
+        known = {arm_name(one): one for one in everyone if math.isfinite(one.mean)}
+        for name, row in rows.items():
+            one, cells = known.get(name), [Cell(), Cell()]
+            row += [difference_cell(one), word_cell(section, one, brief=True)] if one else cells
     return Table(
         "measures",
         "By other measures",
         f"Each measure is a family of its own; {MEASURES[section.main.measure]} decides.",
         headings,
-        rows,
+        [[Cell(name, kind="arm"), *row] for name, row in rows.items()],
     )
 
 
@@ -315,10 +299,9 @@ def forms_table(section, costs):
         row = [Cell(arm, kind="arm")]
         for key, form in (("tokens_per_second", ",.0f"), ("peak_memory_bytes", short)):
             row += [number(each.get(key), form) for each in (eager, compiled)]
-        times, used = Cell(), Cell()
-        if ratio:
-            times = ratio_cell((ratio["ratio"], ratio["low"], ratio["high"]))
-            used = Cell(f"{ratio['form']}, base {ratio['base_form']}" if "form" in ratio else DASH)
+        times, used = ratio_cell(ratio and tuple(ratio[key] for key in RATIO)), Cell()
+        if ratio and "form" in ratio:
+            used = Cell(f"{ratio['form']}, base {ratio['base_form']}")
         rows.append([*row, times, used, Cell(why)])
     headings = (
         "arm|tokens/s, eager|tokens/s, compiled|bytes, eager|bytes, compiled"
@@ -337,11 +320,9 @@ def forms_table(section, costs):
 
 def ratio_cell(ratio):
     """The cell of a (ratio, low, high), or of None."""
-    return (
-        Cell("{:.2f} [{:.2f}, {:.2f}]".format(*ratio), ratio[0], ends=ratio[1:])
-        if ratio
-        else Cell()
-    )
+    if not ratio:
+        return Cell()
+    return Cell("{:.2f} [{:.2f}, {:.2f}]".format(*ratio), ratio[0], ends=ratio[1:])
 
 
 def quartiles(cost, key, form):

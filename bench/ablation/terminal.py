@@ -4,6 +4,7 @@ On a terminal, rich redraws lines twice a second, also while this process comput
 sweep prints a line when something begins or ends. After 30 seconds without a line it prints its
 current work, then after twice as long each time, up to ten minutes."""
 
+import contextlib
 import json
 import shutil
 import sys
@@ -31,21 +32,21 @@ def format_duration(seconds):
 
 
 class Screen:
-    """Shows the current work until its block ends. On a terminal it redraws what `draw()` returns;
-    elsewhere it prints the line that `line()` returns when nothing was printed for a while. It
-    leaves the cursor visible, so that a kill at any time leaves the terminal as it was."""
+    """Shows the current work until its block ends: on a terminal what a child's `draw()` returns,
+    again and again; elsewhere its `line()`, when nothing was printed for a while. The cursor stays
+    visible, so that a kill at any time leaves the terminal as it was."""
 
-    def __init__(self, draw, line, terminal=None, transient=False):
-        self.draw, self.line, self.live = draw, line, None
-        self.ended = threading.Event()
-        self.printed_at, self.pause = time.perf_counter(), HEARTBEAT
+    def __init__(self, terminal=None, transient=False):
+        self.live, self.ended = None, threading.Event()
+        self.began = self.printed_at = time.perf_counter()
+        self.pause = HEARTBEAT
         if sys.stdout.isatty() if terminal is None else terminal:
             from rich.console import Console
             from rich.live import Live
 
             console = Console(file=sys.stdout, force_terminal=True, highlight=False)
             self.live = Live(
-                console=console, get_renderable=draw, refresh_per_second=2, transient=transient
+                console=console, get_renderable=self.draw, refresh_per_second=2, transient=transient
             )
         else:
             self.thread = threading.Thread(target=self.beat, daemon=True)
@@ -73,25 +74,26 @@ class Screen:
                 self.print(self.line())
                 self.pause = pause
 
+    def so_far(self):
+        return format_duration(time.perf_counter() - self.began)
+
     def print(self, text):
         """Print a line, where there is no terminal."""
         print(text, flush=True)
         self.printed_at, self.pause = time.perf_counter(), HEARTBEAT
 
 
-class Doing:
+class Doing(Screen):
     """Says that something is being done, for how long, and the detail last given to `say`."""
 
     current = None  # the one whose block is running
 
     def __init__(self, what, terminal=None):
         self.what, self.detail = what, ""
-        self.began = time.perf_counter()
-        self.screen = Screen(self.draw, self.line, terminal, transient=True)
+        super().__init__(terminal, transient=True)
 
     def line(self):
-        so_far = format_duration(time.perf_counter() - self.began)
-        return f"{self.what} ({so_far})" + (f": {self.detail}" if self.detail else "")
+        return f"{self.what} ({self.so_far()})" + (f": {self.detail}" if self.detail else "")
 
     def draw(self):
         from rich.text import Text
@@ -99,15 +101,14 @@ class Doing:
         return Text(self.line(), no_wrap=True, overflow="ellipsis")
 
     def __enter__(self):
-        if not self.screen.live:
+        if not self.live:
             print(self.what, flush=True)
-        self.screen.__enter__()
         Doing.current = self
-        return self
+        return super().__enter__()
 
     def __exit__(self, *error):
         Doing.current = None
-        self.screen.__exit__()
+        super().__exit__(*error)
 
 
 def say(detail):
@@ -131,8 +132,7 @@ def make_table(names, **options):
 
 
 def print_plan(sweep, jobs):
-    """Print the arms, what they change, their runs and parameters, and the predicted time of a run;
-    in a dry run also what they cost."""
+    """Print the arms, their changes, runs, parameters and time; in a dry run also their costs."""
     from rich.console import Console
 
     from bench.ablation import factorial  # which imports torch
@@ -148,15 +148,13 @@ def print_plan(sweep, jobs):
 
 
 def plan_table(sweep, jobs):
-    """The arms: what they change, their runs, and the predicted time of a run."""
     table = make_table(["arm"], width=WIDTH)
     table.add_column("changes", overflow="fold", ratio=1)
     for name in ("runs", "a run", "parameters"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, arm in sweep.arms.items():
-        changes = dict(arm.changes)
-        if "mlp_width" in arm.values:
-            changes["mlp_width"] = arm.values["mlp_width"]
+        width = {key: value for key, value in arm.values.items() if key == "mlp_width"}
+        changes = arm.changes | width
         text = ", ".join(f"{key}={value}" for key, value in changes.items())
         if arm.against not in ("base", name):
             text += f" (compared with {arm.against})"
@@ -195,42 +193,27 @@ def cost_cells(arm, row):
 
 def last_row(path):
     """The last whole row of a log; {} if there is none."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL))
-            lines = file.read().splitlines()
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and "step" in row:
-            return row
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, 2) - TAIL))
+        for line in reversed(file.read().splitlines()):
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and "step" in row:
+                    return row
     return {}
 
 
-class Progress:
-    """The progress of some runs of a sweep: a table with a line for each arm, or a line for each
-    run that ends. A context manager."""
+class Progress(Screen):
+    """The progress of runs: a table with a line for each arm, or a line for each run that ends."""
 
     def __init__(self, sweep, jobs, terminal=None):
-        self.sweep, self.jobs = sweep, jobs
-        self.began, self.began_at = time.perf_counter(), time.time()
+        self.sweep, self.jobs, self.began_at = sweep, jobs, time.time()
         self.keys = {job.key: job for job in jobs}
         self.done_before = {key for key in self.keys if self.status(key) == "done"}
         known = self.keys.keys() | sweep.rows.keys()
         later = [job for job in sweep.planned_jobs() if job.key not in known]
         self.later = sum(sweep.predicted[job.arm] for job in later) / len(sweep.slots)
-        self.screen = Screen(self.draw, self.line_so_far, terminal)
-
-    def __enter__(self):
-        self.screen.__enter__()
-        return self
-
-    def __exit__(self, *error):
-        self.screen.__exit__()
+        super().__init__(terminal)
 
     def status(self, key):
         return self.sweep.rows.get(key, {}).get("status")
@@ -239,14 +222,10 @@ class Progress:
         """{key of a job: last row of its log} of the runs that have started and have no row yet."""
         found = {}
         for key, job in self.keys.items():
-            folder = Path(job.out_dir)
-            if key in self.sweep.rows:
-                continue
-            try:  # a run empties this file when it starts
-                if (folder / "stderr.txt").stat().st_mtime >= self.began_at - 1:
-                    found[key] = last_row(folder / "log.jsonl")
-            except OSError:
-                continue
+            emptied = Path(job.out_dir, "stderr.txt")  # by a run that starts
+            with contextlib.suppress(OSError):
+                if key not in self.sweep.rows and emptied.stat().st_mtime >= self.began_at - 1:
+                    found[key] = last_row(emptied.with_name("log.jsonl"))
         return found
 
     def seconds_left(self, running):
@@ -283,33 +262,31 @@ class Progress:
             caption += f"; {len(arms) - room} more arms are not shown"
             active = {self.keys[key].arm for key in running}
             arms = sorted(arms, key=lambda name: (name not in active, not left[name]))[:room]
-        names = ["arm", "done", "running", "mean", "time left", "failed"]
-        table = make_table(names)
+        table = make_table(["arm", "done", "running", "mean", "time left", "failed"])
         for name in arms:
             table.add_row(*self.cells(name, left[name], running))
         return Group(table, Text(caption, no_wrap=True, overflow="ellipsis"))
 
     def summary(self, left):
         """How long it has taken and will take."""
-        so_far = format_duration(time.perf_counter() - self.began)
-        text = f"{so_far} so far, about {format_duration(sum(left.values()))} left"
+        text = f"{self.so_far()} so far, about {format_duration(sum(left.values()))} left"
         return text + (f", then {format_duration(self.later)} of other runs" if self.later else "")
 
     def cells(self, name, seconds_left, running):
         """The cells of an arm in the table of progress."""
         keys = [key for key, job in self.keys.items() if job.arm == name]
-        done = [self.sweep.rows[key] for key in keys if self.status(key) == "done"]
-        lost = [self.status(key) for key in keys]
+        words = [self.status(key) for key in keys]
+        rows = [self.sweep.rows[key] for key in keys if self.status(key) == "done"]
+        losses = [row[self.sweep.config.metric] for row in rows]
         active = [self.running_text(key, running[key]) for key in keys if key in running]
-        losses = [row[self.sweep.config.metric] for row in done]
         more = f" +{len(active) - 1}" if len(active) > 1 else ""
         return (
             name,
-            f"{len(done)}/{len(keys)}",
-            (active[0] if active else "") + more,
+            f"{len(losses)}/{len(keys)}",
+            "".join(active[:1]) + more,
             f"{sum(losses) / len(losses):.4f}" if losses else "",
             format_duration(seconds_left) if seconds_left else "",
-            str(lost.count("failed") + lost.count("diverged") or ""),
+            str(words.count("failed") + words.count("diverged") or ""),
         )
 
     def running_text(self, key, row):
@@ -322,23 +299,23 @@ class Progress:
 
     # ------------------------------------------------------------ elsewhere
 
-    def show(self, job=None, row=None):
+    def show(self, job, row):
         """Show the row of a job that ended."""
-        if self.screen.live and row:
-            self.screen.live.refresh()
-        elif row:
-            self.screen.print(self.line(job, row))
+        if self.live:
+            self.live.refresh()
+        else:
+            self.print(self.line_of(job, row))
 
     def counted(self):
         return f"[{sum(key in self.sweep.rows for key in self.keys)}/{len(self.jobs)}]"
 
-    def line_so_far(self):
+    def line(self):
         """The line to print if no run has ended for a while."""
         running = self.running()
         texts = [f"{self.keys[key].name} {self.running_text(key, running[key])}" for key in running]
         return f"{self.counted()} {self.summary(self.seconds_left(running))}: {', '.join(texts)}"
 
-    def line(self, job, row):
+    def line_of(self, job, row):
         """The line to print for a run that ended."""
         if row["status"] == "done":
             final, best = row["final_val_loss"], row["best_val_loss"]

@@ -59,9 +59,9 @@ def test_designs_come_from_the_dictionaries():
 
 def test_pairs_combine_all_single_changes():
     differ = {key for key in ARCH["gpt2"] if ARCH["gpt2"][key] != ARCH["llama"][key]}
-    pairs = [each for each in names(design="pairs").values() if each.pair]
+    pairs = [each for each in names(design="pairs").values() if each.interaction_of]
     assert len(pairs) == len(differ) * (len(differ) - 1) // 2
-    assert pairs[0].pair == ["rope", "rmsnorm"]
+    assert pairs[0].interaction_of == ["rope", "rmsnorm"]
     assert pairs[0].changes.keys() == {"position", "norm"}
 
 

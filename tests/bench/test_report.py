@@ -685,20 +685,18 @@ def test_a_factorial_stands_beside_one_part_at_a_time(tmp_path, only_forest, cap
     assert "Beside one part" not in text_of(tmp_path / "both")
 
 
-def test_a_design_adds_what_it_has_to_say(tmp_path, not_saved, monkeypatch):
+def test_a_design_adds_its_tables_and_plots(tmp_path, not_saved, monkeypatch):
     made = tables.Table("more", "More", "A note.", ["arm"], [[tables.Cell("swirl")]])
-
-    def of_design(section):
-        return ["It swirls."], [made], [(swirl, "Swirl", "A caption.")]
 
     def swirl(section, tips):
         return figures.Figure()
 
-    monkeypatch.setattr(report, "DESIGNS", (of_design,))
+    added = [made], [(swirl, "Swirl", "A caption.")]
+    monkeypatch.setattr(report.design_report, "additions_of", lambda section: added)
     make_sweep(tmp_path, **FEW)
     report.write([tmp_path])
     text = text_of(tmp_path)
-    assert "It swirls." in text and "| swirl |" in text and "![Swirl](swirl.png)" in text
+    assert "| swirl |" in text and "![Swirl](swirl.png)" in text
 
 
 def test_a_folder_without_a_sweep_is_an_error_of_one_line(tmp_path):

@@ -94,9 +94,9 @@ def test_the_table_shows_how_far_each_run_is(tmp_path):
     last = drawn(Progress(state, jobs, terminal=False).draw())[-1]
     assert last.endswith(" left, then 20 s of other runs")
     (tmp_path / "rope-1" / "log.jsonl").write_text('{"step": 200, "val_loss": 2.0}\n')
-    assert "rope seed 1 measuring" in progress.line_so_far()
+    assert "rope seed 1 measuring" in progress.line()
     os.utime(tmp_path / "rope-0" / "stderr.txt", (0, 0))  # it was stopped before this began
-    assert "rope seed 0" not in progress.line_so_far()
+    assert "rope seed 0" not in progress.line()
 
 
 def test_a_short_terminal_shows_the_arms_that_run(tmp_path, monkeypatch):
