@@ -73,7 +73,7 @@ def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys,
     for folder, script in ((ROOT, ""), (tmp_path, f"{ROOT}/")):
         monkeypatch.chdir(folder)
         last_words.print_next_commands("my run/ckpt/000050", config, [GPT2, "--n_layer=2"])
-        printed = capsys.readouterr().out.partition("sample more:\n")[2]
+        printed = capsys.readouterr().out.replace("\\\n  ", "").partition("sample more:\n")[2]
         sample, _, twin = printed.partition("compare with LLaMA:\n")
         assert shlex.split(sample) == ["python", f"{script}sample.py", "--out_dir=my run"]
         assert shlex.split(twin) == ["python", f"{script}train.py", LLAMA, "--n_layer=2"]
