@@ -53,8 +53,8 @@ def starting(script):
         signal.signal(signal.SIGINT, stop_at_once)
 
     wants_help = "--help" in sys.argv or "-h" in sys.argv
-    someone_waits = sys.stderr is not None and (sys.stderr.isatty() or not wants_help)
-    if speaks() and someone_waits:
+    shown = sys.stderr is not None and (sys.stderr.isatty() or not wants_help)
+    if speaks() and shown:
         print(f"{script} is starting: importing torch", file=sys.stderr, flush=True)
 
 

@@ -12,18 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from common.configurator import check, check_ranges, keys
-from sampling.settings import SampleConfig
+from sampling.settings import DRAWING, SampleConfig
 
-SETTINGS = (  # the keys of SampleConfig that the page may set
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "max_new_tokens",
-    "seed",
-    "stop",
-)
+SETTINGS = (*DRAWING, "max_new_tokens", "seed", "stop")  # the keys that the page may set
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "

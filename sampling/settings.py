@@ -13,6 +13,8 @@ from common.configurator import (
     Share,
 )
 
+DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
 
 @dataclass
 class SampleConfig:
@@ -90,5 +92,4 @@ class SampleConfig:
 
     def settings(self):
         """The settings of decoding.probabilities."""
-        keys = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        return {key: getattr(self, key) for key in keys}
+        return {key: getattr(self, key) for key in DRAWING}

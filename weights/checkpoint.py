@@ -244,11 +244,9 @@ def flaw(folder):
                 what = f"sha256 {actual[:12]}, not {str(expected)[:12]}"
                 return f"the checkpoint is corrupt: {what}", folder / name
     except PermissionError as error:
-        raise UserError(
-            f"cannot read the checkpoint: {error.strerror}",
-            error.filename,
-            "ask its owner for permission to read it",
-        ) from None
+        what = f"cannot read the checkpoint: {error.strerror}"
+        fix = "ask its owner for permission to read it"
+        raise UserError(what, error.filename, fix) from None
     except (OSError, ValueError, TypeError) as error:
         return f"the checkpoint is not whole: {error}", folder
     return None

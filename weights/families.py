@@ -14,6 +14,7 @@ from weights.family import (
     layer,
     llama_allowed,
     no_window_allowed,
+    period,
     rope_allowed,
     rope_ours,
     rope_theirs,
@@ -38,22 +39,20 @@ BLOOM_NAMES = [
 def nope_every(c):
     """Our nope_every for SmolLM3's list of layers with positions, or for its interval; None if the
     list is of another kind."""
-    turns, n_layer = c.get("no_rope_layers"), c["num_hidden_layers"]
-    if turns is None:
-        every = c["no_rope_layer_interval"]
-        return every if type(every) is int and every > 0 else None
-    if not isinstance(turns, list) or len(turns) < n_layer:
+    listed, n_layer = c.get("no_rope_layers"), c["num_hidden_layers"]
+    if listed is None:
+        interval = c["no_rope_layer_interval"]
+        return interval if type(interval) is int and interval > 0 else None
+    if not isinstance(listed, list) or len(listed) < n_layer:
         return None
-    turns = turns[:n_layer]
-    every = turns.index(0) + 1 if 0 in turns else 0
-    expected = [int(not every or (layer + 1) % every != 0) for layer in range(n_layer)]
-    return every if turns == expected else None
+    known = all(number in (0, 1) for number in listed[:n_layer])  # 1: a layer with positions
+    return period([number == 0 for number in listed[:n_layer]]) if known else None
 
 
 def smollm3_allowed(c):
     fits = nope_every(c) is not None
-    turns = c.get("no_rope_layers") if fits else "a 0 every so many 1"
-    return no_window_allowed(c) | {"no_rope_layers": (turns,)}
+    listed = c.get("no_rope_layers") if fits else "a 0 every so many 1"
+    return no_window_allowed(c) | {"no_rope_layers": (listed,)}
 
 
 # ---------------------------------------------------------------- the families

@@ -127,6 +127,13 @@ def no_window_allowed(c):
     }
 
 
+def period(flags):
+    """n if exactly every n-th of these flags is true, 0 if none is, None for another order."""
+    n = flags.index(True) + 1 if True in flags else 0
+    expected = [n > 0 and i % n == 0 for i in range(1, len(flags) + 1)]
+    return n if flags == expected else None
+
+
 def whole_pairs(c, key):
     """The allowed values of the key of rope_fraction: those that rotate an even number of each
     head's features. With an odd number their model computes another function than ours."""

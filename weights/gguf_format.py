@@ -303,7 +303,7 @@ def write_tokenizer(gguf, writer, tokenizer, vocab_size):
             writer.add_unk_token_id(chars.index(substitute_for_unknown(chars)))
     kind = gguf.TokenType
     kinds = [kind.CONTROL if token in special else kind.NORMAL for token in tokens]
-    unused = [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]  # llama.cpp wants all rows named
+    unused = [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]  # llama.cpp needs all names
     writer.add_token_list(tokens + unused)
     writer.add_token_types(kinds + [kind.UNUSED] * len(unused))
     writer.add_add_bos_token(False)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from weights import gguf_layouts
+from weights.families import FAMILIES
+from weights.family import period
 from weights.gguf_layouts import from_zero, rotated
 from weights.layouts import expert_columns, expert_pairs, single_filters
 
@@ -44,22 +46,32 @@ SIGMOID = 2  # among the values of expert_gating_func
 
 # ---------------------------------------------------------------- what architectures share
 
-LAYERS = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
+KEYS = {  # {our key: GGUF's}
+    "block_size": "context_length",
+    "n_embd": "embedding_length",
+    "n_layer": "block_count",
     "vocab_size": "vocab_size",
+    "n_head": "attention.head_count",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "mlp_width": "feed_forward_length",
+    "n_kv_head": "attention.head_count_kv",
+    "top_k": "expert_used_count",
+    "n_experts": "expert_count",
+    "shared_experts": "expert_shared_count",
+    "window": "attention.sliding_window",
+    "latent_rank": "attention.kv_lora_rank",
+    "rope_head_dim": "rope.dimension_count",
+    "state_size": "ssm.state_size",
+    "conv": "ssm.conv_kernel",
 }
-ROTARY = LAYERS | {
-    "attention.head_count": "num_attention_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
-}
-LLAMA_KEYS = ROTARY | {
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count_kv": "num_key_value_heads",
-}
-EXPERTS = {"expert_used_count": "num_experts_per_tok"}
+
+
+def keys_of(kind, **others):
+    """{GGUF's key: their key} of the keys in a family's table; others: {our key: GGUF's} that are
+    not as in KEYS."""
+    named, keys = FAMILIES[kind].keys, KEYS | others
+    return {keys[ours]: named[ours] for ours in keys if ours in named}
 
 
 def heads(c):
@@ -76,7 +88,7 @@ def llama_further(c):
 NO_SCALING = {"rope_scaling": None, "hidden_act": "silu"}
 LLAMA = Table(
     "llama",
-    LLAMA_KEYS,
+    keys_of("llama"),
     layouts={
         "self_attn.q_proj": rotated("num_attention_heads"),
         "self_attn.k_proj": rotated("num_key_value_heads"),
@@ -84,7 +96,7 @@ LLAMA = Table(
     further=llama_further,
     allowed=lambda c: NO_SCALING | {"sliding_window": None},
 )
-MIXTRAL = LLAMA._replace(keys=LLAMA_KEYS | EXPERTS | {"expert_count": "num_local_experts"})
+MIXTRAL = LLAMA._replace(keys=keys_of("mixtral"))
 SMOLLM3 = LLAMA._replace(
     architecture="smollm3",
     allowed=lambda c: LLAMA.allowed(c) | {"no_rope_layer_interval": 4},  # llama.cpp knows no other
@@ -136,13 +148,7 @@ def gpt_oss_allowed(c):
 
 GPT_OSS = Table(
     "gpt-oss",
-    LLAMA_KEYS
-    | EXPERTS
-    | {
-        "expert_feed_forward_length": "intermediate_size",
-        "expert_count": "num_local_experts",
-        "attention.sliding_window": "sliding_window",
-    },
+    keys_of("gpt_oss") | {"expert_feed_forward_length": "intermediate_size"},
     names={
         "self_attn.sinks": "attn_sinks.weight",
         "mlp.experts.gate_up_proj": "ffn_gate_exps.weight ffn_up_exps.weight",
@@ -199,15 +205,7 @@ def deepseek_config(f):
 
 DEEPSEEK_V3 = Table(
     "deepseek2",
-    ROTARY
-    | EXPERTS
-    | {
-        "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_count": "n_routed_experts",
-        "expert_shared_count": "n_shared_experts",
-        "attention.kv_lora_rank": "kv_lora_rank",
-        "rope.dimension_count": "qk_rope_head_dim",
-    },
+    keys_of("deepseek_v3", mlp_width="expert_feed_forward_length"),
     names={
         "self_attn.kv_b_proj": "attn_k_b attn_v_b",
         "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
@@ -227,11 +225,7 @@ def interval(c):
     kinds = c.get("layer_types")
     if kinds is None:
         return c["full_attention_interval"]
-    every = kinds.index("full_attention") + 1 if "full_attention" in kinds else 0
-    regular = every and all(
-        (kind == "full_attention") == (layer % every == 0) for layer, kind in enumerate(kinds, 1)
-    )
-    return every if regular else None
+    return period([kind == "full_attention" for kind in kinds]) or None
 
 
 def qwen3_next_further(c):
@@ -265,14 +259,9 @@ def qwen3_next_allowed(c):
 
 QWEN3_NEXT = Table(
     "qwen3next",
-    ROTARY
-    | EXPERTS
+    keys_of("qwen3_next", mlp_width="expert_feed_forward_length")
     | {
-        "attention.head_count_kv": "num_key_value_heads",
-        "expert_feed_forward_length": "moe_intermediate_size",
         "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-        "expert_count": "num_experts",
-        "ssm.state_size": "linear_key_head_dim",
         "ssm.group_count": "linear_num_key_heads",
         "ssm.time_step_rank": "linear_num_value_heads",
     },
@@ -298,13 +287,7 @@ QWEN3_NEXT = Table(
 
 MAMBA2 = Table(
     "mamba2",
-    LAYERS
-    | {
-        "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
-        "ssm.conv_kernel": "conv_kernel",
-        "ssm.state_size": "state_size",
-        "ssm.time_step_rank": "num_heads",
-    },
+    keys_of("mamba2", n_head="ssm.time_step_rank"),
     names={"mixer.dt_bias": "ssm_dt.bias"},
     layouts={
         "mixer.norm": gguf_layouts.flat,

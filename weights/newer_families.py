@@ -4,6 +4,7 @@ The tables of the model families with experts, and of the one without attention:
 
 import math
 
+from weights import layouts
 from weights.family import (
     LLAMA,
     QK_NORM,
@@ -16,19 +17,6 @@ from weights.family import (
     rope_theirs,
     row,
     whole_pairs,
-)
-from weights.layouts import (
-    by_head,
-    delta_maps,
-    expert_columns,
-    expert_pairs,
-    mamba_channels,
-    mamba_filters,
-    mamba_maps,
-    mla_latent,
-    mla_queries,
-    single_filters,
-    zero_centred,
 )
 
 SILU = ("silu", "swish")
@@ -105,9 +93,9 @@ GPT_OSS = LLAMA._replace(
     names=[*WITHOUT_MLP, layer("mlp.router", "mlp.router")],
     tensors=[
         layer("self_attn.sinks", "attn.sinks"),
-        layer("mlp.experts.gate_up_proj", "mlp.gate mlp.up", expert_pairs),
-        layer("mlp.experts.gate_up_proj_bias", "mlp.gate_bias mlp.up_bias", expert_columns),
-        layer("mlp.experts.down_proj", "mlp.down", expert_pairs),
+        layer("mlp.experts.gate_up_proj", "mlp.gate mlp.up", layouts.expert_pairs),
+        layer("mlp.experts.gate_up_proj_bias", "mlp.gate_bias mlp.up_bias", layouts.expert_columns),
+        layer("mlp.experts.down_proj", "mlp.down", layouts.expert_pairs),
         layer("mlp.experts.down_proj_bias", "mlp.down_bias"),
     ],
     absent={"rope_type": "yarn, factor 32", "head_dim": 64},
@@ -169,8 +157,8 @@ DEEPSEEK_V3 = LLAMA._replace(
     theirs=deepseek_theirs,
     names=[
         *(named for named in WITHOUT_MLP if ".self_attn." not in named[0]),
-        layer("self_attn.q_proj", "attn.wq", mla_queries),
-        layer("self_attn.kv_a_proj_with_mqa", "attn.wd", mla_latent),
+        layer("self_attn.q_proj", "attn.wq", layouts.mla_queries),
+        layer("self_attn.kv_a_proj_with_mqa", "attn.wd", layouts.mla_latent),
         layer("self_attn.kv_a_layernorm", "attn.latent_norm"),
         layer("self_attn.kv_b_proj", "attn.wu"),
         layer("self_attn.o_proj", "attn.wo"),
@@ -189,10 +177,10 @@ KINDS = {"linear_attention": "gated_delta", "full_attention": "attention"}
 
 def layer_types(c):
     """Their layer_types. Without this key, one layer in so many has full attention."""
-    every = c["full_attention_interval"]
-    if "layer_types" in c or type(every) is not int or not 0 < every < 1000:
+    interval = c["full_attention_interval"]
+    if "layer_types" in c or type(interval) is not int or not 0 < interval < 1000:
         return c.get("layer_types")
-    return ["linear_attention"] * (every - 1) + ["full_attention"]
+    return ["linear_attention"] * (interval - 1) + ["full_attention"]
 
 
 def mixer(c):
@@ -271,13 +259,13 @@ QWEN3_NEXT = LLAMA._replace(
     theirs=qwen3_next_theirs,
     names=[
         *(
-            (theirs, ours, zero_centred if "norm" in theirs else layout)
+            (theirs, ours, layouts.zero_centred if "norm" in theirs else layout)
             for theirs, ours, layout in WITHOUT_MLP + QK_NORM
             if "q_proj" not in theirs
         ),
-        layer("self_attn.q_proj", "attn.wq attn.gate", by_head),
-        layer("linear_attn.in_proj_qkvz", "attn.wq attn.wk attn.wv attn.wz", delta_maps),
-        layer("linear_attn.in_proj_ba", "attn.wb attn.wa", delta_maps),
+        layer("self_attn.q_proj", "attn.wq attn.gate", layouts.by_head),
+        layer("linear_attn.in_proj_qkvz", "attn.wq attn.wk attn.wv attn.wz", layouts.delta_maps),
+        layer("linear_attn.in_proj_ba", "attn.wb attn.wa", layouts.delta_maps),
         layer("linear_attn.norm", "attn.norm"),
         layer("linear_attn.out_proj", "attn.wo"),
         layer("mlp.gate", "mlp.router"),
@@ -285,7 +273,7 @@ QWEN3_NEXT = LLAMA._replace(
         layer("mlp.shared_expert_gate", "mlp.shared_gate"),
     ],
     tensors=[
-        layer("linear_attn.conv1d.weight", "attn.conv.weight", single_filters),
+        layer("linear_attn.conv1d.weight", "attn.conv.weight", layouts.single_filters),
         layer("linear_attn.A_log", "attn.decay.log_rate"),
         layer("linear_attn.dt_bias", "attn.decay.bias"),
         *stacked("mlp"),
@@ -329,7 +317,7 @@ MAMBA2 = Family(
         row(
             "backbone.layers.{}.mixer.in_proj",
             "attn.wz attn.wv attn.wk attn.wq attn.wa",
-            mamba_maps,
+            layouts.mamba_maps,
         ),
         row("backbone.layers.{}.mixer.norm", "attn.norm"),
         row("backbone.layers.{}.mixer.out_proj", "attn.wo"),
@@ -337,8 +325,8 @@ MAMBA2 = Family(
         row("lm_head", "lm_head"),
     ],
     tensors=[
-        row("backbone.layers.{}.mixer.conv1d.weight", "attn.conv.weight", mamba_filters),
-        row("backbone.layers.{}.mixer.conv1d.bias", "attn.conv.bias", mamba_channels),
+        row("backbone.layers.{}.mixer.conv1d.weight", "attn.conv.weight", layouts.mamba_filters),
+        row("backbone.layers.{}.mixer.conv1d.bias", "attn.conv.bias", layouts.mamba_channels),
         row("backbone.layers.{}.mixer.A_log", "attn.decay.log_rate"),
         row("backbone.layers.{}.mixer.dt_bias", "attn.decay.bias"),
         row("backbone.layers.{}.mixer.D", "attn.skip"),

@@ -320,9 +320,8 @@ def open_pretrained(name):
     tokenizer = load_tokenizer(name)
     if tokenizer.vocab_size > values["vocab_size"]:
         what = f"the tokenizer has {tokenizer.vocab_size} tokens, the model {values['vocab_size']}"
-        raise UserError(
-            what, f"init_from={name}", "get the tokenizer that belongs to these weights"
-        )
+        fix = "get the tokenizer that belongs to these weights"
+        raise UserError(what, f"init_from={name}", fix)
     model = make(configure({"model": word} | values))
     load_weights(model, tensors)
     return model.eval(), tokenizer

@@ -13,7 +13,7 @@ import train
 from bench.ablation.contexts import CONTEXTS, extrapolation
 from bench.ablation.losses import WRONG
 from common import files
-from common.errors import one_line
+from common.errors import Failure, one_line
 from common.runtime import seed_for, set_up
 from tokens.mixture import open_split
 from tokens.token_files import load_meta, load_split
@@ -46,12 +46,16 @@ def write_sample(model, tokenizer, prompt, runtime):
 
 def measure_trained(job, device=None):
     """{"extrapolation", "sample", "test_loss"} of a run's trained model, on a device (None: the
-    run's). Empty for a run that is not reported, or that has no checkpoint."""
+    run's). Empty for a run that is not reported, or that has no checkpoint. Raises Failure if the
+    model was trained on other data than the sweep's."""
     found = {"extrapolation": {}, "sample": None, "test_loss": None}
     if job.purpose != "report" or not checkpoint.steps(job.out_dir):
         return found
     runtime = set_up(device or job.values["device"], job.values.get("dtype", "auto"))
-    model, tokenizer, _, _ = checkpoint.open_run(job.out_dir, "latest", runtime.device)
+    model, tokenizer, _, state = checkpoint.open_run(job.out_dir, "latest", runtime.device)
+    if state["data"] != job.data:
+        name = job.values["dataset"]
+        raise Failure("the dataset changed while the sweep ran", name, "start the sweep again")
     found["sample"] = write_sample(model, tokenizer, job.prompt, runtime)
     if job.kind != "text":
         why = {"why": f"not measured on {KINDS[job.kind]}"}

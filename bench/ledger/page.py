@@ -26,7 +26,7 @@ INTRODUCTION = f"""
 A claim is *confirmed* if the interval of its measurement lies within the values for which it holds,
 *contradicted* if it lies outside, and *undecided at our scale* otherwise: any other value refutes
 it. No verdict is typed in. The intervals of all claims of one kind hold together with
-{1 - ALPHA:.0%} probability (Bonferroni). Trained models have 0.05 to 0.2 million parameters and
+{1 - ALPHA:.0%} probability (Bonferroni). Trained models have 0.05 to 0.5 million parameters and
 read Shakespeare's plays, at one learning rate: their verdicts are on that scale, and losses are in
 nats per character. Intervals are over seeds, not over texts. A screening has two or three runs of
 each arm, whose variances it pools: it ranks, and leaves every claim undecided. Times are CPU time

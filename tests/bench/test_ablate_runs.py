@@ -108,6 +108,19 @@ def test_a_loss_above_that_of_the_first_step_has_diverged(tmp_path):
     assert worse["final_val_loss"] == 5.0
 
 
+def test_a_run_on_other_data_than_the_sweep_has_failed(tmp_path, monkeypatch):
+    """As when its dataset is prepared from another text while the sweep runs."""
+    monkeypatch.setattr(outcome.checkpoint, "steps", lambda folder: [4])
+    opened = None, None, None, {"data": "another text"}
+    monkeypatch.setattr(outcome.checkpoint, "open_run", lambda *args: opened)
+    log = [{"step": 0, "val_loss": 4.0}, {"step": 4, "val_loss": 3.0}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in log))
+    values = {"max_iters": 4, "device": "cpu", "dataset": "book"}
+    job = launch.Job("a", 0, 1, "report", str(tmp_path), values, "c", "h", "the sweep's text")
+    row = outcome.row_of(job, None, 1.0)
+    assert row["status"] == "failed" and "the dataset changed" in row["reason"]
+
+
 def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
     data_dir, tmp_path, quick, stub
 ):

@@ -281,6 +281,18 @@ def test_a_verdict_flips_with_the_rows_of_each_design(design, measure, tmp_path,
     assert words == [CONFIRMED, UNDECIDED, CONTRADICTED]
 
 
+def test_effects_are_those_of_their_factors(tmp_path, monkeypatch):
+    make_factorial(tmp_path, -0.08)
+    for measure, wanted in (
+        ("effect gpt2 position=rope", -0.12),  # half of the interaction is in each main effect
+        ("effect gpt2 mlp=swiglu", -0.04),
+        ("effect gpt2 mlp=swiglu:position=rope", -0.08),
+        ("effect gpt2 position=rope mlp=swiglu", -0.08),
+    ):
+        value = examined(measure, tmp_path, monkeypatch).measurement.value
+        assert value == pytest.approx(wanted, abs=0.015), measure
+
+
 def test_worth_noise_and_divergence_follow_the_rows(tmp_path, monkeypatch):
     for name, effect in (("good", -0.03), ("bad", 0.03)):
         make_factorial(tmp_path / name, effect)
