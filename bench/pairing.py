@@ -7,8 +7,9 @@ between them when their runs share the order of the data, their initial weights,
 Run i of the base starts from weights i and reads the data in order i. The arm is trained from
 weights i in order i, and from weights i + 1 in order i: together with the base these 3 x 24 runs
 make all four kinds of pairs. Weights that both models have, by name and shape, start from the
-base's numbers. Each run is a line of rows.jsonl in bench/results/pairing/ (--out=FOLDER); the same
-command continues, and a second process with --start=36 helps. All other words are a sweep's.
+base's numbers. Each run is a line of bench/results/pairing/ARM.jsonl, and the page is
+bench/results/pairing_ARM.md (--out=FOLDER for bench/results). The same command continues, and a
+second process with --start=36 helps. All other words are a sweep's.
 """
 
 from pathlib import Path
@@ -95,7 +96,7 @@ def main(argv):
         fix = f"choose 4 or more pairs, and from {', '.join(sweep.arms)}"
         raise UserError("no such arm, or too few pairs", f"arm={arm}, pairs={pairs}", fix)
 
-    path = out / "pairing" / "rows.jsonl"
+    path = out / "pairing" / f"{arm}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     both = sweep.arms["base"], sweep.arms[arm]
     identity = digest([(one.config_hash, one.code_hash) for one in both])
@@ -107,9 +108,11 @@ def main(argv):
         row = {"arm": name, "init": init, "order": order, "identity": identity}
         append(path, row | {"loss": trained_loss(sweep, name, init, order)})
         print(f"{name}, weights {init}, order {order}; {len(left[0]) - 1} left", flush=True)
-    command = " ".join(["python bench/pairing.py", *argv])
-    write(out / "pairing.md", page(differences(left[1], arm, pairs), arm, pairs, command))
-    print(out / "pairing.md")
+    asked = [word for word in argv if word.partition("=")[0] not in ("--start", "--out")]
+    command = " ".join(["python bench/pairing.py", *asked])
+    found = out / f"pairing_{arm}.md"
+    write(found, page(differences(left[1], arm, pairs), arm, pairs, command))
+    print(found)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ TERMINAL_STYLES |= dict.fromkeys(("worse", "failed", "diverged"), "red")
 TERMINAL_STYLES |= dict.fromkeys(("tie", "larger-than-the-noise"), "blue")
 OPEN = ("undecided", "not-seen", "not-run", "no-verdict", "not-yet", "noise")
 TERMINAL_STYLES |= dict.fromkeys(OPEN, "dim")
-PAIRING = ROOT / "bench/results/pairing.md"  # what bench/pairing.py measured
+RESULTS = ROOT / "bench/results"  # where bench/pairing.py writes what it measured
 RENEWED = 30  # seconds after which the page of a running sweep loads itself again
 
 
@@ -135,7 +135,7 @@ def method_of(section):
         measure=MEASURES[analysis.measure],
         family=family,
         margin=margin if analysis.margin > 0 else "none is known",
-        pairing=sentences.pairing(PAIRING),
+        pairing=sentences.pairing(RESULTS),
     ).strip()
 
 

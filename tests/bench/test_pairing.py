@@ -1,8 +1,11 @@
 """The four ways to pair runs, on losses whose shared parts are known, and a real run."""
 
+import math
+
 import numpy as np
 import pairing
 import pytest
+from scipy import stats
 
 from bench.ablation import sentences
 from helpers.ablation import arguments
@@ -37,11 +40,21 @@ def test_each_mode_shares_what_it_says(tmp_path):
     assert 0 < float(ratio.split()[0]) < 0.1
 
     # The report of a sweep says what the page says, and nothing where there is no page.
-    assert sentences.pairing(tmp_path / "pairing.md") == ""
-    (tmp_path / "pairing.md").write_text(text, encoding="utf-8")
-    assert f"{ratio} times where they share both (95 %" in sentences.pairing(
-        tmp_path / "pairing.md"
-    )
+    assert sentences.pairing(tmp_path) == ""
+    (tmp_path / "pairing_arm.md").write_text(text, encoding="utf-8")
+    assert f"{ratio} times where they share both, by" in sentences.pairing(tmp_path)
+
+
+def test_pairing_pays_where_it_halves_the_variance():
+    """As the report says: five pairs against five runs of an arm and eleven of the base."""
+    alone = 1 / 5 + 1 / 11  # variance of a difference of means, that of a run being 1
+    freedom = alone**2 / ((1 / 5) ** 2 / 4 + (1 / 11) ** 2 / 10)  # Welch
+    unpaired = stats.t.ppf(0.975, freedom) * math.sqrt(alone)
+
+    def paired(ratio):
+        return stats.t.ppf(0.975, 4) * math.sqrt(ratio * 2 / 5)
+
+    assert paired(0.49) < unpaired < paired(0.52)
 
 
 def test_a_run_starts_from_shared_numbers_and_continues_where_it_was(
@@ -59,7 +72,7 @@ def test_a_run_starts_from_shared_numbers_and_continues_where_it_was(
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(pairing, "append", stopping)
         pairing.main(words)
-    rows = read_rows(tmp_path / "pairing" / "rows.jsonl")
+    rows = read_rows(tmp_path / "pairing" / "rope.jsonl")
     assert [(row["arm"], row["init"], row["order"]) for row in rows] == [
         ("base", 0, 0),
         ("rope", 0, 0),
@@ -67,7 +80,7 @@ def test_a_run_starts_from_shared_numbers_and_continues_where_it_was(
     # The same weights but for learned positions: four steps of training apart, not more.
     assert 0 < abs(rows[0]["loss"] - rows[1]["loss"]) < 0.1
     pairing.main(words)
-    again = read_rows(tmp_path / "pairing" / "rows.jsonl")
+    again = read_rows(tmp_path / "pairing" / "rope.jsonl")
     assert again[:2] == rows and len(again) == 12
-    assert "| both |" in (tmp_path / "pairing.md").read_text()
+    assert "| both |" in (tmp_path / "pairing_rope.md").read_text()
     assert not (tmp_path / "sweep").exists()
