@@ -24,16 +24,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.timing import llama2c, llamacpp, peers
-from bench.timing.results import (
-    check_steps,
-    command_text,
-    interval,
-    ratio_text,
-    threads_text,
-    turns,
-    write,
-)
+from bench.timing import llama2c, llamacpp, peers, results
+from bench.timing.results import interval, ratio_text, threads_text, turns, write
 from common.configurator import PositiveInt, build, load
 from common.errors import UserError
 from common.files import ROOT
@@ -128,8 +120,7 @@ def transformers_arm(model):
 
 def nanogpt_arm(path, c):
     """A function that writes n tokens with nanoGPT's GPT-2, which has no cache."""
-    model, _ = peers.nanogpt(path, c)
-    model.eval()
+    model = peers.nanogpt(path, c)[0].eval()
     return lambda n: model.generate(torch.tensor([[1]]), n, top_k=1)[0, 1:].tolist()
 
 
@@ -143,12 +134,6 @@ def our_modes(model):
         if compiled:
             notes[name] = f"ready in {time.perf_counter() - began:.1f} s: {reasons[-1]}"
     return models, notes
-
-
-def programs(config, model, folder):
-    """{name: the command line of a peer that is a program, without the number of tokens}."""
-    found = llamacpp.commands(config.llamacpp, model, folder) if config.llamacpp else {}
-    return found | (llama2c.commands(config.llama2c, model, folder) if config.llama2c else {})
 
 
 # ---------------------------------------------------------------- measuring
@@ -198,7 +183,7 @@ def timed(arm, n):
 
 def race(config, model, models, commands, n):
     """({name: tokens per second of each round}, {name: the tokens})."""
-    arms = {name: partial(greedy, made) for name, made in models.items()}
+    arms = {name: partial(greedy, one) for name, one in models.items()}
     arms[TRANSFORMERS] = transformers_arm(model)
     arms |= {name: llama2c.program_arm(command) for name, command in commands.items()}
     if config.nanogpt:
@@ -273,8 +258,7 @@ def equal_tokens(one, two):
 
 
 def divergence(truth, model, text):
-    """KL of a model's predictions along a text from the log-probabilities `truth`, nats per
-    token."""
+    """KL of a model's predictions along a text from log-probabilities `truth`, nats per token."""
     predicted = greedy(model, len(text), text)
     return max(0.0, (truth.exp() * (truth - predicted)).sum(-1).mean().item())
 
@@ -348,19 +332,23 @@ def report(config, argv):
         "command that writes one token, the start of Python or node included; loading is reading "
         "the weights and preparing them.",
     ]
-    lines = [
+    head = [
         "# Generation, one token after another: batch 1, greedy",
         "",
         f"{facts['hardware']}, {facts['cpus']} CPUs, torch {facts['torch']}; "
-        f"commit {facts['git_commit']}. {command_text(argv)}",
+        f"commit {facts['git_commit']}. {results.command_text(argv)}",
         "",
         " ".join(about),
         "",
     ]
-    head = list(lines)
-    with tempfile.TemporaryDirectory() as folder:
-        commands = programs(config, model, Path(folder))
-        run = config.out_dir or save_run(model, Path(folder))
+    lines = list(head)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, commands = Path(scratch), {}
+        if config.llamacpp:
+            commands |= llamacpp.commands(config.llamacpp, model, folder)
+        if config.llama2c:
+            commands |= llama2c.commands(config.llama2c, model, folder)
+        run = config.out_dir or save_run(model, folder)
         for threads in [config.threads] if config.threads else [1, 2]:
             torch.set_num_threads(threads)
             lines += table(config, model, text, n, commands)
@@ -375,5 +363,5 @@ def main(argv):
         fix = "python bench/speed.py decode, and --key=value"
         raise UserError("give exactly one measurement", "command line", fix)
     config = build(DecodeConfig, values)
-    check_steps(config.rounds, "rounds")
+    results.check_steps(config.rounds, "rounds")
     report(config, argv)

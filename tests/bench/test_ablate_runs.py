@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -276,6 +277,36 @@ def alive(out):
             if f"--out_dir={out}/runs" in entry.read_text():
                 found.append(entry.parent.name)
     return found
+
+
+@pytest.mark.parametrize("how", ["stopped", "given up"])
+def test_runs_in_progress_save_when_they_are_no_longer_wanted(tmp_path, stub, monkeypatch, how):
+    """One of two runs ends, and the other one saves after its step."""
+    monkeypatch.setenv("STUB_SLEEP", "0.1")
+    monkeypatch.setattr(launch, "POLL", 0.02)
+    monkeypatch.setattr(outcome, "row_of", lambda job, reason, *_: {"reason": reason})
+    values = {"seed": 0, "data_seed": 0, "learning_rate": 1e-3}
+    jobs = [
+        launch.Job(
+            *(name, 0, 1, "report", str(tmp_path / name), values | {"max_iters": steps}),
+            *("c", "h", "d"),
+            trainer=stub,
+        )
+        for name, steps in (("short", 1), ("long", 200))
+    ]
+    stop = SimpleNamespace(status=None)
+    ended = launch.run_local(jobs, [(None, 1)] * 2, stop)
+    job, row = next(ended)
+    assert job.arm == "short" and row == {"reason": None}
+    while not (tmp_path / "long" / "steps.txt").exists():
+        time.sleep(0.02)
+    if how == "stopped":
+        stop.status = 143
+        assert list(ended) == []
+    else:
+        ended.close()
+    steps = steps_of(tmp_path / "long")
+    assert (tmp_path / "long" / "latest").read_text() == steps[-1] and len(steps) < 200
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for orphans in /proc")
