@@ -41,7 +41,7 @@ def sections(effects, seeds=8, sd=0.008, seed=0, margin=0.02, diverged=()):
         runs = sort_rows(sweep, rows)
         main = stats.analyse(sweep, runs)
         given = dict(sweep=sweep, runs=runs, main=main, folders=[Path(f"w{width}")], effects=None)
-        found.append(SimpleNamespace(**given, scale=None))
+        found.append(SimpleNamespace(**given, scale=None, named=str))
     return found
 
 

@@ -170,7 +170,7 @@ def test_whole_set(book, kind, chunk, monkeypatch, capsys):
     )
     assert sorted(contents("data/mybook")) == sorted([*token_files.FILES, "test.bin"])
     assert os.listdir("data") == ["mybook"]
-    assert ("a token is a character" in capsys.readouterr().out) == (kind == "auto")
+    assert ("each token is a character" in capsys.readouterr().out) == (kind == "auto")
 
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.network)])
