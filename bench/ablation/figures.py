@@ -46,9 +46,12 @@ class Tips(dict):
 
 
 def style_of(section, arm):
-    """The base is grey. Every other arm keeps its colour, mark and dash in all figures."""
+    """The base and its second copy are grey. Every other arm keeps its colour, mark and dash in all
+    figures."""
     if arm == section.sweep["base"]:
         return {"color": GREY, "linewidth": 2, "marker": "o"}
+    if section.sweep["arms"][arm].get("again"):
+        return {"color": GREY, "linewidth": 1.4, "marker": "o", "linestyle": "--"}
     return style_at(arms_of(section).index(arm) - 1)
 
 

@@ -13,6 +13,7 @@ import torch
 import sample
 import train
 from bench.ablation import quiet
+from bench.ablation.sentences import NOT_TIMED
 from bench.ablation.settings import variant_config
 from bench.ablation.terminal import say
 from bench.timing.results import interval, turns
@@ -25,7 +26,6 @@ from training.settings import read_config
 from training.start import make_run
 
 FORMS = ("eager", "compiled")
-NOT_TIMED = "not timed: --time_forms=True does"
 WARM_UP = 3  # steps of each form that are not timed; the first one compiles
 ROUNDS = 50  # of all arms in turn; fewer if they take long
 EVALUATED = 5  # rounds of evaluation and decoding

@@ -8,6 +8,7 @@ from bench.ablation.significance import MOST_SEEDS, POWER
 from bench.ablation.stats import MEASURES, counted, listed
 
 DASH = "\u2013"  # stands for a missing number
+NOT_TIMED = "not timed: --time_forms=True does"  # of a compiled form, in costs.jsonl
 AT_BASE_RATE = " at the base's rate"
 PAIRED = ("the order of the data", "the initial weights", "both")  # what two runs may share
 NOT_YET = "not yet"  # the word of each comparison while a sweep is running

@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bench.ablation.effects import levels
-from bench.ablation.sentences import DASH, arm_name, arms_of, comparisons, rate_note, signed
+from bench.ablation.sentences import (
+    DASH,
+    NOT_TIMED,
+    arm_name,
+    arms_of,
+    comparisons,
+    rate_note,
+    signed,
+)
 from bench.ablation.stats import MEASURES
 
 WORDS = (  # in sorted order
@@ -287,35 +295,48 @@ def costs_row(section, arm, cost):
 
 def forms_table(section, costs):
     """The time and memory of both forms of each arm, and which of them the verdict at equal time
-    uses; None if no arm was timed in both."""
+    uses; of eager mode alone if none was to be compiled, and None if no arm was timed."""
     priced = {arm: costs.get(arm) or {} for arm in arms_of(section)}
-    if not any(cost.get("forms") for cost in priced.values()):
+    timed = [cost["forms"] for cost in priced.values() if cost.get("forms")]
+    if not timed:
         return None
-    rows = []
-    for arm, cost in priced.items():
-        forms, ratio = cost.get("forms") or {}, cost.get("step_ratio")
-        eager, compiled = (forms.get(form) or {} for form in ("eager", "compiled"))
-        why = eager.get("why") or compiled.get("why") or DASH
-        row = [Cell(arm, kind="arm")]
-        for key, form in (("tokens_per_second", ",.0f"), ("peak_memory_bytes", short)):
-            row += [number(each.get(key), form) for each in (eager, compiled)]
-        times, used = ratio_cell(ratio and tuple(ratio[key] for key in RATIO)), Cell()
-        if ratio and "form" in ratio:
-            used = Cell(f"{ratio['form']}, base {ratio['base_form']}")
-        rows.append([*row, times, used, Cell(why)])
-    headings = (
-        "arm|tokens/s, eager|tokens/s, compiled|bytes, eager|bytes, compiled"
-        "|step, times the base's [95 %]|forms compared|not timed"
-    )
-    return Table(
-        "forms",
-        "Speed of both forms",
-        "Eager PyTorch runs each operation by itself; compiled, it joins them. An arm that has more"
-        " operations loses more in eager mode, so the faster form of each arm counts: its time per"
-        " step over the base's is what worth in time and the verdict at equal time use.",
-        headings.split("|"),
-        rows,
-    ).without_empty_columns()
+    tried = any((forms.get("compiled") or {}).get("why") != NOT_TIMED for forms in timed)
+    rows = [forms_row(arm, cost, tried) for arm, cost in priced.items()]
+
+    headings = "arm|tokens/s, eager|tokens/s, compiled|bytes, eager|bytes, compiled"
+    headings += "|step, times the base's [95 %]"
+    use = "is what worth in time and the verdict at equal time use."
+    if tried:
+        headings += "|forms compared|not timed"
+        title = "Speed of both forms"
+        note = (
+            "Eager PyTorch runs each operation by itself; compiled, it joins them. An arm that has"
+            " more operations loses more in eager mode, so the faster form of each arm counts: its"
+            f" time per step over the base's {use}"
+        )
+    else:
+        title = "Speed"
+        note = (
+            f"The time per step over the base's {use} All arms are timed eager, where an arm that"
+            " has more operations loses more than it does compiled; `--time_forms=True` times both."
+        )
+    return Table("forms", title, note, headings.split("|"), rows).without_empty_columns()
+
+
+def forms_row(arm, cost, both):
+    """A row of forms_table; the last two cells are there where `both` forms were timed."""
+    forms, ratio = cost.get("forms") or {}, cost.get("step_ratio")
+    eager, compiled = (forms.get(form) or {} for form in ("eager", "compiled"))
+    row = [Cell(arm, kind="arm")]
+    for key, form in (("tokens_per_second", ",.0f"), ("peak_memory_bytes", short)):
+        row += [number(each.get(key), form) for each in (eager, compiled)]
+    row.append(ratio_cell(ratio and tuple(ratio[key] for key in RATIO)))
+    if not both:
+        return row
+    used = Cell()
+    if ratio and "form" in ratio:
+        used = Cell(f"{ratio['form']}, base {ratio['base_form']}")
+    return [*row, used, Cell(eager.get("why") or compiled.get("why") or DASH)]
 
 
 def ratio_cell(ratio):
