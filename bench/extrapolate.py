@@ -320,10 +320,10 @@ def costs(config, argv):
     torch.set_num_threads(config.threads)
     lines = measure(config, device)
     about = (
-        f"A training step on one text, in LLaMAs of {config.n_layer} layers, {config.n_embd} wide,"
-        f" {config.n_head} heads, eager, on {device}, threads: {config.threads}. Windows and groups"
-        f" have {config.window} tokens. Medians of {config.steps} rounds, in which the mixers take"
-        " turns."
+        f"A training step on one text, in LLaMAs with n_layer={config.n_layer},"
+        f" n_embd={config.n_embd} and n_head={config.n_head}, eager, on {device}, threads:"
+        f" {config.threads}. Windows and groups have {config.window} tokens. Medians of"
+        f" {config.steps} rounds, in which the mixers take turns."
     )
     numbers = {"device": device, "lines": lines}
     heading, table = "Cost of context", cost_table(lines)
