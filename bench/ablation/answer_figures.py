@@ -19,6 +19,7 @@ MARKS = {  # right is better here
     "larger than the noise": ("D", BLUE),
 }
 BAR = 200, 18, 2.0  # width and height of a bar in a table, and its reach in doublings of the tokens
+ARROW = 1.25  # the multiple of the tokens that an arrow spans
 BASES = {"gpt2": "GPT-2", "llama": "LLaMA"}
 
 
@@ -105,7 +106,7 @@ def worths(parts, tips):
         yticks=range(len(shown) + 1),
         yticklabels=["the same model", *(part.name for part in shown)],
         ylim=(len(shown) + 0.6, -0.6),
-        xlim=(0.22, 2.4),
+        xlim=(0.19, 2.6),
         xlabel="worth, times the training tokens (right is better)",
     )
     axes.tick_params(axis="y", labelsize=9)
@@ -123,12 +124,12 @@ def draw_worth(axes, place, part, tips):
     subject = part.claim.subject
     worth, (mark, color) = subject.worth, MARKS.get(subject.word, OPEN_MARK)
     ends = [worth.k, *(worth.k if math.isnan(end) else end for end in (worth.low, worth.high))]
-    k, low, high = np.clip(ends, 0.25, 2)
+    k, low, high = np.clip(ends, worth.least, worth.most)
     axes.plot([low, high], [place] * 2, color=color, linewidth=2.2, solid_capstyle="round")
-    for end, beyond, arrow in ((low, ends[1] < 0.25, 0.23), (high, ends[2] > 2, 2.3)):
+    for end, beyond, factor in ((low, ends[1] < low, 1 / ARROW), (high, ends[2] > high, ARROW)):
         if beyond:
             arrow_style = {"arrowstyle": "->", "color": color}
-            axes.annotate("", (arrow, place), (end, place), arrowprops=arrow_style)
+            axes.annotate("", (end * factor, place), (end, place), arrowprops=arrow_style)
     fill = color if subject.word in MARKS else "white"
     style = {"color": color, "markersize": 7, "markerfacecolor": fill, "markeredgewidth": 1.6}
     (dot,) = axes.plot(k, place, mark, **style)
