@@ -120,13 +120,18 @@ def widest(bands):
     return known and (min(band[0] for band in known), max(band[1] for band in known))
 
 
+def ends_of(worth):
+    """The ends of a worth's interval; the worth itself in place of one that is unknown."""
+    return [worth.k if math.isnan(end) else end for end in (worth.low, worth.high)]
+
+
 def draw_worth(axes, place, part, tips):
     subject = part.claim.subject
     worth, (mark, color) = subject.worth, MARKS.get(subject.word, OPEN_MARK)
-    ends = [worth.k, *(worth.k if math.isnan(end) else end for end in (worth.low, worth.high))]
-    k, low, high = np.clip(ends, worth.least, worth.most)
+    ends = ends_of(worth)
+    k, low, high = np.clip((worth.k, *ends), worth.least, worth.most)
     axes.plot([low, high], [place] * 2, color=color, linewidth=2.2, solid_capstyle="round")
-    for end, beyond, factor in ((low, ends[1] < low, 1 / ARROW), (high, ends[2] > high, ARROW)):
+    for end, beyond, factor in ((low, ends[0] < low, 1 / ARROW), (high, ends[1] > high, ARROW)):
         if beyond:
             arrow_style = {"arrowstyle": "->", "color": color}
             axes.annotate("", (end * factor, place), (end, place), arrowprops=arrow_style)
@@ -145,8 +150,7 @@ def bar(worth, word):
         doublings = np.clip(math.log2(k) if k > 0 else -reach, -reach, reach)
         return float(width / 2 * (1 + 0.94 * doublings / reach))
 
-    ends = [worth.k if math.isnan(end) else end for end in (worth.low, worth.high)]
-    low, k, high = (place(end) for end in (ends[0], worth.k, ends[1]))
+    k, low, high = map(place, (worth.k, *ends_of(worth)))
     middle = height / 2
     filled = ' class="open"' if word not in MARKS else ""
     return Markup(
