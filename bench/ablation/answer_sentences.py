@@ -16,6 +16,7 @@ from bench.ablation.answer_figures import BASES, noise_worth
 from bench.ablation.sentences import signed
 from bench.ablation.stats import counted, listed
 from bench.ablation.tables import contexts_of, short
+from bench.ablation.worth import two_digits
 
 SURPRISES = 5
 MOST = 3  # parts that the first sentence names
@@ -221,7 +222,11 @@ def of_time(facts):
     if not known:
         return ""
     _, part, tokens, time = max(known, key=lambda each: each[0])
-    texts = f"{tokens:.2g} × the tokens", f"{time:.2g} × the time", f"{tokens / time:.2f} times"
+    texts = (
+        f"{two_digits(tokens)} × the tokens",
+        f"{two_digits(time)} × the time",
+        f"{tokens / time:.2f} times",
+    )
     tokens, time, step = (of_claim(part.claim, text) for text in texts)
     return f"With {part.name} a run is worth {tokens}, and {time}: a step takes {step} as long."
 

@@ -19,6 +19,11 @@ STEPS = 128  # of the logarithm of the multiple, from the first point of the cur
 TOKENS_OF_A_MARGIN = 0.05  # the default margin is what this share of the tokens is worth
 
 
+def two_digits(k):
+    """A multiple with two digits, so that 1.0 does not look like a count: 0.97, 1.0, 12."""
+    return f"{k:#.2g}".rstrip(".")
+
+
 @dataclass
 class Worth:
     """A multiple of the tokens, or of the time, with its 95 % interval: inf above `most`, the last
@@ -39,7 +44,9 @@ class Worth:
     def words(self, k, unit=" ×"):
         if k == math.inf:
             return f"more than {self.most:.3g}{unit}"
-        return f"{k:.2g}{unit}" if k else f"less than {self.least:.3g}{unit}"
+        if k == 0:
+            return f"less than {self.least:.3g}{unit}"
+        return f"{two_digits(k)}{unit}"
 
 
 @dataclass

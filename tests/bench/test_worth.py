@@ -89,7 +89,9 @@ def test_a_curve_needs_the_base_and_another_point():
 
 def test_how_a_worth_is_written():
     assert str(Worth(1.4, 1.2, 1.7, 0.25, 2)) == "1.4 × (1.2 to 1.7)"
-    assert str(Worth(0.3, 0.0, 0.5, 0.25, 2)) == "0.3 × (less than 0.25 to 0.5)"
+    assert str(Worth(0.3, 0.0, 0.5, 0.25, 2)) == "0.30 × (less than 0.25 to 0.50)"
+    assert str(Worth(1.0, 0.97, 1.049, 0.5, 4)) == "1.0 × (0.97 to 1.0)"
+    assert str(Worth(12.2, 9.96, math.inf, 0.5, 16)) == "12 × (10 to more than 16)"
     assert str(Worth(math.inf, 1.9, math.inf, 0.25, 2)) == "more than 2 × (1.9 to more than 2)"
 
 
