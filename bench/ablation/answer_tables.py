@@ -45,6 +45,10 @@ def name_cell(claim):
     return Cell(answer.name_of(claim), kind="arm", tip=answer.keys_of(claim))
 
 
+def experiment_cell(claim):
+    return Cell(claim.experiment.name.replace("_", " "))
+
+
 def word_cell(subject):
     word = subject.word
     return Cell(word, kind=KINDS.get(word, word.replace(" ", "-")), tip=subject.why)
@@ -125,15 +129,15 @@ def interactions_table(claims):
     rows, shown = [], (decided or found)[:FEW_INTERACTIONS]
     for claim in shown:
         subject = claim.subject
-        cells = [word_cell(subject), difference_cell(subject), *p_cells(subject)]
-        rows.append([name_cell(claim), *cells])
-    count = f"{len(shown)} of {len(found)} that were measured, {len(decided)} of them decided"
+        cells = [experiment_cell(claim), word_cell(subject), difference_cell(subject)]
+        rows.append([name_cell(claim), *cells, *p_cells(subject)])
     note = (
-        "The effect of both parts together beyond the sum of their effects:"
-        f" [{count}](#claims). Below zero both together are better than their sum."
+        f"Of {len(found)} interactions measured, [{len(decided)} are decided](#claims); the table"
+        f" shows the {len(shown)} surest. Each number is the effect of both parts together beyond"
+        " the sum of their effects. Below zero both together are better than their sum."
     )
-    headings = ["parts", "verdict", "beyond the sum [95 %], nats", "p, its sweep", "p, this page"]
-    table = Table("interactions", "Do they add up?", note, headings, rows)
+    headings = "parts|experiment|verdict|beyond the sum [95 %], nats|p, its sweep|p, this page"
+    table = Table("interactions", "Do they add up?", note, headings.split("|"), rows)
     return Linked(table, [claim.experiment.name for claim in shown], cards=True)
 
 
@@ -144,7 +148,7 @@ def slopes_table(claims):
         one = claim.subject
         slope = interval_cell(one.mean, one.low, one.high)
         ends = [Cell(signed(end, 3), end) for end in one.line]
-        cells = [Cell(claim.experiment.name.replace("_", " ")), word_cell(one), slope, *ends]
+        cells = [experiment_cell(claim), word_cell(one), slope, *ends]
         rows.append([name_cell(claim), *cells, *p_cells(one)])
     headings = (
         "part|experiment|verdict|slope [95 %], nats per factor of ten of compute|at the smallest"
