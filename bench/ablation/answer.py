@@ -12,7 +12,6 @@ import json
 import math
 import re
 import shlex
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -139,15 +138,18 @@ class Claim:
 
 @dataclass
 class Part:
-    """A change to a base, with the best estimate of what it is worth."""
+    """A change to a base, and what it is worth by the best estimate."""
 
     name: str
     base: str  # gpt2 or llama
-    claim: Claim
+    claims: list  # of Claim, the best estimate first
     time: tuple = None  # (ratio, low, high) of a step, to the base's; no ends if it was disturbed
     memory: float = None  # of training, times the base's
     cache: float = None  # of keys and values per token, times the base's
-    estimates: int = 1  # sweeps that measured it
+
+    @property
+    def claim(self):
+        return self.claims[0]
 
 
 # ---------------------------------------------------------------- experiments
@@ -297,15 +299,10 @@ def parts_of(claims):
     measured a part the best estimate counts: one of a sweep that decides before one of a screening,
     with a curve of tokens before without, then the one with the least standard error. What it shows
     plays no role in that."""
-    found, counts = {}, Counter()
-    for claim in claims:
-        if not is_part(claim):
-            continue
-        key = identity(claim)
-        counts[key] += 1
-        if key not in found or quality(claim) > quality(found[key]):
-            found[key] = claim
-    parts = [part_of(claim, counts[key]) for key, claim in found.items()]
+    groups = {}
+    for claim in filter(is_part, claims):
+        groups.setdefault(identity(claim), []).append(claim)
+    parts = [part_of(sorted(group, key=quality, reverse=True)) for group in groups.values()]
     return sorted(parts, key=rank)
 
 
@@ -349,12 +346,13 @@ def rank(part):
     return (0, -worth.k, mean) if worth else (1, 0.0, mean)
 
 
-def part_of(claim, estimates):
-    section, arm = claim.section, claim.subject.arm
+def part_of(claims):
+    """The Part of its estimates, the best one first."""
+    section, arm = claims[0].section, claims[0].subject.arm
     base = section.sweep["base_values"].get("model", "gpt2")
     memory, cache, speed = (cost_ratio(section, arm, key) for key in COSTS)
     time = step_ratio(section, arm) or (speed and (1 / speed, math.nan, math.nan))
-    return Part(name_of(claim), base, claim, time, memory, cache, estimates)
+    return Part(name_of(claims[0]), base, claims, time, memory, cache)
 
 
 def step_ratio(section, arm):

@@ -12,6 +12,7 @@ from bench.ablation.answer import RESULTS
 from bench.ablation.answer_figures import BASES
 from bench.ablation.answer_tables import (
     claims_table,
+    estimates_table,
     interactions_table,
     ledger_table,
     parts_tables,
@@ -241,6 +242,7 @@ def content_of(results=RESULTS, configs=ROOT / "config"):
         "tables": {
             made.table.key: made
             for made in (
+                estimates_table(parts),
                 slopes_table(claims),
                 interactions_table(claims),
                 ledger_table(ledger),

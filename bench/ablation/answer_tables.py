@@ -8,7 +8,15 @@ from bench.ablation import answer
 from bench.ablation.answer_figures import BASES, bar
 from bench.ablation.scale import Slope
 from bench.ablation.sentences import DASH, signed
-from bench.ablation.tables import Cell, Table, difference_cell, interval_cell, number, worth_cell
+from bench.ablation.tables import (
+    Cell,
+    Table,
+    difference_cell,
+    interval_cell,
+    number,
+    short,
+    worth_cell,
+)
 
 FEW_INTERACTIONS = 8
 LEAST_P = 1e-4  # smaller ones are shown as below it
@@ -46,7 +54,7 @@ def name_cell(claim):
 
 
 def experiment_cell(claim):
-    return Cell(claim.experiment.name.replace("_", " "))
+    return Cell(claim.experiment.name.replace("_", " "), kind="of-sweep")
 
 
 def word_cell(subject):
@@ -120,6 +128,37 @@ def parts_table(key, title, note, parts):
     )
     table = Table(key, title, note, headings.split("|"), rows).without_empty_columns()
     return Linked(table, [part.claim.experiment.name for part in parts], cards=True)
+
+
+def estimates_table(parts):
+    """All estimates of the parts that more than one sweep with a verdict has measured."""
+    rows, links = [], []
+    for part in parts:
+        claims = [claim for claim in part.claims if not claim.experiment.screening]
+        for claim in claims if len(claims) > 1 else ():
+            subject = claim.subject
+            name = name_cell(claim)
+            name.text += f" in {BASES.get(part.base, part.base)}"
+            setting = [experiment_cell(claim), Cell(setting_of(claim.section))]
+            worth = [worth_cell(subject.worth), difference_cell(subject)]
+            rows.append([name, *setting, word_cell(subject), *worth])
+            links.append(claim.experiment.name)
+    note = (
+        "Every estimate of the parts that several experiments measured: on other texts, at other"
+        " sizes, and beside other parts. In a factorial an effect is the mean over all combinations"
+        " of the other parts; elsewhere all other parts are the base's."
+    )
+    headings = "part|experiment|setting|verdict|worth in tokens|difference [95 %], nats"
+    table = Table("estimates", "Does it hold elsewhere?", note, headings.split("|"), rows)
+    return Linked(table, links, cards=True)
+
+
+def setting_of(section):
+    """The text, the size of the base and the steps of a section."""
+    sweep = section.sweep
+    size = (section.costs.get(sweep["base"]) or {}).get("parameters")
+    parts = [sweep["data"]["dataset"], f"{sweep['max_iters']:,} steps"]
+    return ", ".join(parts + ([f"{short(size)} parameters"] if size else []))
 
 
 def interactions_table(claims):

@@ -140,9 +140,22 @@ def test_the_surest_estimate_of_a_part_counts(tmp_path):
     make(tmp_path / "many", seeds=12)
     parts = answer.parts_of(claims_in(tmp_path))
     assert [part.name for part in parts] == ["RoPE", "RMSNorm"]
-    assert all(part.claim.experiment.name == "many" and part.estimates == 2 for part in parts)
+    assert all(part.claim.experiment.name == "many" and len(part.claims) == 2 for part in parts)
     assert parts[0].time and parts[0].memory > 1 and parts[0].cache == 1
     assert parts[0].claim.subject.worth.k > 1.2
+
+
+def test_the_page_shows_every_estimate_of_a_part_that_several_sweeps_measured(tmp_path):
+    make(tmp_path / "few", seeds=3, noise=0.02)
+    make(tmp_path / "many", seeds=12)
+    make(tmp_path / "once", {"base": 0.0, "swiglu": -0.1})
+    make(tmp_path / "screening", screening=True)
+    made = answer_tables.estimates_table(answer.parts_of(claims_in(tmp_path)))
+    named = [(row[0].text, row[1].text) for row in made.table.rows]
+    arms = "RoPE in GPT-2", "RMSNorm in GPT-2"
+    assert named == [(arm, sweep) for arm in arms for sweep in ("many", "few")]
+    assert made.links == ["many", "few"] * 2
+    assert made.table.rows[0][2].text == "shakespeare_char, 2,000 steps, 800 k parameters"
 
 
 def test_a_part_of_a_factorial_has_the_costs_of_its_cells(tmp_path):
