@@ -187,28 +187,28 @@ def of_interaction(facts):
 
 
 def of_slope(facts):
-    """The surest slope against scale."""
-    decided = [
-        claim
-        for claim in of_slopes(facts.claims)
-        if claim.subject.word in ("fades", "grows", "changes sign")
-    ]
+    """The surest slope against scale, the experiment that contradicts it, and other parts."""
+    words = ("fades", "grows", "changes sign")
+    decided = [claim for claim in of_slopes(facts.claims) if claim.subject.word in words]
     if not decided:
         return ""
-    surest = min(decided, key=lambda claim: claim.p)
-    one, name = surest.subject, name_of(surest)
-    others = {claim.subject.arm: claim for claim in decided if claim is not surest}
-    first, last = (signed(end, 3) for end in one.line)
-    ends = of_claim(surest, f"{first} nats"), of_claim(surest, last)
-    text = (
-        f"the effect of {name} {one.word} with scale: {ends[0]} at the smallest size, {ends[1]} at"
-        " the largest"
-    )
-    words = {}
-    for claim in others.values():
-        words.setdefault(claim.subject.word, []).append(name_of(claim))
-    also = [f"; {word}, too: {listed(names, LISTED)}" for word, names in words.items()]
-    return sentence(f"{text}{''.join(also)}.")
+    surest, *others = sorted(decided, key=lambda claim: claim.p)
+    name, word = name_of(surest), surest.subject.word
+    text = f"the effect of {name} {word} with scale, {ends_of(surest)}"
+    same = [claim for claim in others if name_of(claim) == name]
+    contrary = [claim for claim in same if claim.subject.word != word]
+    if contrary:
+        text += f", and {contrary[0].subject.word} in another experiment, {ends_of(contrary[0])}"
+    also = {name_of(claim): claim.subject.word for claim in others if claim not in same}
+    more = [f"that of {other} {word}" for other, word in also.items()]
+    return sentence("; ".join(filter(None, [text, listed(more, LISTED)])) + ".")
+
+
+def ends_of(claim):
+    """The effects that a slope leads from and to."""
+    first, last = (signed(end, 3) for end in claim.subject.line)
+    smallest, largest = of_claim(claim, f"{first} nats"), of_claim(claim, last)
+    return f"from {smallest} at the smallest size to {largest} at the largest"
 
 
 def of_time(facts):

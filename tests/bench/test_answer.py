@@ -43,13 +43,14 @@ def make(folder, effects=EFFECTS, **keys):
     return folder
 
 
-def make_scale(folder):
-    """Three sizes of one scale, each with a base of its own."""
+def make_scale(folder, first=-0.3, step=0.1):
+    """Three sizes of one scale, each with a base of its own; RoPE's effect at the first, and what
+    each further size adds to it."""
     for place, width in enumerate((32, 64, 128)):
         values = {"n_embd": width, "vocab_size": 65, "n_head": 2, "batch_size": 8}
         values |= {"model": "gpt2", "n_layer": 2, "block_size": 64, "max_iters": 100 * width}
         values |= {"gradient_accumulation_steps": 1}
-        effects = EFFECTS | {"rope": -0.3 + 0.1 * place}
+        effects = EFFECTS | {"rope": first + step * place}
         make(folder / f"w{width}", effects, base_values=values, code_hash="code1")
     (folder / FILE).write_text(json.dumps({"sizes": ["w32", "w64", "w128"]}))
 
@@ -354,6 +355,26 @@ def test_sentences_are_computed(tmp_path):
     assert "Untied head" in loser and f"{untied.mean:+.4f}" in loser
     assert math.isfinite(untied.p_page)
     assert answer_sentences.surprises(facts) == answer_sentences.surprises(facts)
+
+
+def test_two_scales_that_contradict_each_other_are_both_named(tmp_path):
+    make_scale(tmp_path / "fading")
+    (line,) = slope_lines(tmp_path)
+    assert line.startswith("The effect of RoPE fades with scale, from −0.2")
+    assert "another experiment" not in line
+
+    make_scale(tmp_path / "growing", first=-0.05, step=-0.15)
+    (line,) = slope_lines(tmp_path)
+    assert "fades" in line and "grows" in line and "in another experiment, from −0.0" in line
+    assert line.count("RoPE") == 1
+
+
+def slope_lines(folder):
+    claims = claims_in(folder)
+    found = {claim.experiment.name: claim.experiment for claim in claims}
+    facts = answer_sentences.Facts(list(found.values()), claims, answer.parts_of(claims), [])
+    lines = map(without_links, answer_sentences.surprises(facts))
+    return [line for line in lines if "with scale" in line]
 
 
 def test_the_readme_holds_what_the_page_says():
