@@ -198,10 +198,17 @@ def of_slope(facts):
     same = [claim for claim in others if name_of(claim) == name]
     contrary = [claim for claim in same if claim.subject.word != word]
     if contrary:
-        text += f", and {contrary[0].subject.word} in another experiment, {ends_of(contrary[0])}"
+        other = contrary[0]
+        steps = f"of {steps_of(other)} steps at the largest instead of {steps_of(surest)}"
+        text += f", and {other.subject.word} in another experiment, {steps}, {ends_of(other)}"
     also = {name_of(claim): claim.subject.word for claim in others if claim not in same}
     more = [f"that of {other} {word}" for other, word in also.items()]
     return sentence("; ".join(filter(None, [text, listed(more, LISTED)])) + ".")
+
+
+def steps_of(claim):
+    """The steps of the largest size of a scale."""
+    return of_claim(claim, f"{claim.experiment.sections[-1].sweep['max_iters']:,}")
 
 
 def ends_of(claim):

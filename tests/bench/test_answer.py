@@ -365,7 +365,8 @@ def test_two_scales_that_contradict_each_other_are_both_named(tmp_path):
 
     make_scale(tmp_path / "growing", first=-0.05, step=-0.15)
     (line,) = slope_lines(tmp_path)
-    assert re.search("grows with scale, from −0.0.*, and fades in another.*, from −0.2", line)
+    steps = "of 2,000 steps at the largest instead of 2,000"
+    assert re.search(f"grows with scale, from −0.0.*, and fades in .*, {steps}, from −0.2", line)
     assert line.count("RoPE") == 1
 
 
