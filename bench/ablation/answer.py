@@ -151,6 +151,12 @@ class Part:
     def claim(self):
         return self.claims[0]
 
+    @property
+    def depends(self):
+        """Whether its experiments come to different verdicts."""
+        words = {claim.subject.word for claim in self.claims}
+        return len(words & {"better", "worse", "tie"}) > 1
+
 
 # ---------------------------------------------------------------- experiments
 

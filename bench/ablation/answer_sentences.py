@@ -21,7 +21,7 @@ from bench.ablation.worth import two_digits
 SURPRISES = 5
 MOST = 3  # parts that the first sentence names
 LISTED = 5  # parts of one word that the second sentence names
-ROWS, CLAIMS, LEDGER = "rows", "claims", "ledger"  # places of the page
+ROWS, CLAIMS, LEDGER, ESTIMATES = "rows", "claims", "ledger", "estimates"  # places of the page
 OF_LLAMA = ("RoPE", "RMSNorm", "SwiGLU", "no biases", "untied head")  # and not of GPT-2
 
 
@@ -83,7 +83,9 @@ def answer(facts):
     less."""
     lines = {}
     for base, name in BASES.items():
-        known = [part for part in facts.parts if part.base == base and part.claim.subject.worth]
+        found = [part for part in facts.parts if part.base == base and part.claim.subject.worth]
+        known = [part for part in found if not part.depends]
+        open_to = [cited(part.name, ESTIMATES) for part in found if part.depends]
         better = by_word(known, "better")[:MOST]
         sentences = []
         if better:
@@ -101,6 +103,7 @@ def answer(facts):
             for words, found in ((words, by_word(known, word)) for words, word in groups)
             if found
         ]
+        rest += [f"it depends on the experiment: {listed(open_to, LISTED)}"] if open_to else []
         sentences += [sentence(f"{'; '.join(rest)}.")] if rest else []
         lines |= {base: sentences} if sentences else {}
     return lines or {"": ["No part is decided yet."]}

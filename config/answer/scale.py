@@ -1,8 +1,8 @@
 # 40 minutes on two cores: 28 runs each of 25, 35 and 55 s.
 #   python bench/ablate.py config/answer/scale.py --workers=2
 # Do the parts of LLaMA help more, or less, as GPT-2 grows from 53 k to 0.2 M parameters? Each size
-# has its own base, curve of tokens and margin; tokens grow with parameters, so compute by 13. Another
-# size, w96=dict(n_embd=96, learning_rate=2e-3), makes it 0.5 M and 70, in another 40 minutes.
+# has its own base, curve of tokens and margin; tokens grow with parameters, so compute by 13.
+# With w96=dict(n_embd=96, learning_rate=2e-3), too: 0.5 M, compute by 70, 40 more minutes.
 question = "Do the parts of LLaMA help more, or less, as the model grows?"
 out_dir = "out-answer/scale"
 design = "scale"

@@ -357,6 +357,20 @@ def test_sentences_are_computed(tmp_path):
     assert answer_sentences.surprises(facts) == answer_sentences.surprises(facts)
 
 
+def test_a_part_on_which_experiments_disagree_is_named_as_such(tmp_path):
+    make(tmp_path / "sure", EFFECTS | {"untied": 0.2}, seeds=16)
+    make(tmp_path / "other", EFFECTS | {"untied": -0.2}, seeds=8)
+    claims = claims_in(tmp_path)
+    parts = {part.name: part for part in answer.parts_of(claims)}
+    assert parts["untied head"].depends and not parts["RoPE"].depends
+    assert parts["untied head"].claim.subject.word == "worse"
+    found = {claim.experiment.name: claim.experiment for claim in claims}
+    facts = answer_sentences.Facts(list(found.values()), claims, list(parts.values()), [])
+    second = answer_sentences.answer(facts)["gpt2"][-1]
+    assert "it depends on the experiment: [untied head](#estimates)." in second.lower()
+    assert second.count("ntied") == 1
+
+
 def test_two_scales_that_contradict_each_other_are_both_named(tmp_path):
     make_scale(tmp_path / "fading")
     (line,) = slope_lines(tmp_path)

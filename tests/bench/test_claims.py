@@ -362,6 +362,7 @@ def test_what_no_sweep_has_is_not_measured(tmp_path, monkeypatch):
     for measure in (
         *("swap gpt2 position=alibi", "swap llama mlp=moe", "slope gpt2 position=rope"),
         *("effect gpt2 position=rope", "step_ratio gpt2 position=alibi", "diverged mistral"),
+        "swap gpt2 position=learned",  # what the base has already
     ):
         found = examined(measure, tmp_path, monkeypatch)
         assert found.word == NOT_YET and "no sweep on plays" in found.reason, measure
