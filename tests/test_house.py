@@ -144,4 +144,4 @@ def test_the_whole_stays_small():
     for path in FILES:
         room = "bench" if room_of(path) == "bench" else "rest"
         lines[room] += len(path.read_text(encoding="utf-8").splitlines())
-    assert lines["rest"] < 16_900 and lines["bench"] < 14_700, lines
+    assert lines["rest"] < 16_900 and lines["bench"] < 14_600, lines

@@ -138,7 +138,7 @@ class Claim:
 
 @dataclass
 class Part:
-    """A change to a base, and what it is worth by the best estimate."""
+    """A change to a base, with all estimates of what it is worth."""
 
     name: str
     base: str  # gpt2 or llama

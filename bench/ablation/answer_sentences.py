@@ -199,11 +199,10 @@ def of_slope(facts):
     name, word = name_of(surest), surest.subject.word
     text = f"the effect of {name} {word} with scale, {ends_of(surest)}"
     same = [claim for claim in others if name_of(claim) == name]
-    contrary = [claim for claim in same if claim.subject.word != word]
+    contrary = next((claim for claim in same if claim.subject.word != word), None)
     if contrary:
-        other = contrary[0]
-        steps = f"of {steps_of(other)} steps at the largest instead of {steps_of(surest)}"
-        text += f", and {other.subject.word} in another experiment, {steps}, {ends_of(other)}"
+        steps = f"of {steps_of(contrary)} steps at the largest instead of {steps_of(surest)}"
+        text += f", and {contrary.subject.word} in another experiment, {steps}, {ends_of(contrary)}"
     also = {name_of(claim): claim.subject.word for claim in others if claim not in same}
     more = [f"that of {other} {word}" for other, word in also.items()]
     return sentence("; ".join(filter(None, [text, listed(more, LISTED)])) + ".")

@@ -48,9 +48,10 @@ def p_cells(subject):
     return [p_cell(subject.p_tie if equal else subject.p_holm), p_cell(subject.p_page)]
 
 
-def name_cell(claim):
-    """What a claim is about, with its keys on hovering."""
-    return Cell(answer.name_of(claim), kind="arm", tip=answer.keys_of(claim))
+def name_cell(claim, base=""):
+    """What a claim is about, in a base if one is given, with its keys on hovering."""
+    inside = f" in {BASES.get(base, base)}" if base else ""
+    return Cell(answer.name_of(claim) + inside, kind="arm", tip=answer.keys_of(claim))
 
 
 def experiment_cell(claim):
@@ -103,9 +104,8 @@ def parts_tables(parts):
 def parts_table(key, title, note, parts):
     rows = []
     for part in parts:
-        subject, name = part.claim.subject, name_cell(part.claim)
-        if part.claim.experiment.screening:
-            name.text += f" in {BASES.get(part.base, part.base)}"
+        subject = part.claim.subject
+        name = name_cell(part.claim, part.base if part.claim.experiment.screening else "")
         picture = bar(subject.worth, subject.word) if subject.worth else DASH
         rows.append(
             [
@@ -136,9 +136,7 @@ def estimates_table(parts):
     for part in parts:
         claims = [claim for claim in part.claims if not claim.experiment.screening]
         for claim in claims if len(claims) > 1 else ():
-            subject = claim.subject
-            name = name_cell(claim)
-            name.text += f" in {BASES.get(part.base, part.base)}"
+            name, subject = name_cell(claim, part.base), claim.subject
             setting = [experiment_cell(claim), Cell(setting_of(claim.section))]
             worth = [worth_cell(subject.worth), difference_cell(subject)]
             rows.append([name, *setting, word_cell(subject), *worth])

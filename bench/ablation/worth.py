@@ -44,9 +44,7 @@ class Worth:
     def words(self, k, unit=" ×"):
         if k == math.inf:
             return f"more than {self.most:.3g}{unit}"
-        if k == 0:
-            return f"less than {self.least:.3g}{unit}"
-        return f"{two_digits(k)}{unit}"
+        return f"{two_digits(k)}{unit}" if k else f"less than {self.least:.3g}{unit}"
 
 
 @dataclass

@@ -339,11 +339,15 @@ def test_no_sweep_is_an_error_before_anything_is_written(tmp_path):
 # ---------------------------------------------------------------- sentences
 
 
+def facts_of(claims):
+    found = {claim.experiment.name: claim.experiment for claim in claims}
+    return answer_sentences.Facts(list(found.values()), claims, answer.parts_of(claims), [])
+
+
 def test_sentences_are_computed(tmp_path):
     make(tmp_path / "one", EFFECTS | {"untied": 0.2}, seeds=8)
     claims = claims_in(tmp_path)
-    found = {claim.experiment.name: claim.experiment for claim in claims}
-    facts = answer_sentences.Facts(list(found.values()), claims, answer.parts_of(claims), [])
+    facts = facts_of(claims)
     first = without_links(answer_sentences.answer(facts)["gpt2"][0])
     worth = next(claim.subject.worth for claim in claims if claim.subject.arm == "rope")
     assert (
@@ -364,8 +368,7 @@ def test_a_part_on_which_experiments_disagree_is_named_as_such(tmp_path):
     parts = {part.name: part for part in answer.parts_of(claims)}
     assert parts["untied head"].depends and not parts["RoPE"].depends
     assert parts["untied head"].claim.subject.word == "worse"
-    found = {claim.experiment.name: claim.experiment for claim in claims}
-    facts = answer_sentences.Facts(list(found.values()), claims, list(parts.values()), [])
+    facts = facts_of(claims)
     second = answer_sentences.answer(facts)["gpt2"][-1]
     assert "it depends on the experiment: [untied head](#estimates)." in second.lower()
     assert second.count("ntied") == 1
@@ -386,8 +389,7 @@ def test_two_scales_that_contradict_each_other_are_both_named(tmp_path):
 
 def slope_lines(folder):
     claims = claims_in(folder)
-    found = {claim.experiment.name: claim.experiment for claim in claims}
-    facts = answer_sentences.Facts(list(found.values()), claims, answer.parts_of(claims), [])
+    facts = facts_of(claims)
     lines = map(without_links, answer_sentences.surprises(facts))
     return [line for line in lines if "with scale" in line]
 
