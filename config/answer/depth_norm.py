@@ -16,7 +16,7 @@ model = "gpt2"
 dataset = "plays"
 seeds = 4
 curve, curve_seeds = [0.5, 2], 2
-lr_grid = [1]
+lr_grid, time_forms = [1], False
 
 # 0.2 M parameters, 600 steps * 12 * 64 = 0.46 M characters of 4.3 M.
 n_layer, n_head, n_embd, block_size = 4, 4, 64, 64
