@@ -5,6 +5,8 @@ table that counts it, as a link of Markdown to a place of the page."""
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from bench.ablation.answer import (
     name_of,
     noise_of,
@@ -148,10 +150,7 @@ def sizes_of(facts, base=None):
 
 def surprises(facts):
     """Up to SURPRISES sentences, the most telling kind first."""
-    kinds = (
-        *(of_losers, of_interaction, of_slope, of_time, of_contexts, of_nothing, of_ledger),
-        *(of_correction, of_single_runs),
-    )
+    kinds = of_rates, of_interaction, of_slope, of_time, of_contexts, of_losers
     found = [kind(facts) for kind in kinds]
     return [text for text in found if text][:SURPRISES]
 
@@ -201,8 +200,9 @@ def of_slope(facts):
     same = [claim for claim in others if name_of(claim) == name]
     contrary = next((claim for claim in same if claim.subject.word != word), None)
     if contrary:
-        steps = f"of {steps_of(contrary)} steps at the largest instead of {steps_of(surest)}"
-        text += f", and {contrary.subject.word} in another experiment, {steps}, {ends_of(contrary)}"
+        first, last = (of_claim(contrary, signed(end, 3)) for end in contrary.subject.line)
+        steps = f"{steps_of(contrary)} steps at the largest, not {steps_of(surest)}"
+        text += f"; in an experiment of {steps}, it {contrary.subject.word}: {first} to {last}"
     also = {name_of(claim): claim.subject.word for claim in others if claim not in same}
     more = [f"that of {other} {word}" for other, word in also.items()]
     return sentence("; ".join(filter(None, [text, listed(more, LISTED)])) + ".")
@@ -269,58 +269,30 @@ def of_contexts(facts):
     )
 
 
-def of_nothing(facts):
-    """Parts of LLaMA that make no difference."""
-    parts = [part for part in facts.parts if part.base == "gpt2" and part.name in OF_LLAMA]
-    ties = by_word(parts, "tie")
-    if not ties:
+def of_rates(facts):
+    """The parts whose effects change most when each arm has its own learning rate."""
+    found = []
+    for claim in facts.claims:
+        losses, arm, base = claim.section.tuning(), claim.subject.arm, claim.section.sweep["base"]
+        ends = [np.mean(losses.get(each, {}).get(1, math.nan)) for each in (arm, base)]
+        shared = float(ends[0] - ends[1])
+        if claim.subject.word in ("better", "worse") and math.isfinite(shared):
+            found.append((abs(claim.subject.mean - shared), claim, shared))
+    if not found:
         return ""
-    names = listed(dict.fromkeys(part.name for part in ties))
-    largest = max((part.claim for part in ties), key=lambda claim: abs(claim.subject.mean))
-    most = of_claim(largest, f"{abs(largest.subject.mean):.4f} nats")
-    return sentence(
-        f"{names}: no difference that counts in GPT-2, at most {most} on average; a tie is decided."
-    )
-
-
-def of_ledger(facts):
-    """Published claims that our measurements contradict."""
-    words = [row.get("verdict") for row in facts.ledger]
-    if "contradicted" not in words:
-        return ""
-    against = [row for row in facts.ledger if row.get("verdict") == "contradicted"]
-    counts = len(words), words.count("confirmed"), len(against)
-    known, confirmed, contradicted = (cited(count, LEDGER) for count in counts)
-    return f"Of {known} published claims {confirmed} are confirmed and {contradicted} contradicted."
-
-
-def of_correction(facts):
-    """What the page's correction takes back."""
-    back = [claim for claim in facts.claims if claim.taken_back]
-    if not back:
-        return ""
-    names = [of_claim(claim, f"{name_of(claim)} in {claim.section.label}") for claim in back]
-    found, all_of_them = counted(len(back), "comparison"), f"{len(facts.claims)} comparisons"
-    return (
-        f"{cited(found, CLAIMS)} that a sweep by itself decides, the page with all its"
-        f" {cited(all_of_them, CLAIMS)} does not: {listed(names, 4)}."
-    )
-
-
-def of_single_runs(facts):
-    """How often a single pair of runs would have been too little."""
-    known = [part for part in facts.parts if math.isfinite(noise_of(part.claim.section)[0])]
-    small = [
-        part
-        for part in known
-        if abs(part.claim.subject.mean) < 2 * math.sqrt(2) * noise_of(part.claim.section)[0]
+    found = sorted(found, key=lambda each: -each[0])
+    section = found[0][1].section
+    texts = [
+        f"by {of_claim(claim, f'{signed(claim.subject.mean, 3)} nats')} with {name_of(claim)}"
+        f" ({of_claim(claim, signed(shared, 3))} at one shared rate)"
+        for _, claim, shared in found
+        if claim.section is section
     ]
-    if not small:
-        return ""
-    count = cited(f"{len(small)} of {len(known)} parts", CLAIMS)
+    base = section.named(section.sweep["base"])
+    best = facts.at(section, f"{section.sweep['chosen_lr'].get('base', 1):g} × the shared one")
     return (
-        f"The effects of {count} are smaller than two standard deviations of the difference of two"
-        " single runs."
+        f"With each arm at its own best learning rate, {base}'s loss changes {listed(texts[:2])};"
+        f" {base}'s own best is {best}."
     )
 
 

@@ -152,11 +152,14 @@ def estimates_table(parts):
 
 
 def setting_of(section):
-    """The text, the size of the base and the steps of a section."""
+    """The text, the steps, the size of the base and the learning rate of a section."""
     sweep = section.sweep
     size = (section.costs.get(sweep["base"]) or {}).get("parameters")
     parts = [sweep["data"]["dataset"], f"{sweep['max_iters']:,} steps"]
-    return ", ".join(parts + ([f"{short(size)} parameters"] if size else []))
+    parts += [f"{short(size)} parameters"] if size else []
+    rate = f"learning rate {sweep['base_values'].get('learning_rate', 0):g}"
+    own_rates = len(sweep["lr_grid"]) > 1
+    return ", ".join([*parts, "each arm at its own best learning rate" if own_rates else rate])
 
 
 def interactions_table(claims):

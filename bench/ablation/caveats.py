@@ -7,6 +7,7 @@ from bench.ablation.stats import counted, listed
 
 DIFFERENT_BATCHES = {"batch_size", "block_size", "gradient_accumulation_steps"}
 LOUD = 3  # times the margin: a smallest visible effect above this is too coarse for a tie
+FAR = 3  # times the sd of the base's runs
 
 
 class Case:
@@ -65,6 +66,18 @@ def learning_rates_at_the_edge(case):
         again = case.arms.get(arm, {}).get("again")
         if len(grid) > 1 and rate in (min(grid), max(grid)) and not again:
             found.append(f"{arm} ({rate:g} x)")
+    return found
+
+
+def rates_that_did_not_hold(case):
+    """Arms that lose more on new seeds than on those that chose their rate, on the same text."""
+    found, key = [], case.sweep["metric"].replace("_val_loss", "_tune")
+    for arm, losses in case.section.tuning().items():
+        then = np.mean(losses.get(case.sweep["chosen_lr"].get(arm, 1), np.nan))
+        rows = case.runs.done.get(arm, {}).values()
+        now = np.mean([row[key] for row in rows] or np.nan)
+        if now - then > FAR * case.section.main.base_sd:
+            found.append(f"{arm} ({then:.3f} when its rate was chosen, {now:.3f} reported)")
     return found
 
 
@@ -134,6 +147,11 @@ CAVEATS = (
     (
         learning_rates_at_the_edge,
         "The best learning rate is at the edge of the grid; a better one may lie outside: {found}.",
+    ),
+    (
+        rates_that_did_not_hold,
+        "At the rate chosen for them some seeds fail: {found}. More seeds to choose by (tune_seeds)"
+        " choose a safer rate.",
     ),
     (
         unmatched_arms,

@@ -305,10 +305,7 @@ def draw_difference(axes, style, name, steps, losses, others, tips):
 def learning_rates(section, tips):
     """Each line shows the mean loss of the tuning runs on the half of the text that is not
     reported, each dot a single run. A ring marks the chosen rate."""
-    found, key = {}, section.sweep["metric"].replace("_val_loss", "_tune")
-    for row in section.runs.tuning:
-        losses = found.setdefault(row["arm"], {}).setdefault(row["lr"], [])
-        losses.append(math.nan if row["status"] == "diverged" else row[key])
+    found = section.tuning()
     found = {arm: dict(sorted(found[arm].items())) for arm in arms_of(section) if arm in found}
     rates = sorted({lr for by_rate in found.values() for lr in by_rate})
     if len(rates) < 2:

@@ -1,5 +1,6 @@
 """Read sweeps: join the rows of folders that belong to one sweep, and analyse them."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,6 +49,15 @@ class Section:
 
     def named(self, arm):
         return self.names.get(arm, arm)
+
+    def tuning(self):
+        """{arm: {multiple of the base's rate: [loss of each run]}}, on the half of the text that is
+        not reported; nan where a run diverged."""
+        found, key = {}, self.sweep["metric"].replace("_val_loss", "_tune")
+        for row in self.runs.tuning:
+            losses = found.setdefault(row["arm"], {}).setdefault(row["lr"], [])
+            losses.append(math.nan if row["status"] == "diverged" else row[key])
+        return found
 
     def record(self):
         """Add this look at the data to the history of each folder."""

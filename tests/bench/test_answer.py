@@ -156,7 +156,8 @@ def test_the_page_shows_every_estimate_of_a_part_that_several_sweeps_measured(tm
     arms = "RoPE in GPT-2", "RMSNorm in GPT-2"
     assert named == [(arm, sweep) for arm in arms for sweep in ("many", "few")]
     assert made.links == ["many", "few"] * 2
-    assert made.table.rows[0][2].text == "shakespeare_char, 2,000 steps, 800 k parameters"
+    setting = made.table.rows[0][2].text
+    assert setting == "shakespeare_char, 2,000 steps, 800 k parameters, learning rate 0.001"
 
 
 def test_a_part_of_a_factorial_has_the_costs_of_its_cells(tmp_path):
@@ -378,13 +379,28 @@ def test_two_scales_that_contradict_each_other_are_both_named(tmp_path):
     make_scale(tmp_path / "fading")
     (line,) = slope_lines(tmp_path)
     assert line.startswith("The effect of RoPE fades with scale, from −0.2")
-    assert "another experiment" not in line
+    assert "in an experiment of" not in line
 
     make_scale(tmp_path / "growing", first=-0.05, step=-0.15)
     (line,) = slope_lines(tmp_path)
-    steps = "of 2,000 steps at the largest instead of 2,000"
-    assert re.search(f"grows with scale, from −0.0.*, and fades in .*, {steps}, from −0.2", line)
+    steps = "in an experiment of 2,000 steps at the largest, not 2,000, it fades: −0.2.* to −0.0"
+    assert re.search(f"grows with scale, from −0.0.*; {steps}", line)
     assert line.count("RoPE") == 1
+
+
+def test_what_changes_at_ones_own_rate(tmp_path):
+    """Twice the rate makes the base 0.03 nats better, and RoPE worse."""
+    keys = {"lr_grid": [0.5, 1, 2], "chosen_lr": {"base": 2, "base-again": 2}}
+    make_sweep(tmp_path / "one", 8, EFFECTS, diverged=(), stale=False, curve_points=3, **keys)
+    facts = facts_of(claims_in(tmp_path))
+    (line,) = (without_links(text) for text in answer_sentences.surprises(facts) if "rate" in text)
+    assert re.search(
+        r"changes by −0\.0[56]\d nats with RoPE \(−0\.0[89]\d at one shared rate\)", line
+    )
+    assert line.endswith("GPT-2's own best is 2 × the shared one.")
+
+    make(tmp_path / "one", seeds=8)  # without tuning
+    assert "rate" not in " ".join(answer_sentences.surprises(facts_of(claims_in(tmp_path))))
 
 
 def slope_lines(folder):

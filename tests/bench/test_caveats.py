@@ -19,12 +19,13 @@ CLEAN = {
 
 @pytest.fixture
 def said(tmp_path):
-    """The caveats of a synthetic sweep as one text. `row_of` and `cost_of` change rope's rows and
-    costs, `disturbed` says why no arm could be timed."""
+    """The caveats of a synthetic sweep as one text. `row_of` and `cost_of` change rope's reported
+    rows and its costs, `disturbed` says why no arm could be timed."""
 
     def make(disturbed="", row_of=None, cost_of=None, **keys):
         _, rows, costs = make_sweep(tmp_path, **keys)
-        rows = [row | row_of if row_of and row["arm"] == "rope" else row for row in rows]
+        reported = {"arm": "rope", "purpose": "report"}.items()
+        rows = [row | (row_of or {}) if reported <= row.items() else row for row in rows]
         costs = {arm: cost | {"disturbed": disturbed} for arm, cost in costs.items()}
         if cost_of:
             costs["rope"] |= cost_of
@@ -68,6 +69,7 @@ CHANGES = {  # what must be said -> the change of the clean sweep
         "data": {"train_tokens": 500, "val_tokens": 1, "dataset": "x", "fingerprint": "y"},
     },
     "different hardware: H200 and Xeon": {"row_of": {"hardware": "H200"}},
+    "chosen for them some seeds fail: rope (1.6": {"row_of": {"final_tune": 9.0}},
     "with other code, so the report omits them: rope": {"cost_of": {"code_hash": "old"}},
 }
 
