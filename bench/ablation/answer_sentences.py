@@ -20,11 +20,9 @@ from bench.ablation.stats import counted, listed
 from bench.ablation.tables import contexts_of, short
 from bench.ablation.worth import two_digits
 
-SURPRISES = 5
 MOST = 3  # parts that the first sentence names
 LISTED = 5  # parts of one word that the second sentence names
 ROWS, CLAIMS, LEDGER, ESTIMATES = "rows", "claims", "ledger", "estimates"  # places of the page
-OF_LLAMA = ("RoPE", "RMSNorm", "SwiGLU", "no biases", "untied head")  # and not of GPT-2
 
 
 @dataclass
@@ -91,11 +89,11 @@ def answer(facts):
         better = by_word(known, "better")[:MOST]
         sentences = []
         if better:
-            texts = [of_claim(part.claim, part.claim.subject.worth) for part in better]
+            units = [" the training tokens"] + [""] * MOST
             found = [
-                f"by {part.name}, worth {text}" for part, text in zip(better, texts, strict=True)
+                f"by {part.name}, worth {worth_of(part, unit)}"
+                for part, unit in zip(better, units, strict=False)
             ]
-            found[0] += " the training tokens"
             sentences.append(
                 f"In {name} of {sizes_of(facts, base)}, most is gained {listed(found)}."
             )
@@ -109,6 +107,16 @@ def answer(facts):
         sentences += [sentence(f"{'; '.join(rest)}.")] if rest else []
         lines |= {base: sentences} if sentences else {}
     return lines or {"": ["No part is decided yet."]}
+
+
+def worth_of(part, unit):
+    """What a part is worth, and what at its own learning rate, if another experiment chose it."""
+    first, *others = [each for each in part.claims if each.subject.worth]
+    text = of_claim(first, first.subject.worth) + unit
+    own = next((claim for claim in others if len(claim.section.sweep["lr_grid"]) > 1), None)
+    if own:
+        text += f" ({of_claim(own, own.subject.worth)} at its own learning rate)"
+    return text
 
 
 def noise(facts):
@@ -149,22 +157,10 @@ def sizes_of(facts, base=None):
 
 
 def surprises(facts):
-    """Up to SURPRISES sentences, the most telling kind first."""
-    kinds = of_rates, of_interaction, of_slope, of_time, of_contexts, of_losers
+    """Up to five sentences, the most telling kind first."""
+    kinds = of_rates, of_interaction, of_slope, of_time, of_contexts
     found = [kind(facts) for kind in kinds]
-    return [text for text in found if text][:SURPRISES]
-
-
-def of_losers(facts):
-    """A part of LLaMA that makes GPT-2 worse."""
-    parts = [part for part in facts.parts if part.base == "gpt2" and part.name in OF_LLAMA]
-    worse = by_word(parts, "worse")
-    if not worse:
-        return ""
-    part = worse[-1]
-    numbers = part.claim.subject
-    cost = f"{signed(numbers.mean)} nats ({signed(numbers.low)} to {signed(numbers.high)})"
-    return sentence(f"{part.name}, as in LLaMA, cost GPT-2 {of_claim(part.claim, cost)}.")
+    return [text for text in found if text]
 
 
 def of_interaction(facts):
