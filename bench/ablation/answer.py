@@ -152,6 +152,12 @@ class Part:
         return self.claims[0]
 
     @property
+    def at_own_rate(self):
+        """The best of the other estimates that chose a learning rate for each arm, or None."""
+        tuned = (claim for claim in self.claims[1:] if len(claim.section.sweep["lr_grid"]) > 1)
+        return next((claim for claim in tuned if claim.subject.worth), None)
+
+    @property
     def depends(self):
         """Whether its experiments come to different verdicts."""
         words = {claim.subject.word for claim in self.claims}

@@ -86,7 +86,8 @@ def worths(parts, tips):
     """What each part is worth: so many times the training tokens, with the 95 % interval. The grey
     band is two standard deviations of one run to each side, the noise of a single seed. Filled
     marks are decided after the correction over the whole page: green better, red worse, blue a tie.
-    An arrow leads beyond the tokens that were measured."""
+    An arrow leads beyond the tokens that were measured. A black stroke is the worth where each arm
+    has its own learning rate, if another experiment chose one."""
     shown = [part for part in parts if part.claim.subject.worth]
     if not shown:
         return None
@@ -139,6 +140,11 @@ def draw_worth(axes, place, part, tips):
     style = {"color": color, "markersize": 7, "markerfacecolor": fill, "markeredgewidth": 1.6}
     (dot,) = axes.plot(k, place, mark, **style)
     tips.add(dot, f"{part.name}: {subject.word}, worth {worth} the tokens")
+    if part.at_own_rate:
+        own = part.at_own_rate.subject.worth
+        k = np.clip(own.k, own.least, own.most)
+        (stroke,) = axes.plot(k, place, "|", color=INK, markersize=11, markeredgewidth=1.8)
+        tips.add(stroke, f"{part.name}: worth {own} the tokens at its own learning rate")
 
 
 def bar(worth, word):

@@ -111,12 +111,8 @@ def answer(facts):
 
 def worth_of(part, unit):
     """What a part is worth, and what at its own learning rate, if another experiment chose it."""
-    first, *others = [each for each in part.claims if each.subject.worth]
-    text = of_claim(first, first.subject.worth) + unit
-    own = next((claim for claim in others if len(claim.section.sweep["lr_grid"]) > 1), None)
-    if own:
-        text += f" ({of_claim(own, own.subject.worth)} at its own learning rate)"
-    return text
+    text, own = of_claim(part.claim, part.claim.subject.worth) + unit, part.at_own_rate
+    return f"{text} ({of_claim(own, own.subject.worth)} at its own learning rate)" if own else text
 
 
 def noise(facts):

@@ -1,4 +1,4 @@
-# 45 minutes on two cores: 6 arms x 5 to 7 rates x 4 seeds to choose, 22 runs to report, 4 of tokens.
+# 45 minutes on two cores: 6 arms x 6 rates x 4 seeds to choose, 22 runs to report, 4 of tokens.
 #   python bench/ablate.py config/answer/rates.py --workers=2
 # Does each part want its own learning rate, and is its effect an artefact of the base's? Rates from
 # a quarter to four times the base's; each arm is then reported at its own best one. A tuned arm is
