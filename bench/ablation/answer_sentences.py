@@ -89,14 +89,9 @@ def answer(facts):
         better = by_word(known, "better")[:MOST]
         sentences = []
         if better:
-            units = [" the training tokens"] + [""] * MOST
-            found = [
-                f"by {part.name}, worth {worth_of(part, unit)}"
-                for part, unit in zip(better, units, strict=False)
-            ]
-            sentences.append(
-                f"In {name} of {sizes_of(facts, base)}, most is gained {listed(found)}."
-            )
+            found = listed([f"by {part.name}, worth {worth_of(part)}" for part in better])
+            gained = f"most is gained, counted in training tokens, {found}"
+            sentences.append(f"In {name} of {sizes_of(facts, base)}, {gained}.")
         groups = [("no difference that counts", "tie"), ("worse", "worse")]
         rest = [
             f"{words}: {listed([of_claim(part.claim, part.name) for part in found], LISTED)}"
@@ -109,9 +104,9 @@ def answer(facts):
     return lines or {"": ["No part is decided yet."]}
 
 
-def worth_of(part, unit):
+def worth_of(part):
     """What a part is worth, and what at its own learning rate, if another experiment chose it."""
-    text, own = of_claim(part.claim, part.claim.subject.worth) + unit, part.at_own_rate
+    text, own = of_claim(part.claim, part.claim.subject.worth), part.at_own_rate
     return f"{text} ({of_claim(own, own.subject.worth)} at its own learning rate)" if own else text
 
 
