@@ -143,6 +143,7 @@ class Part:
     name: str
     base: str  # gpt2 or llama
     claims: list  # of Claim, the best estimate first
+    priced: Claim  # the one that its costs come from
     time: tuple = None  # (ratio, low, high) of a step, to the base's; no ends if it was disturbed
     memory: float = None  # of training, times the base's
     cache: float = None  # of keys and values per token, times the base's
@@ -151,17 +152,27 @@ class Part:
     def claim(self):
         return self.claims[0]
 
-    @property
-    def at_own_rate(self):
-        """The best of the other estimates that chose a learning rate for each arm, or None."""
-        tuned = (claim for claim in self.claims[1:] if len(claim.section.sweep["lr_grid"]) > 1)
-        return next((claim for claim in tuned if claim.subject.worth), None)
+    def estimate(self, own_rate):
+        """The best estimate that has a worth, with a learning rate for each arm or one for all."""
+        found = (claim for claim in self.claims if claim.subject.worth)
+        return next((claim for claim in found if has_own_rates(claim.section) == own_rate), None)
 
     @property
-    def depends(self):
-        """Whether its experiments come to different verdicts."""
-        words = {claim.subject.word for claim in self.claims}
-        return len(words & {"better", "worse", "tie"}) > 1
+    def worth_time(self):
+        """What it is worth in time; None where it could not be timed."""
+        worth = self.claim.subject.worth
+        return worth.in_time(self.time[0]) if worth and was_timed(self.priced) else None
+
+    @property
+    def elsewhere(self):
+        """The verdicts of its other experiments that differ from the first."""
+        words = {claim.subject.word for claim in self.claims} & {"better", "worse", "tie"}
+        return sorted(words - {self.claim.subject.word})
+
+
+def has_own_rates(section):
+    """Whether each arm of a section trained at its own best learning rate."""
+    return len(section.sweep["lr_grid"]) > 1
 
 
 # ---------------------------------------------------------------- experiments
@@ -244,7 +255,7 @@ def correct(claims):
         if subject.p_page > ALPHA:
             subject.word = (OF_DIFFERENCE | OF_EQUALITY).get(subject.word, subject.word)
         if claim.taken_back:
-            reason = f"{claim.own} in its own sweep, not among the page's {len(claims)} comparisons"
+            reason = f"{claim.own} by its own sweep, not by the correction for the whole page"
             subject.why = "; ".join(filter(None, [subject.why, reason]))
 
 
@@ -359,12 +370,19 @@ def rank(part):
 
 
 def part_of(claims):
-    """The Part of its estimates, the best one first."""
-    section, arm = claims[0].section, claims[0].subject.arm
+    """The Part of its estimates, the best one first. Its costs are from the newest experiment that
+    could time it: older code had other costs."""
+    priced = max(claims, key=lambda claim: (was_timed(claim), claim.section.sweep["started"]))
+    section, arm = priced.section, priced.subject.arm
     base = section.sweep["base_values"].get("model", "gpt2")
     memory, cache, speed = (cost_ratio(section, arm, key) for key in COSTS)
     time = step_ratio(section, arm) or (speed and (1 / speed, math.nan, math.nan))
-    return Part(name_of(claims[0]), base, claims, time, memory, cache)
+    return Part(name_of(claims[0]), base, claims, priced, time, memory, cache)
+
+
+def was_timed(claim):
+    time = step_ratio(claim.section, claim.subject.arm)
+    return bool(time) and math.isfinite(time[1])
 
 
 def step_ratio(section, arm):

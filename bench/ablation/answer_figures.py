@@ -86,8 +86,8 @@ def worths(parts, tips):
     """What each part is worth: so many times the training tokens, with the 95 % interval. The grey
     band is two standard deviations of one run to each side, the noise of a single seed. Filled
     marks are decided after the correction over the whole page: green better, red worse, blue a tie.
-    An arrow leads beyond the tokens that were measured. A black stroke is the worth where each arm
-    has its own learning rate, if another experiment chose one."""
+    An arrow leads beyond the tokens that were measured. A stroke is the worth where each arm has
+    its own learning rate, if another experiment chose one."""
     shown = [part for part in parts if part.claim.subject.worth]
     if not shown:
         return None
@@ -140,11 +140,12 @@ def draw_worth(axes, place, part, tips):
     style = {"color": color, "markersize": 7, "markerfacecolor": fill, "markeredgewidth": 1.6}
     (dot,) = axes.plot(k, place, mark, **style)
     tips.add(dot, f"{part.name}: {subject.word}, worth {worth} the tokens")
-    if part.at_own_rate:
-        own = part.at_own_rate.subject.worth
-        k = np.clip(own.k, own.least, own.most)
-        (stroke,) = axes.plot(k, place, "|", color=INK, markersize=11, markeredgewidth=1.8)
-        tips.add(stroke, f"{part.name}: worth {own} the tokens at its own learning rate")
+    own = part.estimate(own_rate=True)
+    if own and own is not part.claim:
+        worth, color = own.subject.worth, MARKS.get(own.subject.word, OPEN_MARK)[1]
+        k = np.clip(worth.k, worth.least, worth.most)
+        (stroke,) = axes.plot(k, place, "|", color=color, markersize=11, markeredgewidth=1.8)
+        tips.add(stroke, f"{part.name}: {own.subject.word}, worth {worth} at its own learning rate")
 
 
 def bar(worth, word):

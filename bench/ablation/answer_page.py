@@ -105,14 +105,19 @@ def figures_of(found):
     single = [
         one for one in found if one.sections and not one.sections[0].scale and not one.screening
     ]
+    plain = [
+        one
+        for one in single
+        if not one.sections[0].effects and len(arms_of(one.sections[0])) <= MOST_LINES
+    ]
     scales = [one for one in found if one.sections and one.sections[0].scale]
     shown = {
         "noise": [Picture(drawn(answer_figures.noise, sections, "noise", "The noise"), "rows")],
         "tokens": [],
         "scale": [],
         "rates": pictures("rates", figures.learning_rates, single),
-        "curves": pictures("curves", plain_curves, found)[:4],
-        "extrapolation": pictures("extrapolation", extrapolation, reach(found))[:2],
+        "curves": pictures("curves", figures.curves, plain)[:4],
+        "extrapolation": pictures("extrapolation", cost_figures.extrapolation, reach(plain))[:2],
     }
     for one in scales:
         caption = (
@@ -129,37 +134,13 @@ def figures_of(found):
     return {place: [one for one in made if one.plot] for place, made in shown.items()}
 
 
-def plain_curves(section, tips):
-    """The upper panel shows the mean loss over runs after the warm-up, on the reported half of the
-    text, with a band of one sd. The lower panel shows differences of means, with their 95 % band.
-    """
-    of_scale = section.label.count(",")
-    if section.effects or of_scale or len(arms_of(section)) > MOST_LINES:
-        return None
-    return figures.curves(section, tips)
-
-
-def extrapolation(section, tips):
-    """Each line shows the mean loss over runs with 1 to 8 times the training context, with its 95 %
-    interval over the text. A dotted line shows the loss on the same tokens where the model sees
-    only the last training context."""
-    of_larger_size = section.label.count(",") and not section.scale
-    if section.effects or of_larger_size or len(arms_of(section)) > MOST_LINES:
-        return None
-    return cost_figures.extrapolation(section, tips)
-
-
 def reach(found):
     """The experiments with losses beyond the training context: the one on positions first, then
     those with most arms that have them."""
     counts = {
-        one.name: sum(
-            len(contexts_of(section, arm)) > 1
-            for section in one.sections[:1]
-            if not section.effects
-            for arm in section.sweep["arms"]
-        )
+        one.name: sum(len(contexts_of(section, arm)) > 1 for arm in arms_of(section))
         for one in found
+        for section in one.sections
     }
     having = [one for one in found if counts[one.name]]
     return sorted(having, key=lambda one: (one.name != "positions", -counts[one.name]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.ablation.answer import (
+    has_own_rates,
     name_of,
     noise_of,
     of_interactions,
@@ -20,8 +21,8 @@ from bench.ablation.stats import counted, listed
 from bench.ablation.tables import contexts_of, short
 from bench.ablation.worth import two_digits
 
-MOST = 3  # parts that the first sentence names
-LISTED = 5  # parts of one word that the second sentence names
+MOST = 4  # parts that a sentence names as worth most
+LISTED = 5  # parts of one word that the last sentence names
 ROWS, CLAIMS, LEDGER, ESTIMATES = "rows", "claims", "ledger", "estimates"  # places of the page
 
 
@@ -79,35 +80,46 @@ def sentence(text):
 
 
 def answer(facts):
-    """{base: [sentence]}, two for each base: what is worth most, and what is worth nothing or
-    less."""
+    """{base: [sentence]}: what is worth most at the best learning rate of each arm, and at one rate
+    for all, and what is worth nothing or less."""
     lines = {}
     for base, name in BASES.items():
         found = [part for part in facts.parts if part.base == base and part.claim.subject.worth]
-        known = [part for part in found if not part.depends]
-        open_to = [cited(part.name, ESTIMATES) for part in found if part.depends]
-        better = by_word(known, "better")[:MOST]
-        sentences = []
-        if better:
-            found = listed([f"by {part.name}, worth {worth_of(part)}" for part in better])
-            gained = f"most is gained, counted in training tokens, {found}"
-            sentences.append(f"In {name} of {sizes_of(facts, base)}, {gained}.")
+        known = [part for part in found if not part.elsewhere]
+        open_to = [cited(part.name, ESTIMATES) for part in found if part.elsewhere]
+        rates = (True, "the best learning rate for each arm"), (False, "one rate for all arms")
+        sentences = [gains(found, f"With {text}, {name}", own) for own, text in rates]
         groups = [("no difference that counts", "tie"), ("worse", "worse")]
         rest = [
-            f"{words}: {listed([of_claim(part.claim, part.name) for part in found], LISTED)}"
-            for words, found in ((words, by_word(known, word)) for words, word in groups)
-            if found
+            f"{words}: {listed(map(of_part, by_word(known, word)), LISTED)}"
+            for words, word in groups
+            if by_word(known, word)
         ]
         rest += [f"it depends on the experiment: {listed(open_to, LISTED)}"] if open_to else []
         sentences += [sentence(f"{'; '.join(rest)}.")] if rest else []
-        lines |= {base: sentences} if sentences else {}
+        lines |= {base: list(filter(None, sentences))} if any(sentences) else {}
     return lines or {"": ["No part is decided yet."]}
 
 
-def worth_of(part):
-    """What a part is worth, and what at its own learning rate, if another experiment chose it."""
-    text, own = of_claim(part.claim, part.claim.subject.worth), part.at_own_rate
-    return f"{text} ({of_claim(own, own.subject.worth)} at its own learning rate)" if own else text
+def gains(parts, start, own_rate):
+    """The sentence on the parts that are worth most, with or without a rate for each arm."""
+    found = (part.estimate(own_rate) for part in parts)
+    better = [claim for claim in found if claim and claim.subject.word == "better"]
+    most = sorted(better, key=lambda claim: (-claim.subject.worth.k, claim.subject.mean))[:MOST]
+    if not most:
+        return ""
+    texts = []
+    for claim in most:
+        worth = str(claim.subject.worth).replace(" (", ", ").rstrip(")")
+        texts.append(f"{name_of(claim)} ({of_claim(claim, worth)})")
+    sizes = sizes_of([claim.section for claim in most])
+    return f"{start} of {sizes} gains most from {listed(texts)}."
+
+
+def of_part(part):
+    """A part that is worth nothing or less, with its worth."""
+    worth = part.claim.subject.worth
+    return of_claim(part.claim, f"{part.name} ({worth.words(worth.k)})")
 
 
 def noise(facts):
@@ -117,27 +129,23 @@ def noise(facts):
         return "No base has run twice yet."
     most = max(known, key=lambda one: (noise_worth(one) is not None, noise_of(one)[1]))
     sd, runs = noise_of(most)
-    first, apart = f"{sd:.4f} nats ({most.label}, {runs} runs)", f"{2 * math.sqrt(2) * sd:.3f}"
+    first = f"{sd:.4f} nats ({most.label}, {runs} runs)"
+    apart = f"{2 * math.sqrt(2) * sd:.3f} in 95 of 100 pairs"
     text = (
-        f"The standard deviation of a run over seeds is {facts.at(most, first)}, so two single runs"
-        f" of one and the same model differ by up to {facts.at(most, apart)}"
+        f"A run's standard deviation over seeds is {facts.at(most, first)}, so two runs of one"
+        f" model differ by less than {facts.at(most, apart)}"
     )
     worth = noise_worth(most)
     if worth:
         ends = f"{worth[0]:.2f} to {worth[1]:.2f}"
-        text += f"; a run is uncertain by {facts.at(most, ends)} times its tokens"
+        text += f"; two standard deviations are worth {facts.at(most, ends)} times the tokens"
     return text + "."
 
 
-def sizes_of(facts, base=None):
-    """The numbers of parameters of the bases, in words: of one architecture, or of all."""
-    found = {
-        cost["parameters"]
-        for section in facts.sections
-        for arm, cost in section.costs.items()
-        if arm == section.sweep["base"] and cost.get("parameters")
-        if base in (None, section.sweep["base_values"].get("model", "gpt2"))
-    }
+def sizes_of(sections):
+    """The numbers of parameters of the bases, in words."""
+    bases = [section.costs.get(section.sweep["base"]) or {} for section in sections]
+    found = {cost["parameters"] for cost in bases if cost.get("parameters")}
     if not found:
         return "unknown size"
     ends = dict.fromkeys(map(short, (min(found), max(found))))
@@ -155,44 +163,37 @@ def surprises(facts):
 
 
 def of_interaction(facts):
-    """The largest decided interaction."""
-    decided = [
-        claim
-        for claim in of_interactions(facts.claims)
-        if claim.subject.word in ("better", "worse")
-    ]
+    """The surest interaction that is decided."""
+    found = of_interactions(facts.claims)
+    decided = [claim for claim in found if claim.subject.word in ("better", "worse")]
     if not decided:
         return ""
-    largest = max(decided, key=lambda claim: abs(claim.subject.mean))
-    one, names = largest.subject, name_of(largest).replace(" × ", " and ")
-    more = "more" if one.mean < 0 else "less"
-    gain = of_claim(largest, f"{abs(one.mean):.3f} nats {more}")
-    ends = of_claim(largest, f"{signed(one.low, 3)} to {signed(one.high, 3)}")
-    count = f"{counted(len(decided), 'interaction')} of {len(of_interactions(facts.claims))}"
+    surest, one = decided[0], decided[0].subject
+    names, more = name_of(surest).replace(" × ", " and "), "more" if one.mean < 0 else "less"
+    gain = of_claim(surest, f"{abs(one.mean):.3f} nats {more}")
+    ends = of_claim(surest, f"{signed(one.low, 3)} to {signed(one.high, 3)}")
+    count = f"{counted(len(decided), 'interaction')} of {len(found)}"
     return sentence(
-        f"{names} do not add up: together they gain {gain} than the sum of their effects ({ends});"
-        f" {cited(count, 'interactions')} are decided."
+        f"{names} do not add up: on {surest.section.sweep['data']['dataset']} they gain {gain}"
+        f" together than the sum of their effects ({ends}); {cited(count, 'interactions')} are"
+        " decided."
     )
 
 
 def of_slope(facts):
-    """The surest slope against scale, the experiment that contradicts it, and other parts."""
-    words = ("fades", "grows", "changes sign")
-    decided = [claim for claim in of_slopes(facts.claims) if claim.subject.word in words]
+    """The surest slope against scale, and the experiment that contradicts it."""
+    found = of_slopes(facts.claims)
+    decided = [claim for claim in found if claim.subject.word not in ("holds", "cannot tell")]
     if not decided:
         return ""
     surest, *others = sorted(decided, key=lambda claim: claim.p)
     name, word = name_of(surest), surest.subject.word
-    text = f"the effect of {name} {word} with scale, {ends_of(surest)}"
-    same = [claim for claim in others if name_of(claim) == name]
-    contrary = next((claim for claim in same if claim.subject.word != word), None)
-    if contrary:
-        first, last = (of_claim(contrary, signed(end, 3)) for end in contrary.subject.line)
+    text = f"The effect of {name} {word} from the smallest size to the largest, {ends_of(surest)}"
+    same = [claim for claim in others if name_of(claim) == name and claim.subject.word != word]
+    for contrary in same[:1]:
         steps = f"{steps_of(contrary)} steps at the largest, not {steps_of(surest)}"
-        text += f"; in an experiment of {steps}, it {contrary.subject.word}: {first} to {last}"
-    also = {name_of(claim): claim.subject.word for claim in others if claim not in same}
-    more = [f"that of {other} {word}" for other, word in also.items()]
-    return sentence("; ".join(filter(None, [text, listed(more, LISTED)])) + ".")
+        text += f"; in an experiment of {steps}, it {contrary.subject.word}, {ends_of(contrary)}"
+    return f"{text}."
 
 
 def steps_of(claim):
@@ -201,59 +202,48 @@ def steps_of(claim):
 
 
 def ends_of(claim):
-    """The effects that a slope leads from and to."""
-    first, last = (signed(end, 3) for end in claim.subject.line)
-    smallest, largest = of_claim(claim, f"{first} nats"), of_claim(claim, last)
-    return f"from {smallest} at the smallest size to {largest} at the largest"
+    """The effects at the smallest and at the largest size of a scale."""
+    effects = claim.subject.effects
+    first, last = (of_claim(claim, signed(each.mean, 3)) for each in (effects[0], effects[-1]))
+    return f"from {first} nats to {last}"
 
 
 def of_time(facts):
     """A part whose worth in time is most unlike its worth in tokens."""
-    known = []
-    for part in by_word(facts.parts, "better", "worse"):
-        one = part.claim.subject
-        ends = [worth and worth.k for worth in (one.worth, one.worth_time)]
-        if all(ends) and all(map(math.isfinite, ends)):
-            known.append((abs(math.log(ends[0] / ends[1])), part, *ends))
+    timed = [part for part in by_word(facts.parts, "better", "worse") if part.worth_time]
+    known = [part for part in timed if 0 < part.worth_time.k < math.inf]
     if not known:
         return ""
-    _, part, tokens, time = max(known, key=lambda each: each[0])
-    texts = (
-        f"{two_digits(tokens)} × the tokens",
-        f"{two_digits(time)} × the time",
-        f"{tokens / time:.2f} times",
+    part = max(known, key=lambda part: abs(math.log(part.time[0])))
+    ends = part.claim.subject.worth.k, part.worth_time.k
+    tokens, time = (of_claim(part.claim, f"{two_digits(k)} ×") for k in ends)
+    step = of_claim(part.priced, f"{part.time[0]:.2f} times")
+    return (
+        f"In {BASES.get(part.base, part.base)}, {part.name} is worth {tokens} the tokens and {time}"
+        f" the time, since its step takes {step} as long."
     )
-    tokens, time, step = (of_claim(part.claim, text) for text in texts)
-    return f"With {part.name} a run is worth {tokens}, and {time}: a step takes {step} as long."
 
 
 def of_contexts(facts):
     """How much the loss rises at eight times the training context, by position scheme."""
     found, shown = {}, None
     for section in facts.sections:
-        changed = [
-            arm
-            for arm, each in section.sweep["arms"].items()
-            if set(each["changes"]) == {"position"} or arm == section.sweep["base"]
-        ]
-        rises = {}
-        for arm in changed:
-            losses = contexts_of(section, arm)
-            if 1 in losses and 8 in losses:
-                own = section.sweep["base_values"].get("position")
-                of_base = arm == section.sweep["base"] and own
-                name = shown_name({"position": own}, own) if of_base else section.named(arm)
+        rises, own = {}, section.sweep["base_values"].get("position")
+        for arm, each in section.sweep["arms"].items():
+            losses, of_base = contexts_of(section, arm), arm == section.sweep["base"]
+            if 8 in losses and (of_base or set(each["changes"]) == {"position"}):
+                name = shown_name({"position": own}, own) if of_base and own else section.named(arm)
                 rises[name] = losses[8][0] - losses[1][0]
         if len(rises) > len(found):
             found, shown = rises, section
     if len(found) < 2:
         return ""
     best, worst = (end(found, key=found.get) for end in (min, max))
-    change = facts.at(shown, f"{signed(found[best], 3)} nats")
-    return (
-        f"With eight times the training context the loss changes by {change} with {best}, and by"
-        f" {facts.at(shown, signed(found[worst], 3))} with {worst}."
-    )
+    change, other = (facts.at(shown, signed(found[arm], 3)) for arm in (best, worst))
+    base, length = shown.named(shown.sweep["base"]), shown.sweep["block_size"]
+    lengths = facts.at(shown, f"Trained on {length} tokens and scored on {8 * length}")
+    changes = f"changes by {change} nats with {best}, and by {other} with {worst}"
+    return f"{lengths}, {base}'s loss {changes}."
 
 
 def of_rates(facts):
@@ -269,17 +259,17 @@ def of_rates(facts):
         return ""
     found = sorted(found, key=lambda each: -each[0])
     section = found[0][1].section
-    texts = [
-        f"by {of_claim(claim, f'{signed(claim.subject.mean, 3)} nats')} with {name_of(claim)}"
-        f" ({of_claim(claim, signed(shared, 3))} at one shared rate)"
+    changes = [
+        f"by {of_claim(claim, signed(claim.subject.mean, 3))} nats with {name_of(claim)}"
+        f" (not {of_claim(claim, signed(shared, 3))})"
         for _, claim, shared in found
         if claim.section is section
     ]
     base = section.named(section.sweep["base"])
     best = facts.at(section, f"{section.sweep['chosen_lr'].get('base', 1):g} × the shared one")
     return (
-        f"With each arm at its own best learning rate, {base}'s loss changes {listed(texts[:2])};"
-        f" {base}'s own best is {best}."
+        f"{base}'s own best learning rate is {best}; at each arm's own its loss changes"
+        f" {listed(changes[:2])}."
     )
 
 
@@ -289,31 +279,26 @@ def of_rates(facts):
 def unknown(facts):
     """[sentence]: what the page does not know."""
     names = listed(dict.fromkeys(one.sweep["data"]["dataset"] for one in facts.sections))
-    lines = [f"Models beyond {sizes_of(facts)}, and other text than {names}."]
+    lines = [f"Models beyond {sizes_of(facts.sections)}, and other text than {names}."]
     open_words = ("undecided", "not seen", "cannot tell", "no verdict")
     left = [claim for claim in facts.claims if claim.subject.word in open_words]
     if left:
         count = f"{len(left)} of the page's {len(facts.claims)} comparisons"
         lines.append(f"{cited(count, CLAIMS)}: undecided.")
-    untuned = [one for one in facts.ran if len(one.sections[0].sweep["lr_grid"]) < 2]
+    untuned = [one for one in facts.ran if not has_own_rates(one.sections[0])]
     if untuned:
         count = cited(f"{len(untuned)} of {counted(len(facts.ran), 'experiment')}", ROWS)
-        lines.append(
-            f"What each part is worth at its own best learning rate: {count} train all arms at the"
-            " base's."
-        )
+        lines.append(f"Each part at its own best learning rate: {count} train all arms at one.")
     waiting = sum(not one.sections for one in facts.experiments)
     if waiting:
         planned = waiting + sum(one.planned for one in facts.ran)
         lines.append(f"{cited(f'{waiting} of {planned} planned experiments', ROWS)}: not run yet.")
-    open_claims = [row for row in facts.ledger if row.get("verdict") not in DECIDED]
+    decided = ("confirmed", "contradicted")
+    open_claims = [row for row in facts.ledger if row.get("verdict") not in decided]
     if open_claims:
         count = cited(f"{len(open_claims)} of {len(facts.ledger)} published claims", LEDGER)
         lines.append(f"{count}: undecided, or not measured.")
     return lines
-
-
-DECIDED = ("confirmed", "contradicted")
 
 
 def method(facts, alpha):
@@ -323,13 +308,14 @@ def method(facts, alpha):
     ran = cited(f"{facts.runs:,} runs in {counted(len(facts.ran), 'experiment')}", ROWS)
     deciding = cited(f"{len(sweeps)} sweeps", ROWS)
     return (
-        f"{ran}, {deciding} of which decide; a screening only ranks. Each sweep is read by itself,"
-        " since sweeps were made by different versions of the code, and each compares arms with a"
-        " base of the same code. Holm's method corrects twice: within each sweep (p, its sweep),"
-        f" and over all {tested} on this page together (p, this page). A word stands here only if"
-        f" the second is at most {alpha:g}. So with 95 % probability nothing that the page calls"
-        " decided is due to chance. Intervals are 95 % intervals, each by itself. A worth is read"
-        " off the base's own losses with fewer and more tokens, and never extrapolated. A tie is a"
-        " difference smaller than what 5 % of the tokens are worth, by two one-sided tests,"
-        " corrected in the same way."
+        f"{ran}. {deciding} decide, a size of a scale counted as one; a screening only ranks. Each"
+        " sweep is read by itself, since sweeps were made by different versions of the code, and"
+        " each compares arms with a base of the same code. Holm's method corrects twice: within"
+        f" each sweep (p, its sweep), and over all {tested} on this page together (p, this page). A"
+        f" word stands here only if the second is at most {alpha:g}. So chance alone decides even"
+        " one difference on this page with 5 % probability at the most, and even one tie with"
+        " another 5 %. That does not cover what runs share, such as a text or a learning rate."
+        " Intervals are 95 % intervals, each by itself. A worth is read off the base's own losses"
+        " with fewer and more tokens, and never extrapolated. A tie is a difference smaller than"
+        " what 5 % of the tokens are worth, by two one-sided tests, corrected in the same way."
     )

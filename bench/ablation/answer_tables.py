@@ -8,6 +8,7 @@ from bench.ablation import answer
 from bench.ablation.answer_figures import BASES, bar
 from bench.ablation.scale import Slope
 from bench.ablation.sentences import DASH, signed
+from bench.ablation.stats import listed
 from bench.ablation.tables import (
     Cell,
     Table,
@@ -18,7 +19,6 @@ from bench.ablation.tables import (
     worth_cell,
 )
 
-FEW_INTERACTIONS = 8
 LEAST_P = 1e-4  # smaller ones are shown as below it
 KINDS = {"cannot tell": "undecided", "holds": "tie", "grows": "better", "fades": "worse"}
 LEDGER_WORDS = {  # a verdict of the ledger, and the class that gives its colour
@@ -58,9 +58,10 @@ def experiment_cell(claim):
     return Cell(claim.experiment.name.replace("_", " "), kind="of-sweep")
 
 
-def word_cell(subject):
+def word_cell(subject, elsewhere=()):
     word = subject.word
-    return Cell(word, kind=KINDS.get(word, word.replace(" ", "-")), tip=subject.why)
+    text = f"{word}, elsewhere {listed(elsewhere)}" if elsewhere else word
+    return Cell(text, kind=KINDS.get(word, word.replace(" ", "-")), tip=subject.why)
 
 
 def ratio_text(value):
@@ -74,7 +75,7 @@ def time_cell(part):
     time, low, high = part.time
     if math.isfinite(low):
         return Cell(f"{time:.2f} × ({low:.2f} to {high:.2f})", time, ends=(low, high))
-    costs = part.claim.section.costs.values()
+    costs = part.priced.section.costs.values()
     why = next((cost["disturbed"] for cost in costs if cost.get("disturbed")), "")
     return Cell(f"about {time:.2f} ×", time, tip=f"without an interval: {why}" if why else "")
 
@@ -89,7 +90,8 @@ def parts_tables(parts):
         "A part that is worth 1.4 × gets as far as its base does with 1.4 times the training"
         " tokens. Time, memory of training and the cache of keys and values are times the base's;"
         ' "about": other work disturbed the timing. Of several sweeps that measured a part, the one'
-        " with the smallest standard error counts."
+        " with the smallest standard error counts, for its costs the newest. In a factorial an"
+        " effect is the mean over all combinations of the other parts."
     )
     made = []
     for base, of_base in shown.items():
@@ -110,13 +112,13 @@ def parts_table(key, title, note, parts):
         rows.append(
             [
                 name,
-                word_cell(subject),
+                word_cell(subject, part.elsewhere),
                 Cell(picture, kind="picture"),
                 worth_cell(subject.worth),
                 difference_cell(subject),
                 *p_cells(subject),
                 time_cell(part),
-                worth_cell(subject.worth_time),
+                worth_cell(part.worth_time),
                 number(part.memory, ratio_text),
                 number(part.cache, ratio_text),
                 Cell(f"{subject.n} + {subject.n_against}", subject.n),
@@ -158,15 +160,15 @@ def setting_of(section):
     parts = [sweep["data"]["dataset"], f"{sweep['max_iters']:,} steps"]
     parts += [f"{short(size)} parameters"] if size else []
     rate = f"learning rate {sweep['base_values'].get('learning_rate', 0):g}"
-    own_rates = len(sweep["lr_grid"]) > 1
-    return ", ".join([*parts, "each arm at its own best learning rate" if own_rates else rate])
+    own = "each arm at its own best learning rate"
+    return ", ".join([*parts, own if answer.has_own_rates(section) else rate])
 
 
 def interactions_table(claims):
     """The decided interactions, or else the surest ones."""
     found = answer.of_interactions(claims)
     decided = [claim for claim in found if claim.subject.word in ("better", "worse")]
-    rows, shown = [], (decided or found)[:FEW_INTERACTIONS]
+    rows, shown = [], decided or found[:1]
     for claim in shown:
         subject = claim.subject
         cells = [experiment_cell(claim), word_cell(subject), difference_cell(subject)]
@@ -187,26 +189,27 @@ def slopes_table(claims):
     for claim in found:
         one = claim.subject
         slope = interval_cell(one.mean, one.low, one.high)
-        ends = [Cell(signed(end, 3), end) for end in one.line]
+        ends = [Cell(signed(end.mean, 3), end.mean) for end in (one.effects[0], one.effects[-1])]
         cells = [experiment_cell(claim), word_cell(one), slope, *ends]
         rows.append([name_cell(claim), *cells, *p_cells(one)])
     headings = (
         "part|experiment|verdict|slope [95 %], nats per factor of ten of compute|at the smallest"
         "|at the largest|p, its sweep|p, this page"
     )
-    note = "The fitted effect at the ends of the range, and its slope; below zero is better."
+    note = (
+        "The measured effect at both ends of the range, and the fitted slope; below zero is better."
+    )
     table = Table("slopes", "More, or less, as the model grows?", note, headings.split("|"), rows)
     return Linked(table, [claim.experiment.name for claim in found], cards=True)
 
 
 def measured(row):
-    """What a row of the ledger says that we measured: a number with its interval, and how."""
-    text = row.get("measured") or ""
-    if not text and row.get("value") is not None:
-        text = f"{row.get('quantity') or 'value'}: {row['value']:.4g}"
-        if row.get("low") is not None and row["low"] < row["high"]:
-            text += f" ({row['low']:.4g} to {row['high']:.4g})"
-    return "; ".join(filter(None, [text, row.get("note")]))
+    """What a row of the ledger says that we measured, and for which values the claim holds."""
+    found = (
+        "{quantity}: {measured}; claimed: {holds}".format_map(row) if row.get("measured") else ""
+    )
+    found = found.replace("claimed: = ", "claimed: ")
+    return "; ".join(filter(None, [found, row.get("note")]))
 
 
 def ledger_table(rows):
@@ -247,6 +250,9 @@ def claims_table(claims):
         "comparison|sweep|what|verdict of its sweep|verdict of the page|estimate [95 %]"
         "|p, its sweep|p, this page|note"
     )
-    note = "All comparisons of all sweeps: the family of the page's correction."
+    note = (
+        "All comparisons of all sweeps: the family of the page's correction. For a tie, p tests"
+        " equality. An interval is for its row alone; a verdict is corrected for all rows."
+    )
     table = Table("claims", "Every comparison", note, headings.split("|"), rows)
     return Linked(table, [claim.experiment.name for claim in claims])

@@ -193,7 +193,9 @@ def settle(slope):
         slope.word = "grows" if abs(last) > abs(first) else "fades"
         if first * last < 0:
             slope.word = "changes sign"
-            slope.why = "better at the largest size" if last < 0 else "worse at the largest size"
+            slope.why = (
+                f"by the fitted line {'better' if last < 0 else 'worse'} at the largest size"
+            )
     elif slope.p_tie <= ALPHA:
         slope.word = "holds"
     else:

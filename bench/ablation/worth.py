@@ -41,6 +41,10 @@ class Worth:
         low, high = self.words(self.low, ""), self.words(self.high, "")
         return f"{self.words(self.k)} ({low} to {high})"
 
+    def in_time(self, ratio):
+        """The same as a multiple of the time, of steps that take `ratio` times as long."""
+        return Worth(*(each / ratio for each in vars(self).values()))
+
     def words(self, k, unit=" ×"):
         if k == math.inf:
             return f"more than {self.most:.3g}{unit}"

@@ -133,7 +133,7 @@ def test_the_page_takes_back_what_only_its_sweep_decides(tmp_path):
     )
     assert claim.own == "better" and claim.taken_back and claim.subject.word == "undecided"
     assert claim.subject.p_holm <= ALPHA < claim.subject.p_page
-    assert "among the page's 26 comparisons" in claim.subject.why
+    assert "better by its own sweep, not by the correction" in claim.subject.why
 
 
 def test_the_surest_estimate_of_a_part_counts(tmp_path):
@@ -249,7 +249,7 @@ def written(tmp_path_factory):
     make(folder / "results/one")
     make(folder / "results/screening", EFFECTS | {"swiglu": -0.05}, screening=True)
     make_scale(folder / "results/growing")
-    numbers = {"quantity": "difference", "value": -0.0612, "low": -0.07, "high": -0.05}
+    numbers = {"quantity": "difference", "measured": "-0.0612 (-0.07 to -0.05)", "holds": "-1 to 0"}
     rows = [CLAIM | {"verdict": "contradicted", "note": "two sizes"} | numbers]
     (folder / "results/claims.json").write_text(json.dumps({"facts": {}, "claims": rows}))
     (folder / "README.md").write_text(
@@ -294,7 +294,7 @@ def test_the_page_says_what_has_not_run_and_what_was_published(written):
     out, text = written
     assert "not run yet" in text and "Does it run?" in text
     assert "contradicted" in text and "rope helps" in text
-    assert "difference: -0.0612 (-0.07 to -0.05); two sizes" in text
+    assert "difference: -0.0612 (-0.07 to -0.05); claimed: -1 to 0; two sizes" in text
     markdown = (out / "index.md").read_text(encoding="utf-8")
     for line in markdown.splitlines():
         assert not line.startswith("|") or line.endswith("|")
@@ -352,9 +352,9 @@ def test_sentences_are_computed(tmp_path):
     first = without_links(answer_sentences.answer(facts)["gpt2"][0])
     worth = next(claim.subject.worth for claim in claims if claim.subject.arm == "rope")
     gained = (
-        r"In GPT-2 of [\d. k]+ parameters, most is gained, counted in training tokens, by RoPE,"
+        r"With one rate for all arms, GPT-2 of [\d. k]+ parameters gains most from RoPE \((.*)\)\."
     )
-    assert re.match(gained, first) and str(worth) in first
+    assert re.match(gained, first)[1] == str(worth).replace(" (", ", ").rstrip(")")
     assert answer_sentences.surprises(facts) == answer_sentences.surprises(facts)
 
 
@@ -363,7 +363,7 @@ def test_a_part_on_which_experiments_disagree_is_named_as_such(tmp_path):
     make(tmp_path / "other", EFFECTS | {"untied": -0.2}, seeds=8)
     claims = claims_in(tmp_path)
     parts = {part.name: part for part in answer.parts_of(claims)}
-    assert parts["untied head"].depends and not parts["RoPE"].depends
+    assert parts["untied head"].elsewhere == ["better"] and not parts["RoPE"].elsewhere
     assert parts["untied head"].claim.subject.word == "worse"
     facts = facts_of(claims)
     second = answer_sentences.answer(facts)["gpt2"][-1]
@@ -374,13 +374,17 @@ def test_a_part_on_which_experiments_disagree_is_named_as_such(tmp_path):
 def test_two_scales_that_contradict_each_other_are_both_named(tmp_path):
     make_scale(tmp_path / "fading")
     (line,) = slope_lines(tmp_path)
-    assert line.startswith("The effect of RoPE fades with scale, from −0.2")
+    assert line.startswith(
+        "The effect of RoPE fades from the smallest size to the largest, from −0.2"
+    )
     assert "in an experiment of" not in line
 
     make_scale(tmp_path / "growing", first=-0.05, step=-0.15)
     (line,) = slope_lines(tmp_path)
-    steps = "in an experiment of 2,000 steps at the largest, not 2,000, it fades: −0.2.* to −0.0"
-    assert re.search(f"grows with scale, from −0.0.*; {steps}", line)
+    steps = (
+        "in an experiment of 2,000 steps at the largest, not 2,000, it fades, from −0.2.* to −0.0"
+    )
+    assert re.search(f"grows from the smallest .*, from −0.0.*; {steps}", line)
     assert line.count("RoPE") == 1
 
 
@@ -390,14 +394,13 @@ def test_what_changes_at_ones_own_rate(tmp_path):
     make_sweep(tmp_path / "one", 8, EFFECTS, diverged=(), stale=False, curve_points=3, **keys)
     facts = facts_of(claims_in(tmp_path))
     (line,) = (without_links(text) for text in answer_sentences.surprises(facts) if "rate" in text)
-    found = re.search(r"changes by (.*) nats with RoPE \((.*) at one shared rate\)", line)
-    own, shared = found.groups()
-    assert float(own.replace("−", "-")) == pytest.approx(-0.06, abs=0.01)
-    assert float(shared.replace("−", "-")) == pytest.approx(-0.09, abs=0.01)
-    assert line.endswith("GPT-2's own best is 2 × the shared one.")
+    found = re.search(r"2 × the shared one; .* by (\S*) nats with RoPE \(not (\S*)\)\.$", line)
+    own, shared = (float(text.replace("−", "-")) for text in found.groups())
+    assert own == pytest.approx(-0.06, abs=0.01) and shared == pytest.approx(-0.09, abs=0.01)
     make(tmp_path / "surer", seeds=16, noise=0.004)
-    first = answer_sentences.answer(facts_of(claims_in(tmp_path)))["gpt2"][0]
-    assert re.search(r"]\(#at-surer\) \(.*]\(#at-one\) at its own learning rate\)", first)
+    tuned, shared, *_ = answer_sentences.answer(facts_of(claims_in(tmp_path)))["gpt2"]
+    assert tuned.startswith("With the best learning rate for each arm") and "(#at-one)" in tuned
+    assert shared.startswith("With one rate for all arms") and "(#at-surer)" in shared
 
     shutil.rmtree(tmp_path / "surer")
     make(tmp_path / "one", seeds=8)  # without tuning
@@ -408,7 +411,7 @@ def slope_lines(folder):
     claims = claims_in(folder)
     facts = facts_of(claims)
     lines = map(without_links, answer_sentences.surprises(facts))
-    return [line for line in lines if "with scale" in line]
+    return [line for line in lines if "smallest size" in line]
 
 
 def test_the_readme_holds_what_the_page_says():

@@ -67,7 +67,7 @@ def test_the_words_of_slopes():
     found = {one.arm: one for one in scale.analyse(sections(PLANTED, sd=0.004)).slopes}
     words = {name: one.word for name, one in found.items()}
     assert words == dict(grows="grows", fades="fades", turns="changes sign", holds="holds")
-    assert found["turns"].why == "better at the largest size"
+    assert found["turns"].why == "by the fitted line better at the largest size"
     noisy = scale.analyse(sections(PLANTED, sd=0.2)).slopes
     assert {one.word for one in noisy} == {"cannot tell"}
 
