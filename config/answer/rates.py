@@ -2,8 +2,8 @@
 #   python bench/ablate.py config/answer/rates.py --workers=2
 # Does each part want its own learning rate, and is its effect an artefact of the base's? Rates from
 # a quarter to four times the base's; each arm is then reported at its own best one. A tuned arm is
-# compared with a tuned base. Four seeds choose, since SwiGLU's loss differs much between seeds at the
-# higher rates.
+# compared with a tuned base. Four seeds choose, since SwiGLU's loss differs much between seeds at
+# the higher rates.
 question = "What are the parts worth when each has its own learning rate?"
 out_dir = "out-answer/rates"
 arms = {
