@@ -18,7 +18,7 @@ MARKS = {  # right is better here
     "tie": ("s", BLUE),
     "larger than the noise": ("D", BLUE),
 }
-BAR = 200, 18, 2.0  # width and height of a bar in a table, and its reach in doublings of the tokens
+BAR = 96, 18, 1.3  # width and height of a bar in a table, and its reach in doublings of the tokens
 ARROW = 1.25  # the multiple of the tokens that an arrow spans
 BASES = {"gpt2": "GPT-2", "llama": "LLaMA"}
 
@@ -149,13 +149,13 @@ def draw_worth(axes, place, part, tips):
 
 
 def bar(worth, word):
-    """A worth as a picture as high as a line of text: 1 × is in the middle, a doubling of the
-    tokens a quarter of the width."""
+    """A worth as a picture as high as a line of text, on a logarithmic scale: 1 × is in the middle,
+    and what lies beyond the reach is at its end."""
     width, height, reach = BAR
 
     def place(k):
         doublings = np.clip(math.log2(k) if k > 0 else -reach, -reach, reach)
-        return float(width / 2 * (1 + 0.94 * doublings / reach))
+        return float(width / 2 * (1 + 0.9 * doublings / reach))
 
     k, low, high = map(place, (worth.k, *ends_of(worth)))
     middle = height / 2
@@ -164,5 +164,5 @@ def bar(worth, word):
         f'<svg class="bar {word.replace(" ", "-")}" viewBox="0 0 {width} {height}" '
         f'aria-hidden="true"><path class="axis" d="M{width / 2} 0V{height}"/>'
         f'<path class="span" d="M{low:.1f} {middle}H{max(high, low + 0.1):.1f}"/>'
-        f'<circle{filled} cx="{k:.1f}" cy="{middle}" r="4.5"/></svg>'
+        f'<circle{filled} cx="{k:.1f}" cy="{middle}" r="4"/></svg>'
     )

@@ -371,6 +371,22 @@ def test_a_part_on_which_experiments_disagree_is_named_as_such(tmp_path):
     assert second.count("ntied") == 1
 
 
+def test_costs_are_those_of_the_newest_timing(tmp_path):
+    """More seeds give the better estimate, newer code the costs; disturbed times are left out."""
+    make(tmp_path / "older", seeds=16, started="2026-01-01T00:00:00")
+    make(tmp_path / "newer", started="2026-02-01T00:00:00")
+    make(tmp_path / "disturbed", started="2026-03-01T00:00:00")
+    path = tmp_path / "disturbed/costs.jsonl"
+    costs = [json.loads(line) | {"step_ratio": None} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(cost) + "\n" for cost in costs))
+
+    part, *_ = answer.parts_of(claims_in(tmp_path))
+    assert (part.claim.experiment.name, part.priced.experiment.name) == ("older", "newer")
+    tokens, time = part.claim.subject.worth, part.worth_time
+    assert time.k * part.time[0] == pytest.approx(tokens.k)
+    assert time.high * part.time[0] == pytest.approx(tokens.high)
+
+
 def test_two_scales_that_contradict_each_other_are_both_named(tmp_path):
     make_scale(tmp_path / "fading")
     (line,) = slope_lines(tmp_path)
