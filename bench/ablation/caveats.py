@@ -150,8 +150,8 @@ CAVEATS = (
     ),
     (
         rates_that_did_not_hold,
-        "At the rate chosen for them some seeds fail: {found}. More seeds to choose by (tune_seeds)"
-        " choose a safer rate.",
+        "The reported runs of these arms are worse than those that chose their rate: {found}. More"
+        " seeds to choose by (tune_seeds) find a safer rate.",
     ),
     (
         unmatched_arms,

@@ -69,7 +69,7 @@ CHANGES = {  # what must be said -> the change of the clean sweep
         "data": {"train_tokens": 500, "val_tokens": 1, "dataset": "x", "fingerprint": "y"},
     },
     "different hardware: H200 and Xeon": {"row_of": {"hardware": "H200"}},
-    "chosen for them some seeds fail: rope (1.6": {"row_of": {"final_tune": 9.0}},
+    "worse than those that chose their rate: rope (1.6": {"row_of": {"final_tune": 9.0}},
     "with other code, so the report omits them: rope": {"cost_of": {"code_hash": "old"}},
 }
 
