@@ -22,7 +22,7 @@ from bench.ablation.tables import contexts_of, short
 from bench.ablation.worth import two_digits
 
 MOST = 4  # parts that a sentence names as worth most
-LISTED = 5  # parts of one word that the last sentence names
+LISTED = 4  # parts of one word that the last sentence names
 ROWS, CLAIMS, LEDGER, ESTIMATES = "rows", "claims", "ledger", "estimates"  # places of the page
 
 
