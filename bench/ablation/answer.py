@@ -8,7 +8,6 @@ family and those of ties as another: with 95 % probability nothing that the page
 effect of chance alone. The check of a base against its second copy claims nothing and is left out.
 """
 
-import json
 import math
 import re
 import shlex
@@ -411,16 +410,3 @@ def level_ratio(section, factor, key):
         return None
     logs, high = np.log(values), np.array([bool(cell[factor]) for cell in cells.values()])
     return float(np.exp(logs[high].mean() - logs[~high].mean()))
-
-
-# ---------------------------------------------------------------- the ledger
-
-
-def ledger(path):
-    """The rows of claims.json, each with id, claim, source, kind, verdict and value; [] without
-    that file."""
-    if not path.exists():
-        return []
-    found = json.loads(path.read_text(encoding="utf-8"))
-    rows = found if isinstance(found, list) else found.get("claims", found.get("rows", []))
-    return [row for row in rows if isinstance(row, dict)]

@@ -1,5 +1,6 @@
 """The answer page: its figures, and the whole as HTML and Markdown, and the README's sentences."""
 
+import json
 import os.path
 import re
 from dataclasses import dataclass
@@ -211,7 +212,8 @@ def content_of(results=RESULTS, configs=ROOT / "config"):
     label(found)
     claims = answer.claims_of(found)
     parts = answer.parts_of(claims)
-    ledger = answer.ledger(results / "claims.json")
+    path = results / "claims.json"
+    ledger = json.loads(path.read_text(encoding="utf-8"))["claims"] if path.exists() else []
     facts = answer_sentences.Facts(found, claims, parts, ledger)
     shown = {
         "top": top_of(facts, parts),
