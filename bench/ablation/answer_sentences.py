@@ -278,7 +278,8 @@ def of_rates(facts):
 
 def unknown(facts):
     """[sentence]: what the page does not know."""
-    names = listed(dict.fromkeys(one.sweep["data"]["dataset"] for one in facts.sections))
+    datasets = dict.fromkeys(one.sweep["data"]["dataset"] for one in facts.sections)
+    names = listed(name for name in datasets if not name.startswith("task:"))
     lines = [f"Models beyond {sizes_of(facts.sections)}, and other text than {names}."]
     open_words = ("undecided", "not seen", "cannot tell", "no verdict")
     left = [claim for claim in facts.claims if claim.subject.word in open_words]
