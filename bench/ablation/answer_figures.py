@@ -84,17 +84,17 @@ def multiple_of_loss(curve: Curve, loss):
 
 def worths(parts, tips):
     """What each part is worth: so many times the training tokens, with the 95 % interval. The grey
-    band is two standard deviations of one run to each side, the noise of a single seed. Filled
-    marks are decided after the correction over the whole page: green better, red worse, blue a tie.
-    An arrow leads beyond the tokens that were measured. A stroke is the worth where each arm has
-    its own learning rate, if another experiment chose one."""
+    band is two standard deviations of one run to each side, the noise of a single seed, in the
+    median over the parts. Filled marks are decided after the correction over the whole page: green
+    better, red worse, blue a tie. An arrow leads beyond the tokens that were measured. A stroke is
+    the worth where each arm has its own learning rate, if another experiment chose one."""
     shown = [part for part in parts if part.claim.subject.worth]
     if not shown:
         return None
     figure = Figure(figsize=(WIDTH, 0.9 + 0.23 * (len(shown) + 1)))
     axes = figure.subplots()
-    band = widest([noise_worth(part.claim.section) for part in shown])
-    if band:
+    band = typical([noise_worth(part.claim.section) for part in shown])
+    if band is not None:
         axes.axvspan(*band, color=FAINT, alpha=0.5, linewidth=0)
         axes.text(band[1] * 1.04, 0, "noise of one run", va="center", fontsize=9)
     axes.axvline(1, color=INK, linewidth=0.8)
@@ -115,10 +115,10 @@ def worths(parts, tips):
     return figure
 
 
-def widest(bands):
-    """The band that holds all others; None if there is none."""
+def typical(bands):
+    """The band between the medians of all lower and of all upper ends; None if there is none."""
     known = [band for band in bands if band]
-    return known and (min(band[0] for band in known), max(band[1] for band in known))
+    return np.median(known, axis=0) if known else None
 
 
 def ends_of(worth):
