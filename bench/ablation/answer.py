@@ -4,8 +4,9 @@ and one correction over these (bench/answer.py).
 
 Each sweep is read by itself, because sweeps were made by different versions of the code. Holm's
 method then corrects the p-values of all their comparisons together, those of differences as one
-family and those of ties as another: with 95 % probability nothing that the page calls decided is an
-effect of chance alone. The check of a base against its second copy claims nothing and is left out.
+family and those of ties as another: the probability that chance alone decides even one difference
+is at most 5 %, and as much again for the ties. The check of a base against its second copy claims
+nothing and is left out.
 """
 
 import math
@@ -137,7 +138,7 @@ class Claim:
 
 @dataclass
 class Part:
-    """A change to a base, with all estimates of what it is worth."""
+    """A change to a base, and the estimates of its worth from all experiments."""
 
     name: str
     base: str  # gpt2 or llama
@@ -380,6 +381,7 @@ def part_of(claims):
 
 
 def was_timed(claim):
+    """Whether the steps of a claim's arm were timed without disturbance."""
     time = step_ratio(claim.section, claim.subject.arm)
     return bool(time) and math.isfinite(time[1])
 

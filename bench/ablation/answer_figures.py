@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from bench.ablation.answer import noise_of
 from bench.ablation.figures import BLUE, FAINT, GREEN, GREY, INK, OPEN_MARK, RED, WIDTH
+from bench.ablation.losses import REPORTED
 from bench.ablation.worth import Curve
 
 TICKS = (0.25, 0.5, 1, 2)
@@ -62,7 +63,7 @@ def base_copies(section):
 
 def column_of(section):
     """The column of a row that holds the sweep's metric on the reported half of the text."""
-    return section.sweep["metric"].replace("_val_loss", "_report")
+    return REPORTED[section.sweep["metric"]]
 
 
 def noise_worth(section):

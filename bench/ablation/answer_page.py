@@ -1,6 +1,5 @@
 """The answer page: its figures, and the whole as HTML and Markdown, and the README's sentences."""
 
-import json
 import os.path
 import re
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from bench.ablation.significance import ALPHA
 from bench.ablation.stats import listed
 from bench.ablation.tables import contexts_of
 from common.errors import UserError
-from common.files import ROOT
+from common.files import ROOT, read_json
 from common.files import write as write_file
 
 MOST_LINES = 9  # in a figure of curves; those of more arms hide each other
@@ -138,10 +137,10 @@ def figures_of(found):
 def reach(found):
     """The experiments with losses beyond the training context: the one on positions first, then
     those with most arms that have them."""
+    first = {one.name: one.sections[0] for one in found}
     counts = {
-        one.name: sum(len(contexts_of(section, arm)) > 1 for arm in arms_of(section))
-        for one in found
-        for section in one.sections
+        name: sum(len(contexts_of(section, arm)) > 1 for arm in arms_of(section))
+        for name, section in first.items()
     }
     having = [one for one in found if counts[one.name]]
     return sorted(having, key=lambda one: (one.name != "positions", -counts[one.name]))
@@ -212,8 +211,8 @@ def content_of(results=RESULTS, configs=ROOT / "config"):
     label(found)
     claims = answer.claims_of(found)
     parts = answer.parts_of(claims)
-    path = results / "claims.json"
-    ledger = json.loads(path.read_text(encoding="utf-8"))["claims"] if path.exists() else []
+    path, fix = results / "claims.json", "run python bench/claims.py again"
+    ledger = read_json(path, fix)["claims"] if path.exists() else []
     facts = answer_sentences.Facts(found, claims, parts, ledger)
     shown = {
         "top": top_of(facts, parts),

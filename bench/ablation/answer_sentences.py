@@ -16,6 +16,7 @@ from bench.ablation.answer import (
     shown_name,
 )
 from bench.ablation.answer_figures import BASES, noise_worth
+from bench.ablation.answer_tables import LEDGER_WORDS
 from bench.ablation.sentences import signed
 from bench.ablation.stats import counted, listed
 from bench.ablation.tables import contexts_of, short
@@ -248,12 +249,13 @@ def of_contexts(facts):
 
 def of_rates(facts):
     """The parts whose effects change most when each arm has its own learning rate."""
-    found = []
+    found, tuning = [], {id(section): section.tuning() for section in facts.sections}
     for claim in facts.claims:
-        losses, arm, base = claim.section.tuning(), claim.subject.arm, claim.section.sweep["base"]
-        ends = [np.mean(losses.get(each, {}).get(1, math.nan)) for each in (arm, base)]
-        shared = float(ends[0] - ends[1])
-        if claim.subject.word in ("better", "worse") and math.isfinite(shared):
+        losses = tuning[id(claim.section)]
+        arms = claim.subject.arm, claim.section.sweep["base"]
+        own, base = (np.mean(losses.get(arm, {}).get(1, math.nan)) for arm in arms)
+        if claim.subject.word in ("better", "worse") and math.isfinite(own - base):
+            shared = float(own - base)
             found.append((abs(claim.subject.mean - shared), claim, shared))
     if not found:
         return ""
@@ -294,8 +296,7 @@ def unknown(facts):
     if waiting:
         planned = waiting + sum(one.planned for one in facts.ran)
         lines.append(f"{cited(f'{waiting} of {planned} planned experiments', ROWS)}: not run yet.")
-    decided = ("confirmed", "contradicted")
-    open_claims = [row for row in facts.ledger if row.get("verdict") not in decided]
+    open_claims = [row for row in facts.ledger if row.get("verdict") not in LEDGER_WORDS]
     if open_claims:
         count = cited(f"{len(open_claims)} of {len(facts.ledger)} published claims", LEDGER)
         lines.append(f"{count}: undecided, or not measured.")

@@ -165,7 +165,7 @@ def setting_of(section):
 
 
 def interactions_table(claims):
-    """The decided interactions, or else the surest ones."""
+    """The decided interactions, or else the surest one."""
     found = answer.of_interactions(claims)
     decided = [claim for claim in found if claim.subject.word in ("better", "worse")]
     rows, shown = [], decided or found[:1]

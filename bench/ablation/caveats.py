@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from bench.ablation.losses import TUNED_BY
 from bench.ablation.sentences import arms_of
 from bench.ablation.stats import counted, listed
 
@@ -71,11 +72,11 @@ def learning_rates_at_the_edge(case):
 
 def rates_that_did_not_hold(case):
     """Arms that lose more on new seeds than on those that chose their rate, on the same text."""
-    found, key = [], case.sweep["metric"].replace("_val_loss", "_tune")
+    found, column = [], TUNED_BY[case.sweep["metric"]]
     for arm, losses in case.section.tuning().items():
         then = np.mean(losses.get(case.sweep["chosen_lr"].get(arm, 1), np.nan))
         rows = case.runs.done.get(arm, {}).values()
-        now = np.mean([row[key] for row in rows] or np.nan)
+        now = np.mean([row[column] for row in rows] or np.nan)
         if now - then > FAR * case.section.main.base_sd:
             found.append(f"{arm} ({then:.3f} when its rate was chosen, {now:.3f} reported)")
     return found

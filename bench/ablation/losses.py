@@ -8,7 +8,9 @@ import numpy as np
 from bench.ablation.history import control_group
 from common.errors import UserError
 
-REPORTED = {"final_val_loss": "final_report", "best_val_loss": "best_report"}  # columns of a row
+# The columns of a row with a metric on the half of the text that chooses rates, and on the other.
+TUNED_BY = {"final_val_loss": "final_tune", "best_val_loss": "best_tune"}
+REPORTED = {"final_val_loss": "final_report", "best_val_loss": "best_report"}
 WRONG = ("wrong_answers", "wrong_tokens")  # measures, and columns of the rows that have answers
 IDENTITY = ("arm", "seed", "lr", "purpose", "code_hash", "config_hash")
 

@@ -5,12 +5,11 @@ import itertools
 import math
 
 from bench.ablation import cluster, launch, outcome, worth
-from bench.ablation.losses import REPORTED
+from bench.ablation.losses import REPORTED, TUNED_BY
 from bench.ablation.running_page import RunningPage
 from bench.ablation.terminal import Progress, format_duration
 
 EXTENSIONS = 2  # times that a grid of rates is extended if its best rate is at its edge
-TUNED_BY = {"final_val_loss": "final_tune", "best_val_loss": "best_tune"}  # columns of a row
 
 
 def run_sweep(sweep, stop):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.ablation import history, scale, stats
 from bench.ablation.effects import Effects, analyse, cells_of
-from bench.ablation.losses import WRONG, Runs, sort_rows
+from bench.ablation.losses import TUNED_BY, WRONG, Runs, sort_rows
 from bench.ablation.scale import Scale
 from common import files
 from common.errors import UserError
@@ -53,10 +53,10 @@ class Section:
     def tuning(self):
         """{arm: {multiple of the base's rate: [loss of each run]}}, on the half of the text that is
         not reported; nan where a run diverged."""
-        found, key = {}, self.sweep["metric"].replace("_val_loss", "_tune")
+        found, column = {}, TUNED_BY[self.sweep["metric"]]
         for row in self.runs.tuning:
             losses = found.setdefault(row["arm"], {}).setdefault(row["lr"], [])
-            losses.append(math.nan if row["status"] == "diverged" else row[key])
+            losses.append(math.nan if row["status"] == "diverged" else row[column])
         return found
 
     def record(self):

@@ -350,11 +350,12 @@ def test_sentences_are_computed(tmp_path):
     claims = claims_in(tmp_path)
     facts = facts_of(claims)
     first = without_links(answer_sentences.answer(facts)["gpt2"][0])
-    worth = next(claim.subject.worth for claim in claims if claim.subject.arm == "rope")
+    rope = next(claim.subject for claim in claims if claim.subject.arm == "rope")
     gained = (
         r"With one rate for all arms, GPT-2 of [\d. k]+ parameters gains most from RoPE \((.*)\)\."
     )
-    assert re.match(gained, first)[1] == str(worth).replace(" (", ", ").rstrip(")")
+    assert re.match(gained, first)[1] == str(rope.worth).replace(" (", ", ").rstrip(")")
+    assert math.isfinite(rope.p_page)
     assert answer_sentences.surprises(facts) == answer_sentences.surprises(facts)
 
 
