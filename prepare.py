@@ -35,8 +35,6 @@ from common import files
 from common.configurator import NonNegativeInt, PositiveInt, build, load
 from common.errors import Failure, UserError, run
 from tokens import sources
-from tokens.bpe import train_bpe
-from tokens.corpus import Corpus
 from tokens.documents import find_files, open_input
 from tokens.inspect_data import print_inspection, print_list
 from tokens.named import NAMED
@@ -52,8 +50,8 @@ from tokens.token_files import (
     recover,
     write_meta,
 )
-from tokens.tokenizer import ByteTokenizer, CharTokenizer
-from tokens.writing import end_of_text, nanogpt_splits, write_corpus
+from tokens.tokenizer import ByteTokenizer, CharTokenizer, train_bpe
+from tokens.writing import Corpus, end_of_text, nanogpt_splits, write_corpus
 
 SHAKESPEARE = ("shakespeare_char", "shakespeare")  # nanoGPT's datasets, with its two splits
 SMALL = (*SHAKESPEARE, "plays", *TASKS)  # ready in seconds: train.py prepares them if missing

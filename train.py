@@ -27,7 +27,6 @@ import torch
 
 from common.runtime import StopRequest, seed_for, set_up
 from parts import moe
-from prepare import SMALL, prepare
 from sample import SampleConfig, write_sample
 from tokens.mixture import bits_per_byte, common_tokenizer, open_split
 from tokens.token_files import is_prepared, load_meta, load_tokenizer
@@ -317,7 +316,11 @@ def find_data(config, runtime):
 
     def prepare_missing():
         for name, folder in folders.items():
-            if name in SMALL and not is_prepared(folder):
+            if is_prepared(folder):
+                continue
+            from prepare import SMALL, prepare  # here, since it is rarely needed
+
+            if name in SMALL:
                 print(f"no dataset in {folder} yet: running `prepare.py {name}`")
                 prepare(name, data_dir=config.data_dir)
 

@@ -30,10 +30,9 @@ from pathlib import Path
 
 from common.errors import UserError, one_line
 from common.files import parse_json
-from tokens.corpus import Corpus
-from tokens.pairs import FORM, PairRows, chat_pairs, plain_pair, text_of
-from tokens.preferences import preference
+from tokens.pairs import FORM, PairRows, chat_pairs, plain_pair, preference, text_of
 from tokens.sources import give_hub_a_home
+from tokens.writing import Corpus
 
 TABLES = {".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 CHUNK = 1 << 20  # bytes of text read at a time

@@ -24,8 +24,7 @@ import numpy as np
 
 from common.errors import UserError
 from tokens.batches import Batches, Text, visits
-from tokens.pairs import PairBatches, Pairs
-from tokens.preferences import Preferences
+from tokens.pairs import PairBatches, Pairs, Preferences
 from tokens.token_files import PIECE, fingerprint, load_mask, load_meta, load_split
 
 BLOCK = 10_000  # samples in which every source has exactly its share

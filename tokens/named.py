@@ -18,11 +18,11 @@ from pathlib import Path
 from common.errors import UserError, one_line
 from common.files import write
 from tokens import sources
-from tokens.corpus import Corpus
 from tokens.documents import needed, open_input
 from tokens.plays import open_plays
 from tokens.python_source import open_python_source
 from tokens.tasks import Task
+from tokens.writing import Corpus
 
 ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
 ENWIK8_ZIP = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"  # its sha256

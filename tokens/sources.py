@@ -16,8 +16,8 @@ from pathlib import Path
 
 from common.errors import Failure, UserError, one_line
 from common.files import leftovers, partial, remove, sha256_of
-from tokens.corpus import Corpus
 from tokens.tokenizer import BPETokenizer
+from tokens.writing import Corpus
 
 # tiny-shakespeare
 CANONICAL = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"  # its sha256

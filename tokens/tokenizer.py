@@ -7,6 +7,9 @@ reverses.
 """
 
 import base64
+import os
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -187,3 +190,166 @@ def read_encoding(data):
         )
     except Exception as error:  # of several kinds, such as an invalid regular expression
         raise ValueError(f"{type(error).__name__} {error}") from None
+
+
+# ---------------------------------------------------------------- training a BPE
+
+END = "<|endoftext|>"
+LARGEST = 1_000_000  # tokens; the library takes memory for all at once
+
+# GPT-4's pattern (cl100k_base in tiktoken/model.py and tiktoken_ext/openai_public.py), as it was
+# first published and as LLaMA 3 has it. tiktoken's own copy has since become faster to match, but
+# cuts white space at the end of a text differently.
+GPT4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+# GPT-2's letters for the 256 bytes: a printable byte is its own letter, the others are code points
+# from 256 on.
+PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
+LETTERS = {byte: chr(byte) for byte in PRINTED} | {
+    byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in PRINTED)
+}
+BYTES = {letter: byte for byte, letter in LETTERS.items()}
+
+
+def train_bpe(texts, vocab_size, documents=False):
+    """A BPETokenizer of vocab_size tokens: the 256 bytes, the merges of the pairs that are most
+    frequent in `texts`, an iterator of str, and <|endoftext|>. The same text gives the same tokens.
+
+    The texts are consecutive pieces of one text, however it was cut; with `documents`, each is a
+    text of its own. Memory grows with the number of different words, not with the text. Raises
+    UserError if vocab_size is too small or too large, or the text too short for so many tokens."""
+    where = f"vocab_size={vocab_size}"
+    if not 257 <= vocab_size <= LARGEST:
+        what = "a vocabulary has 257 tokens, the 256 bytes and <|endoftext|>, or more"
+        raise UserError(what, where, f"choose 257 to {LARGEST:,}")
+    try:
+        trained = learn(texts if documents else pieces(texts, safe_cut), vocab_size - 1)
+    except ImportError:
+        fix = "pip install tokenizers"
+        raise UserError("training a BPE needs the package tokenizers", where, fix) from None
+
+    vocab = trained.get_vocab()
+    if len(vocab) < vocab_size - 1:
+        what = f"the text is too short: it yields only {len(vocab) + 1:,} tokens"
+        raise UserError(what, where, f"choose {len(vocab) + 1} or less, or a longer text")
+    return BPETokenizer(encoding_of(vocab))
+
+
+def learn(texts, size):
+    """The library's own tokenizer of `size` tokens, or fewer if the texts yield no more."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+    split = pre_tokenizers.Split(Regex(GPT4), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    alphabet = [*LETTERS.values()]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def encoding_of(vocab):
+    """The tiktoken.Encoding of {token in GPT-2's letters: rank}, with <|endoftext|> after them."""
+    import tiktoken
+
+    ranks = {bytes(BYTES[letter] for letter in token): rank for token, rank in vocab.items()}
+    special = {END: len(ranks)}
+    return tiktoken.Encoding("trained", pat_str=GPT4, mergeable_ranks=ranks, special_tokens=special)
+
+
+# ---------------------------------------------------------------- encoding on all cores
+
+PIECE = 1 << 18  # characters that a thread encodes at a time
+
+
+def encode_batches(tokenizer, texts, documents):
+    """Yield (ids, number of utf-8 bytes) in the order of `texts`, an iterator of str.
+
+    With `documents`, each text is encoded by itself and each result is one document, without an
+    end-of-text token. Otherwise the texts are consecutive pieces of one text, however it was cut;
+    the ids of all results together are those of the whole text.
+
+    Threads encode while the next texts are read: tiktoken needs no lock of Python's. At most two
+    pieces per core wait to be encoded or fetched. Raises what the tokenizer's `encode` raises."""
+
+    def encode(batch):
+        return [
+            (tokenizer.encode(text), len(text.encode("utf-8", "surrogatepass"))) for text in batch
+        ]
+
+    if documents:
+        batches = groups(texts)
+    else:
+        cut = safe_cut if isinstance(tokenizer, BPETokenizer) else len
+        batches = ([piece] for piece in pieces(texts, cut))
+    for results in in_order(encode, batches):
+        yield from results
+
+
+def in_order(function, items):
+    """Yield function(item) of each item, in order, computed by one thread per core."""
+    cores, pending = os.cpu_count() or 1, deque()
+    with ThreadPoolExecutor(cores) as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(function, item))
+                if len(pending) > 2 * cores:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:  # after an error, or if the caller wants no more
+            for future in pending:
+                future.cancel()
+
+
+def groups(texts):
+    """Yield lists of consecutive texts, each list of PIECE characters or more except the last."""
+    group, length = [], 0
+    for text in texts:
+        group.append(text)
+        length += len(text)
+        if length >= PIECE:
+            yield group
+            group, length = [], 0
+    if group:
+        yield group
+
+
+def pieces(texts, cut):
+    """Yield one text, which comes as its consecutive pieces `texts`, in pieces of about PIECE
+    characters that end where `cut` allows it. A stretch that cannot be cut is held in memory."""
+    held, length, wanted = [], 0, PIECE
+    for text in texts:
+        for start in range(0, len(text), PIECE):
+            held.append(text[start : start + PIECE])
+            length += len(held[-1])
+            if length < wanted:
+                continue
+            whole = "".join(held)
+            end = cut(whole)
+            if end:
+                yield whole[:end]
+            held, length = [whole[end:]], len(whole) - end
+            wanted = PIECE if end else 2 * length  # so that a long stretch is not searched often
+    if length:
+        yield "".join(held)
+
+
+def safe_cut(text):
+    """The last place where a text can be cut without changing its BPE tokens, 0 if there is none.
+    It lies before white space that follows a letter or digit, or between a line's end and a letter.
+    No piece of GPT-2's or GPT-4's pattern, or of those derived from them, reaches across such a
+    place, and none depends on what comes after it."""
+    for at in range(len(text) - 1, 1, -1):
+        before, last, first = text[at - 2 : at + 1]
+        if first.isspace() and last.isalnum():
+            return at
+        if first.isalpha() and last == "\n" and not before.isspace():
+            return at
+    return 0

@@ -18,6 +18,7 @@ After each document comes <|endoftext|>, or a blank line if the vocabulary has n
 import hashlib
 import math
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -25,9 +26,8 @@ import numpy as np
 from tqdm import tqdm
 
 from common.errors import UserError
-from tokens.encode import encode_batches
 from tokens.token_files import TokenFile
-from tokens.tokenizer import BPETokenizer
+from tokens.tokenizer import BPETokenizer, encode_batches
 
 BAR = dict(disable=None, leave=False, unit_scale=True)  # on terminals only, removed at the end
 TEST_SHARE, TEST_TOKENS = 0.01, 50_000
@@ -35,6 +35,24 @@ MOST = 0.05  # of the tokens for test
 VAL = (0.05, 0.15)  # the hashes of the documents of val
 FEW = 100_000  # documents whose sizes are kept in memory, to split them by size
 SAMPLE = 100_000  # characters that are encoded to estimate how many tokens the text has
+
+
+# ---------------------------------------------------------------- texts
+
+
+@dataclass
+class Corpus:
+    """One long text, or many documents.
+
+    `pieces()` starts a new pass over the text. With `documents`, each piece is a whole document:
+    an end-of-text token follows it, and a hash of its content decides on its split. Otherwise the
+    pieces are consecutive parts of one text, which is split by position."""
+
+    source: str  # where the text comes from, for meta.json
+    pieces: Callable[[], Iterator[str]]
+    documents: bool = False
+    size: int | None = None  # about how many bytes, for a progress bar
+    skipped: dict = field(default_factory=dict)  # {file: why it is left out}, complete after a pass
 
 
 # ---------------------------------------------------------------- the first pass

@@ -2,7 +2,7 @@
 
 import torch
 
-from tokens.preferences import Preferences
+from tokens.pairs import Preferences
 
 EVAL_BLOCKS = 32  # parts of the validation text whose losses a log row holds
 

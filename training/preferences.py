@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from common.errors import UserError
-from tokens.pairs import Pairs
-from tokens.preferences import Preferences
+from tokens.pairs import Pairs, Preferences
 from training import parallel
 from training.feeder import to_device
 from weights.checkpoint import REFERENCE

@@ -9,7 +9,7 @@ import re
 from itertools import pairwise
 
 from common.errors import UserError, one_line
-from tokens.bpe import BYTES, GPT4, LETTERS
+from tokens.tokenizer import BYTES, GPT4, LETTERS
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 # Each digit is a piece of its own; the rest is GPT-2's pattern, with a run of spaces before a digit

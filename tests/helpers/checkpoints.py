@@ -7,9 +7,8 @@ from pathlib import Path
 import train
 from common import files
 from prepare import tokenizer_maker
-from tokens.corpus import Corpus
 from tokens.token_files import dtype_name, write_meta
-from tokens.writing import nanogpt_splits, write_corpus
+from tokens.writing import Corpus, nanogpt_splits, write_corpus
 
 # 20 of 40 steps by the code of FORMAT 1, and the text it trained on
 FORMAT_1 = Path(__file__).resolve().parent.parent / "checkpoints" / "format1"

@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from common.files import ROOT
 from helpers.texts import message
-from tokens.bpe import END, GPT4, encoding_of, learn, train_bpe
-from tokens.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, tokenizer_from_json
+from tokens.tokenizer import (
+    END,
+    GPT4,
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    encoding_of,
+    learn,
+    tokenizer_from_json,
+    train_bpe,
+)
 from weights.tokenizer_formats import merges, to_tokenizer_json
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -17,10 +17,10 @@ import prepare
 from common.errors import Failure, UserError
 from helpers.texts import message, tiny_bpe
 from tokens import documents, sources, token_files, writing
-from tokens.corpus import Corpus
 from tokens.documents import find_files, open_input
 from tokens.token_files import TokenFile, fingerprint, load_meta, load_split
 from tokens.tokenizer import tokenizer_from_json
+from tokens.writing import Corpus
 
 TEXTS = [f"Document {i}\nover the {'hills and far ' * (i % 7)}away, Zoë.\n" for i in range(400)]
 ROWS = [{"id": i, "text": text, "body": f"body {i}"} for i, text in enumerate(TEXTS)]

@@ -18,10 +18,16 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from common.files import ROOT
 from helpers.bpe import bpe
-from tokens import encode
-from tokens.bpe import GPT4, train_bpe
-from tokens.encode import encode_batches, safe_cut
-from tokens.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
+from tokens import tokenizer as encode
+from tokens.tokenizer import (
+    GPT4,
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    encode_batches,
+    safe_cut,
+    train_bpe,
+)
 from weights.tokenizer_formats import GPT2, PATTERNS, SMOLLM
 
 TEXT = (
@@ -166,8 +172,8 @@ def test_a_text_that_cannot_be_encoded(documents):
 
 CHILD = """
 import sys; sys.path.insert(0, sys.argv[1])
-from tokens.bpe import train_bpe
-from tokens.encode import encode_batches
+from tokens.tokenizer import train_bpe
+from tokens.tokenizer import encode_batches
 paths = sys.argv[3:]
 text = "".join(open(path, encoding="utf-8").read() for path in paths)
 tokenizer = train_bpe(iter([text]), 2000)

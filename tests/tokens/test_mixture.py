@@ -294,7 +294,7 @@ def test_mistakes_are_found_before_anything_is_written(sets, tmp_path, more, wor
 
 def test_a_known_set_that_is_missing_is_prepared(sets, monkeypatch):
     asked = []
-    monkeypatch.setattr(train, "prepare", lambda name, data_dir: asked.append((name, data_dir)))
+    monkeypatch.setattr("prepare.prepare", lambda name, data_dir: asked.append((name, data_dir)))
     config = TrainConfig(dataset="a,shakespeare_char, shakespeare", data_dir=str(sets))
     with pytest.raises(
         UserError, match="prepare.py shakespeare_char"

@@ -19,7 +19,8 @@ import prepare
 from common import files
 from helpers.bpe import bpe
 from helpers.texts import gpt2_or_skip, message, no_network, tiny_bpe
-from tokens import documents, encode, sources, token_files, writing
+from tokens import documents, sources, token_files, writing
+from tokens import tokenizer as encode
 from tokens.token_files import TokenFile, load_meta, load_split
 from tokens.tokenizer import BPETokenizer, tokenizer_from_json
 from weights import tokenizer_formats

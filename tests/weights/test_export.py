@@ -33,8 +33,7 @@ from parts.architectures import configure, make
 from prepare import prepare
 from sample import generate
 from tokens import sources
-from tokens.bpe import GPT4, train_bpe
-from tokens.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from_json
+from tokens.tokenizer import GPT4, ByteTokenizer, CharTokenizer, tokenizer_from_json, train_bpe
 from weights import export, gguf_format, pretrained, tokenizer_formats
 from weights.checkpoint import open_run
 from weights.export import main, to_hf, write_folder
