@@ -1,1 +1,0 @@
-"""Claims from papers and guides, what measures each of them, and the verdicts."""
