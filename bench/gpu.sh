@@ -12,7 +12,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 PYTHON=${PYTHON:-python} OUT=${OUT:-out-gpu} DATA=${DATA:-data} TINY=${TINY:-}
-STEPS="data train flash flex shakespeare memory decode tests ranks page"
+STEPS="data train flash flex shakespeare memory tests ranks page"
 
 speed() { "$PYTHON" bench/speed.py "$@"; }
 
@@ -48,15 +48,6 @@ step_shakespeare() { # the Shakespeare configs, nanoGPT's GPU setting; goes on w
 step_memory() { # the estimate of --dry_run beside the measured peak at 124 M
     local batches="--gradient_accumulation_steps=4 --eval_tokens=65536"
     speed memory $DEVICE --more="$(more "$batches $TINY_RUN")"
-}
-
-step_decode() { # one more token with shared keys and values; decoding where it runs on a GPU
-    speed gqa $DEVICE ${TINY:+--n_layer=1 --n_head=2 --n_embd=16 --steps=2}
-    if speed decode --help | grep -q -- --device; then
-        speed decode $DEVICE
-    else
-        echo "bench/speed.py decode measures CPUs only"
-    fi
 }
 
 step_tests() { # the tests that need a GPU, of a step that waits for nothing among them

@@ -1,14 +1,14 @@
 """
 Measure how fast a trained model generates text, one token after another:
 
-    python bench/speed.py decode --nanogpt=../nanoGPT --llama2c=../llama2.c  # beside the peers
+    python bench/speed.py decode --nanogpt=../nanoGPT
     python bench/speed.py decode --llamacpp=FOLDER   # after `npm install node-llama-cpp` there
     python bench/speed.py decode --out_dir=RUN --text=FILE  # a trained LLaMA, with its loss by mode
 
 All sides take turns, so that a busy machine slows all of them equally; a speed is that of the
 median round, and a ratio has its 95 % bootstrap interval. All LLaMAs have the same weights, and
-their greedy texts are compared. llama.cpp and llama2.c time themselves; llama.cpp leaves out the
-choice of the token. Writes bench/results/speed_decode.md.
+their greedy texts are compared. llama.cpp times itself and leaves out the choice of the token.
+Writes bench/results/speed_decode.md.
 """
 
 import copy
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.timing import llama2c, llamacpp, peers, results
+from bench.timing import llamacpp, peers, results
 from bench.timing.results import interval, ratio_text, threads_text, turns, write
 from common.configurator import PositiveInt, build, load
 from common.errors import UserError
@@ -41,10 +41,7 @@ FAST = "sampling/fast.py"
 OURS = "the model itself, cached"  # what all other modes are compared with
 TRANSFORMERS = "transformers, cached"
 NANOGPT = "nanoGPT (GPT-2), no cache"
-RIVALS = {  # with which a row is compared, by its bytes per weight
-    "llama.cpp": {4: "llama.cpp, F32", 2: "llama.cpp, F16", 1: "llama.cpp, Q8_0"},
-    "llama2.c": {4: "llama2.c", 2: "llama2.c", 1: "llama2.c, int8"},
-}
+LLAMACPP = {4: "llama.cpp, F32", 2: "llama.cpp, F16", 1: "llama.cpp, Q8_0"}  # by bytes per weight
 MODES = (  # of sampling/fast.py: dtype, compiled
     ("float32", False),
     ("float16", False),
@@ -59,7 +56,6 @@ STARTS = (("float32", False), ("int8", False), ("int8", True))  # of sample.py: 
 @dataclass
 class DecodeConfig:
     nanogpt: str = ""  # a checkout of nanoGPT
-    llama2c: str = ""  # the folder of llama2.c, or its run.c
     llamacpp: str = ""  # the folder where `npm install node-llama-cpp` was run
     out_dir: str = ""  # a run folder of a LLaMA to use in place of a random one
     text: str = ""  # a file to measure the loss on, if out_dir is given
@@ -96,7 +92,7 @@ def random_llama(config):
     for p in model.parameters():
         if p.dim() == 2:
             p.mul_(3.0)
-    model.lm_head.weight[1] = 0.0  # never the likeliest token: llama2.c stops at token 1
+    model.lm_head.weight[1] = 0.0  # never the likeliest token: it may end a text
     return model
 
 
@@ -183,9 +179,9 @@ def timed(arm, n):
 
 def race(config, model, models, commands, n):
     """({name: tokens per second of each round}, {name: the tokens})."""
-    arms = {name: partial(greedy, one) for name, one in models.items()}
+    arms = {name: partial(greedy, mode) for name, mode in models.items()}
     arms[TRANSFORMERS] = transformers_arm(model)
-    arms |= {name: llama2c.program_arm(command) for name, command in commands.items()}
+    arms |= {name: llamacpp.program_arm(command) for name, command in commands.items()}
     if config.nanogpt:
         arms[NANOGPT] = nanogpt_arm(config.nanogpt, model.config)
     speeds, texts = {name: [] for name in arms}, {}
@@ -195,7 +191,7 @@ def race(config, model, models, commands, n):
         texts[name], speed = timed(arms[name], n)
         speeds[name].append(speed)
     texts.pop(NANOGPT, None)  # another model's
-    return {name: np.array(each) for name, each in speeds.items()}, texts
+    return {name: np.array(rounds) for name, rounds in speeds.items()}, texts
 
 
 # ---------------------------------------------------------------- starting
@@ -224,7 +220,7 @@ def start_times(run, commands, rounds):
     found = {name: ([], []) for name in starts}
     for _, name in turns(starts, rounds):
         began = time.perf_counter()
-        done = llama2c.run_program(starts[name])
+        done = llamacpp.run_program(starts[name])
         found[name][0].append(time.perf_counter() - began)
         if name in modes:
             began = time.perf_counter()
@@ -245,16 +241,10 @@ def number_bytes(name):
     return 2 if "16" in name else 4
 
 
-def rivals(names):
-    """{heading: {bytes of a weight: the row to compare with}} of the engines that are measured."""
-    found = {head: rows for head, rows in RIVALS.items() if rows[4] in names}
-    return found or {"transformers": dict.fromkeys((4, 2, 1), TRANSFORMERS)}
-
-
-def equal_tokens(one, two):
+def equal_tokens(text, other):
     """How many tokens two texts have in common before the first difference."""
-    pairs = zip(one, two, strict=False)  # an arm may write fewer tokens
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(one))
+    pairs = zip(text, other, strict=False)  # an arm may write fewer tokens
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(text))
 
 
 def divergence(truth, model, text):
@@ -272,8 +262,9 @@ def table(config, model, text, n, commands):
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and name != "wte.weight"]
     read_per_token = sum(p.numel() for p in matrices)
     truth = greedy(models[OURS], n, texts[OURS])
-    found = rivals(speeds)
-    heads = ["", "tokens/s", *(f"times {head}" for head in found), "share", "same text", "KL"]
+    # {bytes of a weight: the row to compare with}
+    rivals = LLAMACPP if LLAMACPP[4] in speeds else dict.fromkeys((4, 2, 1), TRANSFORMERS)
+    heads = ["", "tokens/s", f"times {rivals[4].split(',')[0]}", "share", "same text", "KL"]
     heads += ["loss", ""] if text is not None else [""]
     lines = [
         f"## {threads_text(torch.get_num_threads())}: {reads:.1f} GB/s",
@@ -284,9 +275,8 @@ def table(config, model, text, n, commands):
     for name in sorted(medians, key=medians.get):
         speed, size = medians[name], number_bytes(name)
         cells = [name, f"{speed:.0f} ({max(speeds[name]):.0f})"]
-        for rows in found.values():
-            peer = speeds.get(rows[size])
-            cells.append("" if peer is None else ratio_text(*interval(speeds[name] / peer)))
+        peer = speeds.get(rivals[size])
+        cells.append("" if peer is None else ratio_text(*interval(speeds[name] / peer)))
         cells.append(f"{100 * speed * read_per_token * size / 1e9 / reads:.0f} %")
         cells.append(str(equal_tokens(texts[name], texts[OURS])) if name in texts else "")
         ours = models.get(name)
@@ -311,8 +301,6 @@ def start_table(run, commands, rounds):
 
 def report(config, argv):
     """Measure, and write the page."""
-    if config.llama2c:
-        llama2c.find_source(config.llama2c)
     if config.llamacpp:
         llamacpp.check_folder(config.llamacpp)
     peers.check_nanogpt(config.nanogpt)
@@ -346,8 +334,6 @@ def report(config, argv):
         folder, commands = Path(scratch), {}
         if config.llamacpp:
             commands |= llamacpp.commands(config.llamacpp, model, folder)
-        if config.llama2c:
-            commands |= llama2c.commands(config.llama2c, model, folder)
         run = config.out_dir or save_run(model, folder)
         for threads in [config.threads] if config.threads else [1, 2]:
             torch.set_num_threads(threads)

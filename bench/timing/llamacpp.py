@@ -1,7 +1,11 @@
 """llama.cpp: our weights as GGUF in its number formats, and the commands that read them."""
 
+import os
 import shutil
+import subprocess
 from pathlib import Path
+
+import torch
 
 from common.errors import UserError
 from weights import gguf_format
@@ -36,3 +40,20 @@ def commands(path, model, folder):
         gguf_format.write(file, config, tensors, words, kind)
         found[f"llama.cpp, {kind}"] = ["node", SCRIPT, Path(path).resolve(), file, cache]
     return found
+
+
+def run_program(command):
+    """Run a command with our number of threads. Returns the finished process."""
+    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True, text=True, check=True, env=env)
+
+
+def program_arm(command):
+    """A function that writes n tokens with a command and returns (tokens, its own tokens/s)."""
+
+    def write(n):
+        done = run_program([*command, n])
+        return [int(word) for word in done.stdout.split()], float(done.stderr.split()[-1])
+
+    return write

@@ -19,7 +19,6 @@ ON_GPU = {
     "flex": ("flex", [f"{kind}, T = {T}" for kind in KINDS for T in LENGTHS]),
     "shakespeare": ("shakespeare", ["gpt2_shakespeare", "llama_shakespeare"]),
     "memory": ("memory", ["gpt2_124m", "llama_124m"]),
-    "gqa": ("decode", []),
     "ranks": ("ranks", ["ddp", "fsdp"]),
 }
 

@@ -8,7 +8,7 @@ import cpu_race
 import numpy as np
 import pytest
 
-from bench.timing import decode, llama2c, train
+from bench.timing import decode, train
 from bench.timing.results import interval, turns
 from common.errors import Failure, UserError
 
@@ -65,21 +65,6 @@ def test_in_turns_no_side_always_follows_the_same_one():
     assert len(before) == 6  # every side follows every other
 
 
-def test_llama2c_is_named_by_its_folder_or_its_file(tmp_path, monkeypatch):
-    """A folder is accepted, a missing run.c and one that does not compile are one line each."""
-    with pytest.raises(UserError, match="no run.c here .llama2c=.*give the folder of llama2.c"):
-        decode.main(["decode", f"--llama2c={tmp_path}"])
-    program = tmp_path / "run.c"
-    program.write_text("int main(void) { return missing; }")
-    assert llama2c.find_source(tmp_path) == llama2c.find_source(program) == program
-    with pytest.raises(Failure, match="gcc cannot compile it: .*missing.* .llama2c=") as found:
-        llama2c.compile_program(program, tmp_path / "run")
-    assert "\n" not in str(found.value)
-    program.write_text("int main(void) { return 0; }")
-    llama2c.compile_program(program, tmp_path / "run")
-    assert (tmp_path / "run").exists()
-
-
 def test_llamacpp_is_a_folder_with_its_package(tmp_path):
     with pytest.raises(UserError, match="no node-llama-cpp here .llamacpp=.*npm install"):
         decode.main(["decode", f"--llamacpp={tmp_path}"])
@@ -87,13 +72,9 @@ def test_llamacpp_is_a_folder_with_its_package(tmp_path):
 
 @pytest.mark.slow
 def test_decoding_is_timed_beside_other_engines(tmp_path, monkeypatch):
-    """Stand-ins for llama2.c and llama.cpp that print the tokens and their speed."""
+    """A stand-in for llama.cpp prints the tokens and their speed."""
     pytest.importorskip("transformers")
     pytest.importorskip("gguf")
-    for name, speed in {"run.c": 100, "runq.c": 200}.items():
-        body = f'for (int i = 0; i < 16; i++) printf("00001 "); fprintf(stderr, "{speed}\\n");'
-        program = f"#include <stdio.h>\nint main(void) {{ {body} return 0; }}"
-        (tmp_path / name).write_text(program)
     (tmp_path / "node_modules" / "node-llama-cpp").mkdir(parents=True)
     node = tmp_path / "bin" / "node"
     node.parent.mkdir()
@@ -106,20 +87,17 @@ def test_decoding_is_timed_beside_other_engines(tmp_path, monkeypatch):
     monkeypatch.setattr(decode, "write", lambda lines, name: written.append((name, lines)))
     sizes = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--vocab_size=11", "--block_size=32"]
     options = ["--tokens=16", "--rounds=2", "--threads=1"]
-    decode.main(["decode", *sizes, *options, f"--llama2c={tmp_path}", f"--llamacpp={tmp_path}"])
+    decode.main(["decode", *sizes, *options, f"--llamacpp={tmp_path}"])
 
     name, lines = written[0]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
-    speeds, starts = ({row[0]: row[1:] for row in cells if len(row) == size} for size in (8, 3))
+    speeds, starts = ({row[0]: row[1:] for row in cells if len(row) == size} for size in (7, 3))
     assert name == "speed_decode"
-    assert speeds["llama2.c"][:3] == ["100 (100)", "2.00 (2.00 to 2.00)", "1.00 (1.00 to 1.00)"]
-    assert speeds["llama2.c, int8"][1:3] == ["4.00 (4.00 to 4.00)", "1.00 (1.00 to 1.00)"]
-    assert speeds["llama.cpp, F16"][2] == "0.50 (0.50 to 0.50)"
-    assert speeds["llama.cpp, Q8_0"][2] == "0.25 (0.25 to 0.25)"
-    assert speeds["transformers, cached"][4] == speeds[decode.OURS][4] == "16"
-    assert speeds[decode.OURS][5] == "0.0e+00"
+    assert speeds["llama.cpp, F16"][:2] == ["50 (50)", "1.00 (1.00 to 1.00)"]
+    assert speeds["transformers, cached"][3] == speeds[decode.OURS][3] == "16"
+    assert speeds[decode.OURS][4] == "0.0e+00"
     assert "sampling/fast.py, int8, eager" in speeds
-    assert starts["llama.cpp, Q8_0"][1] == "0.25" and starts["llama2.c, int8"][1] == ""
+    assert starts["llama.cpp, Q8_0"][1] == "0.25"
     assert float(starts["sample.py, float32, eager"][1]) > 0
 
 

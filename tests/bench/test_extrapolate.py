@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional as F
 
 import train
-from bench.timing import growth
 from common.errors import UserError
 from helpers.runs import arguments
 from parts.position import ROPE_SCALING
@@ -46,7 +45,7 @@ def command(data_dir, out, *more):
     """Run the command; returns the page and the numbers that it writes."""
     extrapolate.main([f"--data_dir={data_dir}", f"--out_dir={out}", "--device=cpu", *more])
     (page,) = out.glob("*.md")
-    assert {path.suffix for path in out.iterdir()} == {".md", ".json", ".png", ".svg"}
+    assert {path.suffix for path in out.iterdir()} == {".md", ".json", ".png"}
     return page.read_text(), json.loads(page.with_suffix(".json").read_text())
 
 
@@ -78,8 +77,9 @@ def test_every_run_and_scaling_scores_the_same_targets(world, data_dir, tmp_path
         (row,) = [row for row in page.splitlines() if row.startswith(f"| {title} |")]
         assert f"| {losses['1']['loss']:.3f} ±" in row
         assert f"| {losses['1']['window']['loss']:.3f} ±" in row
-    svg = (tmp_path / "a" / "losses.svg").read_text()
-    assert all(f">{title}<" in svg for title in lines) and "nats per token" in svg
+    figure = extrapolate.loss_figure(16, found["lines"])
+    labels = figure.axes[-1].get_legend_handles_labels()[1]
+    assert set(labels) == {title for title in lines if title.startswith("rope")}
 
 
 def test_runs_that_cannot_be_compared_are_refused(world, data_dir, tmp_path):
@@ -87,8 +87,7 @@ def test_runs_that_cannot_be_compared_are_refused(world, data_dir, tmp_path):
     train.main(arguments(data_dir, tmp_path / "short", *more))
     for words, outs in (
         ("words at block_size=16 .* words at block_size=8", [world / "rope", tmp_path / "short"]),
-        ("give run folders, or --costs", []),
-        ("give run folders, or --costs", [world / "rope", "--costs"]),
+        ("no run folders", []),
     ):
         with pytest.raises(UserError, match=words):
             command(data_dir, tmp_path / "b", *map(str, outs))
@@ -116,44 +115,3 @@ def test_runs_with_the_same_positions_have_the_names_of_their_folders(world, dat
     _, found = command(data_dir, tmp_path / "a", *outs)
     assert [line["name"] for line in found["lines"]] == ["alibi", "again"]
     assert found["lines"][0]["losses"] == found["lines"][1]["losses"]
-
-
-def test_costs_are_measured_and_their_exponents_fitted(data_dir, tmp_path):
-    sizes = ("--contexts=[512,1024,2048]", "--window=32", "--n_embd=16", "--steps=2")
-    page, found = command(data_dir, tmp_path / "a", "--costs", *sizes)
-    lines = found["lines"]
-    assert list(lines) == ["full", "window", "block-local", "gated_delta", "mamba2"]
-    for name, line in lines.items():
-        assert [point["context"] for point in line] == [512, 1024, 2048]
-        assert all(len(point["seconds"]) == 2 and min(point["seconds"]) > 0 for point in line)
-        memory = growth.exponents(line)[1]  # nothing of a size T x T is kept
-        assert memory == pytest.approx(1, abs=0.1), name
-        assert f"{memory:.2f}" in page
-    assert "exponent of time, last 3 contexts" in page and ">context T, tokens<" in (
-        (tmp_path / "a" / "costs.svg").read_text()
-    )
-
-
-def test_exponents():
-    line = [{"context": T, "seconds": [3e-9 * T**2], "bytes": 7 * T} for T in (64, 128, 256, 512)]
-    assert growth.exponents(line) == pytest.approx((2, 1))
-    line[0] = {"context": 64, "seconds": [9.0], "bytes": 1}  # only the last three count
-    assert growth.exponents(line) == pytest.approx((2, 1))
-    line[3] = {"context": 512, "why": "out of memory"}
-    assert growth.exponents(line[1:]) == pytest.approx((2, 1))
-    assert growth.exponents(line[2:]) == (None, None)
-
-
-def test_what_fails_is_said_and_the_others_are_measured(data_dir, tmp_path, monkeypatch):
-    real = growth.Side.step
-
-    def step(self, loss):
-        if self.model.config.window and self.x.size(1) == 64:
-            raise RuntimeError("DefaultCPUAllocator: not enough memory")
-        return real(self, loss)
-
-    monkeypatch.setattr(growth.Side, "step", step)
-    sizes = ("--contexts=[32,64]", "--window=8", "--n_embd=16", "--steps=2")
-    page, found = command(data_dir, tmp_path / "a", "--costs", *sizes)
-    assert "why" in found["lines"]["window"][1] and "bytes" in found["lines"]["full"][1]
-    assert "| DefaultCPUAllocator: not enough memory |" in page

@@ -14,9 +14,8 @@ import speed
 import torch
 
 import train
-from bench.timing import attention, gqa, page, results, runs
+from bench.timing import attention, page, results, runs
 from bench.timing import train as train_step
-from common.errors import UserError
 from common.files import ROOT
 
 TINY = ("--n_layer=1", "--n_embd=16", "--block_size=8", "--batch_size=2")
@@ -47,36 +46,6 @@ def checked(line, text):
         if row["ratio"]:
             assert row["low"] <= row["ratio"] <= row["high"]
     return {row["what"]: row for row in line["rows"]}
-
-
-def test_slots_are_timed_beside_their_base(measured):
-    line, text = measured("norm", "--steps=3", "--device=cpu", *TINY)
-    assert line["name"] == "norm, 16 wide, eager" and line["threads"] == 1
-    assert {"layernorm", "rmsnorm", "none"} <= checked(line, text).keys()
-    with pytest.raises(UserError, match="cannot time 'nom' .*choose slots, or a slot: .*norm"):
-        measured("nom", "--device=cpu", *TINY)
-    with pytest.raises(UserError, match="too few steps to compare .steps=1"):
-        measured("norm", "--steps=1", "--device=cpu")
-
-
-def test_shared_keys_and_values_are_timed(measured, monkeypatch):
-    monkeypatch.setattr(gqa, "CONTEXTS", (8,))
-    monkeypatch.setattr(gqa, "BATCHES", (1, 2))
-    sizes = ("--n_layer=1", "--n_head=4", "--n_embd=32", "--device=cpu")
-    rows = checked(*measured("gqa", "--steps=3", *sizes))
-    kinds = [f"context 8, batch {B}: {kind} / MHA" for B in (1, 2) for kind in ("GQA", "MQA")]
-    assert list(rows) == kinds and all(rows[kind]["ratio"] for kind in kinds)
-
-
-def test_mixers_with_a_state_are_timed_beside_attention(measured):
-    sizes = ("--n_layer=1", "--n_head=2", "--n_embd=16", "--tokens=32", "--device=cpu")
-    line, text = measured("mixers", "--steps=2", *sizes, "--contexts=[16]", "--prompts=[4,300]")
-    rows = checked(line, text)
-    assert len(rows) == 6 and "step, context 16, batch 2: mamba2 / attention" in rows
-    before, after = (rows[f"token after {T}: gated_delta / attention"]["value"] for T in (4, 300))
-    sizes = [[float(part.split()[-2]) for part in value.split(" / ")] for value in (before, after)]
-    (state, keys), (later_state, later_keys) = sizes
-    assert state == later_state and keys < later_keys  # a state does not grow
 
 
 def test_optimizers_are_timed_at_both_shapes(measured, monkeypatch):
