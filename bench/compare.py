@@ -1,124 +1,216 @@
 """
 Compare runs: a table of their losses and costs, what differs in their configurations, and their
-curves against steps, tokens and seconds.
+loss curves against steps, tokens and seconds.
 
     python bench/compare.py out-a out-b
-    python bench/compare.py out-* --out=figures/sizes
+    python bench/compare.py out-* --out=figures/sizes.png
     python bench/compare.py out-* --watch     # until the last run has ended, or Ctrl-C
 
-Prints the table, and writes compare.png and compare.html into the current folder, or OUT.png and
-OUT.html. The page is one file that opens from disk. A file of that name that this command did not
-write is never replaced. The run folders are only read.
+Prints the table and draws the curves into compare.png, or OUT. A file of that name that this
+command did not write is never replaced. The run folders are only read.
 """
 
+import json
+import math
 import os
-import shlex
-import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
 
 import repo_root  # noqa: F401 (puts the repo's root on the path)
 
-from bench.comparison.page import OURS, contents, for_terminal
-from bench.comparison.runs import read_run
+from bench.ablation.settings import variant_config
+from common import files
 from common.configurator import build, load
 from common.errors import UserError, run
-from common.files import write
+from parts.architectures import idle
+from parts.costs import parameters
+from training.run_folder import read_log
+from training.settings import ONE_START
+from weights import checkpoint
 
-RENEWED = 10  # seconds
-HEAD = 4096  # bytes at the beginning of a file that say whose it is
+SECONDS = 10  # between two looks of --watch
+NOT_COMPARED = {*ONE_START, "arch", "data_dir", "log", "wandb_project", "wandb_run_name"}
+AXES = {"step": "steps", "tokens": "training tokens", "seconds": "seconds of training steps"}
+MEASURES = {"val_loss": "validation loss, nats per token", "bits_per_byte": "bits per byte"}
+EARLY = 0.2  # the share of a run whose losses may lie above the picture
 
 
 @dataclass
 class CompareConfig:
-    out: str = "compare"  # the files are OUT.png and OUT.html
-    watch: bool = False  # write them again every 10 seconds until all runs have ended
+    out: str = "compare.png"  # the picture
+    watch: bool = False  # look again every ten seconds until all runs have ended
 
 
-def outputs(out):
-    """{suffix: path} of the files to write. Raises UserError if one cannot be written, or exists
-    and is not ours."""
-    if not Path(out).name:
-        raise UserError("no name for the files", f"out={out!r}", "write --out=compare")
-    stem = Path(out.removesuffix(".png").removesuffix(".html"))
-    if stem.is_dir():
-        stem = stem / "compare"
-    if not stem.parent.is_dir():
-        raise UserError("no such folder", stem.parent, "make it, or choose another --out")
-    paths = {suffix: stem.with_name(stem.name + suffix) for suffix in (".png", ".html")}
-    for path in paths.values():
-        if os.path.lexists(path) and not is_ours(path):
-            fix = "move it away, or choose another name with --out=NAME"
-            raise UserError("this file was not written by compare.py", path, fix)
-    return paths
+@dataclass
+class Run:
+    """A run folder: its configuration, its evaluations, and the sentences to print about it."""
+
+    name: str
+    config: dict
+    evaluations: pd.DataFrame  # step, tokens, seconds, val_loss, bits_per_byte
+    last_step: int
+    tokens_per_second: float  # median over the log
+    parameters: float  # nan if they are unknown
+    data: str  # fingerprint of the data, or the dataset's name before the first checkpoint
+    remarks: list
+
+    @property
+    def finished(self):
+        return self.last_step >= self.config["max_iters"]
 
 
-def is_ours(path):
-    """Whether a file was written by this command: both kinds say so in their first bytes."""
+def read_run(folder, name):
+    """The Run in a folder. Raises UserError if there is none."""
+    folder, remarks = Path(folder), []
+    fix = "leave it out, or train there first"
+    if not (folder / "config.json").exists():
+        raise UserError("no run here", folder, fix)
+    config = files.read_json(folder / "config.json", fix)
     try:
-        with open(path, "rb") as file:
-            return OURS.encode() in file.read(HEAD)
-    except OSError:
-        return False
+        model = asdict(variant_config(config))
+        count = parameters(variant_config(config))
+        config = {key: value for key, value in (config | model).items() if key not in idle(model)}
+        samples = config["batch_size"] * config["gradient_accumulation_steps"]
+        step_tokens = samples * config["block_size"]
+        log = pd.DataFrame(read_log(folder / "log.jsonl"))
+        data = data_of(folder) or config["dataset"]
+    except (UserError, KeyError, TypeError) as error:
+        raise UserError(f"this run cannot be read: {error}", folder, fix) from None
+
+    log = log.reindex(columns=["step", "seconds", "tokens_per_second", *MEASURES]).apply(
+        pd.to_numeric, errors="coerce"
+    )
+    evaluations = log.dropna(subset=["val_loss"]).drop_duplicates("step", keep="last")
+    evaluations = evaluations.sort_values("step").assign(tokens=lambda t: t["step"] * step_tokens)
+    last_step = 0 if log.empty else int(log["step"].max())
+    if (folder / "diverged.json").exists():
+        remarks.append(f"{name} diverged after step {last_step:,}.")
+    elif last_step < config["max_iters"]:
+        remarks.append(f"{name} is at step {last_step:,} of {config['max_iters']:,}.")
+    speed = log["tokens_per_second"].median()
+    return Run(name, config, evaluations, last_step, speed, count, data, remarks)
 
 
-def names_of(folders):
-    """{folder: name}: its last component, or the whole path where two have the same. A folder that
-    is given twice counts once."""
-    unique = {os.path.realpath(folder): Path(folder) for folder in reversed(folders)}
-    folders = list(reversed(unique.values()))
-    lasts = [folder.resolve().name for folder in folders]
-    return {
-        folder: last if lasts.count(last) == 1 else str(folder)
-        for folder, last in zip(folders, lasts, strict=True)
-    }
+def data_of(folder):
+    """The fingerprint of a run's data, from its newest checkpoint; None if that has none."""
+    try:
+        return files.read_json(checkpoint.find(folder) / "state.json", "")["data"]
+    except (UserError, OSError, KeyError):
+        return None
 
 
 def read_runs(folders):
-    """([Run], remarks) of run folders. A folder that is no run is left out with a remark. Raises
-    UserError if none is left."""
+    """([Run], remarks) of run folders, each once. A folder that is no run is left out with a
+    remark. Raises UserError if none is left."""
+    unique = list({os.path.realpath(folder): Path(folder) for folder in folders}.values())
+    lasts = [folder.resolve().name for folder in unique]
     runs, remarks = [], []
-    for folder, name in names_of(folders).items():
+    for folder, last in zip(unique, lasts, strict=True):
         try:
-            runs.append(read_run(folder, name))
+            runs.append(read_run(folder, last if lasts.count(last) == 1 else str(folder)))
         except UserError as error:
-            if len(folders) == 1:
+            if len(unique) == 1:
                 raise
             remarks.append(f"{folder} is left out: {error.parts[0]}.")
     if not runs:
-        what = f"no run in {len(folders)} folders: {remarks[0]}"
-        raise UserError(what, "command line", "name the out_dir of two or more runs")
+        fix = "name the out_dir of two or more runs"
+        raise UserError(f"no run in {len(unique)} folders: {remarks[0]}", "command line", fix)
+    return runs, remarks + [remark for made in runs for remark in made.remarks]
+
+
+def differing(runs):
+    """DataFrame of the keys that differ: a row for each key, a column for each run."""
+    configs = pd.DataFrame({made.name: pd.Series(made.config, dtype=object) for made in runs})
+    configs = configs.drop(index=[key for key in configs.index if key in NOT_COMPARED])
+    texts = configs.map(lambda value: json.dumps(value, sort_keys=True, default=str))
+    return configs[texts.nunique(axis=1) > 1].sort_index()
+
+
+def measure_of(runs):
+    """(column to draw, sentences): losses, or bits per byte where the tokens differ."""
+    if len({made.data for made in runs}) == 1:
+        return "val_loss", []
+    sentence = "The runs have different data: bits per byte are compared, losses cannot be."
+    return "bits_per_byte", [sentence]
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def tables(runs):
+    """The rich tables of losses and costs, and of what differs."""
+    heads = ("run", "final", "best", "bits/byte", "params", "seconds", "tokens/s")
+    costs = Table(*heads, box=None)
     for made in runs:
-        remarks += made.remarks
-    return runs, remarks
+        last = made.evaluations.iloc[-1] if len(made.evaluations) else {}
+        cells = [
+            number(last.get("val_loss"), ".4f"),
+            number(made.evaluations["val_loss"].min(), ".4f"),
+            number(last.get("bits_per_byte"), ".4f"),
+            number(made.parameters / 1e6, ".2f") + " M",
+            number(last.get("seconds"), ",.0f"),
+            number(made.tokens_per_second, ",.0f"),
+        ]
+        costs.add_row(made.name, *cells)
+
+    keys = differing(runs)
+    differences = Table("what differs", *keys.columns, box=None)
+    for key, values in keys.iterrows():
+        differences.add_row(key, *("" if value is None else str(value) for value in values))
+    return [costs, differences] if len(keys) else [costs]
 
 
-def update(folders, paths, command, renewed=None):
-    """Read the runs and write both files. Returns (runs, remarks)."""
+def number(value, form):
+    return "" if value is None or math.isnan(value) else f"{value:{form}}"
+
+
+def figure_of(runs, measure):
+    """The Figure of the loss curves: a panel against steps, tokens and seconds each."""
+    figure = Figure(figsize=(15, 4), layout="constrained")
+    curves = [made.evaluations for made in runs]
+    late = [curve[curve["step"] >= EARLY * curve["step"].max()] for curve in curves]
+    top = pd.concat(late)[measure].max()
+    for axes, (column, label) in zip(figure.subplots(1, len(AXES)), AXES.items(), strict=True):
+        for made, curve in zip(runs, curves, strict=True):
+            axes.plot(curve[column], curve[measure], ".-", label=made.name)
+        axes.set(xlabel=label, ylabel=MEASURES[measure])
+        if math.isfinite(top):
+            axes.set_ylim(top=top * 1.02)
+    figure.axes[-1].legend(loc="upper right")
+    return figure
+
+
+def write_picture(figure, path):
+    """Draw into a PNG. Raises UserError if a file is there that this command did not write."""
+    path = Path(path)
+    if path.suffix != ".png":
+        raise UserError("the picture is a PNG", f"out={path}", "write --out=compare.png")
+    if not path.parent.is_dir():
+        raise UserError("no such folder", path.parent, "make it, or choose another --out")
+    if os.path.lexists(path) and b"bench/compare.py" not in path.read_bytes()[:4096]:
+        fix = "move it away, or choose another name with --out=NAME.png"
+        raise UserError("this file was not written by compare.py", path, fix)
+    with matplotlib.rc_context({"axes.grid": True, "grid.alpha": 0.3}):
+        figure.savefig(path, dpi=110, metadata={"Software": "bench/compare.py"})
+
+
+def show(folders, out):
+    """Read the runs, draw, and print the tables. Returns whether all runs have ended."""
     runs, remarks = read_runs(folders)
-    for suffix, content in contents(runs, remarks, command, renewed).items():
-        write(paths[suffix], content)
-    return runs, remarks
-
-
-def watch(folders, paths, command):
-    """Renew both files, and the table where it has changed, until all runs have ended. Returns
-    them."""
-    shown = None
-    try:
-        while True:
-            runs, remarks = update(folders, paths, command, RENEWED)
-            progress = [(made.name, made.last_step, len(made.steps)) for made in runs]
-            if progress != shown:
-                clear = "\033[2J\033[H" if sys.stdout.isatty() else ""
-                print(clear + for_terminal(runs, remarks), flush=True)
-            shown = progress
-            if all(made.finished for made in runs):
-                return runs
-            time.sleep(RENEWED)
-    finally:
-        update(folders, paths, command)  # a page that no longer loads itself again
+    measure, sentences = measure_of(runs)
+    write_picture(figure_of(runs, measure), out)
+    console = Console(width=None if os.isatty(1) else 80, highlight=False)
+    for table in tables(runs):
+        console.print(table)
+    console.print("\n".join([*sentences, *remarks, str(out)]), markup=False)
+    return all(made.finished or any("diverged" in text for text in made.remarks) for made in runs)
 
 
 def main(argv):
@@ -126,16 +218,8 @@ def main(argv):
     config = build(CompareConfig, values)
     if not folders:
         raise UserError("no run folders", "command line", "type python bench/compare.py OUT OUT2")
-    paths = outputs(config.out)
-    command = shlex.join(["python", "bench/compare.py", *argv])
-    if config.watch:
-        runs = watch(folders, paths, command)
-    else:
-        runs, remarks = update(folders, paths, command)
-        print(for_terminal(runs, remarks))
-    drawn = any(len(made.steps) for made in runs)
-    written = [str(path) for suffix, path in paths.items() if drawn or suffix == ".html"]
-    print("\n" + ", ".join(written))
+    while not show(folders, config.out) and config.watch:
+        time.sleep(SECONDS)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""The code behind bench/faults.py: start, kill and inspect runs from outside."""

@@ -1,0 +1,149 @@
+"""Runs that a signal kills or stops, with one process and with two ranks: resumed, each ends with
+the losses, weights and optimizer state of an undisturbed run. All but one are slow:
+
+    python -m pytest -n 2 -m slow tests/faults
+"""
+
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import time
+
+import pytest
+from faults.outside import (
+    SAVE_EVERY,
+    TWO_RANKS,
+    Process,
+    assert_complete,
+    assert_same_end,
+    logged,
+    newest,
+    result,
+    rows,
+    tree,
+)
+
+from training.optim import OPTIMIZER, SCHEDULE
+
+KILLS = 12  # of each arm
+ARMS = [  # each optimizer and each schedule at least once
+    (
+        f"--model={('llama', 'gpt2')[i % 2]}",
+        f"--optimizer={list(OPTIMIZER)[i % len(OPTIMIZER)]}",
+        f"--schedule={list(SCHEDULE)[i % len(SCHEDULE)]}",
+    )
+    for i in range(max(len(OPTIMIZER), len(SCHEDULE)))
+]
+
+
+def stamp(out):
+    """The time of the last change of the folder of checkpoints, 0 if there is none."""
+    return (out / "ckpt").stat().st_mtime_ns if (out / "ckpt").exists() else 0
+
+
+def killed_run(lab, arm, kills, seed):
+    """Kill a run `kills` times, half of them while it writes a checkpoint, then let it end."""
+    draw, out = random.Random(seed), lab.folder()
+    for number in range(kills):
+        process, before, known_rows = lab.start(out, *arm), stamp(out), len(rows(out))
+        if number % 2 == 0:
+            process.until(lambda: stamp(out) != before, 0.0002)  # noqa: B023
+            time.sleep(draw.uniform(0, 0.02))
+        else:
+            process.until(lambda: len(rows(out)) != known_rows)  # noqa: B023
+            time.sleep(draw.uniform(0, 0.5))
+        if not process.kill():  # it ended first: the next one
+            out = lab.folder()
+            continue
+        assert_complete(out)
+        lost = max((row["step"] for row in rows(out)), default=0) - newest(out)
+        assert lost <= SAVE_EVERY
+    lab.start(out, *arm).expect(0)
+    assert_same_end(out, lab.reference(*arm))
+
+
+def test_a_killed_run_resumes(lab):
+    killed_run(lab, ARMS[0], 2, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ARMS, ids=" ".join)
+def test_kills_at_random_moments_and_within_a_save(lab, arm):
+    killed_run(lab, arm, KILLS, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["a step", "an evaluation"])
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_the_printed_command_resumes(lab, number, status, moment):
+    for _ in range(6):  # until the signal comes within the evaluation, and not after it
+        out, step = lab.folder(), SAVE_EVERY + 3 * (moment == "a step")
+        process = lab.start(out)
+        process.until(lambda: logged(out, step, "loss"))  # noqa: B023
+        process.popen.send_signal(number)
+        process.expect(status, "continue with:\npython train.py", 20)
+        assert_complete(out)
+        if moment == "a step" or not logged(out, step, "val_loss"):
+            break
+    printed = process.printed()[0].replace("\\\n", "")
+    command = re.search(r"continue with:\npython (train\.py .*)", printed)
+    lab.to_the_end(out, shlex.split(command[1]))
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_at_once(lab):
+    out = lab.part_way()
+    before, log = tree(out / "ckpt"), (out / "log.jsonl").stat().st_ino
+    process = lab.start(out, "--gradient_accumulation_steps=20000")  # a step of a minute
+    process.until(lambda: (out / "log.jsonl").stat().st_ino != log)
+    time.sleep(1)
+    process.popen.send_signal(signal.SIGTERM)
+    process.until(lambda: "stopping" in process.printed()[1])
+    process.popen.send_signal(signal.SIGINT)
+    process.expect(130, "stopping", 5)
+    assert tree(out / "ckpt") == before
+    lab.to_the_end(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank, number", [(0, "SIGKILL"), (1, "SIGKILL"), (1, "SIGTERM")])
+def test_a_signal_to_one_rank_ends_both(lab, rank, number):
+    out = lab.folder()
+    process = Process([*TWO_RANKS, *lab.argv(out)])
+    process.until(lambda: newest(out) and logged(out, SAVE_EVERY + 4, "loss"))
+    ranks = processes("-P", str(process.popen.pid), "-f", "train.py")
+    os.kill(ranks[rank], getattr(signal, number))
+    assert process.popen.wait(timeout=60)
+    assert not processes("-f", f"out_dir={out} ")
+    assert_complete(out)
+    assert newest(out) > (SAVE_EVERY if number == "SIGTERM" else 0)
+
+    lab.start(out).expect(0)
+    ended, expected = result(out), result(lab.reference())
+    for key in expected:
+        if "loss of" in key:  # one process sums in another order than two
+            assert ended[key] == pytest.approx(expected[key], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_mistakes_of_two_ranks_are_said_once(lab):
+    out = lab.reference()
+    before = tree(out)
+    process = Process([*TWO_RANKS, *lab.argv(out, "--init_from=scratch")])
+    assert process.popen.wait(timeout=60)
+    assert process.printed()[1].count("error: there is a run here already") == 1
+    assert tree(out) == before
+
+    out = lab.folder()
+    process = Process([*TWO_RANKS, *lab.argv(out, "--gradient_accumulation_steps=3")])
+    assert process.popen.wait(timeout=60) and not out.exists()
+    assert "is not divisible by 2 ranks" in process.printed()[1]
+
+
+def processes(*pattern):
+    """The process numbers that pgrep gives for a pattern."""
+    listed = subprocess.run(["pgrep", *pattern], capture_output=True, text=True)
+    return [int(number) for number in listed.stdout.split()]
