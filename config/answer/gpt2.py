@@ -1,0 +1,30 @@
+# GPT-2's shelf: which part of a modern Transformer helps a GPT-2 that has learned?
+#   python bench/ablate.py config/answer/gpt2.py --workers=2
+# One base, one shared control group, an arm for each part. A run takes about two minutes on one
+# thread of a CPU that multiplies bfloat16: 12 arms x 12 seeds and 40 controls, two at a time, are
+# three hours.
+question = "Which parts help a GPT-2 of 0.8 M parameters on the characters of plays?"
+out_dir = "out-answer/gpt2"
+design = "arms"
+arms = {
+    "rope": dict(position="rope"),
+    "swiglu": dict(mlp="swiglu"),
+    "rmsnorm": dict(norm="rmsnorm"),
+    "no biases": dict(bias="none"),
+    "untied head": dict(tie_embeddings=False),
+    "all of llama": dict(arch="llama"),
+    "qk norm": dict(qk_norm="head"),
+    "relu squared": dict(mlp="relu2"),
+    "geglu": dict(mlp="geglu"),
+    "alibi": dict(position="alibi"),
+    "no positions": dict(position="none"),
+    "adamw": dict(optimizer="adamw", learning_rate=4e-3),
+}
+model = "gpt2"
+dataset = "plays"
+seeds = 12
+
+# 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
+n_layer, n_head, n_embd, block_size, multiple_of = 4, 4, 128, 128, 8
+batch_size, max_iters, eval_interval, log_interval = 12, 1080, 360, 90
+optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100

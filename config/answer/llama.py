@@ -1,0 +1,47 @@
+# LLaMA's shelf: what is each of its pieces worth, and which modern part helps it further?
+#   python bench/ablate.py config/answer/llama.py --workers=2
+# The first five arms take a piece of LLaMA away; the others put a part in. A run takes about two
+# minutes on one thread of a CPU that multiplies bfloat16: 29 arms x 12 seeds and 40 controls, two
+# at a time, are seven hours.
+question = "Which parts help a LLaMA of 0.8 M parameters on the characters of plays?"
+out_dir = "out-answer/llama"
+design = "arms"
+arms = {
+    "learned positions": dict(position="learned"),
+    "layernorm": dict(norm="layernorm"),
+    "gelu": dict(mlp="gelu"),
+    "biases": dict(bias="all"),
+    "tied head": dict(tie_embeddings=True),
+    "qk norm": dict(qk_norm="head"),
+    "attention gate": dict(attn_gate="head"),
+    "sink": dict(attn_sink=True),
+    "value residual": dict(value_residual=True),
+    "value embeddings": dict(value_embed=True),
+    "x0 skip": dict(residual="scaled"),
+    "hyper-connections": dict(residual="hyper"),
+    "exclusive self-attention": dict(xsa=True),
+    "convolution": dict(conv=4),
+    "no positions in every fourth layer": dict(nope_every=4),
+    "alibi": dict(position="alibi"),
+    "window of 32": dict(window=32),
+    "rank 32": dict(low_rank=32),
+    "2 key heads": dict(n_kv_head=2),
+    "1 key head": dict(n_kv_head=1),
+    "latent attention": dict(mixer="mla"),
+    "differential attention": dict(mixer="differential"),
+    "gated deltanet": dict(mixer="gated_delta", position="none"),
+    "mamba-2": dict(mixer="mamba2", position="none"),
+    "hybrid": dict(mixer="gated_delta,gated_delta,gated_delta,attention", position="none"),
+    "experts": dict(mlp="moe"),
+    "parallel block": dict(block="parallel"),
+    "norms after the sublayer": dict(block="post"),
+    "adamw": dict(optimizer="adamw", learning_rate=4e-3),
+}
+model = "llama"
+dataset = "plays"
+seeds = 12
+
+# 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
+n_layer, n_head, n_embd, block_size, multiple_of = 4, 4, 128, 128, 8
+batch_size, max_iters, eval_interval, log_interval = 12, 1080, 360, 90
+optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
