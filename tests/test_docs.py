@@ -76,7 +76,7 @@ def outputs_of(command):
     name, argv = script_of(command)
     given = dict(word.partition("=")[::2] for word in argv)
     if name == "bench/compare.py":
-        return [f"{given.get('--out', 'compare')}.html", f"{given.get('--out', 'compare')}.png"]
+        return [given.get("--out", "compare.png")]
     if "--attention" in given:
         return [given["--attention"]]
     if name == "weights/export.py":

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -139,9 +140,48 @@ def test_functions_fit_on_a_screen_and_files_in_one_sitting():
     assert not long
 
 
-def test_the_whole_stays_small():
-    lines = {"bench": 0, "rest": 0}
-    for path in FILES:
-        room = "bench" if room_of(path) == "bench" else "rest"
-        lines[room] += len(path.read_text(encoding="utf-8").splitlines())
-    assert lines["rest"] < 16_900 and lines["bench"] < 14_600, lines
+# Lines of Python: a ratchet. A commit may lower a bound and never raises it: what comes in is paid
+# by what goes out. Each is the count of today, rounded up to the next hundred.
+BOUNDS = {"root and rooms": 16_800, "bench": 11_100, "tests": 24_000}
+
+
+def test_the_house_only_shrinks():
+    paths = {
+        "root and rooms": [path for path in FILES if room_of(path) != "bench"],
+        "bench": [path for path in FILES if room_of(path) == "bench"],
+        "tests": list((ROOT / "tests").rglob("*.py")),
+    }
+    for place, bound in BOUNDS.items():
+        texts = [path.read_text(encoding="utf-8") for path in paths[place]]
+        lines = sum(len(text.splitlines()) for text in texts)
+        assert lines <= bound, f"{place}: {lines} lines, {lines - bound} too many"
+
+
+def test_few_files_stand_at_the_root_and_in_results():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    if not listed:
+        pytest.skip("no git here")
+    files = [name for name in listed.splitlines() if not name.startswith(".")]
+    assert len([name for name in files if "/" not in name]) <= 13
+    assert len([name for name in files if name.startswith("bench/results/")]) <= 300
+
+
+TRAIN_FILES = 80  # that `import train` reaches
+
+
+def files_reached(statement):
+    """Our files that a statement loads, in a process of its own."""
+    code = (
+        f"{statement}\nimport sys\n"
+        "print(*(m.__file__ for m in list(sys.modules.values()) if getattr(m, '__file__', None)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    loaded = [Path(name).relative_to(ROOT) for name in done.stdout.split() if str(ROOT) in name]
+    return {str(path) for path in loaded if path.parts[0].removesuffix(".py") in LEVELS}
+
+
+def test_training_imports_few_files():
+    reached = files_reached("import train")
+    assert "train.py" in reached
+    code_files = [name for name in reached if not name.endswith("__init__.py")]
+    assert len(code_files) <= TRAIN_FILES, sorted(code_files)
