@@ -5,8 +5,6 @@ import copy
 import functools
 import itertools
 import math
-import struct
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -427,68 +425,3 @@ def test_a_ring_without_spare_slots_refuses_to_go_back():
         ValueError, match="cannot go back from 12 tokens to 9: the ring has 0 spare slots"
     ):
         cache.rewind(9)
-
-
-def test_the_bench_takes_llama2cs_own_format(tmp_path):
-    """The weights in run.c's order: pairs of neighbours rotated, matrices of a kind together."""
-    from bench.timing import llama2c
-
-    torch.manual_seed(0)
-    model = Llama(
-        LlamaConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=11, block_size=8, multiple_of=8)
-    ).eval()
-    llama2c.write_float32(model, tmp_path / "model.bin")
-    raw = (tmp_path / "model.bin").read_bytes()
-    header, data = (
-        torch.frombuffer(bytearray(raw[:28]), dtype=torch.int32).tolist(),
-        torch.frombuffer(bytearray(raw[28:]), dtype=torch.float32),
-    )
-    c = SimpleNamespace(dim=16, hidden=model.blocks[0].mlp.gate.out_features)
-    assert (
-        header == [16, c.hidden, 2, 2, 2, -11, 8]
-        and len(data) == sum(p.numel() for p in model.parameters()) + 8 * 8
-    )
-    wq = data[11 * 16 + 2 * 16 :][: 16 * 16].view(16, 16)
-    ours = model.blocks[0].attn.wq.weight
-    assert (
-        torch.equal(wq[0], ours[0])
-        and torch.equal(wq[1], ours[4])
-        and torch.equal(wq[2], ours[1])
-        and torch.equal(wq[8], ours[8])
-    )
-    assert torch.equal(data[-11 * 16 :].view(11, 16), model.lm_head.weight)
-
-
-def test_the_bench_takes_llama2cs_int8_format(tmp_path):
-    """As runq.c maps it: a header of 256 bytes, the norms, then each matrix and its scales."""
-    from bench.timing import llama2c
-
-    torch.manual_seed(0)
-    sizes = dict(n_layer=2, n_head=2, n_kv_head=1, n_embd=32, vocab_size=11, block_size=8)
-    model = Llama(LlamaConfig(**sizes, multiple_of=64)).eval()
-    for p in model.parameters():
-        torch.nn.init.normal_(p, 0.0, 0.3)
-    width = model.blocks[0].mlp.gate.out_features
-    llama2c.write_int8(model, tmp_path / "model.bin")
-    raw = (tmp_path / "model.bin").read_bytes()
-    header = struct.unpack("<Ii7iBi", raw[:41])
-    assert header == (0x616B3432, 2, 32, width, 2, 2, 1, 11, 8, 0, 32) and not any(raw[41:256])
-    norms = torch.frombuffer(bytearray(raw[256 : 256 + 5 * 128]), dtype=torch.float32)
-    assert torch.equal(norms[64:96], model.blocks[0].norm2.weight)
-
-    at, found = 256 + 5 * 128, []
-    for rows, columns in [(11, 32), *[(32, 32)] * 2, *[(16, 32)] * 4, *[(32, 32)] * 2]:
-        count = rows * columns
-        q = torch.frombuffer(bytearray(raw[at : at + count]), dtype=torch.int8)
-        scales = bytearray(raw[at + count : at + count + count // 8])
-        scale = torch.frombuffer(scales, dtype=torch.float32)
-        found.append((q.view(-1, 32) * scale[:, None]).view(rows, columns))
-        at += count + count // 8
-    wq, wv, wo = found[1], found[5], found[7]
-    first = model.blocks[0].attn
-    assert (wq[1] - first.wq.weight[8]).abs().max() < 0.02
-    assert (wq[2] - first.wq.weight[1]).abs().max() < 0.02
-    assert (wv - first.wv.weight).abs().max() < 0.02
-    assert (wo - first.wo.weight).abs().max() < 0.02
-    rest = 2 * 3 * width * 32 + 11 * 32
-    assert len(raw) == at + rest + rest // 8
