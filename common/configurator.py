@@ -3,9 +3,13 @@ Configuration for every script of this repo:
 
     python train.py config/llama_shakespeare.py --batch_size=8 --eval_only
 
-A key is a field of a dataclass, declared once: name, type, range, default, trailing comment. A
-config file is Python that assigns keys. The command line overrides it, and is parsed first, so that
-a config file can depend on its values: `if device == "cpu": n_layer = 4`.
+A key is a field of a dataclass, declared once: name, type, range, default, comment. A config file
+is Python that assigns keys. The command line overrides it, and is parsed first, so that a config
+file can depend on its values: `if device == "cpu": n_layer = 4`.
+
+--help is made from the dataclass too. The text of a key is its trailing comment, or the lines `#:`
+above it. Any other comment line is the heading of the keys below it; keys under `# rare: ...` are
+shown by --help=all only. A class may list the keys that come first in OFTEN.
 """
 
 import ast
@@ -32,28 +36,26 @@ from common.errors import UserError, one_line, speaks
 class Range:
     """The values that a number may take. A key declares it: `Annotated[int, Range(least=1)]`."""
 
-    least: float | None = None
-    above: float | None = None
-    below: float | None = None
-    most: float | None = None
+    least: float = -math.inf
+    above: float = -math.inf
+    below: float = math.inf
+    most: float = math.inf
 
     def flaw(self, value):
-        """A description of why `value` is outside the range, or None if it is inside."""
-        if self.least is not None and value < self.least:
+        """A description of why `value` is outside the range, or "" if it is inside."""
+        if value < self.least:
             return "is negative" if self.least == 0 else f"is below {self.least}"
-        if self.above is not None and value <= self.above:
+        if value <= self.above:
             return f"is not above {self.above}"
-        if self.below is not None and value >= self.below:
+        if value >= self.below:
             return f"is not below {self.below}"
-        if self.most is not None and value > self.most:
-            return f"is above {self.most}"
-        return None
+        return f"is above {self.most}" if value > self.most else ""
 
     def __str__(self):
-        low = f"{self.least} or more" if self.least is not None else f"a number above {self.above}"
-        if self.below is not None:
+        low = f"{self.least} or more" if self.least > -math.inf else f"a number above {self.above}"
+        if self.below < math.inf:
             return f"{low}, below {self.below}"
-        return low if self.most is None else f"{low}, at most {self.most}"
+        return low if self.most == math.inf else f"{low}, at most {self.most}"
 
 
 PositiveInt = Annotated[int, Range(least=1)]
@@ -65,28 +67,6 @@ Share = Annotated[float, Range(above=0, most=1)]  # 0 < x <= 1
 Probability = Annotated[float, Range(least=0, most=1)]  # 0 <= x <= 1
 
 
-def ranges(cls):
-    """{key: Range} of the fields of a dataclass that declare one, as `PositiveInt | None` does
-    too."""
-    limits = {}
-    for key, kind in typing.get_type_hints(cls, include_extras=True).items():
-        for part in (kind, *typing.get_args(kind)):
-            for extra in getattr(part, "__metadata__", ()):
-                if isinstance(extra, Range):
-                    limits[key] = extra
-    return limits
-
-
-def check_ranges(cls, values, where=None):
-    """Raise UserError for the first of `values` that is outside the range its key declares."""
-    for key, limits in ranges(cls).items():
-        value = values.get(key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        flaw = limits.flaw(value) if is_number else None
-        if flaw:
-            raise UserError(f"{key}={value} {flaw}", where or cls.__name__, f"give {limits}")
-
-
 @dataclass(frozen=True)
 class Words:
     """The type of a key whose values are words of a dictionary: `norm: Words(NORM) = "rmsnorm"`.
@@ -96,32 +76,39 @@ class Words:
     dictionary: dict
     several: bool = False
 
-    def has(self, value):
+    def __contains__(self, value):
         words = str(value).split(",") if self.several else [value]
         return all(word in self.dictionary for word in words)
 
 
 def keys(*classes):
     """{key: type} of the fields of some dataclasses."""
-    return {key: kind for cls in classes for key, kind in typing.get_type_hints(cls).items()}
+    hints = (typing.get_type_hints(cls, include_extras=True) for cls in classes)
+    return {key: kind for some in hints for key, kind in some.items()}
 
 
 def allowed(kind):
-    """(types, words) that a key of type `kind` takes. If there are words, a text value must be one
-    of them."""
-    if isinstance(kind, Words):
-        return [str], list(kind.dictionary)
-    is_choice = typing.get_origin(kind) is typing.Literal
-    parts = (kind,) if is_choice else typing.get_args(kind) or (kind,)
-    words = [word for part in parts for word in typing.get_args(part)]
-    plain_types = [part for part in parts if not typing.get_args(part)]
-    return plain_types + ([str] if words else []), words
+    """(types, words, Range or None) that a key of type `kind` takes. If there are words, a text
+    value must be one of them."""
+    plain, words, limits = [], [], None
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    for part in typing.get_args(kind) if is_union else (kind,):
+        if isinstance(part, Words):
+            words += part.dictionary
+        elif typing.get_origin(part) is typing.Literal:
+            words += typing.get_args(part)
+        elif typing.get_origin(part) is Annotated:
+            plain.append(part.__origin__)
+            limits = part.__metadata__[0]
+        else:
+            plain.append(part)
+    return plain + ([str] if words else []), words, limits
 
 
 def from_text(text, kind):
     """The Python value that a text on the command line stands for. It stays a text if the key takes
     any text."""
-    kinds, words = allowed(kind)
+    kinds, words, _ = allowed(kind)
     takes_any_text = str in kinds and not words
     is_none = text == "None" and types.NoneType in kinds
     if text in words or takes_any_text and not is_none:
@@ -132,31 +119,41 @@ def from_text(text, kind):
         return text
 
 
+def to_number(key, value, kinds, where):
+    """A number as the int or float that a key of these types takes, if that changes no digit."""
+    try:
+        number = float(value)
+    except OverflowError:
+        raise UserError(f"{key} is too large", where, "give a smaller number") from None
+    if not math.isfinite(number):
+        raise UserError(f"{key} cannot be {number}", where, "give a finite number")
+    is_int = isinstance(value, numbers.Integral)
+    if float in kinds and not (is_int and int in kinds):
+        return number
+    return int(value) if is_int or int in kinds and number.is_integer() else number
+
+
 def check(key, value, kind, where):
     """`value` converted to what `kind` takes (1 to a float, 1e3 to an int). Raises UserError if
-    that is impossible, naming the key and what it takes."""
-    kinds, words = allowed(kind)
+    that is impossible or out of range, naming the key and what it takes."""
+    kinds, words, limits = allowed(kind)
     if isinstance(value, numbers.Real) and not isinstance(value, bool):  # numpy's numbers too
-        value = int(value) if isinstance(value, numbers.Integral) else float(value)
-    if type(value) is float and not math.isfinite(value):
-        raise UserError(f"{key} cannot be {value}", where, "give a finite number")
+        value = to_number(key, value, kinds, where)
     if type(value) is str and "\0" in value:  # no path can contain one
         raise UserError(f"{key} contains a NUL character", where, "leave it out")
 
-    fits = kind.has(value) if isinstance(kind, Words) else value in words
+    fits = value in kind if isinstance(kind, Words) else value in words
     if words and not fits and type(value) not in set(kinds) - {str}:
         choices = words + ["True", "False"] if bool in kinds else words
         raise UserError(f"{key} cannot be {value!r}", where, "choose from " + ", ".join(choices))
-    if type(value) in kinds:
-        return value
-    if type(value) in (int, float) and float in kinds:
-        return float(value)
-    if type(value) is float and int in kinds and value.is_integer():
-        return int(value)
-
-    expected = " or ".join(kind.__name__.replace("NoneType", "None") for kind in kinds)
-    fix = "--help shows every key with its default"
-    raise UserError(f"{key} must be {expected}, not {value!r}", where, fix)
+    if type(value) not in kinds:
+        expected = " or ".join(kind.__name__.replace("NoneType", "None") for kind in kinds)
+        fix = "--help shows every key with its default"
+        raise UserError(f"{key} must be {expected}, not {value!r}", where, fix)
+    flaw = limits.flaw(value) if limits and type(value) in (int, float) else ""
+    if flaw:
+        raise UserError(f"{key}={value} {flaw}", where, f"give {limits}")
+    return value
 
 
 def find(key, known, renamed, where):
@@ -187,7 +184,7 @@ def compile_file(path):
         code = compile(tree, path, "exec")
     except OSError as error:
         what = f"cannot read the config file: {error.strerror}"
-        examples = [str(each.relative_to(files.ROOT)) for each in files.ROOT.glob("config/**/*.py")]
+        examples = [str(path.relative_to(files.ROOT)) for path in files.ROOT.glob("config/**/*.py")]
         near = difflib.get_close_matches(path, examples, n=1)
         fix = f"did you mean {near[0]}?" if near else "check the path; config/ holds examples"
         raise UserError(what, path, fix) from None
@@ -228,8 +225,8 @@ def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=N
     The keys are the fields of `classes`. scope(values) returns names that a config file may read
     in addition to the keys given so far, such as the detected device. renamed: {old key: what to
     use instead}. defaults: {key: the default that --help prints instead of the field's}."""
-    if "--help" in argv or "-h" in argv:
-        print(help_text(usage, classes, defaults))
+    if {"--help", "-h", "--help=all"} & {*argv}:
+        print(help_text(usage, classes, defaults, everything="--help=all" in argv))
         sys.exit(0)
 
     known, renamed = keys(*classes), renamed or {}
@@ -261,57 +258,83 @@ def typed(argv):
 
 
 def build(cls, values):
-    """An instance of `cls` from the values that are its fields. Raises UserError if a value is
-    out of range or `cls` itself raises ValueError."""
-    check_ranges(cls, values)
+    """An instance of `cls` from the values that are its fields. Raises UserError if a value does
+    not fit its key, or `cls` itself raises ValueError."""
+    where = cls.__name__
+    kinds = keys(cls)
+    fitting = {key: check(key, values[key], kinds[key], where) for key in kinds if key in values}
     try:
-        return cls(**{key: values[key] for key in keys(cls) if key in values})
+        return cls(**fitting)
     except ValueError as error:
         what, _, fix = str(error).partition(": ")
-        raise UserError(what, cls.__name__, fix or "change one of these values") from None
+        raise UserError(what, where, fix or "change one of these values") from None
 
 
 # ---------------------------------------------------------------- --help
 
 KEY_WIDTH, WIDTH = 34, 80  # characters of a key with its default, and of a line
+OFTEN, RARE = "most used", "rare: "  # the first heading; how one of --help=all begins
 
 
-def help_text(usage, classes, defaults=None):
-    """The usage, and every key once: its default, its comment, and its words or its range."""
-    lines, shown = [usage.strip(), "", "--debug shows where an error comes from"], set()
+def help_text(usage, classes, defaults=None, everything=False):
+    """The usage, and every key once under its heading: its default, its text, and its words or its
+    range. The keys in OFTEN of a class come first. everything: print the rare keys too."""
+    often = [key for cls in classes for key in getattr(cls, "OFTEN", ())]
+    groups, seen = {OFTEN: dict.fromkeys(often, [])}, set()  # {heading: {key: lines}}
     for cls in classes:
-        comments, limits = comments_of(cls), ranges(cls)
-        lines += ["", f"{cls.__name__}:"]
+        texts = texts_of(cls)
         for key, kind in keys(cls).items():
-            if key in shown:
+            if key in seen:
                 continue
-            shown.add(key)
+            seen.add(key)
+            heading, text = texts.get(key, ("", ""))
             default = (defaults or {}).get(key, repr(getattr(cls, key)))
             # a space after each bar lets a long list of words be wrapped
-            choice = "| ".join(allowed(kind)[1]) or str(limits.get(key, ""))
-            text = f"{comments.get(key, '')} {f'({choice})' if choice else ''}".strip()
-            lines += help_lines(f"  --{key}={default}", text)
-    return "\n".join(lines)
+            choice = "| ".join(allowed(kind)[1]) or str(allowed(kind)[2] or "")
+            text = f"{text} {f'({choice})' if choice else ''}".strip()
+            group = OFTEN if key in often else heading or cls.__name__
+            groups.setdefault(group, {})[key] = help_lines(f"  --{key}={default}", text)
+
+    rare = [key for name in groups if name.startswith(RARE) for key in groups[name]]
+    lines = [usage.strip()]
+    for heading, group in groups.items():
+        if group and (everything or not heading.startswith(RARE)):
+            lines += ["", f"{heading.removeprefix(RARE)}:", *sum(group.values(), [])]
+    if rare and not everything:
+        lines += [
+            "",
+            *textwrap.wrap(f"--help=all shows {len(rare)} more: {', '.join(rare)}", WIDTH),
+        ]
+    return "\n".join([*lines, "", "--debug shows where an error comes from"])
 
 
 def help_lines(head, text):
     """The lines of one key: `head`, with the text beside it, or below it if `head` is too wide."""
     column = " " * (KEY_WIDTH + 1)
-    wrapped = textwrap.wrap(text, WIDTH - len(column), break_on_hyphens=False)
+    wrap = dict(break_on_hyphens=False, break_long_words=False)
+    wrapped = textwrap.wrap(text, WIDTH - len(column), **wrap)
     body = [column + line.replace("| ", "|") for line in wrapped] or [""]
     if len(head) > KEY_WIDTH:
         return [head, *body] if text else [head]
     return [(head.ljust(len(column)) + body[0][len(column) :]).rstrip(), *body[1:]]
 
 
-def comments_of(cls):
-    """{key: its trailing comment, joined if the field takes several lines}."""
+def texts_of(cls):
+    """{key: (heading, text)} of the fields of a dataclass, from the comments in its source."""
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
-    by_key = {}
+    texts, heading, last = {}, "", 0
     for node in ast.parse(source).body[0].body:
-        if isinstance(node, ast.AnnAssign):
-            lines = [comments.get(i, "") for i in range(node.lineno, node.end_lineno + 1)]
-            by_key[node.target.id] = " ".join(line.lstrip("# ") for line in lines if line)
-    return by_key
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        text = []
+        for line in range(last + 1, node.end_lineno + 1):
+            comment = comments.get(line, "")
+            if comment.startswith("#:") or line >= node.lineno:
+                text.append(comment.lstrip("#: "))
+            elif comment:
+                heading = comment.lstrip("# ")
+        texts[node.target.id] = heading, " ".join(filter(None, text))
+        last = node.end_lineno
+    return texts

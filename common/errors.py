@@ -30,9 +30,19 @@ class Failure(UserError):
     status = 1
 
 
-def one_line(error):
-    """The first 160 characters of an error's message, without line breaks."""
-    return " ".join(str(error).split())[:160]
+def printable(text, keep=""):
+    """`text` with its control characters, but those in `keep`, as Python writes them: a terminal
+    would obey an escape sequence in the name of somebody's file or tensor."""
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def one_line(error, most=160):
+    """The first `most` characters of an error's message, without line breaks."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "its message cannot be printed"
+    return printable(" ".join(text.split()))[:most]
 
 
 def folded(text, indent):
@@ -41,21 +51,13 @@ def folded(text, indent):
     if not sys.stdout.isatty():
         return text
     width = max(2 * indent, shutil.get_terminal_size().columns)
-    spaces = " " * indent
-    return textwrap.fill(text, width, subsequent_indent=spaces, break_on_hyphens=False)
+    wrap = dict(break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(text, width, subsequent_indent=" " * indent, **wrap)
 
 
-def starting(script):
-    """Print which script is starting, because importing torch takes seconds without any output.
-    Until `run` is called, Ctrl-C ends the process at once. A script calls this before its slow
-    imports."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
-        signal.signal(signal.SIGINT, stop_at_once)
-
-    wants_help = "--help" in sys.argv or "-h" in sys.argv
-    shown = sys.stderr is not None and (sys.stderr.isatty() or not wants_help)
-    if speaks() and shown:
-        print(f"{script} is starting: importing torch", file=sys.stderr, flush=True)
+def speaks():
+    """Whether this process prints messages. Of several that torchrun starts, only rank 0 does."""
+    return os.environ.get("RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
 
 
 def stop_at_once(number, frame):
@@ -65,9 +67,15 @@ def stop_at_once(number, frame):
     os._exit(130)
 
 
-def speaks():
-    """Whether this process prints messages. Of several that torchrun starts, only rank 0 does."""
-    return os.environ.get("RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
+def starting(script):
+    """Print which script is starting, because importing torch takes seconds without any output.
+    Until `run` is called, Ctrl-C ends the process at once. A script calls this before its slow
+    imports."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
+        signal.signal(signal.SIGINT, stop_at_once)
+    wants_help = any(arg == "-h" or arg.startswith("--help") for arg in sys.argv)
+    if sys.stderr and speaks() and (sys.stderr.isatty() or not wants_help):
+        print(f"{script} is starting: importing torch", file=sys.stderr, flush=True)
 
 
 def run(main):
@@ -76,7 +84,6 @@ def run(main):
     if signal.getsignal(signal.SIGINT) is stop_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     debug = [arg for arg in sys.argv[1:] if arg.partition("=")[0] == "--debug"]
-    argv = [arg for arg in sys.argv[1:] if arg not in debug]
     if sys.stderr is None:  # closed by the caller; print(file=None) writes to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
@@ -85,7 +92,7 @@ def run(main):
             fix = "send it to a file, or to /dev/null"
             raise UserError("there is nowhere to write: standard output is closed", "stdout", fix)
         sys.stdout.reconfigure(errors="replace")  # "?" for a character that cannot be shown
-        status = main(argv) or 0
+        status = main([arg for arg in sys.argv[1:] if arg not in debug]) or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -99,7 +106,11 @@ def run(main):
         if status == 1 or speaks():  # every rank finds the same mistake, so only one prints it
             print(f"error: {message}", file=sys.stderr)
 
-    finish_output()
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:  # discard the rest: Python would try again, and print a traceback
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if "RANK" in os.environ:  # gloo's threads can abort an interpreter that shuts down normally
         sys.stderr.flush()
         os._exit(status)
@@ -108,7 +119,7 @@ def run(main):
 
 def explained(error):
     """(exit status, one line) for an exception that ends a script."""
-    text = " ".join(str(error).split())
+    text = one_line(error, None)
     if isinstance(error, UserError):
         return error.status, text
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
@@ -116,13 +127,3 @@ def explained(error):
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
         return 1, f"{error.strerror} (output): free the disk, or write elsewhere"
     return 1, f"{text} ({type(error).__name__}): run again with --debug to see where"
-
-
-def finish_output():
-    """Flush stdout. If that fails, discard the rest of the output: otherwise Python would try again
-    while shutting down, and report the failure with a traceback."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from common.errors import Failure, UserError, one_line
+from common.errors import Failure, UserError, one_line, printable
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,7 +36,7 @@ def warn_once(text, kind="warning"):
     """Print a warning, or a note, to stderr, unless it was printed before."""
     if text not in warned:
         warned.add(text)
-        print(f"{kind}: {text}", file=sys.stderr, flush=True)
+        print(f"{kind}: {printable(text)}", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- writing
@@ -109,16 +109,12 @@ def append(path, row):
 
 def remedy(error):
     """What the user can do about an OSError raised while writing."""
-    number = getattr(error, "errno", None)
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "make the folder writable"
-    if number in (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY):
-        return "move what has this name out of the way"
-    if number == errno.ENAMETOOLONG:
-        return "choose a shorter name"
-    if number == errno.ENOENT:
-        return "make the folder again"
-    return "free the disk"
+    advice = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make the folder writable")
+    names = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY)
+    advice |= dict.fromkeys(names, "move what has this name out of the way")
+    advice[errno.ENAMETOOLONG] = "choose a shorter name"
+    advice[errno.ENOENT] = "make the folder again"
+    return advice.get(getattr(error, "errno", None), "free the disk")
 
 
 def sync(path):
@@ -154,26 +150,16 @@ def sha256_of(path):
 def parse_json(text):
     """The value of a JSON text (str or bytes). Raises ValueError for anything that is not JSON:
     bad utf-8, NaN, Infinity, or nesting deeper than Python can parse."""
-    constants = []
 
-    def constant(word):
-        constants.append(word)
-        return float(word)
-
-    def finite(pairs):
-        for key, value in pairs:
-            if isinstance(value, float) and not math.isfinite(value):
-                word = constants[-1] if constants else value
-                raise ValueError(f"{key}: {word} is not a JSON number")
-        return dict(pairs)
+    def finite(number):
+        if not math.isfinite(float(number)):
+            raise ValueError(f"{number} is not a JSON number")
+        return float(number)
 
     try:
-        value = json.loads(text, parse_constant=constant, object_pairs_hook=finite)
+        return json.loads(text, parse_float=finite, parse_constant=finite)
     except RecursionError:
         raise ValueError("nested too deep") from None
-    if constants:
-        raise ValueError(f"{constants[0]} is not a JSON number")
-    return value
 
 
 def read_json(path, fix, kind=dict):

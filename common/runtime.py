@@ -21,6 +21,7 @@ from common.files import ROOT
 # The floating-point operations of a run on a CPU from which on a choice saves time.
 COMPILE_PAYS = 3e13  # a few hundred seconds on two cores
 BFLOAT16_PAYS = 1e12  # some ten seconds; smaller models are no faster in it
+DEFAULT_RANKS = {"RANK": "0", "WORLD_SIZE": "1"}
 
 
 @dataclass
@@ -99,24 +100,21 @@ def float32_attention(q, k, v, attn_mask=None, *args, **more):
 
 def find_device(device="auto"):
     """`device`, or the best available one for auto. Raises UserError if it is not available."""
-    kind, _, number = device.partition(":")
+    count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if device == "auto":
-        if torch.cuda.is_available():
-            return "cuda"
-        return "mps" if torch.backends.mps.is_available() else "cpu"
+        return next((kind for kind in ("cuda", "mps") if count[kind]), "cpu")
 
-    where = f"device={device}"
+    kind, _, number = device.partition(":")
+    where, fix = f"device={device}", "use --device=cpu, or install a build of torch for it"
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", device):
         fix = "choose auto, cpu, cuda, cuda:N or mps"
         raise UserError(f"unknown device {device}", "device", fix)
-    if kind == "cuda" and not torch.cuda.is_available():
-        fix = "use --device=cpu, or install a CUDA build of torch"
-        raise UserError("no CUDA device is visible", where, fix)
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise UserError("no Metal device is visible", where, "use --device=cpu")
-    if number and int(number) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise UserError(f"only {count} CUDA devices are visible", where, "choose a smaller number")
+    if not count.get(kind, 1):
+        name = {"cuda": "CUDA", "mps": "Metal"}[kind]
+        raise UserError(f"no {name} device is visible", where, fix)
+    if number and int(number) >= count["cuda"]:
+        what = f"only {count['cuda']} CUDA devices are visible"
+        raise UserError(what, where, "choose a smaller number")
     return device
 
 
@@ -131,18 +129,17 @@ def find_ranks():
     """(rank, number of ranks) of this process, from the environment that torchrun sets. Raises
     UserError if only some of the variables are set, since joining the other ranks would then
     fail."""
-    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     fix = "start with torchrun, or unset RANK and WORLD_SIZE"
-    for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
+    numbers = {name: os.environ.get(name, value) for name, value in DEFAULT_RANKS.items()}
+    for name, value in numbers.items():
         if not re.fullmatch("[0-9]+", value):
             raise UserError(f"{name} is not a number", f"environment: {name}={value}", fix)
-
-    if int(world_size) > 1:
-        for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
-            if name not in os.environ:
-                what = f"WORLD_SIZE={world_size} is in the environment, but no {name}"
-                raise UserError(what, f"environment: {name}", fix)
-    return int(rank), int(world_size)
+    rank, world_size = map(int, numbers.values())
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if world_size > 1 and missing:
+        what = f"WORLD_SIZE={world_size} is in the environment, but no {missing[0]}"
+        raise UserError(what, f"environment: {missing[0]}", fix)
+    return rank, world_size
 
 
 def choose_dtype(kind):

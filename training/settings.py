@@ -17,7 +17,6 @@ from common.configurator import (
     PositiveInt,
     Words,
     build,
-    check_ranges,
     keys,
     load,
     typed,
@@ -237,7 +236,6 @@ def read_config(argv, usage):
     if words:
         fix = "write --key=value, or name a config file that ends in .py"
         raise UserError(f"cannot read {words[0]}", "command line", fix)
-    check_ranges(VariantConfig, values)
 
     folder, state, resuming = None, None, values.get("init_from") == "resume"
     if not resuming or "warmup_iters" in values:  # a checkpoint's own warm-up is right for it

@@ -15,7 +15,6 @@ from common.configurator import (
     NonNegativeInt,
     PositiveInt,
     check,
-    check_ranges,
     keys,
 )
 from common.errors import UserError, one_line
@@ -65,11 +64,8 @@ def check_state(state, path):
         for key in ("samples", "scaler"):
             for name, value in (state.get(key) or {}).items():
                 check(f"{key}.{name}", value, float, path)
-        check_ranges(State, state, path)
     except UserError as error:
         raise UserError(error.parts[0], path, FOREIGN) from None
-    except OverflowError:
-        raise UserError(f"{key} is too large", path, FOREIGN) from None
 
 
 def check_config(config, path):
@@ -85,12 +81,9 @@ def check_config(config, path):
                 check(key, value, kinds[key], path)
             elif near := difflib.get_close_matches(key, kinds, n=1, cutoff=0.8):
                 raise UserError(f"unknown key {key}, which resembles {near[0]}", path, "")
-        check_ranges(VariantConfig, config, path)
         configure(config)
     except UserError as error:
         raise UserError(error.parts[0], path, FOREIGN) from None
-    except OverflowError:
-        raise UserError(f"{key} is too large", path, FOREIGN) from None
 
 
 def shapes_of(path):

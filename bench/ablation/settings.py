@@ -29,7 +29,7 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 class AblateConfig:
     question: str = "Which part helps at this scale?"  # what the report answers
     out_dir: str = "out-ablate"  # the folder of the sweep
-    # leave_one_in leave_one_out ladder axis archs pairs arms factorial scale; several with commas
+    #: leave_one_in leave_one_out ladder axis archs pairs arms factorial scale; several with commas
     design: str = ""
     arms: dict | None = None  # arms given by hand: {"rope": dict(position="rope")}
     axis: str | None = None  # the slot whose words are all tried; if given alone, it is the design

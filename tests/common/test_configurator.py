@@ -151,23 +151,33 @@ def test_control_c_in_a_file_is_not_its_mistake(tmp_path):
 
 @dataclass
 class Described:
+    OFTEN = ("share",)
+    # numbers
     short: PositiveInt = 1  # a comment
     long: str = (
         "a default that the formatter puts on a line of its own"  # the comment of three lines
     )
     odd: str = "# no comment"
     share: Share | None = None  # of the whole
+    # rare: the words
+    #: a text above its key, which
+    #: takes two lines
     word: Literal["one", "two", "three"] = "one"
 
 
-def test_help_has_the_comments_ranges_and_words_in_80_columns():
-    text = help_text("usage", [Described])
+def test_help_has_texts_ranges_and_words_under_headings_in_80_columns():
+    text = help_text("usage", [Described], everything=True)
     assert max(map(len, text.splitlines())) <= 80
     flat = " ".join(text.split())
-    assert "--short=1 a comment (1 or more) --long=" in flat
-    assert "own' the comment of three lines --odd=" in flat
-    assert "--odd='# no comment' --share=None of the whole (a number above 0, at most 1)" in flat
-    assert flat.endswith("--word='one' (one|two|three)")
+    assert flat.startswith(
+        "usage most used: --share=None of the whole (a number above 0, at most 1) "
+        "numbers: --short=1 a comment (1 or more) --long="
+    )
+    assert "own' the comment of three lines --odd='# no comment' the words: --word='one'" in flat
+    assert "--word='one' a text above its key, which takes two lines (one|two|three)" in flat
+    short = help_text("usage", [Described])
+    assert "--word" not in short and "the words:" not in short
+    assert "--help=all shows 1 more: word" in short
 
 
 def test_help_lists_every_key_once_with_default_and_comment(capsys):

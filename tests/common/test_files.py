@@ -127,8 +127,8 @@ def test_permissions_follow_the_umask(tmp_path):
     [
         (b"{", "not JSON"),
         (b"\xff", "not JSON"),
-        (b'{"a": NaN}', "a: NaN is not a JSON number"),
-        (b'{"a": {"b": 1e999}}', "b: inf is not a JSON number"),
+        (b'{"a": NaN}', "NaN is not a JSON number"),
+        (b'{"a": {"b": 1e999}}', "1e999 is not a JSON number"),
         (b"[NaN]", "NaN is not a JSON number"),
         (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
         (b"[" * 200_000 + b"]" * 200_000, "nested too deep"),
@@ -167,7 +167,7 @@ def test_ranges_are_declared_with_the_key():
         ({"maybe": 0}, "maybe=0 is below 1"),
         ({"dropout": 1.0}, "dropout=1.0 is not below 1 .*0 or more, below 1"),
         ({"dropout": -0.1}, "dropout=-0.1 is negative"),
-        ({"share": 0}, "share=0 is not above 0 .*a number above 0, at most 1"),
+        ({"share": 0}, "share=0.0 is not above 0 .*a number above 0, at most 1"),
     ):
         with pytest.raises(UserError, match=words):
             build(Numbers, values)
