@@ -97,6 +97,7 @@ class Attention(nn.Module):
         if cache is not None:
             k, v, mask = cache.update(k, v)  # with the past: k, v (B, heads, S, D)
         p = self.dropout.p if self.training else 0.0
+        # On a CPU in 16 bits, train.py has torch use its plain form, which trains faster there.
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, dropout_p=p, enable_gqa=True
         )

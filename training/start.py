@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch.utils.checkpoint import checkpoint as recompute
+from torch.utils.checkpoint import checkpoint as checkpoint_activations
 
 from common import files
 from common.configurator import keys
@@ -233,9 +233,9 @@ def make_run(settings, metas, tokenizer, runtime):
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
 
     # The model as it is trained, and its optimizers.
-    if config.activation_checkpointing:  # Chen et al. 2016, arXiv:1604.06174
+    if config.activation_checkpointing:
         for block in model.blocks:
-            block.forward = functools.partial(recompute, block.forward, use_reentrant=False)
+            block.forward = recomputed(block.forward, runtime)
     parallel.shard(model, config.parallel, runtime)
     optimizers = make_optimizers(model, config, runtime)
     scaler = torch.amp.GradScaler(kind, enabled=runtime.dtype == "float16")
@@ -258,6 +258,17 @@ def make_run(settings, metas, tokenizer, runtime):
     if runtime.main:
         describe(run)
     return run
+
+
+def recomputed(forward, runtime):
+    """A block's forward pass that keeps its input alone and computes the rest again in the backward
+    pass (Chen et al. 2016, arXiv:1604.06174), with the same attention."""
+
+    def compute(*args):
+        with runtime.attention():
+            return forward(*args)
+
+    return functools.partial(checkpoint_activations, compute, use_reentrant=False)
 
 
 def start_state(settings, fingerprint):

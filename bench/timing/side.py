@@ -4,9 +4,8 @@ a batch. A step is forward, backward, clipping at 1.0 and fused AdamW, the same 
 import time
 
 import torch
-from torch.nn import functional as F
 
-from common.runtime import float32_attention, plain_attention
+from common.runtime import Runtime
 from parts.architectures import configure, make
 from training.optim import parameter_groups
 
@@ -31,16 +30,18 @@ class Side:
         shape = (2, c.batch_size, c.block_size)
         self.x, self.y = torch.randint(c.vocab_size, shape, device=device)  # (B, T) each
         self.device, self.dtype = device, dtype
-        as_train_py = ours and device.startswith("cpu")
-        self.attention = float32_attention if as_train_py else plain_attention
+        self.ours = ours
 
     def step(self, loss, dtype=None):
         """Take one training step with a loss function, self.loss or its compiled form. dtype: of
         its matrix products, None: the side's. Returns its seconds."""
-        F.scaled_dot_product_attention = self.attention
         began = time.perf_counter()
-        kind, dtype = self.device.split(":")[0], getattr(torch, dtype or self.dtype)
-        with torch.autocast(kind, dtype, enabled=dtype != torch.float32):
+        kind, dtype = self.device.split(":")[0], dtype or self.dtype
+        if self.ours:
+            context = Runtime(self.device, dtype, 0, 1, []).autocast()
+        else:
+            context = torch.autocast(kind, getattr(torch, dtype), enabled=dtype != "float32")
+        with context:
             value = loss(self.x, self.y)
         value.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -3,58 +3,85 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from common import runtime
+from common.runtime import Runtime
 from model_llama import Llama, LlamaConfig
+from training.start import recomputed
+
+bfloat16 = Runtime("cpu", "bfloat16", 0, 1, [])
 
 
-@pytest.fixture
-def formats(monkeypatch):
-    """The formats of the queries of all calls of torch's attention."""
-    monkeypatch.setattr(F, "scaled_dot_product_attention", runtime.plain_attention)
-    seen, plain = [], runtime.plain_attention
+class Kernels(TorchDispatchMode):
+    """The kernels of attention that run within it."""
 
-    def attention(q, *more, **named):
-        seen.append(q.dtype)
-        return plain(q, *more, **named)
+    def __init__(self):
+        super().__init__()
+        self.names = []
 
-    monkeypatch.setattr(runtime, "plain_attention", attention)
-    return seen
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "flash_attention" in func.name() or "_safe_softmax" in func.name():
+            self.names.append(func.name().removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
 
 
-def loss_and_gradients(dtype):
-    """The loss of a small model, and its gradients as one vector."""
+def loss_and_gradients(dtype, recompute=False):
+    """The loss of a small model, its gradients as one vector, and the kernels of its attention."""
     torch.manual_seed(0)
     sizes = {"block_size": 16, "vocab_size": 11, "n_layer": 2, "n_head": 2, "n_embd": 32}
     model = Llama(LlamaConfig(**sizes))
+    runtime = Runtime("cpu", dtype, 0, 1, [])
+    for block in model.blocks if recompute else []:
+        block.forward = recomputed(block.forward, runtime)
     x = torch.randint(0, 11, (4, 17))
-    with runtime.Runtime("cpu", dtype, 0, 1, []).autocast():
-        loss = model(x[:, :-1], x[:, 1:])[1]
-    loss.backward()
-    return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])
+    with Kernels() as kernels:
+        with runtime.autocast():
+            loss = model(x[:, :-1], x[:, 1:])[1]
+        loss.backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    return loss.item(), gradient, kernels.names
 
 
-def test_on_a_cpu_attention_stays_in_float32(formats):
-    exact, gradient = loss_and_gradients("float32")
-    assert not formats  # float32 changes nothing
-    rounded, rounded_gradient = loss_and_gradients("bfloat16")
-    assert formats == [torch.float32] * 2
+def test_in_16_bits_a_cpu_computes_attention_without_the_fused_kernel():
+    exact, gradient, kernels = loss_and_gradients("float32")
+    assert len(kernels) == 4 and all("flash" in name for name in kernels)  # forward and backward
+    rounded, rounded_gradient, kernels = loss_and_gradients("bfloat16")
+    assert kernels == ["_safe_softmax"] * 2
     assert rounded != exact and rounded == pytest.approx(exact, rel=2e-3)
     assert (rounded_gradient - gradient).norm() < 0.02 * gradient.norm()
 
 
-def test_outside_of_autocast_attention_is_torchs_own(formats):
-    runtime.Runtime("cpu", "bfloat16", 0, 1, []).autocast()
-    q, k, v = torch.randn(3, 1, 2, 4, 8).bfloat16()
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert formats == [torch.bfloat16] and y.dtype == torch.bfloat16
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_activations_are_computed_again_with_the_same_attention(dtype):
+    loss, gradient, kernels = loss_and_gradients(dtype)
+    again, its_gradient, its_kernels = loss_and_gradients(dtype, recompute=True)
+    assert loss == again and torch.equal(gradient, its_gradient)
+    assert set(its_kernels) == set(kernels) and len(its_kernels) == len(kernels) + 2
 
 
-def test_a_mask_of_numbers_may_be_in_bfloat16():
-    q, k, v = torch.randn(3, 1, 2, 4, 8).bfloat16()
-    mask = torch.randn(1, 2, 4, 4).bfloat16()
-    with runtime.Runtime("cpu", "bfloat16", 0, 1, []).autocast():
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    whole = [a.float() for a in (q, k, v)]
-    expected = F.scaled_dot_product_attention(*whole, attn_mask=mask.float())
-    assert y.dtype == torch.bfloat16 and torch.equal(y, expected.bfloat16())
+@pytest.mark.parametrize("T", [64, 512])
+def test_gradients_of_attention_in_16_bits_are_as_exact_as_its_inputs(T):
+    q, k, v, grad = torch.randn(4, 2, 4, T, 32, generator=torch.Generator().manual_seed(0)).double()
+
+    def gradients(*leaves):
+        leaves = [a.clone().requires_grad_() for a in leaves]
+        y = F.scaled_dot_product_attention(*leaves, is_causal=True)
+        return y, *torch.autograd.grad(y, leaves, grad.type_as(y))
+
+    q, k, v, grad = (a.bfloat16().double() for a in (q, k, v, grad))
+    with bfloat16.autocast():
+        rounded = gradients(*(a.bfloat16() for a in (q, k, v)))
+    for ours, exact in zip(rounded, gradients(q, k, v), strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert (ours.double() - exact).norm() < 0.006 * exact.norm()
+
+
+def test_nothing_of_torch_is_replaced():
+    before = F.scaled_dot_product_attention
+    q, k, v = torch.randn(3, 1, 2, 4, 8)
+    with bfloat16.autocast():
+        assert F.scaled_dot_product_attention is before
+        F.scaled_dot_product_attention(q, k, v)
+    with Kernels() as kernels:
+        F.scaled_dot_product_attention(q, k, v)
+    assert all("flash" in name for name in kernels.names) and kernels.names
