@@ -111,18 +111,18 @@ def test_a_second_signal_ends_at_once(lab):
 @pytest.mark.slow
 @pytest.mark.parametrize("rank, number", [(0, "SIGKILL"), (1, "SIGKILL"), (1, "SIGTERM")])
 def test_a_signal_to_one_rank_ends_both(lab, rank, number):
-    out = lab.folder()
-    process = Process([*TWO_RANKS, *lab.argv(out)])
-    process.until(lambda: newest(out) and logged(out, SAVE_EVERY + 4, "loss"))
+    out, keys = lab.folder(), ("--max_iters=300", "--lr_decay_iters=300", "--eval_interval=100")
+    process = Process([*TWO_RANKS, *lab.argv(out, *keys)])
+    process.until(lambda: newest(out) and logged(out, 104, "loss"))
     ranks = processes("-P", str(process.popen.pid), "-f", "train.py")
     os.kill(ranks[rank], getattr(signal, number))
     assert process.popen.wait(timeout=60)
     assert not processes("-f", f"out_dir={out} ")
     assert_complete(out)
-    assert newest(out) > (SAVE_EVERY if number == "SIGTERM" else 0)
+    assert newest(out) > (100 if number == "SIGTERM" else 0)
 
-    lab.start(out).expect(0)
-    ended, expected = result(out), result(lab.reference())
+    lab.start(out, *keys).expect(0)
+    ended, expected = result(out), result(lab.reference(*keys))
     for key in expected:
         if "loss of" in key:  # one process sums in another order than two
             assert ended[key] == pytest.approx(expected[key], abs=1e-4)
