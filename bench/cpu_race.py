@@ -24,15 +24,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 import repo_root  # noqa: F401 (puts the repo's root on the path)
 
-from bench.ablation.figures import COLORS
 from bench.timing.runs import train
 from common.configurator import PositiveInt, build, load
 from common.errors import Failure, UserError, run
 from common.files import ROOT, write
 from common.runtime import versions
-from training.run_folder import name_lines
 
 NANOGPT = [
     *("config/train_shakespeare_char.py", "--device=cpu", "--compile=False", "--dropout=0.0"),
@@ -168,10 +168,10 @@ def row(name, results, baseline):
     ]
     cells = [
         name,
-        each(seconds, ".0f"),
-        each(ratios, ".2f"),
-        each([points[-1][1] for points in curves], ".4f"),
-        each(unseen, ".4f") if unseen else "not measured",
+        with_rounds(seconds, ".0f"),
+        with_rounds(ratios, ".2f"),
+        with_rounds([points[-1][1] for points in curves], ".4f"),
+        with_rounds(unseen, ".4f") if unseen else "not measured",
         f"{statistics.median(at_limit):.4f}",
     ]
     for mark in MARKS:
@@ -180,7 +180,7 @@ def row(name, results, baseline):
     return f"| {' | '.join(cells)} |"
 
 
-def each(values, form):
+def with_rounds(values, form):
     """The median, and each value in brackets."""
     return f"{statistics.median(values):{form}} ({', '.join(f'{v:{form}}' for v in values)})"
 
@@ -191,28 +191,23 @@ def time_to(points, mark):
 
 
 def draw(runs, path):
-    """The curves of all runs: validation loss against seconds. Each entrant has a colour, each of
-    its seeds a thin line; its name stands at the median of their final losses."""
-    from matplotlib.figure import Figure
-
+    """The curves of all runs: validation loss against seconds, a colour for each entrant."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes, ends = figure.subplots(), []
-    for (name, results), color in zip(runs.items(), COLORS, strict=False):
-        for _, points, _ in results:
-            axes.plot(*zip(*points, strict=True), color=color, linewidth=0.9, marker=".", ms=3)
+    axes, lowest = figure.subplots(), math.inf
+    for number, (name, results) in enumerate(runs.items()):
         last = statistics.median(points[-1][1] for _, points, _ in results)
-        slowest = max(points[-1][0] for _, points, _ in results)
-        label = name.removeprefix("config/").removesuffix(".py")
-        ends.append(((slowest, last), f"{label} {last:.3f}", color))
+        label = f"{name.removeprefix('config/').removesuffix('.py')} {last:.3f}"
+        for _, points, _ in results:
+            axes.plot(*zip(*points, strict=True), f"C{number}.-", linewidth=0.9, ms=3, label=label)
+            label = None  # once for each entrant
+            lowest = min(lowest, points[-1][1])
     axes.set(
         xlabel="seconds from the command, all starting cold",
         ylabel="validation loss (nats per character)",
-        ylim=(min(loss for (_, loss), *_ in ends) - 0.05, 2.6),
+        ylim=(lowest - 0.05, 2.6),
     )
-    axes.set_xlim(left=0)
+    axes.legend(title="the median of the final losses")
     axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    name_lines(axes, ends)
     figure.savefig(path, dpi=110)
 
 

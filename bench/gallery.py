@@ -1,5 +1,5 @@
 """
-Draw the pictures of docs/gallery.md as PNG and SVG, and write the page:
+Draw the pictures of docs/gallery.md, and write the page:
 
     python bench/gallery.py
     python bench/gallery.py --gpt2=RUN --llama=RUN
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 from bench import pictures
-from bench.ablation.plots import saved
 from common import files
 from common.configurator import build, load
 from common.errors import UserError, run
@@ -69,12 +68,6 @@ def map_of(word, out_dir, prompt):
     return pictures.attention(model, tokenizer, prompt, title)
 
 
-@pictures.styled
-def forms(figure):
-    """{kind of file: content} of a picture."""
-    return {"png": saved(figure, "png", dpi=110), "svg": saved(figure, "svg")}
-
-
 def page(folder):
     """docs/gallery.md: the pictures that are in the folder, each with its explanation."""
     texts = {name: (title, draw.__doc__) for name, (title, draw) in PICTURES.items()}
@@ -82,8 +75,8 @@ def page(folder):
     sections = [INTRO]
     for name, (title, text) in texts.items():
         if (folder / f"{name}.png").is_file():
-            links = f"![{title}](gallery/{name}.png)\n\n[as SVG](gallery/{name}.svg)"
-            sections.append(f"## {title}\n\n{' '.join(text.split())}\n\n{links}\n")
+            picture = f"![{title}](gallery/{name}.png)"
+            sections.append(f"## {title}\n\n{' '.join(text.split())}\n\n{picture}\n")
     return "\n".join(sections)
 
 
@@ -99,9 +92,8 @@ def draw_all(config, folder):
 
     folder.mkdir(exist_ok=True)
     for name, figure in figures.items():
-        for kind, content in forms(figure).items():
-            files.write(folder / f"{name}.{kind}", content)
-        print(f"{folder / name}.png and .svg")
+        figure.savefig(folder / f"{name}.png", dpi=110, metadata={"Software": None})
+        print(f"{folder / name}.png")
     files.write(folder.with_suffix(".md"), page(folder))
     for word, out_dir in runs.items():
         if not out_dir:
