@@ -136,8 +136,8 @@ def run_rounds(config, nanogpt, scratch):
             seconds, points = race(entrant, out_dir, out_dir.with_suffix(".cache"))
             unseen = test_loss(out_dir) if entrant.folder == ROOT else None
             runs.setdefault(name, []).append((seconds, points, unseen))
-            found = f"{seconds:.0f} s, validation loss {points[-1][1]:.4f}, test loss {unseen}"
-            print(f"round {number + 1}: {name}: {found}", flush=True)
+            summary = f"{seconds:.0f} s, validation loss {points[-1][1]:.4f}, test loss {unseen}"
+            print(f"round {number + 1}: {name}: {summary}", flush=True)
     return runs, threads
 
 

@@ -56,8 +56,8 @@ def opened(outs, config, runtime):
         folder = checkpoint.find(out, config.checkpoint)
         step = checkpoint.step_of(folder)
         model, tokenizer, keys, _ = checkpoint.open_run(out, step, runtime.device)
-        whole = configure(keys | {"arch": keys.get("arch") or keys["model"]})
-        runs.append((out, model, folder, keys, whole))
+        variant_config = configure(keys | {"arch": keys.get("arch") or keys["model"]})
+        runs.append((out, model, folder, keys, variant_config))
 
         data, T = Path(config.data_dir) / keys["dataset"], model.config.block_size
         if not shared:

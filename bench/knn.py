@@ -161,8 +161,8 @@ def measure(config):
         raise UserError(what, data, "choose a smaller --batch_size")
 
     sums, targets = torch.zeros(2, len(TEMPERATURES), len(WEIGHTS)).double(), [0, 0]
-    found = states_of(model, tqdm(batches, "scoring", disable=None), runtime)
-    for number, (states, logits, y) in enumerate(found):
+    scored = states_of(model, tqdm(batches, "scoring", disable=None), runtime)
+    for number, (states, logits, y) in enumerate(scored):
         half = int(number >= len(batches) // 2)
         sums[half] += losses(store, states, logits, y).cpu()
         targets[half] += len(y)
@@ -180,13 +180,13 @@ def losses(store, states, logits, y):
     """(temperatures, weights) float64: the sum of the losses of targets y (n,) in nats."""
     distances, tokens = store.search(states)
     alone = logits.float().softmax(-1).gather(1, y[:, None])  # (n, 1)
-    weights, found = WEIGHTS.to(y.device), []
+    weights, sums = WEIGHTS.to(y.device), []
     for temperature in TEMPERATURES:
         near = torch.softmax(-distances / temperature, -1)
         p_knn = (near * (tokens == y[:, None])).sum(1, keepdim=True)  # (n, 1)
         p = weights * p_knn + (1 - weights) * alone  # (n, weights)
-        found.append(-p.double().log().sum(0))
-    return torch.stack(found)
+        sums.append(-p.double().log().sum(0))
+    return torch.stack(sums)
 
 
 COMMANDS = {"build": make, "score": measure}

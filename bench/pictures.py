@@ -39,8 +39,8 @@ def rope():
     colour."""
     T, D, pairs = 24, 16, (0, 2, 5)
     cos, sin = rotary(torch.arange(T)[None], 10000.0, D)  # (1, 1, T, D/2)
-    one = torch.cat((torch.ones(D // 2), torch.zeros(D // 2)))  # each pair is (1, 0)
-    turned = rotate(one.expand(1, 1, T, D), cos, sin)[0, 0]  # (T, D)
+    unit = torch.cat((torch.ones(D // 2), torch.zeros(D // 2)))  # each pair is (1, 0)
+    turned = rotate(unit.expand(1, 1, T, D), cos, sin)[0, 0]  # (T, D)
     same = rotate(torch.ones(1, 1, T, D), cos, sin)[0, 0]  # one query and key, at all positions
 
     figure = Figure(figsize=(10, 2.7))
@@ -209,14 +209,14 @@ def window():
     L such layers knows of the last L (w - 1) + 1 tokens (red), and the rest of the text changes
     nothing. One layer in four without a window reaches all tokens, and full attention does, too,
     but gives less to the near ones (untrained models with the same weights)."""
-    found = {title: influence(keys) for title, keys in SIGHTS.items()}
-    least = min(values[values > 0].min().item() for values in found.values())
-    scale = LogNorm(least, max(values.max().item() for values in found.values()))
+    influences = {title: influence(keys) for title, keys in SIGHTS.items()}
+    least = min(values[values > 0].min().item() for values in influences.values())
+    scale = LogNorm(least, max(values.max().item() for values in influences.values()))
 
     figure = Figure(figsize=(9, 5.6))
     above, below = figure.subfigures(2, height_ratios=(1, 1.15))
-    panels = above.subplots(1, len(found), sharey=True)
-    for axes, (title, values) in zip(panels, found.items(), strict=True):
+    panels = above.subplots(1, len(influences), sharey=True)
+    for axes, (title, values) in zip(panels, influences.items(), strict=True):
         back = values.flip(1)  # by distance
         shown = back.where(back > 0, torch.nan).numpy()  # 0 is blank
         extent = (-0.5, TOKENS - 0.5, -0.5, DEPTH - 0.5)
@@ -232,7 +232,7 @@ def window():
 
     axes = below.subplots()
     for (title, values), color, dash in zip(
-        found.items(), (RED, BLUE, GREY), ("-", "--", "-"), strict=True
+        influences.items(), (RED, BLUE, GREY), ("-", "--", "-"), strict=True
     ):
         back = values[0].flip(0)
         axes.plot(back.where(back > 0, torch.nan), dash, color=color, label=title)

@@ -217,18 +217,18 @@ def start_times(run, commands, rounds):
         modes[name] = dtype, compiled
         starts[name] = [*ours, f"--dtype={dtype}", f"--compile={compiled}"]
 
-    found = {name: ([], []) for name in starts}
+    times = {name: ([], []) for name in starts}
     for _, name in turns(starts, rounds):
         began = time.perf_counter()
         done = llamacpp.run_program(starts[name])
-        found[name][0].append(time.perf_counter() - began)
+        times[name][0].append(time.perf_counter() - began)
         if name in modes:
             began = time.perf_counter()
             prepare(open_run(run)[0], modes[name][0], compile=modes[name][1])
-            found[name][1].append(time.perf_counter() - began)
+            times[name][1].append(time.perf_counter() - began)
         elif said := re.search(r"loaded in ([\d.]+) s", done.stderr):
-            found[name][1].append(float(said[1]))
-    return found
+            times[name][1].append(float(said[1]))
+    return times
 
 
 # ---------------------------------------------------------------- the page
@@ -291,8 +291,8 @@ def table(config, model, text, n, commands):
 def start_table(run, commands, rounds):
     """The lines of the table of starting times."""
     lines = ["| one token | seconds | of them loading |", "|---|---|---|"]
-    found = start_times(run, commands, rounds)
-    for name, (seconds, loading) in sorted(found.items(), key=lambda item: np.median(item[1][0])):
+    times = start_times(run, commands, rounds)
+    for name, (seconds, loading) in sorted(times.items(), key=lambda item: np.median(item[1][0])):
         load = f"{np.median(loading):.2f}" if loading else ""
         lines.append(f"| {name} | {np.median(seconds):.2f} ({min(seconds):.2f}) | {load} |")
     print("\n".join(lines), "\n", flush=True)

@@ -34,12 +34,12 @@ def commands(path, model, folder):
     files are written to `folder`."""
     config, tensors = to_hf("llama", vars(model.config), model.state_dict(), ("llama",))
     words = one_word_each(config["vocab_size"])
-    found = {}
+    formats = {}
     for kind, cache in FORMATS.items():
         file = folder / f"{kind}.gguf"
         gguf_format.write(file, config, tensors, words, kind)
-        found[f"llama.cpp, {kind}"] = ["node", SCRIPT, Path(path).resolve(), file, cache]
-    return found
+        formats[f"llama.cpp, {kind}"] = ["node", SCRIPT, Path(path).resolve(), file, cache]
+    return formats
 
 
 def run_program(command):

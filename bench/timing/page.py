@@ -51,14 +51,14 @@ def section(line):
     where = [line["hardware"], line["device"], threads, line["dtype"], f"torch {line['torch']}"]
     facts = ", ".join(word for word in where if word)
     expected = ON_GPU.get(line["name"], ("", []))[1] if line["device"] == "cuda" else []
-    found = {row["what"] for row in line["rows"]}
+    measured = {row["what"] for row in line["rows"]}
     return [
         f"## {line['name']}",
         "",
         f"{facts}; commit {line['commit']}, {line['date']}. {line['command']}",
         f"{line['about']} Ratio: {line['unit']}.",
         "",
-        *table(line["rows"], [what for what in expected if what not in found]),
+        *table(line["rows"], [what for what in expected if what not in measured]),
         "",
     ]
 
@@ -70,10 +70,10 @@ def page():
 
     lines += ["", "# On a GPU", ""]
     for name, (step, rows) in ON_GPU.items():
-        found = [line for line in on_gpu if line["name"] == name]
-        for line in found:
+        lines_of_name = [line for line in on_gpu if line["name"] == name]
+        for line in lines_of_name:
             lines += section(line)
-        if not found:
+        if not lines_of_name:
             lines += [f"## {name}", "", f"Not measured: `bash bench/gpu.sh {step}`.", ""]
             lines += [*table([], rows or [name]), ""]
     for line in on_gpu:

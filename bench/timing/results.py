@@ -32,7 +32,7 @@ def times_in_turn(sides, rounds, warm_up=0):
     times = {name: [] for name in sides}
     for _, name in turns(sides, warm_up + rounds):
         times[name].append(sides[name]())
-    return {name: np.array(found[warm_up:]) for name, found in times.items()}
+    return {name: np.array(seconds[warm_up:]) for name, seconds in times.items()}
 
 
 def ratio_text(ratio, low, high, form=".2f"):
@@ -44,8 +44,8 @@ def interval(numbers):
     """(median, low, high): the 95 % bootstrap interval of the median."""
     from scipy.stats import bootstrap
 
-    found = bootstrap((numbers,), np.median, confidence_level=0.95, method="percentile", rng=0)
-    return float(np.median(numbers)), *map(float, found.confidence_interval)
+    resampled = bootstrap((numbers,), np.median, confidence_level=0.95, method="percentile", rng=0)
+    return float(np.median(numbers)), *map(float, resampled.confidence_interval)
 
 
 def check_steps(steps, key="steps"):
@@ -75,10 +75,10 @@ def folder():
     return Path(os.environ.get("BENCH_RESULTS") or files.ROOT / "bench/results")
 
 
-def record(found, device, config, argv):
+def record(measured, device, config, argv):
     """Append {"name", "about", "unit", "rows"} to speed.jsonl with the facts that it depends on."""
     facts = versions()
-    line = found | {
+    line = measured | {
         "hardware": facts["hardware"],
         "device": device.split(":")[0],
         "threads": None if device.startswith("cuda") else config.threads,

@@ -61,9 +61,9 @@ def whole_run(name, argv, out_dir):
         begin = ["--init_from=resume"]
     train([*begin, *argv, f"--out_dir={out_dir}"])
     rows = read_log(out_dir / "log.jsonl")
-    best = min(each["val_loss"] for each in rows if "val_loss" in each)
-    steps = [each for each in rows if "tokens_per_second" in each]
-    speed = statistics.median(each["tokens_per_second"] for each in steps)
+    best = min(line["val_loss"] for line in rows if "val_loss" in line)
+    steps = [line for line in rows if "tokens_per_second" in line]
+    speed = statistics.median(line["tokens_per_second"] for line in steps)
     value = f"validation loss {best:.4f}, {steps[-1]['seconds']:.0f} s, {speed:,.0f} tokens/s"
     return row(name, value)
 
@@ -87,10 +87,10 @@ def rank_row(how, argv, out_dir, steps):
     for processes in (1, 2):
         folder = out_dir / f"{how}-{processes}"
         train([*argv, f"--parallel={how}", f"--out_dir={folder}", "--overwrite"], processes)
-        rows = [each for each in read_log(folder / "log.jsonl") if "loss" in each]
+        rows = [line for line in read_log(folder / "log.jsonl") if "loss" in line]
         losses[processes] = rows[-1]["loss"]
-        speeds[processes] = [each["tokens_per_second"] for each in rows[-steps:]]
-    ratios = [two / one for one, two in zip(speeds[1], speeds[2], strict=True)]
+        speeds[processes] = [line["tokens_per_second"] for line in rows[-steps:]]
+    ratios = [both / alone for alone, both in zip(speeds[1], speeds[2], strict=True)]
     return row(how, f"loss {losses[1]:.4f} with one process, {losses[2]:.4f} with two", ratios)
 
 

@@ -103,9 +103,9 @@ def race(sides, config):
         steps[arm] = partial(side.step, losses[arm], dtype)
     for (name, mode), step in steps.items():
         first, second, third = (step() for _ in range(3))
-        total = first + second + third
+        seconds = first + second + third
         print(
-            f"{name}, {mode}: first step {first:.1f} s, third {third * 1000:.1f} ms; {total:.0f} s",
+            f"{name}, {mode}: first step {first:.1f} s, third {third * 1000:.1f} ms; {seconds:.0f} s",
             flush=True,
         )
 
