@@ -22,7 +22,7 @@ again. From Python, call
 """
 
 import json
-import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,60 +35,18 @@ import torch
 
 from common import configurator
 from common.runtime import seed_for, set_up
-from sampling import attention_map, terminal
-from sampling.decoding import Reader, Sample, Step, draw, probabilities, ragged
-from sampling.fast import COMPILE_PAYS, prepare
-from sampling.knn import Datastore, WithNeighbours, identity
-from sampling.prompts import fit, read_prompts, read_text
+from sampling import look
+from sampling.decoding import Sample, generate, ragged, steps  # noqa: F401 (for Python)
+from sampling.look import fit, note, score_text  # noqa: F401 (for Python)
 from sampling.settings import SampleConfig
-from sampling.speculative import Tally, open_draft, speculate
-from sampling.terminal import score_text  # noqa: F401 (for Python)
 from weights import checkpoint
-from weights.checkpoint import open_run
-from weights.pretrained import open_pretrained
 
 ROWS = 64  # samples in one batch
-
-
-# ---------------------------------------------------------------- tokens
-
-
-@torch.inference_mode()
-def steps(
-    model,
-    idx,
-    max_new_tokens,
-    seeds=None,
-    context=None,
-    vocab_size=None,
-    use_cache=True,
-    pad=None,
-    **settings,
-):
-    """Continue idx (B, T): yields a Step max_new_tokens times.
-
-    seeds: one per row; the random draws of a row depend on its own seed alone. settings: keyword
-    arguments of decoding.probabilities. The other arguments are those of decoding.Reader."""
-    reader = Reader(model, context, vocab_size, use_cache, pad)
-    seeds = range(idx.size(0)) if seeds is None else seeds
-    generators = [torch.Generator(idx.device).manual_seed(seed) for seed in seeds]
-    for _ in range(max_new_tokens):
-        logits = reader.read(idx)[:, -1]  # (B, V)
-        p = probabilities(logits, **settings, seen=idx)
-        if settings.get("temperature") == 0:
-            token = p.argmax(-1, keepdim=True)  # (B, 1)
-        else:
-            token = draw(p, generators)  # (B, 1)
-        yield Step(token, logits)
-        idx = torch.cat((idx, token), dim=1)
-
-
-def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, **more):
-    """Continue idx (B, T): yields the next token of every row, (B, 1), max_new_tokens times. more:
-    further arguments of `steps`."""
-    settings = dict(temperature=temperature, top_k=top_k, top_p=top_p)
-    for step in steps(model, idx, max_new_tokens, **settings, **more):
-        yield step.token
+RENAMED = {
+    "eval_iters": "leave it out",
+    "score_all": "--jsonl prints the surprise of every token",
+    "draft_tokens": "leave it out",
+}
 
 
 # ---------------------------------------------------------------- texts
@@ -110,7 +68,9 @@ def write_samples(model, tokenizer, rows, config, draft=None, tally=None, show=l
     if draft is None:
         written = steps(model, idx, config.max_new_tokens, seeds, pad=pad, **settings)
     else:
-        drafting = dict(draft=draft, draft_tokens=config.draft_tokens, seed=seeds[0], tally=tally)
+        from sampling.speculative import speculate
+
+        drafting = dict(draft=draft, seed=seeds[0], tally=tally)
         written = speculate(model, idx, config.max_new_tokens, **drafting, **settings)
 
     for step in written:
@@ -127,11 +87,8 @@ def write_samples(model, tokenizer, rows, config, draft=None, tally=None, show=l
 
 def write_sample(model, tokenizer, prompt, runtime, config, number=0, draft=None, tally=None):
     """Generate the Sample of one prompt. Prints the prompt, then the text as it is generated."""
-
-    def show(piece):
-        print(piece, end="", flush=True)
-
-    terminal.show_prompt(prompt)
+    look.show_prompt(prompt)
+    show = partial(print, end="", flush=True)
     with runtime.autocast():
         row = (prompt, number)
         (sample,) = write_samples(model, tokenizer, [row], config, draft, tally, show)
@@ -141,12 +98,8 @@ def write_sample(model, tokenizer, prompt, runtime, config, number=0, draft=None
 
 def load(name, checkpoint="latest", device="cpu"):
     """(model in evaluation mode, tokenizer) of a run folder, of the checkpoint `latest`, `best` or
-    a step; or of pretrained weights: gpt2, a folder or hub name of Hugging Face, FILE.gguf."""
-    if Path(name, "ckpt").is_dir():
-        model, tokenizer, *_ = open_run(name, checkpoint, device)
-        return model, tokenizer
-    model, tokenizer = open_pretrained(name)
-    return model.to(device), tokenizer
+    a step; or of pretrained weights: gpt2, a folder or hub name of Hugging Face."""
+    return open_weights(name, checkpoint, device)[:2]
 
 
 def write_text(model, tokenizer, prompt, **keys):
@@ -171,44 +124,57 @@ class Opened(NamedTuple):
     prompts: list  # texts, as this tokenizer can read them
 
 
-def note(text):
-    print(text, file=sys.stderr, flush=True)
+def open_weights(name, step, device, pretrained=None):
+    """(model in evaluation mode, tokenizer, what it is) of a run folder or of pretrained weights.
+    pretrained: which of them; None: by whether there is such a run folder."""
+    if pretrained or pretrained is None and not Path(name, "ckpt").is_dir():
+        from weights.pretrained import open_pretrained
+
+        model, tokenizer = open_pretrained(name)
+        return model.to(device).eval(), tokenizer, name
+    model, tokenizer, trained, state = checkpoint.open_run(name, step, device)
+    return model, tokenizer, f"{trained['model']} after {state['step']} steps, from {name}"
 
 
 def open_model(name, config, runtime, texts, kind):
     """Open the model of a run folder or of pretrained weights, convert its weights to the number
     format `kind`, and fit the prompts to its tokenizer."""
-    if config.init_from == "resume":
-        model, tokenizer, trained, state = open_run(name, config.checkpoint, runtime.device)
-        note(f"{trained['model']} after {state['step']} steps, from {name}")
-    else:
-        model, tokenizer = open_pretrained(name)
-        model = model.to(runtime.device).eval()
-        note(name)
-
+    pretrained = config.init_from != "resume"
+    model, tokenizer, what = open_weights(name, config.checkpoint, runtime.device, pretrained)
+    note(what)
     prompts = []
     for i, text in enumerate(texts, 1):
         place = f"line {i} of {config.prompts}" if config.prompts else ""
         prompts.append(fit(tokenizer, text, place, config.skip_unknown))
     check_context(model, tokenizer, prompts, config)
     if config.knn:
+        from sampling.knn import Datastore, WithNeighbours, identity
+
         store = Datastore(config.knn, identity(checkpoint.find(name, config.checkpoint)))
         keys, share = len(store.tokens), store.weight
         note(f"{keys:,} keys of {config.knn}, weight {share:g}; decoding in float32")
         return Opened(name, WithNeighbours(model, store), tokenizer, prompts)
-    tokens = config.num_samples * config.max_new_tokens
-    if config.prompts or not config.writes():
-        tokens = 0  # batches use the model's own forward pass, which is not compiled
-    compiles = config.compile is True or config.compile == "auto" and tokens >= COMPILE_PAYS
+
+    if not all(prompts) and (config.writes() or config.attention):
+        note("the prompt is empty: starting from " + repr(tokenizer.decode([tokenizer.start])))
+    # Batches use the model's own forward pass, which is not compiled.
+    alone = config.writes() and not config.prompts
+    tokens = config.num_samples * config.max_new_tokens if alone else 0
+    return Opened(name, make_fast(model, kind, tokens, config.compile), tokenizer, prompts)
+
+
+def make_fast(model, kind, tokens, compile):
+    """fast.prepare with notes for the user."""
+    from sampling.fast import COMPILE_PAYS, prepare
+
+    compiles = compile is True or compile == "auto" and tokens >= COMPILE_PAYS
     if compiles:
         note("compiling, which takes half a minute the first time")
-    model, reasons = prepare(model, kind, tokens, config.compile)
+    model, reasons = prepare(model, kind, tokens, compile)
     for reason in reasons:
         if compiles or not reason.startswith("decoding"):
             note(reason)
-    if not all(prompts) and (config.writes() or config.attention):
-        note("the prompt is empty: starting from " + repr(tokenizer.decode([tokenizer.start])))
-    return Opened(name, model, tokenizer, prompts)
+    return model
 
 
 def check_context(model, tokenizer, prompts, config):
@@ -245,11 +211,11 @@ def report(opened, samples, config, streamed):
 
     texts = [sample.prompt + sample.text for sample in samples]
     if config.compare:
-        terminal.show_columns([o.name for o in opened], texts)
+        look.show_columns([o.name for o in opened], texts)
     elif not streamed:
         print(texts[0])
     if config.show_probs:
-        terminal.show(terminal.alternatives_table(opened[0].tokenizer, samples[0]))
+        look.show(look.alternatives_table(opened[0].tokenizer, samples[0]))
     print("---------------", flush=True)
 
 
@@ -274,18 +240,27 @@ def write_all(opened, config, runtime, draft, tally):
             report(opened, samples, config, streamed)
 
 
+def report_score(opened, text, config, runtime, kind):
+    """Print how well each model predicts a text, with int8 weights also without their rounding."""
+    scorers = list(opened)
+    for o in opened if kind == "int8" else ():
+        exact = open_model(o.name, config, runtime, o.prompts, "float32")
+        scorers.append(exact._replace(name=f"{o.name} in float32"))
+    readable = [fit(o.tokenizer, text, config.score, config.skip_unknown) for o in scorers]
+    look.report_score(scorers, readable, config)
+
+
 def import_server():
     try:
         from sampling import server
     except ImportError as error:
-        fix = "pip install -r requirements-serve.txt"
+        fix = "pip install starlette uvicorn"
         raise UserError(f"the page needs the package {error.name}", "serve", fix) from None
     return server
 
 
 def main(argv):
-    renamed = {"eval_iters": "leave it out"}
-    values, words = configurator.load(argv, [SampleConfig], __doc__, renamed=renamed)
+    values, words = configurator.load(argv, [SampleConfig], __doc__, renamed=RENAMED)
     if words:
         raise UserError(f"cannot read {words[0]}", "command line", "write --key=value")
     config = configurator.build(SampleConfig, values)
@@ -294,10 +269,12 @@ def main(argv):
         config.num_samples = 1
 
     # Read the user's files before loading a model, so that a mistake shows at once.
-    texts = read_prompts(config.start, config.prompts)
+    texts = look.read_prompts(config.start, config.prompts)
     if config.score:
-        scored = read_text(config.score, "text", "check the path after --score=")
+        scored = look.read_text(config.score, "text", "check the path after --score=")
     if config.attention:
+        from sampling import attention_map
+
         attention_map.check_path(config.attention)
     if config.serve:
         server = import_server()
@@ -312,27 +289,22 @@ def main(argv):
     names = config.compare.split(",") if config.compare else names
     opened = [open_model(name, config, runtime, texts, kind) for name in names]
     if config.serve:
-        server.serve(opened, config, steps, listener)
+        server.serve(opened, config, listener)
         return
-    draft = open_draft(config.draft, opened[0].tokenizer, runtime.device, kind)
+    draft = tally = None
+    if config.draft:
+        from sampling.speculative import Tally, open_draft
 
+        draft, tally = open_draft(config.draft, opened[0].tokenizer, runtime.device, kind), Tally()
     if config.score:
-        scorers = list(opened)
-        if kind == "int8":  # score in float32 as well, to show what int8 costs
-            for name in names:
-                exact = open_model(name, config, runtime, texts, "float32")
-                scorers.append(exact._replace(name=f"{name} in float32"))
-        readable = [fit(o.tokenizer, scored, config.score, config.skip_unknown) for o in scorers]
-        terminal.report_score(scorers, readable, config)
+        report_score(opened, scored, config, runtime, kind)
     if config.attention:
-        name, model, tokenizer, prompts = opened[0]
         path, layer = config.attention, config.layer
-        attention_map.write_map(path, name, model, tokenizer, prompts[0], layer, config.context)
+        attention_map.write_map(path, *opened[0][:3], opened[0].prompts[0], layer, config.context)
         note(f"attention of layer {layer}: {path}")
     if config.writes():
-        tally = Tally()
         write_all(opened, config, runtime, draft, tally)
-        if tally.reads:
+        if tally and tally.reads:
             note(f"draft {config.draft}: {tally}")
 
 

@@ -1,6 +1,7 @@
 """
-One step of sampling: which tokens of a growing text a model reads, and how the next token is drawn
-from its logits. Shapes: B rows, T tokens, V vocabulary.
+Sampling, one token of each row after another: which tokens of a growing text a model reads, how the
+next token is drawn from its logits, and how the text is made of tokens.
+Shapes: B rows, T tokens, V vocabulary.
 """
 
 import codecs
@@ -72,6 +73,44 @@ class Reader:
             self.cache = None
 
 
+@torch.inference_mode()
+def steps(
+    model,
+    idx,
+    max_new_tokens,
+    seeds=None,
+    context=None,
+    vocab_size=None,
+    use_cache=True,
+    pad=None,
+    **settings,
+):
+    """Continue idx (B, T): yields a Step max_new_tokens times.
+
+    seeds: one per row; the random draws of a row depend on its own seed alone. settings: keyword
+    arguments of `probabilities`. The other arguments are those of Reader."""
+    reader = Reader(model, context, vocab_size, use_cache, pad)
+    seeds = range(idx.size(0)) if seeds is None else seeds
+    generators = [torch.Generator(idx.device).manual_seed(seed) for seed in seeds]
+    for _ in range(max_new_tokens):
+        logits = reader.read(idx)[:, -1]  # (B, V)
+        p = probabilities(logits, **settings, seen=idx)
+        token = draw(p, generators)  # (B, 1)
+        yield Step(token, logits)
+        idx = torch.cat((idx, token), dim=1)
+
+
+def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, **more):
+    """Continue idx (B, T): yields the next token of every row, (B, 1), max_new_tokens times. more:
+    further arguments of `steps`."""
+    settings = dict(temperature=temperature, top_k=top_k, top_p=top_p)
+    for step in steps(model, idx, max_new_tokens, **settings, **more):
+        yield step.token
+
+
+# ---------------------------------------------------------------- the draw
+
+
 def penalised(logits, seen, penalty):
     """logits (B, V), in which those of the tokens in seen (B, T) are divided by `penalty` if
     positive and multiplied by it if negative. A penalty above 1 reduces repetition (CTRL, Keskar et
@@ -139,6 +178,15 @@ def likeliest(logits, n=5):
     """[(token, probability)] of the n likeliest tokens at temperature 1, given logits (V,)."""
     p, order = logits.float().softmax(-1).topk(min(n, len(logits)))
     return list(zip(order.tolist(), p.tolist(), strict=True))
+
+
+# ---------------------------------------------------------------- the text
+
+
+def pieces(tokenizer, ids):
+    """The text of each token. A character that spans several tokens belongs to the last of them."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return [decoder.decode(tokenizer.decode_bytes([token])) for token in ids]
 
 
 class Sample:

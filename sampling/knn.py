@@ -13,7 +13,7 @@ with squared Euclidean distances d. Another datastore changes what a model knows
     FOLDER/datastore.json           the model and the text it was made of, weight, temperature
 
 bench/knn.py builds datastores, and chooses weight and temperature. Needs faiss
-(requirements-knn.txt).
+(pip install faiss-cpu).
 """
 
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ def import_faiss():
     try:
         import faiss
     except ImportError:
-        fix = "pip install -r requirements-knn.txt"
+        fix = "pip install faiss-cpu"
         raise UserError("nearest neighbours need the package faiss", "knn", fix) from None
     return faiss
 

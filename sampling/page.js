@@ -389,7 +389,6 @@ async function fetchMaps(column) {
       const response = await ask("attention", { model: column.number, tokens, at, layer: Number(column.layer.value) });
       maps.set(key, await response.json());
       attend(column);
-      await new Promise(resolve => setTimeout(resolve, 120));  // the server takes 10 requests a second
     }
   } catch (error) {
     complain(error);

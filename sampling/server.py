@@ -8,50 +8,129 @@ server answers this computer alone, on 127.0.0.1.
     POST /attention    {model, tokens, at, layer}: {start, weights (H, n)} of token `at` over the n
                        tokens from `start` on
 
-model is 0 or 1; prompt is a text; kept and tokens are token ids. An error is {error: one line}.
-All computation runs in one thread, so that two models take turns and no two requests use a model
-at once. Its packages are in requirements-serve.txt.
+model is 0, the default, or 1; prompt is a text; kept and tokens are token ids. An error is
+{error: one line}. All computation runs in one thread, so that two models take turns and no two
+requests use a model at once. It needs starlette and uvicorn.
 """
 
 import asyncio
+import dataclasses
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from common.configurator import Range, check, keys
 from common.errors import UserError, one_line
 from common.runtime import seed_for
-from sampling import terminal
 from sampling.attention_map import attention_weights, has_map
-from sampling.decoding import Reader, Sample, likeliest
-from sampling.guard import (
-    SETTINGS,
-    WRITTEN,
-    Guard,
-    read_json,
-    read_number,
-    read_prompt,
-    read_settings,
-    read_tokens,
-)
-from sampling.prompts import fit
+from sampling.decoding import Reader, Sample, likeliest, pieces, steps
+from sampling.look import LEVELS, fit
+from sampling.settings import DRAWING, SampleConfig
 
 FILES = {"/": "page.html", "/page.css": "page.css", "/page.js": "page.js"}
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+SETTINGS = (*DRAWING, "max_new_tokens", "seed", "stop")  # the keys that the page may set
 
 ALTERNATIVES = 10  # likeliest tokens that are sent with each token
+WRITTEN = 2_000  # new tokens of a request at most, unless the command line asks for more
 MAPPED = 2_048  # tokens of an attention map at most: it holds their square
+BODY = 2**18  # bytes of a request at most
+READING = 10  # seconds to receive it
 PATIENCE = 5  # seconds that a request waits for a model that writes
 CONNECTIONS = 32
+
+
+# ---------------------------------------------------------------- requests
+
+
+class Guard:
+    """Refuses requests that do not come from our own page: with another Host (a foreign name that
+    was made to point here), or a POST of another Origin or content type. Adds HEADERS to every
+    response."""
+
+    def __init__(self, app, port):
+        self.app = app
+        names = ("127.0.0.1", "localhost")
+        self.hosts = {f"{name}:{port}" for name in names} | ({*names} if port == 80 else set())
+
+    def refuse(self, method, headers):
+        """(why, HTTP status) if a request is refused, else None."""
+        if headers.get("host") not in self.hosts:
+            return f"this server answers only to {min(self.hosts)}", 403
+        if method in ("GET", "HEAD"):
+            return None
+        origin = headers.get("origin")
+        if origin is not None and origin not in {f"http://{host}" for host in self.hosts}:
+            return "this request comes from another page", 403
+        if headers.get("content-type", "").split(";")[0] != "application/json":
+            return "send JSON, as application/json", 415
+        return None
+
+    async def __call__(self, scope, receive, send):
+        async def send_with_headers(message):
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refused = self.refuse(scope["method"], Headers(scope=scope))
+        app = JSONResponse({"error": refused[0]}, refused[1]) if refused else self.app
+        await app(scope, receive, send_with_headers)
+
+
+async def read(request, kinds):
+    """The object in a request's body, {key: value}, each value as its kind in `kinds` demands.
+    Raises HTTPException or UserError if it is something else, too long, or arrives too slowly."""
+    body = b""
+    try:
+        async with asyncio.timeout(READING):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > BODY:
+                    raise HTTPException(413, f"this request has more than {BODY:,} bytes")
+        data = json.loads(body)
+        json.dumps(data, ensure_ascii=False).encode()  # refuses half a character
+    except TimeoutError:
+        raise HTTPException(408, "this request took too long to arrive") from None
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "this is not JSON") from None
+    if not isinstance(data, dict):
+        raise HTTPException(400, "a request is a JSON object")
+    if data.keys() - kinds:
+        raise HTTPException(400, f"unknown key {min(data.keys() - kinds)[:40]!r}")
+    return {key: check(key, value, kinds[key], "request") for key, value in data.items()}
+
+
+def below(count):
+    """The type of a number from 0 to count - 1."""
+    return Annotated[int, Range(least=0, below=count)]
+
+
+def check_tokens(ids, tokenizer):
+    """Token ids that a request names, as they are."""
+    for token in ids:
+        check("a token", token, below(tokenizer.vocab_size), "request")
+    return ids
 
 
 # ---------------------------------------------------------------- one model
@@ -70,7 +149,7 @@ def explained(tokenizer, token, logits):
     return {"id": token, "label": label(tokenizer, token), "surprise": nats, "top": top}
 
 
-def write(opened, config, steps, prompt, kept):
+def write(opened, config, prompt, kept):
     """Continue a prompt and the tokens `kept` after it. Yields dictionaries: the tokens that the
     model reads first, with their texts; each new token with its text (empty for a token that ends
     within a character, which belongs to the last of its tokens); and why the text ends, with the
@@ -79,8 +158,7 @@ def write(opened, config, steps, prompt, kept):
     ids = [int(token) for token in tokenizer.encode(prompt)] or [tokenizer.start]
     ids += kept
     labels = [label(tokenizer, token) for token in ids]
-    texts = terminal.pieces(tokenizer, ids)
-    yield {"tokens": ids, "texts": texts, "labels": labels, "kept": len(kept)}
+    yield {"tokens": ids, "texts": pieces(tokenizer, ids), "labels": labels, "kept": len(kept)}
 
     sample = Sample(prompt, tokenizer, config.stop)
     sample.decoder.decode(tokenizer.decode_bytes(kept))  # it may end within a character
@@ -108,42 +186,34 @@ def write(opened, config, steps, prompt, kept):
     yield {"end": "stop" if stopped else "length", "rest": sample.text[begin:]}
 
 
-def readable(opened):
-    """The model itself, without the Fast one around it."""
-    return getattr(opened.model, "model", opened.model)
-
-
-def heads(opened):
-    """The number of heads in each layer, 0 for one without attention to show."""
-    mixers = [block.attn for block in readable(opened).blocks]
-    return [attn.n_head if has_map(attn) else 0 for attn in mixers]
-
-
-def about(opened):
-    return {
-        "name": opened.name,
-        "context": opened.model.config.block_size,
-        "vocabulary": opened.tokenizer.vocab_size,
-        "heads": heads(opened),
-    }
-
-
-class Maps:
-    """The attention maps of one model. The last one is kept, since a cursor moves over one text."""
+class Served:
+    """A model on the page. Its last attention map is kept, since a cursor moves over one text."""
 
     def __init__(self, opened, context):
-        self.model = readable(opened)
+        self.opened, self.writing = opened, asyncio.Lock()
+        self.model = getattr(opened.model, "model", opened.model)  # without the Fast one around it
         self.reader = Reader(self.model, context)
-        self.key = self.weights = None
+        self.map_key = self.weights = None
+        # heads of each layer, 0 for one without attention to show
+        mixers = [block.attn for block in self.model.blocks]
+        self.heads = [attn.n_head if has_map(attn) else 0 for attn in mixers]
 
-    def row(self, tokens, at, layer):
+    def about(self):
+        return {
+            "name": self.opened.name,
+            "context": self.model.config.block_size,
+            "vocabulary": self.opened.tokenizer.vocab_size,
+            "heads": self.heads,
+        }
+
+    def attention(self, tokens, at, layer):
         """The attention of token `at`, in the window of tokens that the model reads it in."""
         start = self.reader.start(at + 1)
         window = tokens[start : start + self.reader.context]
-        if self.key != (layer, window):
+        if self.map_key != (layer, window):
             idx = torch.tensor([window], device=next(self.model.parameters()).device)
             self.weights = attention_weights(self.model, idx, layer)  # (H, T, T)
-            self.key = layer, window
+            self.map_key = layer, window
         rows = self.weights[:, at - start, : at - start + 1]  # (H, n)
         return {"start": start, "weights": [[round(w, 5) for w in row] for row in rows.tolist()]}
 
@@ -166,43 +236,48 @@ class Stream(StreamingResponse):
 
 
 class Page:
-    """The endpoints. steps: sample.steps; stopping: whether the server is about to end."""
+    """The endpoints. stopping: whether the server is about to end."""
 
-    def __init__(self, opened, config, steps):
-        self.opened, self.config, self.steps = opened, config, steps
-        self.maps = [Maps(o, config.context) for o in opened]
-        self.writing = [asyncio.Lock() for _ in opened]
+    def __init__(self, opened, config):
+        self.config, self.served = config, [Served(o, config.context) for o in opened]
+        self.most = max(WRITTEN, config.max_new_tokens)
         self.worker = ThreadPoolExecutor(1)
         self.stopping = lambda: False
+        kinds = keys(SampleConfig)
+        self.kinds = {"model": below(len(opened)), "prompt": str, "kept": list}
+        self.kinds |= {key: kinds[key] for key in SETTINGS}
+        self.kinds["max_new_tokens"] = Annotated[int, Range(least=0, most=self.most)]
 
     def compute(self, function, *args):
         return asyncio.get_running_loop().run_in_executor(self.worker, function, *args)
 
     async def models(self, request):
-        settings = {key: getattr(self.config, key) for key in SETTINGS}
-        start = self.opened[0].prompts[0]
-        levels = [limit for limit, _ in terminal.LEVELS[:-1]]
-        most = max(WRITTEN, self.config.max_new_tokens)
-        facts = {"settings": settings, "prompt": start, "levels": levels, "most": most}
-        return JSONResponse({"models": [about(o) for o in self.opened]} | facts)
+        facts = {
+            "models": [served.about() for served in self.served],
+            "settings": {key: getattr(self.config, key) for key in SETTINGS},
+            "prompt": self.served[0].opened.prompts[0],
+            "levels": [limit for limit, _ in LEVELS[:-1]],
+            "most": self.most,
+        }
+        return JSONResponse(facts)
 
     async def write(self, request):
-        data = await read_json(request, {"model", "prompt", "kept", *SETTINGS})
-        number = read_number(data, "model", len(self.opened))
-        opened, writing = self.opened[number], self.writing[number]
-        config = read_settings(data, self.config)
-        prompt = fit(opened.tokenizer, read_prompt(data), "", config.skip_unknown)
-        kept = read_tokens(data, "kept", opened.tokenizer)
+        data = await read(request, self.kinds)
+        served = self.served[data.get("model", 0)]
+        given = {key: data[key] for key in SETTINGS if key in data}
+        config = dataclasses.replace(self.config, **given)
+        tokenizer = served.opened.tokenizer
+        prompt = fit(tokenizer, data.get("prompt", ""), "", config.skip_unknown)
+        kept = check_tokens(data.get("kept", []), tokenizer)
         try:
-            await asyncio.wait_for(writing.acquire(), PATIENCE)
+            await asyncio.wait_for(served.writing.acquire(), PATIENCE)
         except TimeoutError:
             raise HTTPException(409, "this model is writing for another page") from None
-
-        written = write(opened, config, self.steps, prompt, kept)
+        written = write(served.opened, config, prompt, kept)
 
         def finish():  # the generator is closed after the step that may be running
             self.worker.submit(written.close)
-            writing.release()
+            served.writing.release()
 
         return Stream(self.lines(written), finish)
 
@@ -218,17 +293,17 @@ class Page:
             yield json.dumps({"error": one_line(error)}) + "\n"
 
     async def attention(self, request):
-        data = await read_json(request, {"model", "tokens", "at", "layer"})
-        number = read_number(data, "model", len(self.opened))
-        opened, maps = self.opened[number], self.maps[number]
-        tokens = read_tokens(data, "tokens", opened.tokenizer)
-        at, layer = read_number(data, "at", len(tokens)), data.get("layer")
-        layer = read_number(data, "layer", len(heads(opened)))
-        if not heads(opened)[layer]:
+        numbers = dict.fromkeys(("at", "layer"), below(BODY))
+        data = await read(request, {"model": self.kinds["model"], "tokens": list} | numbers)
+        served = self.served[data.get("model", 0)]
+        tokens = check_tokens(data.get("tokens", []), served.opened.tokenizer)
+        at = check("at", data.get("at"), below(len(tokens)), "request")
+        layer = check("layer", data.get("layer"), below(len(served.heads)), "request")
+        if not served.heads[layer]:
             raise HTTPException(400, f"layer {layer} has no attention to show")
-        if min(len(tokens), maps.reader.context) > MAPPED:
+        if min(len(tokens), served.reader.context) > MAPPED:
             raise HTTPException(400, f"attention is shown for {MAPPED:,} tokens at most")
-        return JSONResponse(await self.compute(maps.row, tokens, at, layer))
+        return JSONResponse(await self.compute(served.attention, tokens, at, layer))
 
 
 async def show_error(request, error):
@@ -236,8 +311,7 @@ async def show_error(request, error):
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code)
     status = 400 if isinstance(error, UserError) else 500
-    line = " ".join(str(error).split())[:300]
-    return JSONResponse({"error": line or type(error).__name__}, status)
+    return JSONResponse({"error": one_line(error, 300) or type(error).__name__}, status)
 
 
 def make_app(page, port):
@@ -270,9 +344,9 @@ def listen(port):
     return listener
 
 
-def make_server(opened, config, steps, port):
+def make_server(opened, config, port):
     """A uvicorn.Server, to be run with a socket of `listen`."""
-    page = Page(opened, config, steps)
+    page = Page(opened, config)
     options = dict(http="h11", ws="none", lifespan="off", log_level="critical", access_log=False)
     limits = dict(limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=2)
     app = make_app(page, port)
@@ -281,8 +355,8 @@ def make_server(opened, config, steps, port):
     return server
 
 
-def serve(opened, config, steps, listener):
+def serve(opened, config, listener):
     """Serve the page of the opened models until Ctrl-C."""
     port = listener.getsockname()[1]
     print(f"http://127.0.0.1:{port} shows the page; Ctrl-C ends it", flush=True)
-    make_server(opened, config, steps, port).run(sockets=[listener])
+    make_server(opened, config, port).run(sockets=[listener])

@@ -14,16 +14,24 @@ from common.configurator import (
 )
 
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+EXCLUDES = {  # {key: keys that have no meaning beside it}
+    "prompts": ("start", "attention"),
+    "compare": ("init_from", "draft", "attention", "show_probs"),
+    "knn": ("init_from", "compare", "draft", "attention", "score"),
+    "serve": ("prompts", "score", "attention", "draft", "knn", "jsonl", "show_probs"),
+}
 
 
 @dataclass
 class SampleConfig:
     """The model that sample.py uses, the text it generates, and how it prints it."""
 
-    # the model
-    init_from: str = (
-        "resume"  # the run in out_dir; or gpt2[-medium|-large|-xl], hub name, FILE.gguf
+    OFTEN = (
+        *("out_dir", "init_from", "start", "num_samples", "max_new_tokens", "temperature"),
+        *("top_k", "stop", "serve", "device"),
     )
+    # the model
+    init_from: str = "resume"  # the run in out_dir; gpt2[-medium|-large|-xl], HF folder or name
     out_dir: str = "out"  # the run folder
     checkpoint: str = "latest"  # latest, best, or a step
     compare: str = ""  # comma-separated run folders, each of which continues the prompts
@@ -40,21 +48,20 @@ class SampleConfig:
     top_p: Share | None = None  # draw from the likeliest tokens that together have probability p
     min_p: Probability | None = None  # draw from tokens at least p times as likely as the likeliest
     repetition_penalty: PositiveFloat = 1.0  # above 1: tokens of the text so far are less likely
-    context: PositiveInt | None = None  # tokens the model looks back on at most; None: block_size
-    seed: NonNegativeInt = 1337
-    draft: str = ""  # speculative decoding: run folder of a smaller model, or lookup
-    draft_tokens: PositiveInt = 4  # drafted at a time
-    knn: str = ""  # a datastore of bench/knn.py, from which the next token is drawn, too
+    seed: NonNegativeInt = 1337  # of the draws
     # what is shown
     jsonl: bool = False  # print a line of JSON per sample
     show_probs: bool = False  # a table of the likeliest tokens at each step, at temperature 1
     score: str = ""  # a text file: its loss, its surprising tokens; samples only with a prompt
-    score_all: bool = False  # with score, a line for each token
     attention: str = ""  # a PNG to write: the attention over the prompt, instead of samples
     layer: NonNegativeInt = 0  # of attention, from 0
+    # rare: a page in the browser
     serve: bool = False  # a page on 127.0.0.1, on which one or two models write token by token
     port: Annotated[int, Range(least=1, most=65535)] = 8000  # of that page
-    # the machine
+    # rare: memory and speed
+    context: PositiveInt | None = None  # tokens the model looks back on at most; None: block_size
+    draft: str = ""  # speculative decoding: run folder of a smaller model, or lookup
+    knn: str = ""  # a datastore of bench/knn.py, from which the next token is drawn, too
     device: str = "auto"  # cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = (
         "auto"  # of the weights; int8: a quarter of the memory, and the fastest on a CPU
@@ -64,27 +71,14 @@ class SampleConfig:
     )
 
     def __post_init__(self):
-        if self.start and self.prompts:
-            raise ValueError("start and prompts both give the prompt: choose one")
-        if self.prompts and self.attention:
-            raise ValueError("attention shows one prompt: give start, not prompts")
-        unsuitable = self.draft or self.attention or self.show_probs or self.init_from != "resume"
-        if self.compare and unsuitable:
-            fix = "leave init_from, draft, attention and show_probs out"
-            raise ValueError(f"compare shows the texts of run folders: {fix}")
-
-        plain = self.init_from == "resume" and self.dtype in ("auto", "float32")
-        if self.knn and (self.compare or self.draft or self.attention or self.score or not plain):
-            fix = "leave init_from, dtype, compare, draft, attention and score out"
-            raise ValueError(f"knn continues prompts with a run folder's model in float32: {fix}")
-
-        if self.serve:
-            others = (self.prompts, self.score, self.attention, self.draft, self.knn)
-            if any(others) or self.jsonl or self.show_probs:
-                fix = "leave prompts, score, attention, draft, knn, jsonl and show_probs out"
-                raise ValueError(f"serve shows its texts on a page: {fix}")
-            if self.compare.count(",") > 1:
-                raise ValueError("serve shows two models at most: name two after compare")
+        for key, others in EXCLUDES.items():
+            for other in others if getattr(self, key) else ():
+                if getattr(self, other) != getattr(SampleConfig, other):
+                    raise ValueError(f"{key} does not go with {other}: leave one of them out")
+        if self.knn and self.dtype not in ("auto", "float32"):
+            raise ValueError(f"knn needs float32, not dtype={self.dtype}: leave dtype out")
+        if self.serve and self.compare.count(",") > 1:
+            raise ValueError("serve shows two models at most: name two after compare")
 
     def writes(self):
         """Whether to generate samples, instead of only analysing a given text."""

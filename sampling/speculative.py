@@ -13,6 +13,8 @@ from sampling.decoding import Reader, Step, draw, probabilities
 from sampling.fast import prepare
 from weights.checkpoint import open_run
 
+DRAFTED = 4  # tokens that are drafted at a time
+
 
 class Lookup:
     """Proposes the tokens that followed an earlier occurrence of the last few tokens (prompt
@@ -96,7 +98,7 @@ def speculate(
     idx,
     max_new_tokens,
     draft="lookup",
-    draft_tokens=4,
+    draft_tokens=DRAFTED,
     seed=0,
     context=None,
     vocab_size=None,

@@ -242,9 +242,8 @@ def test_options_are_frozen():
             rope_theta norm_eps dropout tie_embeddings""",
         SampleConfig: """
             init_from out_dir checkpoint compare start prompts skip_unknown num_samples
-            max_new_tokens stop temperature top_k top_p min_p repetition_penalty context seed draft
-            draft_tokens knn jsonl show_probs score score_all attention layer serve port
-            device dtype compile""",
+            max_new_tokens stop temperature top_k top_p min_p repetition_penalty seed jsonl
+            show_probs score attention layer serve port context draft knn device dtype compile""",
         PrepareConfig: "input field tokenizer vocab_size seed data_dir list inspect",
     }
     for cls, expected in options.items():

@@ -16,9 +16,9 @@ from helpers.variants import ARMS, config, name, randomised, tokens
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
 from sample import steps
-from sampling import terminal
+from sampling import look
 from sampling.attention_map import attention_weights, has_map, picture, write_map
-from sampling.decoding import Sample
+from sampling.decoding import Sample, pieces
 from tokens.tokenizer import ByteTokenizer
 
 
@@ -27,131 +27,106 @@ def test_surprise_is_the_loss_and_what_sampling_says_of_its_own_text():
     the one it had when it was sampled."""
     model = trained(())
     idx = progression(3, 2, CONTEXT + 1)[None]
-    got = terminal.surprise(model, idx[0, 1:].tolist(), int(idx[0, 0]))
+    got = look.surprise(model, idx[0, 1:].tolist(), int(idx[0, 0]))
     assert abs(got.mean() - model(idx[:, :-1], idx[:, 1:])[1]) < 1e-6
-    found = list(steps(model, torch.tensor([[1]]), 40, temperature=1.0, seeds=[3]))
-    ids, said = (
-        [step.token.item() for step in found],
-        [-step.logits.log_softmax(-1)[0, step.token.item()].item() for step in found],
-    )
-    assert torch.allclose(terminal.surprise(model, ids, 1), torch.tensor(said).double(), atol=1e-5)
+    ids, said = [], []
+    for token, logits in steps(model, torch.tensor([[1]]), 40, temperature=1.0, seeds=[3]):
+        ids.append(token.item())
+        said.append(-logits.log_softmax(-1)[0, ids[-1]].item())
+    assert torch.allclose(look.surprise(model, ids, 1), torch.tensor(said).double(), atol=1e-5)
 
 
-def test_summary():
-    nats = torch.tensor([math.log(2), math.log(8)], dtype=torch.double)
-    found = terminal.summary(nats, n_bytes=4)
-    assert found == pytest.approx(
-        {
-            "tokens": 2,
-            "bytes": 4,
-            "nats_per_token": math.log(4),
-            "bits_per_byte": 1.0,
-            "perplexity": 4.0,
-        }
-    )
+def drawn(drawing, **settings):
+    """What look.show prints of a drawing: as plain text, or with force_terminal in colours."""
+    file = io.StringIO()
+    look.console(file=file, legacy_windows=False, **settings).print(drawing, soft_wrap=False)
+    return file.getvalue()
+
+
+def test_the_table_of_scores_is_not_wrapped():
+    row = {"model": "a", "tokens": 2, "nats_per_token": 1.38629, "perplexity": 4.0}
+    row["bits_per_byte"] = 1.0
     long = "a/long/path/" * 9
-    table = drawn(terminal.score_table([found | {"model": "a"}, found | {"model": long}]))
-    lines = table.splitlines()
-    assert len({len(line) for line in lines}) == 1 and len(lines) == 3  # no line is wrapped
+    lines = drawn(look.score_table([row, row | {"model": long}])).splitlines()
+    assert len({len(line) for line in lines}) == 1 and len(lines) == 3
     assert lines[1].split() == ["a", "2", "1.3863", "4", "1.0000"]
     assert lines[2].split() == [long, *lines[1].split()[1:]]
 
 
-def drawn(drawing, **settings):
-    """What terminal.show prints of a drawing: as plain text, or with force_terminal in colours."""
-    file = io.StringIO()
-    terminal.console(file=file, legacy_windows=False, **settings).print(drawing, soft_wrap=False)
-    return file.getvalue()
-
-
 def test_colours_follow_the_surprise_and_the_text_is_whole():
     nats = torch.tensor([0.1, 0.7, 3.0, 9.0, 100.0])
-    text = terminal.coloured(["a", "b\n", "\x1b[2J", "é", "z"], nats)
+    text = look.coloured(["a", "b\n", "\x1b[2J", "é", "z"], nats)
     colours = dict(force_terminal=True, color_system="256", no_color=False)
     painted, legend = drawn(text, **colours).rstrip("\n").rsplit("\n", 1)
     assert painted == (
         "a\033[38;5;16;48;5;230mb↵\033[0m\n"
-        "\033[38;5;16;48;5;208m�[2J\033[0m\033[97;48;5;53mé\033[0m\033[97;48;5;53mz\033[0m"
+        "\033[38;5;16;48;5;208m\\x1b[2J\033[0m\033[97;48;5;53mé\033[0m\033[97;48;5;53mz\033[0m"
     )
     codes = ["38;5;16;48;5;230", "38;5;16;48;5;222", "38;5;16;48;5;208"]
     for code in (*codes, "97;48;5;160", "97;48;5;53"):
         assert f"\033[{code}m" in legend
     assert "8 or more" in legend and len(text.plain.splitlines()[-1]) <= 80
-    assert terminal.plain(["a", "\n"], nats[:2]).split("\n") == ["  0.1000  'a'", "  0.7000  '\\n'"]
-    assert terminal.pieces(ByteTokenizer(), "aé".encode()) == ["a", "", "é"]
+    assert pieces(ByteTokenizer(), "aé".encode()) == ["a", "", "é"]
 
 
 def test_the_most_surprising_tokens_stand_in_their_places():
     texts = [*"the king\nof ", "Rome", *" shall\tspeak"]
     nats = [0.1 * i for i in range(len(texts))]
     nats[texts.index("Rome")] = 9.5
-    lines = drawn(terminal.surprising(texts, nats, count=3)).splitlines()
+    lines = drawn(look.surprising(texts, nats, count=3)).splitlines()
     assert lines[0].split() == ["nats", "line"] and len(lines) == 4
     assert lines[1].split(maxsplit=2) == ["9.50", "2", "the king↵of [Rome] shall    speak"]
     assert [float(line.split()[0]) for line in lines[2:]] == [2.4, 2.3]
-    long = drawn(terminal.surprising(["a" * 16] * 90, [1.0] * 90), width=80)
+    long = drawn(look.surprising(["a" * 16] * 90, [1.0] * 90), width=80)
     assert max(map(len, long.splitlines())) <= 80 and len(long.splitlines()) == 21
 
 
 def test_columns():
     texts = ["one two three " * 8, "中文字" * 30 + "\nend\x07[bold]"]
     width = 83
-    table = drawn(terminal.columns(["first", "[second]"], texts, width), width=width)
+    table = drawn(look.columns(["first", "[second]"], texts, width), width=width)
     lines = [line.split("│") for line in table.splitlines() if "│" in line]
     assert all(cell_len(line) <= width for line in table.splitlines())
     assert [cell.strip() for cell in lines[0]] == ["first", "[second]"]
     left, right = zip(*lines[1:], strict=True)
     assert " ".join(" ".join(left).split()) == texts[0].strip(), "words are not broken"
-    assert "".join(cell.strip() for cell in right) == "中文字" * 30 + "end�[bold]"
-    assert terminal.columns(["first", "second"], texts, 60) is None, "too narrow"
+    assert "".join(cell.strip() for cell in right) == "中文字" * 30 + "end\\x07[bold]"
+    assert look.columns(["first", "second"], texts, 60) is None, "too narrow"
 
 
 def test_text_off_a_terminal_is_as_it_is(capsys):
-    terminal.show_prompt("a\t[bold]\x07" + "x" * 200)
+    look.show_prompt("a\t[bold]\x07" + "x" * 200)
     assert capsys.readouterr().out == "a\t[bold]\x07" + "x" * 200
     texts = ["one two three " * 8, "end\x07"]
-    terminal.show_columns(["first", "second"], texts)
+    look.show_columns(["first", "second"], texts)
     assert capsys.readouterr().out == f"first:\n{texts[0]}\n\nsecond:\n{texts[1]}\n"
 
 
 def test_on_a_terminal_the_prompt_is_bold_and_texts_stand_side_by_side(capsys, monkeypatch):
-    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(look.sys.stdout, "isatty", lambda: True)
     for key, value in (("TERM", "xterm-256color"), ("COLUMNS", "80")):
         monkeypatch.setenv(key, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    terminal.show_prompt("the king [x]")
-    assert capsys.readouterr().out == "\033[1mthe king [x]\033[0m" and terminal.has_colours()
-    terminal.show_columns(["first", "second"], ["one", "two"])
+    look.show_prompt("the king [x]")
+    assert capsys.readouterr().out == "\033[1mthe king [x]\033[0m"
+    look.show_columns(["first", "second"], ["one", "two"])
     shown = re.sub("\033.*?m", "", capsys.readouterr().out)
     assert re.search(r"one +│ +two", shown) and max(map(len, shown.splitlines())) <= 80
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not terminal.has_colours()
 
 
-def test_alternatives():
+def test_alternatives_are_as_many_as_fit():
+    """By the model alone. A line is never wrapped: what does not fit is left out."""
     sample, logits = Sample("", ByteTokenizer(), explain=True), torch.full((256,), -20.0)
     logits[ord("a")], logits[ord("b")] = math.log(0.75), math.log(0.25)
     sample.add(ord("b"), logits)
     assert [token for token, _ in sample.top[0][:2]] == [ord("a"), ord("b")]
     assert sample.logprobs == [pytest.approx(math.log(0.25), abs=1e-5)]
-    header, row = drawn(terminal.alternatives_table(ByteTokenizer(), sample)).splitlines()
+    table = look.alternatives_table(ByteTokenizer(), sample)
+    header, row = drawn(table).splitlines()
     assert row.split()[:7] == ["1", "'b'", "0.250", "'a'", "0.750", "'b'", "0.250"]
-    assert len(row.rstrip()) <= 80 and header.split()[:3] == ["step", "drawn", "p"]
-
-
-@pytest.mark.parametrize("columns, shown", [(80, 2), (200, 5), (30, 1)])
-def test_alternatives_are_as_many_as_fit(monkeypatch, columns, shown):
-    """Of tokens with long texts; a row is never wrapped where one alternative fits."""
-    sample = Sample("", ByteTokenizer(), explain=True)
-    sample.add(ord("b"), torch.arange(256.0))
-    real = ByteTokenizer().decode
-    tokenizer = SimpleNamespace(decode=lambda tokens: real([97]) * 10)
-    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    table = terminal.alternatives_table(tokenizer, sample)
-    assert len(table.columns) == 3 + shown
-    if columns > 30:
-        assert max(map(len, drawn(table, width=columns).splitlines())) <= columns
+    assert header.split()[:3] == ["step", "drawn", "p"] and len(row.split()) == 3 + 2 * 5
+    header, row = drawn(table, width=40).splitlines()
+    assert row.startswith("   1  'b'    0.250  'a' 0.750  'b'") and row.rstrip().endswith("…")
 
 
 # ---------------------------------------------------------------- attention maps

@@ -18,7 +18,9 @@ from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
 from parts.cache import LayerCache
 from prepare import prepare
-from sample import generate, probabilities
+from sample import generate
+from sampling.decoding import probabilities
+from weights.checkpoint import open_run
 
 
 @pytest.fixture(scope="session", params=["gpt2", "llama"])
@@ -80,7 +82,7 @@ def test_writing_does_not_load_the_compiler(out_dir, dtype):
 
 
 def test_cached_text_is_uncached_text_also_past_block_size(out_dir):
-    model, tokenizer, _, _ = sample.open_run(out_dir)
+    model, tokenizer, _, _ = open_run(out_dir)
     for prompt in ("the k", "shall speak no more\nthe king of rome shall "):  # 16 is the context
         idx = torch.from_numpy(tokenizer.encode(prompt))[None]
         cached = continuation(model, idx, 60, temperature=0)
@@ -96,7 +98,7 @@ def test_cached_text_is_uncached_text_also_past_block_size(out_dir):
 def test_context_is_the_last_half_to_whole_of_block_size(out_dir):
     """How many tokens the model reads, step by step, beyond its context of 16. Only LLaMA has a
     longer one."""
-    model, tokenizer, trained, _ = sample.open_run(out_dir)
+    model, tokenizer, trained, _ = open_run(out_dir)
     shown, forward = [], model.forward
     model.forward = lambda idx, cache, last_only: (
         shown.append(cache.length + idx.size(1)),
@@ -115,14 +117,14 @@ def test_context_is_the_last_half_to_whole_of_block_size(out_dir):
 
 
 def test_padded_vocabulary_is_never_drawn(out_dir):
-    model, tokenizer, _, _ = sample.open_run(out_dir)
+    model, tokenizer, _, _ = open_run(out_dir)
     idx = torch.from_numpy(tokenizer.encode("the"))[None]
     assert continuation(model, idx.repeat(50, 1), 5, temperature=100.0, vocab_size=4).max() < 4
 
 
 def test_a_cache_that_is_wrong_would_be_seen(out_dir, monkeypatch):
     """The test above has teeth: a cache that forgets changes the text."""
-    model, tokenizer, _, _ = sample.open_run(out_dir)
+    model, tokenizer, _, _ = open_run(out_dir)
     idx = torch.from_numpy(tokenizer.encode("of rom"))[None]
     right = continuation(model, idx, 10, temperature=0)
     monkeypatch.setattr(LayerCache, "update", lambda self, k, v: (k, v, None))
@@ -144,7 +146,7 @@ def test_same_seed_same_text_and_each_row_its_own_draws(out_dir, capsys):
     assert texts[0] == texts[1] != texts[2]
     first, second = texts[0].split("---------------\n")[:2]
     assert first != second
-    model, tokenizer, _, _ = sample.open_run(out_dir)
+    model, tokenizer, _, _ = open_run(out_dir)
     idx = torch.from_numpy(tokenizer.encode("the "))[None]
     pair = continuation(model, idx.repeat(2, 1), 20, temperature=1.5, seeds=[7, 8])
     alone = continuation(model, idx, 20, temperature=1.5, seeds=[8])
@@ -249,20 +251,16 @@ def test_odd_but_allowed(out_dir, capsys):
         (["--repetition_penalty=-2"], "repetition_penalty=-2.0 is not above 0"),
         (["--seed=-1"], "seed=-1 is negative.*give 0 or more"),
         (["--layer=-1"], "layer=-1 is negative.*give 0 or more"),
-        (["--draft_tokens=0"], "draft_tokens=0 is below 1.*give 1 or more"),
-        (["--start=a", "--prompts=b"], "start and prompts both"),
+        (["--start=a", "--prompts=b"], "prompts does not go with start"),
         (["--prompts=nowhere.txt"], "cannot read the prompts.*nowhere.txt"),
         (["--score=nowhere.txt"], "cannot read the text.*nowhere.txt"),
         (["--draft=nowhere"], "no checkpoint here.*nowhere"),
         (["--compare=nowhere,else"], "no checkpoint here.*nowhere"),
-        (
-            ["--compare=a,b", "--draft=lookup"],
-            "leave init_from, draft, attention and show_probs out",
-        ),
+        (["--compare=a,b", "--draft=lookup"], "compare does not go with draft"),
         (["--attention=no/such/map.png"], "no such folder.*no/such/map.png"),
         (["--attention=/dev/full"], "not a file.*/dev/full"),
         (["--attention=map.png", "--layer=2"], "no layer 2.*0 to 1"),
-        (["--attention=map.png", "--prompts=b"], "attention shows one prompt"),
+        (["--attention=map.png", "--prompts=b"], "prompts does not go with attention"),
         (["--checkpoint=77"], r"no checkpoint of step 77.*\[150\]"),
         (["--out_dir=nowhere"], "no checkpoint here.*nowhere"),
     ],
@@ -465,25 +463,20 @@ def test_compare_and_score(out_dir, byte_run, tmp_path, capsys):
         run(out_dir, *both)
 
 
-def test_a_scored_text_is_summed_up_and_listed_on_demand(out_dir, tmp_path, capsys):
-    """The mean, the 20 most surprising tokens, and with --score_all every one."""
+def test_a_scored_text_is_summed_up(out_dir, tmp_path, capsys):
+    """The mean, and the 20 most surprising tokens."""
     text = "the king of rome shall Xspeak no more\n".replace("X", "") * 3
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     run(out_dir, f"--score={tmp_path / 'text.txt'}")
     short = capsys.readouterr().out
     assert f"the most surprising of {len(text)} tokens:" in short
-    assert len(short.splitlines()) == 2 + 3 + 20 + 3 and "--score_all prints" in short
+    assert len(short.splitlines()) == 2 + 3 + 20 + 3 and "--jsonl prints" in short
     values = [float(line.split()[0]) for line in short.splitlines()[5:25]]
     model, tokenizer = sample.load(out_dir)
     found = sample.score_text(model, tokenizer, text)
     assert values == [round(value, 2) for value in sorted(found["surprise"])[::-1][:20]]
     assert found["nats_per_token"] == pytest.approx(sum(found["surprise"]) / len(text))
     assert "".join(found["pieces"]) == text
-
-    run(out_dir, f"--score={tmp_path / 'text.txt'}", "--score_all")
-    whole = capsys.readouterr().out
-    assert len(whole.splitlines()) == len(short.splitlines()) + len(text) + 0
-    assert f"{found['surprise'][0]:8.4f}  't'" in whole and "--score_all" not in whole
 
 
 def test_temperature_0_writes_one_sample_and_says_so(out_dir, capsys):
@@ -503,7 +496,9 @@ def test_what_nobody_needs_is_not_said(out_dir, capsys, monkeypatch):
     err = capsys.readouterr().err
     assert "decoding" not in err and "compiling" not in err
     assert "device cpu\ndtype float32" in err and max(map(len, err.splitlines())) <= 80
-    monkeypatch.setattr(sample, "prepare", lambda model, *more: (model, ["decoding eager (why)"]))
+    monkeypatch.setattr(
+        "sampling.fast.prepare", lambda model, *more: (model, ["decoding eager (why)"])
+    )
     run(out_dir, *short, "--compile")
     err = capsys.readouterr().err
     assert err.index("compiling, which takes half a minute") < err.index("decoding eager (why)")
