@@ -7,7 +7,7 @@ Turn text into token files:
     python prepare.py --list               all that have a name (tokens/named.py)
     python prepare.py --inspect mybook     what is in a dataset
     python prepare.py mybook --input=book.txt --tokenizer=gpt2
-    python prepare.py mybook --input=book.txt --tokenizer=SmolLM2.gguf
+    python prepare.py mybook --input=book.txt --tokenizer=FOLDER
                    in the tokens of a pretrained model, to fine-tune that model
     python prepare.py mycode --input=src
     python prepare.py mydocs --input='notes/*.md,articles.jsonl.gz' --field=body
@@ -65,7 +65,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class PrepareConfig:
     input: str | None = None  # a file, several (a,b), a glob or a folder: see tokens/documents.py
     field: str | None = None  # the column of .jsonl, .csv and .parquet (None: text)
-    tokenizer: str = "auto"  # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME, FILE.gguf
+    tokenizer: str = "auto"  # char, byte, gpt2, bpe, or a model's: FOLDER, OWNER/NAME
     vocab_size: PositiveInt | None = None  # of --tokenizer=bpe (None: 8192)
     seed: NonNegativeInt | None = None  # of task:NAME (None: 0)
     data_dir: str = "data"  # the folder of the datasets
@@ -89,9 +89,9 @@ def tokenizer_maker(kind, vocab_size=None):
     elif kind == "gpt2":
         tokenizer = sources.gpt2_tokenizer()
     else:
-        from weights import pretrained  # imported here, since torch takes seconds
+        from weights import hf  # imported here, since torch takes seconds
 
-        tokenizer = pretrained.load_tokenizer(kind, "--tokenizer")
+        tokenizer = hf.load_tokenizer(kind, "--tokenizer")
     return lambda chars, texts, documents: tokenizer
 
 

@@ -128,7 +128,7 @@ def open_weights(name, step, device, pretrained=None):
     """(model in evaluation mode, tokenizer, what it is) of a run folder or of pretrained weights.
     pretrained: which of them; None: by whether there is such a run folder."""
     if pretrained or pretrained is None and not Path(name, "ckpt").is_dir():
-        from weights.pretrained import open_pretrained
+        from weights.hf import open_pretrained
 
         model, tokenizer = open_pretrained(name)
         return model.to(device).eval(), tokenizer, name

@@ -43,7 +43,7 @@ class TrainConfig:
     dataset: str = "openwebtext"  # a folder in data_dir; a,b,c are mixed
     data_weights: str | None = None  # shares of the samples, such as 0.7,0.3; None: by data_alpha
     data_alpha: NonNegativeFloat = 1.0  # shares as (training tokens)^alpha: 0 = equal shares
-    init_from: str = "scratch"  # or resume, a run, gpt2[-medium|-large|-xl], HF folder/name, .gguf
+    init_from: str = "scratch"  # or resume, a run, gpt2[-medium|-large|-xl], HF folder/name
     overwrite: bool = False  # start anew in a used out_dir; the old run is moved aside
     allow_data_change: bool = False  # resume although the data have changed
     # evaluation and reports

@@ -29,7 +29,7 @@ from training.peak import peak_flops
 from training.preferences import PreferenceLoss, check_objective, set_references
 from training.run_folder import RunLog, check_out_dir, open_out_dir
 from training.settings import TrainConfig, check_model
-from weights import checkpoint, pretrained
+from weights import checkpoint, hf
 
 
 @dataclass
@@ -153,13 +153,13 @@ def make_model(settings, meta):
     torch.manual_seed(seed_for(config.seed, 0))
     model = make(model_config)
     if weights is not None:
-        pretrained.load_weights(model, weights)
+        hf.load_weights(model, weights)
     return model
 
 
 def load_pretrained(config, given):
     """(values of the model, its weights) from config.init_from. Sets config.model accordingly."""
-    word, imported, weights = pretrained.load_pretrained(config.init_from)
+    word, imported, weights = hf.load_pretrained(config.init_from)
     set_word(config, given, word)
     return {"model": word} | imported | given, weights
 
@@ -294,7 +294,7 @@ def start_state(settings, fingerprint):
 
 def warn_of_other_tokens(config, tokenizer):
     """Warn if the tokenizer of the data is not the tokenizer of the pretrained weights."""
-    if pretrained.same_tokens(config.init_from, tokenizer) is False:
+    if hf.same_tokens(config.init_from, tokenizer) is False:
         command = f"python prepare.py NAME --input=TEXTFILE --tokenizer={config.init_from}"
         print(
             f"warning: {config.dataset} was not prepared with the tokenizer of these weights: "

@@ -12,7 +12,6 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal
 
 import torch
@@ -23,23 +22,20 @@ from common.configurator import build, load
 from common.errors import Failure, UserError, one_line, run
 from common.files import leftovers, partial, remedy, remove, share, sync
 from parts.architectures import ARCH, idle
-from parts.mixer import layer_mixers
-from weights import gguf_format
+from weights import gguf
 from weights.checkpoint import open_run
-from weights.families import FAMILIES
-from weights.family import READS, ROPE_NUMBERS
-from weights.gguf_tables import TABLES
-from weights.hf_config import BIASES, DEFAULTS, rows, understand
-from weights.pretrained import expert_names
-from weights.tokenizer_formats import to_tokenizer_json
+from weights.families import FAMILIES, ROPE, ROPE_NUMBERS, ROPE_READS
+from weights.hf import DEFAULTS, expert_names, rows, understand
+from weights.tokenizers import to_tokenizer_json
 
 END = "<|endoftext|>"
 LONGEST = 255  # bytes that a file's name, also its temporary one, may have
-
+BIASES = ("none", "norm", "all")  # ascending: each includes the one before
 SIZES = (  # (tensor, the key that its size gives, in which dimension)
-    ("blocks.0.mlp.up.weight", "mlp_width", 0),
-    ("blocks.0.mlp.up.v.weight", "mlp_width", 0),
-    ("blocks.0.mlp.up", "mlp_width", 1),
+    ("mlp.up.weight", "mlp_width", 0),
+    ("mlp.up.v.weight", "mlp_width", 0),
+    ("mlp.up", "mlp_width", 1),
+    ("attn.conv.weight", "conv", 1),
 )
 
 # ---------------------------------------------------------------- ours to theirs
@@ -49,37 +45,17 @@ def complete(word, values, tensors):
     """(values, effective) for a model of ours: the values of VariantConfig that describe it
     completely, and the keys of those that have an effect on it."""
     v = DEFAULTS | ARCH[word] | values
-    v |= {key: tensors[name].size(dim) for name, key, dim in SIZES if name in tensors}
-    v |= mixer_sizes(v, tensors)
+    first = {name.removeprefix("blocks.0."): tensor.shape for name, tensor in tensors.items()}
+    v |= {key: first[name][dim] for name, key, dim in SIZES if name in first}
+    if v["mixer"] == "mamba2":
+        v["state_size"] = first["attn.wq.weight"][0]
     v["n_kv_head"] = v["n_kv_head"] or v["n_head"]
     v["bias"] = {True: "all", False: "none"}.get(v["bias"], v["bias"])
     if (v["bias"], v["norm"]) == ("norm", "rmsnorm"):
         v["bias"] = "none"
-    unread = set(ROPE_NUMBERS) - set(READS.get(v["rope_scaling"], []))
+    unread = set(ROPE_NUMBERS) - set(ROPE_READS.get(v["rope_scaling"], []))
     sizes = {"multiple_of", "ffn_dim_multiplier"}  # mlp_width says it
-    without_effect = {"dropout", "attn_dropout", *sizes, *idle(v), *unread}
-    return v, v.keys() - without_effect
-
-
-def mixer_sizes(v, tensors):
-    """The sizes of latent attention or of mixers with a state, in the first layer that has them; {}
-    without such a layer."""
-    found = {}
-    for layer in reversed(range(v["n_layer"])):
-        sizes = {
-            name: tensors[f"blocks.{layer}.attn.{name}.weight"].shape
-            for name in ("wq", "wd", "latent_norm", "conv")
-            if f"blocks.{layer}.attn.{name}.weight" in tensors
-        }
-        if "wd" in sizes:
-            found["latent_rank"] = sizes["latent_norm"][0]
-            found["rope_head_dim"] = sizes["wd"][0] - found["latent_rank"]
-        mixer = layer_mixers(SimpleNamespace(**v))[layer]
-        if "conv" in sizes and "wq" in sizes and mixer in ("gated_delta", "mamba2"):
-            if "attention" not in v["mixer"]:  # which reads this key, too
-                found["conv"] = sizes["conv"][1]
-            found["state_size"] = sizes["wq"][0] // (1 if mixer == "mamba2" else v["n_head"])
-    return found
+    return v, v.keys() - {"dropout", "attn_dropout", *sizes, *idle(v), *unread}
 
 
 def describe(kind, v):
@@ -87,11 +63,27 @@ def describe(kind, v):
     family = FAMILIES[kind]
     config = {"model_type": kind, "architectures": [family.architecture]}
     config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    config |= {theirs: v[ours] for ours, theirs in family.keys.items()} | family.theirs(v)
-    for ours, (theirs, words) in family.words.items():
-        if v[ours] in words and ours != "rope_scaling":
-            config[theirs] = words[v[ours]][0]
-    return config
+    for ours, key in family.keys.items():
+        if ours == "rope_scaling":
+            config |= scaling_of_rope(v)
+        elif not key.words:  # None: no window, no cap, where ours is 0
+            config[key.name] = v[ours] if v[ours] or type(v[ours]) is bool else None
+        elif v[ours] in key.words:
+            config[key.name] = key.words[v[ours]][0]
+    return config | family.theirs(v)
+
+
+def scaling_of_rope(v):
+    """Their rope_scaling, as {key: value}; newer readers accept it in place of rope_parameters."""
+    kind = v["rope_scaling"]
+    if kind == "none" or kind not in (*ROPE, "yarn_exact"):
+        return {}
+    scaling = {"rope_type": kind} | {ROPE_NUMBERS[ours]: v[ours] for ours in ROPE_READS[kind]}
+    if kind == "yarn_exact":
+        scaling |= {"rope_type": "yarn", "truncate": False}
+    if kind == "llama3":
+        scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    return {"rope_scaling": scaling}
 
 
 def blocking(config, v, effective):
@@ -130,9 +122,9 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
     for name, ours, layout in rows(FAMILIES[kind], expected):
         if ours != ["lm_head.weight"] or not v["tie_embeddings"]:
             parts = [tensor_or_zeros(part, tensors) for part in ours]
-            whole, names = layout.join(parts, v), expert_names(name, v)
-            each = whole if "*" in name else [whole]
-            theirs |= zip(names, [tensor.contiguous() for tensor in each], strict=True)
+            joined = layout.join(parts, v)
+            tensors_of = joined if "*" in name else [joined]
+            theirs |= zip(expert_names(name, v), (t.contiguous() for t in tensors_of), strict=True)
     return config, theirs
 
 
@@ -141,8 +133,6 @@ def tensor_or_zeros(name, tensors):
     if name.endswith(".bias") and name not in tensors:
         size = len(tensors[name.replace(".bias", ".weight")])
         return torch.zeros(size).to(tensors["wte.weight"])
-    if name.endswith("_bias") and name not in tensors:  # of experts
-        return torch.zeros_like(tensors[name.removesuffix("_bias")][..., 0])
     return tensors[name]
 
 
@@ -224,17 +214,16 @@ def main(argv):
     check_dest(dest)
 
     model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint)
-    kinds = tuple(TABLES if config.export == "gguf" else FAMILIES)
+    kinds = gguf.FAMILIES if config.export == "gguf" else tuple(FAMILIES)
     theirs, tensors = to_hf(trained["model"], vars(model.config), model.state_dict(), kinds)
     tokens = tokenizer.to_json()
     if config.export == "hf":
         context = model.config.block_size
         write_whole(dest, lambda path: write_folder(path, theirs, tensors, tokens, context))
     else:
-        caveat = gguf_format.caveat(tokens)
-        if caveat:
-            print(f"note: {caveat}", flush=True)
-        write_whole(dest, lambda path: gguf_format.write(path, theirs, tensors, tokens))
+        if note := gguf.caveat(tokens):
+            print(f"note: {note}", flush=True)
+        write_whole(dest, lambda path: gguf.write(path, theirs, tensors, tokens))
     architecture = theirs["architectures"][0]
     count = sum(tensor.numel() for tensor in tensors.values())
     print(f"{dest}: the model after {state['step']} steps, as {architecture}, {count:,} parameters")

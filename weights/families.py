@@ -1,79 +1,131 @@
 """
-The model families that pretrained.py reads and export.py writes: one table each, used in both
-directions. family.py says what a table holds. Those with experts or without attention are in
-newer_families.py.
+The table of the model families that hf.py reads and export.py writes, used in both directions. In
+all of weights/, "theirs" means the keys of Hugging Face's config.json and the names of its tensors;
+"ours" means the keys of VariantConfig and the names of our parameters.
 """
 
-from weights.family import (
-    ACT,
-    LLAMA,
-    QK_NORM,
-    ROPE,
-    SIZES,
-    Family,
-    layer,
-    llama_allowed,
-    no_window_allowed,
-    period,
-    rope_allowed,
-    rope_ours,
-    rope_theirs,
-    row,
-    whole_pairs,
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from weights import layouts
+from weights.layouts import by_head, multi_query, plain, swapped_halves, transposed
+
+
+class Key(NamedTuple):
+    """A key of theirs that has one of ours."""
+
+    name: str
+    default: object = int  # what absence means; a type: the key is required; None: as in ours
+    words: dict | None = None  # {our word: their words, the first is the one we write}
+
+
+class Family(NamedTuple):
+    architecture: str  # the name of their class
+    prefix: str  # of their tensor names; files without the head omit it
+    slots: dict  # the values of VariantConfig that all its models share
+    keys: dict  # {our key: Key}
+    fixed: dict  # {their key: the value we can express, a tuple of several, or c -> them}
+    names: list  # the `row` of each linear map and norm
+    tensors: list = []  # the `row` of each other tensor, with its complete name; * is each expert
+    absent: dict = {}  # {their key in `fixed`: what its absence means, unless a value that fits}
+    older: dict = {}  # other names of the same keys: {older: newer}
+    in_rope: dict = {}  # names within rope_parameters: {name there: name in this table}
+    ours: Callable = lambda c: {}  # their configuration c -> further values of ours
+    theirs: Callable = lambda v: {}  # values v of ours -> further keys of theirs
+
+
+def row(theirs, ours, layout=plain):
+    """(theirs, [ours], layout): how one tensor of theirs holds some of ours, whose names have
+    spaces between them. {} is the number of the layer; our names then are those within a block."""
+    block = "blocks.{}." if "{}" in theirs else ""
+    return theirs, [block + name for name in ours.split()], layout
+
+
+def layer(theirs, ours, layout=plain):
+    """The `row` of a tensor in a layer, whose name begins as in LLaMA."""
+    return row(f"model.layers.{{}}.{theirs}", ours, layout)
+
+
+# ---------------------------------------------------------------- words of several families
+
+ACT = {
+    "gelu": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+    "gelu_erf": ("gelu",),
+    "relu": ("relu",),
+    "silu": ("silu", "swish"),
+    "relu2": ("relu2",),
+}
+GATE = {
+    "swiglu": ("silu", "swish"),
+    "geglu": ("gelu_pytorch_tanh", "gelu_new"),
+    "reglu": ("relu",),
+    "glu": ("sigmoid",),
+    "bilinear": ("linear",),
+}
+
+# ---------------------------------------------------------------- rope
+
+ROPE = {"none": ("default",), "linear": ("linear",), "yarn": ("yarn",), "llama3": ("llama3",)}
+ROPE_NUMBERS = {"rope_factor": "factor", "rope_original": "original_max_position_embeddings"}
+ROPE_READS = {  # the numbers that a kind of rope_scaling reads
+    "linear": ["rope_factor"],
+    "ntk": ["rope_factor"],
+    "yarn": [*ROPE_NUMBERS],
+    "yarn_exact": [*ROPE_NUMBERS],
+    "llama3": [*ROPE_NUMBERS],
+}
+
+
+def head_width(c):
+    return c["hidden_size"] // c["num_attention_heads"]
+
+
+def yarn_temperature(c):
+    factor = c.get("factor", 1)
+    stretched = type(factor) in (int, float) and factor > 1
+    return 0.1 * math.log(factor) + 1 if stretched else 1
+
+
+def even_part(c):
+    """The part of a head that rope turns, if it is an even number of features. With an odd number
+    their model computes another function than ours."""
+    return c["rotary_pct"] if int(head_width(c) * c["rotary_pct"]) % 2 == 0 else 1
+
+
+ROPE_KEYS = dict(
+    rope_theta=Key("rope_theta", 10000.0), rope_scaling=Key("rope_type", "default", ROPE)
 )
-from weights.layouts import by_head, multi_query, swapped_halves, transposed
-from weights.newer_families import DEEPSEEK_V3, GPT_OSS, MAMBA2, MIXTRAL, QWEN3_NEXT
+ROPE_FIXED = (
+    dict(head_dim=head_width, partial_rotary_factor=1, low_freq_factor=1, high_freq_factor=4)
+    | dict(beta_fast=32, beta_slow=1, truncate=(True, False), mscale=None)
+    | dict(attention_factor=yarn_temperature)
+)
 
-BLOOM_NAMES = [
-    row("transformer.word_embeddings", "wte"),
-    row("transformer.h.{}.input_layernorm", "norm1"),
-    row("transformer.h.{}.self_attention.query_key_value", "attn.wq attn.wk attn.wv", by_head),
-    row("transformer.h.{}.self_attention.dense", "attn.wo"),
-    row("transformer.h.{}.mlp.dense_h_to_4h", "mlp.up"),
-    row("transformer.h.{}.mlp.dense_4h_to_h", "mlp.down"),
-    row("transformer.ln_f", "norm_f"),
-    row("lm_head", "lm_head"),
-]
+# ---------------------------------------------------------------- GPT-2 and its kin
 
 
-def nope_every(c):
-    """Our nope_every for SmolLM3's list of layers with positions, or for its interval; None if the
-    list is of another kind."""
-    listed, n_layer = c.get("no_rope_layers"), c["num_hidden_layers"]
-    if listed is None:
-        interval = c["no_rope_layer_interval"]
-        return interval if type(interval) is int and interval > 0 else None
-    if not isinstance(listed, list) or len(listed) < n_layer:
-        return None
-    known = all(number in (0, 1) for number in listed[:n_layer])  # 1: a layer with positions
-    return period([number == 0 for number in listed[:n_layer]]) if known else None
+def sizes(names):
+    """The keys of the sizes, given their names in this order."""
+    ours = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd")
+    return {key: Key(name) for key, name in zip(ours, names.split(), strict=True)}
 
 
-def smollm3_allowed(c):
-    fits = nope_every(c) is not None
-    listed = c.get("no_rope_layers") if fits else "a 0 every so many 1"
-    return no_window_allowed(c) | {"no_rope_layers": (listed,)}
-
-
-# ---------------------------------------------------------------- the families
+SIZES = sizes(
+    "max_position_embeddings vocab_size num_hidden_layers num_attention_heads hidden_size"
+) | dict(tie_embeddings=Key("tie_word_embeddings", False))
+TIED = dict(tie_embeddings=Key("tie_word_embeddings", True))
 
 GPT2 = Family(
     "GPT2LMHeadModel",
     "transformer.",
-    dict(position="learned", norm="layernorm", block="pre", mlp="gelu", bias="all"),
-    SIZES
-    | dict(block_size="n_positions", n_layer="n_layer", n_head="n_head", n_embd="n_embd")
-    | dict(mlp_width="n_inner"),
-    dict(mlp=("activation_function", ACT)),
-    {"tie_word_embeddings": True, "n_inner": None, "activation_function": "gelu_new"},
-    allowed=lambda c: {
-        "layer_norm_epsilon": (1e-5,),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "add_cross_attention": (False,),
-    },
-    ours=lambda c: {"mlp_width": c["n_inner"] or 4 * c["n_embd"]},
-    names=[
+    dict(position="learned", norm="layernorm", block="pre", bias="all"),
+    sizes("n_positions vocab_size n_layer n_head n_embd")
+    | TIED
+    | dict(mlp_width=Key("n_inner", None), mlp=Key("activation_function", "gelu_new", ACT)),
+    dict(layer_norm_epsilon=1e-5, scale_attn_weights=True)
+    | dict(scale_attn_by_inverse_layer_idx=False, add_cross_attention=False),
+    [
         row("transformer.wte", "wte"),
         row("transformer.wpe", "wpe"),
         row("transformer.h.{}.ln_1", "norm1"),
@@ -87,20 +139,164 @@ GPT2 = Family(
     ],
 )
 
+
+def bloom_names(qkv):
+    return [
+        row("transformer.word_embeddings", "wte"),
+        row("transformer.h.{}.input_layernorm", "norm1"),
+        row("transformer.h.{}.self_attention.query_key_value", "attn.wq attn.wk attn.wv", qkv),
+        row("transformer.h.{}.self_attention.dense", "attn.wo"),
+        row("transformer.h.{}.mlp.dense_h_to_4h", "mlp.up"),
+        row("transformer.h.{}.mlp.dense_4h_to_h", "mlp.down"),
+        row("transformer.ln_f", "norm_f"),
+        row("lm_head", "lm_head"),
+    ]
+
+
+BLOOM = Family(
+    "BloomForCausalLM",
+    "transformer.",
+    dict(position="alibi", norm="layernorm", block="pre", mlp="gelu", bias="all", embed_norm=True),
+    sizes("seq_length vocab_size n_layer n_head hidden_size")
+    | TIED
+    | dict(block_size=Key("seq_length", 2048)),
+    dict(layer_norm_epsilon=1e-5, apply_residual_connection_post_layernorm=False),
+    [
+        row("transformer.word_embeddings_layernorm", "norm_e"),
+        row("transformer.h.{}.post_attention_layernorm", "norm2"),
+        *bloom_names(by_head),
+    ],
+    older=dict(n_embed="hidden_size", num_attention_heads="n_head", num_hidden_layers="n_layer"),
+    ours=lambda c: {"mlp_width": 4 * c["hidden_size"]},
+)
+
+FALCON = Family(  # the layout of the 7B model
+    "FalconForCausalLM",
+    "transformer.",
+    dict(position="rope", norm="layernorm", block="parallel", n_kv_head=1),
+    SIZES
+    | TIED
+    | ROPE_KEYS
+    | dict(
+        block_size=Key("max_position_embeddings", 2048),
+        mlp_width=Key("ffn_hidden_size", None),
+        mlp=Key("activation", "gelu", ACT),
+        bias=Key("bias", False, {"norm": (False,), "all": (True,)}),
+    ),
+    ROPE_FIXED
+    | dict(layer_norm_epsilon=1e-5, alibi=False, new_decoder_architecture=False)
+    | dict(multi_query=True, parallel_attn=True),
+    bloom_names(multi_query),
+    older=dict(n_embed="hidden_size"),
+)
+
+NEOX = Family(  # also Pythia
+    "GPTNeoXForCausalLM",
+    "gpt_neox.",
+    dict(position="rope", norm="layernorm", bias="all"),
+    SIZES
+    | dict(
+        mlp_width=Key("intermediate_size"),
+        mlp=Key("hidden_act", "gelu", ACT),
+        block=Key("use_parallel_residual", True, {"parallel2": (True,), "pre": (False,)}),
+        rope_theta=Key("rotary_emb_base", 10000.0),
+        rope_fraction=Key("rotary_pct", 0.25),
+        rope_scaling=ROPE_KEYS["rope_scaling"],
+    ),
+    ROPE_FIXED | dict(layer_norm_eps=1e-5, attention_bias=True, rotary_pct=even_part),
+    [
+        row("gpt_neox.embed_in", "wte"),
+        row("gpt_neox.layers.{}.input_layernorm", "norm1"),
+        row("gpt_neox.layers.{}.attention.query_key_value", "attn.wq attn.wk attn.wv", by_head),
+        row("gpt_neox.layers.{}.attention.dense", "attn.wo"),
+        row("gpt_neox.layers.{}.post_attention_layernorm", "norm2"),
+        row("gpt_neox.layers.{}.mlp.dense_h_to_4h", "mlp.up"),
+        row("gpt_neox.layers.{}.mlp.dense_4h_to_h", "mlp.down"),
+        row("gpt_neox.final_layer_norm", "norm_f"),
+        row("embed_out", "lm_head"),
+    ],
+    in_rope=dict(rope_theta="rotary_emb_base", partial_rotary_factor="rotary_pct"),
+)
+
+# ---------------------------------------------------------------- LLaMA and its kin
+
+LLAMA_FIXED = ROPE_FIXED | dict(attention_bias=False, mlp_bias=False)
+QK_NORM = [layer("self_attn.q_norm", "attn.q_norm"), layer("self_attn.k_norm", "attn.k_norm")]
+
+
+def full_layers(c):
+    """The layer_types of a model without windows."""
+    kinds = c.get("layer_types")
+    full = kinds is None or isinstance(kinds, list) and kinds == ["full_attention"] * len(kinds)
+    return kinds if full else "full_attention in each layer"
+
+
+# A sliding_window counts with use_sliding_window only.
+NO_WINDOW = LLAMA_FIXED | dict(use_sliding_window=False, layer_types=full_layers)
+LLAMA = Family(  # LLaMA 1, 2 and, with rope scaling, 3
+    "LlamaForCausalLM",
+    "model.",
+    dict(position="rope", norm="rmsnorm", block="pre", bias="none"),
+    SIZES
+    | ROPE_KEYS
+    | dict(
+        n_kv_head=Key("num_key_value_heads", None),
+        mlp_width=Key("intermediate_size"),
+        norm_eps=Key("rms_norm_eps", 1e-6),
+        mlp=Key("hidden_act", "silu", GATE),
+    ),
+    LLAMA_FIXED | dict(sliding_window=None),
+    [
+        row("model.embed_tokens", "wte"),
+        layer("input_layernorm", "norm1"),
+        layer("self_attn.q_proj", "attn.wq"),
+        layer("self_attn.k_proj", "attn.wk"),
+        layer("self_attn.v_proj", "attn.wv"),
+        layer("self_attn.o_proj", "attn.wo"),
+        layer("post_attention_layernorm", "norm2"),
+        layer("mlp.gate_proj", "mlp.gate"),
+        layer("mlp.up_proj", "mlp.up"),
+        layer("mlp.down_proj", "mlp.down"),
+        row("model.norm", "norm_f"),
+        row("lm_head", "lm_head"),
+    ],
+)
+
 MISTRAL = LLAMA._replace(
     architecture="MistralForCausalLM",
-    defaults=LLAMA.defaults | {"num_key_value_heads": 8, "sliding_window": 4096},
-    allowed=lambda c: (
-        llama_allowed(c) | {"sliding_window": (c["sliding_window"],), "layer_types": (None,)}
+    keys=LLAMA.keys
+    | dict(n_kv_head=Key("num_key_value_heads", 8), window=Key("sliding_window", 4096)),
+    fixed=LLAMA_FIXED | dict(layer_types=None),
+)
+
+MIXTRAL = LLAMA._replace(
+    architecture="MixtralForCausalLM",
+    slots=LLAMA.slots | dict(mlp="moe"),
+    keys={ours: key for ours, key in LLAMA.keys.items() if ours != "mlp"}
+    | dict(
+        n_kv_head=Key("num_key_value_heads", 8),
+        rope_theta=Key("rope_theta", 1e6),
+        norm_eps=Key("rms_norm_eps", 1e-5),
+        window=Key("sliding_window", None),
+        n_experts=Key("num_local_experts", 8),
+        top_k=Key("num_experts_per_tok", 2),
     ),
-    ours=lambda c: rope_ours(c) | {"window": c["sliding_window"] or 0},
-    theirs=lambda v: rope_theirs(v) | {"sliding_window": v["window"] or None},
+    fixed=ROPE_FIXED | dict(hidden_act=("silu", "swish"), layer_types=None),
+    names=[
+        *(named for named in LLAMA.names if ".mlp." not in named[0]),
+        layer("block_sparse_moe.gate", "mlp.router"),
+    ],
+    tensors=[
+        layer("block_sparse_moe.experts.*.w1.weight", "mlp.gate"),
+        layer("block_sparse_moe.experts.*.w3.weight", "mlp.up"),
+        layer("block_sparse_moe.experts.*.w2.weight", "mlp.down"),
+    ],
 )
 
 OLMO2 = LLAMA._replace(
     architecture="Olmo2ForCausalLM",
     slots=LLAMA.slots | dict(block="output", qk_norm="full"),
-    defaults=LLAMA.defaults | {"rms_norm_eps": 1e-5},
+    keys=LLAMA.keys | dict(norm_eps=Key("rms_norm_eps", 1e-5)),
     names=[
         *(named for named in LLAMA.names if "layernorm" not in named[0]),
         *QK_NORM,
@@ -112,30 +308,54 @@ OLMO2 = LLAMA._replace(
 QWEN3 = LLAMA._replace(
     architecture="Qwen3ForCausalLM",
     slots=LLAMA.slots | dict(qk_norm="head"),
-    defaults=LLAMA.defaults | {"num_key_value_heads": 32, "head_dim": 128},
-    allowed=no_window_allowed,
-    theirs=lambda v: rope_theirs(v) | {"head_dim": v["n_embd"] // v["n_head"]},
+    keys=LLAMA.keys | dict(n_kv_head=Key("num_key_value_heads", 32)),
+    fixed=NO_WINDOW,
+    absent=dict(head_dim=128),
+    theirs=lambda v: {"head_dim": v["n_embd"] // v["n_head"]},
     names=LLAMA.names + QK_NORM,
 )
 
+
+def nope_every(c):
+    """Our nope_every for SmolLM3's list of layers, 1 where there are positions and else 0, or for
+    its interval; None if the list is of another kind."""
+    flags, n_layer = c.get("no_rope_layers"), c["num_hidden_layers"]
+    if flags is None:
+        return c["no_rope_layer_interval"]
+    if not isinstance(flags, list) or len(flags) < n_layer:
+        return None
+    flags = flags[:n_layer]
+    every = flags.index(0) + 1 if 0 in flags else 0
+    expected = [int(not every or i % every > 0) for i in range(1, n_layer + 1)]
+    return every if flags == expected else None
+
+
+def regular_nope(c):
+    regular = nope_every(c) is not None
+    return c.get("no_rope_layers") if regular else "a 0 every so many 1"
+
+
 SMOLLM3 = LLAMA._replace(
     architecture="SmolLM3ForCausalLM",
-    defaults=LLAMA.defaults
-    | {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
-    absent={"no_rope_layer_interval": 4},
-    allowed=smollm3_allowed,
-    ours=lambda c: rope_ours(c) | {"nope_every": nope_every(c)},
-    theirs=lambda v: rope_theirs(v) | {"no_rope_layer_interval": v["nope_every"]},
+    keys=LLAMA.keys
+    | TIED
+    | dict(
+        n_kv_head=Key("num_key_value_heads", 4),
+        rope_theta=Key("rope_theta", 2e6),
+        nope_every=Key("no_rope_layer_interval", 4),
+    ),
+    fixed=NO_WINDOW | dict(no_rope_layers=regular_nope),
+    ours=lambda c: {"nope_every": nope_every(c)},
 )
 
 NANOCHAT = LLAMA._replace(  # of January 2026 or earlier: without value embeddings
     architecture="NanoChatForCausalLM",
     slots=LLAMA.slots | dict(norm="rmsnorm_bare", qk_norm="head", embed_norm=True),
-    keys=LLAMA.keys | dict(logit_softcap="final_logit_softcapping"),
-    words=dict(mlp=("hidden_act", ACT), rope_scaling=("rope_type", ROPE)),
-    defaults=LLAMA.defaults | {"hidden_act": "relu2", "final_logit_softcapping": 15.0},
-    ours=lambda c: rope_ours(c) | {"logit_softcap": c["final_logit_softcapping"] or 0.0},
-    theirs=lambda v: rope_theirs(v) | {"final_logit_softcapping": v["logit_softcap"] or None},
+    keys=LLAMA.keys
+    | dict(
+        mlp=Key("hidden_act", "relu2", ACT),
+        logit_softcap=Key("final_logit_softcapping", 15.0),
+    ),
     names=[
         row("model.embed_tokens", "wte"),
         layer("self_attn.q_proj", "attn.wq", swapped_halves),
@@ -148,107 +368,51 @@ NANOCHAT = LLAMA._replace(  # of January 2026 or earlier: without value embeddin
     ],
 )
 
-BLOOM = Family(
-    "BloomForCausalLM",
-    "transformer.",
-    dict(position="alibi", norm="layernorm", block="pre", mlp="gelu", bias="all", embed_norm=True),
-    SIZES | dict(block_size="seq_length", n_layer="n_layer", n_head="n_head"),
-    {},
-    {"seq_length": 2048, "tie_word_embeddings": True},
-    allowed=lambda c: {
-        "layer_norm_epsilon": (1e-5,),
-        "apply_residual_connection_post_layernorm": (False,),
-    },
-    ours=lambda c: {"mlp_width": 4 * c["hidden_size"]},
-    names=[
-        row("transformer.word_embeddings_layernorm", "norm_e"),
-        row("transformer.h.{}.post_attention_layernorm", "norm2"),
-    ]
-    + BLOOM_NAMES,
-    older={"n_embed": "hidden_size"}
-    | {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
-)
+# ---------------------------------------------------------------- Mamba-2
 
-FALCON = Family(  # the layout of the 7B model
-    "FalconForCausalLM",
-    "transformer.",
-    dict(position="rope", norm="layernorm", block="parallel", mlp="gelu_erf", n_kv_head=1),
-    SIZES | dict(mlp_width="ffn_hidden_size", rope_theta="rope_theta"),
-    dict(
-        mlp=("activation", ACT),
-        bias=("bias", {"norm": (False,), "all": (True,)}),
-        rope_scaling=("rope_type", ROPE),
-    ),
-    {
-        "max_position_embeddings": 2048,
-        "ffn_hidden_size": None,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
-        "activation": "gelu",
-        "bias": False,
-        "rope_type": "default",
-    },
-    allowed=lambda c: (
-        rope_allowed(c)
-        | {
-            "layer_norm_epsilon": (1e-5,),
-            "alibi": (False,),
-            "new_decoder_architecture": (False,),
-            "multi_query": (True,),
-            "parallel_attn": (True,),
-        }
-    ),
-    ours=lambda c: rope_ours(c) | {"mlp_width": c["ffn_hidden_size"] or 4 * c["hidden_size"]},
-    theirs=rope_theirs,
-    names=[
-        (theirs, ours, multi_query if layout is by_head else layout)
-        for theirs, ours, layout in BLOOM_NAMES
-    ],
-    older={"n_embed": "hidden_size"},
-)
-
-NEOX = Family(  # also Pythia
-    "GPTNeoXForCausalLM",
-    "gpt_neox.",
-    dict(position="rope", norm="layernorm", bias="all"),
+MAMBA2 = Family(
+    "Mamba2ForCausalLM",
+    "backbone.",
+    LLAMA.slots | dict(position="none", block="parallel", mlp="none", mixer="mamba2"),
     SIZES
-    | dict(mlp_width="intermediate_size")
-    | dict(rope_theta="rotary_emb_base", rope_fraction="rotary_pct"),
+    | dict(
+        block_size=Key("max_position_embeddings", 2048),  # the paper's; transformers ignores it
+        n_head=Key("num_heads", 128),
+        state_size=Key("state_size", 128),
+        expand=Key("expand", 2),
+        conv=Key("conv_kernel", 4),
+        norm_eps=Key("layer_norm_epsilon", 1e-5),
+    ),
     dict(
-        mlp=("hidden_act", ACT),
-        block=("use_parallel_residual", {"parallel2": (True,), "pre": (False,)}),
-        rope_scaling=("rope_type", ROPE),
+        hidden_act=("silu", "swish"),
+        head_dim=lambda c: c["expand"] * c["hidden_size"] // c["num_heads"],
+        n_groups=1,
+        use_bias=False,
+        use_conv_bias=True,
+        time_step_limit=([0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
     ),
-    {
-        "rotary_emb_base": 10000.0,
-        "rotary_pct": 0.25,
-        "tie_word_embeddings": False,
-        "hidden_act": "gelu",
-        "use_parallel_residual": True,
-        "rope_type": "default",
-    },
-    allowed=lambda c: (
-        rope_allowed(c)
-        | {
-            "layer_norm_eps": (1e-5,),
-            "attention_bias": (True,),
-            "rotary_pct": whole_pairs(c, "rotary_pct"),
-        }
-    ),
-    ours=rope_ours,
-    theirs=rope_theirs,
-    names=[
-        row("gpt_neox.embed_in", "wte"),
-        row("gpt_neox.layers.{}.input_layernorm", "norm1"),
-        row("gpt_neox.layers.{}.attention.query_key_value", "attn.wq attn.wk attn.wv", by_head),
-        row("gpt_neox.layers.{}.attention.dense", "attn.wo"),
-        row("gpt_neox.layers.{}.post_attention_layernorm", "norm2"),
-        row("gpt_neox.layers.{}.mlp.dense_h_to_4h", "mlp.up"),
-        row("gpt_neox.layers.{}.mlp.dense_4h_to_h", "mlp.down"),
-        row("gpt_neox.final_layer_norm", "norm_f"),
-        row("embed_out", "lm_head"),
+    [
+        row("backbone.embeddings", "wte"),
+        row("backbone.layers.{}.norm", "norm1"),
+        row(
+            "backbone.layers.{}.mixer.in_proj",
+            "attn.wz attn.wv attn.wk attn.wq attn.wa",
+            layouts.mamba_maps,
+        ),
+        row("backbone.layers.{}.mixer.norm", "attn.norm"),
+        row("backbone.layers.{}.mixer.out_proj", "attn.wo"),
+        row("backbone.norm_f", "norm_f"),
+        row("lm_head", "lm_head"),
     ],
-    in_rope={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+    tensors=[
+        row("backbone.layers.{}.mixer.conv1d.weight", "attn.conv.weight", layouts.mamba_filters),
+        row("backbone.layers.{}.mixer.conv1d.bias", "attn.conv.bias", layouts.mamba_channels),
+        row("backbone.layers.{}.mixer.A_log", "attn.decay.log_rate"),
+        row("backbone.layers.{}.mixer.dt_bias", "attn.decay.bias"),
+        row("backbone.layers.{}.mixer.D", "attn.skip"),
+    ],
+    absent=dict(head_dim=64, n_groups=8),
+    theirs=lambda v: {"head_dim": v["expand"] * v["n_embd"] // v["n_head"], "n_groups": 1},
 )
 
 FAMILIES = {
@@ -263,8 +427,5 @@ FAMILIES = {
     "smollm3": SMOLLM3,
     "nanochat": NANOCHAT,
     "mixtral": MIXTRAL,
-    "gpt_oss": GPT_OSS,
-    "deepseek_v3": DEEPSEEK_V3,
-    "qwen3_next": QWEN3_NEXT,
     "mamba2": MAMBA2,
 }  # by their model_type

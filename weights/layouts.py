@@ -1,8 +1,7 @@
 """
 Layouts: how one tensor of another format holds several of ours, for reading and writing.
 
-Shapes: C = n_embd, H = n_head, D = C / H, E = n_experts, F the width of an expert, N = state_size,
-P = expand C / H, L = latent_rank, R = rope_head_dim.
+Shapes: C = n_embd, H = n_head, D = C / H, N = state_size, P = expand C / H.
 """
 
 from collections.abc import Callable
@@ -45,32 +44,10 @@ def interleaved(t, heads):
     return t.view(heads, 2, -1, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
 
 
-def halves(t, heads):
-    """Reorder the rows of each head from (D/2, 2) to our order (2, D/2)."""
-    return t.view(heads, -1, 2, *t.shape[1:]).transpose(1, 2).reshape(t.shape)
-
-
-def reorder_turned(reorder, heads, t, v):
-    """Reorder the last R rows of each of so many heads."""
-    t, R = t.unflatten(0, (heads, -1)), v["rope_head_dim"]
-    turned = reorder(t[:, -R:].flatten(0, 1), heads).unflatten(0, (heads, -1))
-    return torch.cat((t[:, :-R], turned), 1).flatten(0, 1)
-
-
 def swap_halves(t, v):
     """Exchange the halves of each head."""
     half = v["n_embd"] // v["n_head"] // 2
     return t.unflatten(0, (-1, 2, half)).flip(1).flatten(0, 2)
-
-
-def split_delta_maps(t, n, v):
-    N, P = v["state_size"], v["expand"] * v["n_embd"] // v["n_head"]
-    widths = (N, N, P, P) if n == 4 else (1, 1)
-    return [part.flatten(0, 1) for part in t.unflatten(0, (v["n_head"], -1)).split(widths, 1)]
-
-
-def join_delta_maps(parts, v):
-    return torch.cat([part.unflatten(0, (v["n_head"], -1)) for part in parts], 1).flatten(0, 1)
 
 
 def split_mamba_maps(t, n, v):
@@ -99,39 +76,8 @@ by_head = Layout(split_by_head, join_by_head)
 multi_query = Layout(split_multi_query, plain.join)
 # nanochat turns queries and keys by the negative angle: as if the halves of a head were exchanged.
 swapped_halves = single(swap_halves, swap_halves)
-# A norm's weight is stored less 1. It is read in float32 at least, where 1 + w is exact enough, and
-# made in float64, where w - 1 is exact.
-zero_centred = single(
-    lambda t, v: t.to(torch.promote_types(t.dtype, torch.float32)) + 1,
-    lambda t, v: t.double() - 1,
-)
 
-# DeepSeek: what rope turns, the last R rows of each head or of the latent, has neighbouring pairs.
-mla_queries = single(
-    lambda t, v: reorder_turned(halves, v["n_head"], t, v),
-    lambda t, v: reorder_turned(interleaved, v["n_head"], t, v),
-)
-mla_latent = single(
-    lambda t, v: reorder_turned(halves, 1, t, v),
-    lambda t, v: reorder_turned(interleaved, 1, t, v),
-)
-
-# gpt-oss: all experts in one tensor (E, in, out), in whose last dimension gate and up alternate.
-expert_columns = Layout(
-    lambda t, n, v: [t[..., i::n] for i in range(n)],
-    lambda parts, v: torch.stack(parts, -1).flatten(-2),
-)
-expert_pairs = Layout(
-    lambda t, n, v: [part.mT for part in expert_columns.split(t, n, v)],
-    lambda parts, v: expert_columns.join([part.mT for part in parts], v),
-)
-
-# Qwen3-Next: the maps of each head follow one another.
-delta_maps = Layout(split_delta_maps, join_delta_maps)
-# A convolution in each channel (channels, 1, tokens).
-single_filters = single(lambda t, v: t.squeeze(1), lambda t, v: t.unsqueeze(1))
-
-# Mamba-2: z, v, k, q and the numbers of the decay; in the convolution v, k, q.
+# Mamba-2: z, v, k, q and the decay's numbers; in the convolution (channels, 1, tokens) v, k, q.
 mamba_maps = Layout(split_mamba_maps, plain.join)
 mamba_channels = single(our_channels, their_channels)
 mamba_filters = single(

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from common.errors import UserError
-from weights import gguf_format
+from weights import gguf
 from weights.export import to_hf
 
 FORMATS = {"F32": "F32", "F16": "F16", "Q8_0": "F16"}  # of the weights: of the keys and values
@@ -37,7 +37,7 @@ def commands(path, model, folder):
     formats = {}
     for kind, cache in FORMATS.items():
         file = folder / f"{kind}.gguf"
-        gguf_format.write(file, config, tensors, words, kind)
+        gguf.write(file, config, tensors, words, kind)
         formats[f"llama.cpp, {kind}"] = ["node", SCRIPT, Path(path).resolve(), file, cache]
     return formats
 

@@ -5,12 +5,12 @@ from itertools import pairwise
 import tiktoken
 
 from tokens.tokenizer import BPETokenizer
-from weights import tokenizer_formats
+from weights import tokenizers
 
 WORDS = ["the", "king", "of", "rome", "shall", "speak", "no", "more", "Zoë", "1999", "don't"]
 
 
-def bpe(pattern=tokenizer_formats.GPT2, special=None, merges=60):
+def bpe(pattern=tokenizers.GPT2, special=None, merges=60):
     """A small byte-level BPE, each merge the pair that is most frequent in some words."""
     special = special or {"<|endoftext|>": 0}
     pieces = [

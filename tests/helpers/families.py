@@ -3,7 +3,7 @@
 import torch
 
 from parts.architectures import configure, make
-from weights.pretrained import load_weights
+from weights.hf import load_weights
 
 
 def ours(word, values, tensors, dtype=torch.float64, **changes):

@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from common.errors import UserError
-from helpers.models import tokens
+from helpers.models import random_weights, tokens
+from parts.architectures import configure, make
+from weights import gguf
+from weights.export import to_hf
 
 IDX = tokens(3, 33, vocab=999)
 
@@ -28,6 +31,36 @@ def difference(reference, made, idx=IDX):
     """The largest difference of the logits, over their spread."""
     expected = reference(idx).logits
     return ((made(idx)[0] - expected).abs().max() / expected.std()).item()
+
+
+# ---------------------------------------------------------------- GGUF
+
+
+def small_model(word, vocab_size=256, **more):
+    """A readable model with random weights."""
+    torch.manual_seed(0)
+    sizes = dict(n_layer=2, n_head=4, n_embd=32, block_size=64, vocab_size=vocab_size)
+    if word == "llama":
+        sizes["n_kv_head"] = 2
+    return random_weights(make(configure({"model": word} | sizes | more)).eval(), 0.4)
+
+
+def write_gguf(path, made, tokenizer, kind="F32"):
+    pytest.importorskip("gguf")
+    word = "gpt2" if type(made).__name__ == "GPT" else "llama"
+    theirs = to_hf(word, vars(made.config), made.state_dict(), gguf.FAMILIES)
+    gguf.write(path, *theirs, tokenizer.to_json(), kind)
+
+
+def read_gguf(path):
+    """({key: value}, {name: tensor}) of a file, by llama.cpp's own package."""
+    package = pytest.importorskip("gguf")
+    reader = package.GGUFReader(path)
+    tensors = {
+        t.name: torch.tensor(package.quants.dequantize(t.data, t.tensor_type))
+        for t in reader.tensors
+    }
+    return {key: field.contents() for key, field in reader.fields.items()}, tensors
 
 
 # ---------------------------------------------------------------- what is refused, in one line

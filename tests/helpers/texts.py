@@ -7,13 +7,13 @@ import pytest
 from common.errors import UserError
 from tokens import sources
 from tokens.tokenizer import tokenizer_from_json
-from weights import tokenizer_formats
+from weights import tokenizers
 
 
 def tiny_bpe():
     """A real BPE tokenizer of 256 bytes, four merges and <|endoftext|>, needing no download."""
     tokens = [bytes([i]) for i in range(256)] + [b"th", b" th", b"  ", b"\n\n"]
-    pattern = tokenizer_formats.GPT2
+    pattern = tokenizers.GPT2
     return tokenizer_from_json(
         dict(
             kind="bpe",

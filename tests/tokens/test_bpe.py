@@ -25,7 +25,7 @@ from tokens.tokenizer import (
     tokenizer_from_json,
     train_bpe,
 )
-from weights.tokenizer_formats import merges, to_tokenizer_json
+from weights.tokenizers import merges, to_tokenizer_json
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -28,7 +28,7 @@ from tokens.tokenizer import (
     safe_cut,
     train_bpe,
 )
-from weights.tokenizer_formats import GPT2, PATTERNS, SMOLLM
+from weights.tokenizers import GPT2, PATTERNS, SMOLLM
 
 TEXT = (
     "First Citizen:\nDon't 1234567 times!\n\nZwölf Boxkämpfer;\r\n  x = 12 \n\t你好。\n再见 🙂\n"

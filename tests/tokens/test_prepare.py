@@ -23,7 +23,7 @@ from tokens import documents, sources, token_files, writing
 from tokens import tokenizer as encode
 from tokens.token_files import TokenFile, load_meta, load_split
 from tokens.tokenizer import BPETokenizer, tokenizer_from_json
-from weights import tokenizer_formats
+from weights import tokenizers
 
 ENVIRONMENT = dict(os.environ)  # as it was before the tests changed it
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -84,9 +84,7 @@ def contents(folder):
 # a text of one's own
 
 
-@pytest.mark.parametrize(
-    "pattern", tokenizer_formats.PATTERNS.values(), ids=tokenizer_formats.PATTERNS
-)
+@pytest.mark.parametrize("pattern", tokenizers.PATTERNS.values(), ids=tokenizers.PATTERNS)
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
 @pytest.mark.parametrize(
     "text", [TEXT, "他说：“你好。”\n再见！\n\n 好。 \n好。\n" * 40], ids=["English", "Chinese"]
@@ -110,7 +108,7 @@ def test_with_the_tokenizer_of_a_pretrained_model(
     )
     Path("weights").mkdir()
     Path("weights/tokenizer.json").write_text(
-        json.dumps(tokenizer_formats.to_tokenizer_json(theirs.to_json())), encoding="utf-8"
+        json.dumps(tokenizers.to_tokenizer_json(theirs.to_json())), encoding="utf-8"
     )
     held, safe_cut = [], encode.safe_cut
 

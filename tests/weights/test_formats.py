@@ -24,10 +24,9 @@ from helpers.formats import IDX, difference, parts, refused
 from helpers.models import random_weights, tokens
 from model_llama import MLP, LlamaConfig
 from parts.architectures import CORNERS, configure, make
-from weights import pretrained
+from weights import hf
 from weights.export import to_hf
-from weights.hf_config import llama_width
-from weights.pretrained import load_pretrained, load_weights, to_ours
+from weights.hf import llama_width, load_pretrained, load_weights, to_ours
 
 transformers = pytest.importorskip("transformers")
 modeling_llama = pytest.importorskip("transformers.models.llama.modeling_llama")
@@ -315,17 +314,17 @@ def test_weights_are_copied_and_cast():
 @pytest.mark.parametrize(
     "change, words",
     [
-        (lambda t: t.pop("blocks.1.attn.wq.bias"), r"no weights for blocks.1.attn.wq.bias"),
+        (lambda t: t.pop("blocks.1.attn.wq.bias"), r"no blocks.1.attn.wq.bias"),
         (
             lambda t: [t.pop(name) for name in list(t) if "norm" in name],
-            r"blocks.0.norm1.bias, blocks.0.norm1.weight, blocks.0.norm2.bias and 7 more",
+            r"no blocks.0.norm1.bias, no blocks.0.norm1.weight, no blocks.0.norm2.bias and 7 more",
         ),
         (lambda t: t.update(extra=torch.ones(1)), r"no place for extra"),
         (
             lambda t: t.update({"norm_f.weight": torch.ones(34)}),
             r"norm_f.weight is \(34,\), not \(35,\)",
         ),
-        (lambda t: t.pop("wte.weight"), r"no weights for wte.weight"),
+        (lambda t: t.pop("wte.weight"), r"no wte.weight"),
     ],
 )
 def test_load_weights_is_strict(change, words):
@@ -393,8 +392,10 @@ def test_a_configuration_that_is_not_ours(kind, key, value):
     message = refused(to_ours, config | {"head_dim": None, key: value}, tensors)
     sizes = {  # told by the tensor that has another shape, or by what does not divide what
         "n_positions": "wpe",
+        "hidden_size": "no model has these sizes",
+        "vocab_size": "wte.weight is",
         "intermediate_size": "mlp.",
-        "num_key_value_heads": "k_proj",
+        "num_key_value_heads": "attn.wk",
         "num_attention_heads": "n_head",
     }
     assert key in message or sizes[key] in message
@@ -598,7 +599,7 @@ def test_a_damaged_folder(saved, kind, damage, words, tmp_path):
 
 def test_names_that_are_no_model(tmp_path, monkeypatch):
     """Nothing of this asks the network."""
-    monkeypatch.setattr(pretrained, "fetch", lambda name: pytest.fail("asked the hub"))
+    monkeypatch.setattr(hf, "fetch", lambda name: pytest.fail("asked the hub"))
     monkeypatch.chdir(tmp_path)
     long = "n" * 300
     for name in ("gtp2", "resum", "/no/such/folder", "./here", "a/b/c", "~/nothing", long):

@@ -1,11 +1,10 @@
 """
-Convert our tokenizers to other formats and back: Hugging Face's tokenizer.json and GGUF's lists.
-There, byte-pair encoding is a vocabulary and an ordered list of merges. Here it is tiktoken's
-ranks: a token's id is also the rank of its merge. Both are the same if ids follow the merges.
+Convert our tokenizers to Hugging Face's tokenizer.json and back, and to GGUF's lists. There,
+byte-pair encoding is a vocabulary and an ordered list of merges. Here it is tiktoken's ranks: a
+token's id is also the rank of its merge. Both are the same if ids follow the merges.
 """
 
 import base64
-import re
 from itertools import pairwise
 
 from common.errors import UserError, one_line
@@ -94,34 +93,6 @@ def to_escaped(data):
 
 def escaped(byte):
     return chr(byte) if 32 <= byte < 127 and byte != ord("\\") else f"\\x{byte:02x}"
-
-
-def from_escaped(tokens, where):
-    """The to_json() of a CharTokenizer or ByteTokenizer. Raises UserError if the tokens are neither
-    the 256 bytes nor single characters."""
-    try:
-        raw = [unescaped(token) for token in tokens]
-        if raw == [bytes([byte]) for byte in range(256)]:
-            return {"kind": "byte"}
-        chars = [token.decode() for token in raw]
-    except ValueError:
-        chars = []
-    if not chars or any(len(char) != 1 for char in chars):
-        fix = "prepare the text with a tokenizer of ours"
-        raise UserError("the tokens are neither bytes nor characters", where, fix)
-    return {"kind": "char", "chars": "".join(chars)}
-
-
-def unescaped(token):
-    """The bytes of a token from a "rwkv" list."""
-    parts = re.split(r"\\(x[0-9a-f]{2}|.)", token, flags=re.DOTALL)  # plain, escape, plain, ...
-    named = {"n": b"\n", "t": b"\t", "r": b"\r"}
-    for i in range(1, len(parts), 2):
-        parts[i - 1] = parts[i - 1].encode()
-        code = parts[i]
-        parts[i] = bytes.fromhex(code[1:]) if len(code) == 3 else named.get(code, code.encode())
-    parts[-1] = parts[-1].encode()
-    return b"".join(parts)
 
 
 # ---------------------------------------------------------------- tokenizer.json

@@ -1,0 +1,196 @@
+"""Tokenizers in other formats: Hugging Face's tokenizer.json, read by its own library, and GGUF."""
+
+import json
+import random
+import re
+
+import pytest
+import regex as unicode_re
+from tokenizers import Tokenizer, pre_tokenizers
+
+from common.errors import UserError
+from helpers.bpe import WORDS, bpe
+from helpers.formats import read_gguf, refused, small_model, write_gguf
+from tokens.tokenizer import GPT4, ByteTokenizer, CharTokenizer, tokenizer_from_json, train_bpe
+from weights import hf, tokenizers
+from weights.export import to_hf, write_folder
+
+transformers = pytest.importorskip("transformers")
+
+BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+TEXTS = [
+    "the king of Rome, 1999!",
+    "  two   spaces\n\n \nlines \n",
+    "don't I'LL we've",
+    "Zoë 你好 🙂\t\r\n",
+    " 1 22  333",
+    "",
+    "a\nb",
+    "x \n",
+    "<|endoftext|>",
+]
+TOKENIZERS = {
+    "byte": ByteTokenizer(),
+    "char": CharTokenizer("".join(sorted({*"".join(TEXTS), "\\", "\0", "\x7f"}))),
+    "bpe": bpe(),
+    "smollm": bpe(tokenizers.SMOLLM, {"<|pad|>": 0, "<|endoftext|>": 1}),
+    "trained": train_bpe(iter(TEXTS + WORDS), 320, documents=True),
+    "no merges": bpe(GPT4, merges=0),
+}
+
+
+def random_texts(count, pieces, length):
+    rng = random.Random(0)
+    return ["".join(rng.choice(pieces) for _ in range(length)) for _ in range(count)]
+
+
+def saved(folder, made, tokenizer):
+    theirs = to_hf("llama", vars(made.config), made.state_dict())
+    write_folder(folder, *theirs, tokenizer.to_json(), 64)
+    return folder
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_hugging_face_gives_the_same_ids_and_text(kind, tmp_path):
+    """For every text; the byte-level ones come back as they were."""
+    tokenizer = TOKENIZERS[kind]
+    folder = saved(tmp_path / "hf", small_model("llama", tokenizer.vocab_size), tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    assert len(theirs) == tokenizer.vocab_size
+    special = "<|endoftext|>" in theirs.get_vocab()
+    pieces = ["ab", "king", " ", "  ", "\n", "1", "é", "'s", "!", "\t"]
+    for text in TEXTS + random_texts(30, pieces, 40):
+        if set(text) - set(getattr(tokenizer, "chars", text)) or special and "<|" in text:
+            continue
+        ids = tokenizer.encode(text).tolist()
+        assert theirs(text)["input_ids"] == ids, text
+        assert theirs.decode(ids) == text
+    if tokenizer.to_json()["kind"] == "bpe":
+        back = hf.load_tokenizer(str(folder)).to_json()
+        assert back == tokenizer.to_json() | {"name": "imported"}
+        assert theirs.eos_token_id == tokenizer.start == tokenizer.vocab_size - 1
+
+
+@pytest.mark.parametrize("unused", [0, 5])
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_gguf_lists_the_same_tokens(kind, unused, tmp_path):
+    """In the order of their ids, also if the embedding has rows without a token."""
+    tokenizer = TOKENIZERS[kind]
+    size = tokenizer.vocab_size
+    write_gguf(tmp_path / "x.gguf", small_model("llama", size + unused), tokenizer)
+    fields, _ = read_gguf(tmp_path / "x.gguf")
+    listed, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    assert len({*listed}) == len(listed) == len(kinds) == size + unused
+    assert kinds[size:] == [5] * unused  # UNUSED
+    if tokenizer.to_json()["kind"] == "bpe":
+        assert fields["tokenizer.ggml.model"] == "gpt2"
+        ranks = kinds.count(1)  # NORMAL
+        expected = [tokenizers.spelled(tokenizer.decode_bytes([i])) for i in range(ranks)]
+        assert listed[:ranks] == expected
+        assert fields["tokenizer.ggml.eos_token_id"] == tokenizer.start
+    else:
+        assert fields["tokenizer.ggml.model"] == "rwkv"
+        raw = [tokenizer.decode_bytes([i]).decode("latin-1") for i in range(size)]
+        assert all(
+            ours == theirs for ours, theirs in zip(raw, listed, strict=False) if " " <= ours < "\\"
+        )
+
+
+def test_a_tokenizer_that_llama_cpp_lacks(tmp_path):
+    """It is said before the file is written."""
+    from weights import gguf
+
+    assert "llama.cpp cannot read or write text" in gguf.caveat(bpe(BLOOM).to_json())
+    assert "reads '?' for" in gguf.caveat({"kind": "char", "chars": "ab?"})
+    assert gguf.caveat(bpe().to_json()) is None
+    write_gguf(tmp_path / "x.gguf", small_model("llama", bpe(BLOOM).vocab_size), bpe(BLOOM))
+    assert read_gguf(tmp_path / "x.gguf")[0]["tokenizer.ggml.model"] == "no_vocab"
+
+
+@pytest.mark.parametrize("pattern", [BLOOM, r"\p{N}", GPT4], ids=["BLOOM", "digits", "GPT-4"])
+def test_what_a_pattern_leaves_out_is_not_lost(pattern):
+    """Their library keeps what stands between the pieces, tiktoken would drop it."""
+    content = tokenizers.to_tokenizer_json(bpe(pattern).to_json())
+    theirs = Tokenizer.from_str(json.dumps(content))
+    data = tokenizers.from_tokenizer_json(content, "x")
+    own = tokenizer_from_json(data)
+    for text in TEXTS[:-1] + ["Hello, world. Yes!\nNew line...\n", "in 1999, yes"]:
+        assert own.encode(text).tolist() == theirs.encode(text).ids
+        assert own.decode(own.encode(text)) == text
+    assert tokenizers.from_tokenizer_json(tokenizers.to_tokenizer_json(data), "x") == data
+
+
+def test_splits_that_tiktoken_cannot_do_are_refused():
+    content = tokenizers.to_tokenizer_json(bpe().to_json())
+    split, byte_level = content["pre_tokenizer"]["pretokenizers"]
+    for steps in (
+        [split, split, byte_level],
+        [split | {"behavior": "MergedWithPrevious"}, byte_level],
+        [split | {"behavior": "Removed"}, byte_level],
+        [split | {"pattern": {"String": " "}}, byte_level],
+    ):
+        changed = content | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
+        with pytest.raises(UserError, match="cannot read this as byte-level BPE"):
+            tokenizers.from_tokenizer_json(changed, "x")
+
+
+def test_merges_are_those_of_the_ranks():
+    data = bpe().to_json()
+    listed, joined, special = tokenizers.to_lists(data)
+    assert len(joined) == len(data["ranks"]) - 256
+    assert special == {"<|endoftext|>": len(data["ranks"])}
+    with pytest.raises(UserError, match="not in the order"):
+        tokenizers.from_lists(listed, joined[::-1], {len(listed) - 1}, "", "x")
+
+
+def test_a_run_of_spaces_before_a_digit():
+    """SmolLM's pattern is that of its tokenizer.json, each digit split off first."""
+    steps = [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
+    reference = pre_tokenizers.Sequence(steps)
+    for text in TEXTS + random_texts(300, ["a", " ", "  ", "\n", "7", "é", "'s", "!", "½"], 12):
+        expected = [piece for piece, _ in reference.pre_tokenize_str(text)]
+        pieces = unicode_re.findall(tokenizers.SMOLLM, text)
+        assert [tokenizers.spelled(piece.encode()) for piece in pieces] == expected, repr(text)
+
+
+# ---------------------------------------------------------------- tokenizers that do not fit
+
+
+def test_weights_on_the_tokens_of_another_tokenizer(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(tokenizers.to_tokenizer_json(bpe().to_json())))
+    assert hf.same_tokens(str(tmp_path), bpe()) is True
+    for other in (bpe(special={"<|end|>": 0}, merges=60), bpe(merges=5), CharTokenizer("abc")):
+        assert hf.same_tokens(str(tmp_path), other) is False
+    path.write_text("{}")
+    assert hf.same_tokens(str(tmp_path), bpe()) is None
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (lambda w: w["model"]["vocab"].update(king=999), "gaps or duplicates"),
+        (lambda w: w["model"]["vocab"].update({"!": 1}), "gaps or duplicates"),
+        (lambda w: w["model"]["vocab"].update({"!": "1"}), "cannot read"),
+        (lambda w: w.update(pre_tokenizer=None), "cannot read this as byte-level BPE"),
+        (lambda w: w.update(added_tokens=5), "cannot read this as byte-level BPE"),
+        (lambda w: w["model"].update(merges=[[1, 2]]), "cannot read this as byte-level BPE"),
+    ],
+)
+def test_a_damaged_tokenizer(damage, words, tmp_path):
+    content = tokenizers.to_tokenizer_json(bpe().to_json())
+    damage(content)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    message = refused(hf.load_tokenizer, str(tmp_path))
+    assert re.search(words, message) and "tokenizer.json" in message
+
+
+def test_more_tokens_than_the_model_has(tmp_path):
+    tokenizer = bpe()
+    folder = saved(tmp_path / "hf", small_model("llama", tokenizer.vocab_size - 1), tokenizer)
+    message = refused(hf.open_pretrained, str(folder))
+    counts = f"{tokenizer.vocab_size} tokens, the model {tokenizer.vocab_size - 1}"
+    assert counts in message and str(folder) in message

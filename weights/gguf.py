@@ -1,0 +1,154 @@
+"""
+Write a GPT-2 or LLaMA as GGUF, the format of llama.cpp: see export.py. It takes a model in Hugging
+Face's form, and needs the package `gguf`.
+"""
+
+import re
+
+from common.errors import UserError
+from weights.layouts import interleaved
+from weights.tokenizers import PATTERNS, to_escaped, to_lists
+
+FAMILIES = ("llama", "gpt2")
+KEYS = {  # {GGUF's key: theirs}, without the architecture before it
+    "llama": {
+        "context_length": "max_position_embeddings",
+        "embedding_length": "hidden_size",
+        "block_count": "num_hidden_layers",
+        "vocab_size": "vocab_size",
+        "feed_forward_length": "intermediate_size",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads",
+        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+        "rope.freq_base": "rope_theta",
+    },
+    "gpt2": {
+        "context_length": "n_positions",
+        "embedding_length": "n_embd",
+        "block_count": "n_layer",
+        "vocab_size": "vocab_size",
+        "feed_forward_length": "n_inner",
+        "attention.head_count": "n_head",
+    },
+}
+ONLY = {"rope_scaling": None, "hidden_act": "silu", "activation_function": "gelu_new"}
+# Written for a vocabulary of bytes alone, since llama.cpp refuses a file without merges. It has no
+# effect: no pattern leaves a letter and a mark after it in one piece.
+NO_MERGES = ["a !"]
+
+
+def write(path, config, tensors, tokenizer, kind="F32"):
+    """Write a model to a GGUF file. Takes its configuration and tensors in Hugging Face's form, and
+    its tokenizer's to_json(). kind: F32, F16 or Q8_0, the format of the matrices whose rows it can
+    divide into blocks. Raises UserError for a part that llama.cpp's model does not have."""
+    try:
+        import gguf
+    except ImportError:
+        raise UserError("the package gguf is not installed", "GGUF", "pip install gguf") from None
+    name = config["model_type"]
+    for key in ONLY.keys() & config.keys():
+        if config[key] != ONLY[key]:
+            what = f"{key}={config[key]}: GGUF's {name} does not have this"
+            raise UserError(what, "export=gguf", "use --export=hf")
+
+    writer = gguf.GGUFWriter(path, name)
+    values = {key: config[theirs] for key, theirs in KEYS[name].items()}
+    if name == "gpt2":
+        values["attention.layer_norm_epsilon"] = 1e-5
+    else:
+        D = config["hidden_size"] // config["num_attention_heads"]
+        widths = ("rope.dimension_count", "attention.key_length", "attention.value_length")
+        values |= dict.fromkeys(widths, D)
+    for key, value in values.items():
+        add = writer.add_float32 if key.endswith(("epsilon", "freq_base")) else writer.add_uint32
+        add(f"{name}.{key}", value)
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
+    write_tokenizer(gguf, writer, tokenizer, config["vocab_size"])
+    for own_name, tensor in named(gguf, tensors, config):
+        add_tensor(gguf, writer, own_name, tensor, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def named(gguf, tensors, config):
+    """(GGUF's name, tensor) for each of Hugging Face's."""
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    layers = config[KEYS[config["model_type"]]["block_count"]]
+    names = gguf.get_tensor_name_map(numbers[config["model_type"]], layers)
+    for theirs, tensor in tensors.items():
+        if re.search(r"c_(attn|proj|fc)\.weight$", theirs):  # (in, out)
+            tensor = tensor.t()
+        # Rope turns the features (i, i + D/2) of a head in Hugging Face's form, (2i, 2i + 1) here.
+        # A file that ignores this makes a model that works, but badly.
+        if theirs.endswith("q_proj.weight"):
+            tensor = interleaved(tensor, config["num_attention_heads"])
+        if theirs.endswith("k_proj.weight"):
+            tensor = interleaved(tensor, config["num_key_value_heads"])
+        yield names.get_name(theirs, (".weight", ".bias")), tensor
+
+
+def add_tensor(gguf, writer, name, tensor, kind):
+    """Add a tensor in the number format `kind` if it is a matrix whose rows that can hold, else as
+    float32."""
+    types = gguf.GGMLQuantizationType
+    matrix = tensor.dim() == 2 and name != "position_embd.weight"
+    fits = matrix and tensor.size(-1) % gguf.GGML_QUANT_SIZES[types[kind]][0] == 0
+    stored = types[kind] if fits else types.F32
+    values = gguf.quants.quantize(tensor.float().contiguous().numpy(), stored)
+    writer.add_tensor(name, values, raw_dtype=stored)
+
+
+# ---------------------------------------------------------------- the tokenizer
+
+
+def known_to_gguf(tokenizer):
+    """Whether GGUF has a name for a tokenizer. Takes its to_json()."""
+    return tokenizer["kind"] != "bpe" or tokenizer["pat_str"] in PATTERNS.values()
+
+
+def substitute_for_unknown(chars):
+    """The character to read in place of unknown ones: llama.cpp aborts without such a character."""
+    return next((char for char in "?_ \n" if char in chars), chars[0])
+
+
+def caveat(tokenizer):
+    """A note for the user on what llama.cpp does differently with a tokenizer, or None. Takes its
+    to_json()."""
+    if not known_to_gguf(tokenizer):
+        pattern = tokenizer["pat_str"]
+        return f"llama.cpp cannot read or write text with this file: GGUF does not know {pattern}"
+    if tokenizer["kind"] == "char":
+        substitute = substitute_for_unknown(tokenizer["chars"])
+        return f"llama.cpp reads {substitute!r} for characters that the model does not know"
+    return None
+
+
+def write_tokenizer(gguf, writer, tokenizer, vocab_size):
+    """Write byte-pair encoding as GGUF's "gpt2", and characters and bytes as its "rwkv". "rwkv"
+    takes the longest token that matches the text, so it reads each character as its one token."""
+    if not known_to_gguf(tokenizer):
+        writer.add_tokenizer_model("no_vocab")
+        return
+    special = {}
+    if tokenizer["kind"] == "bpe":
+        tokens, merges, special = to_lists(tokenizer)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(next(n for n, p in PATTERNS.items() if p == tokenizer["pat_str"]))
+        writer.add_token_merges(merges or NO_MERGES)
+    else:
+        tokens = to_escaped(tokenizer)
+        writer.add_tokenizer_model("rwkv")
+        if tokenizer["kind"] == "char":
+            chars = tokenizer["chars"]
+            writer.add_unk_token_id(chars.index(substitute_for_unknown(chars)))
+    kind = gguf.TokenType
+    kinds = [kind.CONTROL if token in special else kind.NORMAL for token in tokens]
+    unused = [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]  # llama.cpp needs all names
+    writer.add_token_list(tokens + unused)
+    writer.add_token_types(kinds + [kind.UNUSED] * len(unused))
+    writer.add_add_bos_token(False)
+    if "<|endoftext|>" in special:
+        writer.add_eos_token_id(special["<|endoftext|>"])
+        writer.add_bos_token_id(special["<|endoftext|>"])

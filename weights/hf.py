@@ -1,0 +1,421 @@
+"""
+Read models in Hugging Face's format into ours:
+
+    python sample.py --init_from=gpt2-medium --start="To be"
+    python train.py config/finetune_shakespeare.py --init_from=FOLDER     # or owner/name
+    python prepare.py more --input=TEXT --tokenizer=RUN  # of a run folder of ours
+
+    word, values, tensors = load_pretrained("gpt2-medium")
+    model = make(configure({"model": word} | values))
+    load_weights(model, tensors)
+
+"Theirs" means Hugging Face's config.json and tensors, "ours" our configuration and parameters;
+families.py holds a table of both for each family. A model that ours cannot express exactly is
+refused. Only safetensors are read: a .bin or .pt file would have to be unpickled, which can run any
+code.
+"""
+
+import functools
+import os
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from common.errors import UserError, one_line
+from common.files import read_json
+from parts.architectures import ARCH, CORNERS, configure, idle, make
+from parts.variant import VariantConfig
+from tokens.tokenizer import tokenizer_from_json
+from weights import checkpoint
+from weights.checkpoint import FLOATS, LARGEST, check_fit, first_three, misfits
+from weights.families import FAMILIES, NEOX, ROPE_NUMBERS, ROPE_READS
+from weights.tokenizers import from_tokenizer_json
+
+GPT2_SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+HUB = {name: f"openai-community/{name}" for name in GPT2_SIZES}
+TOKENIZER = ["tokenizer.json"]
+FETCHED = ["config.json", "model*.safetensors*", *TOKENIZER]
+
+# Buffers that older files store among the weights.
+BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
+NULLABLE = ("sliding_window", "num_key_value_heads", "final_logit_softcapping")  # null: not absent
+KINDS = {
+    int: "a whole number above 0",
+    float: "a finite number above 0",
+    bool: "true or false",
+    str: "a string",
+}
+DEFAULTS = {field.name: field.default for field in fields(VariantConfig)}
+DAMAGED = "download the file again"
+UNFIT = "these are not the weights of this config.json"
+
+
+# ---------------------------------------------------------------- their configuration to ours
+
+
+def understand(config, where):
+    """(family, values of VariantConfig) of their config.json. Raises UserError that names the key
+    if a value has the wrong type or range, or if our model cannot express it."""
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        what = f"cannot read a model of model_type {shortened(kind)}"
+        raise UserError(what, where, "choose from " + ", ".join(FAMILIES))
+    family = FAMILIES[kind]
+    config = family.absent | flat(family, config, where)
+    check_types(family, config, where)
+    check_expressible(family, config, where)
+
+    values = dict(family.slots)
+    for ours, key in family.keys.items():
+        value = config[key.name]
+        if key.words:
+            value = next(word for word, group in key.words.items() if value in group)
+        values[ours] = DEFAULTS[ours] if value is None else value
+    if "mlp_width" in values and values["mlp_width"] is None:
+        values["mlp_width"] = 4 * values["n_embd"]
+    if "rope_scaling" in values:
+        kind = values["rope_scaling"]
+        values |= {ours: config[ROPE_NUMBERS[ours]] for ours in ROPE_READS.get(kind, [])}
+        if kind == "yarn" and not config.get("truncate", True):
+            values["rope_scaling"] = "yarn_exact"
+    return family, values | family.ours(config)
+
+
+def flat(family, config, where):
+    """Their config.json with the keys of rope_scaling (or the newer rope_parameters) moved to the
+    top level, and all keys renamed to those of the family's table."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        rope = {"type": rope}
+    nested = [key for key, value in rope.items() if isinstance(value, dict)]
+    if nested:
+        what = f"our model cannot express a separate rope for {first_three(nested)}"
+        raise UserError(what, where, "it needs the same rope in all layers")
+    if rope:
+        rope = {"rope_type": rope.get("type")} | rope
+    rope = {family.in_rope.get(key, key): value for key, value in rope.items()}
+
+    # rope_type and factor count only inside the rope's keys; the original context of the top level
+    # has priority over the rope's.
+    top = {family.older.get(key, key): value for key, value in config.items()}
+    top = {key: value for key, value in top.items() if key not in ("rope_type", "factor")}
+    original = ROPE_NUMBERS["rope_original"]
+    if top.get(original) is not None:
+        rope[original] = top[original]
+    both = top | rope
+    return {key: value for key, value in both.items() if value is not None or key in NULLABLE}
+
+
+def check_types(family, config, where):
+    """Give absent keys their defaults, and refuse values of the wrong type or range."""
+    expected = {key.name: key.default for key in family.keys.values()}
+    if "rope_scaling" in family.keys:
+        for number in ROPE_READS.get(str(config.get("rope_type")), []):
+            expected[ROPE_NUMBERS[number]] = float if number == "rope_factor" else None
+    for key, default in expected.items():
+        kind = default if isinstance(default, type) else int if default is None else type(default)
+        if default is kind and key not in config:
+            fix = "is this the config.json of a Hugging Face model?"
+            raise UserError(f"{key} is missing", where, fix)
+        value = config.setdefault(key, default)
+        if value is not None and not fits(value, kind):
+            raise UserError(f"{key} is {shortened(value)}", where, f"it must be {KINDS[kind]}")
+
+    # As in transformers: the original context defaults to the model's context.
+    original = ROPE_NUMBERS["rope_original"]
+    if original in expected and config[original] is None:
+        config[original] = config[family.keys["block_size"].name]
+
+
+def fits(value, kind):
+    """Whether a value is of type `kind` and, if it is a number, positive and finite."""
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        return False
+    return kind not in (int, float) or 0 < value <= (2**63 if kind is int else LARGEST)
+
+
+def check_expressible(family, config, where):
+    """Raise UserError for values that make their model another function than ours."""
+    needed = {
+        key.name: tuple(word for group in key.words.values() for word in group)
+        for key in family.keys.values()
+        if key.words
+    }
+    for key, fitting in (needed | family.fixed | {"quantization_config": None}).items():
+        fitting = fitting(config) if callable(fitting) else fitting
+        fitting = fitting if isinstance(fitting, tuple) else (fitting,)
+        if config.get(key, fitting[0]) not in fitting:
+            what = f"our model cannot express {key}={shortened(config[key])}"
+            raise UserError(what, where, f"it must be {' or '.join(map(repr, fitting))}")
+
+
+def shortened(value):
+    """A value as Python writes it, cut to what fits in a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def simplest(values):
+    """(word, values) for configure: those of a readable model if it has all the parts."""
+    word = "gpt2" if values["norm"] == "layernorm" else "llama"
+    own = {field.name for field in fields(CORNERS[word][0])}
+    usual = DEFAULTS | ARCH[word]
+    usual["mlp_width"] = 4 * values["n_embd"] if word == "gpt2" else values.get("mlp_width")
+    if any(usual[key] != value for key, value in values.items() if key not in own):
+        return word, {key: value for key, value in values.items() if key not in idle(values)}
+
+    kept = {key: value for key, value in values.items() if key in own}
+    if word == "gpt2":
+        return word, kept | {"bias": values["bias"] == "all"}
+    return word, kept | llama_width(values["mlp_width"], values["n_embd"])
+
+
+def llama_width(width, n_embd):
+    """The keys that give a LLaMA's MLP exactly `width` features. Our model computes
+    int(multiplier * int(8C/3)); the 0.5 protects the result from a rounding error of one."""
+    return {"multiple_of": 1, "ffn_dim_multiplier": (width + 0.5) / int(8 * n_embd / 3)}
+
+
+# ---------------------------------------------------------------- their tensors to ours
+
+
+def to_ours(config, tensors, where="config.json"):
+    """(word of our model, values of its configuration, its tensors) from their config.json and
+    tensors. The tensors must confirm the sizes in config.json before anything of those sizes is
+    allocated. Raises UserError if the two do not fit, or if a tensor holds no finite weights."""
+    family, values = understand(config, where)
+    for key in values.keys() & {"n_layer", "n_experts"}:
+        if values[key] > len(tensors):
+            what = f"{family.keys[key].name} is {values[key]}, but there are {len(tensors)} tensors"
+            raise UserError(what, where, UNFIT)
+    found = split(family, values, with_prefix(family, tensors), where)
+    head = found.get("lm_head.weight")
+    if values["tie_embeddings"] and head is not None:  # transformers ties equal weights only
+        values["tie_embeddings"] = torch.equal(head, found["wte.weight"].to(head.dtype))
+
+    word, keys = simplest(values)
+    shapes = {name: tensor.shape for name, tensor in found.items()}
+    check_fit({"model": word} | keys, shapes, where, UNFIT)
+    return word, keys, found
+
+
+def with_prefix(family, tensors):
+    """Their tensors under the names of the family's table; some files omit the prefix."""
+    stored = {}
+    for name, tensor in tensors.items():
+        if family is NEOX:  # files have either name for its head
+            name = name.replace("lm_head.", "embed_out.")
+        complete = name.startswith((family.prefix, "lm_head.", "embed_out."))
+        stored[name if complete else family.prefix + name] = tensor
+    return stored
+
+
+def split(family, values, stored, where):
+    """{our name: tensor} from their tensors. Raises UserError if one is missing, has no place in
+    our model, or holds no finite weights."""
+    left, found, missing = dict(stored), {}, []
+    for theirs, ours, layout in rows(family, values):
+        names = expert_names(theirs, values)
+        if left.keys() >= set(names):
+            tensors = [left.pop(name) for name in names]
+            for name, tensor in zip(names, tensors, strict=True):
+                check_weights(name, tensor, where)
+            try:
+                joined = torch.stack(tensors) if "*" in theirs else tensors[0]
+                found |= zip(ours, layout.split(joined, len(ours), values), strict=True)
+            except (RuntimeError, ValueError, TypeError, IndexError):
+                what = f"{theirs} has a shape that does not fit, {tuple(tensors[0].shape)}"
+                raise UserError(what, where, UNFIT) from None
+        elif ours != ["lm_head.weight"] or not values["tie_embeddings"]:
+            missing += [name for name in names if name not in left]
+    if missing:
+        raise UserError(f"there is no tensor {first_three(missing)}", where, UNFIT)
+    left = [name for name in left if not BUFFERS.search(name)]
+    if left:
+        raise UserError(f"our model has no place for {first_three(left)}", where, UNFIT)
+    return found
+
+
+def rows(family, values):
+    """(theirs, [ours], layout) of every tensor, with layer numbers and suffixes filled in. A * in
+    theirs stands for the number of each expert."""
+    named = [(*row, suffix) for row in family.names for suffix in suffixes(row[1][0], values)]
+    for theirs, ours, layout, suffix in named + [(*row, "") for row in family.tensors]:
+        for layer in range(values["n_layer"] if "{}" in theirs else 1):
+            names = [name.format(layer) + suffix for name in ours]
+            yield theirs.format(layer) + suffix, names, layout
+
+
+def suffixes(ours, values):
+    """The tensors of a linear map or norm of ours."""
+    if "norm" in ours:
+        biased = values["norm"] == "layernorm"
+    else:
+        biased = values["bias"] == "all" and ours.startswith("blocks.")
+    return (".weight", ".bias") if biased else (".weight",)
+
+
+def expert_names(name, values):
+    """The tensor's name, or where it has a * the names of the tensors of all experts."""
+    numbers = range(values["n_experts"]) if "*" in name else [0]
+    return [name.replace("*", str(number)) for number in numbers]
+
+
+def check_weights(name, tensor, where):
+    """Raise UserError for tensors that are not finite floating-point weights: quantised integers,
+    NaN, infinity."""
+    if tensor.dtype not in FLOATS:
+        what = f"{name} is of type {str(tensor.dtype).removeprefix('torch.')}"
+        raise UserError(what, where, "get the weights as float32, bfloat16 or float16")
+    if tensor.numel():
+        low, high = torch.aminmax(tensor)
+        if not (low >= -LARGEST and high <= LARGEST):  # true for NaN, too
+            raise UserError(f"{name} holds NaN or infinity", where, DAMAGED)
+
+
+# ---------------------------------------------------------------- files and folders
+
+
+@functools.cache
+def fetch(name, key="init_from"):
+    """The folder of a model of the hub, downloaded at first use. Unless `key` is init_from, only
+    its tokenizer is downloaded. If the hub does not answer, an earlier download is used."""
+    wanted = FETCHED if key == "init_from" else TOKENIZER
+    try:
+        from huggingface_hub import HfApi, snapshot_download
+    except ImportError:
+        fix = "pip install huggingface_hub, or give a folder"
+        raise UserError("names of the hub need a package", f"{key}={name}", fix) from None
+
+    try:
+        try:
+            # Without a timeout, an unresponsive network blocks forever.
+            commit = HfApi().model_info(name, timeout=5).sha
+            return Path(snapshot_download(name, revision=commit, allow_patterns=wanted))
+        except Exception:
+            return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=True))
+    except Exception as error:  # the network, the hub and its client fail in many ways
+        cause = str(error.__context__ or error).strip() or type(error).__name__
+        what = f"no such folder, and the hub does not answer: {cause.splitlines()[0]}"
+        files = " and ".join(wanted)
+        fix = f"download {files} of huggingface.co/{name} elsewhere and give its folder"
+        raise UserError(what, f"{key}={name}", fix) from None
+
+
+def find(name, key="init_from"):
+    """The folder that a name stands for. `key` is the key that messages name."""
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no home folder
+    if name.endswith(".gguf"):
+        fix = "give the Hugging Face folder or owner/name that the file was made from"
+        raise UserError("GGUF files are written here, and not read", f"{key}={name}", fix)
+    if name in HUB or not name or not os.path.exists(path):  # False for a name that is too long
+        if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name)):
+            words = ["scratch", "resume"] if key == "init_from" else ["auto", "char", "byte"]
+            fix = f"give {', '.join([*words, *HUB])}, a folder, or owner/name of the hub"
+            raise UserError("no such folder", f"{key}={name}", fix)
+        path = fetch(HUB.get(name, name), key)
+    if not path.is_dir():
+        fix = "give the folder of a model, with its config.json, *.safetensors and tokenizer.json"
+        raise UserError("this is not a folder", f"{key}={name}", fix)
+    return path
+
+
+def tensor_files(folder):
+    """The files with a folder's tensors: those in the index of shards if there is one, else
+    model.safetensors, else all *.safetensors."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = read_json(index, DAMAGED).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+            raise UserError("weight_map does not name the file of each tensor", index, DAMAGED)
+        return sorted({folder / name for name in names.values()})
+    single = folder / "model.safetensors"
+    return [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+
+
+def read_folder(folder):
+    """(config.json, {name: tensor}) of a folder, with the tensors in one file or in shards."""
+    config, tensors = read_json(folder / "config.json", DAMAGED), {}
+    for path in tensor_files(folder):
+        try:
+            tensors |= load_file(path)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            why = getattr(error, "strerror", None) or f"{type(error).__name__}: {one_line(error)}"
+            raise UserError(f"cannot read this part of the model: {why}", path, DAMAGED) from None
+    if not tensors:
+        pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
+        what = "this folder has no *.safetensors file"
+        if pickles:
+            what = f"{first_three(pickles)} would need unpickling, which can run any code"
+        raise UserError(what, folder, "get the model as safetensors")
+    return config, tensors
+
+
+def load_pretrained(name):
+    """(word of our model, values of its configuration, its tensors) of a folder with config.json
+    and *.safetensors, of gpt2[-medium|-large|-xl], or of owner/name on the hub. Raises UserError if
+    it is missing or damaged, or if our model cannot express it."""
+    path = find(name)
+    return to_ours(*read_folder(path), path / "config.json")
+
+
+def load_tokenizer(name, key="init_from"):
+    """The tokenizer that belongs to the weights of load_pretrained(name), or of a run folder."""
+    path = find(name, key)
+    if checkpoint.steps(path):
+        return tokenizer_from_json(checkpoint.read(checkpoint.find(path))[2])
+    path = path / "tokenizer.json"
+    content = read_json(path, "prepare the text with a tokenizer of ours")
+    return tokenizer_from_json(from_tokenizer_json(content, path))
+
+
+def same_tokens(name, tokenizer):
+    """Whether a tokenizer has the same ids as the tokenizer of load_pretrained(name)'s weights;
+    None if that one cannot be read."""
+    try:
+        theirs = load_tokenizer(name)
+    except UserError:
+        return None
+    ids = range(min(tokenizer.vocab_size, theirs.vocab_size))
+    return all(tokenizer.decode_bytes([i]) == theirs.decode_bytes([i]) for i in ids)
+
+
+# ---------------------------------------------------------------- into our model
+
+
+def load_weights(model, tensors):
+    """Copy tensors into a model of ours; each tensor must have a parameter and the reverse. Weights
+    without a head use their token embedding as the head. A model with a smaller block_size takes
+    the first learned positions. Raises UserError, before anything is copied, if names or shapes
+    differ."""
+    own, tensors = model.state_dict(), dict(tensors)
+    if "wte.weight" in tensors:
+        embedding = tensors["wte.weight"]
+        head = tensors.setdefault("lm_head.weight", embedding)
+        if model.config.tie_embeddings and not torch.equal(head, embedding):
+            what = "these weights have a head that differs from the embedding"
+            raise UserError(what, "tie_embeddings=True", "use --tie_embeddings=False")
+    if "wpe.weight" in own and "wpe.weight" in tensors:
+        tensors["wpe.weight"] = tensors["wpe.weight"][: len(own["wpe.weight"])]
+    wrong = misfits(model, {name: tensor.shape for name, tensor in tensors.items()})
+    if wrong:
+        what = f"the weights do not fit the model: {wrong}"
+        raise UserError(what, "init_from", "leave out the keys that change the architecture")
+    model.load_state_dict(tensors, strict=False)  # a tied weight may have one name of its two
+
+
+def open_pretrained(name):
+    """(model in evaluation mode, its tokenizer) for sampling. `name` as in load_pretrained."""
+    word, values, tensors = load_pretrained(name)
+    tokenizer = load_tokenizer(name)
+    if tokenizer.vocab_size > values["vocab_size"]:
+        what = f"the tokenizer has {tokenizer.vocab_size} tokens, the model {values['vocab_size']}"
+        fix = "get the tokenizer that belongs to these weights"
+        raise UserError(what, f"init_from={name}", fix)
+    model = make(configure({"model": word} | values))
+    load_weights(model, tensors)
+    return model.eval(), tokenizer
