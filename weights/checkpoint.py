@@ -11,55 +11,39 @@ Only the process that trains writes, renames or removes here; reading changes no
 Tensors are safetensors and everything else is JSON: nothing is ever unpickled.
 """
 
-import difflib
 import errno
 import json
 import os
 import re
 import shutil
 from pathlib import Path
-from typing import Literal
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError, safe_open
 
 from common import files
-from common.configurator import NonNegativeFloat, NonNegativeInt, PositiveInt, check, keys
-from common.errors import Failure, UserError, one_line
-from parts.architectures import ARCH, CORNERS, configure, make
+from common.errors import Failure, UserError
+from parts.architectures import configure, make
 from parts.costs import NoInitialValues
-from parts.variant import VariantConfig
 from tokens.tokenizer import tokenizer_from_json
+from weights.checks import (
+    FOREIGN,
+    FORMAT,
+    check_config,
+    check_fit,
+    check_state,
+    first_three,
+    read_tensors,
+)
 
-FORMAT = 1  # version of the checkpoint folder; raised when older code can no longer read it
-FOREIGN = "choose another checkpoint: train.py did not write this one"
 REFERENCE = "reference/"  # begins the names of tensors that belong to the data (preferences)
 OVERHEAD = 1 << 16  # bytes of headers, checksums and partly filled blocks
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of weights
-LARGEST = torch.finfo(torch.float32).max
 STEP = r"(?:[0-9]{6}|[1-9][0-9]{6,})"
 NAMES = {  # the folders in ckpt/ that are ours; .tmp and .old are names of earlier versions
     "whole": re.compile(STEP),
     "renamed": re.compile(rf"\.{STEP}\.old-[0-9a-f]{{16}}|{STEP}\.old"),
     "unfinished": re.compile(rf"\.{STEP}\.partial-[0-9a-f]{{16}}|{STEP}\.tmp"),
 }
-
-
-class State:
-    """The entries of state.json. Those without a default are required."""
-
-    format: PositiveInt
-    step: NonNegativeInt
-    data: str  # fingerprint of the data
-    best_val_loss: float | None
-    best_step: NonNegativeInt | None
-    seconds: NonNegativeFloat
-    best_bits_per_byte: float | None = None
-    evaluated: NonNegativeInt | None = None  # the step that was evaluated last
-    samples: dict | None = None  # {dataset: number of samples drawn}
-    scaler: dict | None = None  # {name: number}
-    wandb_id: str | None = None
 
 
 # ---------------------------------------------------------------- the folders
@@ -284,118 +268,25 @@ def read(folder):
     the checksums match and every value has the type and range that later code relies on."""
     folder = Path(folder)
     verify(folder)
-    state, config, tokenizer = (
-        files.read_json(folder / name, FOREIGN)
-        for name in ("state.json", "config.json", "tokenizer.json")
-    )
+    names = ("state.json", "config.json", "tokenizer.json")
+    state, config, tokenizer = (files.read_json(folder / name, FOREIGN) for name in names)
     check_state(state, config, folder / "state.json")
     check_config(config, folder / "config.json")
     return state, config, tokenizer
 
 
-def check_state(state, config, path):
-    """Raise UserError unless state.json has the entries of State, and this version can read it."""
-    stored = state.get("format")
-    if type(stored) is int and stored > FORMAT:
-        versions = config.get("versions")
-        commit = versions.get("git_commit") if isinstance(versions, dict) else None
-        what = f"the checkpoint has format {stored}, this code reads {FORMAT}"
-        raise UserError(what, path, f"update this repo; commit {commit} wrote it")
-    kinds = keys(State)
-    missing = [key for key in kinds if key not in state and not hasattr(State, key)]
-    if missing:
-        raise UserError(f"an entry is missing: {', '.join(missing)}", path, FOREIGN)
-    check_entries(kinds, state, path)
-    for key in ("samples", "scaler"):
-        numbers = {f"{key}.{name}": value for name, value in (state.get(key) or {}).items()}
-        check_entries(dict.fromkeys(numbers, float), numbers, path)
-
-
-def check_config(config, path):
-    """Raise UserError unless the keys of the model in config.json have their declared types and
-    ranges and are compatible with each other. Also refuses a key that looks like a misspelt one."""
-    kinds = keys(*(config_class for config_class, _ in CORNERS.values()), VariantConfig)
-    kinds |= {"model": Literal[*CORNERS], "arch": Literal[*ARCH] | None}
-    if "model" not in config:
-        raise UserError("the key model is missing", path, FOREIGN)
-    for key in config.keys() - kinds.keys():
-        if near := difflib.get_close_matches(key, kinds, n=1, cutoff=0.8):
-            raise UserError(f"unknown key {key}, which resembles {near[0]}", path, FOREIGN)
-    check_entries(kinds, config, path)
-    try:
-        configure(config)
-    except UserError as error:
-        raise UserError(error.parts[0], path, FOREIGN) from None
-
-
-def check_entries(kinds, values, path):
-    """Raise UserError for a value that is not what its key takes, {key: type}."""
-    try:
-        for key in kinds.keys() & values.keys():
-            check(key, values[key], kinds[key], path)
-    except UserError as error:
-        raise UserError(error.parts[0], path, FOREIGN) from None
-
-
-# ---------------------------------------------------------------- weights
-
-
-def misfits(model, shapes):
-    """What keeps tensors {name: shape} from being the weights of a model, or "". A tied weight has
-    several names in the model and one in a file."""
-    expected, names = model.state_dict(keep_vars=True), {}
-    for name, tensor in expected.items():
-        names.setdefault(id(tensor), []).append(name)
-    wrong = [f"no {same[0]}" for same in names.values() if not shapes.keys() & set(same)]
-    wrong += [f"no place for {name}" for name in shapes if name not in expected]
-    for name in shapes.keys() & expected.keys():
-        stored, own = tuple(shapes[name]), tuple(expected[name].shape)
-        if stored != own:
-            wrong.append(f"{name} is {stored}, not {own}")
-    return first_three(wrong)
-
-
-def first_three(names):
-    """The first three of many names, for a message."""
-    names = sorted(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def check_fit(values, shapes, where, fix=FOREIGN):
-    """Raise UserError unless the model that configure(values) describes has exactly the tensors
-    {name: shape}. The model is built without memory, on the meta device."""
-    try:
-        config = configure(values)
-        if config.n_layer > len(shapes):  # more layers than that would take long to build
-            wrong = f"n_layer={config.n_layer}, but there are {len(shapes)} tensors"
-        else:
-            with torch.device("meta"), NoInitialValues():
-                wrong = misfits(make(config), shapes)
-    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-        wrong = f"no model has these sizes: {one_line(error)}"
-    except UserError as error:
-        wrong = error.parts[0]
-    if wrong:
-        raise UserError(f"the weights do not fit the model: {wrong}", where, fix)
-
-
-def shapes_of(path):
-    """{name: shape} of the tensors in a safetensors file, without reading them."""
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read this safetensors file: {error}", path, FOREIGN) from None
+# ---------------------------------------------------------------- loading
 
 
 def load_model(folder, config, device="cpu"):
     """The model of a checkpoint folder on `device`, built from the stored configuration. Raises
     UserError if the tensors do not fit that configuration."""
     path = Path(folder) / "model.safetensors"
-    check_fit(config, shapes_of(path), path)
+    tensors = read_tensors(path)
+    check_fit(config, tensors, path)
     with NoInitialValues():  # the file has them all
         model = make(configure(config))
-    safetensors.torch.load_model(model, str(path))
+    model.load_state_dict(tensors, strict=False)  # of a tied weight's names the file has one
     return model.to(device)
 
 
@@ -408,20 +299,26 @@ def optimizer_tensors(folder):
     if not path.exists():
         fix = "sample from it; it cannot be resumed"
         raise UserError("this checkpoint has weights only", folder, fix)
-    weights, stored = shapes_of(folder / "model.safetensors"), shapes_of(path)
-    moments = {key: shape for key, shape in stored.items() if not key.startswith(REFERENCE)}
-    parameters = {key: key.rpartition("/")[0] for key in moments}
-    wrong = [key for key in stored.keys() - moments.keys() if len(stored[key]) != 1]
-    for key, name in parameters.items():
-        if name not in weights or moments[key] not in ([], weights[name]):  # []: a count of steps
+    tensors = read_tensors(path)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        weights = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+
+    wrong, with_state = [], set()
+    for key, tensor in tensors.items():
+        name, shape = key.rpartition("/")[0], [*tensor.shape]
+        if key.startswith(REFERENCE):
+            fits = len(shape) == 1
+        else:
+            with_state.add(name)
+            fits = name in weights and shape in ([], weights[name])  # []: a count of steps
+        if not fits:
             wrong.append(key)
-    if moments:  # empty before the first step; afterwards every matrix has a state
-        with_state = set(parameters.values())
+    if with_state:  # none before the first step; afterwards every matrix has a state
         wrong += [name for name in weights if len(weights[name]) > 1 and name not in with_state]
     if wrong:
         what = f"the optimizer state does not fit the model: {first_three(wrong)}"
         raise UserError(what, path, "was it saved by another model?")
-    return safetensors.torch.load_file(path)
+    return tensors
 
 
 def open_run(out_dir, which="latest", device="cpu"):
@@ -436,10 +333,7 @@ def open_run(out_dir, which="latest", device="cpu"):
         return open_run(out_dir, which, device)  # a save has just removed this checkpoint: again
 
     path = folder / "tokenizer.json"
-    try:
-        tokenizer = tokenizer_from_json(tokenizer)
-    except UserError as error:
-        raise UserError(error.parts[0], path, error.parts[2]) from None
+    tokenizer = tokenizer_from_json(tokenizer, path)
     model_size, tokenizer_size = model.config.vocab_size, tokenizer.vocab_size
     if tokenizer_size > model_size:
         what = f"the tokenizer has {tokenizer_size} tokens, the model {model_size}"

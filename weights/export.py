@@ -29,7 +29,6 @@ from weights.hf import DEFAULTS, expert_names, rows, understand
 from weights.tokenizers import to_tokenizer_json
 
 END = "<|endoftext|>"
-LONGEST = 255  # bytes that a file's name, also its temporary one, may have
 BIASES = ("none", "norm", "all")  # ascending: each includes the one before
 SIZES = (  # (tensor, the key that its size gives, in which dimension)
     ("mlp.up.weight", "mlp_width", 0),
@@ -50,6 +49,7 @@ def complete(word, values, tensors):
     if v["mixer"] == "mamba2":
         v["state_size"] = first["attn.wq.weight"][0]
     v["n_kv_head"] = v["n_kv_head"] or v["n_head"]
+    v["mlp_width"] = v["mlp_width"] or 4 * v["n_embd"]
     v["bias"] = {True: "all", False: "none"}.get(v["bias"], v["bias"])
     if (v["bias"], v["norm"]) == ("norm", "rmsnorm"):
         v["bias"] = "none"
@@ -70,7 +70,10 @@ def describe(kind, v):
             config[key.name] = v[ours] if v[ours] or type(v[ours]) is bool else None
         elif v[ours] in key.words:
             config[key.name] = key.words[v[ours]][0]
-    return config | family.theirs(v)
+    for key in family.absent:
+        fixed = family.fixed[key]
+        config[key] = fixed(config) if callable(fixed) else fixed
+    return config
 
 
 def scaling_of_rope(v):
@@ -177,8 +180,6 @@ def check_dest(dest):
         raise UserError("it exists already", f"dest={dest}", "choose another --dest")
     if not dest.absolute().parent.is_dir():
         raise UserError("its parent folder does not exist", f"dest={dest}", "choose another --dest")
-    if len(os.fsencode(partial(dest).name)) > LONGEST:
-        raise UserError("this name is too long", f"dest={dest}", "choose another --dest")
 
 
 def write_whole(dest, write):

@@ -28,11 +28,10 @@ class Family(NamedTuple):
     fixed: dict  # {their key: the value we can express, a tuple of several, or c -> them}
     names: list  # the `row` of each linear map and norm
     tensors: list = []  # the `row` of each other tensor, with its complete name; * is each expert
-    absent: dict = {}  # {their key in `fixed`: what its absence means, unless a value that fits}
+    absent: dict = {}  # {their key in `fixed`: what its absence means, if not that value}
     older: dict = {}  # other names of the same keys: {older: newer}
     in_rope: dict = {}  # names within rope_parameters: {name there: name in this table}
     ours: Callable = lambda c: {}  # their configuration c -> further values of ours
-    theirs: Callable = lambda v: {}  # values v of ours -> further keys of theirs
 
 
 def row(theirs, ours, layout=plain):
@@ -68,13 +67,8 @@ GATE = {
 
 ROPE = {"none": ("default",), "linear": ("linear",), "yarn": ("yarn",), "llama3": ("llama3",)}
 ROPE_NUMBERS = {"rope_factor": "factor", "rope_original": "original_max_position_embeddings"}
-ROPE_READS = {  # the numbers that a kind of rope_scaling reads
-    "linear": ["rope_factor"],
-    "ntk": ["rope_factor"],
-    "yarn": [*ROPE_NUMBERS],
-    "yarn_exact": [*ROPE_NUMBERS],
-    "llama3": [*ROPE_NUMBERS],
-}
+FACTOR, BOTH = ["rope_factor"], [*ROPE_NUMBERS]  # the numbers that a kind of rope_scaling reads
+ROPE_READS = dict(linear=FACTOR, ntk=FACTOR, yarn=BOTH, yarn_exact=BOTH, llama3=BOTH)
 
 
 def head_width(c):
@@ -140,19 +134,16 @@ GPT2 = Family(
 )
 
 
-def bloom_names(qkv):
-    return [
-        row("transformer.word_embeddings", "wte"),
-        row("transformer.h.{}.input_layernorm", "norm1"),
-        row("transformer.h.{}.self_attention.query_key_value", "attn.wq attn.wk attn.wv", qkv),
-        row("transformer.h.{}.self_attention.dense", "attn.wo"),
-        row("transformer.h.{}.mlp.dense_h_to_4h", "mlp.up"),
-        row("transformer.h.{}.mlp.dense_4h_to_h", "mlp.down"),
-        row("transformer.ln_f", "norm_f"),
-        row("lm_head", "lm_head"),
-    ]
-
-
+BLOOM_NAMES = [
+    row("transformer.word_embeddings", "wte"),
+    row("transformer.h.{}.input_layernorm", "norm1"),
+    row("transformer.h.{}.self_attention.dense", "attn.wo"),
+    row("transformer.h.{}.mlp.dense_h_to_4h", "mlp.up"),
+    row("transformer.h.{}.mlp.dense_4h_to_h", "mlp.down"),
+    row("transformer.ln_f", "norm_f"),
+    row("lm_head", "lm_head"),
+]
+QKV = "attn.wq attn.wk attn.wv"
 BLOOM = Family(
     "BloomForCausalLM",
     "transformer.",
@@ -164,10 +155,10 @@ BLOOM = Family(
     [
         row("transformer.word_embeddings_layernorm", "norm_e"),
         row("transformer.h.{}.post_attention_layernorm", "norm2"),
-        *bloom_names(by_head),
+        row("transformer.h.{}.self_attention.query_key_value", QKV, by_head),
+        *BLOOM_NAMES,
     ],
     older=dict(n_embed="hidden_size", num_attention_heads="n_head", num_hidden_layers="n_layer"),
-    ours=lambda c: {"mlp_width": 4 * c["hidden_size"]},
 )
 
 FALCON = Family(  # the layout of the 7B model
@@ -186,7 +177,7 @@ FALCON = Family(  # the layout of the 7B model
     ROPE_FIXED
     | dict(layer_norm_epsilon=1e-5, alibi=False, new_decoder_architecture=False)
     | dict(multi_query=True, parallel_attn=True),
-    bloom_names(multi_query),
+    [row("transformer.h.{}.self_attention.query_key_value", QKV, multi_query), *BLOOM_NAMES],
     older=dict(n_embed="hidden_size"),
 )
 
@@ -207,7 +198,7 @@ NEOX = Family(  # also Pythia
     [
         row("gpt_neox.embed_in", "wte"),
         row("gpt_neox.layers.{}.input_layernorm", "norm1"),
-        row("gpt_neox.layers.{}.attention.query_key_value", "attn.wq attn.wk attn.wv", by_head),
+        row("gpt_neox.layers.{}.attention.query_key_value", QKV, by_head),
         row("gpt_neox.layers.{}.attention.dense", "attn.wo"),
         row("gpt_neox.layers.{}.post_attention_layernorm", "norm2"),
         row("gpt_neox.layers.{}.mlp.dense_h_to_4h", "mlp.up"),
@@ -311,7 +302,6 @@ QWEN3 = LLAMA._replace(
     keys=LLAMA.keys | dict(n_kv_head=Key("num_key_value_heads", 32)),
     fixed=NO_WINDOW,
     absent=dict(head_dim=128),
-    theirs=lambda v: {"head_dim": v["n_embd"] // v["n_head"]},
     names=LLAMA.names + QK_NORM,
 )
 
@@ -383,14 +373,9 @@ MAMBA2 = Family(
         conv=Key("conv_kernel", 4),
         norm_eps=Key("layer_norm_epsilon", 1e-5),
     ),
-    dict(
-        hidden_act=("silu", "swish"),
-        head_dim=lambda c: c["expand"] * c["hidden_size"] // c["num_heads"],
-        n_groups=1,
-        use_bias=False,
-        use_conv_bias=True,
-        time_step_limit=([0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
-    ),
+    dict(hidden_act=("silu", "swish"), n_groups=1, use_bias=False, use_conv_bias=True)
+    | dict(head_dim=lambda c: c["expand"] * c["hidden_size"] // c["num_heads"])
+    | dict(time_step_limit=([0.0, math.inf], [0.0, {"__float__": "Infinity"}])),
     [
         row("backbone.embeddings", "wte"),
         row("backbone.layers.{}.norm", "norm1"),
@@ -412,7 +397,6 @@ MAMBA2 = Family(
         row("backbone.layers.{}.mixer.D", "attn.skip"),
     ],
     absent=dict(head_dim=64, n_groups=8),
-    theirs=lambda v: {"head_dim": v["expand"] * v["n_embd"] // v["n_head"], "n_groups": 1},
 )
 
 FAMILIES = {

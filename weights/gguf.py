@@ -6,30 +6,21 @@ Face's form, and needs the package `gguf`.
 import re
 
 from common.errors import UserError
+from weights import families
 from weights.layouts import interleaved
 from weights.tokenizers import PATTERNS, to_escaped, to_lists
 
 FAMILIES = ("llama", "gpt2")
-KEYS = {  # {GGUF's key: theirs}, without the architecture before it
-    "llama": {
-        "context_length": "max_position_embeddings",
-        "embedding_length": "hidden_size",
-        "block_count": "num_hidden_layers",
-        "vocab_size": "vocab_size",
-        "feed_forward_length": "intermediate_size",
-        "attention.head_count": "num_attention_heads",
-        "attention.head_count_kv": "num_key_value_heads",
-        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-        "rope.freq_base": "rope_theta",
-    },
-    "gpt2": {
-        "context_length": "n_positions",
-        "embedding_length": "n_embd",
-        "block_count": "n_layer",
-        "vocab_size": "vocab_size",
-        "feed_forward_length": "n_inner",
-        "attention.head_count": "n_head",
-    },
+KEYS = {  # {our key: GGUF's}, without the architecture before it
+    "block_size": "context_length",
+    "vocab_size": "vocab_size",
+    "n_layer": "block_count",
+    "n_embd": "embedding_length",
+    "mlp_width": "feed_forward_length",
+    "n_head": "attention.head_count",
+    "n_kv_head": "attention.head_count_kv",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
 }
 ONLY = {"rope_scaling": None, "hidden_act": "silu", "activation_function": "gelu_new"}
 # Written for a vocabulary of bytes alone, since llama.cpp refuses a file without merges. It has no
@@ -52,7 +43,8 @@ def write(path, config, tensors, tokenizer, kind="F32"):
             raise UserError(what, "export=gguf", "use --export=hf")
 
     writer = gguf.GGUFWriter(path, name)
-    values = {key: config[theirs] for key, theirs in KEYS[name].items()}
+    keys = families.FAMILIES[name].keys
+    values = {KEYS[ours]: config[key.name] for ours, key in keys.items() if ours in KEYS}
     if name == "gpt2":
         values["attention.layer_norm_epsilon"] = 1e-5
     else:
@@ -75,8 +67,9 @@ def write(path, config, tensors, tokenizer, kind="F32"):
 def named(gguf, tensors, config):
     """(GGUF's name, tensor) for each of Hugging Face's."""
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    layers = config[KEYS[config["model_type"]]["block_count"]]
-    names = gguf.get_tensor_name_map(numbers[config["model_type"]], layers)
+    kind = config["model_type"]
+    layers = config[families.FAMILIES[kind].keys["n_layer"].name]
+    names = gguf.get_tensor_name_map(numbers[kind], layers)
     for theirs, tensor in tensors.items():
         if re.search(r"c_(attn|proj|fc)\.weight$", theirs):  # (in, out)
             tensor = tensor.t()

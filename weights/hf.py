@@ -22,16 +22,15 @@ from dataclasses import fields
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
+from common.configurator import PositiveFloat, PositiveInt, check
 from common.errors import UserError, one_line
 from common.files import read_json
 from parts.architectures import ARCH, CORNERS, configure, idle, make
 from parts.variant import VariantConfig
 from tokens.tokenizer import tokenizer_from_json
 from weights import checkpoint
-from weights.checkpoint import FLOATS, LARGEST, check_fit, first_three, misfits
+from weights.checks import check_fit, first_three, misfits, read_tensors
 from weights.families import FAMILIES, NEOX, ROPE_NUMBERS, ROPE_READS
 from weights.tokenizers import from_tokenizer_json
 
@@ -43,12 +42,6 @@ FETCHED = ["config.json", "model*.safetensors*", *TOKENIZER]
 # Buffers that older files store among the weights.
 BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 NULLABLE = ("sliding_window", "num_key_value_heads", "final_logit_softcapping")  # null: not absent
-KINDS = {
-    int: "a whole number above 0",
-    float: "a finite number above 0",
-    bool: "true or false",
-    str: "a string",
-}
 DEFAULTS = {field.name: field.default for field in fields(VariantConfig)}
 DAMAGED = "download the file again"
 UNFIT = "these are not the weights of this config.json"
@@ -75,8 +68,7 @@ def understand(config, where):
         if key.words:
             value = next(word for word, group in key.words.items() if value in group)
         values[ours] = DEFAULTS[ours] if value is None else value
-    if "mlp_width" in values and values["mlp_width"] is None:
-        values["mlp_width"] = 4 * values["n_embd"]
+    values["mlp_width"] = values.get("mlp_width") or 4 * values["n_embd"]
     if "rope_scaling" in values:
         kind = values["rope_scaling"]
         values |= {ours: config[ROPE_NUMBERS[ours]] for ours in ROPE_READS.get(kind, [])}
@@ -116,26 +108,23 @@ def check_types(family, config, where):
     if "rope_scaling" in family.keys:
         for number in ROPE_READS.get(str(config.get("rope_type")), []):
             expected[ROPE_NUMBERS[number]] = float if number == "rope_factor" else None
+    fix = "is this the config.json of a Hugging Face model?"
     for key, default in expected.items():
-        kind = default if isinstance(default, type) else int if default is None else type(default)
-        if default is kind and key not in config:
-            fix = "is this the config.json of a Hugging Face model?"
+        required = isinstance(default, type)
+        if required and key not in config:
             raise UserError(f"{key} is missing", where, fix)
         value = config.setdefault(key, default)
-        if value is not None and not fits(value, kind):
-            raise UserError(f"{key} is {shortened(value)}", where, f"it must be {KINDS[kind]}")
+        kind = default if required else int if default is None else type(default)
+        kind = {int: PositiveInt, float: PositiveFloat}.get(kind, kind)
+        try:
+            config[key] = check(key, value, kind | None, where)
+        except UserError as error:
+            raise UserError(one_line(error.parts[0]), where, fix) from None
 
     # As in transformers: the original context defaults to the model's context.
     original = ROPE_NUMBERS["rope_original"]
     if original in expected and config[original] is None:
         config[original] = config[family.keys["block_size"].name]
-
-
-def fits(value, kind):
-    """Whether a value is of type `kind` and, if it is a number, positive and finite."""
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        return False
-    return kind not in (int, float) or 0 < value <= (2**63 if kind is int else LARGEST)
 
 
 def check_expressible(family, config, where):
@@ -186,7 +175,7 @@ def llama_width(width, n_embd):
 def to_ours(config, tensors, where="config.json"):
     """(word of our model, values of its configuration, its tensors) from their config.json and
     tensors. The tensors must confirm the sizes in config.json before anything of those sizes is
-    allocated. Raises UserError if the two do not fit, or if a tensor holds no finite weights."""
+    allocated. Raises UserError if the two do not fit."""
     family, values = understand(config, where)
     for key in values.keys() & {"n_layer", "n_experts"}:
         if values[key] > len(tensors):
@@ -198,8 +187,7 @@ def to_ours(config, tensors, where="config.json"):
         values["tie_embeddings"] = torch.equal(head, found["wte.weight"].to(head.dtype))
 
     word, keys = simplest(values)
-    shapes = {name: tensor.shape for name, tensor in found.items()}
-    check_fit({"model": word} | keys, shapes, where, UNFIT)
+    check_fit({"model": word} | keys, found, where, UNFIT)
     return word, keys, found
 
 
@@ -216,14 +204,12 @@ def with_prefix(family, tensors):
 
 def split(family, values, stored, where):
     """{our name: tensor} from their tensors. Raises UserError if one is missing, has no place in
-    our model, or holds no finite weights."""
+    our model."""
     left, found, missing = dict(stored), {}, []
     for theirs, ours, layout in rows(family, values):
         names = expert_names(theirs, values)
         if left.keys() >= set(names):
             tensors = [left.pop(name) for name in names]
-            for name, tensor in zip(names, tensors, strict=True):
-                check_weights(name, tensor, where)
             try:
                 joined = torch.stack(tensors) if "*" in theirs else tensors[0]
                 found |= zip(ours, layout.split(joined, len(ours), values), strict=True)
@@ -234,7 +220,6 @@ def split(family, values, stored, where):
             missing += [name for name in names if name not in left]
     if missing:
         raise UserError(f"there is no tensor {first_three(missing)}", where, UNFIT)
-    left = [name for name in left if not BUFFERS.search(name)]
     if left:
         raise UserError(f"our model has no place for {first_three(left)}", where, UNFIT)
     return found
@@ -263,18 +248,6 @@ def expert_names(name, values):
     """The tensor's name, or where it has a * the names of the tensors of all experts."""
     numbers = range(values["n_experts"]) if "*" in name else [0]
     return [name.replace("*", str(number)) for number in numbers]
-
-
-def check_weights(name, tensor, where):
-    """Raise UserError for tensors that are not finite floating-point weights: quantised integers,
-    NaN, infinity."""
-    if tensor.dtype not in FLOATS:
-        what = f"{name} is of type {str(tensor.dtype).removeprefix('torch.')}"
-        raise UserError(what, where, "get the weights as float32, bfloat16 or float16")
-    if tensor.numel():
-        low, high = torch.aminmax(tensor)
-        if not (low >= -LARGEST and high <= LARGEST):  # true for NaN, too
-            raise UserError(f"{name} holds NaN or infinity", where, DAMAGED)
 
 
 # ---------------------------------------------------------------- files and folders
@@ -341,11 +314,7 @@ def read_folder(folder):
     """(config.json, {name: tensor}) of a folder, with the tensors in one file or in shards."""
     config, tensors = read_json(folder / "config.json", DAMAGED), {}
     for path in tensor_files(folder):
-        try:
-            tensors |= load_file(path)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            why = getattr(error, "strerror", None) or f"{type(error).__name__}: {one_line(error)}"
-            raise UserError(f"cannot read this part of the model: {why}", path, DAMAGED) from None
+        tensors |= read_tensors(path, DAMAGED, unread=BUFFERS)
     if not tensors:
         pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
         what = "this folder has no *.safetensors file"
@@ -401,7 +370,7 @@ def load_weights(model, tensors):
             raise UserError(what, "tie_embeddings=True", "use --tie_embeddings=False")
     if "wpe.weight" in own and "wpe.weight" in tensors:
         tensors["wpe.weight"] = tensors["wpe.weight"][: len(own["wpe.weight"])]
-    wrong = misfits(model, {name: tensor.shape for name, tensor in tensors.items()})
+    wrong = misfits(model, tensors)
     if wrong:
         what = f"the weights do not fit the model: {wrong}"
         raise UserError(what, "init_from", "leave out the keys that change the architecture")

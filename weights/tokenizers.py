@@ -128,13 +128,6 @@ def to_tokenizer_json(data):
     added = [{"id": i, "content": token, "special": True} | plain for token, i in special.items()]
     model = {
         "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
         "vocab": {token: i for i, token in enumerate(tokens)},
         "merges": joined,
     }
