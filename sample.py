@@ -215,7 +215,7 @@ def report(opened, samples, config, streamed):
     elif not streamed:
         print(texts[0])
     if config.show_probs:
-        look.show(look.alternatives_table(opened[0].tokenizer, samples[0]))
+        look.show_cut(look.alternatives(opened[0].tokenizer, samples[0]))
     print("---------------", flush=True)
 
 

@@ -21,7 +21,6 @@ from common.files import ROOT
 # The floating-point operations of a run on a CPU from which on a choice saves time.
 COMPILE_PAYS = 3e13  # a few hundred seconds on two cores
 BFLOAT16_PAYS = 1e12  # some ten seconds; smaller models are no faster in it
-DEFAULT_RANKS = {"RANK": "0", "WORLD_SIZE": "1"}
 
 
 @dataclass
@@ -126,17 +125,15 @@ def find_ranks():
     """(rank, number of ranks) of this process, from the environment that torchrun sets. Raises
     UserError if only some of the variables are set, since joining the other ranks would then
     fail."""
-    fix = "start with torchrun, or unset RANK and WORLD_SIZE"
-    numbers = {name: os.environ.get(name, value) for name, value in DEFAULT_RANKS.items()}
-    for name, value in numbers.items():
-        if not re.fullmatch("[0-9]+", value):
-            raise UserError(f"{name} is not a number", f"environment: {name}={value}", fix)
-    rank, world_size = map(int, numbers.values())
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if world_size > 1 and missing:
-        what = f"WORLD_SIZE={world_size} is in the environment, but no {missing[0]}"
-        raise UserError(what, f"environment: {missing[0]}", fix)
-    return rank, world_size
+    given = {name: os.environ.get(name) for name in ("RANK", "MASTER_ADDR", "MASTER_PORT")}
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    place, fix = f"environment: WORLD_SIZE={world_size}", "start with torchrun, or unset it"
+    if not f"{world_size}{given['RANK'] or 0}".isdecimal():
+        raise UserError(f"RANK={given['RANK']} or WORLD_SIZE is not a number", place, fix)
+    if int(world_size) > 1 and None in given.values():
+        missing = [name for name, value in given.items() if value is None]
+        raise UserError(f"there is no {', '.join(missing)}", place, fix)
+    return int(given["RANK"] or 0), int(world_size)
 
 
 def choose_dtype(kind):
@@ -161,22 +158,19 @@ def set_up(device="auto", dtype="auto"):
     return its Runtime."""
     rank, world_size = find_ranks()
     asked, device = device, find_device(device)
-    kind = device.split(":")[0]
+    reasons = [f"device {device}" + " (the best one here)" * (asked == "auto")]
+    kind, auto_dtype = device.split(":")[0], dtype == "auto"
     if world_size > 1:
         if device == "cuda":
             device = f"cuda:{int(os.environ['LOCAL_RANK'])}"
             torch.cuda.set_device(device)
         torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
 
+    if auto_dtype:
+        dtype, why = choose_dtype(kind)
+    reasons.append(f"dtype {dtype}" + (f" ({why})" if auto_dtype else ""))
     if kind == "cpu":
         keep_freed_memory()
-    auto_dtype = dtype == "auto"
-    reasons = [f"device {device}" + (" (the best one here)" if asked == "auto" else "")]
-    if dtype == "auto":
-        dtype, why = choose_dtype(kind)
-        reasons.append(f"dtype {dtype} ({why})")
-    else:
-        reasons.append(f"dtype {dtype}")
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for products that stay in float32
     return Runtime(device, dtype, rank, world_size, reasons, auto_dtype=auto_dtype)

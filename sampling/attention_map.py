@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from torch.nn import functional as F
 
 from common.errors import UserError
 from common.files import write
@@ -32,20 +33,20 @@ def attention_weights(model, idx, layer):
     layer."""
     attn, T = model.blocks[layer].attn, idx.size(1)
     H, K = attn.n_head, getattr(attn, "n_kv_head", attn.n_head)
-    D = model.config.n_embd // H
     outputs = []  # (T, H, D) each, the output of the attention for D of the tokens
 
     def unit_vectors(module, inputs, v):  # values (1, T, K D) that are 1 for D tokens at a time
+        D = v.size(-1) // K
         first = len(outputs) * D
         eye = torch.eye(T, device=v.device, dtype=v.dtype)[:, first : first + D]  # (T, D or less)
-        return torch.nn.functional.pad(eye, (0, D - eye.size(1))).repeat(1, K)[None]
+        return F.pad(eye, (0, D - eye.size(1))).repeat(1, K)[None]
 
     def keep(module, inputs):
-        outputs.append(inputs[0].view(T, H, D))
+        outputs.append(inputs[0].view(T, H, -1))
 
     hooks = [attn.wv.register_forward_hook(unit_vectors), attn.wo.register_forward_pre_hook(keep)]
     try:
-        for _ in range(math.ceil(T / D)):
+        while sum(y.size(-1) for y in outputs) < T:
             model(idx, last_only=True)
     finally:
         for hook in hooks:
@@ -104,10 +105,10 @@ def picture(weights, labels, title):
 
 def check_path(path):
     """Raise UserError if no picture can be written to `path`. Called before a model is loaded."""
-    path, where = Path(path), f"attention={path}"
-    if not path.parent.is_dir():
+    where = f"attention={path}"
+    if not Path(path).parent.is_dir():
         raise UserError("there is no such folder", where, "make it, or choose another")
-    if path.exists() and not path.is_file():
+    if Path(path).exists() and not Path(path).is_file():
         raise UserError("this is not a file", where, "give the name of a PNG file")
 
 

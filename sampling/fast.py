@@ -86,26 +86,21 @@ def quantize(module):
 # ---------------------------------------------------------------- in a contiguous order
 
 
-def by_columns(weight):
-    """`weight` (..., N, K) with contiguous columns, which a CPU's matrix library reads up to 1.6
-    times as fast."""
-    return weight.transpose(-2, -1).contiguous().transpose(-2, -1)
-
-
 def stack(w, name, groups, columns):
     """Store in w[name] (L, N, K) the weights of each group of layers, one below the other, and in
     w[name.scale] and w[name.bias] their scales and biases, if they have them. The layers become
-    views of these tensors, so that no weight is in memory twice."""
+    views of these tensors, so that no weight is in memory twice. columns: whether those of a matrix
+    are contiguous, which a CPU's matrix library reads up to 1.6 times as fast."""
     for part in ("weight", "scale", "bias"):
         if getattr(groups[0][0], part, None) is None:
             continue
-        whole = torch.stack(
+        stacked = torch.stack(
             [torch.cat([getattr(layer, part).detach() for layer in group]) for group in groups]
         )
         if columns and part == "weight":
-            whole = by_columns(whole)
-        w[name if part == "weight" else f"{name}.{part}"] = whole
-        for group, rows in zip(groups, whole, strict=True):
+            stacked = stacked.transpose(-2, -1).contiguous().transpose(-2, -1)
+        w[name if part == "weight" else f"{name}.{part}"] = stacked
+        for group, rows in zip(groups, stacked, strict=True):
             sizes = [len(getattr(layer, part)) for layer in group]
             for layer, piece in zip(group, rows.split(sizes), strict=True):
                 getattr(layer, part).data = piece
@@ -261,7 +256,7 @@ def compile_step(config, w, path):
 
 class Fast(nn.Module):
     """A GPT or Llama that reads single tokens by `step` and everything else by its own forward
-    pass. It is called like the model and has the same config. columns: see by_columns."""
+    pass. It is called like the model and has the same config. columns: those of `stack`."""
 
     def __init__(self, model, columns):
         super().__init__()
@@ -272,8 +267,8 @@ class Fast(nn.Module):
         self.run = partial(step, w=layers, config=self.config, ops=Eager)
 
     def load(self, path):
-        """Use the compiled step in `path` from now on. It takes the inputs of compile_step one by
-        one: a call of the package itself reads their structure from JSON for each token."""
+        """Use the compiled step in `path` from now on. Its inputs are passed one by one: a call of
+        the package itself reads their structure from JSON for each token."""
         loader, w = torch._inductor.aoti_load_package(str(path)).loader, list(self.w.values())
 
         def run(token, kpos, ks, vs):
@@ -282,8 +277,10 @@ class Fast(nn.Module):
         self.run = run
 
     def forward(self, idx, targets=None, cache=None, last_only=False):
-        one_token = idx.shape == (1, 1) and targets is None
-        if not one_token or not self.continues(cache):
+        # `step` reads a token after a prompt, without padding, while there are positions.
+        single = idx.shape == (1, 1) and targets is None and cache is not None
+        single = single and cache.pad is None and 0 < cache.length < self.config.block_size
+        if not single:
             return self.model(idx, targets, cache=cache, last_only=last_only)
 
         cache.advance(idx)
@@ -294,13 +291,6 @@ class Fast(nn.Module):
         ks, vs = [layer.k for layer in cache.layers], [layer.v for layer in cache.layers]
         return self.run(idx[0], cache.kpos[0], ks=ks, vs=vs)[None], None
 
-    def continues(self, cache):
-        """Whether `step` can read the next token: after a prompt, without padding, and while there
-        are positions."""
-        if cache is None or cache.pad is not None:
-            return False
-        return 0 < cache.length < self.config.block_size
-
 
 @torch.no_grad()
 def prepare(model, dtype="float32", tokens=0, compile="auto"):
@@ -309,10 +299,9 @@ def prepare(model, dtype="float32", tokens=0, compile="auto"):
     dtype: float32, bfloat16, float16 or int8. compile: True, False, or auto, which compiles if the
     number of tokens repays it. The given model is changed in place."""
     model.eval()
-    reasons = []
+    reasons = ["weights int8"] if dtype == "int8" else []
     if dtype == "int8":
         quantize(model)
-        reasons.append("weights int8")
     else:
         model.to(getattr(torch, dtype))
     if type(model) not in (GPT, Llama):
@@ -320,7 +309,17 @@ def prepare(model, dtype="float32", tokens=0, compile="auto"):
         return model, [*reasons, f"decoding by its own forward pass: {why}"]
 
     on_cpu = model.wte.weight.is_cpu
-    compile, why = choose_compile(on_cpu, dtype, tokens, compile)
+    if (
+        not on_cpu
+        or dtype in ("bfloat16", "float16")
+        or not shutil.which(os.environ.get("CXX", "g++"))
+    ):
+        compile, why = False, "compiled for a CPU only, with a C++ compiler, in float32 and int8"
+    elif compile == "auto":
+        compile = tokens >= COMPILE_PAYS
+        why = f"{tokens} tokens {'repay' if compile else 'would not repay'} it"
+    else:
+        why = "as asked"
     fast = Fast(model, columns=on_cpu and dtype == "float32" and not compile)
     if compile:
         began = time.perf_counter()
@@ -334,15 +333,3 @@ def prepare(model, dtype="float32", tokens=0, compile="auto"):
             compile = False
             why = f"compiling failed: {type(error).__name__} {one_line(error)[:100]}"
     return fast, [*reasons, f"decoding {'compiled' if compile else 'eager'} ({why})"]
-
-
-def choose_compile(on_cpu, dtype, tokens, asked):
-    """(whether to compile the step, why)."""
-    has_compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if not on_cpu or dtype in ("bfloat16", "float16") or not has_compiler:
-        return False, "compiled for a CPU only, with a C++ compiler, in float32 and int8"
-    if asked != "auto":
-        return asked, "as asked"
-    if tokens >= COMPILE_PAYS:
-        return True, f"{tokens} tokens repay it"
-    return False, f"{tokens} tokens would not repay it"

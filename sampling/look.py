@@ -1,14 +1,13 @@
 """
 What sample.py reads and prints besides samples: the texts that the user gives, the surprise of each
 token of a text, the alternatives at each step, and the texts of several models side by side.
-
-On a terminal, rich prints these in colours and columns; elsewhere they are plain text. rich is
-imported where it is used, since most commands do not need it.
 """
 
 import itertools
 import json
 import math
+import os
+import shutil
 import sys
 
 import torch
@@ -17,17 +16,16 @@ from torch.nn import functional as F
 from common.errors import UserError, printable
 from sampling.decoding import Reader, pieces
 
-LEVELS = [  # (surprise below so many nats, style of the token)
+LEVELS = [  # (surprise below so many nats, colour of the token on a terminal)
     (0.5, ""),
-    (1, "color(16) on color(230)"),
-    (2, "color(16) on color(222)"),
-    (4, "color(16) on color(208)"),
-    (8, "color(15) on color(160)"),
-    (math.inf, "color(15) on color(53)"),
+    (1, "38;5;16;48;5;230"),
+    (2, "38;5;16;48;5;222"),
+    (4, "38;5;16;48;5;208"),
+    (8, "97;48;5;160"),
+    (math.inf, "97;48;5;53"),
 ]
 SHOWN = 4000  # coloured tokens at most; the numbers count all
-NARROWEST = 32  # cells of a column of text
-UNLIMITED = 10_000  # cells of a line that is not shown on a terminal
+NARROWEST = 35  # cells of a column of text and its margin
 
 
 def note(text):
@@ -139,156 +137,99 @@ def report_score(opened, texts, config):
         print("\n".join(map(json.dumps, rows)))
         return
 
-    show(score_table(rows))
+    width = max(len(printable(row["model"])) for row in rows)
+    print(f"{'':{width}}    tokens  nats/token  perplexity  bits/byte")
+    for row in rows:
+        numbers = f"{row['tokens']:>10,}{row['nats_per_token']:>12.4f}{row['perplexity']:>12.4g}"
+        print(f"{printable(row['model']):{width}}{numbers}{row['bits_per_byte']:>11.4f}")
     if len({json.dumps(o.tokenizer.to_json(), sort_keys=True) for o in opened}) > 1:
         print("the tokenizers differ: compare only bits per byte")
     for row in rows:
         print(f"\n{printable(row['model'])}, the most surprising of {row['tokens']:,} tokens:")
-        show(surprising(row["pieces"], row["surprise"]))
-        screen = console()
-        if screen.color_system is not None and not screen.no_color:
+        show_cut(surprising(row["pieces"], row["surprise"]))
+        if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
             print("\nthe text, coloured by the surprise of its tokens:")
-            show(coloured(row["pieces"], row["surprise"]))
+            print(coloured(row["pieces"], row["surprise"]))
     print("\n--jsonl prints the surprise of every token\n")
 
 
 def surprising(texts, nats, count=20):
-    """A table of the most surprising tokens of a text, given the texts of its tokens and their
+    """Lines for the most surprising tokens of a text, given the texts of its tokens and their
     surprise: nats, the line, and the token in brackets with what is around it."""
     text, ends = "".join(texts), list(itertools.accumulate(map(len, texts)))
-    table = table_of("nats", "line", "")
-    table.columns[2].justify, table.columns[2].no_wrap = "left", True
+    lines = [f"{'nats':>6}{'line':>7}"]
     for i in sorted(range(len(nats)), key=lambda i: -nats[i])[:count]:
         start, end = ends[i] - len(texts[i]), ends[i]
         around = text[max(0, start - 24) : start], texts[i], text[end : end + 24]
         before, token, after = (clean(part.replace("\n", "↵")) for part in around)
-        place = literal(f"{before:>24}[").append(token, style_of(nats[i])).append(f"]{after}")
-        table.add_row(f"{nats[i]:.2f}", str(text.count("\n", 0, start) + 1), place)
-    return table
+        number = text.count("\n", 0, start) + 1
+        lines.append(f"{nats[i]:6.2f}{number:>7}  {before:>24}[{token}]{after}")
+    return lines
 
 
-def score_table(rows):
-    """A table with a line for each model, given its name (`model`) and score."""
-    table = table_of("", "tokens", "nats/token", "perplexity", "bits/byte")
-    for row in rows:
-        table.add_row(
-            literal(printable(row["model"])),
-            f"{row['tokens']:,}",
-            f"{row['nats_per_token']:.4f}",
-            f"{row['perplexity']:.4g}",
-            f"{row['bits_per_byte']:.4f}",
-        )
-    return table
-
-
-def style_of(nats):
-    """The style of a token with this surprise."""
-    return next(style for limit, style in LEVELS if nats < limit or limit == math.inf)
+def paint(text, colour):
+    """A text in a colour, line by line."""
+    lines = text.split("\n")
+    return "\n".join(f"\033[{colour}m{line}\033[0m" if colour and line else line for line in lines)
 
 
 def coloured(texts, nats):
     """The texts of tokens, each coloured by its surprise, with a legend."""
-    text = literal("")
+    text, legend = "", "nats:"
     for piece, value in zip(texts[:SHOWN], nats, strict=False):
-        for i, line in enumerate(clean(piece.replace("\n", "↵\n")).split("\n")):
-            text.append("\n" * (i > 0)).append(line, style_of(value))
-    text.rstrip()
-
-    text.append("\nnats: ")
-    for (low, _), (high, style) in itertools.pairwise([(0, ""), *LEVELS]):
-        text.append(f" {low:g} or more " if high == math.inf else f" {low:g} to {high:g} ", style)
-        text.append(" " * (high < math.inf))
-    if len(texts) > SHOWN:
-        text.append(f"\nthe first {SHOWN:,} of {len(texts):,} tokens")
-    return text
+        colour = next(colour for limit, colour in LEVELS if value < limit or limit == math.inf)
+        text += paint(clean(piece.replace("\n", "↵\n")), colour)
+    for (low, _), (high, colour) in itertools.pairwise([(0, ""), *LEVELS]):
+        to = f"to {high:g}" if high < math.inf else "or more"
+        legend += " " + paint(f" {low:g} {to} ", colour)
+    left_out = f"\nthe first {SHOWN:,} of {len(texts):,} tokens" if len(texts) > SHOWN else ""
+    return text.rstrip("\n") + "\n" + legend + left_out
 
 
 # ---------------------------------------------------------------- samples
 
 
-def alternatives_table(tokenizer, sample):
-    """A table with a line for each token of a Sample: its probability, and the likeliest tokens
-    with theirs, as many as the terminal has room for, by the model alone (temperature 1)."""
-    table = table_of("step", "drawn", "p", "likeliest")
-    table.columns[1].justify = table.columns[3].justify = "left"
-    for column in table.columns[:3]:
-        column.no_wrap = True  # the fourth is cut where the terminal ends
+def alternatives(tokenizer, sample):
+    """A line for each token of a Sample: its probability, and the likeliest tokens with theirs, by
+    the model alone (temperature 1)."""
+    lines = ["step  drawn           p  likeliest"]
     steps = zip(sample.tokens, sample.logprobs, sample.top, strict=True)
     for step, (token, logprob, top) in enumerate(steps, 1):
-        likeliest = literal("  ".join(f"{tokenizer.decode([other])!r} {p:.3f}" for other, p in top))
-        likeliest.no_wrap, likeliest.overflow = True, "ellipsis"
-        drawn = literal(repr(tokenizer.decode([token])))
-        table.add_row(str(step), drawn, f"{math.exp(logprob):.3f}", likeliest)
-    return table
+        drawn, p = repr(tokenizer.decode([token])), math.exp(logprob)
+        likeliest = "  ".join(f"{tokenizer.decode([other])!r} {p:.3f}" for other, p in top)
+        lines.append(f"{step:4}  {drawn:10}  {p:.3f}  {likeliest}")
+    return lines
 
 
-def columns(titles, texts, width):
-    """The texts side by side under their titles, as a table `width` cells wide. None where a column
-    would be too narrow to read."""
-    from rich import box
-    from rich.table import Table
-
-    if (width - 3 * (len(texts) - 1)) // len(texts) < NARROWEST:
-        return None
-    table = Table(box=box.MINIMAL, width=width, pad_edge=False, show_edge=False)
-    for title in titles:
-        table.add_column(literal(printable(title)), ratio=1, overflow="fold")
-    table.add_row(*(literal(clean(text)) for text in texts))
-    return table
+def show_cut(lines):
+    """Print lines that end where the terminal does."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n".join(line[:width] for line in lines))
 
 
 def show_columns(titles, texts):
     """Print texts side by side on a terminal that is wide enough, else one after another."""
-    table = columns(titles, texts, console().width) if sys.stdout.isatty() else None
-    if table is not None:
-        show(table)
-    else:
+    titles, width = [printable(title) for title in titles], shutil.get_terminal_size().columns
+    if not sys.stdout.isatty() or width < len(texts) * NARROWEST:
         sections = zip(titles, texts, strict=True)
-        print("\n\n".join(f"{printable(title)}:\n{text}" for title, text in sections))
+        print("\n\n".join(f"{title}:\n{text}" for title, text in sections))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.MINIMAL, width=width, pad_edge=False, show_edge=False)
+    for title in titles:
+        table.add_column(Text(title), ratio=1, overflow="fold")
+    table.add_row(*(Text(clean(text)) for text in texts))
+    Console(width=width).print(table)
 
 
 def show_prompt(prompt):
     """Print a prompt, which its continuation follows; on a terminal it is bold."""
-    if sys.stdout.isatty():
-        console().print(literal(prompt, "bold"), end="", soft_wrap=True)
-    else:
-        print(prompt, end="", flush=True)
-
-
-# ---------------------------------------------------------------- rich
-
-
-def console(**settings):
-    """A rich Console. If stdout is not a terminal, its lines are unlimited, so that no row
-    wraps."""
-    from rich.console import Console
-
-    if not sys.stdout.isatty():
-        settings = {"width": UNLIMITED} | settings
-    return Console(highlight=False, **settings)
-
-
-def show(drawing):
-    console().print(drawing, soft_wrap=not hasattr(drawing, "columns"))
-
-
-def table_of(first, *others):
-    """An empty table without lines. Columns are aligned right, but the first one left if it has no
-    title."""
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(first, justify="right" if first else "left")
-    for title in others:
-        table.add_column(title, justify="right")
-    return table
-
-
-def literal(text, style=""):
-    """A text that rich prints as it is, without interpreting markup."""
-    from rich.text import Text
-
-    return Text(text, style)
+    bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
+    print(f"{bold}{prompt}{plain}", end="", flush=True)
 
 
 def clean(text):

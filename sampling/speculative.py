@@ -63,9 +63,8 @@ def accept(drafted, q, p, generator):
     the model draws.
 
     p (n + 1, V): the model's probabilities for each drafted token and the one after them. q (n, V):
-    the draft's probabilities. Token x is kept with probability min(1, p(x) / q(x)). A rejected
-    token is replaced by a draw from max(0, p - q). Accepted and replaced, the probabilities of a
-    token sum to p."""
+    the draft's. Token x is kept with probability min(1, p(x) / q(x)); a rejected one is replaced by
+    a draw from max(0, p - q). Accepted and replaced, the probabilities of a token sum to p."""
     kept = []
     for x, q_x, p_x in zip(drafted.tolist(), q, p[:-1], strict=True):
         u = torch.rand((), generator=generator, device=p.device)
@@ -84,11 +83,10 @@ class Tally:
     drafted = accepted = reads = written = 0
 
     def __str__(self):
+        share = "nothing could be drafted"
         if self.drafted:
             percent = 100 * self.accepted / self.drafted
             share = f"{percent:.0f} % of {self.drafted:,} drafted tokens accepted"
-        else:
-            share = "nothing could be drafted"
         return f"{share}; {self.written / max(1, self.reads):.2f} tokens each time the model reads"
 
 

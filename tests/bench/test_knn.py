@@ -151,7 +151,7 @@ def test_what_is_no_datastore_is_refused(world, tmp_path):
     model = [f"--out_dir={world / 'run'}", "--start=the", "--device=cpu"]
     with pytest.raises(UserError, match="no datastore here"):
         sample.main([*model, f"--knn={tmp_path}"])
-    with pytest.raises(UserError, match="knn continues prompts"):
+    with pytest.raises(UserError, match="knn needs float32"):
         sample.main([*model, f"--knn={tmp_path}", "--dtype=int8"])
     with pytest.raises(UserError, match="there is something already"):
         command(world, "build", "eagle")

@@ -36,36 +36,34 @@ def test_surprise_is_the_loss_and_what_sampling_says_of_its_own_text():
     assert torch.allclose(look.surprise(model, ids, 1), torch.tensor(said).double(), atol=1e-5)
 
 
-def drawn(drawing, **settings):
-    """What look.show prints of a drawing: as plain text, or with force_terminal in colours."""
-    file = io.StringIO()
-    look.console(file=file, legacy_windows=False, **settings).print(drawing, soft_wrap=False)
-    return file.getvalue()
-
-
-def test_the_table_of_scores_is_not_wrapped():
-    row = {"model": "a", "tokens": 2, "nats_per_token": 1.38629, "perplexity": 4.0}
-    row["bits_per_byte"] = 1.0
+def test_scores_stand_in_columns(capsys):
     long = "a/long/path/" * 9
-    lines = drawn(look.score_table([row, row | {"model": long}])).splitlines()
-    assert len({len(line) for line in lines}) == 1 and len(lines) == 3
-    assert lines[1].split() == ["a", "2", "1.3863", "4", "1.0000"]
+    model = trained(())
+    tokenizer = SimpleNamespace(start=0, vocab_size=7, decode_bytes=bytes, to_json=dict)
+    tokenizer.encode = lambda text: progression(1, 2, 9)
+    opened = [SimpleNamespace(name=name, model=model, tokenizer=tokenizer) for name in ("a", long)]
+    score = look.score_text(model, tokenizer, "text")
+    assert score["tokens"] == score["bytes"] == 9 and len(score["surprise"]) == 9
+    assert score["perplexity"] == pytest.approx(math.exp(score["nats_per_token"]))
+    assert score["bits_per_byte"] == pytest.approx(score["nats_per_token"] / math.log(2))
+    config = SimpleNamespace(context=None, score="file", jsonl=False)
+    look.report_score(opened, ["", ""], config)
+    lines = capsys.readouterr().out.splitlines()[:3]
+    assert len({len(line) for line in lines}) == 1  # no line is wrapped
+    assert lines[1].split()[:3] == ["a", "9", f"{score['nats_per_token']:.4f}"]
     assert lines[2].split() == [long, *lines[1].split()[1:]]
 
 
 def test_colours_follow_the_surprise_and_the_text_is_whole():
     nats = torch.tensor([0.1, 0.7, 3.0, 9.0, 100.0])
-    text = look.coloured(["a", "b\n", "\x1b[2J", "é", "z"], nats)
-    colours = dict(force_terminal=True, color_system="256", no_color=False)
-    painted, legend = drawn(text, **colours).rstrip("\n").rsplit("\n", 1)
+    painted, legend = look.coloured(["a", "b\n", "\x1b[2J", "é", "z"], nats).rsplit("\n", 1)
     assert painted == (
         "a\033[38;5;16;48;5;230mb↵\033[0m\n"
         "\033[38;5;16;48;5;208m\\x1b[2J\033[0m\033[97;48;5;53mé\033[0m\033[97;48;5;53mz\033[0m"
     )
-    codes = ["38;5;16;48;5;230", "38;5;16;48;5;222", "38;5;16;48;5;208"]
-    for code in (*codes, "97;48;5;160", "97;48;5;53"):
-        assert f"\033[{code}m" in legend
-    assert "8 or more" in legend and len(text.plain.splitlines()[-1]) <= 80
+    assert all(f"\033[{colour}m" in legend for _, colour in look.LEVELS if colour)
+    plain = re.sub("\033.*?m", "", legend)
+    assert plain.endswith(" 8 or more ") and len(plain) <= 80
     assert pieces(ByteTokenizer(), "aé".encode()) == ["a", "", "é"]
 
 
@@ -73,60 +71,55 @@ def test_the_most_surprising_tokens_stand_in_their_places():
     texts = [*"the king\nof ", "Rome", *" shall\tspeak"]
     nats = [0.1 * i for i in range(len(texts))]
     nats[texts.index("Rome")] = 9.5
-    lines = drawn(look.surprising(texts, nats, count=3)).splitlines()
+    lines = look.surprising(texts, nats, count=3)
     assert lines[0].split() == ["nats", "line"] and len(lines) == 4
     assert lines[1].split(maxsplit=2) == ["9.50", "2", "the king↵of [Rome] shall    speak"]
     assert [float(line.split()[0]) for line in lines[2:]] == [2.4, 2.3]
-    long = drawn(look.surprising(["a" * 16] * 90, [1.0] * 90), width=80)
-    assert max(map(len, long.splitlines())) <= 80 and len(long.splitlines()) == 21
 
 
-def test_columns():
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal of 83 columns."""
+    stdout = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(look, "sys", SimpleNamespace(stdout=stdout))
+    for key, value in (("TERM", "xterm-256color"), ("COLUMNS", "83")):
+        monkeypatch.setenv(key, value)
+
+
+def test_columns(terminal, capsys, monkeypatch):
     texts = ["one two three " * 8, "中文字" * 30 + "\nend\x07[bold]"]
-    width = 83
-    table = drawn(look.columns(["first", "[second]"], texts, width), width=width)
-    lines = [line.split("│") for line in table.splitlines() if "│" in line]
-    assert all(cell_len(line) <= width for line in table.splitlines())
+    look.show_columns(["first", "[second]"], texts)
+    shown = re.sub("\033.*?m", "", capsys.readouterr().out)
+    lines = [line.split("│") for line in shown.splitlines() if "│" in line]
+    assert all(cell_len(line) <= 83 for line in shown.splitlines())
     assert [cell.strip() for cell in lines[0]] == ["first", "[second]"]
     left, right = zip(*lines[1:], strict=True)
     assert " ".join(" ".join(left).split()) == texts[0].strip(), "words are not broken"
     assert "".join(cell.strip() for cell in right) == "中文字" * 30 + "end\\x07[bold]"
-    assert look.columns(["first", "second"], texts, 60) is None, "too narrow"
+    monkeypatch.setenv("COLUMNS", "60")  # too narrow
+    look.show_columns(["first", "second"], ["one", "two"])
+    assert capsys.readouterr().out == "first:\none\n\nsecond:\ntwo\n"
 
 
-def test_text_off_a_terminal_is_as_it_is(capsys):
-    look.show_prompt("a\t[bold]\x07" + "x" * 200)
-    assert capsys.readouterr().out == "a\t[bold]\x07" + "x" * 200
-    texts = ["one two three " * 8, "end\x07"]
-    look.show_columns(["first", "second"], texts)
-    assert capsys.readouterr().out == f"first:\n{texts[0]}\n\nsecond:\n{texts[1]}\n"
-
-
-def test_on_a_terminal_the_prompt_is_bold_and_texts_stand_side_by_side(capsys, monkeypatch):
-    monkeypatch.setattr(look.sys.stdout, "isatty", lambda: True)
-    for key, value in (("TERM", "xterm-256color"), ("COLUMNS", "80")):
-        monkeypatch.setenv(key, value)
-    monkeypatch.delenv("NO_COLOR", raising=False)
+def test_a_prompt_is_bold_on_a_terminal_alone(terminal, capsys, monkeypatch):
     look.show_prompt("the king [x]")
     assert capsys.readouterr().out == "\033[1mthe king [x]\033[0m"
-    look.show_columns(["first", "second"], ["one", "two"])
-    shown = re.sub("\033.*?m", "", capsys.readouterr().out)
-    assert re.search(r"one +│ +two", shown) and max(map(len, shown.splitlines())) <= 80
+    monkeypatch.undo()
+    look.show_prompt("a\t[bold]\x07" + "x" * 200)
+    assert capsys.readouterr().out == "a\t[bold]\x07" + "x" * 200
 
 
-def test_alternatives_are_as_many_as_fit():
-    """By the model alone. A line is never wrapped: what does not fit is left out."""
+def test_alternatives_end_where_the_terminal_does(terminal, capsys):
     sample, logits = Sample("", ByteTokenizer(), explain=True), torch.full((256,), -20.0)
     logits[ord("a")], logits[ord("b")] = math.log(0.75), math.log(0.25)
     sample.add(ord("b"), logits)
     assert [token for token, _ in sample.top[0][:2]] == [ord("a"), ord("b")]
     assert sample.logprobs == [pytest.approx(math.log(0.25), abs=1e-5)]
-    table = look.alternatives_table(ByteTokenizer(), sample)
-    header, row = drawn(table).splitlines()
+    header, row = look.alternatives(ByteTokenizer(), sample)
     assert row.split()[:7] == ["1", "'b'", "0.250", "'a'", "0.750", "'b'", "0.250"]
     assert header.split()[:3] == ["step", "drawn", "p"] and len(row.split()) == 3 + 2 * 5
-    header, row = drawn(table, width=40).splitlines()
-    assert row.startswith("   1  'b'    0.250  'a' 0.750  'b'") and row.rstrip().endswith("…")
+    look.show_cut([header, row * 3])
+    assert [len(line) for line in capsys.readouterr().out.splitlines()] == [len(header), 83]
 
 
 # ---------------------------------------------------------------- attention maps
