@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 
 from common.errors import UserError
-from helpers.families import ours
-from helpers.formats import difference, parts, refused
+from helpers.families import CASES, CORNERS, EAGER, IDX, ours, theirs
+from helpers.formats import difference, parts
 from helpers.models import random_weights, tokens
 from parts.architectures import ARCH, configure, make
 from parts.variant import Variant
@@ -25,143 +25,9 @@ from weights.hf import to_ours
 
 transformers = pytest.importorskip("transformers")
 
-EAGER = dict(attn_implementation="eager", experts_implementation="eager")
-SIZES = dict(
-    vocab_size=999,
-    hidden_size=84,
-    num_hidden_layers=2,
-    num_attention_heads=7,
-    bos_token_id=0,
-    eos_token_id=0,
-    pad_token_id=0,
-)
-LLAMA = SIZES | dict(
-    max_position_embeddings=64,
-    intermediate_size=107,
-    num_attention_heads=14,
-    num_key_value_heads=7,
-    rms_norm_eps=1e-3,
-)
-THETA = {"rope_type": "default", "rope_theta": 500.0}
-SCALED = dict(rope_theta=500.0, factor=4.0, original_max_position_embeddings=16)
-LLAMA3 = dict(
-    rope_parameters=SCALED
-    | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-)
-# The ramp ends between two pairs.
-UNROUNDED = dict(rope_type="yarn", truncate=False, original_max_position_embeddings=30)
-EXPERTS = dict(num_local_experts=5, num_experts_per_tok=3)
-CASES = {  # name: (model_type, its configuration, what our Variant is)
-    "gpt2": (
-        "gpt2",
-        dict(
-            vocab_size=999,
-            n_positions=64,
-            n_embd=35,
-            n_head=5,
-            n_layer=2,
-            n_inner=50,
-            activation_function="gelu",
-        ),
-        dict(mlp="gelu_erf", mlp_width=50),
-    ),
-    "llama-3": (
-        "llama",
-        LLAMA | LLAMA3,
-        dict(rope_scaling="llama3", rope_factor=4.0, rope_original=16, rope_theta=500.0),
-    ),
-    "llama-linear": (
-        "llama",
-        LLAMA | dict(rope_parameters=THETA | {"rope_type": "linear", "factor": 2.5}),
-        dict(rope_scaling="linear", rope_factor=2.5),
-    ),
-    "llama-yarn": (
-        "llama",
-        LLAMA | dict(hidden_size=84 * 4, rope_parameters=SCALED | {"rope_type": "yarn"}),
-        dict(rope_scaling="yarn", rope_factor=4.0, rope_original=16),
-    ),
-    "llama-geglu": ("llama", LLAMA | dict(hidden_act="gelu_pytorch_tanh"), dict(mlp="geglu")),
-    "mistral": (
-        "mistral",
-        LLAMA | dict(sliding_window=9, rope_parameters=THETA),
-        dict(window=9, n_kv_head=7),
-    ),
-    "bloom": (
-        "bloom",
-        dict(vocab_size=999, hidden_size=84, n_layer=2, n_head=6, bos_token_id=0, eos_token_id=0),
-        dict(position="alibi", embed_norm=True, bias="all"),
-    ),
-    "falcon": (
-        "falcon",
-        SIZES | dict(rope_parameters=THETA),
-        dict(block="parallel", n_kv_head=1, bias="norm", mlp="gelu_erf"),
-    ),
-    "falcon-bias": (
-        "falcon",
-        SIZES | dict(rope_parameters=THETA, bias=True, ffn_hidden_size=101),
-        dict(block="parallel", bias="all", mlp_width=101),
-    ),
-    "gpt-neox": (
-        "gpt_neox",
-        SIZES | dict(intermediate_size=107, rope_parameters=THETA | {"partial_rotary_factor": 0.5}),
-        dict(block="parallel2", rope_fraction=0.5, mlp="gelu_erf"),
-    ),
-    "gpt-neox-serial": (
-        "gpt_neox",
-        SIZES
-        | dict(
-            intermediate_size=107,
-            use_parallel_residual=False,
-            hidden_act="relu",
-            rope_parameters=THETA | {"partial_rotary_factor": 1.0},
-        ),
-        dict(block="pre", mlp="relu"),
-    ),
-    "olmo2": ("olmo2", LLAMA | dict(rope_parameters=THETA), dict(block="output", qk_norm="full")),
-    "qwen3": ("qwen3", LLAMA | dict(head_dim=6, rope_parameters=THETA), dict(qk_norm="head")),
-    "smollm3": (
-        "smollm3",
-        LLAMA | dict(num_hidden_layers=3, no_rope_layer_interval=2, rope_parameters=THETA),
-        dict(nope_every=2, n_kv_head=7),
-    ),
-    "nanochat": (
-        "nanochat",
-        LLAMA | dict(final_logit_softcapping=7.0, rope_parameters=THETA),
-        dict(norm="rmsnorm_bare", mlp="relu2", embed_norm=True, logit_softcap=7.0),
-    ),
-    "mixtral": (
-        "mixtral",
-        LLAMA | EXPERTS | dict(sliding_window=9, rope_parameters=THETA),
-        dict(mlp="moe", n_experts=5, top_k=3, window=9, mlp_width=107),
-    ),
-    "mamba2": (
-        "mamba2",
-        dict(vocab_size=999, hidden_size=84, num_hidden_layers=2, max_position_embeddings=64)
-        | dict(num_heads=7, head_dim=24, state_size=11, conv_kernel=3, n_groups=1, chunk_size=16)
-        | dict(layer_norm_epsilon=1e-3, bos_token_id=0, eos_token_id=0, pad_token_id=0),
-        dict(mixer="mamba2", mlp="none", block="parallel", state_size=11, expand=2, conv=3),
-    ),
-    "qwen3-llama3": (
-        "qwen3",
-        LLAMA | LLAMA3 | dict(head_dim=6, tie_word_embeddings=True),
-        dict(qk_norm="head", rope_scaling="llama3", tie_embeddings=True),
-    ),
-}
 SMALL = dict(block_size=64, vocab_size=99, n_layer=2, n_head=4, n_embd=32)
 WORD = {"gpt2": "gpt2", "bloom": "gpt2", "falcon": "gpt2", "gpt_neox": "gpt2"}
-IDX = tokens(2, 61, vocab=999)
 cases = pytest.mark.parametrize("case", CASES)
-
-
-def theirs(case, **changes):
-    """A random transformers model in float64, no gain 1 and no bias 0."""
-    kind, config, _ = CASES[case]
-    torch.manual_seed(0)
-    made = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(kind, **config | changes), **EAGER
-    )
-    made = random_weights(made.double().eval(), 0.4)
-    return made
 
 
 def opened(folder, config, tensors):
@@ -211,7 +77,7 @@ def test_equals_transformers(case, monkeypatch):
     reference = theirs(case)
     word, values, tensors = to_ours(*parts(reference))
     made = ours(word, values, tensors)
-    assert word == WORD.get(kind, "llama") and isinstance(made, Variant)
+    assert word == WORD.get(kind, "llama") and isinstance(made, Variant) == (case not in CORNERS)
     assert expected.items() <= values.items()
     assert difference(reference, made, IDX) < 1e-5
     lift_float32(monkeypatch, kind)
@@ -224,7 +90,9 @@ def test_equals_transformers(case, monkeypatch):
     [
         (case, {key: value})
         for case, changes in {
-            "gpt2": dict(mlp="gelu"),
+            "gpt2": dict(mlp="relu", block="parallel2"),
+            "llama": dict(norm_eps=1e-5, rope_theta=600.0, position="none", mlp="geglu"),
+            "gpt2-gelu": dict(mlp="gelu"),
             "llama-3": dict(
                 rope_scaling="none",
                 rope_factor=4.5,
@@ -334,67 +202,6 @@ def test_the_same_greedy_text(case):
     assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_what_is_refused(kind):
-    """A configuration that is not ours, one line naming the key."""
-    case = next(case for case, (model_type, _, _) in CASES.items() if model_type == kind)
-    config, tensors = parts(theirs(case))
-    wrong = {
-        "gpt2": {"layer_norm_epsilon": 1e-6},
-        "llama": {"attention_bias": True},
-        "mistral": {"head_dim": 10},
-        "bloom": {"apply_residual_connection_post_layernorm": True},
-        "falcon": {
-            "new_decoder_architecture": True,
-            "multi_query": False,
-            "parallel_attn": False,
-            "alibi": True,
-            "bias": {"a": 1},
-            "layer_norm_epsilon": 1e-6,
-        },
-        "gpt_neox": {
-            "attention_bias": False,
-            "layer_norm_eps": 1e-6,
-            "hidden_act": "quick_gelu",
-            "head_dim": 10,
-        },
-        "olmo2": {"attention_bias": True},
-        "qwen3": {
-            "layer_types": ["full_attention", "sliding_attention"],
-            "use_sliding_window": True,
-            "head_dim": 128,
-        },
-        "smollm3": {
-            "no_rope_layers": [0, 1, 1],
-            "use_sliding_window": True,
-            "attention_bias": True,
-        },
-        "nanochat": {"attention_bias": True, "hidden_act": "silu2", "head_dim": 10},
-        "mixtral": {
-            "hidden_act": "gelu",
-            "head_dim": 10,
-            "num_local_experts": 10**9,
-            "num_experts_per_tok": 6,
-        },
-        "mamba2": {
-            "n_groups": 7,
-            "use_bias": True,
-            "use_conv_bias": False,
-            "time_step_limit": [0.001, 0.1],
-            "head_dim": 64,
-            "hidden_act": "gelu",
-        },
-    }[kind]
-    for key, value in wrong.items():
-        ours_of = {"num_experts_per_tok": "top_k"}
-        assert ours_of.get(key, key) in refused(to_ours, config | {key: value}, tensors)
-    name = next((name for name in tensors if "norm" in name or "ln_" in name), "lm_head.weight")
-    with pytest.raises(UserError, match="no tensor"):
-        to_ours(config, {other: t for other, t in tensors.items() if other != name})
-    with pytest.raises(UserError, match="no place for .*extra"):
-        to_ours(config, tensors | {"extra": torch.ones(1)})
-
-
 def test_what_an_absent_key_means():
     config, tensors = parts(theirs("qwen3"))
     del config["head_dim"]  # then it is 128
@@ -411,13 +218,6 @@ def test_what_an_absent_key_means():
     assert to_ours(config, tensors)[1]["qk_norm"] == "head"
     with pytest.raises(UserError, match="num_hidden_layers is 1000000000, but there are"):
         to_ours(config | {"num_hidden_layers": 10**9}, tensors)
-
-
-def test_a_head_size_that_changes_the_function():
-    """The check above is needed: transformers reads head_dim of GPT-NeoX."""
-    reference, other = theirs("gpt-neox"), theirs("gpt-neox", head_dim=24)
-    assert other.state_dict().keys() == reference.state_dict().keys()
-    assert (reference(IDX).logits - other(IDX).logits).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("case", ["llama-yarn", "llama-3", "qwen3-llama3"])
@@ -458,14 +258,6 @@ def test_numbers_that_nothing_reads_block_nothing():
     unread = {"rope_original": 77, "rope_scaling": "none"}
     made = make(configure({"model": "llama", "arch": "llama"} | SMALL | unread))
     assert to_hf("llama", vars(made.config), made.state_dict())[0]["model_type"] == "llama"
-
-
-def test_an_odd_part_of_the_head_is_refused():
-    config, tensors = parts(theirs("gpt-neox"))
-    with pytest.raises(UserError, match="rotary_pct"):
-        to_ours(
-            config | {"rope_parameters": THETA | {"partial_rotary_factor": 0.25}}, tensors
-        )  # 3 of 12
 
 
 def absent_keys(family):

@@ -1,0 +1,449 @@
+"""
+Folders of Hugging Face's format: older, sharded, damaged, of another family, on the hub. That they
+compute the same is tested in test_families.py.
+"""
+
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import sys
+from fnmatch import fnmatch
+
+import pytest
+import safetensors.torch
+import torch
+
+from common.errors import UserError
+from helpers.families import CASES, IDX, THETA, ours, theirs
+from helpers.formats import difference, parts, refused
+from model_llama import MLP, LlamaConfig
+from weights import hf
+from weights.families import FAMILIES
+from weights.hf import load_pretrained, to_ours
+
+pytest.importorskip("transformers")
+kinds = pytest.mark.parametrize("kind", ["gpt2", "llama"])
+
+
+def save(folder, config, tensors):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+# ---------------------------------------------------------------- files
+
+
+@kinds
+@pytest.mark.parametrize("shard", ["50KB", "1GB"])
+def test_a_folder_saved_by_transformers(kind, shard, tmp_path):
+    reference = theirs(kind).float()
+    reference.save_pretrained(tmp_path, max_shard_size=shard)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 2) == (shard == "50KB")
+    if shard == "1GB":  # any name will do where there is one file
+        (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    made = ours(*load_pretrained(str(tmp_path)), dtype=torch.float32)
+    assert difference(reference, made, IDX) < 1e-3
+
+
+def test_older_files(tmp_path):
+    """Names without the prefix, tables among the weights, a tied head written out, rope_theta at
+    the top."""
+    config, tensors = parts(theirs("gpt2"))
+    old = {name.removeprefix("transformer."): t for name, t in tensors.items()}
+    old |= {
+        "h.0.attn.bias": torch.ones(1, 1, 33, 33, dtype=torch.bool),
+        "h.1.attn.masked_bias": torch.tensor(-1e4),
+        "lm_head.weight": old["wte.weight"].clone(),
+    }
+    del config["tie_word_embeddings"]  # then it is tied
+    made = ours(*load_pretrained(save(tmp_path, config, old)))
+    assert difference(theirs("gpt2"), made, IDX) < 1e-9
+
+    config, tensors = parts(theirs("llama"))
+    del config["rope_parameters"], config["tie_word_embeddings"], config["head_dim"]
+    for rope in (
+        {"rope_scaling": None, "rope_theta": 500.0},
+        {"rope_scaling": {"type": "default"}, "rope_theta": 500},
+        {"rope_parameters": {"rope_theta": 500.0}},
+    ):
+        assert difference(theirs("llama"), ours(*to_ours(config | rope, tensors)), IDX) < 1e-5
+    config, tensors = parts(theirs("llama-mha"))
+    for key in ("rope_parameters", "rms_norm_eps", "num_key_value_heads"):
+        del config[key]
+    without = to_ours(config, tensors)[1]
+    absent = {"rope_theta": 10000.0, "norm_eps": 1e-6, "n_kv_head": None}
+    assert absent.items() <= without.items()
+
+
+@pytest.mark.parametrize("n_embd", [2, 14, 84, 4096, 5120, 8192])
+def test_any_mlp_width(n_embd):
+    """The multiplier gives exactly their width, whatever it is."""
+    for width in [*range(1, 300), 11008, 14336, 28672, 27648, 18944]:
+        values = hf.llama_width(width, n_embd)
+        with torch.device("meta"):
+            assert MLP(LlamaConfig(n_head=1, n_embd=n_embd, **values)).up.out_features == width
+
+
+# ---------------------------------------------------------------- into our model
+
+
+def test_a_smaller_block_size_takes_the_first_positions():
+    reference = theirs("gpt2")
+    word, values, tensors = to_ours(*parts(reference))
+    made = ours(word, values, tensors, block_size=20)
+    assert difference(reference, made, IDX[:, :20]) < 1e-9
+    with pytest.raises(UserError, match=r"wpe.weight is \(64, 35\), not \(70, 35\)"):
+        ours(word, values, tensors, block_size=70)
+    word, values, tensors = to_ours(*parts(theirs("llama")))
+    assert difference(theirs("llama"), ours(word, values, tensors, block_size=5), IDX) < 1e-5
+
+
+@kinds
+def test_heads_tied_and_untied(kind, tmp_path):
+    """Also one that config.json calls tied and is not: transformers does not tie what differs."""
+    reference = theirs("gpt2")
+    untied = ours(*to_ours(*parts(reference)), tie_embeddings=False)
+    assert untied.lm_head.weight is not untied.wte.weight
+    assert difference(reference, untied, IDX) < 1e-9
+    config, tensors = parts(theirs(kind, tie_word_embeddings=False))
+    word, values, found = to_ours(config, tensors)
+    with pytest.raises(UserError, match="head that differs from .*tie_embeddings=False"):
+        ours(word, values, found, tie_embeddings=True)
+    made = ours(*load_pretrained(save(tmp_path, config | {"tie_word_embeddings": True}, tensors)))
+    assert torch.equal(made.lm_head.weight, tensors["lm_head.weight"])
+
+
+def test_weights_are_copied_and_cast():
+    word, values, tensors = to_ours(*parts(theirs("llama").bfloat16()))
+    made = ours(word, values, tensors, dtype=torch.float32)
+    assert made.wte.weight.dtype == torch.float32
+    assert torch.equal(made.wte.weight, tensors["wte.weight"].float())
+    tensors["wte.weight"].zero_()
+    assert made.wte.weight.abs().sum() > 0 and made.wte.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda t: t.pop("blocks.1.attn.wq.bias"), "no blocks.1.attn.wq.bias"),
+        (
+            lambda t: [t.pop(name) for name in list(t) if "norm" in name],
+            "no blocks.0.norm1.bias, no blocks.0.norm1.weight, .* and 7 more",
+        ),
+        (lambda t: t.update(extra=torch.ones(1)), "no place for extra"),
+        (lambda t: t.update({"norm_f.weight": torch.ones(34)}), r"norm_f.weight is \(34,\), not"),
+        (lambda t: t.pop("wte.weight"), "no wte.weight"),
+    ],
+)
+def test_load_weights_is_strict(change, words):
+    """Nothing is copied unless everything fits."""
+    made = ours(*to_ours(*parts(theirs("gpt2"))))
+    before = {name: p.clone() for name, p in made.named_parameters()}
+    tensors = {name: torch.zeros_like(p) for name, p in before.items()}
+    change(tensors)
+    with pytest.raises(UserError, match=words):
+        hf.load_weights(made, tensors)
+    assert all(torch.equal(p, before[name]) for name, p in made.named_parameters())
+
+
+# ---------------------------------------------------------------- configurations that are not ours
+
+HUGE = 10**9
+REFUSED = {  # {model_type: [(key, value, what the message names instead of the key)]}
+    "gpt2": [
+        ("activation_function", "quick_gelu"),
+        ("layer_norm_epsilon", 1e-6),
+        ("layer_norm_epsilon", {"a": "b" * 1000}),
+        ("scale_attn_weights", False),
+        ("scale_attn_by_inverse_layer_idx", True),
+        ("add_cross_attention", True),
+        ("quantization_config", {"bits": 8}),
+        ("n_embd", None),
+        ("n_head", 0),
+        ("n_layer", "2"),
+        ("n_layer", HUGE),
+        ("tie_word_embeddings", "yes"),
+        ("n_positions", -1),
+        ("n_positions", 10**15, "wpe"),
+        ("n_inner", {"a": 1}),
+    ],
+    "llama": [
+        ("hidden_act", "gelu"),
+        ("hidden_act", ["silu"]),
+        ("head_dim", 128),
+        ("attention_bias", True),
+        ("mlp_bias", {"a": 1}),
+        ("sliding_window", 4096),
+        ("partial_rotary_factor", 0.5),
+        ("num_attention_heads", True),
+        ("num_attention_heads", HUGE, "n_head"),
+        ("num_key_value_heads", 2.5),
+        ("num_key_value_heads", 14, "attn.wk"),
+        ("rms_norm_eps", -1),
+        ("rms_norm_eps", math.nan),
+        ("rms_norm_eps", 10**400),
+        ("tie_word_embeddings", 1),
+        ("num_hidden_layers", HUGE),
+        ("hidden_size", 84 * 10**13, "no model has these sizes"),
+        ("vocab_size", 10**12, "wte.weight is"),
+        ("intermediate_size", None),
+        ("intermediate_size", 10**15, "mlp."),
+        ("intermediate_size", 10**30, "no model has these sizes"),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": math.inf}, "rope_theta"),
+        ("rope_parameters", {"full_attention": {"rope_theta": 5.0}}, "full_attention"),
+        ("rope_parameters", THETA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ("rope_scaling", "dynamic", "rope_type='dynamic'"),
+        ("rope_scaling", {"type": "dynamic", "factor": 2.0}, "rope_type='dynamic'"),
+        ("rope_scaling", {"type": "linear"}, "factor is missing"),
+        ("rope_scaling", {"type": "linear", "factor": "x"}, "factor must be float"),
+        ("rope_scaling", {"rope_type": ["x"], "factor": 2.0}, "rope_type"),
+    ],
+    "mistral": [("head_dim", 10)],
+    "bloom": [("apply_residual_connection_post_layernorm", True)],
+    "falcon": [
+        ("new_decoder_architecture", True),
+        ("multi_query", False),
+        ("parallel_attn", False),
+        ("alibi", True),
+        ("bias", {"a": 1}),
+        ("layer_norm_epsilon", 1e-6),
+    ],
+    "gpt_neox": [
+        ("attention_bias", False),
+        ("layer_norm_eps", 1e-6),
+        ("hidden_act", "quick_gelu"),
+        ("head_dim", 10),  # transformers reads it, and computes another function
+        ("rope_parameters", THETA | {"partial_rotary_factor": 0.25}, "rotary_pct"),  # 3 of 12
+    ],
+    "olmo2": [("attention_bias", True)],
+    "qwen3": [
+        ("layer_types", ["full_attention", "sliding_attention"]),
+        ("use_sliding_window", True),
+        ("head_dim", 128),
+    ],
+    "smollm3": [
+        ("no_rope_layers", [0, 1, 1]),
+        ("use_sliding_window", True),
+        ("attention_bias", True),
+    ],
+    "nanochat": [("attention_bias", True), ("hidden_act", "silu2"), ("head_dim", 10)],
+    "mixtral": [
+        ("hidden_act", "gelu"),
+        ("head_dim", 10),
+        ("num_local_experts", HUGE),
+        ("num_experts_per_tok", 6, "top_k"),
+    ],
+    "mamba2": [
+        ("n_groups", 7),
+        ("use_bias", True),
+        ("use_conv_bias", False),
+        ("time_step_limit", [0.001, 0.1]),
+        ("head_dim", 64),
+        ("hidden_act", "gelu"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_what_is_refused(kind):
+    """A configuration that is not ours, in one line that names the key."""
+    case = next(case for case, (model_type, _, _) in CASES.items() if model_type == kind)
+    config, tensors = parts(theirs(case))
+    if kind == "llama":
+        del config["head_dim"]
+    for key, value, *instead in REFUSED[kind]:
+        message = refused(to_ours, config | {key: value}, tensors)
+        assert (instead or [key])[0] in message and "config.json" in message
+        assert len(message) < 400 and "leave out" not in message
+    name = next((name for name in tensors if "norm" in name or "ln_" in name), "lm_head.weight")
+    without = {other: t for other, t in tensors.items() if other != name}
+    assert f"no tensor {name}" in refused(to_ours, config, without)
+    assert "no place for" in refused(to_ours, config, tensors | {"extra": torch.ones(1)})
+
+
+STRETCHED = dict(factor=8.0, original_max_position_embeddings=20)
+
+
+@pytest.mark.parametrize(
+    "rope, words",
+    [
+        (dict(rope_type="longrope"), "rope_type='longrope'"),
+        (dict(rope_type="llama3", original_max_position_embeddings="x"), "must be int"),
+        (dict(rope_type="llama3", low_freq_factor=2.0), "low_freq_factor=2.0"),
+        (dict(rope_type="yarn", beta_fast=16), "beta_fast=16"),
+        (dict(rope_type="yarn", attention_factor=2.0), "attention_factor=2.0"),
+    ],
+)
+def test_a_scaling_of_rope_that_is_not_ours(rope, words):
+    config, tensors = parts(theirs("llama"))
+    assert words in refused(to_ours, config | {"rope_parameters": STRETCHED | rope}, tensors)
+
+
+@kinds
+def test_tensors_that_do_not_fit(kind):
+    config, tensors = parts(theirs(kind))
+    for garbage in ([], {}, {"model_type": ["gpt2"]}, {"model_type": "bert"}, None, "x"):
+        assert "model_type" in refused(to_ours, garbage, tensors)
+    layers = "n_layer" if kind == "gpt2" else "num_hidden_layers"
+    message = refused(to_ours, config | {layers: 1}, tensors)
+    assert "no place for" in message and "more" in message and message.count("1.") == 3
+    assert "no tensor" in refused(to_ours, config | {layers: 3}, tensors)
+    first = next(name for name in tensors if "0" in name and name.endswith("weight"))
+    for shape in ((), (3, 3, 3), (35, 2)):
+        message = refused(to_ours, config, tensors | {first: torch.ones(shape)})
+        assert "shape that does not fit" in message or f"is {shape}" in message
+    if kind == "llama":
+        name = "model.layers.0.self_attn.q_proj.bias"
+        assert "q_proj.bias" in refused(to_ours, config, tensors | {name: torch.ones(84)})
+        del tensors["lm_head.weight"]
+        assert "no tensor lm_head.weight" in refused(to_ours, config, tensors)
+
+
+# ---------------------------------------------------------------- files that are damaged
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda t: (t * 10).to(torch.int8), "is of type int8"),
+        (lambda t: t.to(torch.float8_e4m3fn), "is of type float8"),
+        (lambda t: t > 0, "is of type bool"),
+        (lambda t: t.index_fill(0, torch.tensor([1]), math.nan), "holds NaN"),
+        (lambda t: t.index_fill(0, torch.tensor([1]), -math.inf), "holds NaN or infinity"),
+        (lambda t: t.double().index_fill(0, torch.tensor([1]), 1e300), "holds NaN or infinity"),
+    ],
+)
+def test_tensors_that_are_no_weights(change, words, tmp_path):
+    name = "model.layers.1.self_attn.o_proj.weight"
+    config, tensors = parts(theirs("llama").float())
+    folder = save(tmp_path, config, tensors | {name: change(tensors[name])})
+    message = refused(load_pretrained, folder)
+    assert words in message and name in message
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A whole folder, single and in shards, to be damaged in copies."""
+    root = tmp_path_factory.mktemp("saved")
+    theirs("llama").float().save_pretrained(root / "single")
+    theirs("llama").float().save_pretrained(root / "shards", max_shard_size="50KB")
+    return root
+
+
+def second(folder):
+    return sorted(folder.glob("model-*.safetensors"))[1]
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def text(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    "kind, damage, words",
+    [
+        ("single", lambda f: (f / CONFIG).unlink(), CONFIG),
+        ("single", text(CONFIG, b"{oops"), CONFIG),
+        ("single", text(CONFIG, b"\xff\xfe\x00"), CONFIG),
+        ("single", text(CONFIG, b"[1, 2]"), CONFIG),
+        ("single", text(CONFIG, b"[" * 200_000), "nested too deep"),
+        ("single", text(CONFIG, b'{"rope_theta": NaN}'), "NaN"),
+        ("single", lambda f: truncate(f / WEIGHTS), WEIGHTS),
+        ("single", text(WEIGHTS, b""), WEIGHTS),
+        ("single", text(WEIGHTS, b"\x80\x02}q\x00."), WEIGHTS),
+        ("single", lambda f: (f / WEIGHTS).rename(f / "model.pt"), "model.pt would need unpickl"),
+        ("single", lambda f: (f / WEIGHTS).unlink(), "no .*safetensors"),
+        ("shards", lambda f: truncate(second(f)), "model-00002-of"),
+        ("shards", lambda f: second(f).unlink(), "model-00002-of"),
+        ("shards", text(INDEX, b"{}"), INDEX),
+        ("shards", text(INDEX, b"[]"), INDEX),
+        ("shards", text(INDEX, b'{"weight_map": {"a": 3}}'), f"weight_map .*{INDEX}"),
+    ],
+)
+def test_a_damaged_folder(saved, kind, damage, words, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(saved / kind, folder)
+    damage(folder)
+    assert re.search(words, refused(load_pretrained, str(folder)))
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_names_that_are_no_model(tmp_path, monkeypatch):
+    """Nothing of this asks the network."""
+    monkeypatch.setattr(hf, "fetch", lambda name: pytest.fail("asked the hub"))
+    monkeypatch.setattr(os.path, "expanduser", lambda name: name)  # its answer without a home
+    monkeypatch.chdir(tmp_path)
+    for name in ("gtp2", "resum", "/no/such/folder", "./here", "a/b/c", "~/nothing", "n" * 300):
+        message = refused(load_pretrained, name)
+        assert "gpt2-medium" in message and f"init_from={name}" in message
+    (tmp_path / "weights.safetensors").write_bytes(b"")
+    assert "not a folder" in refused(load_pretrained, str(tmp_path / "weights.safetensors"))
+    assert "give the Hugging Face folder" in refused(load_pretrained, "model.gguf")
+
+
+def test_the_hub_needs_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert "pip install huggingface_hub" in refused(load_pretrained, "some/model")
+
+
+def test_the_hub_out_of_reach(saved, monkeypatch, tmp_path):
+    """No network: one line that says what to do instead, at once; what was downloaded before is
+    still there."""
+    import huggingface_hub
+
+    def refuse(*args, **kwargs):
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpt2-medium", "some-body/llama-not-there"):
+        message = refused(load_pretrained, name)
+        assert "huggingface.co/" in message and name in message and "give its folder" in message
+
+    def earlier(name, local_files_only, **kwargs):
+        return str(local_files_only and saved / "single")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", earlier)
+    assert load_pretrained("gpt2-medium")[0] == "llama"
+
+
+def test_the_hub(saved, monkeypatch):
+    """gpt2-xl is openai-community/gpt2-xl; of a repository nothing but safetensors, config and
+    tokenizer is fetched."""
+    import huggingface_hub
+
+    asked = []
+
+    def model_info(self, name, timeout):
+        asked.append((name, timeout))
+        return type("Info", (), {"sha": "abc"})
+
+    def download(name, **kwargs):
+        asked.append((name, kwargs))
+        return str(saved / "shards")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert load_pretrained("gpt2-xl")[0] == "llama"
+    (name, timeout), (same, kwargs) = asked
+    assert name == same == "openai-community/gpt2-xl" and timeout <= 10
+    assert kwargs["revision"] == "abc"
+    wanted = [CONFIG, WEIGHTS, INDEX, "model-00001-of-00002.safetensors", "tokenizer.json"]
+    others = ["pytorch_model.bin", "model.pt", "onnx/model.onnx", "consolidated.safetensors"]
+    patterns = kwargs["allow_patterns"]
+    fetched = [n for n in wanted + others if any(fnmatch(n, pattern) for pattern in patterns)]
+    assert fetched == wanted
