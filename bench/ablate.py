@@ -10,22 +10,21 @@ A sweep is a folder, out_dir. Stop it at any time; the same command continues it
 train.py sets the base, in a config file or on the command line. The sweep's own keys are:
 """
 
-import contextlib
 import sys
 
-import repo_root  # noqa: F401 (puts the repo's root on the path)
+if not __package__:
+    import repo_root  # noqa: F401 (puts the repo's root on the path)
 
-from bench.ablation.terminal import Doing, format_duration, print_plan
 from common.errors import UserError, run, starting
 
 if __name__ == "__main__":
     starting("bench/ablate.py")
-    importing = Doing("importing torch") if sys.stdout.isatty() else contextlib.nullcontext()
-    importing.__enter__()
 
-from bench.ablation import launch, measure, scale
+from bench.ablation import costs, designs, launch
+from bench.ablation.arms import open_data
+from bench.ablation.progress import doing, format_duration, print_plan
 from bench.ablation.schedule import emit, run_sweep
-from bench.ablation.settings import AblateConfig
+from bench.ablation.settings import AblateConfig, read
 from bench.ablation.sweep import Sweep
 from common.configurator import help_text
 from common.runtime import StopRequest
@@ -36,20 +35,22 @@ DRY_ROUNDS = 5  # rounds of timing in a dry run
 def plan(sweep):
     """Measure what the arms cost and print the plan. Returns the new rows of costs.jsonl. Raises
     UserError if the budget is too small for the first look."""
-    config = sweep.config
-    new_costs = sweep.measure(DRY_ROUNDS if config.dry_run else measure.ROUNDS)
-    jobs = sweep.planned_jobs()
-    seconds = sum(sweep.predicted[job.arm] for job in jobs) / len(sweep.slots)
-    duration = format_duration(seconds)
+    config, jobs, new_costs = sweep.config, sweep.planned_jobs(), []
+    if sweep.device_is_here:
+        new_costs = sweep.measure(DRY_ROUNDS if config.dry_run else costs.ROUNDS)
     print_plan(sweep, jobs)
     kinds = [job.purpose for job in jobs]
     words = {"curve": "for the curve of tokens", "tune": "to choose learning rates"}
     counts = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
     counts.append(f"{kinds.count('report')} to report")
-    print(
-        f"{len(jobs)} runs: {', '.join(counts)}\n{len(sweep.slots)} at a time: about {duration}",
-        flush=True,
-    )
+    print(f"{len(jobs)} runs: {', '.join(counts)}")
+    if not sweep.predicted:
+        print("their time is not known: this machine lacks the device", flush=True)
+        return new_costs
+
+    seconds = sum(sweep.predicted[job.arm] for job in jobs) / len(sweep.slots)
+    duration = format_duration(seconds)
+    print(f"{len(sweep.slots)} at a time: about {duration}", flush=True)
     if config.budget:
         print(f"up to {config.budget} in all, for more seeds of undecided arms", flush=True)
     if config.budget_seconds and seconds > config.budget_seconds:
@@ -61,7 +62,7 @@ def plan(sweep):
 
 def report_sweep(sweep):
     """Write and print the report. Returns 1 if a run failed, else 0."""
-    with Doing("writing the report"):
+    with doing("writing the report"):
         from bench.ablation import report
 
         report.write([sweep.out])
@@ -74,38 +75,12 @@ def report_sweep(sweep):
     return 1 if failed else 0
 
 
-def main(argv, trainer=launch.TRAINER):
-    if "--help" in argv or "-h" in argv:
-        print(help_text(__doc__, [AblateConfig], {"lr_grid": "[1]"}))
-        return 0
-    with Doing("checking the arms"):
-        sizes = scale.sweeps_of(argv, __doc__)
-        sweeps = [Sweep(words, __doc__, trainer) for words in sizes.values() or [argv]]
-    for sweep in sweeps:
-        status = run_one(sweep)
-        if status not in (0, 1):
-            return status
-    if sizes and not sweep.config.dry_run:
-        print(report_scale(sweep.out.parent, sizes))
-    return status
-
-
-def report_scale(out, sizes):
-    """Write the report of a scale. Returns its table for the terminal."""
-    from bench.ablation import design_report, report
-
-    scale.write_sizes(out, sizes)
-    report.write([out])
-    table = design_report.scale_table(report.gather([out])[0].scale)
-    return report.for_terminal((table, ("arm", "verdict", "slope [95 %]")))
-
-
 def run_one(sweep):
     """Plan, run and report a sweep. Returns the exit status."""
     new_costs = [] if sweep.config.emit else plan(sweep)
     if sweep.config.dry_run:
         for job in sweep.planned_jobs():
-            print(job.command)
+            print(job.command())
         return 0
 
     sweep.open(new_costs)
@@ -121,6 +96,32 @@ def run_one(sweep):
         sweep.lock.close()
 
 
+def report_scale(out, sizes):
+    """Write and print the report of a scale."""
+    from bench.ablation import design_report, report
+
+    designs.write_sizes(out, sizes)
+    report.write([out])
+    table = design_report.scale_table(report.gather([out])[0].scale)
+    print(report.for_terminal((table, ("arm", "verdict", "slope [95 %]"))))
+
+
+def main(argv, trainer=launch.TRAINER):
+    if "--help" in argv or "-h" in argv:
+        print(help_text(__doc__, [AblateConfig], {"lr_grid": "[1]"}))
+        return 0
+    config, sizes = read(argv, __doc__)[0], {}
+    if "scale" in config.design.split(","):
+        sizes = designs.sizes_of(argv, __doc__, lambda base: open_data(base)[0]["vocab_size"])
+    sweeps = [Sweep(words, __doc__, trainer) for words in sizes.values() or [argv]]
+    for sweep in sweeps:
+        status = run_one(sweep)
+        if status not in (0, 1):
+            return status
+    if sizes and not config.dry_run:
+        report_scale(config.out_dir, sizes)
+    return status
+
+
 if __name__ == "__main__":
-    importing.__exit__(None, None, None)
     run(main)

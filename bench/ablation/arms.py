@@ -37,9 +37,9 @@ def with_changes(base, changes):
     return {key: value for key, value in base.items() if key not in slots} | changes
 
 
-def check_arm(arm, base, processes=1):
+def check_arm(arm, base):
     """Set arm.values. Raises UserError unless each change is a key of train.py with a valid value,
-    and the values are compatible, also with this number of processes."""
+    and the values are compatible."""
     known = keys(TrainConfig, VariantConfig)
     try:
         for key, value in arm.changes.items():
@@ -48,10 +48,10 @@ def check_arm(arm, base, processes=1):
                 raise UserError(f"{key} is the same for all arms", f"{key}={value}", fix)
             arm.changes[key] = check(key, value, find(key, known, RENAMED, key), f"{key}={value}")
         arm.values = with_changes(base, arm.changes)
-        argv = [f"--{key}={value}" for key, value in arm.values.items()]
+        values = arm.values | {"device": "cpu"}  # the machine that plans may lack the device
+        argv = [f"--{key}={value}" for key, value in values.items()]
         settings = read_config([*argv, "--seed=0", "--out_dir=out", "--dry_run"], "")
-        check_start(settings, Runtime(base["device"], "float32", 0, processes, []))
-        variant_config(arm.values)
+        check_start(settings, Runtime("cpu", "float32", 0, 1, []))
         configure(arm.values)
     except UserError as error:
         error.args = (f"arm {arm.name}: {error}",)
@@ -61,7 +61,7 @@ def check_arm(arm, base, processes=1):
 # ---------------------------------------------------------------- an arm must change something
 
 
-def check_bite(arm, other, vocab_size):
+def check_changes_output(arm, other, vocab_size):
     """Raise UserError that names the arm if its model computes the same as the arm `other` that it
     is compared with. A difference that shows in training alone (optimizer, schedule, dropout)
     counts as a change."""
@@ -132,7 +132,7 @@ def match_arm(arm, base, kind, vocab_size, milliseconds=None):
     """Match an arm to the cost of the base, by its MLP's width (params, flops) or by its number of
     steps (time, from {arm: milliseconds of a step}). Sets arm.match and arm.values. Raises
     UserError if no width matches."""
-    if arm.name == "base" or arm.again or arm.curve:
+    if arm.name == "base" or arm.replicate or arm.curve:
         return
     ours, theirs = variant_config(arm.values, vocab_size), variant_config(base.values, vocab_size)
     if kind == "time":

@@ -2,11 +2,11 @@
 
 import math
 import shlex
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.ablation.launch import GRACE, format_command, make_ready
-from bench.ablation.outcome import row_of
+from bench.ablation.launch import GRACE, make_ready, row_of
 from common import files
 from common.errors import UserError, one_line
 from common.files import ROOT
@@ -27,15 +27,13 @@ def import_ray():
 
 
 def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
-    """Run jobs as tasks of a Ray cluster. A process of a run takes `threads` CPUs and, on CUDA,
-    1/gpu_share of a GPU. The nodes see this repo and the sweep's folder under the same paths (a
-    shared file system). Ray restarts a task whose node is lost, and the run resumes from its last
-    checkpoint. Results are matched with jobs by content hash. Yields as `run_local` does."""
+    """Run jobs as tasks of a Ray cluster. A run takes `threads` CPUs and, on CUDA, 1/gpu_share of a
+    GPU. The nodes see this repo and the sweep's folder under the same paths (a shared file system).
+    Ray restarts a task whose node is lost, and the run resumes from its last checkpoint. Results
+    are matched with jobs by content hash. Yields as `run_local` does."""
     ray = import_ray()
 
     def task(root, values, stop_file):  # pickled by value: a node needs only the repo
-        import sys
-
         sys.path.insert(0, root)
         from bench.ablation import launch
 
@@ -43,8 +41,7 @@ def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
         row = launch.run_job(job, Path(stop_file).exists, patience=math.inf) or {}
         return row | {"key": job.key, "node": ray.get_runtime_context().get_node_id()}
 
-    processes = jobs[0].processes if jobs else 1
-    needs = {"num_cpus": threads * processes, "num_gpus": processes / gpu_share if cuda else 0}
+    needs = {"num_cpus": threads, "num_gpus": 1 / gpu_share if cuda else 0}
     remote = ray.remote(**needs, max_retries=3)(task)
     # Ray kills a cancelled task before its run can save, so a file tells the tasks to stop.
     stop_file = Path(out_dir).absolute() / "stop"
@@ -73,15 +70,15 @@ def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
             stop_file.unlink(missing_ok=True)
 
 
-def write_slurm(jobs, out_dir, threads, cuda, limit):
+def write_slurm(jobs, out_dir, threads, cuda):
     """Write out_dir/commands.txt, one run per line, and out_dir/slurm.sh, an array job with a task
-    per line. `limit` is in seconds. Returns the path of the script."""
+    per line. Returns the path of the script."""
     out_dir, lines = Path(out_dir), []
     for job in jobs:
         make_ready(job)
         latest = shlex.quote(f"{job.out_dir}/latest")
         # exec: the run replaces the shell, so that the signal reaches it.
-        resume, begin = format_command(job, resume=True), format_command(job)
+        resume, begin = job.command(resume=True), job.command()
         lines.append(f"if test -e {latest}; then exec {resume}; else exec {begin}; fi")
     files.write(out_dir / "commands.txt", "".join(line + "\n" for line in lines))
     name = shlex.quote(str(out_dir / "commands.txt"))
@@ -89,9 +86,8 @@ def write_slurm(jobs, out_dir, threads, cuda, limit):
         "#!/bin/bash",
         f"#SBATCH --job-name={out_dir.name}",
         f"#SBATCH --array=0-{len(jobs) - 1}",
-        f"#SBATCH --cpus-per-task={threads * jobs[0].processes}",
-        *([f"#SBATCH --gres=gpu:{jobs[0].processes}"] if cuda else []),
-        *([f"#SBATCH --time={max(1, round(limit / 60))}"] if limit else []),
+        f"#SBATCH --cpus-per-task={threads}",
+        *(["#SBATCH --gres=gpu:1"] if cuda else []),
         "#SBATCH --signal=B:TERM@60",
         "#SBATCH --requeue",
         f"#SBATCH --output={out_dir}/slurm-%a.txt",

@@ -1,25 +1,39 @@
-"""Enumerate the arms of a sweep: its designs choose them from the dictionaries of parts."""
+"""Enumerate the arms of a sweep: its designs choose them from the dictionaries of parts.
+
+Design `factorial`: every run serves every effect. Each factor has two levels, and each cell of the
+design, an arm, sets all of them. pyDOE3 makes a fraction of resolution V, in which main effects and
+two-factor interactions are free of each other (Box, Hunter and Hunter, Statistics for
+Experimenters, chapter 12)."""
 
 import itertools
+import json
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from bench.ablation import factorial
-from bench.ablation.settings import part_name, variant_config
-from common.configurator import allowed, keys
+import numpy as np
+import pyDOE3
+
+from bench.ablation.settings import DESIGN, part_name, read, variant_config
+from common import files
+from common.configurator import allowed, build, keys
 from common.errors import UserError
+from parts import costs
 from parts.architectures import ARCH
 from parts.catalogue import needed
 from parts.variant import VariantConfig
 from training.settings import TrainConfig
 
 SPARSE = ("moe", "none")  # the words of mlp that are not one dense MLP
-DESIGNS = (
-    *("leave_one_in", "leave_one_out", "ladder", "axis", "archs", "pairs", "arms"),
-    *("factorial", "scale"),
-)
-CORNER = {"leave_one_in": "gpt2", "leave_one_out": "llama"}  # the base that a design starts from
+TRAINED_BY = ("optimizer", "schedule")  # keys of training that can be an axis
+RESOLUTION = 5  # of a factorial
+MOST_FACTORS = 10  # a fraction of resolution V then has 128 to 512 cells
+TRIES = 100  # generators that pyDOE3 tries: it tries the longest first
+SHORT = {"bias=none": "no bias", "tie_embeddings=False": "untied", "tie_embeddings=True": "tied"}
+LEAST_SIZES = 3  # of a scale
+GROW = ("max_iters", "eval_interval", "lr_decay_iters", "warmup_iters")  # with a scale's tokens
 
 
 @dataclass
@@ -30,7 +44,7 @@ class Arm:
     changes: dict  # {key of the base: new value}
     against: str | None = "base"  # the arm it is compared with; None: a cell of a factorial
     cell: dict | None = None  # {factor: 0 or 1} in a factorial
-    again: bool = False  # whether it is the second copy of the base
+    replicate: bool = False  # whether it is the second copy of the base
     interaction_of: list | None = None  # the two arms whose changes it combines
     values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
     match: dict | None = None
@@ -39,20 +53,20 @@ class Arm:
     code_hash: str = ""
 
 
-def words_of(slot):
-    """The words that a slot accepts; [] if the key is not a slot."""
-    kinds = keys(VariantConfig)
-    return allowed(kinds[slot])[1] if slot in kinds else []
+def words_of(key):
+    """The words of a slot, or of a key of training that takes words; [] of any other key."""
+    kinds = keys(VariantConfig) | {name: keys(TrainConfig)[name] for name in TRAINED_BY}
+    return allowed(kinds[key])[1] if key in kinds else []
 
 
 def enumerate_arms(config, base):
     """The [Arm] of a sweep's designs, the base first. `base` holds the given keys of train.py.
     Raises UserError for a design, an arm, a rung or an axis that does not exist."""
-    designs = chosen_designs(config, base)
+    designs, model = config.designs, base.get("model", "gpt2")
+    check_designs(config, model)
     if "factorial" in designs:
         return factorial_cells(config, base)
     by_hand = arms_by_hand(config)
-    model = base.get("model", "gpt2")
     here = variant_config({"model": "gpt2"} | base)
     other_corner = ARCH["llama" if model == "gpt2" else "gpt2"]
     parts = {key: value for key, value in other_corner.items() if getattr(here, key) != value}
@@ -65,38 +79,39 @@ def enumerate_arms(config, base):
         rungs = set(config.order or ()) - parts.keys()
         by_hand = {name: arm for name, arm in by_hand.items() if name not in rungs}
     if "axis" in designs:
-        arms += axis(config.axis, here)
-    if "archs" in designs:
-        arms += architectures(config.archs, model)
+        arms += axis(config.axis, base, here)
+    if "archs" in designs:  # the dense ones, whose MLP's width can be matched in small models, too
+        dense = [word for word, filled in ARCH.items() if filled["mlp"].split("_")[0] not in SPARSE]
+        arms += [Arm(word, {"arch": word}) for word in dense if word != model]
     arms += by_hand.values()
     if "pairs" in designs:
         arms += pairs(arms[1:])
-    if config.again:
-        arms.append(Arm("base again", {}, again=True))
+    arms.append(Arm("base again", {}, replicate=True))
     check_names(arms, config)
     return arms
 
 
-def chosen_designs(config, base):
-    """The words of `design`. An axis or arms given without a design are a design, too."""
-    designs = [word for word in re.split(r"[ ,]+", config.design) if word]
-    if config.axis and "axis" not in designs:
-        designs = ["axis"]
-    elif config.arms and not designs:
-        designs = ["arms"]
-    unknown = [word for word in designs if word not in DESIGNS]
-    if unknown or not designs:
-        what = f"unknown design {unknown[0]}" if unknown else "no arms"
-        raise UserError(what, f"design={config.design}", "choose from " + ", ".join(DESIGNS))
-    if len(designs) > 1 and "factorial" in designs:
-        fix = "give it a sweep of its own"
-        raise UserError("factorial stands alone", f"design={config.design}", fix)
-    model = base.get("model", "gpt2")
-    for word in designs:
-        if CORNER.get(word, model) != model:
-            fix = f"give model={CORNER[word]}, or another design"
-            raise UserError(f"{word} starts from {CORNER[word]}", f"model={model}", fix)
-    return designs
+def check_designs(config, model):
+    """Raise UserError if there is no design, or designs that exclude each other or the model."""
+    where = f"design={config.design}"
+    if not config.designs:
+        raise UserError("no arms", where, "choose from " + ", ".join(DESIGN))
+    if len(config.designs) > 1 and "factorial" in config.designs:
+        raise UserError("factorial stands alone", where, "give it a sweep of its own")
+    for word in config.designs:
+        if (DESIGN[word] or model) != model:
+            fix = f"give model={DESIGN[word]}, or another design"
+            raise UserError(f"{word} starts from {DESIGN[word]}", f"model={model}", fix)
+
+
+def check_names(arms, config):
+    """Raise UserError if two arms have the same name, or if the base is the only arm."""
+    where = f"design={config.design}"
+    for name, count in Counter(arm.name for arm in arms).items():
+        if count > 1:
+            raise UserError(f"two arms are called {name}", where, "give each its own name")
+    if all(arm.replicate or arm.name == "base" for arm in arms):
+        raise UserError("no arms", where, "name some changes")
 
 
 def arms_by_hand(config):
@@ -128,32 +143,21 @@ def ladder(order, parts, by_hand):
     return arms
 
 
-def axis(slot, here):
+def axis(slot, base, here):
     """One arm per word of a slot but the base's, and mlp=none, which has no width to match."""
-    words = words_of(slot)
-    if not words:
-        slots = [key for key in keys(VariantConfig) if words_of(key)]
-        raise UserError(f"no axis {slot}", "axis", "choose a slot: " + ", ".join(slots))
+    if not words_of(slot):
+        slots = [key for key in (*keys(VariantConfig), *TRAINED_BY) if words_of(key)]
+        raise UserError(f"no axis {slot}", "axis", "choose from " + ", ".join(slots))
+    own = base.get(slot, getattr(TrainConfig if slot in TRAINED_BY else here, slot))
     arms = []
-    for word in words:
-        if word == getattr(here, slot) or (slot, word) == ("mlp", "none"):
+    for word in words_of(slot):
+        if word == own or (slot, word) == ("mlp", "none"):
             continue
         changes = {slot: word} | needed(slot, word, here)
         if slot == "rope_scaling" and word != "none":
             changes |= {"rope_factor": 4.0, "rope_original": here.block_size}
         arms.append(Arm(part_name(slot, word), changes))
     return arms
-
-
-def architectures(chosen, model):
-    """One arm per named architecture, except the base's: those chosen, or all with a dense MLP,
-    whose width can match the base's also in small models."""
-    for word in chosen or ():
-        if word not in ARCH:
-            fix = "choose from " + ", ".join(ARCH)
-            raise UserError(f"unknown architecture {word}", "archs", fix)
-    dense = [word for word, parts in ARCH.items() if parts["mlp"].split("_")[0] not in SPARSE]
-    return [Arm(word, {"arch": word}) for word in chosen or dense if word != model]
 
 
 def pairs(arms):
@@ -181,22 +185,138 @@ def curve_arms(config, base):
     return arms
 
 
+# ---------------------------------------------------------------- factorial
+
+
 def factorial_cells(config, base):
     """One arm per cell of a factorial; the base is the cell with all factors low."""
     if config.arms or config.axis:
         fix = "leave out arms and axis, or make them factors"
         raise UserError("factorial makes all arms itself", f"design={config.design}", fix)
-    cells = [Arm(*cell[:2], None, cell=cell[2]) for cell in factorial.cells_of(config, base)]
-    cells[0].against = "base"
-    check_names(cells, config)
-    return cells
+    factors, arms = factors_of(config, base), []
+    for row in fraction(len(factors)):
+        cell = {name: int(level > 0) for name, level in zip(factors, row, strict=True)}
+        high = {name: factors[name][1] for name, level in cell.items() if level}
+        changes = {key: value for change in high.values() for key, value in change.items()}
+        name = "+".join(level_name(factor, change) for factor, change in high.items())
+        arms.append(Arm(name or "base", changes, None if name else "base", cell))
+    check_names(arms, config)
+    return arms
 
 
-def check_names(arms, config):
-    """Raise UserError if two arms have the same name, or if the base is the only arm."""
-    where = f"design={config.design}"
-    for name, count in Counter(arm.name for arm in arms).items():
-        if count > 1:
-            raise UserError(f"two arms are called {name}", where, "give each its own name")
-    if all(arm.again or arm.name == "base" for arm in arms):
-        raise UserError("no arms", where, "name some changes")
+def level_name(factor, change):
+    """The name of a factor's high level: rope for position=rope, otherwise the factor's."""
+    (key, value), *more = change.items()
+    if more or key != factor:
+        return factor
+    name = part_name(key, value)
+    return SHORT.get(name, name)
+
+
+def factors_of(config, base):
+    """{factor: (changes at its low level, changes at its high level)}. The low level is what the
+    base has. A slot's name stands for GPT-2's and LLaMA's word. Raises UserError."""
+    here = vars(variant_config({"model": "gpt2"} | base))
+    values = vars(build(TrainConfig, base)) | here | base
+    factors, owners = {}, {}
+    for given in [config.factors] if isinstance(config.factors, dict) else config.factors or ():
+        for name, levels in (given if isinstance(given, dict) else corner(given, here)).items():
+            check_levels(name, levels, values)
+            for key in levels[1]:
+                if key in owners:
+                    what = f"{owners[key]} and {name} both change {key}"
+                    raise UserError(what, "factors", "let each key belong to one factor")
+                owners[key] = name
+            factors[name] = levels
+    if not 2 <= len(factors) <= MOST_FACTORS:
+        fix = f"name 2 to {MOST_FACTORS}: factors = ['position', 'norm', 'mlp']"
+        raise UserError(f"{len(factors)} factors", "factors", fix)
+    return factors
+
+
+def corner(slot, here):
+    """{slot: [base's word, the word of the other of GPT-2 and LLaMA]}, each as changes."""
+    words = [ARCH[model][slot] for model in ("gpt2", "llama") if slot in ARCH[model]]
+    own = here.get(slot)
+    if own not in words or words[0] == words[1]:
+        slots = [key for key, word in ARCH["gpt2"].items() if ARCH["llama"][key] != word]
+        fix = f"choose from {', '.join(slots)}, or write {{{slot!r}: [dict(...), dict(...)]}}"
+        raise UserError(f"{slot} has no level of GPT-2 and of LLaMA", "factors", fix)
+    return {slot: [{slot: own}, {slot: words[1 - words.index(own)]}]}
+
+
+def check_levels(name, levels, values):
+    """Raise UserError unless the levels of a factor are two dictionaries of changes, the first of
+    which holds what the base has."""
+    fix = 'write {"optimizer": [dict(optimizer="adamw"), dict(optimizer="muon")]}'
+    pair = isinstance(levels, list | tuple) and len(levels) == 2
+    if not pair or not all(isinstance(level, dict) for level in levels) or not levels[1]:
+        raise UserError("a factor is a name and two levels", f"factors: {name!r}", fix)
+    for key, value in levels[0].items():
+        if values.get(key) != value:
+            what = f"the low level {key}={value} of {name} is not the base's {values.get(key)}"
+            raise UserError(what, "factors", f"give --{key}={value}, or exchange the levels")
+
+
+def resolution_of(design):
+    """The fewest columns of a design [cells, factors] whose product is constant; else one more."""
+    factors = design.shape[1]
+    for size in range(1, factors + 1):
+        for columns in itertools.combinations(range(factors), size):
+            if abs(design[:, columns].prod(1).sum()) == len(design):
+                return size
+    return factors + 1
+
+
+def fraction(factors):
+    """The smallest two-level design [cells, factors] of pyDOE3 with at least RESOLUTION, its first
+    cell low in every factor; all combinations if there is none."""
+    makers = [
+        lambda: pyDOE3.fracfact_by_res(factors, RESOLUTION),
+        lambda: pyDOE3.fracfact(pyDOE3.fracfact_opt(factors, 2, TRIES)[0]),
+        lambda: pyDOE3.fracfact(pyDOE3.fracfact_opt(factors, 1, TRIES)[0]),
+    ]
+    designs = [pyDOE3.ff2n(factors)]
+    for maker in makers:
+        with suppress(ValueError):  # "design not possible"
+            design = maker()
+            # fracfact_by_res(7, 5) has resolution IV: what it promises is checked.
+            if resolution_of(design) >= RESOLUTION:
+                designs.append(design)
+    smallest = min(designs, key=lambda design: (len(design), -resolution_of(design)))
+    folded = smallest * -smallest[0]  # other signs, the same resolution
+    return folded[np.lexsort(folded.T[::-1])]
+
+
+# ---------------------------------------------------------------- scale
+
+
+def sizes_of(argv, usage, vocab_size):
+    """The command line of the sweep of each size of design scale, {size: argv}. Each size has its
+    own folder, base, curve and margin; its tokens are in proportion to its parameters.
+    vocab_size(base): the number of the dataset's tokens."""
+    config, base = read(argv, usage)
+    sizes = config.sizes or {}
+    if len(sizes) < LEAST_SIZES or not all(isinstance(size, dict) for size in sizes.values()):
+        fix = f'name {LEAST_SIZES} or more: sizes = {{"small": dict(n_embd=32), ...}}'
+        raise UserError("scale needs sizes", f"sizes={config.sizes}", fix)
+    if config.budget or config.emit:
+        fix = "leave them out, or run the sweep of a size by itself"
+        raise UserError("scale takes neither budget nor emit", "design=scale", fix)
+
+    tokens, commands, smallest = vocab_size(base), {}, None
+    for name, size in sizes.items():
+        parameters = costs.parameters(variant_config(base | size, tokens))
+        smallest = smallest or parameters
+        steps = {
+            key: max(1, round(parameters / smallest * base[key])) for key in GROW if base.get(key)
+        }
+        given = {"question": f"{config.question} ({name})", "out_dir": Path(config.out_dir) / name}
+        given |= {"design": ",".join(config.designs), "sizes": None} | steps | size
+        commands[name] = [*argv, *(f"--{key}={value}" for key, value in given.items())]
+    return commands
+
+
+def write_sizes(out, sizes):
+    """Note in the folder of a scale which folders hold its sizes."""
+    files.write(Path(out) / "scale.json", json.dumps({"sizes": list(sizes)}))

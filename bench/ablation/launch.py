@@ -1,7 +1,7 @@
 """
-Run the jobs of a sweep on this machine. Each run is a separate process of train.py, started with
-the command line that a person would type, so that a crash costs one row only. A run that was
-stopped, alone or with its driver, resumes from its last checkpoint.
+Run the jobs of a sweep on this machine, and make the row of each run that ends. A run is a separate
+process of train.py, started with the command line that a person would type, so that a crash costs
+one row only. A run that was stopped, alone or with its driver, resumes from its last checkpoint.
 """
 
 import contextlib
@@ -19,21 +19,40 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 
-from bench.ablation import outcome, quiet
-from bench.ablation.outcome import stored_identity
-from bench.ablation.source import digest
+import numpy as np
+import torch
+
+import sample
+import train
+from bench.ablation.contexts import CONTEXTS, extrapolation
+from bench.ablation.costs import cores
+from bench.ablation.identity import digest
 from common import files
-from common.errors import UserError, one_line
+from common.errors import Failure, UserError, one_line
 from common.files import ROOT
-from training.run_folder import hold
+from common.runtime import seed_for, set_up
+from tokens.mixture import open_split
+from tokens.token_files import load_meta, load_split
+from training import parallel
+from training.failures import DIVERGED
+from training.losses import mean_loss
+from training.run_folder import hold, read_log
 from weights import checkpoint
 
 TRAINER = str(ROOT / "train.py")
 POLL = 0.2  # seconds between polls of the processes
 GRACE = 60  # seconds that a stopped run has for saving
 LOCKED = 120  # seconds to wait for a process that still holds a run folder
+LEAST_LIMIT = 600  # seconds that every run may take
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+RESULT = ("code_hash", "config_hash", "arm", "seed", "lr", "purpose")  # what tells results apart
+SAMPLED = 200  # tokens of a reported run's sample
+HALVES = ("val_tune", "val_report")  # columns of an evaluation
+COLUMN_OF = {"exact": "wrong_answers", "accuracy": "wrong_tokens"}  # {measure: column of a row}
+KINDS = {"pairs": "prompts and answers", "mixture": "several datasets"}
 
 
 @dataclass
@@ -41,7 +60,7 @@ class Job:
     """One run: `values` are the keys of train.py's command line, without out_dir."""
 
     arm: str
-    seed: int  # of the pair: with the same seed, all arms see the data in the same order
+    seed: int  # with the same seed, all arms see the data in the same order
     lr: float  # multiple of the base's learning rate
     purpose: str  # "report", "tune" or "curve"
     out_dir: str
@@ -53,18 +72,27 @@ class Job:
     prompt: str = ""
     limit: float | None = None  # seconds; None: no limit
     threads: int = 1
-    processes: int = 1
     trainer: str = TRAINER
-    group: str = ""  # the group in Weights & Biases
 
     @property
     def name(self):
         shows_lr = self.purpose == "tune" or self.lr != 1
         return f"{self.arm} seed {self.seed}" + (f" lr x{self.lr:g}" if shows_lr else "")
 
-    @property
-    def command(self):
-        return format_command(self)
+    def arguments(self, resume=False):
+        """The words after train.py."""
+        if resume:
+            return ["--init_from=resume", f"--out_dir={self.out_dir}"]
+        return [
+            *(f"--{key}={value}" for key, value in self.values.items()),
+            f"--out_dir={self.out_dir}",
+        ]
+
+    def command(self, resume=False):
+        """The command as a person would type it."""
+        relative = os.path.relpath(self.trainer)
+        path = self.trainer if relative.startswith("..") else relative
+        return shlex.join(["python", path, *self.arguments(resume)])
 
     @property
     def key(self):
@@ -78,44 +106,23 @@ class Job:
 
 def key(row):
     """The content hash of a result: the code, the configuration, the seed and the purpose."""
-    names = ("code_hash", "config_hash", "arm", "seed", "lr", "purpose")
-    return digest([row[name] for name in names])
+    return digest([row[name] for name in RESULT])
 
 
-def arguments(job, resume=False):
-    """The words after train.py."""
-    if resume:
-        return ["--init_from=resume", f"--out_dir={job.out_dir}"]
-    values = [f"--{name}={value}" for name, value in job.values.items()]
-    return [*values, f"--out_dir={job.out_dir}"]
+def time_limit(predicted):
+    """Seconds after which a run has failed; None if its time was not predicted."""
+    return None if predicted is None else max(LEAST_LIMIT, 10 * predicted)
 
 
-def torchrun(job):
-    """The words that make torchrun start the processes of a run."""
-    return ["--standalone", f"--nproc_per_node={job.processes}"]
+# ---------------------------------------------------------------- a run's folder
 
 
-def format_command(job, resume=False):
-    """The command as a person would type it."""
-    relative = os.path.relpath(job.trainer)
-    path = job.trainer if relative.startswith("..") else relative
-    program = ["torchrun", *torchrun(job)] if job.processes > 1 else ["python"]
-    return shlex.join([*program, path, *arguments(job, resume)])
-
-
-def argument_list(job, resume=False):
-    """The command as it is started, by this very Python."""
-    program = ["-m", "torch.distributed.run", *torchrun(job)] if job.processes > 1 else []
-    return [sys.executable, *program, job.trainer, *arguments(job, resume)]
-
-
-# ---------------------------------------------------------------- one run
-
-
-def die_with_parent():
-    """Ask the kernel, in the child before train.py starts, for SIGTERM when the driver dies. Linux
-    only: elsewhere an orphaned run ends by itself, and the next driver waits for its folder."""
-    LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+def stored_identity(folder):
+    """The Job.identity stored in a run folder, or None."""
+    try:
+        return files.parse_json((Path(folder) / "run.json").read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def make_ready(job):
@@ -138,7 +145,7 @@ def set_aside(folder):
     folder.rename(next(name for name in names if not name.exists()))
 
 
-def locked(job):
+def is_locked(job):
     """Whether another process trains in the run's folder: one that a killed driver left behind."""
     try:
         if Path(job.out_dir, "lock").exists():
@@ -148,6 +155,159 @@ def locked(job):
     return False
 
 
+def evaluations(folder):
+    """The rows of the evaluations in a run's log."""
+    rows = read_log(Path(folder) / "log.jsonl")
+    return [row for row in rows if row.get("val_loss") is not None]
+
+
+def diverged(folder):
+    """The reason of a run that ended because its loss or gradient was not finite, or None."""
+    try:
+        return files.parse_json((Path(folder) / DIVERGED).read_bytes())["reason"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def is_finished(job):
+    """Whether the run in the folder has ended, by an array job or a driver that was killed."""
+    if stored_identity(job.out_dir) != job.identity():
+        return False
+    rows, steps = evaluations(job.out_dir), checkpoint.steps(job.out_dir)
+    at_end = rows and steps and rows[-1]["step"] == steps[-1] == job.values["max_iters"]
+    return bool(diverged(job.out_dir) or at_end)
+
+
+def drop_checkpoints(job):
+    """Remove a run's checkpoints; those of an arm's first reported run stay, to sample from."""
+    if job.purpose != "report" or job.seed != 0:
+        for name in ("ckpt", "latest", "best"):
+            files.remove(Path(job.out_dir) / name)
+
+
+# ---------------------------------------------------------------- the row of a run
+
+
+def row_of(job, reason, seconds, device=None):
+    """The row of rows.jsonl of a run that ended, from its folder.
+
+    It has diverged if its loss or gradient was not finite, or if it ends with a higher loss than it
+    began with. It has failed if there is another reason, if it lacks its last evaluation, or if its
+    model cannot be measured (on `device`, None: the run's)."""
+    rows, last_step = evaluations(job.out_dir), job.values["max_iters"]
+    losses = final_losses(rows, job.kind) if rows else {}
+    status, why = "diverged", diverged(job.out_dir)
+    if why is None and reason is None and (not rows or rows[-1]["step"] != last_step):
+        reason = f"it ended without the evaluation of step {last_step}"
+    if why is None and reason is None:
+        first, final = losses["first_val_loss"], losses["final_val_loss"]
+        if first is not None and final > first:
+            why = f"the final loss {final:.4g} is above the initial {first:.4g}"
+    if why is None:
+        status = "failed" if reason else "done"
+
+    row = {name: getattr(job, name) for name in (*RESULT, "out_dir")}
+    if status == "done":
+        try:
+            row |= measure_trained(job, device)
+        except Exception as error:  # the row of a run must not end the sweep
+            status = "failed"
+            reason = f"measuring the trained model: {type(error).__name__}: {one_line(error)}"
+    row |= {
+        "status": status,
+        "reason": why or reason,
+        "wall_seconds": round(seconds, 2),
+        "command": job.command(),
+    }
+    return row | origin(job.out_dir) | losses
+
+
+def origin(folder):
+    """The commit, hardware and versions stored by a run."""
+    try:
+        versions = json.loads((Path(folder) / "config.json").read_text())["versions"]
+        return {key: versions[key] for key in ("git_commit", "hardware")} | {"versions": versions}
+    except (OSError, ValueError, KeyError):
+        return {"git_commit": None, "hardware": None}
+
+
+def final_losses(rows, kind="text"):
+    """The losses of a row of rows.jsonl, from the rows of a run's evaluations. A text too short to
+    be halved counts as both halves. Bits per byte say nothing about the answers of pairs; of these
+    the row holds the shares that are wrong."""
+    points = [
+        [row["step"], row["val_loss"], *(row.get(half, row["val_loss"]) for half in HALVES)]
+        for row in rows
+    ]
+    best, last = min(points, key=lambda point: point[1]), points[-1]
+    right = {
+        name: rows[-1].get(f"report_{name}", rows[-1].get(f"val_{name}")) for name in COLUMN_OF
+    }
+    return {
+        "first_val_loss": points[0][1] if points[0][0] == 0 else None,
+        **dict(zip(("final_val_loss", "final_tune", "final_report"), last[1:], strict=True)),
+        **dict(zip(("best_step", "best_val_loss", "best_tune", "best_report"), best, strict=True)),
+        "train_loss": rows[-1].get("train_loss"),
+        "bits_per_byte": None if kind == "pairs" else rows[-1].get("bits_per_byte"),
+        "seconds": rows[-1].get("seconds"),
+        "curve": points,
+        "blocks": rows[-1].get("val_blocks"),
+        **{COLUMN_OF[name]: 1 - share for name, share in right.items() if share is not None},
+    }
+
+
+@torch.no_grad()
+def measure_trained(job, device=None):
+    """{"extrapolation", "sample", "test_loss"} of a run's trained model, on a device (None: the
+    run's). Empty for a run that is not reported, or that has no checkpoint. Raises Failure if the
+    model was trained on other data than the sweep's."""
+    measured = {"extrapolation": {}, "sample": None, "test_loss": None}
+    if job.purpose != "report" or not checkpoint.steps(job.out_dir):
+        return measured
+    runtime = set_up(device or job.values["device"], job.values.get("dtype", "auto"))
+    model, tokenizer, _, state = checkpoint.open_run(job.out_dir, "latest", runtime.device)
+    if state["data"] != job.data:
+        name = job.values["dataset"]
+        raise Failure("the dataset changed while the sweep ran", name, "start the sweep again")
+
+    # A sample with a fixed seed.
+    ids = tokenizer.encode(job.prompt) if job.prompt else [tokenizer.start]
+    idx = torch.tensor(np.asarray(ids), dtype=torch.long, device=runtime.device)[None]  # (1, T)
+    with runtime.autocast():
+        more = {"seeds": [seed_for(0)], "vocab_size": tokenizer.vocab_size}
+        tokens = [token.item() for token in sample.generate(model, idx, SAMPLED, 0.8, 200, **more)]
+    text = tokenizer.decode_bytes(tokens).decode("utf-8", "replace")
+    measured["sample"] = job.prompt + text
+
+    # The loss with other contexts, and on the test split, of which nothing was chosen.
+    if job.kind != "text":
+        why = {"why": f"not measured on {KINDS[job.kind]}"}
+        return measured | {"extrapolation": {str(n): why for n in CONTEXTS}}
+    folder, block_size = (
+        Path(job.values.get("data_dir", "data")) / job.values["dataset"],
+        model.config.block_size,
+    )
+    val_tokens = load_split(folder, "val", block_size)
+    measured["extrapolation"] = extrapolation(model, val_tokens, runtime)
+    if "test" in load_meta(folder)["splits"]:
+        learner = SimpleNamespace(model=model, net=parallel.Loss(model))
+        config = SimpleNamespace(batch_size=job.values["batch_size"])
+        run = SimpleNamespace(learner=learner, runtime=runtime, config=config)
+        measured["test_loss"] = mean_loss(
+            train.evaluate(run, open_split(folder, "test", block_size), 0)
+        )
+    return measured
+
+
+# ---------------------------------------------------------------- one run
+
+
+def die_with_parent():
+    """Ask the kernel, in the child before train.py starts, for SIGTERM when the driver dies. Linux
+    only: elsewhere an orphaned run ends by itself, and the next driver waits for its folder."""
+    LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
 class Run:
     """A job whose process is running."""
 
@@ -155,7 +315,6 @@ class Run:
         self.job, self.gpu = job, gpu
         self.began = time.perf_counter()
         self.stopped_at = None  # seconds after which it was stopped because it took too long
-        self.restarted = False  # whether it began anew because its checkpoint cannot be used
         self.resumed = make_ready(job)
         self.start()
 
@@ -163,13 +322,11 @@ class Run:
         more = {"OMP_NUM_THREADS": str(self.job.threads), "PYTHONUNBUFFERED": "1"}
         if self.gpu is not None:
             more["CUDA_VISIBLE_DEVICES"] = str(self.gpu)
-        if self.job.group:
-            more["WANDB_RUN_GROUP"] = self.job.group
         folder = Path(self.job.out_dir)
         with open(folder / "stdout.txt", "ab") as out, open(folder / "stderr.txt", "wb") as error:
             # In its own session: Ctrl-C reaches only the driver, which passes on one signal.
             self.process = subprocess.Popen(
-                argument_list(self.job, self.resumed),
+                [sys.executable, self.job.trainer, *self.job.arguments(self.resumed)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=error,
@@ -180,47 +337,38 @@ class Run:
 
     def poll(self):
         """(reason of the failure or None, seconds) if the run has ended, else None."""
-        status = self.process.poll()
-        seconds = time.perf_counter() - self.began
+        status, seconds, limit = (
+            self.process.poll(),
+            time.perf_counter() - self.began,
+            self.job.limit,
+        )
         if status is None:
-            self.enforce_limit(seconds)
+            if self.stopped_at is None and limit and seconds > limit:
+                self.stopped_at = seconds
+                self.process.terminate()
+            elif self.stopped_at is not None and seconds > self.stopped_at + min(GRACE, limit):
+                self.kill()
             return None
         if self.stopped_at is not None:
-            return f"over the limit of {self.job.limit:.0f} s", seconds
-        if status == 2 and self.resumed and not self.restarted:
-            self.restart()
+            return f"over the limit of {limit:.0f} s", seconds
+        if status == 2 and self.resumed:  # its checkpoint cannot be used: begin anew
+            self.resumed = False
+            set_aside(Path(self.job.out_dir))
+            make_ready(self.job)
+            self.start()
             return None
         return (self.reason(status) if status else None), seconds
 
-    def enforce_limit(self, seconds):
-        """Stop a run that exceeds its limit. Kill it if it does not stop within the same time
-        again, or within GRACE seconds if that is less."""
-        limit = self.job.limit
-        if self.stopped_at is None:
-            if limit and seconds > limit:
-                self.stopped_at = seconds
-                self.process.terminate()
-        elif seconds > self.stopped_at + min(GRACE, limit):
-            self.kill()
-
-    def restart(self):
-        """Begin the run anew, because its checkpoint cannot be used."""
-        self.restarted, self.resumed = True, False
-        set_aside(Path(self.job.out_dir))
-        make_ready(self.job)
-        self.start()
-
     def reason(self, status):
-        """Why a run failed: the last error that it reports (torchrun says more after it), or the
-        last line of its stderr, or the signal that killed it."""
+        """Why a run failed: the last error that it reports, or the last line of its stderr, or the
+        signal that killed it."""
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
-        text = Path(self.job.out_dir, "stderr.txt").read_text(errors="replace")
-        lines = text.strip().splitlines()
-        if not lines:
-            return f"exit status {status}"
+        lines = (
+            Path(self.job.out_dir, "stderr.txt").read_text(errors="replace").strip().splitlines()
+        )
         errors = [line for line in lines if line.startswith("error: ")] or lines
-        return one_line(errors[-1]).removeprefix("error: ")
+        return one_line((errors or [f"exit status {status}"])[-1]).removeprefix("error: ")
 
     def stop(self):
         """Let the run save and exit; kill it if it still runs after GRACE seconds."""
@@ -236,39 +384,6 @@ class Run:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
-# ---------------------------------------------------------------- many runs
-
-
-def worker_slots(workers, device, processes=1):
-    """[(GPUs or None, threads)], one for each worker: the visible GPUs in turn, as many as a run
-    has processes, and the cores divided among all. workers=None: as many as there are GPUs for, or
-    one. Raises UserError if there are fewer GPUs than processes."""
-    kind, _, number = device.partition(":")
-    gpus = [None]
-    if kind == "cuda":
-        each = visible_gpus()
-        if number:
-            each = [each[int(number)]]
-        groups = range(len(each) // processes)
-        gpus = [",".join(map(str, each[n * processes : (n + 1) * processes])) for n in groups]
-        if not gpus:
-            fix = "choose fewer processes"
-            raise UserError(f"{len(each)} GPUs are visible", f"processes={processes}", fix)
-    elif kind == "mps" and processes > 1:
-        raise UserError("Metal takes one process", f"processes={processes}", "leave it out")
-    workers = workers or len(gpus)
-    threads = max(1, len(quiet.cores()) // (workers * processes))
-    return [(gpus[i % len(gpus)], threads) for i in range(workers)]
-
-
-def visible_gpus():
-    """The names that CUDA_VISIBLE_DEVICES gives the GPUs, or their numbers."""
-    import torch
-
-    named = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-    return named or list(range(torch.cuda.device_count()))
-
-
 def run_job(job, stopped, gpu=None, patience=LOCKED):
     """Run a job from start to end, and measure its model on the GPU of its run. Returns its row, or
     None if `stopped()` came true midway: then the run has saved. `patience`: seconds to wait for
@@ -278,10 +393,10 @@ def run_job(job, stopped, gpu=None, patience=LOCKED):
         while ended is None and not stopped():
             if run:
                 ended = run.poll()
-            elif locked(job):
+            elif is_locked(job):
                 if time.perf_counter() - began > patience:
                     ended = f"another process trains in {job.out_dir}", 0.0
-            elif outcome.finished(job):
+            elif is_finished(job):
                 ended = None, 0.0
             else:
                 try:
@@ -295,10 +410,30 @@ def run_job(job, stopped, gpu=None, patience=LOCKED):
             run.stop()
     if ended is None:
         return None
-    device = None
-    if gpu is not None:
-        device = f"cuda:{list(map(str, visible_gpus())).index(gpu.split(',')[0])}"
-    return outcome.row_of(job, *ended, device)
+    device = None if gpu is None else f"cuda:{list(map(str, visible_gpus())).index(gpu)}"
+    return row_of(job, *ended, device)
+
+
+# ---------------------------------------------------------------- many runs
+
+
+def worker_slots(workers, device):
+    """[(GPU or None, threads)], one for each worker: the visible GPUs in turn, and the cores
+    divided among all. workers=None: one per GPU, or one."""
+    kind, _, number = device.partition(":")
+    gpus = [str(gpu) for gpu in visible_gpus()] if kind == "cuda" else []
+    if number and gpus:
+        gpus = [gpus[int(number)]]
+    gpus = gpus or [None]  # also on a login node
+    workers = workers or len(gpus)
+    threads = max(1, len(cores()) // workers)
+    return [(gpus[number % len(gpus)], threads) for number in range(workers)]
+
+
+def visible_gpus():
+    """The names that CUDA_VISIBLE_DEVICES gives the GPUs, or their numbers."""
+    named = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    return named or list(range(torch.cuda.device_count()))
 
 
 def run_local(jobs, slots, stop):

@@ -4,21 +4,18 @@ runs that choose its learning rate, then more seeds for undecided arms."""
 import itertools
 import math
 
-from bench.ablation import cluster, launch, outcome, worth
-from bench.ablation.losses import REPORTED, TUNED_BY
-from bench.ablation.running_page import RunningPage
-from bench.ablation.terminal import Progress, format_duration
+from bench.ablation import cluster, launch, worth
+from bench.ablation.progress import RunBars, format_duration
 
 EXTENSIONS = 2  # times that a grid of rates is extended if its best rate is at its edge
 
 
 def run_sweep(sweep, stop):
     """Run all runs of a sweep. Returns False if it was stopped midway."""
-    with RunningPage(sweep.out) as page:
-        for jobs in phases(sweep):
-            if not run_jobs(sweep, jobs, stop, page):
-                return False
-        return not sweep.config.budget_seconds or run_more_seeds(sweep, stop, page)
+    for jobs in phases(sweep):
+        if not run_jobs(sweep, jobs, stop):
+            return False
+    return not sweep.config.budget_seconds or run_more_seeds(sweep, stop)
 
 
 def phases(sweep):
@@ -65,11 +62,11 @@ def choose_learning_rates(sweep, names):
 def tuning_losses(sweep, name):
     """{multiple of the rate: mean loss on the tuning half} of an arm: inf where a run diverged,
     without multiples of which a run failed."""
-    column, losses = TUNED_BY[sweep.config.metric], {}
+    losses = {}
     for job in sweep.tuning_jobs([name]):
         row = sweep.rows.get(job.key, {})
-        value = {"done": row.get(column), "diverged": math.inf}.get(row.get("status"))
-        losses.setdefault(job.lr, []).append(math.nan if value is None else value)
+        loss = {"done": row.get("final_tune"), "diverged": math.inf}.get(row.get("status"))
+        losses.setdefault(job.lr, []).append(math.nan if loss is None else loss)
     means = {lr: sum(values) / len(values) for lr, values in losses.items()}
     return {lr: mean for lr, mean in means.items() if not math.isnan(mean)}
 
@@ -79,21 +76,19 @@ def fix_margin(sweep):
     tokens, unless it is given or was fixed before."""
     if sweep.margin is not None or not sweep.curve_jobs():
         return
-    column, losses = REPORTED[sweep.config.metric], {}
+    losses = {}
     for job in [*sweep.curve_jobs(), *sweep.report_jobs(names=sweep.control_arms())]:
         row = sweep.rows.get(job.key, {})
         if row.get("status") == "done":
-            multiple = sweep.arms[job.arm].curve or 1
-            losses.setdefault(multiple, []).append(row[column])
+            losses.setdefault(sweep.arms[job.arm].curve or 1, []).append(row["final_report"])
     margin = worth.margin_from(worth.curve_from(losses)) if len(losses) > 1 else math.nan
     if math.isfinite(margin):
         sweep.margin = margin
         sweep.margin_source = "5 % of the tokens, fixed before the arms ran"
 
 
-def run_jobs(sweep, jobs, stop, page):
-    """Run those of the jobs that are not done, write their rows, and renew the page. Returns False
-    if stopped."""
+def run_jobs(sweep, jobs, stop):
+    """Run those of the jobs that are not done, and write their rows. Returns False if stopped."""
     pending = [job for job in jobs if job.key not in sweep.rows]
     if not pending:
         return not stop.status
@@ -102,25 +97,17 @@ def run_jobs(sweep, jobs, stop, page):
     else:
         cuda, gpu_share = sweep.device_kind == "cuda", sweep.config.workers or 1
         ended = cluster.run_on_ray(pending, sweep.out, gpu_share, sweep.threads, cuda, stop)
-    with Progress(sweep, jobs) as progress:
+    with RunBars(sweep, jobs) as bars:
         for job, row in ended:
-            keep_row(sweep, job, row)
-            progress.show(job, row)
-            page.renew()
+            sweep.keep_row(job, row)
+            bars.ended(job, row)
     return not stop.status
-
-
-def keep_row(sweep, job, row):
-    """Write the row of a run that has ended, which then needs its checkpoints no more."""
-    sweep.add_row(job, row)
-    if row["status"] != "failed":
-        outcome.drop_checkpoints(job)
 
 
 # ---------------------------------------------------------------- a budget
 
 
-def run_more_seeds(sweep, stop, page):
+def run_more_seeds(sweep, stop):
     """Spend the budget: after each look, run more seeds of the undecided arms, those that need the
     fewest first. The looks are planned beforehand, and the verdicts correct for all of them
     (history.py), so that errors hold although verdicts are read several times. Returns False if
@@ -149,7 +136,7 @@ def run_more_seeds(sweep, stop, page):
             return True
         still, chosen = ", ".join(undecided), ", ".join(arm for arm in sweep.arms if arm in names)
         print(f"after {first} seeds, undecided: {still}; up to {end} for {chosen}", flush=True)
-        if not run_jobs(sweep, sweep.report_jobs(first, end, names), stop, page):
+        if not run_jobs(sweep, sweep.report_jobs(first, end, names), stop):
             return False
     return True
 
@@ -163,7 +150,10 @@ def affordable(sweep, undecided, first, end, seconds_left):
         compared = {name, arm.against, *(arm.interaction_of or ()), *sweep.control_arms()}
         wanted = names | compared & set(sweep.arms)
         jobs = sweep.report_jobs(first, end, wanted)
-        if sum(sweep.predicted[job.arm] for job in jobs) / len(sweep.slots) <= seconds_left:
+        if (
+            sum(sweep.predicted.get(job.arm, 0.0) for job in jobs) / len(sweep.slots)
+            <= seconds_left
+        ):
             names = wanted
     return names
 
@@ -177,16 +167,15 @@ def emit(sweep):
     jobs = []
     for phase in phases(sweep):
         for job in phase:
-            if job.key not in sweep.rows and outcome.finished(job):
-                keep_row(sweep, job, outcome.row_of(job, None, 0.0))
+            if job.key not in sweep.rows and launch.is_finished(job):
+                sweep.keep_row(job, launch.row_of(job, None, 0.0))
         jobs = [job for job in phase if job.key not in sweep.rows]
         if jobs:
             break
     if not jobs:
         print("all runs are done: the same command without emit writes the report")
         return 0
-    cuda, limit = sweep.device_kind == "cuda", sweep.config.limit_seconds
-    script = cluster.write_slurm(jobs, sweep.out, sweep.threads, cuda, limit)
+    script = cluster.write_slurm(jobs, sweep.out, sweep.threads, sweep.device_kind == "cuda")
     print(
         f"{len(jobs)} runs: sbatch {script}\nthen the same command for the next ones; without emit "
         "it gathers them and does the rest here"

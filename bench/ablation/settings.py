@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from common.configurator import PositiveInt, build, keys, load
+from common.configurator import PositiveInt, Words, build, keys, load, typed
 from common.errors import UserError
 from common.runtime import find_device
 from parts.architectures import configure
@@ -12,13 +12,25 @@ from parts.variant import VariantConfig
 from training.settings import RENAMED, TrainConfig, shorten_warmup
 from training.settings import scope as scope_of_run
 
+# The designs, each with the readable model that it starts from, if that is given.
+DESIGN = {
+    "leave_one_in": "gpt2",  # each part in which LLaMA differs, alone in GPT-2
+    "leave_one_out": "llama",  # each of them taken out of LLaMA
+    "ladder": None,  # one part after the other; each rung is compared with the one below
+    "axis": None,  # all words of one slot
+    "archs": None,  # all dense named architectures
+    "pairs": None,  # all pairs of the other designs' arms
+    "arms": None,  # those given by hand
+    "factorial": None,  # two levels of each factor, combined
+    "scale": None,  # the arms of the other designs, at several sizes
+}
 # Keys of train.py that the sweep gives each run.
 OWNED = (
     *("seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change"),
     *("wandb_run_name", "dry_run", "doctor", "check"),
 )
 # Keys of train.py that each command of a sweep states, even at their defaults.
-SPOKEN = (
+STATED = (
     *("dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"),
     *("device", "compile"),
 )
@@ -29,33 +41,28 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 class AblateConfig:
     question: str = "Which part helps at this scale?"  # what the report answers
     out_dir: str = "out-ablate"  # the folder of the sweep
-    #: leave_one_in leave_one_out ladder axis archs pairs arms factorial scale; several with commas
-    design: str = ""
+    # the arms
+    design: Words(DESIGN, several=True) = ""  # what chooses the arms; several with commas
     arms: dict | None = None  # arms given by hand: {"rope": dict(position="rope")}
     axis: str | None = None  # the slot whose words are all tried; if given alone, it is the design
     order: list | None = None  # rungs of design ladder: slots or names of arms; None: all slots
-    archs: list | None = None  # architectures of design archs; None: all dense ones
     factors: list | dict | None = None  # of design factorial: slots, or {name: [dict(), dict()]}
-    resolution: PositiveInt | Literal["full"] = 5  # of design factorial: what may be mixed
     sizes: dict | None = None  # of design scale: {"small": dict(n_embd=32)}, the smallest first
     match: Literal["params", "flops", "time", "none"] = "params"  # what each arm and the base share
-    again: bool = True  # run the base a second time from other weights: the effect of chance alone
+    # the runs
     seeds: PositiveInt = 8  # runs to report for each arm; with a budget: at the first look
     curve: list | None = None  # the base at these multiples of its tokens; None: [0.25, 0.5, 2]
-    curve_seeds: PositiveInt = 3  # runs for each of them
     budget: str | None = None  # 90s, 15m, 2h: spend this time on more seeds for undecided arms
     lr_grid: list | None = None  # learning rates to choose from, as multiples; None: [0.5, 1, 2]
     tune_seeds: PositiveInt = 2  # runs for each point of lr_grid, on seeds that are not reported
-    metric: Literal["final_val_loss", "best_val_loss"] = "final_val_loss"  # the report's first loss
-    margin: float | None = None  # smallest loss difference that counts; None: 5 % of the tokens
     screening: bool = False  # few seeds, and by default no curve and no tuning: it only ranks
+    # the report
+    margin: float | None = None  # smallest loss difference that counts; None: 5 % of the tokens
     prompt: str = ""  # start of the samples in the report
-    processes: PositiveInt = 1  # of a run: with more than one, torchrun starts it
+    # the machines
     workers: PositiveInt | None = None  # runs at a time; None: one per GPU. With ray: runs per GPU
-    limit: str | None = None  # time after which a run has failed; None: ten times its prediction
     engine: Literal["local", "ray"] = "local"  # where runs are started
     emit: Literal["slurm"] | None = None  # write an array job; run again without emit to gather it
-    time_forms: bool | None = None  # time arms eager and compiled; None: see docs/ablation.md
     dry_run: bool = False  # print arms, costs, commands and the predicted time, and stop
 
     def __post_init__(self):
@@ -64,8 +71,6 @@ class AblateConfig:
                 "match=time needs the arms timed on the machine that trains: "
                 "leave emit out, or give match=params"
             )
-        if self.match == "time" and self.processes > 1:
-            raise ValueError("match=time times one process: give match=params, or processes=1")
         if self.lr_grid is None:
             self.lr_grid = [1] if self.screening else [0.5, 1, 2]
         if self.curve is None:
@@ -76,12 +81,15 @@ class AblateConfig:
             raise ValueError("curve holds 1, which is the base itself: leave it out")
         if not self.lr_grid:
             raise ValueError("lr_grid is empty: give [1] for the base's rate alone")
-        if self.time_forms is None:
-            many_arms = "factorial" in self.design or "scale" in self.design
-            self.time_forms = not (self.screening or self.dry_run or many_arms)
-        self.patient = not (self.screening or self.dry_run) or self.match == "time"
-        self.budget_seconds = parse_duration(self.budget, "budget")
-        self.limit_seconds = parse_duration(self.limit, "limit")
+        self.budget_seconds = parse_duration(self.budget)
+
+    @property
+    def designs(self):
+        """The words of `design` besides scale. An axis or arms alone are a design, too."""
+        words = [word for word in self.design.split(",") if word not in ("", "scale")]
+        if self.axis and "axis" not in words:
+            return ["axis"]
+        return words or (["arms"] if self.arms else [])
 
 
 def multiples(key, values):
@@ -92,13 +100,13 @@ def multiples(key, values):
     return [float(value) for value in dict.fromkeys(values)]
 
 
-def parse_duration(text, key):
+def parse_duration(text):
     """Seconds of 90s, 15m, 2h or 1d; None for None or 0."""
-    found = re.fullmatch(r"([\d.]+)\s*([smhd]?)", text or "0")
     try:
-        return float(found[1]) * UNITS[found[2]] or None
-    except (TypeError, ValueError):
-        raise ValueError(f"{key}={text} is not a duration: write 90s, 15m or 2h") from None
+        number, unit = re.fullmatch(r"([\d.]+)\s*([smhd]?)", text or "0").groups()
+        return float(number) * UNITS[unit] or None
+    except (AttributeError, ValueError):
+        raise ValueError(f"budget={text} is not a duration: write 90s, 15m or 2h") from None
 
 
 def part_name(key, value):
@@ -120,12 +128,15 @@ def read(argv, usage):
 
     def scope(given):
         device = given.get("device", "auto")
-        if given.get("emit") and device != "auto":  # a login node has no GPU
+        elsewhere = given.get("emit") or given.get("engine") == "ray"
+        if elsewhere and device != "auto":  # a login node has no GPU
             return {"device": device, "device_memory": 0.0}
         return scope_of_run(given)
 
     given, words = load(argv, [TrainConfig, VariantConfig, AblateConfig], usage, scope, RENAMED)
     given = shorten_warmup(given, argv)
+    if "arms" in typed(argv) and not typed(argv) & {"design", "axis"}:  # not a config file's design
+        given["design"] = "scale" if "scale" in given.get("design", "").split(",") else "arms"
     if words:
         fix = "write --key=value, or name a config file that ends in .py"
         raise UserError(f"cannot read {words[0]}", "command line", fix)
@@ -135,9 +146,10 @@ def read(argv, usage):
         if key in base:
             what = f"the sweep gives each run its own {key}"
             raise UserError(what, f"{key}={base[key]}", "leave it out")
-    model = "llama" if "leave_one_out" in config.design.split(",") else "gpt2"
-    defaults = {key: getattr(TrainConfig, key) for key in SPOKEN}
-    base = defaults | {"block_size": VariantConfig.block_size, "model": model} | base
+    corners = [DESIGN[word] for word in config.designs if DESIGN[word]]
+    defaults = {key: getattr(TrainConfig, key) for key in STATED}
+    defaults |= {"block_size": VariantConfig.block_size, "model": (*corners, "gpt2")[0]}
+    base = defaults | base
     if base["device"] == "auto":
         base["device"] = find_device("auto")
     return config, base

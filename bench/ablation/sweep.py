@@ -8,12 +8,13 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
 
-from bench.ablation import history, launch, measure, quiet
-from bench.ablation.arms import check_arm, check_bite, match_arm, open_data
+from bench.ablation import costs as timing
+from bench.ablation import history, launch
+from bench.ablation.arms import check_arm, check_changes_output, match_arm, open_data
 from bench.ablation.designs import curve_arms, enumerate_arms
+from bench.ablation.identity import code_hash, digest
+from bench.ablation.progress import doing
 from bench.ablation.settings import OWNED, read, variant_config
-from bench.ablation.source import code_hash, digest
-from bench.ablation.terminal import Doing, format_duration, say
 from common import files
 from common.configurator import build
 from common.errors import Failure, UserError
@@ -24,7 +25,8 @@ from training.run_folder import hold, read_rows, sign
 from training.settings import TrainConfig
 
 TUNING_SEED = 1000  # first seed of the runs that choose a learning rate; reported seeds start at 0
-AGAIN_SEED = 10_000  # added to the data's seed of the base's second copy: its runs are independent
+REPLICATE_SEED = 10_000  # added to the data's seed of the base's second copy
+CURVE_SEEDS = 3  # runs of the base at each other multiple of its tokens
 LOOKS = (1, 2, 4)  # multiples of `seeds` after which a sweep with a budget chooses arms to continue
 # Keys that change no result and are left out of a configuration's hash.
 NOT_HASHED = (
@@ -32,16 +34,15 @@ NOT_HASHED = (
     *("out_dir", "data_dir", "log_interval", "log", "wandb_log", "wandb_project", "match"),
     *("objective", "dpo_beta"),  # a sweep trains from scratch, so it never learns preferences
 )
-# Keys of a sweep that sweep.json has as they are given.
-STATED = (
-    *("question", "match", "lr_grid", "tune_seeds", "curve_seeds", "seeds", "budget_seconds"),
-    *("metric", "screening"),
-)
 OFF = (None, False, 0, "", "none")
 DEFAULTS = {
     field.name: field.default for kind in (TrainConfig, VariantConfig) for field in fields(kind)
 }
-LENGTHS = ("max_iters", "warmup_iters", "lr_decay_iters")  # keys that change no code
+# Keys of a sweep that sweep.json has as they are given.
+STORED = (
+    *("question", "prompt", "match", "lr_grid", "tune_seeds", "seeds", "budget_seconds"),
+    "screening",
+)
 
 
 class Sweep:
@@ -51,39 +52,51 @@ class Sweep:
         self.config, self.base = read(argv, usage)
         self.command = shlex.join(["python", "bench/ablate.py", *argv])
         self.out, self.trainer = Path(self.config.out_dir), trainer
+        self.facts = versions()
+        self.stored = self.stored_plan()
+        if (self.out / "lock").exists():
+            hold(self.out).close()
         arms = enumerate_arms(self.config, self.base) + curve_arms(self.config, self.base)
         self.arms = {arm.name: arm for arm in arms}
-        for arm in arms:
-            check_arm(arm, self.base, self.config.processes)
-        self.data, tokenizer = open_data(self.base)
-        tokenizer.encode(self.config.prompt)
-        for arm in arms:
-            say(arm.name)
-            if arm.name != "base" and not arm.again:
-                check_bite(arm, self.arms[arm.against or "base"], self.data["vocab_size"])
+        with doing("checking the arms") as say:
+            self.check_arms(say)
 
-        self.facts = versions()
-        self.slots = launch.worker_slots(
-            self.config.workers, self.base["device"], self.config.processes
-        )
+        self.slots = launch.worker_slots(self.config.workers, self.base["device"])
         machine = {"compile": self.settle_compile(), "device": self.device_kind}
         for arm in arms:
             arm.values |= machine
+            arm.code_hash = code_hash(self.run_values(arm))
         if self.config.match != "time":
             self.match()
-        self.hash_code()
-        if (self.out / "lock").exists():
-            hold(self.out).close()
         self.costs, self.predicted = {}, {}  # arm: its row of costs.jsonl, seconds of a run
         self.rows = {}  # key of a job: its row of rows.jsonl
         self.chosen_lr = {}  # arm: multiple of the learning rate
         self.grids = {name: list(self.config.lr_grid) for name in self.tuned_arms()}
         self.margin, self.margin_source = self.config.margin, self.config.margin and "given"
+        self.keep_margin()
+
+    def check_arms(self, say):
+        for arm in self.arms.values():
+            check_arm(arm, self.base)
+        self.data, tokenizer = open_data(self.base)
+        tokenizer.encode(self.config.prompt)
+        for arm in self.arms.values():
+            say(arm.name)
+            if arm.name != "base" and not arm.replicate:
+                check_changes_output(arm, self.arms[arm.against or "base"], self.data["vocab_size"])
 
     @property
     def device_kind(self):
         """cpu, cuda or mps."""
         return self.base["device"].split(":")[0]
+
+    @property
+    def device_is_here(self):
+        """Whether this machine has the device. A login node, which has none, can still plan."""
+        try:
+            return bool(find_device(self.base["device"]))
+        except UserError:
+            return False
 
     @property
     def threads(self):
@@ -94,14 +107,10 @@ class Sweep:
         """Whether the runs of all arms are compiled: what train.py chooses for a run of the base.
         All arms get the same choice, so that it makes no difference between them."""
         if self.device_kind == "cpu":
-            return measure.start_run(self.run_values(self.arms["base"])).runtime.compile
-        # The device alone decides. A login node, which has none, can still write an array job.
+            return timing.start_run(self.run_values(self.arms["base"])).runtime.compile
         runtime = Runtime(self.device_kind, "float32", 0, 1, [])
         runtime.choose_compile(self.base["compile"], math.inf)
         return runtime.compile
-
-    def variant_config(self, arm):
-        return variant_config(arm.values, self.data["vocab_size"])
 
     def run_values(self, arm):
         """The values of an arm's run, with the vocabulary of the dataset."""
@@ -110,100 +119,82 @@ class Sweep:
     def match(self, milliseconds=None):
         """Match all arms to the base in cost, and set their config_hash. `milliseconds`: {arm: of a
         step}, for match=time."""
-        base = self.arms["base"]
+        base, vocab_size = self.arms["base"], self.data["vocab_size"]
         for arm in self.arms.values():
-            match_arm(arm, base, self.config.match, self.data["vocab_size"], milliseconds)
+            match_arm(arm, base, self.config.match, vocab_size, milliseconds)
         machine = self.machine_of_results()
         for arm in self.arms.values():
-            resolved = asdict(build(TrainConfig, arm.values)) | asdict(self.variant_config(arm))
+            model = variant_config(arm.values, vocab_size)
+            resolved = asdict(build(TrainConfig, arm.values)) | asdict(model) | machine
             # A key that is off by default counts as little as a key that does not exist yet.
             hashed = {
                 key: value
-                for key, value in (resolved | machine).items()
+                for key, value in resolved.items()
                 if key not in NOT_HASHED and (value not in OFF or value != DEFAULTS.get(key))
             }
             arm.config_hash = digest([hashed, self.data["fingerprint"]])
 
     def machine_of_results(self):
         """What a result depends on besides its code and the keys of train.py: torch's version, the
-        number format, threads on a CPU, the number of processes."""
+        number format, threads on a CPU."""
         dtype, kind = self.base.get("dtype", "auto"), self.device_kind
-        if dtype == "auto" and (kind == "cpu" or find_device() != "cpu"):
-            dtype = choose_dtype(kind)[0]
-        return {
-            "torch": self.facts["torch"].partition("+")[0],
-            "dtype": dtype,
-            "threads": self.threads if kind == "cpu" else None,
-            "processes": self.config.processes,
-        }
-
-    def hash_code(self):
-        """Set the code_hash of each arm. Arms that differ in numbers alone run the same code."""
-        known = {}
-        for arm in self.arms.values():
-            values = {key: value for key, value in arm.values.items() if key not in LENGTHS}
-            case = digest(values)
-            if case not in known:
-                say(f"{arm.name}: the code that it runs")
-                known[case] = code_hash(self.run_values(arm))
-            arm.code_hash = known[case]
+        if dtype == "auto":  # a login node takes the format of the GPUs of today
+            dtype = choose_dtype(kind)[0] if self.device_is_here else "bfloat16"
+        threads = self.threads if kind == "cpu" else None
+        return {"torch": self.facts["torch"].partition("+")[0], "dtype": dtype, "threads": threads}
 
     # ------------------------------------------------------------ costs
 
     def measure(self, rounds=None):
         """Time the arms that out_dir/costs.jsonl does not have yet. Sets self.costs and
         self.predicted, and returns the new rows."""
-        facts = {"hardware": self.facts["hardware"]}
-        self.costs = self.stored_costs(facts | {"threads": self.threads})
+        self.costs, new = self.stored_costs(), []
         timed = [name for name, arm in self.arms.items() if not arm.curve]
-        missing = [name for name in timed if name not in self.costs]
-        new = self.time_arms(missing, facts, rounds) if missing else []
+        if not self.costs.keys() >= set(timed):
+            missing = [name for name in timed if name not in self.costs]
+            new = self.time_arms(list(dict.fromkeys(["base", *missing])), rounds)
         if self.config.match == "time":
-            medians = {
-                name: row["milliseconds_per_step"]["median"] for name, row in self.costs.items()
-            }
-            self.match(medians)
+            rows = self.costs.items()
+            self.match({name: row["milliseconds_per_step"]["median"] for name, row in rows})
         for name, arm in self.arms.items():
             row = self.costs.get(name, self.costs["base"])
             values = asdict(build(TrainConfig, arm.values)) | arm.values
-            self.predicted[name] = measure.run_seconds(row, values, self.data["scored_tokens"])
+            self.predicted[name] = timing.run_seconds(row, values, self.data["scored_tokens"])
         return new
 
-    def stored_costs(self, facts):
-        """{arm: row of costs.jsonl} of the rows that hold for this code, machine and configuration,
-        and have the forms that are wanted. Rows of a busy machine hold while it is still busy."""
+    @property
+    def patient(self):
+        """Whether the timing waits for a quiet machine."""
+        return not (self.config.screening or self.config.dry_run) or self.config.match == "time"
+
+    def stored_costs(self):
+        """{arm: row of costs.jsonl} of the rows that hold for this code, machine and configuration.
+        Rows of a busy machine hold while it is still busy."""
+        facts = {"hardware": self.facts["hardware"], "threads": self.threads}
         rows = {}
-        for row in read_rows(self.out / "costs.jsonl"):
-            arm = self.arms.get(row["arm"])
-            same_runs = row.get("processes", 1) == self.config.processes
-            if same_runs and arm and (facts | {"code_hash": arm.code_hash}).items() <= row.items():
+        for row in read_rows(self.out / "costs.jsonl", lambda row: "step_ratio" in row):
+            if row["arm"] not in self.arms:
+                continue
+            arm = self.arms[row["arm"]]
+            parameters = costs.parameters(variant_config(arm.values, self.data["vocab_size"]))
+            same = facts | {"code_hash": arm.code_hash, "parameters": parameters}
+            if same.items() <= row.items():
                 rows[arm.name] = row
-        for name, row in list(rows.items()):
-            same_size = row["parameters"] == costs.parameters(self.variant_config(self.arms[name]))
-            if not (same_size and measure.has_forms(row, self.config.time_forms)):
-                del rows[name]
-        quiet_rows = {name: row for name, row in rows.items() if row["quiet"]}
-        if len(quiet_rows) < len(rows) and self.config.patient and quiet.is_quiet():
-            return quiet_rows
+        quiet = {name: row for name, row in rows.items() if row["quiet"]}
+        if len(quiet) < len(rows) and self.patient and timing.wait_until_quiet(0):
+            return quiet
         return rows
 
-    def time_arms(self, names, facts, rounds):
-        """Time arms beside the base, add their rows to self.costs, and return the new rows. Raises
-        Failure if the base cannot be timed, or arms that are to be matched in time."""
-        names = list(dict.fromkeys(["base", *names]))
-        both = self.config.time_forms and self.config.processes == 1
+    def time_arms(self, names, rounds):
+        """Time arms, among them the base, add their rows to self.costs, and return the new rows.
+        Raises Failure if the base cannot be timed, or arms that are to be matched in time."""
         values = {name: self.run_values(self.arms[name]) for name in names}
-        forms = "eager and compiled" if both else measure.own_form(values["base"])
-        if both and self.device_kind == "cpu":
-            duration = format_duration(measure.COMPILES * len(names))
-            print(f"compiling {len(names)} arms takes about {duration} (--time_forms=False: none)")
-        with Doing(f"timing {len(names)} arms in turn, {forms}"):
-            tries = measure.TRIES if self.config.patient else 1
-            rows, failed = measure.arm_costs(values, self.threads, facts, rounds, both, tries)
-        rows = [row | {"code_hash": self.arms[row["arm"]].code_hash} for row in rows]
-        if self.config.processes > 1:
-            rows = [measure.of_one_process(row, self.config.processes) for row in rows]
-        self.costs |= {row["arm"]: row for row in rows}
+        tries = timing.TRIES if self.patient else 1
+        rows, failed = timing.time_arms(values, self.threads, rounds, tries)
+        for row in rows:
+            row["hardware"] = self.facts["hardware"]
+            row["code_hash"] = self.arms[row["arm"]].code_hash
+            self.costs[row["arm"]] = row
         for name, reason in failed.items():
             print(f"warning: cannot measure the costs of {name}: {reason}", file=sys.stderr)
         why = next(iter(failed.values()), rows[0]["disturbed"] if rows else "")
@@ -224,15 +215,9 @@ class Sweep:
             values["learning_rate"] *= lr
             if values.get("min_lr") is not None:
                 values["min_lr"] *= lr
-        folder = self.out / "runs" / f"{arm.name.replace(' ', '-')}-s{seed}-lr{lr:g}"
-        logs_to_wandb = values.get("wandb_log") or "wandb" in values.get("log", "")
-        if logs_to_wandb:
-            values["wandb_run_name"] = folder.name
         values["seed"] = seed_for(int(digest(arm.name)[:8], 16), seed) % 10**9
-        values["data_seed"] = seed + AGAIN_SEED * arm.again
-        limit = self.config.limit_seconds
-        if limit is None and self.predicted:
-            limit = max(600, 10 * self.predicted[arm.name])
+        values["data_seed"] = seed + REPLICATE_SEED * arm.replicate
+        folder = self.out / "runs" / f"{arm.name.replace(' ', '-')}-s{seed}-lr{lr:g}"
         return launch.Job(
             arm=arm.name,
             seed=seed,
@@ -245,20 +230,18 @@ class Sweep:
             data=self.data["fingerprint"],
             kind=self.data["kind"],
             prompt=self.config.prompt,
-            limit=limit,
+            limit=launch.time_limit(self.predicted.get(arm.name)),
             threads=self.threads,
-            processes=self.config.processes,
             trainer=self.trainer,
-            group=self.out.name if logs_to_wandb else "",
         )
 
     def tuned_arms(self):
         """The names of the arms whose rate is chosen: the base's copies use the base's."""
-        return [name for name, arm in self.arms.items() if not arm.again and not arm.curve]
+        return [name for name, arm in self.arms.items() if not arm.replicate and not arm.curve]
 
     def control_arms(self):
         """The names of the base and of its second copy."""
-        return [name for name, arm in self.arms.items() if arm.again or name == "base"]
+        return [name for name, arm in self.arms.items() if arm.replicate or name == "base"]
 
     def tuning_jobs(self, names=None):
         """The runs that choose a learning rate for each arm, on seeds that are not reported."""
@@ -276,11 +259,7 @@ class Sweep:
         """The runs of the base at other multiples of its tokens."""
         lr = self.chosen_lr.get("base", 1.0)
         arms = [arm for arm in self.arms.values() if arm.curve]
-        seeds = range(self.config.curve_seeds)
-        return [self.job(arm, seed, lr, "curve") for seed in seeds for arm in arms]
-
-    def planned_jobs(self):
-        return self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
+        return [self.job(arm, seed, lr, "curve") for seed in range(CURVE_SEEDS) for arm in arms]
 
     def planned_runs(self, seeds):
         """{arm: runs to report} where each arm has `seeds` runs."""
@@ -289,15 +268,19 @@ class Sweep:
         return history.planned_runs(content, seeds)
 
     def report_jobs(self, first=0, end=None, names=None):
-        """The runs to report, of all or some arms, that `end` seeds take and `first` do not."""
+        """The runs to report, of all or some arms, that `end` seeds take and `first` do not, seed
+        by seed over all arms."""
         before = self.planned_runs(first) if first else {}
-        after = self.planned_runs(self.config.seeds if end is None else end)
+        after = self.planned_runs(end or self.config.seeds)
         return [
             self.job(self.arms[name], seed, self.chosen_lr.get(name, 1.0), "report")
             for seed in range(max(after.values()))
             for name, count in after.items()
             if before.get(name, 0) <= seed < count and (names is None or name in names)
         ]
+
+    def planned_jobs(self):
+        return self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
 
     # ------------------------------------------------------------ the folder
 
@@ -314,15 +297,21 @@ class Sweep:
         self.describe()
         self.read_rows()
 
+    def stored_plan(self):
+        """The content of the folder's sweep.json; {} if there is none yet."""
+        path = self.out / "sweep.json"
+        fix = "move the file away: the rows beside it are kept"
+        return files.read_json(path, fix) if path.exists() else {}
+
     def read_rows(self):
         """Read the rows of this code and configuration. A run that failed is tried again."""
-        rows = [row for row in read_rows(self.out / "rows.jsonl") if "arm" in row]
+        rows = read_rows(self.out / "rows.jsonl", lambda row: {*launch.RESULT} <= row.keys())
         current = [row for row in rows if self.is_current(row)]
-        self.rows = {launch.key(row): row for row in current if row["status"] != "failed"}
+        self.rows = {launch.key(row): row for row in current if row.get("status") != "failed"}
         if len(rows) > len(current):
             print(
                 f"{len(rows) - len(current)} rows here come from other code or another "
-                "configuration: they are stale, and their runs are done again"
+                "configuration:\nthey are stale, and their runs are done again"
             )
         if rows:
             print(f"{len(self.rows)} runs are done already")
@@ -333,27 +322,30 @@ class Sweep:
         hashes = row["config_hash"], row["code_hash"]
         return arm is not None and hashes == (arm.config_hash, arm.code_hash)
 
-    def add_row(self, job, row):
+    def keep_row(self, job, row):
+        """Write the row of a run that has ended, which then needs its checkpoints no more."""
         files.append(self.out / "rows.jsonl", row)
         self.rows[job.key] = row
+        if row["status"] != "failed":
+            launch.drop_checkpoints(job)
 
-    def keep_margin(self, before):
+    def keep_margin(self):
         """Take over the margin that was fixed before, if the base is still the same."""
-        base, entry = self.arms["base"], before.get("arms", {}).get("base", {})
-        hashes = entry.get("code_hash"), entry.get("config_hash")
-        if self.margin is None and hashes == (base.code_hash, base.config_hash):
-            self.margin, self.margin_source = before.get("margin"), before.get("margin_source")
+        base, stored = self.arms["base"], self.stored.get("arms", {}).get("base", {})
+        same = [stored.get(key) == getattr(base, key) for key in ("code_hash", "config_hash")]
+        if self.margin is None and all(same):
+            self.margin = self.stored.get("margin")
+            self.margin_source = self.stored.get("margin_source")
 
     def describe(self):
         """Write sweep.json, and return its content."""
-        path = self.out / "sweep.json"
-        before = json.loads(path.read_text()) if path.exists() else {}
-        self.keep_margin(before)
         base, config = self.arms["base"], self.config
-        values = asdict(build(TrainConfig, base.values)) | asdict(self.variant_config(base))
+        model = variant_config(base.values, self.data["vocab_size"])
+        values = asdict(build(TrainConfig, base.values)) | asdict(model)
         started = datetime.now().astimezone().isoformat(timespec="seconds")
-        content = {key: getattr(config, key) for key in STATED} | {
-            "design": config.design or "arms",
+        content = {key: getattr(config, key) for key in STORED} | {
+            "metric": "final_val_loss",
+            "design": config.design or ",".join(config.designs),
             "base": "base",
             "base_values": values,
             "arms": {arm.name: describe_arm(arm) for arm in self.arms.values()},
@@ -371,9 +363,10 @@ class Sweep:
             "git_commit": self.facts["git_commit"],
             "hardware": self.facts["hardware"],
             "versions": self.facts,
-            "started": before.get("started") or started,
+            "started": self.stored.get("started") or started,
         }
-        files.write(path, json.dumps(content, indent=1))
+        files.write(self.out / "sweep.json", json.dumps(content, indent=1))
+        self.stored = content
         return content
 
 

@@ -1,0 +1,304 @@
+"""Measure what each arm costs: time its steps in the form in which its runs train, the arms in
+turn, and notice whether other work disturbs the times."""
+
+import contextlib
+import io
+import math
+import os
+import time
+
+import numpy as np
+import torch
+
+import sample
+import train
+from bench.ablation.progress import doing
+from bench.ablation.settings import variant_config
+from bench.timing.results import interval, turns
+from common.errors import UserError, one_line
+from common.runtime import set_up
+from parts import costs
+from training.dry_run import kept_bytes
+from training.settings import read_config
+from training.start import make_run
+
+WARM_UP = 3  # steps that are not timed; the first one compiles
+ROUNDS = 50  # of all arms in turn; fewer if they take long
+EVALUATED = 5  # rounds of evaluation and decoding
+SECONDS = 15  # per arm, for all its rounds of training
+DECODED = 32  # tokens written in a round of decoding
+
+SAME = 0.05  # by which the step times of two arms that are the same may differ
+TRIES = 3  # how often the rounds are timed until the machine was quiet
+PATIENCE = 30  # seconds to wait, before each try, for the machine to become quiet
+BUSY = 0.1  # of this machine's cores kept busy by other work: more disturbs the times
+
+
+# ---------------------------------------------------------------- a quiet machine
+
+
+def cores():
+    """The numbers of the CPU cores that this process may use."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
+
+
+def busy_seconds():
+    """Seconds that all processes have kept these cores busy since the machine started, with the
+    time that a hypervisor took away; None on a system without /proc/stat."""
+    try:
+        with open("/proc/stat", encoding="utf-8") as file:
+            lines = [line.split() for line in file if line.startswith("cpu")]
+    except OSError:
+        return None
+    wanted = {f"cpu{number}" for number in cores()}
+    # user, nice, system, idle, iowait, irq, softirq, steal
+    ticks = [[int(count) for count in line[1:9]] for line in lines if line[0] in wanted]
+    return sum(sum(core) - core[3] - core[4] for core in ticks) / os.sysconf("SC_CLK_TCK")
+
+
+class OtherWork:
+    """How much CPU time other processes take, from when this is made."""
+
+    def __init__(self):
+        self.began, self.all_before = time.perf_counter(), busy_seconds()
+        self.own_before = time.process_time()
+
+    def share(self):
+        """The share of the cores that other work has kept busy on average. Without /proc/stat: by
+        the load average, of which one is ours."""
+        if self.all_before is None:
+            return max(0.0, os.getloadavg()[0] - 1) / len(cores())
+        elapsed = max(0.01, time.perf_counter() - self.began)
+        others = busy_seconds() - self.all_before - (time.process_time() - self.own_before)
+        return max(0.0, others) / elapsed / len(cores())
+
+
+def wait_until_quiet(patience, say=lambda detail: None):
+    """Wait until other work leaves the cores alone for a second, at most `patience` seconds.
+    Returns whether it does."""
+    end = time.perf_counter() + patience
+    while True:
+        work = OtherWork()
+        time.sleep(1)
+        if work.share() <= BUSY:
+            return True
+        if time.perf_counter() >= end:
+            return False
+        say(f"other work keeps {work.share():.0%} of the cores busy")
+
+
+# ---------------------------------------------------------------- one arm
+
+
+def start_run(values):
+    """The run that train.py makes from these values. It writes and prints nothing."""
+    argv = [f"--{key}={value}" for key, value in values.items()]
+    settings = read_config([*argv, "--dry_run"], "")
+    runtime = set_up(settings.config.device, settings.config.dtype)
+    with contextlib.redirect_stdout(io.StringIO()):
+        metas, tokenizer = train.find_data(settings.config, runtime)
+        return make_run(settings, metas, tokenizer, runtime)
+
+
+class Probe:
+    """A run of an arm that takes train.py's steps, is evaluated and decodes. Times in seconds."""
+
+    def __init__(self, values):
+        device = values["device"]
+        self.cuda = device.startswith("cuda")
+        before = torch.cuda.memory_allocated(device) if self.cuda else 0
+        self.run = start_run(values)
+        for number in range(WARM_UP):
+            if self.cuda and number == WARM_UP - 1:
+                torch.cuda.reset_peak_memory_stats(device)
+            self.step()
+        peak = torch.cuda.max_memory_allocated(device) - before if self.cuda else None
+        self.memory_bytes = peak or self.held()
+
+    def held(self):
+        """Bytes that training holds at the end of a forward pass: four numbers per parameter
+        (weight, gradient, two moments), and each tensor that the backward pass will read.
+        Backward's temporaries come on top."""
+        weights = self.run.learner.model.parameters()
+        return 4 * sum(p.nbytes for p in weights) + kept_bytes(self.run, self.run.learner.net)
+
+    def synchronize(self):
+        if self.cuda:
+            torch.cuda.synchronize(self.run.runtime.device)
+
+    def step(self):
+        """The time of one training step."""
+        began = time.perf_counter()
+        train.train_step(self.run)
+        self.synchronize()
+        return time.perf_counter() - began
+
+    def evaluate(self):
+        """The time of one batch of an evaluation."""
+        split = self.run.data.sources[0].splits["val"]
+        one_batch = 1 + self.run.config.batch_size * self.run.learner.model.config.block_size
+        began = time.perf_counter()
+        train.evaluate(self.run, split, one_batch)
+        return time.perf_counter() - began
+
+    def decode(self):
+        """Times of single tokens after a prompt of half the context, batch 1, with a cache."""
+        model, runtime, times = self.run.learner.model, self.run.runtime, []
+        half = max(1, model.config.block_size // 2)
+        x, _ = self.run.data.batches.get(0, 1)
+        prompt = torch.from_numpy(x[:, :half]).to(runtime.device)  # (1, block_size // 2)
+        model.eval()
+        with runtime.autocast():
+            began = time.perf_counter()
+            for _ in sample.generate(model, prompt, min(DECODED, half)):
+                self.synchronize()
+                times.append(time.perf_counter() - began)
+                began = time.perf_counter()
+        model.train()
+        return times[1:] or times  # the first one reads the prompt
+
+
+# ---------------------------------------------------------------- all arms
+
+
+class Timings:
+    """The probes of some arms {name: values}, among them "base", the times that they take, and why
+    some of them failed."""
+
+    def __init__(self, arms, say):
+        self.arms, self.say = arms, say
+        self.probes, self.failed = {}, {}  # name -> Probe, name -> reason
+        self.steps, self.evaluations, self.decodings = {}, {}, {}  # name -> seconds
+        self.disturbed = ""  # why the times cannot be believed
+
+    def measure(self, rounds, tries):
+        """Make the probes and take all times: the rounds up to `tries` times, until no other work
+        disturbs them."""
+        for number, (name, values) in enumerate(self.arms.items()):
+            self.say(f"{name}: arm {number + 1} of {len(self.arms)}, its first steps")
+            self.probes[name] = self.attempt(name, Probe, values)
+        for _ in range(tries):
+            if tries > 1:
+                wait_until_quiet(PATIENCE, self.say)
+            work = OtherWork()
+            self.steps = self.in_turn(Probe.step, rounds, SECONDS * len(self.arms))
+            self.disturbed = why_disturbed(self, work.share())
+            if not self.disturbed:
+                break
+        rounds = min(rounds, EVALUATED)
+        self.evaluations = self.in_turn(Probe.evaluate, rounds + 1)
+        self.decodings = self.in_turn(Probe.decode, rounds + 1)
+
+    def attempt(self, name, function, *args):
+        """Call a function for an arm. Returns None if it fails, or has failed before."""
+        if name in self.failed:
+            return None
+        try:
+            return function(*args)
+        except (RuntimeError, FloatingPointError, UserError) as error:
+            self.failed[name] = one_line(error)  # usually out of memory, which the run reports, too
+            self.probes.pop(name, None)
+            return None
+
+    def in_turn(self, function, rounds, seconds=math.inf):
+        """{arm: [result of each round]} of a function of the probes, called for all arms in turn;
+        a few rounds, and then no more than fit into `seconds`."""
+        names, results, end = list(self.probes), {}, time.perf_counter() + seconds
+        for place, (number, name) in enumerate(turns(names, rounds)):
+            if place % len(names) == 0 and number > EVALUATED and time.perf_counter() > end:
+                break
+            self.say(f"{name}: {function.__name__} {number + 1} of {rounds}")
+            result = self.attempt(name, function, self.probes.get(name))
+            results.setdefault(name, []).append(result)
+        return {name: found for name, found in results.items() if name not in self.failed}
+
+    def step_ratio(self, name):
+        """{"ratio", "low", "high"}: the time of a step over that of the base, the median over the
+        rounds with its 95 % interval. None if the times cannot be believed, or for the base."""
+        if self.disturbed or name == "base" or len(self.steps["base"]) < 2:
+            return None
+        ratios = np.array(self.steps[name]) / np.array(self.steps["base"])
+        return dict(
+            zip(("ratio", "low", "high"), np.round(interval(ratios), 4).tolist(), strict=True)
+        )
+
+    def row(self, name):
+        """The columns of costs.jsonl."""
+        values, run = self.arms[name], self.probes[name].run
+        c, number_bytes = variant_config(values), 4 if run.runtime.dtype == "float32" else 2
+        table, step = costs.parameter_table(c), quartiles(self.steps[name])
+        return {
+            "arm": name,
+            "parameters": sum(table.values()),
+            "non_embedding_parameters": table["attention"] + table["mlp"] + table["norms"],
+            "flops_per_token": costs.flops_per_token(c, c.block_size),
+            "kv_bytes_per_token": costs.kv_bytes_per_token(c, number_bytes),
+            "milliseconds_per_step": step,
+            "tokens_per_second": round(1000 * run.step_tokens / step["median"], 1),
+            "peak_memory_bytes": self.probes[name].memory_bytes,
+            "peak_memory": "measured" if self.probes[name].cuda else "held after a forward pass",
+            "steps_timed": len(self.steps[name]),
+            "step_ratio": self.step_ratio(name),
+            "quiet": not self.disturbed,
+            "disturbed": self.disturbed,
+            "evaluation_ms_per_batch": quartiles(self.evaluations[name][1:])["median"],
+            "decode_ms_per_token": quartiles(np.concatenate(self.decodings[name][1:])),
+            "threads": torch.get_num_threads(),
+            "compile": values["compile"],
+            "device": run.runtime.device,
+            "dtype": run.runtime.dtype,
+        }
+
+
+def quartiles(times):
+    """{"q25", "median", "q75"} in milliseconds of times in seconds."""
+    numbers = 1000 * np.quantile(times, (0.25, 0.5, 0.75))
+    return dict(zip(("q25", "median", "q75"), numbers.round(4).tolist(), strict=True))
+
+
+def why_disturbed(timings, share):
+    """Why some times cannot be believed: other work took this share of the cores, or an arm that is
+    the base again differs from it. "" if they can."""
+    if share > BUSY:
+        return f"other work kept {share:.0%} of the cores busy"
+    if "base" in timings.failed:
+        return "the base could not be timed"
+    for name, steps in timings.steps.items():
+        ratio = np.median(np.array(steps) / np.array(timings.steps["base"]))
+        if timings.arms[name] == timings.arms["base"] and abs(ratio - 1) > SAME:
+            return f"the base again took {ratio:.2f} of the base's time"
+    return ""
+
+
+def time_arms(arms, threads, rounds=None, tries=1):
+    """([row of costs.jsonl], {name: reason} of the arms that failed) for arms {name: values of a
+    run}, among them "base"."""
+    if any(values["compile"] for values in arms.values()):
+        # All arms share one forward method, and torch counts its compiled forms together.
+        torch._dynamo.config.recompile_limit = max(64, 2 * len(arms))
+    threads_before = torch.get_num_threads()
+    form = "compiled" if arms["base"]["compile"] else "eager"
+    try:
+        torch.set_num_threads(threads)
+        with doing(f"timing {len(arms)} arms in turn, {form}") as say:
+            timings = Timings(arms, say)
+            timings.measure(ROUNDS if rounds is None else rounds, tries)
+        rows = [timings.row(name) for name in arms if name not in timings.failed]
+    finally:
+        torch.set_num_threads(threads_before)
+    return rows, timings.failed
+
+
+def run_seconds(row, values, val_tokens):
+    """The predicted seconds of a run: start, steps, evaluations, train.py's sample and ours."""
+    batch = values["batch_size"] * values["block_size"]
+    limit = values.get("eval_tokens") or val_tokens
+    train_tokens = min(train.EVAL_TRAIN_TOKENS, limit)
+    batches = math.ceil(limit / batch) + math.ceil(train_tokens / batch)
+    evaluations = 1 + math.ceil(values["max_iters"] / values["eval_interval"])
+    milliseconds = (
+        values["max_iters"] * row["milliseconds_per_step"]["median"]
+        + evaluations * (batches * row["evaluation_ms_per_batch"] + 400)
+        + 500 * row["decode_ms_per_token"]["median"]
+    )
+    return 5 + milliseconds / 1000

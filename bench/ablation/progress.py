@@ -1,0 +1,171 @@
+"""A sweep prints its plan, its current work and the progress of its runs: on a terminal as rich's
+bars, elsewhere as one line when something begins or ends."""
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+WIDTH = 80  # columns
+TAIL = 16384  # bytes at the end of a log, which hold its last row
+
+
+def format_duration(seconds):
+    """Seconds in a readable unit: 90 s, 5 min, 2.0 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+@contextlib.contextmanager
+def doing(what):
+    """Show what is being done until the block ends; gives a function that shows a detail of it."""
+    if not sys.stdout.isatty():
+        print(what, flush=True)
+        yield lambda detail: None
+        return
+    console = Console(highlight=False)
+    with console.status(what) as status:
+        console.show_cursor(True)  # so that a kill at any time leaves the terminal as it was
+        yield lambda detail: status.update(f"{what}: {detail}"[: console.width - 4])
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def make_table(names, **options):
+    """A table without lines: the first column is text, the others are numbers."""
+    table = Table(box=None, padding=(0, 1, 0, 0), width=WIDTH, **options)
+    table.add_column(names[0], overflow="fold", max_width=24)
+    for name in names[1:]:
+        text = name == "changes"
+        options = {"overflow": "fold", "ratio": 1} if text else {"justify": "right"}
+        table.add_column(name, no_wrap=not text, **options)
+    return table
+
+
+def print_plan(sweep, jobs):
+    """Print the arms, their changes, runs, parameters and time; in a dry run also their costs."""
+    console = Console(width=WIDTH, highlight=False)
+    console.print(plan_table(sweep, jobs))
+    if sweep.config.dry_run and sweep.costs:
+        console.print()
+        console.print(costs_table(sweep))
+
+
+def plan_table(sweep, jobs):
+    table = make_table(["arm", "changes", "runs", "a run", "parameters"])
+    for name, arm in sweep.arms.items():
+        width = {key: value for key, value in arm.values.items() if key == "mlp_width"}
+        text = ", ".join(f"{key}={value}" for key, value in (arm.changes | width).items())
+        if arm.against not in ("base", name, None):
+            text += f" (compared with {arm.against})"
+        runs = sum(job.arm == name for job in jobs)
+        seconds = format_duration(sweep.predicted[name]) if name in sweep.predicted else ""
+        parameters = (sweep.costs.get(name) or {}).get("parameters")
+        table.add_row(name, text, str(runs), seconds, f"{parameters:,}" if parameters else "")
+    return table
+
+
+def costs_table(sweep):
+    """The costs of the arms: in closed form, and as measured here."""
+    names = ["arm", "match", "MFLOP", "KV bytes", "ms/step", "decode ms"]
+    caption = "MFLOP, KV bytes and decode ms are per token"
+    table = make_table(names, caption=caption, caption_justify="left")
+    for name, row in sweep.costs.items():
+        match = sweep.arms[name].match
+        table.add_row(
+            name,
+            f"{match['residual_percent']:+.2f}%" if match else "",
+            f"{row['flops_per_token'] / 1e6:.2f}",
+            f"{row['kv_bytes_per_token']:.0f}",
+            f"{row['milliseconds_per_step']['median']:.1f}",
+            f"{row['decode_ms_per_token']['median']:.2f}",
+        )
+    return table
+
+
+# ---------------------------------------------------------------- while it runs
+
+
+def last_row(path):
+    """The last whole row of a log; {} if there is none."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, 2) - TAIL))
+        for line in reversed(file.read().splitlines()):
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and "step" in row:
+                    return row
+    return {}
+
+
+class RunBars(Progress):
+    """The progress of runs: a bar for all of them and one for each that runs, and a line for each
+    that ends. Off a terminal there are only the lines."""
+
+    def __init__(self, sweep, jobs):
+        columns = [
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            TextColumn("{task.percentage:3.0f}%"),
+        ]
+        columns += [TimeElapsedColumn(), TimeRemainingColumn()]
+        self.sweep, self.jobs, self.began = sweep, jobs, time.time()
+        self.bars = {}  # key of a job that runs: id of its bar
+        on_terminal = sys.stdout.isatty()
+        console = Console(highlight=False, soft_wrap=not on_terminal)
+        super().__init__(*columns, console=console, disable=not on_terminal, refresh_per_second=2)
+        self.done_before = [job for job in jobs if job.key in sweep.rows]
+        left = [job for job in jobs if job.key not in sweep.rows]
+        self.work = self.add_task("", total=sum(self.seconds(job) for job in left))
+
+    def seconds(self, job):
+        """The predicted seconds of a run, in which work is measured; 1 if it is not known."""
+        return self.sweep.predicted.get(job.arm, 1.0)
+
+    def get_renderables(self):
+        """Called at each refresh: read how far the runs are, then draw the bars."""
+        work = 0.0
+        for job in self.jobs:
+            if job in self.done_before:
+                continue
+            share = float(job.key in self.sweep.rows)
+            log = Path(job.out_dir, "stderr.txt")  # emptied by a run that starts
+            with contextlib.suppress(OSError):
+                if not share and log.stat().st_mtime >= self.began - 1:
+                    row = last_row(log.with_name("log.jsonl"))
+                    share = row.get("step", 0) / max(1, job.values["max_iters"])
+                    self.show_running(job, share, row.get("val_loss", row.get("loss")))
+            if job.key in self.sweep.rows and job.key in self.bars:
+                self.remove_task(self.bars.pop(job.key))
+            work += self.seconds(job) * share
+        self.update(self.work, completed=work, description=f"{self.count} runs")
+        yield from super().get_renderables()
+
+    @property
+    def count(self):
+        """How many of the runs have ended: 3/16."""
+        return f"{sum(job.key in self.sweep.rows for job in self.jobs)}/{len(self.jobs)}"
+
+    def show_running(self, job, share, loss):
+        """Show how far a run is, and its last loss."""
+        if job.key not in self.bars:
+            self.bars[job.key] = self.add_task("", total=1.0)
+        text = f"{job.name} {loss:.4f}" if isinstance(loss, float) else job.name
+        self.update(self.bars[job.key], completed=share, description=text[:36])
+
+    def ended(self, job, row):
+        """Print a line about a run that ended."""
+        outcome = f"{row['status'].upper()}: {row['reason']}"
+        if row["status"] == "done":
+            final, best = row["final_val_loss"], row["best_val_loss"]
+            outcome = f"final {final:.4f}, best {best:.4f}, {row['wall_seconds']:.0f} s"
+        self.console.print(f"[{self.count}] {job.name}: {outcome}", markup=False)
