@@ -2,7 +2,7 @@
 # published width or depth.
 #   python prepare.py python_source          # for a GPU
 #   python bench/ablate.py config/archs.py --workers=4
-#   python bench/ablate.py config/archs.py --archs="['llama','mistral','falcon']" --seeds=5
+#   python bench/ablate.py config/archs.py --arms='{"mistral": {"arch": "mistral"}}' --seeds=5
 # 11 architectures, and the base, which is there twice. The MLP widths are chosen so that all have
 # GPT-2's number of parameters. On a CPU a screening: 13 arms x 3 seeds = 39 runs / 2 * 85 s = 28
 # minutes on two cores. On a GPU 8 runs of each and 27 of the base, after its curve of tokens and
@@ -11,9 +11,9 @@
 # (norms after the sums) last, since it needs a lower learning rate.
 question = "Which architecture's parts are best at one size?"
 out_dir = "out-archs"
-design = "archs"
-archs = ["llama", "llama2-70b", "llama3", "mistral", "bloom", "falcon", "gpt-neox", "olmo2"]
-archs += ["qwen3", "transformer2017", "balanced"]
+_words = ["llama", "llama2-70b", "llama3", "mistral", "bloom", "falcon", "gpt-neox", "olmo2"]
+_words += ["qwen3", "transformer2017", "balanced"]
+arms = {word: dict(arch=word) for word in _words}
 model = "gpt2"
 dataset = "plays"
 dtype = "float32"  # so that rows of several machines can be joined

@@ -3,7 +3,7 @@
 #   python bench/ablate.py config/factorial_shakespeare.py --workers=2
 # Five factors, each at GPT-2's word and at LLaMA's, in 2^(5-1) = 16 cells of resolution V: main
 # effects and interactions of two factors are free of each other. 16 cells x 4 seeds = 64 runs, and
-# 4 of the base's curve of tokens, two at a time on one thread each: 68 / 2 * 100 s, about an hour
+# 6 of the base's curve of tokens, two at a time on one thread each: 70 / 2 * 100 s, about an hour
 # on two cores. Every run serves every effect: each is a difference between the means of 32 runs and
 # 32 runs, with a standard error of 2 / sqrt(64) = 1/4 of a run's sd. One part at a time, that takes
 # 54 runs of the base and 24 of each part, 174 in all.
@@ -18,7 +18,7 @@ factors = [
 model = "gpt2"
 dataset = "plays"
 seeds = 4
-curve, curve_seeds = [0.5, 2], 2
+curve = [0.5, 2]
 lr_grid = [1]
 prompt = "ROMEO:"
 

@@ -1,8 +1,8 @@
 # Do the parts of LLaMA help a tiny GPT-2 more, or less, as it grows? Three sizes on a CPU.
 #   python prepare.py plays
 #   python bench/ablate.py config/scale_shakespeare.py --workers=2
-# Each size is a sweep of its own: 4 arms x 4 seeds, 8 runs of the base, and 4 of its curve of
-# tokens, 28 runs. A run takes about 20, 30 and 50 s on one core: 28 * 100 s / 2 = 24 minutes on two
+# Each size is a sweep of its own: 4 arms x 4 seeds, 8 runs of the base, and 6 of its curve of
+# tokens, 30 runs. A run takes about 20, 30 and 50 s on one core: 30 * 100 s / 2 = 25 minutes on two
 # cores. The sizes span a factor of 15 of training compute. A slope, in nats per factor of ten, has
 # about 1.2 times the standard error of a single effect, so that only large changes are seen.
 # Expect rope to help at all sizes, and "cannot tell" for most slopes.
@@ -25,7 +25,7 @@ sizes = {
 model = "gpt2"
 dataset = "plays"
 seeds = 4
-curve, curve_seeds = [0.5, 2], 2
+curve = [0.5, 2]
 lr_grid = [1]
 prompt = "ROMEO:"
 

@@ -57,7 +57,7 @@ def noise(sections, tips):
 def base_copies(section):
     """[(arm, whether it is the base)] of the base and its second copy."""
     arms = section.sweep["arms"]
-    copies = [arm for arm, facts in arms.items() if facts.get("again")]
+    copies = [arm for arm, facts in arms.items() if (facts.get("again") or facts.get("replicate"))]
     return [(section.sweep["base"], True), *((arm, False) for arm in copies)]
 
 

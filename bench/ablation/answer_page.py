@@ -83,7 +83,9 @@ def label(found):
             base = BASES.get(model, model)
             for arm, facts in section.sweep["arms"].items():
                 name = answer.shown_name(facts["changes"], arm)
-                section.names[arm] = f"{base} again" if facts.get("again") else name
+                section.names[arm] = (
+                    f"{base} again" if (facts.get("again") or facts.get("replicate")) else name
+                )
             section.names[section.sweep["base"]] = base
 
 

@@ -64,7 +64,7 @@ def learning_rates_at_the_edge(case):
     found = []
     for arm, rate in case.sweep["chosen_lr"].items():
         grid = case.sweep.get("lr_grids", {}).get(arm, case.sweep["lr_grid"])
-        again = case.arms.get(arm, {}).get("again")
+        again = arm == "base again"
         if len(grid) > 1 and rate in (min(grid), max(grid)) and not again:
             found.append(f"{arm} ({rate:g} x)")
     return found

@@ -50,7 +50,7 @@ def style_of(section, arm):
     figures."""
     if arm == section.sweep["base"]:
         return {"color": GREY, "linewidth": 2, "marker": "o"}
-    if section.sweep["arms"][arm].get("again"):
+    if {"again", "replicate"} & {k for k, v in section.sweep["arms"][arm].items() if v}:
         return {"color": GREY, "linewidth": 1.4, "marker": "o", "linestyle": "--"}
     return style_at(arms_of(section).index(arm) - 1)
 
@@ -94,7 +94,11 @@ def legend(figure, section, shown, reasons=None, labelled=False):
 
 def copies(section, why):
     """{the base's second copy: why a figure does not show it}; empty if there is none."""
-    return {arm: why for arm in arms_of(section) if section.sweep["arms"][arm].get("again")}
+    return {
+        arm: why
+        for arm in arms_of(section)
+        if {"again", "replicate"} & {k for k, v in section.sweep["arms"][arm].items() if v}
+    }
 
 
 def log_axis(axes, places, labels):

@@ -39,7 +39,14 @@ def control_runs(arms, seeds):
 
 def control_group(sweep):
     """The base and its second copy, if the sweep has one."""
-    return [sweep["base"], *(arm for arm, facts in sweep["arms"].items() if facts.get("again"))]
+    return [
+        sweep["base"],
+        *(
+            arm
+            for arm, facts in sweep["arms"].items()
+            if (facts.get("again") or facts.get("replicate"))
+        ),
+    ]
 
 
 def judged_arms(sweep):

@@ -59,9 +59,10 @@ def hash_of_words(words, root):
             continue
         chosen = [definition.of_words(words) for definition in definitions[name]]
         chosen = [definition for definition in chosen if definition]
-        reached[name] = [[definition.file, plain(definition.node)] for definition in chosen]
-        pending |= {other for definition in chosen for other in definition.names()}
-        pending &= definitions.keys()
+        reached[name] = [[definition.file, definition.tree] for definition in chosen]
+        pending |= definitions.keys() & {
+            other for definition in chosen for other in definition.names
+        }
     return digest(reached)
 
 
@@ -72,24 +73,34 @@ def definitions_below(root):
     definitions, pending, seen = {}, ["train"], set()
     while pending:
         module = pending.pop()
-        file = root.joinpath(*module.split(".")).with_suffix(".py")
+        path = root.joinpath(*module.split(".")).with_suffix(".py")
         silent = any(module == name or module.startswith(name + ".") for name in SILENT)
-        if module in seen or silent or not file.is_file():
+        if module in seen or silent or not path.is_file():
             continue
         seen.add(module)
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                pending += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            elif isinstance(node, ast.Import):
-                pending += [alias.name for alias in node.names]
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):  # the fields of a dataclass are settings
-                node.body = [part for part in node.body if not isinstance(part, ast.AnnAssign)]
-            for name in names_defined(node):
-                definition = Definition(str(file.relative_to(root)), node)
-                definitions.setdefault(name, []).append(definition)
+        file = path.relative_to(root).as_posix()
+        imports, defined = read_module(file, path.read_text(encoding="utf-8"))
+        pending += imports
+        for name, definition in defined:
+            definitions.setdefault(name, []).append(definition)
     return definitions
+
+
+@functools.cache
+def read_module(file, text):
+    """([names of the modules that a module may import], [(name, Definition)])."""
+    tree, imports, defined = ast.parse(text), [], []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            imports += [alias.name for alias in node.names]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):  # the fields of a dataclass are settings
+            node.body = [part for part in node.body if not isinstance(part, ast.AnnAssign)]
+        definition = Definition(file, node)
+        defined += [(name, definition) for name in names_defined(node)]
+    return imports, defined
 
 
 def names_defined(node):
@@ -108,6 +119,11 @@ class Definition:
     file: str
     node: ast.AST
 
+    @functools.cached_property
+    def tree(self):
+        return plain(self.node)
+
+    @functools.cached_property
     def names(self):
         """All names and attributes in it."""
         parts = list(ast.walk(self.node))

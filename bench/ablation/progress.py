@@ -33,7 +33,7 @@ def doing(what):
         return
     console = Console(highlight=False)
     with console.status(what) as status:
-        console.show_cursor(True)  # so that a kill at any time leaves the terminal as it was
+        console.show_cursor(True)
         yield lambda detail: status.update(f"{what}: {detail}"[: console.width - 4])
 
 
@@ -112,20 +112,22 @@ class RunBars(Progress):
     that ends. Off a terminal there are only the lines."""
 
     def __init__(self, sweep, jobs):
-        columns = [
-            TextColumn("{task.description}"),
-            BarColumn(20),
-            TextColumn("{task.percentage:3.0f}%"),
-        ]
-        columns += [TimeElapsedColumn(), TimeRemainingColumn()]
-        self.sweep, self.jobs, self.began = sweep, jobs, time.time()
-        self.bars = {}  # key of a job that runs: id of its bar
-        on_terminal = sys.stdout.isatty()
-        console = Console(highlight=False, soft_wrap=not on_terminal)
-        super().__init__(*columns, console=console, disable=not on_terminal, refresh_per_second=2)
-        self.done_before = [job for job in jobs if job.key in sweep.rows]
+        self.sweep, self.jobs, self.began, self.all = sweep, jobs, time.time(), None
+        percentage = TextColumn("{task.percentage:3.0f}%")
+        super().__init__(
+            *(TextColumn("{task.description}"), BarColumn(20), percentage),
+            *(TimeElapsedColumn(), TimeRemainingColumn()),
+            console=Console(highlight=False, soft_wrap=not sys.stdout.isatty()),
+            disable=not sys.stdout.isatty(),
+            refresh_per_second=2,
+        )
         left = [job for job in jobs if job.key not in sweep.rows]
-        self.work = self.add_task("", total=sum(self.seconds(job) for job in left))
+        self.all = self.add_task("", total=sum(map(self.seconds, left)))
+        self.bars = [(self.add_task("", total=1.0, visible=False), job) for job in left]
+
+    def start(self):
+        super().start()
+        self.console.show_cursor(True)  # so that a kill at any time leaves the terminal as it was
 
     def seconds(self, job):
         """The predicted seconds of a run, in which work is measured; 1 if it is not known."""
@@ -133,39 +135,36 @@ class RunBars(Progress):
 
     def get_renderables(self):
         """Called at each refresh: read how far the runs are, then draw the bars."""
+        if self.all is None:  # rich draws once before there are bars
+            return
         work = 0.0
-        for job in self.jobs:
-            if job in self.done_before:
-                continue
-            share = float(job.key in self.sweep.rows)
-            log = Path(job.out_dir, "stderr.txt")  # emptied by a run that starts
-            with contextlib.suppress(OSError):
-                if not share and log.stat().st_mtime >= self.began - 1:
-                    row = last_row(log.with_name("log.jsonl"))
-                    share = row.get("step", 0) / max(1, job.values["max_iters"])
-                    self.show_running(job, share, row.get("val_loss", row.get("loss")))
-            if job.key in self.sweep.rows and job.key in self.bars:
-                self.remove_task(self.bars.pop(job.key))
+        for bar, job in self.bars:
+            ended = job.key in self.sweep.rows
+            started, row = (False, {}) if ended else self.newest(job)
+            share = 1.0 if ended else row.get("step", 0) / max(1, job.values["max_iters"])
+            loss = row.get("val_loss", row.get("loss"))
+            text = f"{job.name} {loss:.4f}" if isinstance(loss, float) else job.name
+            self.update(bar, completed=share, description=text[:36], visible=started)
             work += self.seconds(job) * share
-        self.update(self.work, completed=work, description=f"{self.count} runs")
+        self.update(self.all, completed=work, description=f"{self.count} runs")
         yield from super().get_renderables()
+
+    def newest(self, job):
+        """(whether a run has started, the newest row of its log or {})."""
+        stderr = Path(job.out_dir, "stderr.txt")  # emptied by a run that starts
+        started = stderr.exists() and stderr.stat().st_mtime >= self.began - 1
+        return started, last_row(stderr.with_name("log.jsonl")) if started else {}
 
     @property
     def count(self):
         """How many of the runs have ended: 3/16."""
         return f"{sum(job.key in self.sweep.rows for job in self.jobs)}/{len(self.jobs)}"
 
-    def show_running(self, job, share, loss):
-        """Show how far a run is, and its last loss."""
-        if job.key not in self.bars:
-            self.bars[job.key] = self.add_task("", total=1.0)
-        text = f"{job.name} {loss:.4f}" if isinstance(loss, float) else job.name
-        self.update(self.bars[job.key], completed=share, description=text[:36])
-
     def ended(self, job, row):
         """Print a line about a run that ended."""
-        outcome = f"{row['status'].upper()}: {row['reason']}"
         if row["status"] == "done":
             final, best = row["final_val_loss"], row["best_val_loss"]
             outcome = f"final {final:.4f}, best {best:.4f}, {row['wall_seconds']:.0f} s"
+        else:
+            outcome = f"{row['status'].upper()}: {row['reason']}"
         self.console.print(f"[{self.count}] {job.name}: {outcome}", markup=False)

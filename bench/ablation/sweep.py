@@ -345,6 +345,7 @@ class Sweep:
         started = datetime.now().astimezone().isoformat(timespec="seconds")
         content = {key: getattr(config, key) for key in STORED} | {
             "metric": "final_val_loss",
+            "curve_seeds": CURVE_SEEDS,
             "design": config.design or ",".join(config.designs),
             "base": "base",
             "base_values": values,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.ablation import launch, measure, outcome, quiet, report
+from bench.ablation import costs, launch, report
 from helpers.ablation import STUB
 from prepare import prepare
 
@@ -40,9 +40,8 @@ def quick(monkeypatch):
 
     monkeypatch.setattr(report, "write", write)
     monkeypatch.setattr(report, "table", lambda out: "the table")
-    monkeypatch.setattr(measure, "ROUNDS", 1)
-    monkeypatch.setattr(measure, "why_disturbed", lambda *args: "")
-    monkeypatch.setattr(measure, "why_no_compiling", lambda device: "not in this test")
-    monkeypatch.setattr(quiet, "is_quiet", lambda: True)
-    monkeypatch.setattr(outcome, "measure_trained", not_measured)
+    monkeypatch.setattr(costs, "ROUNDS", 1)
+    monkeypatch.setattr(costs, "why_disturbed", lambda *args: "")
+    monkeypatch.setattr(costs, "wait_until_quiet", lambda *args: True)
+    monkeypatch.setattr(launch, "measure_trained", not_measured)
     monkeypatch.setattr(launch, "POLL", 0.02)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import ablate
-from bench.ablation import launch, sweep
+from bench.ablation import sweep
 from common.errors import UserError
 from helpers.ablation import arguments, arm, rows_of
 from prepare import prepare
@@ -38,7 +38,7 @@ def test_a_mixture_and_pairs_are_measured_for_what_they_are(
     two_kinds, tmp_path, dataset, kind, why
 ):
     out = tmp_path / "out"
-    what = [ROPE, f"--dataset={dataset}", "--seeds=1", "--screening", "--time_forms=False"]
+    what = [ROPE, f"--dataset={dataset}", "--seeds=1", "--screening"]
     assert ablate.main(arguments(two_kinds, out, *what)) == 0
     content, rows = json.loads((out / "sweep.json").read_text()), rows_of(out)
     assert content["data"]["kind"] == kind and len(rows) == 3
@@ -51,27 +51,9 @@ def test_a_mixture_and_pairs_are_measured_for_what_they_are(
         assert (row["bits_per_byte"] is None) == (kind == "pairs")
 
 
-def test_a_run_of_several_processes_is_started_by_torchrun():
-    job = launch.Job("a", 0, 1, "report", "out", {"seed": 3}, "c", "h", "d", processes=2)
-    wanted = "torchrun --standalone --nproc_per_node=2 train.py --seed=3 --out_dir=out"
-    assert job.command.replace(launch.TRAINER, "train.py") == wanted
-    assert launch.argument_list(job)[1:4] == ["-m", "torch.distributed.run", "--standalone"]
-
-
-def test_processes_share_the_cores_and_the_gpus(monkeypatch):
-    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert launch.worker_slots(2, "cpu", 2) == [(None, 2)] * 2
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,6,7")
-    assert launch.worker_slots(None, "cuda", 2) == [("2,5", 2), ("6,7", 2)]
-    with pytest.raises(UserError, match="4 GPUs are visible .processes=8.: choose fewer"):
-        launch.worker_slots(None, "cuda", 8)
-
-
 @pytest.mark.parametrize(
     "what, wanted",
     [
-        (["--processes=2"], "gradient_accumulation_steps=1 is not divisible by 2 ranks"),
-        (["--processes=2", "--match=time"], "match=time times one process"),
         (["--curve=[1]"], "curve holds 1, which is the base itself"),
         (["--curve=[-1]"], "not a positive number"),
         (["--dataset=bytes,words"], "different tokenizers"),
@@ -81,16 +63,3 @@ def test_what_no_sweep_can_do_is_refused(two_kinds, tmp_path, what, wanted):
     with pytest.raises(UserError, match=wanted):
         sweep.Sweep(arguments(two_kinds, tmp_path / "out", ROPE, *what), "")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_runs_of_two_processes(data_dir, tmp_path):
-    out = tmp_path / "out"
-    what = [ROPE, "--processes=2", "--gradient_accumulation_steps=2", "--seeds=1", "--screening"]
-    what += ["--workers=1", "--time_forms=False", "--again=False"]
-    assert ablate.main(arguments(data_dir, out, *what)) == 0
-    rows = rows_of(out)
-    assert [row["status"] for row in rows.values()] == ["done", "done"]
-    assert rows["base", 0, 1, "report"]["command"].startswith("torchrun --standalone ")
-    costs = [json.loads(line) for line in (out / "costs.jsonl").read_text().splitlines()]
-    assert all(row["processes"] == 2 and row["step_ratio"] is None for row in costs)

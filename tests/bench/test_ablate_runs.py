@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import ablate
-from bench.ablation import launch, measure, outcome, stats, sweep
+from bench.ablation import costs, launch, stats, sweep
 from common.errors import UserError
 from common.files import ROOT
 from common.runtime import set_up
@@ -30,10 +30,13 @@ ROPE = arm(rope=dict(position="rope"))
 # ---------------------------------------------------------------- sweeps with the stub
 
 
-def test_crash_and_hang_are_failed_rows_and_the_others_run(data_dir, tmp_path, quick, stub, capsys):
+def test_crash_and_hang_are_failed_rows_and_the_others_run(
+    data_dir, tmp_path, quick, stub, capsys, monkeypatch
+):
+    monkeypatch.setattr(launch, "time_limit", lambda predicted: 1.0)
     out = tmp_path / "out"
     three = arm(crash=dict(norm="dyt"), hang=dict(position="alibi"), rope=dict(position="rope"))
-    what = [three, "--seeds=2", "--screening", "--limit=1s"]
+    what = [three, "--seeds=2", "--screening"]
     status = ablate.main(arguments(data_dir, out, *what), stub)
     rows = rows_of(out)
     assert status == 1 and (out / "report.md").exists() and len(rows) == 10
@@ -51,7 +54,7 @@ def test_crash_and_hang_are_failed_rows_and_the_others_run(data_dir, tmp_path, q
     # initialisation.
     for command, row in zip(commands, done, strict=True):
         again = row["arm"] == "base again"
-        assert command["data_seed"] == str(row["seed"] + sweep.AGAIN_SEED * again)
+        assert command["data_seed"] == str(row["seed"] + sweep.REPLICATE_SEED * again)
         assert row["curve"][-1][:2] == [4, row["final_val_loss"]]
         assert row["final_tune"] + 0.2 == pytest.approx(row["final_report"])
         assert row["blocks"] == pytest.approx([row["final_val_loss"], row["final_val_loss"] + 0.2])
@@ -61,7 +64,7 @@ def test_crash_and_hang_are_failed_rows_and_the_others_run(data_dir, tmp_path, q
     content = json.loads((out / "sweep.json").read_text())
     entries = content["arms"]
     assert list(entries) == ["base", "crash", "hang", "rope", "base again"]
-    assert entries["base again"]["again"]
+    assert entries["base again"]["replicate"]
     for row in rows.values():
         assert row["config_hash"] == entries[row["arm"]]["config_hash"]
         assert row["code_hash"] == entries[row["arm"]]["code_hash"]
@@ -97,7 +100,7 @@ def test_a_loss_above_that_of_the_first_step_has_diverged(tmp_path):
         log = [{"step": 0, "val_loss": first}, {"step": 4, "val_loss": last}]
         (tmp_path / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in log))
         job = launch.Job("a", 0, 1, "report", str(tmp_path), {"max_iters": 4}, "c", "h", "d")
-        return outcome.row_of(job, None, 1.0)
+        return launch.row_of(job, None, 1.0)
 
     assert row(4.0, 3.0)["status"] == "done"
     worse = row(4.0, 5.0)
@@ -110,14 +113,14 @@ def test_a_loss_above_that_of_the_first_step_has_diverged(tmp_path):
 
 def test_a_run_on_other_data_than_the_sweep_has_failed(tmp_path, monkeypatch):
     """As when its dataset is prepared from another text while the sweep runs."""
-    monkeypatch.setattr(outcome.checkpoint, "steps", lambda folder: [4])
+    monkeypatch.setattr(launch.checkpoint, "steps", lambda folder: [4])
     opened = None, None, None, {"data": "another text"}
-    monkeypatch.setattr(outcome.checkpoint, "open_run", lambda *args: opened)
+    monkeypatch.setattr(launch.checkpoint, "open_run", lambda *args: opened)
     log = [{"step": 0, "val_loss": 4.0}, {"step": 4, "val_loss": 3.0}]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in log))
     values = {"max_iters": 4, "device": "cpu", "dataset": "book"}
     job = launch.Job("a", 0, 1, "report", str(tmp_path), values, "c", "h", "the sweep's text")
-    row = outcome.row_of(job, None, 1.0)
+    row = launch.row_of(job, None, 1.0)
     assert row["status"] == "failed" and "the dataset changed" in row["reason"]
 
 
@@ -152,11 +155,11 @@ def test_a_grid_is_extended_twice_at_most(data_dir, tmp_path, quick, stub):
 def test_the_base_comes_first_and_fixes_the_margin(data_dir, tmp_path, quick, stub):
     """The curve of its tokens and the control group are run before any arm, and the margin does not
     change with runs that come later."""
-    out, what = tmp_path / "out", [ROPE, "--curve=[0.5,2]", "--curve_seeds=2", "--workers=1"]
+    out, what = tmp_path / "out", [ROPE, "--curve=[0.5,2]", "--workers=1"]
     assert ablate.main(arguments(data_dir, out, *what, "--seeds=2"), stub) == 0
     rows = read_rows(out / "rows.jsonl")
     assert Counter(row["arm"] for row in rows) == {
-        **{"base": 2, "base again": 2, "rope": 2, "base x0.5": 2, "base x2": 2}
+        **{"base": 2, "base again": 2, "rope": 2, "base x0.5": 3, "base x2": 3}
     }
     assert [row["arm"] for row in rows[-2:]] == ["rope"] * 2
     purposes = {row["arm"]: row["purpose"] for row in rows}
@@ -207,7 +210,7 @@ def test_the_budget_is_kept(data_dir, tmp_path, quick, stub, monkeypatch, capsys
 
 
 def test_stale_rows_are_not_mixed_in(data_dir, tmp_path, quick, stub, monkeypatch, capsys):
-    out, what = tmp_path / "out", [ROPE, "--seeds=1", "--again=False"]
+    out, what = tmp_path / "out", [ROPE, "--seeds=1"]
     ablate.main(arguments(data_dir, out, *what), stub)
     first = rows_of(out)
     monkeypatch.setattr(sweep, "code_hash", lambda values: "another")
@@ -248,7 +251,7 @@ def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, cap
 
 
 def test_a_slurm_array_is_written_and_gathered(data_dir, tmp_path, quick, stub, capsys):
-    out, what = tmp_path / "out", [ROPE, "--seeds=1", "--again=False"]
+    out, what = tmp_path / "out", [ROPE, "--seeds=1"]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for runs in (3, 1):  # the base first, then rope
         assert ablate.main(arguments(data_dir, out, *what, "--emit=slurm"), stub) == 0
@@ -284,7 +287,7 @@ def test_runs_in_progress_save_when_they_are_no_longer_wanted(tmp_path, stub, mo
     """One of two runs ends, and the other one saves after its step."""
     monkeypatch.setenv("STUB_SLEEP", "0.1")
     monkeypatch.setattr(launch, "POLL", 0.02)
-    monkeypatch.setattr(outcome, "row_of", lambda job, reason, *_: {"reason": reason})
+    monkeypatch.setattr(launch, "row_of", lambda job, reason, *_: {"reason": reason})
     values = {"seed": 0, "data_seed": 0, "learning_rate": 1e-3}
     jobs = [
         launch.Job(
@@ -379,7 +382,7 @@ def test_ray_runs_a_sweep_on_two_nodes(data_dir, tmp_path, quick, stub, monkeypa
         cluster.add_node(num_cpus=1)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
         out, two = tmp_path / "out", arm(rope=dict(position="rope"), crash=dict(norm="dyt"))
-        what = [two, "--seeds=2", "--again=False"]
+        what = [two, "--seeds=2"]
         assert ablate.main(arguments(data_dir, out, *what, "--engine=ray"), stub) == 1
         rows = rows_of(out)
         failed = {name[0] for name, row in rows.items() if row["status"] == "failed"}
@@ -400,10 +403,9 @@ def test_ray_runs_a_sweep_on_two_nodes(data_dir, tmp_path, quick, stub, monkeypa
 def test_a_real_sweep(data_dir, tmp_path, monkeypatch):
     """Two arms, two seeds, trained by train.py, reported; and started again, which changes
     nothing."""
-    monkeypatch.setattr(measure, "TRIES", 1)  # no wait for a quiet machine
+    monkeypatch.setattr(costs, "TRIES", 1)  # no wait for a quiet machine
     out = tmp_path / "out"
-    length = ["--seeds=2", "--again=False", "--max_iters=12", "--eval_interval=6"]
-    length.append("--time_forms=False")
+    length = ["--seeds=2", "--max_iters=12", "--eval_interval=6"]
     what = arguments(data_dir, out, ROPE, *length, "--prompt=the")
     assert ablate.main(what) == 0
     rows = rows_of(out)
@@ -446,7 +448,7 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
     model = make(configure(values)).eval()
     for p in model.parameters():
         torch.nn.init.normal_(p, 0, 0.5)
-    found = outcome.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
+    found = launch.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
     ends = np.unique(np.linspace(64, 399, 8).astype(int))
     for n in (1, 4):
         each = [
@@ -473,7 +475,7 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
     del values["multiple_of"]
     learned = make(configure(values | {"model": "gpt2"})).eval()
     assert [
-        "why" in entry for entry in outcome.extrapolation(learned, tokens, runtime).values()
+        "why" in entry for entry in launch.extrapolation(learned, tokens, runtime).values()
     ] == [False, True, True, True]
-    short = outcome.extrapolation(model, tokens[:20], runtime)
+    short = launch.extrapolation(model, tokens[:20], runtime)
     assert short["8"]["why"] == "the validation text has 20 tokens" and "loss" in short["2"]

@@ -7,9 +7,7 @@ import itertools
 import json
 import math
 import re
-import signal
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -19,11 +17,8 @@ from bench.ablation import (
     cost_figures,
     design_report,
     figures,
-    measure,
     plots,
     report,
-    running_page,
-    schedule,
     tables,
 )
 from bench.ablation.sweeps import gather
@@ -254,24 +249,6 @@ def test_half_a_sweep_says_in_its_first_line_what_is_missing(tmp_path, only_fore
     assert "<title>UNFINISHED: " in page and "http-equiv" not in page
 
 
-def test_the_page_of_a_running_sweep_renews_itself_and_is_no_look(tmp_path, only_forest):
-    make_sweep(tmp_path, **FEW, seeds=5)
-    assert report.main(["--running", str(tmp_path)]) is None
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert '<meta http-equiv="refresh" content="30">' in page
-    assert not (tmp_path / "history.jsonl").exists() and not list(tmp_path.glob("*.png"))
-    lines = text_of(tmp_path).splitlines()
-    assert lines[0].startswith("The sweep was running at 2") and "![" not in text_of(tmp_path)
-    shown = tables_of(tmp_path)
-    assert shown[0]["rope"]["verdict"] == "not yet" and "p" not in shown[1]["rope"]
-    assert shown[0]["rope"]["difference [95 %]"].startswith("−0.")
-
-    report.write([tmp_path])
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "http-equiv" not in page and "UNFINISHED" not in page
-    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 1
-
-
 def test_both_twins_of_a_sweep_that_goes_on_begin_with_what_is_missing(tmp_path, only_forest):
     make_sweep(tmp_path, **FEW, seeds=5)
     report.write([tmp_path])
@@ -282,40 +259,6 @@ def test_both_twins_of_a_sweep_that_goes_on_begin_with_what_is_missing(tmp_path,
     assert text_of(tmp_path).splitlines()[0] == f"# {first}"
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.index(first) < page.index("<h1>") and 'http-equiv="refresh"' in page
-
-
-@pytest.mark.slow
-def test_a_running_sweep_writes_its_page_in_a_process_of_its_own(tmp_path, monkeypatch):
-    make_sweep(tmp_path, **FEW, costs=False)
-    cut(tmp_path, lambda row: row["arm"] != "rope")
-    with running_page.RunningPage(tmp_path) as page:
-        page.renew()
-        assert page.process is None  # too early
-        monkeypatch.setattr(running_page, "EVERY", 0)
-        page.renew()
-        first = page.process
-        page.renew()
-        assert page.process is first  # one at a time
-        assert first.wait(120) == 0
-        page.renew()
-        second = page.process
-    assert second is not first and second.returncode == -signal.SIGKILL
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "UNFINISHED: 8 of 27 runs are missing: rope 5, tuning 3" in text and "refresh" in text
-
-
-def test_all_phases_of_a_sweep_share_the_timer_of_its_page(tmp_path, monkeypatch):
-    pages = []
-
-    def run_jobs(sweep, jobs, stop, page):
-        pages.append(page)
-        return True
-
-    monkeypatch.setattr(schedule, "phases", lambda sweep: [["a"], ["b"]])
-    monkeypatch.setattr(schedule, "run_jobs", run_jobs)
-    config = SimpleNamespace(budget_seconds=None)
-    assert schedule.run_sweep(SimpleNamespace(out=tmp_path, config=config), None)
-    assert len(pages) == 2 and pages[0] is pages[1]
 
 
 def test_one_seed_gives_no_verdict(tmp_path, only_forest):
@@ -577,23 +520,6 @@ def test_each_machine_has_costs_of_its_own_and_the_verdicts_use_one_of_them(tmp_
     assert f"the arm's time per step on {xeon}." in text
     names = {path.name for path in (tmp_path / "b/paper").glob("*.csv")}
     assert {"costs.csv", "costs-2.csv", "forms.csv", "forms-2.csv"} <= names
-
-
-def test_steps_of_several_processes_are_not_timed(tmp_path, only_forest):
-    make_sweep(tmp_path, **FEW)
-    path = tmp_path / "costs.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows = [json.dumps(measure.of_one_process(row, 2)) + "\n" for row in rows]
-    path.write_text("".join(rows))
-    report.write([tmp_path])
-    costs, forms = tables_of(tmp_path)[2:4]
-    assert "tokens/s" not in costs["rope"] and "peak bytes" not in costs["rope"]
-    assert costs["rope"]["parameters"] == "802 k"
-    assert forms["rope"] == {"arm": "rope", "not timed": "not timed: a run is 2 processes"}
-    (section,) = gather([tmp_path])
-    (equal_time,) = [v for v in section.analyses["equal_time"].verdicts if v.arm == "rope"]
-    assert equal_time.word == "no verdict" and "not timed" in equal_time.why
-    assert section.verdicts["rope"].worth_time is None
 
 
 def test_an_interaction_and_a_ladder_have_their_lines(tmp_path, only_forest):

@@ -59,13 +59,12 @@ import sys
 from types import SimpleNamespace
 sys.path[:0] = [{root!r}, {root!r} + "/bench"]
 import ablate, bench.ablation
-from bench.ablation import launch, measure, outcome, quiet
+from bench.ablation import costs, launch
 from common.errors import run
-measure.ROUNDS, launch.POLL = 1, 0.02
-measure.why_disturbed = lambda *args: ""
-measure.why_no_compiling = lambda device: "not in this test"
-quiet.is_quiet = lambda: True
-outcome.measure_trained = lambda job, device: {{"extrapolation": {{}}, "sample": None}}
+costs.ROUNDS, launch.POLL = 1, 0.02
+costs.why_disturbed = lambda *args: ""
+costs.wait_until_quiet = lambda *args: True
+launch.measure_trained = lambda job, device: {{"extrapolation": {{}}, "sample": None}}
 bench.ablation.report = SimpleNamespace(write=lambda outs: None, table=lambda out: "the table")
 run(lambda argv: ablate.main(argv, {stub!r}))
 """

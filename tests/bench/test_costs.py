@@ -1,0 +1,188 @@
+"""What the arms cost: their ratio to the base, a real run's steps, a machine that is not quiet."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from bench.ablation import costs, sweep
+from bench.ablation.settings import variant_config
+from common import runtime
+from common.errors import Failure
+from helpers.ablation import arguments, arm
+from helpers.variants import saved_bytes
+from parts import costs as closed_form
+from parts.architectures import make
+from training.run_folder import read_rows
+
+ARMS = arm(swiglu=dict(mlp="swiglu"), crash=dict(norm="rmsnorm"))
+SECONDS = {"base": 0.04, "base again": 0.04, "swiglu": 0.03}  # of a step, made up
+
+
+@pytest.fixture
+def timed(data_dir, tmp_path, monkeypatch):
+    """A function that times the arms with steps of made-up lengths, whose speed varies from round
+    to round, and returns ({arm: row}, {arm: why it failed}). The arm `crash` fails."""
+
+    def step(probe):
+        name = next((name for name, made in probes.items() if made is probe), None)
+        if name == "crash":
+            raise RuntimeError("out of memory\nhere")
+        count[name] = count.get(name, 0) + 1
+        return SECONDS.get(name, 1.0) * (1 + 0.5 * np.sin(count[name]))
+
+    def times(again=1.0, **options):
+        plan = sweep.Sweep(arguments(data_dir, tmp_path / "out", ARMS, "--compile=False"), "")
+        arms = {name: plan.run_values(made) for name, made in plan.arms.items()}
+        monkeypatch.setitem(SECONDS, "base again", 0.04 * again)
+        rows, failed = costs.time_arms(arms, 1, 20, **options)
+        return {row["arm"]: row for row in rows}, failed
+
+    probes, count, make = {}, {}, costs.Timings.__init__
+
+    def init(timings, *args):
+        make(timings, *args)
+        timings.probes = probes
+
+    monkeypatch.setattr(costs.Timings, "__init__", init)
+    monkeypatch.setattr(costs.Probe, "step", step)
+    monkeypatch.setattr(costs.OtherWork, "share", lambda work: 0.0)
+    return times
+
+
+def test_a_ratio_compares_an_arm_with_the_base_round_by_round(timed):
+    rows, failed = timed()
+    assert failed == {"crash": "out of memory here"} and rows["base"]["step_ratio"] is None
+    ratio = rows["swiglu"]["step_ratio"]
+    assert ratio["low"] <= ratio["ratio"] <= ratio["high"] and ratio["ratio"] == pytest.approx(0.75)
+    assert rows["base again"]["step_ratio"]["ratio"] == 1
+    assert rows["swiglu"]["milliseconds_per_step"]["median"] == pytest.approx(30, rel=0.2)
+    assert rows["swiglu"]["tokens_per_second"] > rows["base"]["tokens_per_second"]
+
+
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+def test_memory_is_what_the_forward_pass_keeps(data_dir, tmp_path, mlp):
+    """Four numbers per parameter, and what autograd keeps of the eager model, within 3 %."""
+    what = arguments(data_dir, tmp_path, arm(swiglu=dict(mlp="swiglu")), "--compile=False")
+    plan = sweep.Sweep([*what, "--batch_size=16"], "")
+    values = plan.run_values(plan.arms["swiglu" if mlp == "swiglu" else "base"])
+    c = variant_config(values)
+    wanted = 16 * closed_form.parameters(c) + saved_bytes(make(c), 16, 16)
+    assert costs.Probe(values).memory_bytes == pytest.approx(wanted, rel=0.03)
+
+
+def test_an_arm_is_timed_by_steps_of_a_real_run(data_dir, tmp_path, monkeypatch):
+    """The probe's losses are those that train.py logs for the same values: its data, its seeds, its
+    learning rates."""
+    what = arguments(data_dir, tmp_path / "sweep", "--axis=norm", "--gradient_accumulation_steps=2")
+    plan = sweep.Sweep([*what, "--compile=False", "--dropout=0.1"], "")
+    values = plan.run_values(plan.arms["base"]) | {"seed": 5, "data_seed": 7, "log_interval": 1}
+    losses, train_step = [], train.train_step
+
+    def step(run):
+        losses.append(train_step(run)[0])
+        return losses[-1], 0.0
+
+    monkeypatch.setattr(train, "train_step", step)
+    probe = costs.Probe(values)
+    assert probe.step() > 0 and probe.evaluate() > 0 and len(probe.decode()) == 7
+    out = tmp_path / "run"
+    monkeypatch.setattr(train, "train_step", train_step)
+    train.main([*(f"--{key}={value}" for key, value in values.items()), f"--out_dir={out}"])
+    assert [row["loss"] for row in read_rows(out / "log.jsonl") if "loss" in row] == losses
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_compile_is_settled_once_by_the_whole_work_of_the_base(data_dir, tmp_path, monkeypatch):
+    """All arms get what train.py would choose for the base; gradient accumulation counts."""
+    rope = arm(rope=dict(position="rope", n_layer=4))
+
+    def settled(*more):
+        plan = sweep.Sweep(arguments(data_dir, tmp_path, rope, "--match=none", *more), "")
+        return {made.values["compile"] for made in plan.arms.values()}
+
+    work = 6 * 27e3 * 4 * 16 * 4  # operations: parameters, batch, context, steps
+    monkeypatch.setattr(runtime, "COMPILE_PAYS", 2 * work)
+    monkeypatch.setattr(runtime.shutil, "which", lambda name: name)
+    assert settled() == {False}
+    assert settled("--gradient_accumulation_steps=8") == {True}
+    assert settled("--gradient_accumulation_steps=8", "--compile=False") == {False}
+
+
+# ---------------------------------------------------------------- a quiet machine
+
+
+def test_other_work_is_noticed_and_our_own_is_not(monkeypatch):
+    """A busy process beside this one; then made-up clocks: all cores work for 1.5 cores' time, of
+    which this process takes as much as it does."""
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        work = costs.OtherWork()
+        time.sleep(1.5)
+        assert work.share() > 0.4 / len(costs.cores())  # less than one core, if others compete
+    finally:
+        busy.kill()
+        busy.wait()
+    if costs.busy_seconds() is None:
+        pytest.skip("this system has no /proc/stat")
+    monkeypatch.setattr(costs, "cores", lambda: [0, 1])
+    clock = lambda: 0.5 * time.perf_counter() + time.process_time()
+    monkeypatch.setattr(costs, "busy_seconds", clock)
+    work = costs.OtherWork()
+    a = torch.ones(200, 200)
+    end = time.perf_counter() + 0.3
+    while time.perf_counter() < end:
+        a @ a
+    assert work.share() == pytest.approx(0.25, abs=0.02)
+
+
+def test_busy_rounds_are_timed_again_and_decide_nothing_if_it_stays_busy(timed, monkeypatch):
+    shares = iter([0.5, 0.0, 0.5, 0.5])
+    monkeypatch.setattr(costs, "wait_until_quiet", lambda *args: False)
+    monkeypatch.setattr(costs.OtherWork, "share", lambda work: next(shares))
+    rows, _ = timed(tries=3)
+    assert rows["swiglu"]["quiet"] and rows["swiglu"]["step_ratio"]
+    rows, _ = timed(tries=2)
+    assert all(row["step_ratio"] is None and not row["quiet"] for row in rows.values())
+    assert rows["base"]["disturbed"] == "other work kept 50% of the cores busy"
+    assert rows["base"]["milliseconds_per_step"]["median"] > 0  # for the predictions
+
+
+def test_a_base_that_differs_from_itself_shows_a_disturbance(timed):
+    rows, _ = timed(again=1.2)
+    assert rows["swiglu"]["disturbed"] == "the base again took 1.20 of the base's time"
+    assert timed(again=1.01)[0]["swiglu"]["quiet"]
+
+
+def test_the_wait_for_a_quiet_machine_ends(monkeypatch):
+    monkeypatch.setattr(costs.OtherWork, "share", lambda work: 1.0)
+    monkeypatch.setattr(costs.time, "sleep", lambda seconds: None)
+    began = time.perf_counter()
+    assert not costs.wait_until_quiet(0.2) and 0.2 <= time.perf_counter() - began < 2
+
+
+def test_stored_times_of_a_busy_machine_are_replaced_once_it_is_quiet(
+    data_dir, tmp_path, quick, monkeypatch
+):
+    plan = sweep.Sweep(arguments(data_dir, tmp_path, ARMS, "--compile=False"), "")
+    plan.open(plan.measure())
+    plan.lock.close()
+    rows = (tmp_path / "costs.jsonl").read_text()
+    assert not plan.measure()  # nothing is timed twice
+    (tmp_path / "costs.jsonl").write_text(rows.replace('"quiet": true', '"quiet": false'))
+    monkeypatch.setattr(costs, "wait_until_quiet", lambda *args: False)
+    assert not plan.measure()
+    monkeypatch.setattr(costs, "wait_until_quiet", lambda *args: True)
+    assert {row["arm"] for row in plan.measure()} == {"base", "base again", "swiglu", "crash"}
+
+
+def test_arms_are_not_matched_in_time_on_a_busy_machine(data_dir, tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(costs, "why_disturbed", lambda *args: "other work")
+    plan = sweep.Sweep(arguments(data_dir, tmp_path, ARMS, "--match=time"), "")
+    with pytest.raises(Failure, match="cannot time the arms: other work .match=time.: try again"):
+        plan.measure()
+    assert not (tmp_path / "costs.jsonl").exists()

@@ -1,0 +1,172 @@
+"""What a sweep shows: on a terminal (a pseudo-terminal of 80 columns), and elsewhere."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import sys
+import termios
+import time
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from bench.ablation import launch, progress
+from common.files import ROOT
+from helpers.ablation import DRIVER, arguments, arm
+
+
+def job(name, seed, folder="out"):
+    values = {"max_iters": 200}
+    return launch.Job(name, seed, 1, "report", str(folder), values, "c", "h", "d")
+
+
+def state_of(*names):
+    """What the progress reads of a sweep."""
+    return SimpleNamespace(
+        rows={}, arms=dict.fromkeys(names), predicted=dict.fromkeys(names, 10.0), costs={}
+    )
+
+
+def drawn(renderable, width=80):
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(renderable)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+ROW = {"status": "done", "final_val_loss": 1.5, "best_val_loss": 1.25, "wall_seconds": 20.0}
+
+
+def test_the_bars_show_how_far_each_run_is(tmp_path):
+    jobs = [job("rope", seed, tmp_path / f"rope-{seed}") for seed in range(4)]
+    state = state_of("rope")
+    bars = progress.RunBars(state, jobs)
+    for running in jobs[:2]:
+        folder = tmp_path / f"rope-{running.seed}"
+        folder.mkdir()
+        (folder / "stderr.txt").write_text("")
+    rows = [{"step": 50, "loss": 2.5}, {"step": 100, "val_loss": 2.25}]
+    text = "\n".join(json.dumps(row) for row in rows)
+    (tmp_path / "rope-0" / "log.jsonl").write_text(text + '\n{"step": 15')  # torn
+    state.rows[jobs[2].key] = ROW
+    lines = [line for each in bars.get_renderables() for line in drawn(each)]
+    assert len(lines) == 3 and max(map(len, lines)) <= 80
+    assert lines[0].startswith("1/4 runs") and " 38%" in lines[0]  # (1 + 0.5) / 4
+    assert lines[1].startswith("rope seed 0 2.2500") and " 50%" in lines[1]
+    assert lines[2].startswith("rope seed 1 ") and "  0%" in lines[2]
+    state.rows[jobs[0].key] = ROW
+    os.utime(tmp_path / "rope-1" / "stderr.txt", (0, 0))
+    assert len([line for each in bars.get_renderables() for line in drawn(each)]) == 1
+
+
+def test_without_a_terminal_there_is_a_line_for_each_run(capsys):
+    jobs, state = [job("rope", seed) for seed in range(2)], state_of("rope")
+    with progress.doing("timing 3 arms") as say, progress.RunBars(state, jobs) as bars:
+        say("not shown")
+        state.rows[jobs[0].key] = ROW
+        bars.ended(jobs[0], ROW)
+        state.rows[jobs[1].key] = {"status": "diverged", "reason": "loss nan [at step 1]"}
+        bars.ended(jobs[1], state.rows[jobs[1].key])
+    assert capsys.readouterr().out.splitlines() == [
+        "timing 3 arms",
+        "[1/2] rope seed 0: final 1.5000, best 1.2500, 20 s",
+        "[2/2] rope seed 1: DIVERGED: loss nan [at step 1]",
+    ]
+
+
+def test_the_plan_fits_80_columns_and_loses_no_change():
+    changes = {"position": "yarn", "mlp": "swiglu", "n_kv_head": 2, "learning_rate": 0.0003}
+    long = SimpleNamespace(changes=changes, values={"mlp_width": 1368}, against="base", match=None)
+    short = SimpleNamespace(changes={"norm": "dyt"}, values={}, against="rope", match=None)
+    state = state_of("a name that is longer than its column is wide", "dyt")
+    state.arms = dict(zip(state.arms, (long, short), strict=True))
+    state.costs = {name: {"parameters": 123_456_789} for name in state.arms}
+    lines = drawn(progress.plan_table(state, [job("dyt", seed) for seed in range(3)]), width=200)
+    assert max(map(len, lines)) <= 80
+    text = " ".join(lines)
+    for key, value in changes.items():
+        assert f"{key}={value}" in text  # no word is broken
+    last = [line.split() for line in lines if "dyt" in line][-1]
+    assert last[-4:] == ["3", "10", "s", "123,456,789"]
+    assert "(compared with" in text
+
+
+# ---------------------------------------------------------------- a whole sweep on a terminal
+
+
+class OnTerminal:
+    """The driver, on the stand-in for train.py, on a terminal of 24 lines of 80 columns."""
+
+    def __init__(self, data_dir, out, stub, *more, sleep=0.3):
+        code = DRIVER.format(root=str(ROOT), stub=stub)
+        words = [sys.executable, "-c", code, *arguments(data_dir, out, *more)]
+        environment = os.environ | {"TERM": "xterm", "STUB_SLEEP": str(sleep)}
+        for key in ("COLUMNS", "LINES"):
+            environment.pop(key, None)
+        self.pid, self.terminal = pty.fork()
+        if not self.pid:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+            os.execve(words[0], words, environment)
+        self.text = ""
+
+    def read(self, until=None, seconds=100):
+        """Read until a text appears, or to the end. Returns all the text so far."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end and not (until and until in self.text):
+            ready, _, _ = select.select([self.terminal], [], [], 1)
+            try:
+                chunk = os.read(self.terminal, 1 << 16) if ready else None
+            except OSError:  # the other end is closed
+                break
+            self.text += (chunk or b"").decode(errors="replace")
+        assert until is None or until in self.text, self.text[-2000:]
+        return self.text
+
+    @property
+    def lines(self):
+        """The lines without colours and movements."""
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text)
+        return [line.rstrip() for line in re.split(r"[\r\n]+", plain)]
+
+    def status(self):
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture
+def on_terminal(data_dir, tmp_path, stub):
+    more = [arm(rope=dict(position="rope")), "--seeds=2", "--screening=True"]
+    return lambda *extra, **kw: OnTerminal(data_dir, tmp_path / "out", stub, *more, *extra, **kw)
+
+
+@pytest.mark.slow
+def test_a_sweep_on_a_terminal_is_stopped_at_once_and_continued(on_terminal):
+    found = on_terminal(sleep=1)
+    found.read(until="25%")
+    os.write(found.terminal, b"\x03")
+    found.read(until="stopping")
+    os.write(found.terminal, b"\x03")
+    found.read(seconds=20)
+    assert found.status() == 130
+    show, hide = (found.text.rindex(f"\x1b[?25{letter}") for letter in "hl")  # the cursor
+    assert show > hide
+    found = on_terminal(sleep=0)
+    found.read()
+    assert found.status() == 0 and "the table" in found.lines
+    assert max(map(len, found.lines)) <= 80
+    text = "\n".join(found.lines)
+    for words in ("6 runs: 6 to report", "6/6 runs"):
+        assert words in text
+    assert "python train.py" not in text and "--max_iters" not in text  # commands: --dry_run
+
+
+def test_a_dry_run_prints_costs_and_commands(on_terminal):
+    found = on_terminal("--dry_run=True")
+    found.read()
+    assert found.status() == 0
+    text = " ".join(found.lines)
+    assert "ms/step" in text and text.count("train.py") == 6
