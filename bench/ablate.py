@@ -96,11 +96,10 @@ def run_one(sweep):
         sweep.lock.close()
 
 
-def report_scale(out, sizes):
+def print_scale(out):
     """Write and print the report of a scale."""
     from bench.ablation import design_report, report
 
-    designs.write_sizes(out, sizes)
     report.write([out])
     table = design_report.scale_table(report.gather([out])[0].scale)
     print(report.for_terminal((table, ("arm", "verdict", "slope [95 %]"))))
@@ -119,7 +118,8 @@ def main(argv, trainer=launch.TRAINER):
         if status not in (0, 1):
             return status
     if sizes and not config.dry_run:
-        report_scale(config.out_dir, sizes)
+        designs.write_sizes(config.out_dir, sizes)
+        print_scale(config.out_dir)
     return status
 
 

@@ -312,7 +312,7 @@ def sizes_of(argv, usage, vocab_size):
             key: max(1, round(parameters / smallest * base[key])) for key in GROW if base.get(key)
         }
         given = {"question": f"{config.question} ({name})", "out_dir": Path(config.out_dir) / name}
-        given |= {"design": ",".join(config.designs), "sizes": None} | steps | size
+        given |= {"design": ",".join(config.designs) or "arms", "sizes": None} | steps | size
         commands[name] = [*argv, *(f"--{key}={value}" for key, value in given.items())]
     return commands
 

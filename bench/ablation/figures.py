@@ -50,7 +50,7 @@ def style_of(section, arm):
     figures."""
     if arm == section.sweep["base"]:
         return {"color": GREY, "linewidth": 2, "marker": "o"}
-    if {"again", "replicate"} & {k for k, v in section.sweep["arms"][arm].items() if v}:
+    if any(map(section.sweep["arms"][arm].get, ("again", "replicate"))):
         return {"color": GREY, "linewidth": 1.4, "marker": "o", "linestyle": "--"}
     return style_at(arms_of(section).index(arm) - 1)
 
@@ -97,7 +97,7 @@ def copies(section, why):
     return {
         arm: why
         for arm in arms_of(section)
-        if {"again", "replicate"} & {k for k, v in section.sweep["arms"][arm].items() if v}
+        if any(map(section.sweep["arms"][arm].get, ("again", "replicate")))
     }
 
 

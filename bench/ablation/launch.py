@@ -19,25 +19,16 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from types import SimpleNamespace
 
-import numpy as np
 import torch
 
-import sample
-import train
-from bench.ablation.contexts import CONTEXTS, extrapolation
+from bench.ablation.contexts import measure_trained
 from bench.ablation.costs import cores
 from bench.ablation.identity import digest
 from common import files
-from common.errors import Failure, UserError, one_line
+from common.errors import UserError, one_line
 from common.files import ROOT
-from common.runtime import seed_for, set_up
-from tokens.mixture import open_split
-from tokens.token_files import load_meta, load_split
-from training import parallel
 from training.failures import DIVERGED
-from training.losses import mean_loss
 from training.run_folder import hold, read_log
 from weights import checkpoint
 
@@ -49,10 +40,8 @@ LEAST_LIMIT = 600  # seconds that every run may take
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 RESULT = ("code_hash", "config_hash", "arm", "seed", "lr", "purpose")  # what tells results apart
-SAMPLED = 200  # tokens of a reported run's sample
 HALVES = ("val_tune", "val_report")  # columns of an evaluation
 COLUMN_OF = {"exact": "wrong_answers", "accuracy": "wrong_tokens"}  # {measure: column of a row}
-KINDS = {"pairs": "prompts and answers", "mixture": "several datasets"}
 
 
 @dataclass
@@ -254,49 +243,6 @@ def final_losses(rows, kind="text"):
         "blocks": rows[-1].get("val_blocks"),
         **{COLUMN_OF[name]: 1 - share for name, share in right.items() if share is not None},
     }
-
-
-@torch.no_grad()
-def measure_trained(job, device=None):
-    """{"extrapolation", "sample", "test_loss"} of a run's trained model, on a device (None: the
-    run's). Empty for a run that is not reported, or that has no checkpoint. Raises Failure if the
-    model was trained on other data than the sweep's."""
-    measured = {"extrapolation": {}, "sample": None, "test_loss": None}
-    if job.purpose != "report" or not checkpoint.steps(job.out_dir):
-        return measured
-    runtime = set_up(device or job.values["device"], job.values.get("dtype", "auto"))
-    model, tokenizer, _, state = checkpoint.open_run(job.out_dir, "latest", runtime.device)
-    if state["data"] != job.data:
-        name = job.values["dataset"]
-        raise Failure("the dataset changed while the sweep ran", name, "start the sweep again")
-
-    # A sample with a fixed seed.
-    ids = tokenizer.encode(job.prompt) if job.prompt else [tokenizer.start]
-    idx = torch.tensor(np.asarray(ids), dtype=torch.long, device=runtime.device)[None]  # (1, T)
-    with runtime.autocast():
-        more = {"seeds": [seed_for(0)], "vocab_size": tokenizer.vocab_size}
-        tokens = [token.item() for token in sample.generate(model, idx, SAMPLED, 0.8, 200, **more)]
-    text = tokenizer.decode_bytes(tokens).decode("utf-8", "replace")
-    measured["sample"] = job.prompt + text
-
-    # The loss with other contexts, and on the test split, of which nothing was chosen.
-    if job.kind != "text":
-        why = {"why": f"not measured on {KINDS[job.kind]}"}
-        return measured | {"extrapolation": {str(n): why for n in CONTEXTS}}
-    folder, block_size = (
-        Path(job.values.get("data_dir", "data")) / job.values["dataset"],
-        model.config.block_size,
-    )
-    val_tokens = load_split(folder, "val", block_size)
-    measured["extrapolation"] = extrapolation(model, val_tokens, runtime)
-    if "test" in load_meta(folder)["splits"]:
-        learner = SimpleNamespace(model=model, net=parallel.Loss(model))
-        config = SimpleNamespace(batch_size=job.values["batch_size"])
-        run = SimpleNamespace(learner=learner, runtime=runtime, config=config)
-        measured["test_loss"] = mean_loss(
-            train.evaluate(run, open_split(folder, "test", block_size), 0)
-        )
-    return measured
 
 
 # ---------------------------------------------------------------- one run

@@ -14,7 +14,6 @@ runs, the arm's and the control group's at each size, and is tested like any oth
 - cannot tell: neither is shown.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,52 +21,15 @@ from pathlib import Path
 import numpy as np
 import statsmodels.api as sm
 
-from bench.ablation.arms import open_data
 from bench.ablation.history import control_group, judged_arms, planned_runs
 from bench.ablation.losses import Losses
-from bench.ablation.settings import read, variant_config
+from bench.ablation.settings import variant_config
 from bench.ablation.significance import ALPHA, Contrast, contrast, holm, share_of
 from common import files
-from common.errors import UserError
 from parts import costs
 
 FILE = "scale.json"  # in the folder of a scale: {"sizes": [folder of each]}
 LEAST_SIZES = 3
-STEPS = ("max_iters", "eval_interval", "lr_decay_iters", "warmup_iters")  # grow with the tokens
-
-
-# ---------------------------------------------------------------- the sweeps
-
-
-def sweeps_of(argv, usage):
-    """The command line of the sweep of each size, {size: argv}; {} if the design is not scale."""
-    config, base = read(argv, usage)
-    designs = [word for word in config.design.replace(" ", ",").split(",") if word]
-    if "scale" not in designs:
-        return {}
-    sizes = config.sizes or {}
-    if len(sizes) < LEAST_SIZES or not all(isinstance(size, dict) for size in sizes.values()):
-        fix = f'name {LEAST_SIZES} or more: sizes = {{"small": dict(n_embd=32), ...}}'
-        raise UserError("scale needs sizes", f"sizes={config.sizes}", fix)
-    if config.budget or config.emit:
-        fix = "leave them out, or run the sweep of a size by itself"
-        raise UserError("scale takes neither budget nor emit", "design=scale", fix)
-
-    inner = ",".join(word for word in designs if word != "scale")
-    vocab_size, parameters, found = open_data(base)[0]["vocab_size"], {}, {}
-    for name, size in sizes.items():
-        parameters[name] = costs.parameters(variant_config(base | size, vocab_size))
-        times = parameters[name] / parameters[next(iter(sizes))]
-        steps = {key: max(1, round(times * base[key])) for key in STEPS if base.get(key)}
-        keys = {"question": f"{config.question} ({name})", "out_dir": Path(config.out_dir) / name}
-        keys |= {"design": inner, "sizes": None} | steps | size
-        found[name] = [*argv, *(f"--{key}={value}" for key, value in keys.items())]
-    return found
-
-
-def write_sizes(out, sizes):
-    """Note in the folder of a scale which folders hold its sizes."""
-    files.write(Path(out) / FILE, json.dumps({"sizes": list(sizes)}))
 
 
 def folders_of(folder):

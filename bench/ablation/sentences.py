@@ -66,7 +66,11 @@ def missing_runs(section):
         if facts.get("curve"):
             planned[arm], ended[arm] = sweep["curve_seeds"], len(runs.curve.get(facts["curve"], ()))
     if len(sweep["lr_grid"]) > 1:
-        tuned = [arm for arm in arms_of(section) if arm != "base again"]
+        tuned = [
+            arm
+            for arm in arms_of(section)
+            if not {"again", "replicate"} & sweep["arms"][arm].keys()
+        ]
         grids = [sweep.get("lr_grids", {}).get(arm, sweep["lr_grid"]) for arm in tuned]
         planned["tuning"] = sum(map(len, grids)) * sweep["tune_seeds"]
         ended["tuning"] = len(runs.tuning)

@@ -25,6 +25,6 @@ dataset = "plays"
 seeds = 12
 
 # 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
-n_layer, n_head, n_embd, block_size, multiple_of = 4, 4, 128, 128, 8
+n_layer, n_head, n_embd, block_size = 4, 4, 128, 128
 batch_size, max_iters, eval_interval, log_interval = 12, 1080, 360, 90
 optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100

@@ -10,13 +10,7 @@ from common.errors import UserError
 from common.files import ROOT
 from helpers.ablation import arguments, arm
 from parts import costs, mlp
-from parts.architectures import ARCH
 from parts.variant import POSITION
-
-SWEEPS = [path for path in (ROOT / "config").glob("*.py") if "bench/ablate.py" in path.read_text()]
-
-
-# ---------------------------------------------------------------- designs
 
 
 def names(base=None, **config):
@@ -24,70 +18,6 @@ def names(base=None, **config):
     base = {"model": "gpt2"} | (base or {})
     found = designs.enumerate_arms(build(settings.AblateConfig, config), base)
     return {each.name: each for each in found}
-
-
-@pytest.mark.parametrize(
-    "design, corner, other", [("leave_one_in", "gpt2", "llama"), ("leave_one_out", "llama", "gpt2")]
-)
-def test_leaving_one_out_takes_every_part_in_which_the_corners_differ(design, corner, other):
-    differ = {key for key in ARCH["gpt2"] if ARCH["gpt2"][key] != ARCH["llama"][key]}
-    found = names({"model": corner}, design=design)
-    assert list(found)[0] == "base" and list(found)[-1] == "base again"
-    changes = [change for each in found.values() for change in each.changes.items()]
-    assert {key for key, _ in changes} == differ
-    assert all(ARCH[other][key] == value for key, value in changes)
-
-
-def test_designs_come_from_the_dictionaries():
-    # The base has that already.
-    assert "bias=none" not in names({"bias": False}, design="leave_one_in")
-    words = {each.changes["position"] for each in names(axis="position").values() if each.changes}
-    assert words == set(POSITION) - {"learned"}
-    sparse = {"mixtral", "gpt-oss", "deepseek-v3", "qwen3-next", "mamba2"}
-    assert set(names(design="archs")) - {"base", "base again"} == set(ARCH) - {"gpt2"} - sparse
-    by_hand = {"mixtral": dict(arch="mixtral")}
-    assert set(names(arms=by_hand)) == {"base", "mixtral", "base again"}
-    assert set(names(axis="optimizer")) == {"base", "optimizer=muon", "base again"}
-    assert not any("none" in name for name in names(axis="mlp"))
-    mixed = names(design="leave_one_in,axis", axis="block", arms={"wide": dict(mlp_width=64)})
-    assert {"rope", "sandwich", "wide"} <= set(mixed)
-
-
-def test_pairs_combine_all_single_changes():
-    differ = {key for key in ARCH["gpt2"] if ARCH["gpt2"][key] != ARCH["llama"][key]}
-    pairs = [each for each in names(design="pairs").values() if each.interaction_of]
-    assert len(pairs) == len(differ) * (len(differ) - 1) // 2
-    assert pairs[0].interaction_of == ["rope", "rmsnorm"]
-    assert pairs[0].changes.keys() == {"position", "norm"}
-
-
-def test_ladder_goes_from_one_corner_to_the_other():
-    order = ["norm", "position", "mlp", "tie_embeddings", "bias", "gqa"]
-    by_hand = {"gqa": dict(n_kv_head=1)}
-    *found, _ = names(design="ladder", order=order, arms=by_hand).values()
-    assert [each.name for each in found] == [
-        *("base", "+rmsnorm", "+rope", "+swiglu", "+tie_embeddings=False", "+bias=none", "+gqa")
-    ]
-    assert [each.against for each in found[1:]] == [each.name for each in found[:-1]]
-    sizes = {"model": "gpt2", "n_head": 2, "n_embd": 32}
-    llama = settings.variant_config(sizes | {"model": "llama"})
-    assert settings.variant_config(arms.with_changes(sizes, found[-2].changes)) == llama
-    assert found[-1].changes == found[-2].changes | {"n_kv_head": 1}
-
-
-@pytest.mark.parametrize("path", sorted(SWEEPS), ids=lambda path: path.stem)
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_shipped_sweep_is_valid(path, device):
-    """Its arms are accepted and matched, on a CPU and for a GPU (read as on a login node, which has
-    none)."""
-    config, base = settings.read([str(path), f"--device={device}", "--emit=slurm"], "")
-    found = {each.name: each for each in designs.enumerate_arms(config, base)}
-    for each in found.values():
-        arms.check_arm(each, base | {"device": "cpu"})
-        arms.match_arm(each, found["base"], config.match, 65)
-    assert len(found) >= 5
-    assert config.question != settings.AblateConfig.question
-    assert config.out_dir != settings.AblateConfig.out_dir
 
 
 # ---------------------------------------------------------------- mistakes

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import ablate
-from bench.ablation import costs, launch, stats, sweep
+from bench.ablation import contexts, costs, launch, stats, sweep
 from common.errors import UserError
 from common.files import ROOT
 from common.runtime import set_up
@@ -448,7 +448,7 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
     model = make(configure(values)).eval()
     for p in model.parameters():
         torch.nn.init.normal_(p, 0, 0.5)
-    found = launch.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
+    found = contexts.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
     ends = np.unique(np.linspace(64, 399, 8).astype(int))
     for n in (1, 4):
         each = [
@@ -475,7 +475,7 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
     del values["multiple_of"]
     learned = make(configure(values | {"model": "gpt2"})).eval()
     assert [
-        "why" in entry for entry in launch.extrapolation(learned, tokens, runtime).values()
+        "why" in entry for entry in contexts.extrapolation(learned, tokens, runtime).values()
     ] == [False, True, True, True]
-    short = launch.extrapolation(model, tokens[:20], runtime)
+    short = contexts.extrapolation(model, tokens[:20], runtime)
     assert short["8"]["why"] == "the validation text has 20 tokens" and "loss" in short["2"]

@@ -1,17 +1,13 @@
 """The design of several sizes: its sweeps, and the slopes of effects whose truth is known."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-import ablate
 from bench.ablation import design_report, report, scale, stats
 from bench.ablation.losses import sort_rows
-from common.errors import UserError
-from helpers.ablation import arguments, rows_of
 
 SIZES = "--sizes={'a':{'n_embd':16},'b':{'n_embd':32},'c':{'n_embd':64,'learning_rate':5e-4}}"
 ARMS = "--arms={'rms':{'norm':'rmsnorm'}}"
@@ -128,54 +124,3 @@ def test_a_figure_and_a_table_of_all_arms():
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["grows: cannot tell", "fades: fades", "turns: changes sign", "holds: holds"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["runs diverged"]
-
-
-# ---------------------------------------------------------------- the sweeps
-
-
-def test_tokens_are_in_proportion_to_parameters(data_dir, tmp_path):
-    argv = arguments(data_dir, tmp_path / "out", ARMS, SIZES, "--max_iters=40", "--design=scale")
-    found = scale.sweeps_of(argv, "")
-    assert list(found) == ["a", "b", "c"]
-    sweeps = {name: ablate.Sweep(words, "") for name, words in found.items()}
-    bases = {name: one.arms["base"] for name, one in sweeps.items()}
-    parameters = {
-        name: scale.costs.parameters(sweeps[name].variant_config(bases[name])) for name in bases
-    }
-    for name, base in bases.items():
-        times = parameters[name] / parameters["a"]
-        assert base.values["max_iters"] == round(40 * times)
-        assert sweeps[name].arms["rms"].values["n_embd"] == base.values["n_embd"]
-        assert Path(sweeps[name].out) == tmp_path / "out" / name
-    assert bases["c"].values["learning_rate"] == 5e-4
-    given = SIZES.replace("'n_embd':32", "'n_embd':32,'max_iters':7")
-    words = scale.sweeps_of([*argv, given], "")["b"]
-    assert ablate.Sweep(words, "").arms["base"].values["max_iters"] == 7
-
-
-@pytest.mark.parametrize(
-    "words, wanted",
-    [
-        (["--sizes={'a':{'n_embd':16}}"], "scale needs sizes"),
-        (["--sizes={'a':1,'b':2,'c':3}"], "scale needs sizes"),
-        ([SIZES, "--budget=1h"], "neither budget nor emit"),
-    ],
-)
-def test_a_scale_that_cannot_be_is_refused(data_dir, tmp_path, words, wanted):
-    with pytest.raises(UserError, match=wanted):
-        scale.sweeps_of(arguments(data_dir, tmp_path, ARMS, "--design=scale", *words), "")
-    assert scale.sweeps_of(arguments(data_dir, tmp_path, ARMS), "") == {}
-
-
-def test_a_scale_runs_the_sweep_of_each_size(data_dir, tmp_path, quick, stub, monkeypatch):
-    out, read = tmp_path / "out", []
-    monkeypatch.setattr(report, "gather", lambda folders: [SimpleNamespace(scale=None)])
-    monkeypatch.setattr(design_report, "scale_table", lambda found: read.append(found))
-    monkeypatch.setattr(report, "for_terminal", lambda *parts: "the slopes")
-    given = [ARMS, SIZES, "--design=scale", "--seeds=2", "--lr_grid=[1]", "--curve=[]"]
-    assert ablate.main(arguments(data_dir, out, *given), stub) == 0
-    for name in ("a", "b", "c"):
-        assert {arm for arm, *_ in rows_of(out / name)} == {"base", "base again", "rms"}
-    assert json.loads((out / scale.FILE).read_text()) == {"sizes": ["a", "b", "c"]}
-    assert scale.folders_of(out) == [out / "a", out / "b", out / "c"] and read == [None]
-    assert scale.folders_of(out / "a") == []
