@@ -1,0 +1,348 @@
+"""
+The table of a sweep's runs: one row per run, read from rows.jsonl, sweep.json and costs.jsonl.
+
+Columns of `load`:
+    sweep        name of the sweep's (first) folder      text         data set
+    arm, seed    what ran, and from which seed           rate         multiple of the base's rate
+    purpose      report | tune | curve                   tokens       multiple of the base's tokens
+    status       done | diverged | failed                current      made by the plan as it is now
+    control      base or its replicate                   seconds      of training, by its log
+    loss         the plan's metric, reported half of the validation text, nats per token
+    loss_tune    the same on the half that chooses rates; loss_whole: on all of it
+    train_loss, best_loss, bits_per_byte, wrong_answers, wrong_tokens, test_loss
+    blocks       list: loss of each block of text        extrapolation  {context: loss, low, high}
+    curve        list of [step, loss of the whole text, of the tune half, of the reported half]
+    sample, reason, command, out_dir, machine, code_hash, config_hash
+and COSTS, the costs of the arm on the machine that timed most arms. A number that is unknown is
+NaN, a text "", a list empty. Later stages add columns: verdicts.py, factorial.py, scale.py.
+"""
+
+import json
+import math
+import sys
+from numbers import Real
+from pathlib import Path
+
+import pandas as pd
+
+from common import files
+from common.errors import UserError
+
+METRICS = {  # metric -> columns of rows.jsonl: reported half, tune half, whole text
+    "final_val_loss": ("final_report", "final_tune", "final_val_loss"),
+    "best_val_loss": ("best_report", "best_tune", "best_val_loss"),
+}
+PURPOSES = ("report", "tune", "curve")
+STATUSES = ("failed", "done", "diverged")  # of two rows of one run, the later word counts
+NUMBERS = ("train_loss", "bits_per_byte", "wrong_answers", "wrong_tokens", "test_loss", "seconds")
+TEXTS = ("sample", "reason", "command", "out_dir", "code_hash", "config_hash")
+COSTS = (
+    *("parameters", "flops_per_token", "step_ratio", "step_ratio_low", "step_ratio_high"),
+    *("ms_per_step", "memory_bytes", "kv_bytes_per_token", "decode_ms"),
+)
+RUN = ["arm", "seed", "rate", "purpose", "code_hash", "config_hash"]  # what identifies a run
+COLUMNS = [
+    *("sweep", "text", *RUN[:4], "tokens", "status", "current", "control"),
+    *("loss", "loss_tune", "loss_whole", "best_loss", *NUMBERS),
+    *("machine", "blocks", "curve", "extrapolation", *TEXTS),
+]
+SCALE = "scale.json"  # in the folder of a scale: {"sizes": [folder of each]}
+FIX = "name a folder that bench/ablate.py wrote"
+# Folders whose plans agree in these keys, and in their common arms, hold runs of one sweep.
+SHARED = ("code_hash", "base", "base_values", "metric", "max_iters", "data")
+OF_AN_ARM = ("code_hash", "config_hash", "against", "cell")
+
+
+# ---------------------------------------------------------------- plans
+
+
+def plan(folder):
+    """The plan of a sweep, the content of FOLDER/sweep.json, with a default for what it lacks. An
+    arm that is none is named and left out. Raises UserError if the file holds no plan."""
+    path = Path(folder) / "sweep.json"
+    content = files.read_json(path, FIX)
+    given, base = content.get("arms"), content.get("base")
+    if not isinstance(given, dict) or not isinstance(given.get(base), dict):
+        raise UserError("no sweep here: no arms, or no base among them", path, FIX)
+    if content.get("metric", "final_val_loss") not in METRICS:
+        raise UserError(f"an unknown metric {content['metric']!r}", path, FIX)
+
+    arms = {arm: plan_of_arm(arm, facts, given, base) for arm, facts in given.items()}
+    for arm in [arm for arm, facts in arms.items() if facts is None]:
+        warn(f"{path}: the arm {arm!r} is not readable and left out")
+        del arms[arm]
+    looks = content.get("looks")
+    if not isinstance(looks, list) or not all(isinstance(n, int) and n > 0 for n in looks):
+        looks = []
+    seeds = content.get("seeds")
+    looks = sorted(looks) or [seeds if isinstance(seeds, int) and seeds > 0 else 1]
+    defaults = {"metric": "final_val_loss", "margin": None, "margin_source": "", "question": ""}
+    filled = defaults | {"screening": False, "name": Path(folder).name} | content
+    filled |= {key: as_dict(content.get(key)) for key in ("chosen_lr", "base_values", "data")}
+    filled["margin"] = number(filled["margin"]) if filled["margin"] is not None else None
+    return filled | {"arms": arms, "looks": looks}
+
+
+def plan_of_arm(name, facts, arms, base):
+    """What a plan says about an arm, with defaults; None if it cannot be used."""
+    if not isinstance(facts, dict) or not isinstance(facts.get("changes", {}), dict):
+        return None
+    against, pair = facts.get("against") or base, facts.get("interaction_of")
+    compared = [against, *pair] if isinstance(pair, list | tuple) else [against]
+    cell, curve = facts.get("cell"), facts.get("curve")
+    if not all(isinstance(other, str) and other in arms for other in compared):
+        return None
+    if not isinstance(cell, dict | None) or not isinstance(curve, Real | None):
+        return None
+    usual = {"changes": {}, "match": None, "config_hash": "", "code_hash": ""}
+    replicate = bool(facts.get("replicate", facts.get("again")))
+    own = {"against": against, "interaction_of": pair, "cell": cell, "curve": curve}
+    return usual | facts | own | {"replicate": replicate, "name": name}
+
+
+def control_group(plan):
+    """The base and its replicate, if the plan has one: what arms are compared with."""
+    return [plan["base"], *(arm for arm, facts in plan["arms"].items() if facts["replicate"])]
+
+
+def judged_arms(plan):
+    """The arms that get a verdict: no control group, curve, or cell of a factorial."""
+    control, arms = control_group(plan), plan["arms"].items()
+    return [a for a, f in arms if not (f["curve"] or f["cell"] or a in control)]
+
+
+def sweeps(folders):
+    """[(plan, folders)] of the sweeps in some folders, in their order. Folders that hold runs of
+    one sweep are joined; the folder of a scale stands for those of its sizes, whose plans name it
+    under `scale`. Raises UserError for a folder without a plan."""
+    joined = []
+    for folder in map(Path, folders):
+        sizes = []
+        if (folder / SCALE).exists():
+            sizes = files.read_json(folder / SCALE, "run the scale again").get("sizes") or []
+        for path in [folder / size for size in sizes] or [folder]:
+            content = plan(path) | {"scale": folder.name if sizes else ""}
+            same = next((entry for entry in joined if is_same(entry[0], content)), None)
+            if same is None:
+                joined.append((content, [path]))
+                continue
+            first, paths = same
+            first["arms"] = first["arms"] | content["arms"]
+            first["chosen_lr"] = content["chosen_lr"] | first["chosen_lr"]
+            first["looks"] = max(first["looks"], content["looks"], key=len)
+            paths.append(path)
+    return joined
+
+
+def is_same(plan, other):
+    """Whether the runs of two plans belong to one sweep."""
+    arms, others = plan["arms"], other["arms"]
+    return all(plan.get(key) == other.get(key) for key in SHARED) and all(
+        arms[arm].get(key) == others[arm].get(key)
+        for arm in arms.keys() & others.keys()
+        for key in OF_AN_ARM
+    )
+
+
+# ---------------------------------------------------------------- runs
+
+
+def load(folders):
+    """The DataFrame of all runs in some folders, see above; every run once: the last row counts,
+    but a failure replaces no result. Lines that are no rows are named, in attrs["odd"] and as a
+    warning, and left out."""
+    folders = [folders] if isinstance(folders, str | Path) else folders
+    tables, odd = [], []
+    for content, paths in known_sweeps(folders):
+        lines = []
+        for path in paths:
+            lines += read_lines(path / "rows.jsonl", is_row, odd)
+        table = pd.DataFrame([row_of(line, content) for line in lines], columns=COLUMNS)
+        order = table.status.map(STATUSES.index).sort_values(kind="stable").index
+        table = table.loc[order].drop_duplicates(RUN, keep="last").sort_values(RUN, kind="stable")
+        arms = costs(paths, content, odd)
+        arms = arms[arms.machine == arms.machine.iloc[0]] if len(arms) else arms
+        tables.append(table.merge(arms[["arm", *COSTS]], on="arm", how="left"))
+    runs = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+    runs.attrs["odd"] = odd
+    return runs
+
+
+def known_sweeps(folders):
+    """`sweeps` of the folders with a plan; the others one by one, without a plan."""
+    folders = [Path(folder) for folder in folders]
+    planned = [path for path in folders if any((path / f).exists() for f in ("sweep.json", SCALE))]
+    bare = [path for path in folders if path not in planned and (path / "rows.jsonl").exists()]
+    return sweeps(planned) + [({"name": path.name}, [path]) for path in bare]
+
+
+def is_row(line):
+    """Whether a line of rows.jsonl says of a run what it must."""
+    if line.get("purpose") not in PURPOSES or line.get("status") not in STATUSES:
+        return False
+    if not isinstance(line.get("arm"), str) or not isinstance(line.get("seed"), int):
+        return False
+    losses = [line.get(column) for columns in METRICS.values() for column in columns]
+    done = line["status"] == "done"
+    numbers = all(isinstance(loss, Real) or (loss is None and not done) for loss in losses)
+    return numbers and isinstance(line.get("lr"), Real)
+
+
+def row_of(line, plan):
+    """The row of `load` of a line of rows.jsonl. A loss that is not finite has diverged."""
+    metric = METRICS[plan.get("metric", "final_val_loss")]
+    loss, tune, complete = (number(line.get(column)) for column in metric)
+    status, arm = line["status"], line["arm"]
+    if status == "done" and not math.isfinite(loss):
+        status = "diverged"
+    facts = plan.get("arms", {}).get(arm, {})
+    values = plan.get("base_values", {}) | facts.get("changes", {})
+    return {
+        "sweep": plan["name"],
+        "text": values.get("dataset") or plan.get("data", {}).get("dataset") or "",
+        "arm": arm,
+        "seed": line["seed"],
+        "rate": float(line["lr"]),
+        "purpose": line["purpose"],
+        "tokens": float(facts.get("curve") or 1),
+        "status": status,
+        "current": is_current(line, plan),
+        "control": bool(facts) and (arm == plan["base"] or facts["replicate"]),
+        "loss": loss,
+        "loss_tune": tune,
+        "loss_whole": complete,
+        "best_loss": number(line.get("best_report")),
+        **{key: number(line.get(key)) for key in NUMBERS},
+        "machine": text(line.get("hardware")),
+        "blocks": numbers_of(line.get("blocks")),
+        "curve": curve_of(line.get("curve")),
+        "extrapolation": as_dict(line.get("extrapolation")),
+        **{key: text(line.get(key)) for key in TEXTS},
+    }
+
+
+def is_current(line, plan):
+    """Whether the plan's code, configuration and, if reported, chosen rate made a line. Without a
+    plan all lines are current."""
+    if "arms" not in plan:
+        return True
+    facts = plan["arms"].get(line["arm"])
+    if facts is None:
+        return False
+    for key in ("code_hash", "config_hash"):
+        planned = facts[key] or plan.get(key)
+        if planned and line.get(key) != planned:
+            return False
+    return line["purpose"] != "report" or line["lr"] == plan["chosen_lr"].get(line["arm"], 1)
+
+
+# ---------------------------------------------------------------- costs
+
+
+def costs(folders, plan=None, odd=None):
+    """The DataFrame of costs.jsonl of the plan's code: machine, arm, COSTS, ms_per_step_low and
+    _high (quartiles), device, dtype, threads, compile; a row per machine and arm, the machine that
+    timed most arms first. Times that were measured beside other work are NaN."""
+    folders = [Path(folders)] if isinstance(folders, str | Path) else [Path(f) for f in folders]
+    rows, quartiles = [], ["ms_per_step_low", "ms_per_step_high"]
+    known = [(plan, folders)] if plan else known_sweeps(folders)
+    for content, paths in known:
+        lines = []
+        for path in paths:
+            lines += read_lines(path / "costs.jsonl", is_cost, [] if odd is None else odd)
+        for line in lines:
+            facts = as_dict(content.get("arms")).get(line["arm"], {})
+            planned = facts.get("code_hash") or content.get("code_hash")
+            if not planned or line.get("code_hash") == planned:
+                rows.append({"sweep": content["name"]} | cost_of(line))
+    columns = ["sweep", "machine", "arm", *COSTS, *quartiles, "device", "dtype", "threads"]
+    table = pd.DataFrame(rows, columns=[*columns, "compile"])
+    table = table.drop_duplicates(["sweep", "machine", "arm"], keep="last")
+    timed = table.groupby("machine").step_ratio.count()
+    order = table.machine.map(timed).sort_values(ascending=False, kind="stable").index
+    return table.loc[order].reset_index(drop=True)
+
+
+def is_cost(line):
+    """Whether a line of costs.jsonl names an arm and says what it costs."""
+    return isinstance(line.get("arm"), str) and isinstance(line.get("parameters"), Real)
+
+
+def cost_of(line):
+    """The row of `costs` of a line of costs.jsonl."""
+    quiet = line.get("quiet", True) is not False
+    machine, threads = text(line.get("hardware")) or "a machine without a name", line.get("threads")
+    if line.get("device") == "cpu" and isinstance(threads, int):
+        machine += f", {threads} thread{'s' * (threads != 1)}"
+    ratio, step, decode = (
+        as_dict(line.get(key)) if quiet else {}
+        for key in ("step_ratio", "milliseconds_per_step", "decode_ms_per_token")
+    )
+    return {
+        "machine": machine,
+        "arm": line["arm"],
+        "parameters": number(line.get("parameters")),
+        "flops_per_token": number(line.get("flops_per_token")),
+        "step_ratio": number(ratio.get("ratio")),
+        "step_ratio_low": number(ratio.get("low")),
+        "step_ratio_high": number(ratio.get("high")),
+        "ms_per_step": number(step.get("median")),
+        "memory_bytes": number(line.get("peak_memory_bytes")),
+        "kv_bytes_per_token": number(line.get("kv_bytes_per_token")),
+        "decode_ms": number(decode.get("median")),
+        "ms_per_step_low": number(step.get("q25")),
+        "ms_per_step_high": number(step.get("q75")),
+        **{key: line.get(key) for key in ("device", "dtype", "threads", "compile")},
+    }
+
+
+# ---------------------------------------------------------------- lines and values
+
+
+def read_lines(path, valid, odd):
+    """The lines of a JSONL file that are `valid`, none if there is no file. Others are named in the
+    list `odd` and as a warning; a last line that a crash cut short is not."""
+    if not path.exists():
+        return []
+    lines = []
+    *texts, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for place, line in enumerate([*texts, last], 1):
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError):
+            content = None
+        if isinstance(content, dict) and valid(content):
+            lines.append(content)
+        elif line.strip() and (place <= len(texts) or content is not None):
+            odd.append(f"{path.name}, line {place}")
+            warn(f"{path}: line {place} is not readable and left out")
+    return lines
+
+
+def warn(message):
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def number(value):
+    """A number, NaN if the value is none."""
+    return float(value) if isinstance(value, Real) else math.nan
+
+
+def text(value):
+    return value if isinstance(value, str) else ""
+
+
+def as_dict(value):
+    return value if isinstance(value, dict) else {}
+
+
+def numbers_of(values):
+    """A list of numbers; empty if the value is none."""
+    known = isinstance(values, list) and all(isinstance(value, Real) for value in values)
+    return [float(value) for value in values] if known else []
+
+
+def curve_of(points):
+    """A list of points of four numbers; empty if the value is none."""
+    known = isinstance(points, list) and all(len(numbers_of(point)) == 4 for point in points)
+    return points if known else []
