@@ -254,7 +254,8 @@ def costs(folders, plan=None, odd=None):
             facts = as_dict(content.get("arms")).get(line["arm"], {})
             planned = facts.get("code_hash") or content.get("code_hash")
             if not planned or line.get("code_hash") == planned:
-                rows.append({"sweep": content["name"]} | cost_of(line))
+                is_base = line["arm"] == content.get("base")
+                rows.append({"sweep": content["name"]} | cost_of(line, is_base))
     columns = ["sweep", "machine", "arm", *COSTS, *quartiles, "device", "dtype", "threads"]
     table = pd.DataFrame(rows, columns=[*columns, "compile"])
     table = table.drop_duplicates(["sweep", "machine", "arm"], keep="last")
@@ -268,8 +269,8 @@ def is_cost(line):
     return isinstance(line.get("arm"), str) and isinstance(line.get("parameters"), Real)
 
 
-def cost_of(line):
-    """The row of `costs` of a line of costs.jsonl."""
+def cost_of(line, is_base=False):
+    """The row of `costs` of a line of costs.jsonl. The base's ratio is 1."""
     quiet = line.get("quiet", True) is not False
     machine, threads = text(line.get("hardware")) or "a machine without a name", line.get("threads")
     if line.get("device") == "cpu" and isinstance(threads, int):
@@ -278,6 +279,8 @@ def cost_of(line):
         as_dict(line.get(key)) if quiet else {}
         for key in ("step_ratio", "milliseconds_per_step", "decode_ms_per_token")
     )
+    if is_base and quiet:
+        ratio = {"ratio": 1.0, "low": 1.0, "high": 1.0}
     return {
         "machine": machine,
         "arm": line["arm"],
