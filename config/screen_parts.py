@@ -16,8 +16,9 @@ prompt = "ROMEO:"
 arms = {
     f"{key}={value}": {key: value}
     for key, value in [
-        *[("attn_gate", "head"), ("attn_gate", "element"), ("attn_sink", True), ("xsa", True)],
-        *[("nope_every", 4), ("value_residual", True), ("value_embed", True), ("conv", 4)],
+        *[("attn_extra", word) for word in ("gate_head", "gate_element", "sink", "xsa")],
+        *[("attn_extra", "value_residual"), ("attn_extra", "value_embed")],
+        *[("nope_every", 4), ("conv", 4)],
         *[("residual", "scaled"), ("residual", "hyper"), ("mlp", "moe")],
         *[("mixer", "mla"), ("mixer", "differential"), ("position", "t5"), ("position", "none")],
     ]

@@ -6,8 +6,8 @@ is an experiment:
 
     python train.py config/llama_shakespeare.py --position=alibi    # LLaMA with one part swapped
     python train.py config/gpt2_shakespeare.py --arch=falcon        # all slots filled at once
-    python -m parts.catalogue                      # every word, its cost and its paper
-    python -m parts.catalogue --diff=gpt2,llama    # the steps between two architectures
+    python -m parts.costs                          # every word, its cost and its paper
+    python -m parts.costs --diff=gpt2,llama    # the steps between two architectures
 
 From Python: `model = make(configure({"model": "llama", "position": "alibi", "n_layer": 6}))`.
 """
@@ -17,7 +17,7 @@ from dataclasses import fields
 from common.configurator import build
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
-from parts.mixer import MIXER
+from parts.part import MIXER
 from parts.variant import SLOTS, Variant, VariantConfig
 
 # ---------------------------------------------------------------- named architectures
@@ -109,7 +109,7 @@ ARCH = {
         bias="all",
         window=lambda c: max(1, min(128, c["block_size"] // 2)),
         full_every=2,
-        attn_sink=True,
+        attn_extra="sink",
         mlp="moe_clamped",
         n_experts=32,
         top_k=4,
@@ -134,7 +134,7 @@ ARCH = {
         expand=lambda c: 2 if c["n_layer"] > 1 else 1,
         n_kv_head=shared(8),
         qk_norm="head",
-        attn_gate="element",
+        attn_extra="gate_element",
         rope_fraction=0.25,
         rope_theta=1e7,
         mlp="moe",
@@ -164,29 +164,46 @@ CORNERS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
 
 def owners():
     """{key: (slot, the words that read it)} of the keys that say nothing without one of them."""
-    found = {}
+    readers = {}
     for slot, words in SLOTS.items():
         for word, part in words.items():
             for key in getattr(part, "reads", ()):
-                found.setdefault(key, (slot, []))[1].append(word)
-    return found
+                readers.setdefault(key, (slot, []))[1].append(word)
+    return readers
 
 
 def idle(values):
     """The keys among `values` that have no effect because the part they belong to is not there."""
-    found = []
+    unread = []
     for key, (slot, words) in owners().items():
         chosen = values.get(slot, getattr(VariantConfig, slot) if slot == "mixer" else "")
         if key in values and not set(chosen.split(",")) & set(words):
-            found.append(key)
+            unread.append(key)
     mixers = values.get("mixer", VariantConfig.mixer).split(",")
     # RMSNorms too, with the same norm_eps
     if values.get("qk_norm", "none") != "none" or any(MIXER[word].normed for word in mixers):
-        found = [key for key in found if key != "norm_eps"]
-    return found
+        unread = [key for key in unread if key != "norm_eps"]
+    return unread
 
 
 # ---------------------------------------------------------------- the two doors
+
+# Keys of earlier versions that are words of attn_extra now: {key: {value: word}}.
+FORMER = {
+    "attn_gate": {"head": "gate_head", "element": "gate_element"},
+    "attn_sink": {True: "sink"},
+    "value_residual": {True: "value_residual"},
+    "value_embed": {True: "value_embed"},
+    "xsa": {True: "xsa"},
+}
+
+
+def translated(values):
+    """`values` with today's key for those that a checkpoint of an earlier version has."""
+    if "attn_extra" in values or not FORMER.keys() & values.keys():
+        return values
+    extras = [words[values[key]] for key, words in FORMER.items() if values.get(key) in words]
+    return values | {"attn_extra": ",".join(extras) or "none"}
 
 
 def configure(values):
@@ -197,6 +214,7 @@ def configure(values):
     is a VariantConfig with the base's parts in all other slots. Keys of other classes are ignored.
     Raises UserError for values that do not go together.
     """
+    values = translated(values)
     base = values.get("model", "gpt2")
     arch, (config_class, _) = values.get("arch"), CORNERS[base]
     defaults = {field.name: field.default for field in fields(VariantConfig)}

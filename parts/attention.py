@@ -1,9 +1,9 @@
 """The word `attention` of the slot `mixer`.
 
-Shapes: B batch, T tokens, C = n_embd, H = n_head, K = n_kv_head, D = C / H, S keys (past and new).
+Shapes: B batch, T tokens, C = n_embd, H = n_head, K = n_kv_head, D = head_dim or C / H, S keys
+(past and new).
 """
 
-import itertools
 import math
 
 import torch
@@ -12,14 +12,24 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from parts.cache import LayerCache, Ring, visible
-from parts.mixer import MIXER, Mixer, layer_mixers
 from parts.norm import BareRMSNorm, RMSNorm
-from parts.part import STD, linear
+from parts.part import MIXER, STD, Mixer, head_width, layer_mixers, linear, weight_dropout
 from parts.position import POSITION, Alibi
 from parts.recurrence import ShortConv
 
 GATED = 32  # features that the gate of a value embedding reads
 LONG = 512  # tokens; from here on a window of a quarter or less is faster in blocks
+
+# The words of the key attn_extra, which takes several, and their papers.
+EXTRA = {
+    "none": "",
+    "sink": "gpt-oss, arXiv:2508.10925",
+    "gate_head": "Qiu et al. 2025, arXiv:2505.06708",
+    "gate_element": "Qiu et al. 2025, arXiv:2505.06708",
+    "value_residual": "Zhou et al. 2024, arXiv:2410.17897",
+    "value_embed": "nanochat, Karpathy 2025",
+    "xsa": "arXiv:2603.09078",
+}
 
 
 def compiled_on_gpu(x):
@@ -47,61 +57,60 @@ class Attention(Mixer):
     arXiv:2505.09388), or on those of all heads at once (OLMo 2, arXiv:2501.00656).
     attn_softcap: scores become c tanh(scores / c) (Gemma 2, arXiv:2408.00118).
     nope_every: every so many layers the positions do not enter (Yang et al. 2025,
-    arXiv:2501.18795). attn_sink: each head adds exp(b) to the sum of its weights, so that they may
-    sum to less than 1 (gpt-oss, arXiv:2508.10925).
-    value_residual: v becomes (1 - λ) v + λ v_1, the values of the first layer (Zhou et al. 2024,
-    arXiv:2410.17897). value_embed: every other layer, the last one included, adds a vector of the
-    token's own to its value, times 2 σ(x W) of its first 32 features (nanochat).
-    xsa: the head's output loses its component along the token's own value (arXiv:2603.09078).
-    attn_gate: it is multiplied by σ(x W), one number per head or per element (Qiu et al. 2025,
-    arXiv:2505.06708).
+    arXiv:2501.18795).
     conv: x becomes x + conv(x) before all of this, a causal convolution over so many tokens in each
     channel, without bias or activation (Canon-A of Allen-Zhu 2025, arXiv:2512.17351).
+
+    attn_extra, whose papers stand in EXTRA:
+    sink: each head adds exp(b) to the sum of its weights, so that they may sum to less than 1.
+    value_residual: v becomes (1 - λ) v + λ v_1, the values of the first layer.
+    value_embed: every other layer, the last one included, adds a vector of the token's own to its
+    value, times 2 σ(x W) of its first 32 features.
+    xsa: the head's output loses its component along the token's own value.
+    gate_head, gate_element: it is multiplied by σ(x W), one number per head or per element.
     """
 
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
     acted_on = ("embedding", "q and k", "scores")
     reads = (
-        *("n_kv_head", "window", "full_every", "block_local", "qk_norm", "attn_softcap", "conv"),
-        *("nope_every", "attn_sink", "value_residual", "value_embed", "xsa", "attn_gate"),
-        "attn_dropout",
+        *("n_kv_head", "head_dim", "window", "full_every", "block_local", "qk_norm"),
+        *("attn_softcap", "conv", "nope_every", "attn_extra", "attn_dropout"),
     )
 
     def __init__(self, config, layer):
         super().__init__()
-        C, D = config.n_embd, config.n_embd // config.n_head
+        C, H, K, D = config.n_embd, config.n_head, config.n_kv_head, head_width(config)
         sees_all = config.full_every and (layer + 1) % config.full_every == 0
-        self.config = config
-        self.n_head, self.n_kv_head = config.n_head, config.n_kv_head
+        self.config, self.extra = config, set(config.attn_extra.split(","))
+        self.n_head, self.n_kv_head, self.head_dim = H, K, D
         self.window = 0 if sees_all else config.window
         self.group, self.softcap = config.block_local, config.attn_softcap
         self.qk_norm = config.qk_norm
 
         self.conv = ShortConv(C, config.conv, bias=False) if config.conv else None
-        self.wq = linear(C, C, config)
-        self.wk = linear(C, D * config.n_kv_head, config)
-        self.wv = linear(C, D * config.n_kv_head, config)
-        self.wo = linear(C, C, config, residual=True)
+        self.wq = linear(C, D * H, config)
+        self.wk = linear(C, D * K, config)
+        self.wv = linear(C, D * K, config)
+        self.wo = linear(D * H, C, config, residual=True)
         self.dropout = nn.Dropout(config.dropout)
-        given = config.attn_dropout
-        self.attn_dropout = nn.Dropout(config.dropout if given is None else given)
+        self.attn_dropout = weight_dropout(config)
         if self.qk_norm != "none":
-            heads = (1, 1) if self.qk_norm == "head" else (self.n_head, self.n_kv_head)
+            heads = (1, 1) if self.qk_norm == "head" else (H, K)
             norm = BareRMSNorm if config.norm == "rmsnorm_bare" else RMSNorm
             self.q_norm, self.k_norm = (norm(D * n, config) for n in heads)
 
         self.turns = not config.nope_every or (layer + 1) % config.nope_every != 0
-        self.sinks = nn.Parameter(torch.zeros(self.n_head)) if config.attn_sink else None  # (H)
+        self.sinks = nn.Parameter(torch.zeros(H)) if "sink" in self.extra else None
         self.share = None  # λ, of the first attention layer's values
-        if config.value_residual and layer > layer_mixers(config).index("attention"):
+        if "value_residual" in self.extra and layer > layer_mixers(config).index("attention"):
             self.share = nn.Parameter(torch.tensor([0.5]))
         self.value_table = None  # (V, K D)
-        if config.value_embed and (config.n_layer - 1 - layer) % 2 == 0:
-            self.value_table = nn.Parameter(torch.empty(config.vocab_size, D * self.n_kv_head))
-            self.value_gate = linear(min(C, GATED), self.n_kv_head, config)
-        self.xsa, self.gate = config.xsa, None
-        if config.attn_gate != "none":
-            self.gate = linear(C, self.n_head if config.attn_gate == "head" else C, config)
+        if "value_embed" in self.extra and (config.n_layer - 1 - layer) % 2 == 0:
+            self.value_table = nn.Parameter(torch.empty(config.vocab_size, D * K))
+            self.value_gate = linear(min(C, GATED), K, config)
+        self.gate = None
+        if self.extra & {"gate_head", "gate_element"}:
+            self.gate = linear(C, H if "gate_head" in self.extra else D * H, config)
 
     def reset(self):
         if self.sinks is not None:
@@ -112,7 +121,7 @@ class Attention(Mixer):
             nn.init.normal_(self.value_table, 0.0, STD)
 
     def forward(self, x, where, cache=None):
-        B, T, C = x.size()
+        T = x.size(1)
         if self.conv is not None:
             x = x + self.conv(x, cache)
         q, k, v = self.heads(x)
@@ -135,32 +144,6 @@ class Attention(Mixer):
         bias = where.scheme.bias(q, where.pos, kpos)  # (B or 1, H, T, S) or None
         return self.output(x, self.attend(q, k, v, where.pos, kpos, mask, bias), own)
 
-    def output(self, x, y, own):
-        """What the block adds, (B, T, C), from the heads' outputs y (B, H, T, D), their input x
-        (B, T, C) and the tokens' own values (B, K, T, D)."""
-        B, T, C = x.size()
-        if self.xsa:
-            along = F.normalize(own, dim=-1).repeat_interleave(self.n_head // self.n_kv_head, 1)
-            y = y - (y * along).sum(-1, keepdim=True) * along
-        y = y.transpose(1, 2)  # (B, T, H, D)
-        if self.gate is not None:
-            y = y * torch.sigmoid(self.gate(x)).view(B, T, self.n_head, -1)
-        y = y.reshape(B, T, C)  # heads side by side
-        return self.dropout(self.wo(y))
-
-    def values(self, x, v, where):
-        """The values v (B, K, T, D) of the tokens x (B, T, C), mixed with those of the first layer,
-        or with a vector of the token's own."""
-        if self.config.value_residual:
-            first = where.shared.setdefault("values", v)  # (B, K, T, D)
-        if self.share is not None:
-            v = (1 - self.share) * v + self.share * first
-        if self.value_table is not None:
-            added = F.embedding(where.idx, self.value_table).view(*x.shape[:2], self.n_kv_head, -1)
-            scale = 2 * torch.sigmoid(self.value_gate(x[..., :GATED]))  # (B, T, K)
-            v = v + (scale[..., None] * added).transpose(1, 2)
-        return v
-
     def heads(self, x):
         """q (B, H, T, D), k and v (B, K, T, D) of x (B, T, C)."""
         B, T, _ = x.size()
@@ -173,6 +156,31 @@ class Attention(Mixer):
         if self.qk_norm == "head":
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v
+
+    def values(self, x, v, where):
+        """The values v (B, K, T, D) of the tokens x (B, T, C), mixed with those of the first layer,
+        or with a vector of the token's own."""
+        if "value_residual" in self.extra:
+            first = where.shared.setdefault("values", v)  # (B, K, T, D)
+        if self.share is not None:
+            v = (1 - self.share) * v + self.share * first
+        if self.value_table is not None:
+            added = F.embedding(where.idx, self.value_table).view(*x.shape[:2], self.n_kv_head, -1)
+            scale = 2 * torch.sigmoid(self.value_gate(x[..., :GATED]))  # (B, T, K)
+            v = v + (scale[..., None] * added).transpose(1, 2)
+        return v
+
+    def output(self, x, y, own):
+        """What the block adds, (B, T, C), from the heads' outputs y (B, H, T, D), their input x
+        (B, T, C) and the tokens' own values (B, K, T, D)."""
+        B, T, _ = x.size()
+        if "xsa" in self.extra:
+            along = F.normalize(own, dim=-1).repeat_interleave(self.n_head // self.n_kv_head, 1)
+            y = y - (y * along).sum(-1, keepdim=True) * along
+        y = y.transpose(1, 2)  # (B, T, H, D)
+        if self.gate is not None:
+            y = y * torch.sigmoid(self.gate(x)).view(B, T, self.n_head, -1)
+        return self.dropout(self.wo(y.reshape(B, T, -1)))  # heads side by side
 
     def attend(self, q, k, v, qpos, kpos, mask, bias):
         """q (B, H, T, D), k and v (B, K, S, D) -> (B, H, T, D)."""
@@ -263,49 +271,6 @@ class Attention(Mixer):
         blocks = where.shared[sight]
         return flex_attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=True)
 
-    def reference(self, x, where):
-        """One query, one head and one key at a time; x (B, T, C)."""
-        if self.conv is not None:
-            x = x + self.conv.reference(x)
-        q, k, v = self.heads(x)
-        v = self.reference_values(x, v, where)
-        y = torch.zeros_like(q)  # (B, H, T, D)
-        for b, h, i in itertools.product(*map(range, q.shape[:3])):
-            shared = h * self.n_kv_head // self.n_head  # the key and value head of this query head
-            first = max(0, i - self.window + 1) if self.window else 0
-            if self.group:
-                first = i // self.group * self.group
-            scores = []
-            for j in range(first, i + 1):
-                places = (i, j) if self.turns else (0, 0)
-                score = where.scheme.reference_score(q[b, h, i], k[b, shared, j], *places)
-                if self.softcap:
-                    score = self.softcap * torch.tanh(score / self.softcap)
-                scores.append(score + where.scheme.reference_bias(q[b, h, i], h, i, j))
-            weights = torch.stack(scores).exp()
-            total = weights.sum() + (0 if self.sinks is None else self.sinks[h].exp())
-            seen = v[b, shared, first : i + 1]  # (keys, D)
-            y[b, h, i] = (weights[:, None] * seen).sum(0) / total
-            if self.xsa:
-                own = v[b, shared, i]
-                y[b, h, i] -= (y[b, h, i] @ own) / (own @ own) * own
-            if self.gate is not None:
-                gate = self.gate(x[b, i]).neg().exp().add(1).reciprocal()  # (H or C)
-                y[b, h, i] *= gate.view(self.n_head, -1)[h]
-        return self.wo(y.transpose(1, 2).flatten(2))
-
-    def reference_values(self, x, v, where):
-        """The values v (B, K, T, D), one token at a time."""
-        first, v = where.shared.get("values", v), v.clone()
-        for b, i in itertools.product(*map(range, x.shape[:2])):
-            if self.share is not None:
-                v[b, :, i] += self.share * (first[b, :, i] - v[b, :, i])
-            if self.value_table is not None:
-                scale = 2 / (1 + self.value_gate(x[b, i, :GATED]).neg().exp())  # (K)
-                own = self.value_table[where.idx[b, i]].view(self.n_kv_head, -1)  # (K, D)
-                v[b, :, i] += scale[:, None] * own
-        return v
-
     # What it remembers, and what it costs.
 
     def new_state(self, cache):
@@ -313,25 +278,23 @@ class Attention(Mixer):
 
     @classmethod
     def period(cls, config):
-        if config.value_residual or config.value_embed:
+        if {"value_residual", "value_embed"} & set(config.attn_extra.split(",")):
             return config.n_layer
         return math.lcm(config.full_every or 1, config.nope_every or 1)
 
     def held(self, T):
         """2 K D numbers per token, of the last `window` tokens where there is a window, and the
         last inputs of the convolution. Query heads do not enter."""
-        D = self.config.n_embd // self.n_head
-        keys_and_values = 2 * self.n_kv_head * D * min(T, self.window or T)
+        keys_and_values = 2 * self.n_kv_head * self.head_dim * min(T, self.window or T)
         return keys_and_values + (self.conv.held() if self.conv else 0)
 
     def flops(self, T):
-        """2TC for the scores and 2TC for the sum of values, whether or not a query sees all T:
-        torch's counter has masked scores too, of which a good kernel skips most (a causal one does
-        about half of these 4TC)."""
-        scheme = POSITION[self.config.position]
-        keys = T + self.config.attn_sink
-        convolution = self.conv.flops(T) if self.conv else 0
-        return 4 * keys * self.config.n_embd + scheme.score_flops(self.config) + convolution
+        """2 T H D for the scores and as much for the sum of values, whether or not a query sees all
+        T: torch's counter has masked scores too, of which a good kernel skips most (a causal one
+        does about half of these)."""
+        products = 4 * (T + (self.sinks is not None)) * self.n_head * self.head_dim
+        scores = POSITION[self.config.position].score_flops(self.config)
+        return products + scores + (self.conv.flops(T) if self.conv else 0)
 
 
 MIXER["attention"] = Attention

@@ -1,9 +1,8 @@
 """The word `differential` of the slot `mixer`.
 
-Shapes: B batch, T tokens, C = n_embd, H = n_head, K = n_kv_head, D = C / H, S keys.
+Shapes: B batch, T tokens, H = n_head, K = n_kv_head, D = head_dim or C / H, S keys.
 """
 
-import itertools
 import math
 from types import SimpleNamespace
 
@@ -11,18 +10,10 @@ import torch
 import torch.nn as nn
 
 from parts.attention import Attention
-from parts.mixer import MIXER
 from parts.norm import RMSNorm
+from parts.part import MIXER
 
-WITHOUT = dict(  # what Attention could do besides
-    conv=None,
-    attn_gate="none",
-    attn_sink=False,
-    nope_every=0,
-    value_residual=False,
-    value_embed=False,
-    xsa=False,
-)
+WITHOUT = dict(conv=None, nope_every=0, attn_extra="none")  # what Attention could do besides
 
 
 class Differential(Attention):
@@ -36,10 +27,7 @@ class Differential(Attention):
 
     paper = "Ye et al. 2024, arXiv:2410.05258"
     normed = True
-    reads = (
-        *("n_kv_head", "window", "full_every", "block_local", "qk_norm", "attn_softcap"),
-        "attn_dropout",
-    )
+    reads = tuple(key for key in Attention.reads if key not in WITHOUT)
     vectors = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
     @classmethod
@@ -52,11 +40,10 @@ class Differential(Attention):
 
     def __init__(self, config, layer):
         super().__init__(SimpleNamespace(**vars(config) | WITHOUT), layer)
-        D = config.n_embd // config.n_head
         self.start = 0.8 - 0.6 * math.exp(-0.3 * layer)
         for name in self.vectors:
-            setattr(self, name, nn.Parameter(torch.empty(D)))
-        self.pair_norm = RMSNorm(2 * D, config)
+            setattr(self, name, nn.Parameter(torch.empty(self.head_dim)))
+        self.pair_norm = RMSNorm(2 * self.head_dim, config)
 
     def reset(self):
         for name in self.vectors:
@@ -75,41 +62,17 @@ class Differential(Attention):
         y = (1 - self.start) * self.pair_norm(first - strength * second)
         return y.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
 
-    def flexible(self, q, scheme):
-        return False
-
-    def reference(self, x, where):
-        """One query, one pair of heads and one key at a time, without windows; x (B, T, C)."""
-        q, k, v = self.heads(x)
-        pairs, shared_by = self.n_head // 2, self.n_head // self.n_kv_head
-        dot = [sum(a * b for a, b in zip(*pair, strict=True)) for pair in self.products()]
-        strength = math.exp(dot[0]) - math.exp(dot[1]) + self.start
-        y = x.new_zeros(*x.shape[:2], pairs, 2 * q.size(-1))
-        for b, h, i in itertools.product(range(len(x)), range(pairs), range(x.size(1))):
-            weights = []
-            for head in (h, h + pairs):
-                key = k[b, head // shared_by]
-                scores = [
-                    where.scheme.reference_score(q[b, head, i], key[j], i, j)
-                    + where.scheme.reference_bias(q[b, head, i], head, i, j)
-                    for j in range(i + 1)
-                ]
-                weights.append(torch.stack(scores).softmax(0))
-            low = h // shared_by
-            values = torch.cat((v[b, low], v[b, low + self.n_kv_head // 2]), -1)[: i + 1]
-            mixed = (weights[0] - strength * weights[1]) @ values
-            y[b, i, h] = (1 - self.start) * self.pair_norm.reference(mixed)
-        return self.wo(y.flatten(2))
-
     def products(self):
         """The two pairs of vectors (D) whose products make the strength of the subtraction."""
         q1, k1, q2, k2 = (getattr(self, name) for name in self.vectors)
         return (q1, k1), (q2, k2)
 
-    # What it costs: the values of a pair are summed twice, once for each of its heads.
+    def flexible(self, q, scheme):
+        return False
 
     def flops(self, T):
-        return 2 * super().flops(T)
+        """The weights are used twice, for the values of each head of a pair."""
+        return super().flops(T) + 4 * T * self.n_head * self.head_dim
 
 
 MIXER["differential"] = Differential

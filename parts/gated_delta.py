@@ -8,9 +8,8 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from parts.mixer import MIXER
 from parts.norm import RMSNorm
-from parts.part import Linear, linear
+from parts.part import MIXER, Linear, linear
 from parts.recurrence import (
     Decay,
     ShortConv,
@@ -112,27 +111,6 @@ class GatedDelta(StateMixer):
             outputs.append(q_old @ S + reads @ W)
             S = alpha * S + k_end.mT @ W
         return out_of_chunks(torch.stack(outputs).transpose(2, 3), T), S
-
-    def reference(self, x, where):
-        """The formula, for one sequence, head and token at a time; x (B, T, C)."""
-        H, N, P = self.shape
-        qkv = self.conv.reference(torch.cat((self.wq(x), self.wk(x), self.wv(x)), dim=-1))
-        qkv = qkv / (1 + (-qkv).exp())
-        q, k, v = (a.unflatten(-1, (H, -1)) for a in qkv.split((H * N, H * N, H * P), dim=-1))
-        beta, (_, alpha) = 1 / (1 + (-self.wb(x)).exp()), self.decay.reference(self.wa(x))
-
-        y = torch.zeros_like(v)
-        for b in range(len(x)):
-            for h in range(H):
-                S = x.new_zeros(P, N)
-                for t in range(x.size(1)):
-                    query, key = (a / (a @ a + 1e-6).sqrt() for a in (q[b, t, h], k[b, t, h]))
-                    erase = torch.eye(N).to(x) - beta[b, t, h] * torch.outer(key, key)
-                    write = beta[b, t, h] * torch.outer(v[b, t, h], key)
-                    S = alpha[b, t, h] * S @ erase + write
-                    y[b, t, h] = S @ query / N**0.5
-        z = self.wz(x).unflatten(-1, (H, P))
-        return self.wo((self.norm.reference(y) * z / (1 + (-z).exp())).flatten(2))
 
     # What it costs.
 

@@ -8,9 +8,8 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from parts.mixer import MIXER
 from parts.norm import RMSNorm
-from parts.part import Linear, linear
+from parts.part import MIXER, Linear, linear
 from parts.recurrence import (
     Decay,
     ShortConv,
@@ -102,24 +101,6 @@ class Mamba2(StateMixer):
             S = alpha[:, None] * S + new
         old = q @ torch.stack(before).flatten(3)  # (n, B, c, H P), from earlier chunks
         return out_of_chunks(y + from_start * old.unflatten(-1, (H, P)), T), S
-
-    def reference(self, x, where):
-        """The formula, for one sequence, head and token at a time; x (B, T, C)."""
-        N, H, P = self.shape
-        qkv = self.conv.reference(torch.cat((self.wq(x), self.wk(x), self.wv(x)), dim=-1))
-        q, k, v = (qkv / (1 + (-qkv).exp())).split((N, N, H * P), dim=-1)
-        v, (dt, alpha) = v.unflatten(-1, (H, P)), self.decay.reference(self.wa(x))
-
-        y = torch.zeros_like(v)
-        for b in range(len(x)):
-            for h in range(H):
-                S = x.new_zeros(P, N)
-                for t in range(x.size(1)):
-                    write = dt[b, t, h] * torch.outer(v[b, t, h], k[b, t])
-                    S = alpha[b, t, h] * S + write
-                    y[b, t, h] = S @ q[b, t] + self.skip[h] * v[b, t, h]
-        z = self.wz(x)
-        return self.wo(self.norm.reference(y.flatten(2) * z / (1 + (-z).exp())))
 
     # What it costs.
 

@@ -1,11 +1,9 @@
 """The word `mla` of the slot `mixer`: multi-head latent attention.
 
-Shapes: B batch, T tokens, C = n_embd, H = n_head, D = C / H, S keys, L = latent_rank, R =
-rope_head_dim.
+Shapes: B batch, T tokens, C = n_embd, H = n_head, D = head_dim or C / H, S keys,
+L = latent_rank, R = rope_head_dim.
 """
 
-import cmath
-import itertools
 import math
 
 import torch
@@ -13,9 +11,8 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from parts.cache import LayerCache
-from parts.mixer import MIXER, Mixer
 from parts.norm import RMSNorm
-from parts.part import Linear, linear
+from parts.part import MIXER, Linear, Mixer, head_width, linear, weight_dropout
 
 
 class LatentAttention(Mixer):
@@ -29,7 +26,7 @@ class LatentAttention(Mixer):
 
     paper = "DeepSeek-V2, arXiv:2405.04434"
     acted_on = ("embedding", "q and k")
-    reads = ("latent_rank", "rope_head_dim", "attn_dropout")
+    reads = ("latent_rank", "rope_head_dim", "head_dim", "attn_dropout")
     normed = True
     state = LayerCache
 
@@ -42,22 +39,20 @@ class LatentAttention(Mixer):
 
     def __init__(self, config, layer):
         super().__init__()
-        C, H = config.n_embd, config.n_head
-        D = C // H
-        self.n_head, self.width, self.theta = H, D, config.rope_theta
+        C, H, D = config.n_embd, config.n_head, head_width(config)
+        self.config, self.n_head, self.width = config, H, D
         self.rank = config.latent_rank or max(1, C // 4)
         self.turned = config.rope_head_dim or 2 * max(1, D // 4)
         self.wq = linear(C, H * (D + self.turned), config)
         self.wd = linear(C, self.rank + self.turned, config)
         self.latent_norm = RMSNorm(self.rank, config)
-        self.wu = linear(self.rank, 2 * C, config)
-        self.wo = linear(C, C, config, residual=True)
+        self.wu = linear(self.rank, 2 * H * D, config)
+        self.wo = linear(H * D, C, config, residual=True)
         self.dropout = nn.Dropout(config.dropout)
-        given = config.attn_dropout
-        self.attn_dropout = nn.Dropout(config.dropout if given is None else given)
+        self.attn_dropout = weight_dropout(config)
 
     def forward(self, x, where, cache=None):
-        B, T, C = x.size()
+        B, T, _ = x.size()
         q, past, mask = *self.compressed(x, where), None  # past (B, 1, T, L + R)
         if cache is not None:
             past, _, mask = cache.update(past, past[..., :0])  # (B, 1, S, L + R)
@@ -70,8 +65,7 @@ class LatentAttention(Mixer):
             p = self.attn_dropout.p if self.training else 0.0
             causal = mask is None and T > 1
             y = F.scaled_dot_product_attention(q, k, v, mask, p, causal)[..., : self.width]
-        y = y.transpose(1, 2).reshape(B, T, C)  # heads side by side
-        return self.dropout(self.wo(y))
+        return self.dropout(self.wo(y.transpose(1, 2).reshape(B, T, -1)))  # heads side by side
 
     def compressed(self, x, where):
         """q (B, H, T, D + R) of x (B, T, C), and what the cache holds, (B, 1, T, L + R)."""
@@ -104,31 +98,6 @@ class LatentAttention(Mixer):
         if self.wu.bias is None:
             return y
         return y + self.wu.bias.unflatten(0, (self.n_head, 2, 1, -1))[:, 1]
-
-    def reference(self, x, where):
-        """One query, one head and one key at a time; x (B, T, C)."""
-        (B, T), D, R = x.shape[:2], self.width, self.turned
-        y = x.new_zeros(B, T, self.n_head, D)
-        frequencies = [0.0] * (R // 2)
-        if where.scheme.acts_on == "q and k":
-            frequencies = [self.theta ** (-2 * n / R) for n in range(R // 2)]
-        for b, h, i in itertools.product(range(B), range(self.n_head), range(T)):
-            q = self.wq(x[b, i])[h * (D + R) : (h + 1) * (D + R)]
-            scores, values = [], []
-            for j in range(i + 1):
-                down = self.wd(x[b, j])
-                latent, shared = self.latent_norm.reference(down[: self.rank]), down[self.rank :]
-                up = self.wu(latent)[2 * h * D : 2 * (h + 1) * D]
-                score = q[:D] @ up[:D]
-                for n, frequency in enumerate(frequencies):
-                    pair = complex(q[D + n], q[D + n + R // 2])
-                    pair *= complex(shared[n], -shared[n + R // 2])
-                    score = score + (pair * cmath.exp(1j * (i - j) * frequency)).real
-                scores.append(score / math.sqrt(D + R))
-                values.append(up[D:])
-            weights = torch.stack(scores).softmax(0)
-            y[b, i, h] = weights @ torch.stack(values)
-        return self.wo(y.flatten(2))
 
     # What it remembers, and what it costs.
 

@@ -4,7 +4,6 @@ Shapes: B batch, T tokens, N = B T, C = n_embd, E = n_experts, k = top_k, F the 
 """
 
 import copy
-import itertools
 import math
 from typing import NamedTuple
 
@@ -129,11 +128,6 @@ class MoE(Part):
     def act(gate, up):
         return F.silu(gate) * up
 
-    @staticmethod
-    def formula(gate, up):
-        """`act` of two numbers."""
-        return MLP["swiglu"].formula(gate) * up
-
     def scores(self, tokens):
         """The router's scores (N, E), in float32 at least."""
         if self.router is None:
@@ -165,29 +159,6 @@ class MoE(Part):
         added = LOSS_SHARE * loss if self.adds_loss else 0.0
         return Routing(added, torch.cat((counts.to(sums.dtype), sums)))
 
-    def reference(self, x):
-        """One token and one expert at a time."""
-        y = torch.zeros_like(x) if self.shared is None else self.shared.reference(x)
-        if self.shared_gate is not None:
-            y = y / (1 + (-(x @ self.shared_gate.weight.mT)).exp())
-        for place in itertools.product(*map(range, x.shape[:-1])):
-            token, scores = x[place], [0.0]
-            if self.router is not None:
-                scores = self.router(token).tolist()
-            gates, liked = [math.exp(score) for score in scores], scores
-            if self.balance == "bias":
-                gates = [1 / (1 + math.exp(-score)) for score in scores]
-                liked = [g + float(b) for g, b in zip(gates, self.bias, strict=True)]
-            best = sorted(range(len(liked)), key=lambda i: -liked[i])[: self.top_k]
-            for i in best:
-                gate, up = self.gate[i] @ token, self.up[i] @ token
-                if self.gate_bias is not None:
-                    gate, up = gate + self.gate_bias[i], up + self.up_bias[i]
-                out = self.down[i] @ gate.detach().map_(up.detach(), self.formula)
-                out = out if self.down_bias is None else out + self.down_bias[i]
-                y[place] += gates[i] / sum(gates[j] for j in best) * out
-        return y
-
     # What it costs.
 
     def flops(self, T):
@@ -210,11 +181,6 @@ class ClampedMoE(MoE):
         gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
         return (up + 1) * gate * torch.sigmoid(SLOPE * gate)
 
-    @staticmethod
-    def formula(gate, up):
-        gate, up = min(gate, LIMIT), max(-LIMIT, min(up, LIMIT))
-        return (up + 1) * gate / (1 + math.exp(-SLOPE * gate))
-
 
 def grouped(rows, matrices, counts):
     """rows (n, in) times matrices (E, out, in): the first counts[0] rows with the first one, and so
@@ -225,7 +191,7 @@ def grouped(rows, matrices, counts):
         rows, matrices = rows.to(dtype), matrices.to(dtype)
     if rows.is_cuda and rows.dtype == torch.bfloat16:
         return in_one_kernel(rows, matrices, counts)
-    return one_by_one(rows, matrices, counts)
+    return expert_by_expert(rows, matrices, counts)
 
 
 def in_one_kernel(rows, matrices, counts):
@@ -237,7 +203,7 @@ def in_one_kernel(rows, matrices, counts):
 
 
 @_disable_dynamo  # as torch.compiler.disable, but it loads the compiler at the first call only
-def one_by_one(rows, matrices, counts):
+def expert_by_expert(rows, matrices, counts):
     """`grouped`, expert by expert."""
     groups = zip(rows.split(counts.tolist()), matrices.unbind(), strict=True)
     return torch.cat([F.linear(group, matrix) for group, matrix in groups if len(group)])

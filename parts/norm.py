@@ -31,11 +31,6 @@ class LayerNorm(Norm, model.LayerNorm):
     def __init__(self, width, config):
         model.LayerNorm.__init__(self, width, config.bias != "none")
 
-    def reference(self, x):
-        centred = x - x.mean(-1, keepdim=True)
-        normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-        return normed * self.weight + (0 if self.bias is None else self.bias)
-
 
 class RMSNorm(Norm, model_llama.RMSNorm):
     """x / sqrt(mean(x²) + norm_eps) * weight, as in LLaMA."""
@@ -47,9 +42,6 @@ class RMSNorm(Norm, model_llama.RMSNorm):
 
     def __init__(self, width, config):
         model_llama.RMSNorm.__init__(self, width, config.norm_eps)
-
-    def reference(self, x):
-        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight
 
 
 class BareRMSNorm(Norm):
@@ -67,9 +59,6 @@ class BareRMSNorm(Norm):
     def forward(self, x):
         return F.rms_norm(x, x.shape[-1:], None, self.eps)
 
-    def reference(self, x):
-        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
-
 
 class BatchNorm(Norm, nn.BatchNorm1d):
     """(x - mean) / sqrt(var + 1e-5) * weight + bias per feature. Mean and variance are over batch
@@ -83,12 +72,6 @@ class BatchNorm(Norm, nn.BatchNorm1d):
 
     def forward(self, x):
         return nn.BatchNorm1d.forward(self, x.flatten(0, -2)).view_as(x)
-
-    def reference(self, x):
-        mean, var = self.running_mean, self.running_var
-        if self.training:
-            mean, var = x.mean((0, 1)), x.var((0, 1), unbiased=False)
-        return (x - mean) / (var + 1e-5).sqrt() * self.weight + self.bias
 
 
 class DyT(Norm):
@@ -110,11 +93,6 @@ class DyT(Norm):
         x = torch.tanh(self.alpha * x) * self.weight
         return x if self.bias is None else x + self.bias
 
-    def reference(self, x):
-        grown, shrunk = (self.alpha * x).exp(), (-self.alpha * x).exp()
-        x = (grown - shrunk) / (grown + shrunk) * self.weight
-        return x if self.bias is None else x + self.bias
-
 
 class NoNorm(Norm):
     """x unchanged."""
@@ -125,9 +103,6 @@ class NoNorm(Norm):
         super().__init__()
 
     def forward(self, x):
-        return x
-
-    def reference(self, x):
         return x
 
 

@@ -7,15 +7,13 @@ import math
 
 import torch.nn as nn
 
+from parts.cache import State
+
 STD = 0.02  # of every matrix at the start, as in model.py
 
 
 class Part(nn.Module):
-    """The answers of a part that has nothing special; a part overrides what differs.
-
-    A part also has a `reference`: what it computes, written naively by the formula of its paper.
-    A test runs it for every word of every slot.
-    """
+    """The answers of a part that has nothing special; a part overrides what differs."""
 
     paper = ""  # where it comes from
     reads = ()  # keys of the configuration that mean nothing without this part
@@ -34,6 +32,52 @@ class Part(nn.Module):
     def unused(self):
         """Parameters that one token does not use."""
         return 0
+
+
+class Mixer(Part):
+    """How information moves from one token to later ones: made with a configuration and the number
+    of its layer.
+
+    forward(x, where, cache=None): x (B, T, C) -> (B, T, C). where: a position.Where. cache: this
+    layer's state of what was read before, or None.
+    """
+
+    acted_on = ("embedding",)  # where a position scheme can reach it
+    state = State  # the class of its state
+    normed = False  # whether it has an RMSNorm of its own, which reads norm_eps
+
+    @classmethod
+    def check(cls, config):
+        """Raise ValueError if it cannot be made with this VariantConfig."""
+
+    @classmethod
+    def period(cls, config):
+        """Layers so many apart cost the same; 1 if all do."""
+        return 1
+
+    def new_state(self, cache):
+        """The state of this layer in a new KVCache."""
+        return self.state(cache)
+
+    def held(self, T):
+        """Numbers that the state holds after T tokens of one sequence."""
+        raise TypeError(
+            f"{type(self).__name__} does not say how much its state holds: give it a held(T)"
+        )
+
+
+MIXER = {}  # the slot `mixer`: {word: class}; each file of a mixer adds its word
+
+
+def layer_mixers(config):
+    """The mixer's word in each layer: mixer="attention,mamba2" repeats over the depth."""
+    words = config.mixer.split(",")
+    return [words[layer % len(words)] for layer in range(config.n_layer)]
+
+
+def head_width(config):
+    """D, the width of a head of attention."""
+    return config.head_dim or config.n_embd // config.n_head
 
 
 class Linear(nn.Linear):
@@ -75,6 +119,12 @@ def linear(n_in, n_out, config, residual=False):
     if config.low_rank:
         return LowRank(n_in, n_out, config.low_rank, bias, std)
     return Linear(n_in, n_out, bias, std)
+
+
+def weight_dropout(config):
+    """The dropout of the attention weights."""
+    rate = config.dropout if config.attn_dropout is None else config.attn_dropout
+    return nn.Dropout(rate)
 
 
 def reset(part):

@@ -1,9 +1,9 @@
 """The slot `position`: how the model knows the order of the tokens; and the scalings of rope.
 
-Shapes: B batch, T tokens, C = n_embd, H = n_head, K = n_kv_head, D = C / H, S keys.
+Shapes: B batch, T tokens, C = n_embd, H = n_head, K = n_kv_head, D = head_dim or
+C / H, S keys.
 """
 
-import cmath
 import math
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from model_llama import rotary, rotate
-from parts.part import STD, Part
+from parts.part import STD, Part, head_width
 
 # ---------------------------------------------------------------- slot: position
 
@@ -50,20 +50,6 @@ class Position(Part):
     def bias(self, q, qpos, kpos):
         """What is added to the scores, (B or 1, H, T, S), or None."""
 
-    # The reference: the same of one token or one pair of tokens, by the paper's formula.
-
-    def reference_embed(self, x, pos):
-        """The embedding x (C) of the token at position `pos` (a number)."""
-        return x
-
-    def reference_score(self, q, k, qpos, kpos):
-        """The score of a query q (D) for a key k (D), at two positions."""
-        return q @ k / math.sqrt(len(q))
-
-    def reference_bias(self, q, head, qpos, kpos):
-        """What is added to that score in the head `head`."""
-        return 0
-
 
 class Learned(Position):
     """x + wpe[pos]"""
@@ -82,9 +68,6 @@ class Learned(Position):
     def embed(self, x, pos):
         return x + F.embedding(pos, self.weight)
 
-    def reference_embed(self, x, pos):
-        return x + self.weight[pos]
-
 
 class Sinusoidal(Position):
     """sqrt(C) x + [sin(pos w_i), cos(pos w_i)], w_i = 10000^(-2i/C), interleaved."""
@@ -96,13 +79,6 @@ class Sinusoidal(Position):
         cos, sin = rotary(pos, 10000.0, x.size(-1))  # (B or 1, 1, T, C/2), C rounded up to even
         table = torch.stack((sin, cos), dim=-1).flatten(-2)[:, 0, :, : x.size(-1)]  # (B or 1, T, C)
         return x * math.sqrt(x.size(-1)) + table.type_as(x)
-
-    def reference_embed(self, x, pos):
-        C, waves = len(x), []
-        for i in range(C):
-            angle = pos / 10000 ** (2 * (i // 2) / C)
-            waves.append(math.sin(angle) if i % 2 == 0 else math.cos(angle))
-        return C**0.5 * x + torch.tensor(waves, dtype=x.dtype)
 
 
 class Rope(Position):
@@ -116,7 +92,7 @@ class Rope(Position):
     def __init__(self, config):
         super().__init__(config)
         self.config = config
-        self.width = self.turned_width(config.n_embd // config.n_head)
+        self.width = self.turned_width(head_width(config))
 
     def turned_width(self, D):
         """The width of the turned part of a head, even."""
@@ -124,7 +100,11 @@ class Rope(Position):
 
     def angles(self, pos, D=None):
         width = self.turned_width(D) if D else self.width
-        return ROPE_SCALING[self.config.rope_scaling](pos, width, self.config)
+        exponent = torch.arange(0, width, 2, device=pos.device, dtype=torch.float32) / width
+        freq, temperature = ROPE_SCALING[self.config.rope_scaling](exponent, self.config)
+        angle = pos[:, None, :, None] * freq  # (B or 1, 1, T, width / 2), in fp32
+        cos, sin = angle.cos(), angle.sin()
+        return (cos, sin) if temperature == 1 else (cos * temperature, sin * temperature)
 
     def rotate(self, q, k, angles):
         return self.turn(q, angles), self.turn(k, angles)
@@ -135,15 +115,6 @@ class Rope(Position):
             return rotate(x, *angles)
         turned = rotate(x[..., :width], *angles)
         return torch.cat((turned, x[..., width:]), dim=-1)
-
-    def reference_score(self, q, k, qpos, kpos):
-        """Each pair as a complex number: q e^(i a qpos) times the conjugate of k e^(i a kpos)."""
-        half, score = self.width // 2, q[self.width :] @ k[self.width :]
-        for i in range(half):
-            turn = cmath.exp(1j * (qpos - kpos) * self.config.rope_theta ** (-2 * i / self.width))
-            pair = complex(q[i], q[i + half]) * complex(k[i], -k[i + half])
-            score = score + (pair * turn).real
-        return score / math.sqrt(len(q))
 
 
 class Alibi(Position):
@@ -160,9 +131,6 @@ class Alibi(Position):
         # (B or 1, 1, T, S), 0 or less where the key is seen
         distance = kpos[:, None, None, :] - qpos[:, None, :, None]
         return (distance * self.slopes[:, None, None]).type_as(q)
-
-    def reference_bias(self, q, head, qpos, kpos):
-        return -alibi_slopes(len(self.slopes))[head] * (qpos - kpos)
 
 
 def alibi_slopes(n):
@@ -183,24 +151,21 @@ class Relative(Position):
 
     def __init__(self, config):
         super().__init__(config)
-        D = config.n_embd // config.n_head
-        self.weight = nn.Parameter(torch.empty(config.relative_clip + 1, D))
+        self.weight = nn.Parameter(torch.empty(config.relative_clip + 1, head_width(config)))
 
     def reset(self):
         nn.init.normal_(self.weight, 0.0, STD)
 
     @classmethod
     def score_flops(cls, config):
-        return 2 * config.n_embd * (config.relative_clip + 1)  # q · a for every distance and head
+        """Of q · a for every distance and head."""
+        return 2 * config.n_head * head_width(config) * (config.relative_clip + 1)
 
     def bias(self, q, qpos, kpos):
         distance = qpos[:, None, :, None] - kpos[:, None, None, :]
         distance = distance.clamp(0, len(self.weight) - 1)  # (B or 1, 1, T, S)
         scores = q @ self.weight.t() / math.sqrt(q.size(-1))  # (B, H, T, clip + 1)
         return scores.gather(-1, distance.expand(q.size(0), q.size(1), -1, -1))  # (B, H, T, S)
-
-    def reference_bias(self, q, head, qpos, kpos):
-        return q @ self.weight[min(qpos - kpos, len(self.weight) - 1)] / math.sqrt(len(q))
 
 
 class T5(Position):
@@ -230,12 +195,6 @@ class T5(Position):
         bucket = torch.where(distance < exact, distance, far)
         return F.embedding(bucket, self.weight).permute(0, 3, 1, 2).type_as(q)  # (B or 1, H, T, S)
 
-    def reference_bias(self, q, head, qpos, kpos):
-        distance, exact = qpos - kpos, self.buckets // 2
-        ends = [exact * (self.farthest / exact) ** (i / exact) for i in range(exact)]
-        bucket = distance if distance < exact else exact - 1 + sum(distance >= e for e in ends)
-        return self.weight[bucket, head]
-
 
 POSITION = {
     "none": Position,
@@ -250,15 +209,8 @@ POSITION = {
 # ---------------------------------------------------------------- slot: rope_scaling
 
 
-def turned(pos, freq, temperature=1.0):
-    """(cos, sin) of pos (B or 1, T) times the frequencies freq (D/2)."""
-    angle = pos[:, None, :, None] * freq  # (B or 1, 1, T, D/2)
-    return angle.cos() * temperature, angle.sin() * temperature
-
-
-def frequencies(pos, D, theta):
-    """theta^(-2i/D), (D/2), in fp32."""
-    return 1.0 / theta ** (torch.arange(0, D, 2, device=pos.device, dtype=torch.float32) / D)
+# A word is a function of the exponents 2i/D (D/2) and the configuration: (the frequencies (D/2) of
+# the pairs, the factor by which q and k are both multiplied).
 
 
 def from_paper(text):
@@ -272,59 +224,60 @@ def from_paper(text):
 
 
 @from_paper("")
-def rope_plain(pos, D, config):
+def rope_plain(exponent, config):
     """theta^(-2i/D)"""
-    return rotary(pos, config.rope_theta, D)
+    return 1.0 / config.rope_theta**exponent, 1.0
 
 
 @from_paper("Chen et al. 2023, arXiv:2306.15595")
-def rope_linear(pos, D, config):
+def rope_linear(exponent, config):
     """Position interpolation: positions divided by s = rope_factor."""
-    return turned(pos, frequencies(pos, D, config.rope_theta) / config.rope_factor)
+    return 1.0 / config.rope_theta**exponent / config.rope_factor, 1.0
 
 
 @from_paper('bloc97 2023, "NTK-aware scaled RoPE"; YaRN section 3.1')
-def rope_ntk(pos, D, config):
+def rope_ntk(exponent, config):
     """theta multiplied by s^(D/(D-2)), so that the slowest pair is stretched s times and the
     fastest not at all."""
+    D = 2 * len(exponent)
     theta = config.rope_theta * config.rope_factor ** (D / max(1, D - 2))
-    return turned(pos, frequencies(pos, D, theta))
+    return 1.0 / theta**exponent, 1.0
 
 
 @from_paper("Peng et al. 2023, arXiv:2309.00071")
-def rope_yarn(pos, D, config, fast=32, slow=1, whole=True):
+def rope_yarn(exponent, config, fast=32, slow=1, rounded=True):
     """Pairs that turn more than `fast` times over rope_original tokens stay, those that turn less
     than `slow` times are divided by s, with a ramp between; q and k are both multiplied by
     0.1 ln s + 1."""
-    freq, s = frequencies(pos, D, config.rope_theta), config.rope_factor
+    freq, s, D = 1.0 / config.rope_theta**exponent, config.rope_factor, 2 * len(exponent)
 
     def pair_with(turns):
         wavelength = config.rope_original / (turns * 2 * math.pi)
         return D * math.log(wavelength) / (2 * math.log(config.rope_theta))
 
     low, high = pair_with(fast), pair_with(slow)
-    if whole:
+    if rounded:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, D - 1)
-    pairs = torch.arange(D // 2, device=pos.device, dtype=torch.float32)
+    pairs = torch.arange(D // 2, device=exponent.device, dtype=torch.float32)
     ramp = ((pairs - low) / max(high - low, 1e-3)).clamp(0, 1)
     temperature = 0.1 * math.log(s) + 1.0 if s > 1 else 1.0
-    return turned(pos, freq / s * ramp + freq * (1 - ramp), temperature)
+    return freq / s * ramp + freq * (1 - ramp), temperature
 
 
 @from_paper("gpt-oss, arXiv:2508.10925")
-def rope_yarn_exact(pos, D, config):
+def rope_yarn_exact(exponent, config):
     """As yarn, but the ramp may begin and end between two pairs."""
-    return rope_yarn(pos, D, config, whole=False)
+    return rope_yarn(exponent, config, rounded=False)
 
 
 @from_paper("LLaMA 3.1, arXiv:2407.21783")
-def rope_llama3(pos, D, config, low=1.0, high=4.0):
+def rope_llama3(exponent, config, low=1.0, high=4.0):
     """Wavelengths above rope_original / low are divided by s, those below rope_original / high
     stay, with a linear blend between."""
-    freq = frequencies(pos, D, config.rope_theta)
+    freq = 1.0 / config.rope_theta**exponent
     smooth = ((config.rope_original * freq / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
-    return turned(pos, (1 - smooth) * freq / config.rope_factor + smooth * freq)
+    return (1 - smooth) * freq / config.rope_factor + smooth * freq, 1.0
 
 
 ROPE_SCALING = {

@@ -11,8 +11,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from parts.cache import Recurrent
-from parts.mixer import Mixer
-from parts.part import Part
+from parts.part import Mixer, Part
 
 CHUNK = 64  # tokens that are read at once
 
@@ -98,14 +97,6 @@ class ShortConv(Part):
             x = cache.with_past(cache.without_padding(x), past)
         return F.conv1d(x.mT, self.weight[:, None], self.bias, groups=self.channels).mT
 
-    def reference(self, x):
-        """x (B, T, channels), with nothing before it."""
-        y = torch.zeros_like(x) + (0 if self.bias is None else self.bias)
-        for t in range(x.size(1)):
-            for j in range(min(self.width, t + 1)):
-                y[:, t] += self.weight[:, self.width - 1 - j] * x[:, t - j]
-        return y
-
     def flops(self, T):
         return 2 * self.channels * self.width
 
@@ -138,11 +129,6 @@ class Decay(Part):
         """a (B, T, H) -> dt and log alpha (B, T, H)."""
         dt = F.softplus(precise(a) + self.bias)
         return dt, -self.log_rate.exp() * dt
-
-    def reference(self, a):
-        """dt and alpha."""
-        dt = (1 + (a + self.bias).exp()).log()
-        return dt, (-self.log_rate.exp() * dt).exp()
 
 
 # ---------------------------------------------------------------- chunks

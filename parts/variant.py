@@ -8,11 +8,6 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-import parts.attention
-import parts.differential
-import parts.gated_delta
-import parts.mamba2
-import parts.mla  # noqa: F401 (each adds its word to MIXER)
 from common.configurator import (
     Fraction,
     NonNegativeFloat,
@@ -22,14 +17,13 @@ from common.configurator import (
     Share,
     Words,
 )
-from parts import moe
-from parts.block import BLOCK
-from parts.mixer import MIXER
+from parts import differential, gated_delta, mamba2, mla, moe  # noqa: F401 (each adds its words)
+from parts.attention import EXTRA
+from parts.block import BLOCK, RESIDUAL
 from parts.mlp import MLP
 from parts.norm import NORM
-from parts.part import STD, Linear, reset
+from parts.part import MIXER, STD, Linear, head_width, reset
 from parts.position import POSITION, ROPE_SCALING, Where
-from parts.residual import RESIDUAL
 
 SLOTS = {
     "position": POSITION,
@@ -50,6 +44,7 @@ class VariantConfig:
     n_head: PositiveInt = 12
     n_kv_head: PositiveInt | None = None  # heads of keys and values; None: n_head, 1: multi-query
     n_embd: PositiveInt = 768  # width of the model
+    head_dim: PositiveInt | None = None  # width of a head of attention; None: n_embd / n_head
     dropout: Fraction = 0.0
     attn_dropout: Fraction | None = None  # of the attention weights; None: as dropout
     tie_embeddings: bool = False  # head = token embedding
@@ -79,12 +74,8 @@ class VariantConfig:
     embed_norm: bool = False  # a norm after the embedding (BLOOM)
     residual: Words(RESIDUAL) = "plain"  # how sublayers read and add to the residual stream
     streams: PositiveInt = 4  # of hyper: residual streams
-    attn_gate: Literal["none", "head", "element"] = "none"  # multiplies the output of a head
-    attn_sink: bool = False  # a number in each head that takes weight from all keys
+    attn_extra: Words(EXTRA, several=True) = "none"  # a,b: additions to each head of attention
     nope_every: NonNegativeInt = 0  # of rope: every so many layers do not turn; 0: none
-    value_residual: bool = False  # values are mixed with the first layer's
-    value_embed: bool = False  # every other layer, values get a vector of the token's own
-    xsa: bool = False  # a head's output without its part along the token's own value
     n_experts: PositiveInt = 8  # of moe
     top_k: PositiveInt = 2  # of moe: experts that a token uses
     shared_experts: NonNegativeInt = 0  # of moe: as wide as so many, used by every token
@@ -99,113 +90,132 @@ class VariantConfig:
     def __post_init__(self):
         self.bias = {True: "all", False: "none"}.get(self.bias, self.bias)
         self.n_kv_head = self.n_kv_head or self.n_head
-        self.check_sizes()
-        self.check_rope()
-        self.check_mixer()
-        self.check_experts()
-        if self.bias == "norm" and not NORM[self.norm].biased:
-            raise ValueError(
-                f"bias=norm changes nothing, norm={self.norm} has no bias: choose another of them"
-            )
+        self.check_mixers()
+        for wrong, message in (*self.mistakes(), *self.rope_mistakes(), *self.expert_mistakes()):
+            if wrong:
+                raise ValueError(message)
 
-    def check_sizes(self):
-        if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}")
-        if self.window and self.block_local:
-            raise ValueError(
-                f"window={self.window} and block_local={self.block_local} are two ways to look at "
-                "less: choose one"
-            )
-        if self.mlp == "none" and self.block != "parallel":
-            raise ValueError(
-                f"mlp=none leaves a norm of block={self.block} without use: choose block=parallel"
-            )
-        if self.full_every and not self.window:
-            raise ValueError(
-                f"full_every={self.full_every} makes exceptions from a window: give window too"
-            )
-
-    def check_rope(self):
-        D = self.n_embd // self.n_head
-        if self.position == "rope" and (D % 2 or self.rope_fraction * D // 2 <= 0):
-            raise ValueError(
-                f"rope rotates pairs, and n_embd={self.n_embd} over n_head={self.n_head} with "
-                f"rope_fraction={self.rope_fraction} has an odd half or none"
-            )
-        if self.rope_scaling != "none" and self.rope_factor < 1:
-            raise ValueError(
-                f"rope_factor={self.rope_factor} is below 1: it says how many times longer the "
-                "texts are"
-            )
-        if self.position != "rope" and (self.rope_scaling != "none" or self.rope_fraction != 1):
-            raise ValueError(
-                "rope_scaling and rope_fraction mean nothing to "
-                f"position={self.position}: leave them out"
-            )
-        if self.position != "rope" and self.nope_every:
-            raise ValueError(
-                f"nope_every={self.nope_every} makes exceptions from rope, and position="
-                f"{self.position} turns nothing: leave it out"
-            )
-        if self.rope_factor != 1 and self.rope_scaling == "none":
-            raise ValueError(
-                f"rope_factor={self.rope_factor} scales nothing: give rope_scaling too"
-            )
-
-    def check_mixer(self):
-        """Whatever only a mixer could use has a layer whose mixer does use it."""
+    def check_mixers(self):
+        """What only a mixer could use has a layer whose mixer does use it."""
         words = self.mixer.split(",")
-        unknown = [word for word in words if word not in MIXER]
-        if unknown:
-            raise ValueError(f"there is no mixer {unknown[0]}: choose from {', '.join(MIXER)}")
         if len(words) > self.n_layer:
             raise ValueError(
                 f"mixer={self.mixer} names more mixers than n_layer={self.n_layer}: leave some out"
             )
-        used = [MIXER[word] for word in words]
-        for mixer in used:
+        mixers = [MIXER[word] for word in words]
+        if self.n_embd % self.n_head and not (
+            self.head_dim and all("head_dim" in mixer.reads for mixer in mixers)
+        ):
+            raise ValueError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}")
+        for mixer in mixers:
             mixer.check(self)
+
         place = POSITION[self.position].acts_on
-        if place and not any(place in mixer.acted_on for mixer in used):
-            fitting = [
-                word
-                for word, scheme in POSITION.items()
-                if any(scheme.acts_on in (None, *mixer.acted_on) for mixer in used)
-            ]
+        places = {None, *(place for mixer in mixers for place in mixer.acted_on)}
+        if place not in places:
+            fitting = [word for word, scheme in POSITION.items() if scheme.acts_on in places]
             raise ValueError(
                 f"position={self.position} acts on {place}, which mixer={self.mixer} does not "
                 f"have: choose {', '.join(fitting)}"
             )
         defaults = {key: field.default for key, field in self.__dataclass_fields__.items()}
         defaults["n_kv_head"] = self.n_head
+        read = {key for mixer in mixers for key in mixer.reads}
         for word, mixer in MIXER.items():
             for key in mixer.reads:
-                idle = not any(key in other.reads for other in used)
-                if idle and getattr(self, key) != defaults[key]:
+                if key not in read and getattr(self, key) != defaults[key]:
                     raise ValueError(
                         f"{key}={getattr(self, key)} means nothing to mixer={self.mixer}: leave it "
                         f"out, or add {word}"
                     )
 
-    def check_experts(self):
-        if not issubclass(MLP[self.mlp], moe.MoE):
-            return
-        if self.shared_gate and not self.shared_experts:
-            raise ValueError("shared_gate=True means nothing to shared_experts=0: leave it out")
-        if self.top_k > self.n_experts:
-            raise ValueError(f"top_k={self.top_k} is above n_experts={self.n_experts}")
-        if self.top_k == 1 < self.n_experts:
-            raise ValueError(
+    def mistakes(self):
+        """[(whether these values do not go together, why: what to do)]."""
+        extras = self.attn_extra.split(",")
+        return [
+            (
+                self.n_head % self.n_kv_head,
+                f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}",
+            ),
+            (
+                self.window and self.block_local,
+                f"window={self.window} and block_local={self.block_local} are two ways to look at "
+                "less: choose one",
+            ),
+            (
+                self.full_every and not self.window,
+                f"full_every={self.full_every} makes exceptions from a window: give window too",
+            ),
+            (
+                len(set(extras)) < len(extras)
+                or {"gate_head", "gate_element"} <= {*extras}
+                or ("none" in extras and len(extras) > 1),
+                f"attn_extra={self.attn_extra} contradicts or repeats itself: give each word once, "
+                "one gate at most, and none alone",
+            ),
+            (
+                self.mlp == "none" and self.block != "parallel",
+                f"mlp=none leaves a norm of block={self.block} without use: choose block=parallel",
+            ),
+            (
+                self.bias == "norm" and not NORM[self.norm].biased,
+                f"bias=norm changes nothing, norm={self.norm} has no bias: choose another of them",
+            ),
+        ]
+
+    def rope_mistakes(self):
+        rope, D = self.position == "rope", head_width(self)
+        heads = f"n_embd={self.n_embd} over n_head={self.n_head}"
+        heads = f"head_dim={self.head_dim}" if self.head_dim else heads
+        return [
+            (
+                rope and (D % 2 or self.rope_fraction * D // 2 <= 0),
+                f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} has an "
+                "odd half or none",
+            ),
+            (
+                not rope and (self.rope_scaling != "none" or self.rope_fraction != 1),
+                "rope_scaling and rope_fraction mean nothing to "
+                f"position={self.position}: leave them out",
+            ),
+            (
+                not rope and self.nope_every,
+                f"nope_every={self.nope_every} makes exceptions from rope, and position="
+                f"{self.position} turns nothing: leave it out",
+            ),
+            (
+                self.rope_scaling == "none" and self.rope_factor != 1,
+                f"rope_factor={self.rope_factor} scales nothing: give rope_scaling too",
+            ),
+            (
+                self.rope_factor < 1,
+                f"rope_factor={self.rope_factor} is below 1: it says how many times longer the "
+                "texts are",
+            ),
+        ]
+
+    def expert_mistakes(self):
+        experts = issubclass(MLP[self.mlp], moe.MoE)
+        return [
+            (
+                experts and self.shared_gate and not self.shared_experts,
+                "shared_gate=True means nothing to shared_experts=0: leave it out",
+            ),
+            (
+                experts and self.top_k > self.n_experts,
+                f"top_k={self.top_k} is above n_experts={self.n_experts}",
+            ),
+            (
+                experts and self.top_k == 1 < self.n_experts,
                 f"top_k=1 of n_experts={self.n_experts} always has the share 1, from which a "
-                "router learns nothing: choose top_k=2 or more"
-            )
-        if self.low_rank:
-            raise ValueError(
+                "router learns nothing: choose top_k=2 or more",
+            ),
+            (
+                experts and self.low_rank,
                 f"low_rank={self.low_rank} means nothing to mlp={self.mlp}, whose experts are "
-                "whole: leave it out"
-            )
+                "whole: leave it out",
+            ),
+        ]
 
 
 class Variant(nn.Module):

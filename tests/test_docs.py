@@ -15,7 +15,7 @@ import sample
 from bench.ablation.settings import read as read_sweep
 from common.configurator import build, load
 from common.files import ROOT
-from parts import catalogue
+from parts import costs
 from parts.architectures import configure
 from training.settings import read_config
 from weights import export
@@ -147,12 +147,12 @@ def test_links_and_pictures_exist(page):
         assert target.startswith("http") or (page.parent / target).exists(), target
 
 
-def test_the_table_of_words_is_the_catalogue():
+def test_the_table_of_words_is_the_catalogues():
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        catalogue.main(["--table"])
+        costs.main(["--table"])
     page = (ROOT / "docs/parts.md").read_text(encoding="utf-8")
     old = [line for line in printed.getvalue().splitlines() if line not in page]
     assert printed.getvalue().strip() in page, (
-        f"docs/parts.md lacks {old}: paste what `python -m parts.catalogue --table` prints"
+        f"docs/parts.md lacks {old}: paste what `python -m parts.costs --table` prints"
     )

@@ -23,7 +23,7 @@ from common.configurator import (
 )
 from common.errors import UserError, speaks
 from common.runtime import find_device, memory_of
-from parts.architectures import ARCH, configure
+from parts.architectures import ARCH, FORMER, configure
 from parts.variant import VariantConfig
 from training.loggers import LOGGERS
 from training.optim import OPTIMIZER, SCHEDULE
@@ -211,13 +211,13 @@ ONE_START = (
     "out_dir",
     "allow_data_change",
 )
-# Keys of nanoGPT that have another name here.
+# Keys of nanoGPT and of earlier versions that have another name here.
 RENAMED = {
     "eval_iters": "use --eval_tokens=N: evaluation scores fixed tokens, each once",
     "always_save_checkpoint": "every evaluation saves; `latest` and `best` in out_dir name steps",
     "backend": "leave it out: nccl on CUDA, gloo elsewhere",
     "decay_lr": "use --schedule=constant",
-}
+} | {key: f"use --attn_extra={'|'.join(words.values())}" for key, words in FORMER.items()}
 
 
 class Settings(NamedTuple):

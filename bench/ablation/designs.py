@@ -22,7 +22,7 @@ from common.configurator import allowed, build, keys
 from common.errors import UserError
 from parts import costs
 from parts.architectures import ARCH
-from parts.catalogue import needed
+from parts.costs import needed
 from parts.variant import VariantConfig
 from training.settings import TrainConfig
 

@@ -179,7 +179,7 @@ def test_a_part_of_a_factorial_has_the_costs_of_its_cells(tmp_path):
 @pytest.mark.parametrize(
     "changes, arm, name",
     [
-        ({"value_residual": True}, "value_residual=True", "value residual"),
+        ({"attn_extra": "value_residual"}, "attn_extra=value_residual", "value residual"),
         ({"n_kv_head": 2}, "gqa", "2 key heads"),
         ({"norm": "rmsnorm"}, "norm", "RMSNorm"),
         ({"norm": "dyt"}, "norm", "dyt"),

@@ -1,14 +1,14 @@
 """Small variants with every arm of the gates."""
 
+import pytest
 import torch
 
-from parts import catalogue
-from parts.architectures import configure
-from parts.mixer import MIXER
-from parts.variant import Variant
+from parts.architectures import CORNERS, configure, make
+from parts.costs import choices
+from parts.part import MIXER
 
 SIZES = dict(block_size=24, vocab_size=29, n_layer=2, n_head=4, n_embd=16, multiple_of=8)
-SLOTS = catalogue.choices()  # {key: its words} of every key whose value is a word
+SLOTS = choices()  # {key: its words} of every key whose value is a word
 # Numbers, switches, and values under which the words that need one show.
 NUMBERS = [
     dict(n_kv_head=2),
@@ -30,12 +30,13 @@ NUMBERS = [
     dict(rope_fraction=0.5, position="rope"),
     dict(relative_clip=3, position="relative"),
     dict(ffn_dim_multiplier=1.3, mlp="swiglu"),
-    dict(attn_sink=True),
-    dict(attn_sink=True, position="alibi", attn_softcap=1.5),
+    dict(attn_extra="sink", position="alibi", attn_softcap=1.5),
     dict(nope_every=2, position="rope"),
-    dict(value_residual=True),
-    dict(value_embed=True, n_kv_head=2),
-    dict(xsa=True, n_kv_head=2),
+    dict(attn_extra="value_embed,xsa", n_kv_head=2),
+    dict(head_dim=6),
+    dict(head_dim=6, n_kv_head=2, attn_extra="gate_element", position="relative"),
+    dict(head_dim=6, mixer="mla"),
+    dict(head_dim=2, mixer="differential", position="relative"),
     dict(conv=4),
     dict(conv=3, window=5),
     dict(streams=2, residual="hyper", block="post"),
@@ -81,18 +82,42 @@ ARMS = [
 
 
 def name(arm):
+    """The id of a test of this arm."""
     return ",".join(f"{key}={value}" for key, value in arm.items())
 
 
+CORNER = dict(arch=None)  # the readable model itself
+# Of the gates, LLaMA's arms are enough for each run; GPT-2's come with -m "slow or not slow".
+gate = pytest.mark.parametrize(
+    "base, arm",
+    [
+        pytest.param(
+            *(base, arm),
+            id=f"{name(arm)}-{base}",
+            marks=[pytest.mark.slow] if base == "gpt2" and arm is not CORNER else [],
+        )
+        for arm in [CORNER, *ARMS]
+        for base in CORNERS
+    ],
+)
+bases = pytest.mark.parametrize("base", CORNERS)
+
+
+def close(a, b, tolerance=1e-5):
+    """Equal but for rounding, on the scale of the values."""
+    return (a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item())
+
+
 def config(base, arm=None, **more):
-    """The configuration of a Variant: a corner with some of its parts swapped."""
+    """The configuration of a Variant: a corner with some of its parts swapped. arch=None: that of
+    the readable model itself."""
     return configure(SIZES | {"model": base, "arch": base} | more | (arm or {}))
 
 
 def randomised(c, seed=0, std=0.4):
-    """A Variant with nothing left at zero or one, so that every part shows; in evaluation."""
+    """A model with nothing left at zero or one, so that every part shows; in evaluation."""
     torch.manual_seed(seed)
-    model = Variant(c).eval()
+    model = make(c).eval()
     for tensor_name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if "slopes" not in tensor_name and tensor.is_floating_point():
             torch.nn.init.normal_(tensor, 0.0, std)

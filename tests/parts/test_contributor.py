@@ -1,11 +1,13 @@
-"""Adding a part is one class and one word: four parts, each added from outside as a contributor
-would, pass every gate, and --help, costs, catalogue and ablation know them."""
+"""Adding a part is one class and one word in one file, and its formula in references.py: four
+parts, each added from outside as a contributor would, pass every gate, and --help, costs, catalogue
+and ablation know them."""
 
 import inspect
 import math
 import re
 
 import pytest
+import references
 import test_costs as cost_gates
 import test_variants as gates
 import torch
@@ -17,13 +19,12 @@ from bench.ablation.settings import AblateConfig
 from common.configurator import help_text
 from common.errors import UserError
 from common.runtime import Runtime
-from parts import catalogue
+from parts import costs
 from parts.architectures import configure, make
 from parts.cache import KVCache, Recurrent
-from parts.mixer import MIXER, Mixer
 from parts.mlp import MLP, GatedMLP, PlainMLP
 from parts.norm import NORM, Norm
-from parts.part import linear
+from parts.part import MIXER, Mixer, linear
 from parts.variant import SLOTS, VariantConfig
 from training.optim import make_optimizers
 from training.settings import TrainConfig
@@ -32,14 +33,11 @@ from training.settings import TrainConfig
 
 
 def an_activation():
-    def formula(x):
-        return x * math.tanh(math.log1p(math.exp(x)))
-
-    MLP["mish"] = PlainMLP.of("Misra 2019, arXiv:1908.08681", F.mish, formula)
+    MLP["contributor_mish"] = PlainMLP.of("Misra 2019, arXiv:1908.08681", F.mish)
 
 
 def a_gated_mlp():
-    MLP["sinlu"] = GatedMLP.of("made up for this test", torch.sin, math.sin)
+    MLP["contributor_sinlu"] = GatedMLP.of("made up for this test", torch.sin)
 
 
 def a_norm():
@@ -59,10 +57,7 @@ def a_norm():
         def forward(self, x):
             return self.scale / x.norm(dim=-1, keepdim=True).clamp(min=1e-5) * x
 
-        def reference(self, x):
-            return self.scale * x / x.square().sum(-1, keepdim=True).sqrt()
-
-    NORM["scalenorm"] = ScaleNorm
+    NORM["contributor_scalenorm"] = ScaleNorm
 
 
 def a_mixer_with_a_state():
@@ -95,36 +90,49 @@ def a_mixer_with_a_state():
                 cache.update(states)
             return self.dropout(self.wo(states))
 
-        def reference(self, x, where):
-            v, a = self.wv(x), 1 / (1 + (-self.decay).exp())
-            h = torch.zeros_like(v)
-            for t in range(x.size(1)):
-                for s in range(t + 1):
-                    h[:, t] += (1 - a) * a ** (t - s) * v[:, s]
-            return self.wo(h)
-
         def held(self, T):
             return len(self.decay)  # one number per channel, however long the text
 
-    MIXER["ema"] = Ema
+    MIXER["contributor_ema"] = Ema
 
 
-PARTS = {  # word: (its slot, what adds it, the lines it may take, a corner with the word)
-    "mish": ("mlp", an_activation, 20, dict(mlp="mish")),
-    "sinlu": ("mlp", a_gated_mlp, 20, dict(mlp="sinlu")),
-    "scalenorm": ("norm", a_norm, 20, dict(norm="scalenorm")),
-    "ema": ("mixer", a_mixer_with_a_state, 60, dict(mixer="ema", position="sinusoidal")),
-    "attention,ema": ("mixer", a_mixer_with_a_state, 60, dict(mixer="attention,ema")),
+# and in references.py:
+
+
+def mish(x):
+    return x * math.tanh(math.log1p(math.exp(x)))
+
+
+def scalenorm(norm, x):
+    return norm.scale * x / x.square().sum(-1, keepdim=True).sqrt()
+
+
+def ema(mixer, x, where):
+    v, a = mixer.wv(x), 1 / (1 + (-mixer.decay).exp())
+    h = torch.zeros_like(v)
+    for t in range(x.size(1)):
+        for s in range(t + 1):
+            h[:, t] += (1 - a) * a ** (t - s) * v[:, s]
+    return mixer.wo(h)
+
+
+PARTS = {  # word: (its slot, what adds it, the lines it may take, its formula)
+    "contributor_mish": ("mlp", an_activation, 2, references.plain(mish)),
+    "contributor_sinlu": ("mlp", a_gated_mlp, 2, references.gated(math.sin)),
+    "contributor_scalenorm": ("norm", a_norm, 16, scalenorm),
+    "contributor_ema": ("mixer", a_mixer_with_a_state, 40, ema),
 }
 words = pytest.mark.parametrize("word", PARTS)
+EMA = dict(mixer="contributor_ema")
 
 
 @pytest.fixture(autouse=True)
-def added():
+def added(monkeypatch):
     """The parts, in their dictionaries for the length of one test."""
     before = {slot: dict(words) for slot, words in SLOTS.items()}
-    for _, add, _, _ in PARTS.values():
+    for word, (slot, add, _, formula) in PARTS.items():
         add()
+        monkeypatch.setitem(references.FORMULAS[slot], word, formula)
     yield
     for slot, words in before.items():
         SLOTS[slot].clear()
@@ -153,44 +161,35 @@ GATES = {
 }
 
 
-@words
+@pytest.mark.parametrize("word", [*PARTS, "attention,contributor_ema"])
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("base", ["gpt2", "llama"])
-def test_it_passes(word, gate, base):
-    GATES[gate](base, PARTS[word][3])
+def test_it_passes(word, gate):
+    slot = PARTS[word.split(",")[-1]][0]
+    position = dict(position="sinusoidal") if slot == "mixer" else {}
+    GATES[gate]("gpt2", {slot: word} | position)
 
 
 @words
 def test_it_is_its_formula(word):
-    slot, arm = PARTS[word][0], PARTS[word][3]
-    checks = {
-        "mlp": gates.test_mlp_is_its_formula,
-        "norm": gates.test_norm_is_its_formula,
-        "mixer": lambda word: gates.test_mixer_is_its_formula(arm),
-    }
-    checks[slot](word)
+    gates.test_a_word_is_its_formula(PARTS[word][0], word)
 
 
 @words
 def test_its_costs_are_what_is_counted(word):
-    for base in ("gpt2", "llama"):
-        change = {"arch": base} | PARTS[word][3]
-        for sizes in (cost_gates.SMALL, cost_gates.ODD):
-            cost_gates.test_parameters(change, sizes)
-        cost_gates.test_flops(change)
-        cost_gates.test_kv_bytes_are_the_caches(change)
-        for what in ("params", "flops"):
-            cost_gates.test_matching(change, what)
+    change = {"arch": "gpt2", PARTS[word][0]: word}
+    cost_gates.test_costs_are_what_is_counted(change)
+    cost_gates.test_matching(change)
 
 
 def test_an_initial_value_survives():
-    model = make(configure(gates.SIZES | {"model": "gpt2", "norm": "scalenorm"}))
+    values = gates.SIZES | {"model": "gpt2", "norm": "contributor_scalenorm"}
+    model = make(configure(values))
     assert model.blocks[0].norm1.scale.item() == model.norm_f.scale.item() == 4  # sqrt(16)
 
 
 @words
 def test_muon_takes_its_linear_maps_and_adamw_the_rest(word):
-    model = make(configure(gates.SIZES | {"model": "gpt2"} | PARTS[word][3]))
+    model = make(configure(gates.SIZES | {"model": "gpt2", PARTS[word][0]: word}))
     config = TrainConfig(optimizer="muon")
     muon, adamw = make_optimizers(model, config, Runtime("cpu", "float32", 0, 1, []))
     taken, rest = (
@@ -207,41 +206,40 @@ def test_muon_takes_its_linear_maps_and_adamw_the_rest(word):
 
 @words
 def test_the_tools_know_it(word, capsys):
-    slot, _, _, _ = PARTS[word]
-    listed = word.split(",")[-1]
+    slot = PARTS[word][0]
     choices = help_text("", [VariantConfig], {}).partition(f"--{slot}=")[2].partition(")")[0]
-    assert listed in re.split(r"[\s(|]+", choices)
+    assert word in re.split(r"[\s(|]+", choices)
     arms = enumerate_arms(AblateConfig(axis=slot), {"model": "gpt2"})
-    assert listed in [arm.name for arm in arms]
-    assert f" {listed}" in catalogue.table() and catalogue.paper(slot, listed)
-    catalogue.main(["--model=gpt2"])
-    assert f"\n  {listed} " in capsys.readouterr().out
+    assert word in [arm.name for arm in arms]
+    assert f" {word}" in costs.table() and costs.paper(slot, word)
+    costs.main(["--model=gpt2"])
+    assert f"\n  {word} " in capsys.readouterr().out
 
 
 def test_what_a_mixer_cannot_use_is_refused():
     for arm, reason in {
-        "rope": (dict(position="rope"), "rope acts on q and k, which mixer=ema does not have"),
+        "rope": (dict(position="rope"), "rope acts on q and k, which mixer=.*ema does not have"),
         "alibi": (dict(position="alibi"), "choose none, learned, sinusoidal"),
-        "window": (dict(window=4), "window=4 means nothing to mixer=ema .*add attention"),
-        "heads": (dict(n_kv_head=1), "n_kv_head=1 means nothing to mixer=ema"),
+        "window": (dict(window=4), "window=4 means nothing to mixer=.*ema .*add attention"),
+        "heads": (dict(n_kv_head=1), "n_kv_head=1 means nothing to mixer=.*ema"),
     }.values():
         with pytest.raises(UserError, match=reason):
-            configure(gates.SIZES | {"model": "gpt2", "mixer": "ema"} | arm)
-        configure(gates.SIZES | {"model": "gpt2", "mixer": "attention,ema"} | arm)
-    with pytest.raises(UserError, match="no mixer foo.*choose from attention, .*ema"):
-        configure({"model": "gpt2", "mixer": "ema,foo"})
+            configure(gates.SIZES | {"model": "gpt2"} | EMA | arm)
+        configure(gates.SIZES | {"model": "gpt2", "mixer": "attention,contributor_ema"} | arm)
+    with pytest.raises(UserError, match="mixer cannot be '.*foo'.*choose from attention, .*ema"):
+        configure({"model": "gpt2", "mixer": "contributor_ema,foo"})
     with pytest.raises(UserError, match="more mixers than n_layer=2"):
-        configure(gates.SIZES | {"model": "gpt2", "mixer": "ema,attention,ema"})
+        configure(gates.SIZES | {"model": "gpt2", "mixer": "attention,attention,contributor_ema"})
 
 
 def test_mixers_repeat_over_the_depth():
-    values = gates.SIZES | {"model": "llama", "mixer": "attention,ema", "n_layer": 5}
+    values = gates.SIZES | {"model": "llama", "mixer": "attention,contributor_ema", "n_layer": 5}
     kinds = [type(block.attn).__name__ for block in make(configure(values)).blocks]
     assert kinds == ["Attention", "Ema", "Attention", "Ema", "Attention"]
 
 
 def test_a_recurrent_state_says_how_far_it_can_go_back():
-    model = make(configure(gates.SIZES | {"model": "gpt2", "mixer": "ema"}))
+    model = make(configure(gates.SIZES | {"model": "gpt2"} | EMA))
     cache = KVCache(spare=2)
     model(torch.zeros(1, 9, dtype=torch.long), cache=cache)
     cache.rewind(8), cache.rewind(7)

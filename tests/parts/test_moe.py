@@ -15,24 +15,17 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 import sample
 import train
-from common.errors import UserError
 from common.runtime import Runtime
 from helpers.runs import arguments, equal, losses, ready, weights
-from helpers.variants import config, randomised, tokens
+from helpers.variants import close, config, randomised, tokens
 from parts import costs, moe
-from parts.moe import MoE, after_step, in_one_kernel, noted, one_by_one, statistics
+from parts.moe import MoE, after_step, expert_by_expert, in_one_kernel, noted, statistics
 from parts.variant import Variant
-from sampling.fast import prepare
 from training.optim import Muon, make_optimizers
 from training.settings import TrainConfig
 from weights.checkpoint import open_run
-from weights.export import to_hf
 
 BALANCES = pytest.mark.parametrize("balance", ["loss", "bias"])
-
-
-def close(a, b, tolerance=1e-9):
-    return (a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item())
 
 
 def trainable(balance="loss", seed=0, **more):
@@ -73,7 +66,7 @@ def check_mixtral(monkeypatch):
     give_experts(theirs, mlp)
     in_float64(monkeypatch)
     x = torch.randn(2, 7, 16, dtype=torch.float64)
-    assert close(mlp(x), theirs(x))
+    assert close(mlp(x), theirs(x), 1e-9)
 
 
 @torch.no_grad()
@@ -101,15 +94,7 @@ def check_deepseek(monkeypatch):
         getattr(theirs.shared_experts, f"{name}_proj").weight.copy_(ours)
     in_float64(monkeypatch)
     x = torch.randn(2, 7, 16, dtype=torch.float64)
-    assert close(mlp(x), theirs(x))
-
-
-def test_it_is_mixtrals(monkeypatch):
-    check_mixtral(monkeypatch)
-
-
-def test_it_is_deepseeks(monkeypatch):
-    check_deepseek(monkeypatch)
+    assert close(mlp(x), theirs(x), 1e-9)
 
 
 def shares_of_all(self, scores):
@@ -127,7 +112,9 @@ def shares_with_the_bias(self, scores):
 @pytest.mark.parametrize(
     "check, wrong", [(check_mixtral, shares_of_all), (check_deepseek, shares_with_the_bias)]
 )
-def test_wrong_shares_would_be_seen(monkeypatch, check, wrong):
+def test_it_is_theirs_and_wrong_shares_would_be_seen(monkeypatch, check, wrong):
+    with monkeypatch.context() as patch:
+        check(patch)
     monkeypatch.setattr(MoE, "choose", wrong)
     with pytest.raises(AssertionError):
         check(monkeypatch)
@@ -171,7 +158,7 @@ def test_the_one_kernel_of_a_gpu_gives_the_same(width, out):
     counts = torch.tensor([4, 0, 7, 1, 0])
     rows, matrices = torch.randn(12, width), torch.randn(5, out, width)
     results = []
-    for product in (in_one_kernel, one_by_one):
+    for product in (in_one_kernel, expert_by_expert):
         leaves = [tensor.clone().requires_grad_() for tensor in (rows, matrices)]
         y = product(*leaves, counts)
         results.append([y, *torch.autograd.grad((y * y.detach().cos()).sum(), leaves)])
@@ -184,11 +171,14 @@ def test_bfloat16_reaches_the_experts():
     model, x, _ = trainable()
     with torch.autocast("cpu", torch.bfloat16):
         seen = []
-        real, moe.one_by_one = one_by_one, lambda *args: seen.append(args[0].dtype) or real(*args)
+        real, moe.expert_by_expert = (
+            expert_by_expert,
+            lambda *args: seen.append(args[0].dtype) or real(*args),
+        )
         try:
             low = model.eval()(x)[0]
         finally:
-            moe.one_by_one = real
+            moe.expert_by_expert = real
     assert set(seen) == {torch.bfloat16} and len(seen) == 3 * model.config.n_layer
     assert close(low.float(), model(x)[0], 0.05)
 
@@ -428,11 +418,3 @@ def test_the_bias_is_in_the_checkpoint(data_dir, tmp_path):
     model, *_ = open_run(tmp_path / "saved", "latest")
     for block, saved in zip(made.learner.model.blocks, model.blocks, strict=True):
         assert torch.equal(block.mlp.bias, saved.mlp.bias) and block.mlp.bias.abs().max() > 0
-
-
-def test_what_does_not_know_experts_says_so():
-    model, _, _ = trainable()
-    with pytest.raises(UserError, match="moe_balance=bias: no Hugging Face model has this"):
-        changed = vars(model.config) | {"moe_balance": "bias"}
-        to_hf("llama", changed, model.state_dict())
-    assert "corners only" in prepare(model)[1][0]

@@ -9,8 +9,7 @@ import torch
 
 from helpers.variants import config, randomised, tokens
 from parts import costs
-from parts.block import BLOCK
-from parts.residual import Connection
+from parts.block import BLOCK, Connection
 from parts.variant import Variant
 
 

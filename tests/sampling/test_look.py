@@ -162,9 +162,7 @@ def test_attention_map_explains_the_models_attention(arm):
     """Weights times values is what the layer gives to wo, with more tokens than a head has features
     and with fewer."""
     model = randomised(config("llama", arm)).float()
-    plain = not set(arm) & {"attn_gate", "attn_sink", "value_residual", "value_embed", "xsa"}
-    if arm.get("attn_gate") == "none":
-        plain = True
+    plain = arm.get("attn_extra", "none") == "none"
     attention = arm.get("mixer", "attention").split(",")[-1] == "attention"
     assert has_map(model.blocks[1].attn) == (plain and attention)
     if has_map(model.blocks[1].attn):

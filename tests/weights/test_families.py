@@ -292,7 +292,7 @@ def test_named_architectures(arch, tmp_path):
     blocked = {
         "transformer2017": "block=post, .*position=sinusoidal: no Hugging Face model has this",
         "balanced": "mlp=gelu: no Hugging Face model has this",
-        "gpt-oss": "attn_sink=True",
+        "gpt-oss": "attn_extra=sink",
         "deepseek-v3": "mixer=mla",
         "qwen3-next": "mixer=gated_delta",
     }

@@ -1,0 +1,458 @@
+"""The formula of each word of each slot, written naively by its paper: one number, one token or one
+pair of tokens at a time. A new word needs an entry in the dictionary of the same name here, which
+test_variants.py then runs.
+
+Shapes: B batch, T tokens, C = n_embd, H = n_head, K = n_kv_head, D the width of a head.
+"""
+
+import cmath
+import itertools
+import math
+from types import SimpleNamespace
+
+import torch
+
+
+def reference(slot, word):
+    """The formula of a word. AssertionError where none is written here."""
+    formulas = FORMULAS[slot]
+    name = f"{slot.upper()}[{word!r}]"
+    assert word in formulas, f"no reference for {name}: add one to tests/parts/references.py"
+    return formulas[word]
+
+
+# ---------------------------------------------------------------- mlp: of x (B, T, C)
+
+
+def relu(x):
+    return max(x, 0)
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def silu(x):
+    return x * sigmoid(x)
+
+
+def gelu_tanh(x):
+    return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def gelu_exact(x):
+    return x / 2 * (1 + math.erf(x / 2**0.5))
+
+
+def clamped_swiglu(gate, up):
+    """gpt-oss."""
+    gate, up = min(gate, 7.0), max(-7.0, min(up, 7.0))
+    return (up + 1) * gate / (1 + math.exp(-1.702 * gate))
+
+
+def plain(formula):
+    """An MLP around an activation of one number."""
+    return lambda mlp, x: mlp.down(mlp.up(x).detach().apply_(formula))
+
+
+def gated(formula):
+    return lambda mlp, x: mlp.down(mlp.gate(x).detach().apply_(formula) * mlp.up(x))
+
+
+def experts(formula):
+    """A mixture, one token and one expert at a time; `formula` of gate and up."""
+
+    def moe(mlp, x):
+        y = torch.zeros_like(x) if mlp.shared is None else MLP["swiglu"](mlp.shared, x)
+        if mlp.shared_gate is not None:
+            y = y / (1 + (-(x @ mlp.shared_gate.weight.mT)).exp())
+        for place in itertools.product(*map(range, x.shape[:-1])):
+            token, scores = x[place], [0.0]
+            if mlp.router is not None:
+                scores = mlp.router(token).tolist()
+            gates, ranks = [math.exp(score) for score in scores], scores
+            if mlp.balance == "bias":
+                gates = [sigmoid(score) for score in scores]
+                ranks = [g + float(b) for g, b in zip(gates, mlp.bias, strict=True)]
+            best = sorted(range(len(ranks)), key=lambda i: -ranks[i])[: mlp.top_k]
+            for i in best:
+                gate, up = mlp.gate[i] @ token, mlp.up[i] @ token
+                if mlp.gate_bias is not None:
+                    gate, up = gate + mlp.gate_bias[i], up + mlp.up_bias[i]
+                out = mlp.down[i] @ gate.detach().map_(up.detach(), formula)
+                out = out if mlp.down_bias is None else out + mlp.down_bias[i]
+                y[place] += gates[i] / sum(gates[j] for j in best) * out
+        return y
+
+    return moe
+
+
+MLP = {
+    "relu": plain(relu),
+    "gelu": plain(gelu_tanh),
+    "gelu_erf": plain(gelu_exact),
+    "silu": plain(silu),
+    "relu2": plain(lambda x: relu(x) ** 2),
+    "glu": gated(sigmoid),
+    "bilinear": gated(lambda x: x),
+    "reglu": gated(relu),
+    "geglu": gated(gelu_tanh),
+    "swiglu": gated(silu),
+    "none": lambda mlp, x: 0 * x,
+    "moe": experts(lambda gate, up: silu(gate) * up),
+    "moe_clamped": experts(clamped_swiglu),
+}
+
+# ---------------------------------------------------------------- norm: of x (B, T, C)
+
+
+def layernorm(norm, x):
+    centred = x - x.mean(-1, keepdim=True)
+    normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    return normed * norm.weight + (0 if norm.bias is None else norm.bias)
+
+
+def rmsnorm_bare(norm, x):
+    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+
+
+def rmsnorm(norm, x):
+    return rmsnorm_bare(norm, x) * norm.weight
+
+
+def batchnorm(norm, x):
+    mean, var = norm.running_mean, norm.running_var
+    if norm.training:
+        mean, var = x.mean((0, 1)), x.var((0, 1), unbiased=False)
+    return (x - mean) / (var + 1e-5).sqrt() * norm.weight + norm.bias
+
+
+def dyt(norm, x):
+    grown, shrunk = (norm.alpha * x).exp(), (-norm.alpha * x).exp()
+    x = (grown - shrunk) / (grown + shrunk) * norm.weight
+    return x if norm.bias is None else x + norm.bias
+
+
+NORM = {
+    "layernorm": layernorm,
+    "rmsnorm": rmsnorm,
+    "rmsnorm_bare": rmsnorm_bare,
+    "batchnorm": batchnorm,
+    "dyt": dyt,
+    "none": lambda norm, x: x,
+}
+
+# ---------------------------------------------------------------- block and residual
+
+
+def in_turn(step):
+    """The two sublayers one after the other, where step(x, sublayer, norm, norm_out) adds one."""
+
+    def block(x, mix, mlp, norm1, norm2, *out):
+        outs = out or (None, None)
+        return step(step(x, mix, norm1, outs[0]), mlp, norm2, outs[1])
+
+    return block
+
+
+BLOCK = {
+    "pre": in_turn(lambda x, sublayer, norm, _: x + sublayer(norm(x))),
+    "post": in_turn(lambda x, sublayer, norm, _: norm(x + sublayer(x))),
+    "output": in_turn(lambda x, sublayer, norm, _: x + norm(sublayer(x))),
+    "sandwich": in_turn(lambda x, sublayer, norm, out: x + out(sublayer(norm(x)))),
+    "parallel": lambda x, mix, mlp, norm1: mlp(norm1(x)) + mix(norm1(x)) + x,
+    "parallel2": lambda x, mix, mlp, norm1, norm2: mlp(norm2(x)) + mix(norm1(x)) + x,
+}
+
+
+def scaled(residual, x, number, first, sublayer):
+    if number == 0:
+        x = residual.keep * x + residual.again * first
+    return x + sublayer(x)
+
+
+def hyper(residual, x, number, first, sublayer):
+    """With numbers, one pair of streams at a time; x (n, C)."""
+    own = residual.connections[number]
+    n, learned = own.n, own.mix.view(own.n, -1)
+    a, A, b = torch.zeros(n).to(x), torch.zeros(n, n).to(x), torch.zeros(n).to(x)
+    for i in range(n):
+        normed = x[i] / x[i].square().mean().sqrt()
+        up, down = ((sign * own.by_token @ normed).exp() for sign in (1, -1))
+        tanh = (up - down) / (up + down)
+        a[i] = (i == own.own) + learned[i, 0] + own.strength[0] * tanh[0]
+        b[i] = 1 + own.write[i] + own.strength[1] * tanh[n + 1]
+        for j in range(n):
+            A[i, j] = (i == j) + learned[i, 1 + j] + own.strength[0] * tanh[1 + j]
+    y = sublayer(sum(a[i] * x[i] for i in range(n)))
+    return torch.stack([sum(A[i, j] * x[i] for i in range(n)) + b[j] * y for j in range(n)])
+
+
+RESIDUAL = {  # the stream after a sublayer, for one token: x, and `first` the embedding, (C)
+    "plain": lambda residual, x, number, first, sublayer: x + sublayer(x),
+    "scaled": scaled,
+    "hyper": hyper,
+}
+
+# ---------------------------------------------------------------- position and rope_scaling
+
+
+def dot(scheme, q, k, i, j):
+    return q @ k / math.sqrt(len(q))
+
+
+def acting(embed=lambda scheme, x, i: x, score=dot, bias=lambda scheme, q, head, i, j: 0):
+    """A scheme by what it does to the embedding x (C) of a token at position i, the score of a
+    query q (D) at i for a key k (D) at j, and what it adds to that score in the head `head`."""
+    return SimpleNamespace(embed=embed, score=score, bias=bias)
+
+
+def sinusoidal(scheme, x, i):
+    C = len(x)
+    angles = [i / 10000 ** (2 * (c // 2) / C) for c in range(C)]
+    waves = [math.cos(a) if c % 2 else math.sin(a) for c, a in enumerate(angles)]
+    return C**0.5 * x + torch.tensor(waves, dtype=x.dtype)
+
+
+def rope(scheme, q, k, i, j):
+    """Each pair as a complex number: q e^(i a i) times the conjugate of k e^(i a j)."""
+    width = scheme.width
+    half, score = width // 2, q[width:] @ k[width:]
+    for n in range(half):
+        turn = cmath.exp(1j * (i - j) * scheme.config.rope_theta ** (-2 * n / width))
+        pair = complex(q[n], q[n + half]) * complex(k[n], -k[n + half])
+        score = score + (pair * turn).real
+    return score / math.sqrt(len(q))
+
+
+def alibi(scheme, q, head, i, j):
+    H = len(scheme.slopes)
+    power = 2 ** math.floor(math.log2(H))
+    slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    slopes += [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * power, 2)]
+    return -slopes[head] * (i - j)
+
+
+def relative(scheme, q, head, i, j):
+    return q @ scheme.weight[min(i - j, len(scheme.weight) - 1)] / math.sqrt(len(q))
+
+
+def t5(scheme, q, head, i, j):
+    distance, exact = i - j, 16
+    ends = [exact * (128 / exact) ** (n / exact) for n in range(exact)]
+    bucket = distance if distance < exact else exact - 1 + sum(distance >= e for e in ends)
+    return scheme.weight[bucket, head]
+
+
+POSITION = {
+    "none": acting(),
+    "learned": acting(embed=lambda scheme, x, i: x + scheme.weight[i]),
+    "sinusoidal": acting(embed=sinusoidal),
+    "rope": acting(score=rope),
+    "alibi": acting(bias=alibi),
+    "relative": acting(bias=relative),
+    "t5": acting(bias=t5),
+}
+
+
+def ntk(i, D, theta, s, original):
+    return (theta * s ** (D / (D - 2))) ** (-2 * i / D), 1
+
+
+def yarn(i, D, theta, s, original, rounded=True):
+    """By the number of turns that a pair makes: at least 32 stay, at most 1 are divided by s."""
+    pair_of = {
+        n: D * math.log(original / (n * 2 * math.pi)) / (2 * math.log(theta)) for n in (1, 32)
+    }
+    low, high = max(pair_of[32], 0), min(pair_of[1], D - 1)
+    if rounded:
+        low, high = max(math.floor(pair_of[32]), 0), min(math.ceil(pair_of[1]), D - 1)
+    share, freq = min(1, max(0, (i - low) / max(high - low, 1e-3))), theta ** (-2 * i / D)
+    return freq / s * share + freq * (1 - share), 0.1 * math.log(s) + 1
+
+
+def llama3(i, D, theta, s, original):
+    freq = theta ** (-2 * i / D)
+    wavelength = 2 * math.pi / freq
+    if wavelength > original:
+        return freq / s, 1
+    if wavelength < original / 4:
+        return freq, 1
+    blend = (original / wavelength - 1) / (4 - 1)
+    return (1 - blend) * freq / s + blend * freq, 1
+
+
+ROPE_SCALING = {  # (the frequency of the pair i of D / 2, the factor of q and k)
+    "none": lambda i, D, theta, s, original: (theta ** (-2 * i / D), 1),
+    "linear": lambda i, D, theta, s, original: (theta ** (-2 * i / D) / s, 1),
+    "ntk": ntk,
+    "yarn": yarn,
+    "yarn_exact": lambda *args: yarn(*args, rounded=False),
+    "llama3": llama3,
+}
+
+# ---------------------------------------------------------------- mixer: of x (B, T, C) and `where`
+
+
+def convolved(conv, x):
+    """A short convolution of x (B, T, channels), with nothing before it."""
+    y = torch.zeros_like(x) + (0 if conv.bias is None else conv.bias)
+    for t in range(x.size(1)):
+        for j in range(min(conv.width, t + 1)):
+            y[:, t] += conv.weight[:, conv.width - 1 - j] * x[:, t - j]
+    return y
+
+
+def decayed(decay, a):
+    """dt and alpha of a (B, T, H)."""
+    dt = (1 + (a + decay.bias).exp()).log()
+    return dt, (-decay.log_rate.exp() * dt).exp()
+
+
+def attention(mixer, x, where):
+    """One query, one head and one key at a time."""
+    if mixer.conv is not None:
+        x = x + convolved(mixer.conv, x)
+    q, k, v = mixer.heads(x)
+    v, scheme = values(mixer, x, v, where), POSITION[mixer.config.position]
+    y = torch.zeros_like(q)  # (B, H, T, D)
+    for b, h, i in itertools.product(*map(range, q.shape[:3])):
+        shared = h * mixer.n_kv_head // mixer.n_head  # the key and value head of this query head
+        first = max(0, i - mixer.window + 1) if mixer.window else 0
+        if mixer.group:
+            first = i // mixer.group * mixer.group
+        scores = []
+        for j in range(first, i + 1):
+            places = (i, j) if mixer.turns else (0, 0)
+            score = scheme.score(where.scheme, q[b, h, i], k[b, shared, j], *places)
+            if mixer.softcap:
+                score = mixer.softcap * torch.tanh(score / mixer.softcap)
+            scores.append(score + scheme.bias(where.scheme, q[b, h, i], h, i, j))
+        weights = torch.stack(scores).exp()
+        weight_sum = weights.sum() + (0 if mixer.sinks is None else mixer.sinks[h].exp())
+        seen = v[b, shared, first : i + 1]  # (keys, D)
+        y[b, h, i] = (weights[:, None] * seen).sum(0) / weight_sum
+        if "xsa" in mixer.extra:
+            own = v[b, shared, i]
+            y[b, h, i] -= (y[b, h, i] @ own) / (own @ own) * own
+        if mixer.gate is not None:
+            gate = mixer.gate(x[b, i]).neg().exp().add(1).reciprocal()  # (H or H D)
+            y[b, h, i] *= gate.view(mixer.n_head, -1)[h]
+    return mixer.wo(y.transpose(1, 2).flatten(2))
+
+
+def values(mixer, x, v, where):
+    """The values v (B, K, T, D), one token at a time."""
+    first, v = where.shared.get("values", v), v.clone()
+    for b, i in itertools.product(*map(range, x.shape[:2])):
+        if mixer.share is not None:
+            v[b, :, i] += mixer.share * (first[b, :, i] - v[b, :, i])
+        if mixer.value_table is not None:
+            scale = 2 / (1 + mixer.value_gate(x[b, i, :32]).neg().exp())  # (K)
+            own = mixer.value_table[where.idx[b, i]].view(mixer.n_kv_head, -1)  # (K, D)
+            v[b, :, i] += scale[:, None] * own
+    return v
+
+
+def differential(mixer, x, where):
+    """One query, one pair of heads and one key at a time, without windows."""
+    q, k, v = mixer.heads(x)
+    scheme = POSITION[mixer.config.position]
+    pairs, shared_by = mixer.n_head // 2, mixer.n_head // mixer.n_kv_head
+    q1, k1, q2, k2 = (getattr(mixer, name) for name in mixer.vectors)
+    strength = math.exp(q1 @ k1) - math.exp(q2 @ k2) + mixer.start
+    y = x.new_zeros(*x.shape[:2], pairs, 2 * q.size(-1))
+    for b, h, i in itertools.product(range(len(x)), range(pairs), range(x.size(1))):
+        weights = []
+        for head in (h, h + pairs):
+            key = k[b, head // shared_by]
+            scores = [
+                scheme.score(where.scheme, q[b, head, i], key[j], i, j)
+                + scheme.bias(where.scheme, q[b, head, i], head, i, j)
+                for j in range(i + 1)
+            ]
+            weights.append(torch.stack(scores).softmax(0))
+        low = h // shared_by
+        seen = torch.cat((v[b, low], v[b, low + mixer.n_kv_head // 2]), -1)[: i + 1]
+        mixed = (weights[0] - strength * weights[1]) @ seen
+        y[b, i, h] = (1 - mixer.start) * rmsnorm(mixer.pair_norm, mixed)
+    return mixer.wo(y.flatten(2))
+
+
+def mla(mixer, x, where):
+    """One query, one head and one key at a time."""
+    (B, T), D, R = x.shape[:2], mixer.width, mixer.turned
+    y = x.new_zeros(B, T, mixer.n_head, D)
+    turns, theta = mixer.config.position == "rope", mixer.config.rope_theta
+    frequencies = [theta ** (-2 * n / R) if turns else 0.0 for n in range(R // 2)]
+    for b, h, i in itertools.product(range(B), range(mixer.n_head), range(T)):
+        q = mixer.wq(x[b, i])[h * (D + R) : (h + 1) * (D + R)]
+        scores, seen = [], []
+        for j in range(i + 1):
+            down = mixer.wd(x[b, j])
+            latent, shared = rmsnorm(mixer.latent_norm, down[: mixer.rank]), down[mixer.rank :]
+            up = mixer.wu(latent)[2 * h * D : 2 * (h + 1) * D]
+            score = q[:D] @ up[:D]
+            for n, frequency in enumerate(frequencies):
+                pair = complex(q[D + n], q[D + n + R // 2])
+                pair *= complex(shared[n], -shared[n + R // 2])
+                score = score + (pair * cmath.exp(1j * (i - j) * frequency)).real
+            scores.append(score / math.sqrt(D + R))
+            seen.append(up[D:])
+        y[b, i, h] = torch.stack(scores).softmax(0) @ torch.stack(seen)
+    return mixer.wo(y.flatten(2))
+
+
+def gated_delta(mixer, x, where):
+    """One sequence, head and token at a time."""
+    H, N, P = mixer.shape
+    qkv = convolved(mixer.conv, torch.cat((mixer.wq(x), mixer.wk(x), mixer.wv(x)), dim=-1))
+    qkv = qkv / (1 + (-qkv).exp())
+    q, k, v = (a.unflatten(-1, (H, -1)) for a in qkv.split((H * N, H * N, H * P), dim=-1))
+    beta, (_, alpha) = 1 / (1 + (-mixer.wb(x)).exp()), decayed(mixer.decay, mixer.wa(x))
+    y = torch.zeros_like(v)
+    for b, h in itertools.product(range(len(x)), range(H)):
+        S = x.new_zeros(P, N)
+        for t in range(x.size(1)):
+            query, key = (a / (a @ a + 1e-6).sqrt() for a in (q[b, t, h], k[b, t, h]))
+            erase = torch.eye(N).to(x) - beta[b, t, h] * torch.outer(key, key)
+            write = beta[b, t, h] * torch.outer(v[b, t, h], key)
+            S = alpha[b, t, h] * S @ erase + write
+            y[b, t, h] = S @ query / N**0.5
+    z = mixer.wz(x).unflatten(-1, (H, P))
+    return mixer.wo((rmsnorm(mixer.norm, y) * z / (1 + (-z).exp())).flatten(2))
+
+
+def mamba2(mixer, x, where):
+    """One sequence, head and token at a time."""
+    N, H, P = mixer.shape
+    qkv = convolved(mixer.conv, torch.cat((mixer.wq(x), mixer.wk(x), mixer.wv(x)), dim=-1))
+    q, k, v = (qkv / (1 + (-qkv).exp())).split((N, N, H * P), dim=-1)
+    v, (dt, alpha) = v.unflatten(-1, (H, P)), decayed(mixer.decay, mixer.wa(x))
+    y = torch.zeros_like(v)
+    for b, h in itertools.product(range(len(x)), range(H)):
+        S = x.new_zeros(P, N)
+        for t in range(x.size(1)):
+            S = alpha[b, t, h] * S + dt[b, t, h] * torch.outer(v[b, t, h], k[b, t])
+            y[b, t, h] = S @ q[b, t] + mixer.skip[h] * v[b, t, h]
+    z = mixer.wz(x)
+    return mixer.wo(rmsnorm(mixer.norm, y.flatten(2) * z / (1 + (-z).exp())))
+
+
+MIXER = {
+    "attention": attention,
+    "differential": differential,
+    "gated_delta": gated_delta,
+    "mamba2": mamba2,
+    "mla": mla,
+}
+
+FORMULAS = dict(
+    position=POSITION,
+    norm=NORM,
+    block=BLOCK,
+    mlp=MLP,
+    mixer=MIXER,
+    residual=RESIDUAL,
+    rope_scaling=ROPE_SCALING,
+)

@@ -1,0 +1,547 @@
+"""Attention, its keys, T5's bias, latent and differential attention against independent modules in
+float64; windows in blocks; and what a layer with a convolution remembers.
+
+    python -m pytest tests/parts/test_attention.py
+"""
+
+import math
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from common.errors import UserError
+from helpers.variants import close, config, name, randomised, tokens
+from parts import attention, costs
+from parts.architectures import idle
+from parts.cache import KVCache
+from parts.mla import LatentAttention
+from parts.position import Where
+from parts.variant import Variant
+from sampling.fast import quantize
+
+SIZES = dict(hidden_size=16, num_attention_heads=4, head_dim=4, num_hidden_layers=2)
+
+
+def read(model, layer=0, T=9):
+    """(x, what a layer's mixer makes of it, the angles' (cos, sin) of its rotated part)."""
+    mixer, pos = model.blocks[layer].attn, torch.arange(T)[None]
+    x = torch.randn(2, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    angles = model.wpe.angles(pos, getattr(mixer, "turned", None))
+    cos, sin = (torch.cat((part, part), -1)[:, 0].double() for part in angles)
+    return x, mixer(x, Where(model.wpe, pos, model.wpe.angles(pos), None, {})), (cos, sin)
+
+
+def causal(T):
+    return torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+
+
+def in_float64(monkeypatch):
+    """Transformers computes softmax and sums in float32: here they stay in float64."""
+    real_softmax, real_sum = torch.nn.functional.softmax, torch.sum
+    monkeypatch.setattr(
+        torch.nn.functional, "softmax", lambda x, dim, dtype=None: real_softmax(x, dim)
+    )
+    monkeypatch.setattr(torch, "sum", lambda x, dim, dtype=None: real_sum(x, dim))
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *args, **more: tensor)
+
+
+def with_weights(theirs, mixer):
+    """Their attention in float64, with the four matrices of ours."""
+    theirs = theirs.double()
+    for matrix in "qkvo":
+        getattr(theirs, f"{matrix}_proj").weight.copy_(getattr(mixer, f"w{matrix}").weight)
+    return theirs
+
+
+# ---------------------------------------------------------------- one model for each part
+# Each returns (ours, theirs) for the same tokens; detail(mixer) makes a mistake in ours.
+
+
+def attn_gate(monkeypatch, detail):
+    """Qwen3-Next: a gate for each element, norms of q and k, half a head rotated; and heads wider
+    than n_embd / n_head."""
+    theirs_of = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    arm = dict(attn_extra="gate_element", qk_norm="head", n_kv_head=2, rope_fraction=0.5)
+    model = randomised(config("llama", arm | dict(head_dim=8)))
+    mixer = model.blocks[1].attn
+    theirs = theirs_of.Qwen3NextAttention(
+        theirs_of.Qwen3NextConfig(
+            **SIZES | dict(head_dim=8),
+            num_key_value_heads=2,
+            rms_norm_eps=model.config.norm_eps,
+            attn_implementation="eager",
+        ),
+        layer_idx=1,
+    )
+    both = [m.weight.view(4, 8, 16) for m in (mixer.wq, mixer.gate)]  # of each head
+    theirs.q_proj.weight.data = torch.cat(both, 1).flatten(0, 1)
+    for matrix in "kvo":
+        getattr(theirs, f"{matrix}_proj").weight.data = getattr(mixer, f"w{matrix}").weight
+    for ours, norm in ((mixer.q_norm, theirs.q_norm), (mixer.k_norm, theirs.k_norm)):
+        norm.weight.data = ours.weight - 1  # theirs adds the 1
+    detail(mixer)
+    x, y, angles = read(model, layer=1)
+    in_float64(monkeypatch)
+    monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)
+    return y, theirs(x, angles, causal(9))[0]
+
+
+def attn_sink(monkeypatch, detail):
+    """gpt-oss, with a window of 5 tokens."""
+    theirs_of = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
+    model = randomised(config("llama", dict(attn_extra="sink", window=5, n_kv_head=2)))
+    mixer = model.blocks[1].attn
+    theirs = theirs_of.GptOssAttention(
+        theirs_of.GptOssConfig(
+            **SIZES, num_key_value_heads=2, attention_bias=False, attn_implementation="eager"
+        ),
+        layer_idx=1,
+    )
+    theirs = with_weights(theirs, mixer)
+    theirs.sinks.copy_(mixer.sinks)
+    detail(mixer)
+    x, y, angles = read(model, layer=1)
+    window = torch.full((9, 9), -torch.inf).double().tril(-5)[None, None]
+    in_float64(monkeypatch)
+    angles = [part[..., :2] for part in angles]  # theirs are not repeated for the second half
+    return y, theirs(x, angles, causal(9) + window)[0]
+
+
+def nope_every(monkeypatch, detail):
+    """SmolLM3, whose second layer of two has no positions."""
+    theirs_of = pytest.importorskip("transformers.models.smollm3.modeling_smollm3")
+    model = randomised(config("llama", dict(nope_every=2, n_kv_head=2)))
+    their_config = theirs_of.SmolLM3Config(
+        **SIZES,
+        num_key_value_heads=2,
+        no_rope_layer_interval=2,
+        pad_token_id=0,
+        attn_implementation="eager",
+    )
+    modules = [theirs_of.SmolLM3Attention(their_config, layer_idx=layer) for layer in (0, 1)]
+    modules = [with_weights(m, model.blocks[i].attn) for i, m in enumerate(modules)]
+    detail(model.blocks[1].attn)
+    results = [read(model, layer) for layer in (0, 1)]
+    in_float64(monkeypatch)
+    theirs = [
+        m(x, angles, causal(9))[0] for m, (x, _, angles) in zip(modules, results, strict=True)
+    ]
+    return torch.cat([y for _, y, _ in results]), torch.cat(theirs)
+
+
+def value_residual(monkeypatch, detail):
+    """x-transformers. Its share of the own values is one per token and head, sigmoid(x W + b): here
+    the same for all, as in the paper. It also gates each head."""
+    theirs_of = pytest.importorskip("x_transformers.x_transformers")
+    arm = dict(attn_extra="value_residual,gate_head", position="none")
+    model = randomised(config("llama", arm))
+    mixers = [block.attn for block in model.blocks]
+    mixers[1].share.fill_(0.3)
+    in_float64(monkeypatch)
+    layers = []
+    for mixer in mixers:
+        theirs = theirs_of.Attention(
+            16,
+            dim_head=4,
+            heads=4,
+            causal=True,
+            gate_value_heads=True,
+            learned_value_residual_mix=mixer.share is not None,
+        ).double()
+        for matrix, weight in dict(q=mixer.wq, k=mixer.wk, v=mixer.wv, out=mixer.wo).items():
+            getattr(theirs, f"to_{matrix}").weight.copy_(weight.weight)
+        theirs.to_v_head_gate.weight.copy_(mixer.gate.weight)
+        theirs.to_v_head_gate.bias.zero_()
+        layers.append(theirs)
+    layers[1].to_value_residual_mix[0].weight.zero_()
+    layers[1].to_value_residual_mix[0].bias.fill_(math.log(0.7 / 0.3))
+    detail(mixers[1])
+
+    x = torch.randn(2, 2, 9, 16, dtype=torch.float64)
+    where = Where(model.wpe, torch.arange(9)[None], None, None, {})
+    ours = [mixer(x[i], where) for i, mixer in enumerate(mixers)]
+    first, inside = layers[0](x[0], return_intermediates=True)
+    second = layers[1](x[1], value_residual=inside.values)
+    return torch.cat(ours), torch.cat((first, second))
+
+
+def conv(monkeypatch, detail):
+    """torch's own convolution, as the authors' code uses it, before attention without one."""
+    model = randomised(config("llama", dict(conv=4)))
+    mixer = model.blocks[1].attn
+    theirs = torch.nn.Conv1d(16, 16, 4, groups=16, padding=3, bias=False).double()
+    theirs.weight.copy_(mixer.conv.weight[:, None])
+    detail(mixer)
+    x, y, _ = read(model, layer=1)
+    mixer.conv = None
+    pos = torch.arange(9)[None]
+    where = Where(model.wpe, pos, model.wpe.angles(pos), None, {})
+    return y, mixer(x + theirs(x.mT)[..., :9].mT, where)
+
+
+def t5(monkeypatch, detail):
+    """The bias of 300 tokens."""
+    theirs_of = pytest.importorskip("transformers.models.t5.modeling_t5")
+    model = randomised(config("llama", dict(position="t5")))
+    their_config = theirs_of.T5Config(d_model=16, num_heads=4, is_decoder=True)
+    theirs = theirs_of.T5Attention(their_config, has_relative_attention_bias=True, layer_idx=0)
+    theirs.relative_attention_bias.weight.data = model.wpe.weight
+    detail(model.wpe)
+    pos, q = torch.arange(300)[None], torch.zeros(1, 4, 300, 4, dtype=torch.float64)
+    return model.wpe.bias(q, pos, pos).tril(), theirs.compute_bias(300, 300).tril()
+
+
+def mla(monkeypatch, detail):
+    """DeepSeek-V3, without a latent for queries."""
+    theirs_of = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    arm = dict(mixer="mla", latent_rank=6, rope_head_dim=4, head_dim=6)
+    model = randomised(config("llama", arm))
+    ours = model.blocks[1].attn
+    theirs = theirs_of.DeepseekV3Attention(
+        theirs_of.DeepseekV3Config(
+            hidden_size=16,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            q_lora_rank=None,
+            kv_lora_rank=6,
+            qk_rope_head_dim=4,
+            qk_nope_head_dim=6,
+            v_head_dim=6,
+            rope_interleave=False,
+            attn_implementation="eager",
+        ),
+        layer_idx=1,
+    ).double()
+    theirs.q_proj.weight.copy_(ours.wq.weight)
+    theirs.kv_a_proj_with_mqa.weight.copy_(ours.wd.weight)
+    theirs.kv_a_layernorm.weight.copy_(ours.latent_norm.weight)
+    theirs.kv_a_layernorm.variance_epsilon = model.config.norm_eps
+    theirs.kv_b_proj.weight.copy_(ours.wu.weight)
+    theirs.o_proj.weight.copy_(ours.wo.weight)
+    detail(ours)
+    x, y, angles = read(model, layer=1)
+    in_float64(monkeypatch)
+    return y, theirs(x, angles, causal(9))[0]
+
+
+def wrong_scale(mixer):
+    """That of the part which is not rotated."""
+    mixer.wq.weight.mul_(math.sqrt((mixer.width + mixer.turned) / mixer.width))
+
+
+def differential(monkeypatch, detail, layer=1, n_kv_head=2):
+    """DiffLlama, with the heads that share keys and values."""
+    theirs_of = pytest.importorskip("transformers.models.diffllama.modeling_diffllama")
+    model = randomised(config("llama", dict(mixer="differential", n_kv_head=n_kv_head)))
+    ours = model.blocks[layer].attn
+    ours.pair_norm.weight.fill_(1.0)  # theirs has no weight
+    theirs = theirs_of.DiffLlamaAttention(
+        theirs_of.DiffLlamaConfig(
+            hidden_size=16,
+            num_attention_heads=4,
+            num_key_value_heads=n_kv_head,
+            rms_norm_eps=model.config.norm_eps,
+            attn_implementation="eager",
+        ),
+        layer_idx=layer,
+    )
+    theirs = with_weights(theirs, ours)
+    for vector in ours.vectors:
+        getattr(theirs, vector).copy_(getattr(ours, vector))
+    detail(ours)
+    x, y, angles = read(model, layer)
+    in_float64(monkeypatch)
+    return y, theirs(x, angles, causal(9))[0]
+
+
+def counted_from_one(mixer):
+    mixer.start = 0.8 - 0.6 * math.exp(-0.3 * 2)
+
+
+def without(attribute, value=None):
+    return lambda mixer: setattr(mixer, attribute, value)
+
+
+MODELS = {  # the independent model of each part, and mistakes that the comparison must show
+    attn_gate: [
+        without("gate"),
+        lambda mixer: mixer.gate.weight.copy_(mixer.gate.weight.roll(4, 0)),  # of other heads
+    ],
+    attn_sink: [without("sinks"), lambda mixer: mixer.sinks.neg_()],
+    nope_every: [without("turns", True)],
+    value_residual: [without("share"), lambda mixer: mixer.share.fill_(0.7), without("gate")],
+    conv: [without("conv"), lambda mixer: mixer.conv.weight.copy_(mixer.conv.weight.flip(1))],
+    t5: [without("farthest", 127)],
+    mla: [wrong_scale],
+    differential: [counted_from_one],
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_it_is_theirs_and_a_mistake_would_be_seen(model, monkeypatch):
+    with monkeypatch.context() as patch:
+        assert close(*model(patch, lambda mixer: None), 1e-9)
+    for mistake in MODELS[model]:
+        with monkeypatch.context() as patch:
+            assert not close(*model(patch, mistake), 1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer, n_kv_head", [(0, 4), (1, 4)])
+def test_differential_attention_is_diffllamas_in_each_layer(monkeypatch, layer, n_kv_head):
+    assert close(*differential(monkeypatch, lambda mixer: None, layer, n_kv_head), 1e-9)
+
+
+# ---------------------------------------------------------------- latent attention
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("base", ["gpt2", "llama"])  # with biases and without
+def test_one_token_in_the_other_order_is_the_same(base, monkeypatch):
+    """Decoding takes the short way for one token, and never for more, low rank or int8."""
+    taken = []
+    real = LatentAttention.absorbed
+    monkeypatch.setattr(LatentAttention, "absorbed", lambda *args: taken.append(1) or real(*args))
+    arm = dict(mixer="mla", latent_rank=5, position="none", head_dim=6)
+    model, x = randomised(config(base, arm)), tokens(config(base), T=14)
+    full, cache = model(x)[0], KVCache()
+    pieces = [model(x[:, a:b], cache=cache)[0] for a, b in ((0, 6), (6, 7), (7, 8), (8, 14))]
+    assert close(torch.cat(pieces, 1), full, 1e-9)
+    assert len(taken) == 2 * 2  # two tokens, two layers
+
+    ragged = KVCache(pad=torch.tensor([0, 3]))
+    padded = torch.stack((x[0], torch.cat((x[0, :3], x[1, :11]))))
+    pieces = [model(padded[:, a:b], cache=ragged)[0] for a, b in ((0, 6), (6, 7), (7, 14))]
+    assert close(torch.cat(pieces, 1)[1, 3:], model(x[1:, :11])[0][0], 1e-9)
+
+    low_rank, int8 = randomised(config(base, arm | dict(low_rank=3))), model.float()
+    quantize(int8)
+    for other in (low_rank, int8):
+        taken.clear()
+        cache = KVCache()
+        other(x[:, :6], cache=cache), other(x[:, 6:7], cache=cache)
+        assert not taken
+
+
+def test_the_cache_holds_the_latent_and_the_shared_key():
+    model = Variant(config("llama", dict(mixer="mla", latent_rank=6, rope_head_dim=4))).eval()
+    cache = KVCache()
+    model(tokens(model.config, 3, 10), cache=cache)
+    held = [tensor.numel() for layer in cache.layers for tensor in layer.tensors()]
+    assert held == [3 * 64 * (6 + 4), 0] * 2  # room for 64 tokens
+    plain = Variant(config("llama", dict(mixer="mla"), n_embd=128, n_head=4))
+    assert (plain.blocks[0].attn.rank, plain.blocks[0].attn.turned) == (32, 16)  # C/4, D/2
+
+
+def test_norm_eps_has_an_effect_on_norms_within_a_mixer():
+    values = dict(norm="layernorm", norm_eps=0.1, mlp="gelu", position="none")
+    assert "norm_eps" in idle(values)
+    for word in ("mla", "differential", "attention,mla"):
+        assert "norm_eps" not in idle(values | dict(mixer=word))
+
+
+# ---------------------------------------------------------------- differential attention
+
+
+def test_what_both_heads_see_is_subtracted():
+    """With equal heads and a strength of 1, nothing is left."""
+    model = randomised(config("llama", dict(mixer="differential", n_layer=1, position="none")))
+    mixer = model.blocks[0].attn
+    q, k, v = torch.randn(3, 1, 4, 6, 4, dtype=torch.float64)
+    q[:, 2:], k[:, 2:] = q[:, :2], k[:, :2]
+    raised, lowered = ((a * b).sum().exp().item() for a, b in mixer.products())
+    mixer.start = 1.0 - raised + lowered
+    seen = []
+    mixer.pair_norm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    mixer.attend(q, k, v, None, None, None, None)
+    assert seen[0].abs().max() < 1e-12
+
+
+def test_the_strength_starts_at_its_published_value():
+    torch.manual_seed(0)
+    model = Variant(config("llama", dict(mixer="differential", n_layer=4)))
+    starts = [block.attn.start for block in model.blocks]
+    assert starts == pytest.approx([0.2, 0.35551, 0.47071, 0.55606], abs=1e-5)
+    for block in model.blocks:
+        raised, lowered = ((a * b).sum().exp().item() for a, b in block.attn.products())
+        assert abs(raised - lowered) < 0.2
+
+
+def test_a_bias_of_the_scores_is_made_once_for_both_values():
+    """So that its FLOPs are counted once, as torch counts them in test_costs.py."""
+    flops = {}
+    for mixer in ("attention", "differential"):
+        for word in ("none", "relative"):
+            c = config("llama", dict(mixer=mixer, position=word, relative_clip=8))
+            flops[mixer, word] = costs.flops_per_token(c, 20)
+    added = [
+        flops[mixer, "relative"] - flops[mixer, "none"] for mixer in ("attention", "differential")
+    ]
+    assert added[0] == added[1] > 0
+
+
+# ---------------------------------------------------------------- dropout of the weights
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mixer", ["attention", "differential", "mla"])
+def test_the_weights_have_a_dropout_of_their_own(mixer):
+    """In training alone, as much as is given, and as much as elsewhere where nothing is given."""
+
+    def changed(**values):
+        model = randomised(config("llama", dict(mixer=mixer, **values)))
+        x, before = tokens(model.config), model(tokens(model.config))[0]
+        for drop in (model.dropout, *(block.mlp.dropout for block in model.blocks)):
+            drop.p = 0.0
+        for block in model.blocks:
+            block.attn.dropout.p = 0.0
+        return not torch.equal(model.train()(x)[0], before)
+
+    assert changed(attn_dropout=0.5) and changed(dropout=0.5)
+    assert not changed(dropout=0.5, attn_dropout=0.0)
+
+
+# ---------------------------------------------------------------- a convolution before attention
+
+
+def test_the_convolution_keeps_its_last_inputs():
+    """conv - 1 inputs, beside keys and values and beside a ring; and what costs says of them."""
+    for window, kept in ((0, 64), (5, 5)):  # room for 64 tokens
+        model = Variant(config("llama", dict(conv=4, window=window))).eval()
+        cache = KVCache()
+        model(tokens(model.config, 3, 10), cache=cache)
+        assert [layer.inputs.shape for layer in cache.layers] == [(3, 3, 16)] * 2
+        assert cache.size() == 4 * 3 * 2 * (2 * 16 * kept + 3 * 16)
+        assert cache.size() == 3 * costs.kv_bytes(model.config, 64)
+
+
+def test_it_goes_back_as_far_as_it_has_inputs():
+    model, x = randomised(config("llama", dict(conv=4))), tokens(config("llama"), 1, 20)
+    cache = KVCache(spare=4)
+    model(x, cache=cache)
+    cache.rewind(18)
+    cache.rewind(16)
+    assert close(model(x[:, 16:], cache=cache)[0], model(x)[0][:, 16:], 1e-9)
+    with pytest.raises(ValueError, match="to 15: the convolution has 4 spare inputs"):
+        cache.rewind(15)
+
+
+@torch.no_grad()
+def test_padding_leaves_no_trace_in_it():
+    model, x = randomised(config("llama", dict(conv=4, window=5))), tokens(config("llama"), 1, 12)
+    padded = torch.cat((x[:, :1].expand(-1, 5), x), dim=1)
+    cache, alone = KVCache(torch.tensor([5])), KVCache()
+    for a, b in ((0, 2), (2, 9), (9, 10), (10, 12)):
+        model(padded[:, a + 5 * (a > 0) : b + 5], cache=cache)
+        model(x[:, a:b], cache=alone)
+    for layer, expected in zip(cache.layers, alone.layers, strict=True):
+        assert close(layer.inputs, expected.inputs, 1e-12) and layer.inputs.any()
+
+
+def test_it_starts_as_the_authors_code_and_stands_before_attention_alone():
+    torch.manual_seed(0)
+    theirs = torch.nn.Conv1d(256, 256, 4, groups=256, bias=False).weight
+    for block in Variant(config("llama", dict(conv=4), n_embd=256)).blocks:
+        ours = block.attn.conv.weight
+        assert ours.abs().max() <= theirs.abs().max() * 1.05
+        assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.1)
+
+    hybrid = dict(mixer="gated_delta,attention")
+    for more, widths in (({}, [4, None]), (dict(conv=2), [2, 2])):
+        model = Variant(config("llama", hybrid | more))
+        assert [block.attn.conv and block.attn.conv.width for block in model.blocks] == widths
+    for word in ("mla", "differential"):
+        with pytest.raises(UserError, match=f"conv=4 means nothing to mixer={word}.*add attention"):
+            config("llama", dict(mixer=word, conv=4))
+    assert "conv" not in idle(dict(conv=4))
+
+
+# ---------------------------------------------------------------- masks and blocks
+
+
+def test_no_mask_is_made_where_no_layer_reads_one():
+    """A chunk of a long prompt would have one of chunk times text."""
+    for arm, reads in (
+        (dict(window=5), False),
+        (dict(mixer="mamba2", position="none"), False),
+        (dict(mixer="mamba2,attention"), True),
+    ):
+        model, cache = Variant(config("llama", arm)).eval(), KVCache()
+        for piece in tokens(model.config, 1, 20).split(10, 1):
+            model(piece, cache=cache)
+        assert (cache.made is not None) == reads
+        assert cache.mask.shape == (1, 1, 10, 20)
+
+
+BLOCKS = [
+    dict(window=1),
+    dict(block_local=6),
+    dict(window=5, full_every=2),
+    dict(window=5, n_kv_head=1, position="learned", head_dim=6),
+    dict(window=7, n_kv_head=2, attn_softcap=2.0, attn_extra="sink"),
+    dict(block_local=4, n_kv_head=2, attn_extra="sink"),
+    dict(window=5, conv=4, attn_extra="xsa,gate_head,value_residual"),
+    dict(mixer="differential", window=5, n_kv_head=2),
+]
+
+
+@pytest.fixture
+def blocked(monkeypatch):
+    """The calls of the form in blocks."""
+    calls, real = [], attention.Attention.blocked
+    monkeypatch.setattr(
+        attention.Attention, "blocked", lambda *args: calls.append(1) or real(*args)
+    )
+    return calls
+
+
+def logits_and_gradients(model, x):
+    model.zero_grad()
+    model(x, x)[1].backward()
+    return [model(x)[0].detach(), *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("T", [28, 37])  # a whole number of blocks, or not
+@pytest.mark.parametrize("arm", BLOCKS, ids=name)
+def test_blocks_are_the_mask(arm, T, blocked, monkeypatch):
+    model = randomised(config("llama", dict(block_size=64) | arm), std=0.3).train()
+    x = tokens(model.config, 3, T)
+    masked = logits_and_gradients(model, x)
+    assert not blocked  # the text is short
+    monkeypatch.setattr(attention, "LONG", 1)
+    results = logits_and_gradients(model, x)
+    assert len(blocked) == (2 if "full_every" in arm else 4)
+    for a, b in zip(results, masked, strict=True):
+        assert close(a, b, 1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("arm", [dict(window=8), dict(block_local=8)], ids=name)
+def test_the_work_grows_with_the_text_and_not_with_its_square(arm):
+    def flops(T, arm):
+        model = Variant(config("llama", dict(block_size=T, n_layer=1, n_embd=32) | arm))
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            model(torch.zeros(1, T, dtype=torch.long))
+        return counter.get_total_flops()
+
+    seen = 16 if "window" in arm else 8  # keys that a query is compared with
+    linear = flops(512, {}) - 4 * 512 * 512 * 32
+    assert flops(512, arm) - linear <= 4 * 512 * seen * 32
+    assert flops(1024, arm) < 2.02 * flops(512, arm)
+    assert flops(508, arm) > 3 * 508 * 508 * 32  # shorter than LONG: all, and a mask
+
+
+def test_only_where_they_fit(blocked, monkeypatch):
+    """Not with a cache, a bias, dropout while training, or few blocks."""
+    monkeypatch.setattr(attention, "LONG", 1)
+    for arm in (dict(window=6), dict(window=5, position="alibi"), dict(window=5, dropout=0.1)):
+        model = randomised(config("llama", arm)).train()
+        model(tokens(model.config, 1, 20))
+    model.eval()
+    x = tokens(model.config, 1, 20)
+    cached = model(x, cache=KVCache())[0]
+    assert not blocked
+    assert close(model(x)[0], cached, 1e-12) and len(blocked) == 2

@@ -1,0 +1,93 @@
+"""The parts through train.py and sample.py, compiled, and where something cannot say them."""
+
+import math
+
+import pytest
+import torch
+
+import sample
+import train
+from common.errors import UserError
+from helpers.runs import arguments, losses
+from helpers.variants import close, config, name, tokens
+from parts.variant import Variant
+from sampling.attention_map import write_map
+from sampling.fast import prepare
+from weights.export import to_hf
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "--mixer=gated_delta,attention --residual=hyper",
+        "--mixer=mamba2 --position=none --draft=lookup",
+        "--mixer=mla,differential --dtype=int8",
+        pytest.param("--conv=4 --window=40 --draft=lookup", marks=pytest.mark.slow),
+        pytest.param("--position=t5 --head_dim=20 --dtype=int8", marks=pytest.mark.slow),
+    ],
+)
+def test_they_train_and_write(keys, data_dir, tmp_path, capsys):
+    out = tmp_path / "out"
+    sampled = [key for key in keys.split() if key.startswith(("--draft", "--dtype"))]
+    trained = [key for key in keys.split() if key not in sampled]
+    more = ["--model=llama", "--optimizer=muon", "--max_iters=16", "--learning_rate=1e-2"]
+    assert not train.main(arguments(data_dir, out, *more, *trained))
+    curve = [loss for _, loss in losses(out)]
+    assert curve[-1] < curve[0] - 0.2 and all(map(math.isfinite, curve))
+    capsys.readouterr()
+    sample.main([f"--out_dir={out}", "--device=cpu", "--max_new_tokens=40", *sampled])
+    assert len(capsys.readouterr().out) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arm",
+    [
+        dict(mixer="mla"),
+        dict(mixer="differential"),
+        dict(mixer="gated_delta", position="none"),
+        dict(mixer="mamba2", position="none"),
+        dict(conv=4),
+        dict(position="t5"),
+        dict(residual="hyper", block="parallel"),
+    ],
+    ids=name,
+)
+def test_they_compile(arm):
+    """In one graph, as train.py compiles them."""
+    results = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Variant(config("llama", arm, n_embd=32, block_size=150))
+        net = torch.compile(model, dynamic=False, fullgraph=True) if compiled else model
+        logits, loss = net(tokens(model.config), tokens(model.config, seed=2))
+        loss.backward()
+        results.append([logits, loss, *(p.grad for p in model.parameters())])
+    for a, b in zip(*results, strict=True):
+        assert close(a, b, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "arm, part",
+    [
+        (dict(mixer="mla"), "mixer=mla"),
+        (dict(mixer="differential"), "mixer=differential"),
+        (dict(mixer="gated_delta", position="none"), "mixer=gated_delta"),
+        (dict(mixer="mamba2", position="none"), "mlp=swiglu"),  # mamba2 has no MLPs
+        (dict(conv=4), "conv=4"),
+        (dict(position="t5"), "position=t5"),
+        (dict(residual="hyper"), "residual=hyper"),
+        (dict(mlp="moe", moe_balance="bias"), "moe_balance=bias"),
+    ],
+    ids=str,
+)
+def test_what_does_not_know_a_part_says_so(arm, part):
+    model = Variant(config("llama", arm))
+    values = {key: value for key, value in vars(model.config).items() if key != "arch"}
+    with pytest.raises(UserError, match=f"{part}.*no Hugging Face model has this"):
+        to_hf("llama", values, model.state_dict())
+    assert "corners only" in prepare(model)[1][0]
+    if part.startswith("mixer"):
+        with pytest.raises(UserError, match="layer 0 has no attention to draw"):
+            write_map("map.png", "", model, None, "", 0)
