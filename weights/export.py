@@ -53,7 +53,7 @@ def complete(word, values, tensors):
     v["bias"] = {True: "all", False: "none"}.get(v["bias"], v["bias"])
     if (v["bias"], v["norm"]) == ("norm", "rmsnorm"):
         v["bias"] = "none"
-    unread = set(ROPE_NUMBERS) - set(ROPE_READS.get(v["rope_scaling"], []))
+    unread = ROPE_NUMBERS.keys() - ROPE_READS.get(v["rope_scaling"], set())
     sizes = {"multiple_of", "ffn_dim_multiplier"}  # mlp_width says it
     return v, v.keys() - {"dropout", "attn_dropout", *sizes, *idle(v), *unread}
 
@@ -66,6 +66,8 @@ def describe(kind, v):
     for ours, key in family.keys.items():
         if ours == "rope_scaling":
             config |= scaling_of_rope(v)
+        elif ours in ROPE_NUMBERS:
+            continue
         elif not key.words:  # None: no window, no cap, where ours is 0
             config[key.name] = v[ours] if v[ours] or type(v[ours]) is bool else None
         elif v[ours] in key.words:

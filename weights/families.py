@@ -5,7 +5,6 @@ all of weights/, "theirs" means the keys of Hugging Face's config.json and the n
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 from weights import layouts
@@ -31,7 +30,6 @@ class Family(NamedTuple):
     absent: dict = {}  # {their key in `fixed`: what its absence means, if not that value}
     older: dict = {}  # other names of the same keys: {older: newer}
     in_rope: dict = {}  # names within rope_parameters: {name there: name in this table}
-    ours: Callable = lambda c: {}  # their configuration c -> further values of ours
 
 
 def row(theirs, ours, layout=plain):
@@ -67,7 +65,7 @@ GATE = {
 
 ROPE = {"none": ("default",), "linear": ("linear",), "yarn": ("yarn",), "llama3": ("llama3",)}
 ROPE_NUMBERS = {"rope_factor": "factor", "rope_original": "original_max_position_embeddings"}
-FACTOR, BOTH = ["rope_factor"], [*ROPE_NUMBERS]  # the numbers that a kind of rope_scaling reads
+FACTOR, BOTH = {"rope_factor"}, {*ROPE_NUMBERS}  # the numbers that a kind of rope_scaling reads
 ROPE_READS = dict(linear=FACTOR, ntk=FACTOR, yarn=BOTH, yarn_exact=BOTH, llama3=BOTH)
 
 
@@ -76,9 +74,7 @@ def head_width(c):
 
 
 def yarn_temperature(c):
-    factor = c.get("factor", 1)
-    stretched = type(factor) in (int, float) and factor > 1
-    return 0.1 * math.log(factor) + 1 if stretched else 1
+    return 0.1 * math.log(c["factor"]) + 1 if c["factor"] > 1 else 1
 
 
 def even_part(c):
@@ -87,9 +83,12 @@ def even_part(c):
     return c["rotary_pct"] if int(head_width(c) * c["rotary_pct"]) % 2 == 0 else 1
 
 
-ROPE_KEYS = dict(
-    rope_theta=Key("rope_theta", 10000.0), rope_scaling=Key("rope_type", "default", ROPE)
+SCALING = dict(
+    rope_scaling=Key("rope_type", "default", ROPE),
+    rope_factor=Key("factor", 1.0),
+    rope_original=Key("original_max_position_embeddings", None),
 )
+ROPE_KEYS = SCALING | dict(rope_theta=Key("rope_theta", 10000.0))
 ROPE_FIXED = (
     dict(head_dim=head_width, partial_rotary_factor=1, low_freq_factor=1, high_freq_factor=4)
     | dict(beta_fast=32, beta_slow=1, truncate=(True, False), mscale=None)
@@ -186,13 +185,13 @@ NEOX = Family(  # also Pythia
     "gpt_neox.",
     dict(position="rope", norm="layernorm", bias="all"),
     SIZES
+    | SCALING
     | dict(
         mlp_width=Key("intermediate_size"),
         mlp=Key("hidden_act", "gelu", ACT),
         block=Key("use_parallel_residual", True, {"parallel2": (True,), "pre": (False,)}),
         rope_theta=Key("rotary_emb_base", 10000.0),
         rope_fraction=Key("rotary_pct", 0.25),
-        rope_scaling=ROPE_KEYS["rope_scaling"],
     ),
     ROPE_FIXED | dict(layer_norm_eps=1e-5, attention_bias=True, rotary_pct=even_part),
     [
@@ -306,23 +305,10 @@ QWEN3 = LLAMA._replace(
 )
 
 
-def nope_every(c):
-    """Our nope_every for SmolLM3's list of layers, 1 where there are positions and else 0, or for
-    its interval; None if the list is of another kind."""
-    flags, n_layer = c.get("no_rope_layers"), c["num_hidden_layers"]
-    if flags is None:
-        return c["no_rope_layer_interval"]
-    if not isinstance(flags, list) or len(flags) < n_layer:
-        return None
-    flags = flags[:n_layer]
-    every = flags.index(0) + 1 if 0 in flags else 0
-    expected = [int(not every or i % every > 0) for i in range(1, n_layer + 1)]
-    return every if flags == expected else None
-
-
-def regular_nope(c):
-    regular = nope_every(c) is not None
-    return c.get("no_rope_layers") if regular else "a 0 every so many 1"
+def regular_layers(c):
+    """The no_rope_layers that their interval implies, 0 for a layer without positions."""
+    n_layer = len(c["no_rope_layers"]) if isinstance(c.get("no_rope_layers"), list) else 0
+    return [int(i % c["no_rope_layer_interval"] > 0) for i in range(1, n_layer + 1)]
 
 
 SMOLLM3 = LLAMA._replace(
@@ -334,8 +320,7 @@ SMOLLM3 = LLAMA._replace(
         rope_theta=Key("rope_theta", 2e6),
         nope_every=Key("no_rope_layer_interval", 4),
     ),
-    fixed=NO_WINDOW | dict(no_rope_layers=regular_nope),
-    ours=lambda c: {"nope_every": nope_every(c)},
+    fixed=NO_WINDOW | dict(no_rope_layers=regular_layers),
 )
 
 NANOCHAT = LLAMA._replace(  # of January 2026 or earlier: without value embeddings

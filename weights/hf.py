@@ -44,6 +44,7 @@ BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_fre
 NULLABLE = ("sliding_window", "num_key_value_heads", "final_logit_softcapping")  # null: not absent
 DEFAULTS = {field.name: field.default for field in fields(VariantConfig)}
 DAMAGED = "download the file again"
+NO_CONFIG = "is this the config.json of a Hugging Face model?"
 UNFIT = "these are not the weights of this config.json"
 
 
@@ -55,26 +56,56 @@ def understand(config, where):
     if a value has the wrong type or range, or if our model cannot express it."""
     kind = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(kind, str) or kind not in FAMILIES:
-        what = f"cannot read a model of model_type {shortened(kind)}"
+        what = f"cannot read a model of model_type {one_line(kind)}"
         raise UserError(what, where, "choose from " + ", ".join(FAMILIES))
     family = FAMILIES[kind]
-    config = family.absent | flat(family, config, where)
-    check_types(family, config, where)
-    check_expressible(family, config, where)
-
-    values = dict(family.slots)
+    given = flat(family, config, where)
+    c, values = family.absent | given, dict(family.slots)
     for ours, key in family.keys.items():
-        value = config[key.name]
+        value = c[key.name] = typed(c, key, where)
         if key.words:
-            value = next(word for word, group in key.words.items() if value in group)
+            words = {theirs: word for word, group in key.words.items() for theirs in group}
+            check_expressible(c, key.name, tuple(words), where)
+            value = words[value]
         values[ours] = DEFAULTS[ours] if value is None else value
+    for key, fitting in (family.fixed | {"quantization_config": None}).items():
+        check_expressible(c, key, fitting(c) if callable(fitting) else fitting, where)
+
     values["mlp_width"] = values.get("mlp_width") or 4 * values["n_embd"]
     if "rope_scaling" in values:
-        kind = values["rope_scaling"]
-        values |= {ours: config[ROPE_NUMBERS[ours]] for ours in ROPE_READS.get(kind, [])}
-        if kind == "yarn" and not config.get("truncate", True):
+        scaling = values["rope_scaling"]
+        if scaling != "none" and "factor" not in given:
+            raise UserError("factor is missing", where, NO_CONFIG)
+        # As in transformers: the original context defaults to the model's context.
+        values["rope_original"] = c[ROPE_NUMBERS["rope_original"]] or values["block_size"]
+        for number in ROPE_NUMBERS.keys() - ROPE_READS.get(scaling, set()):
+            del values[number]
+        if scaling == "yarn" and not c.get("truncate", True):
             values["rope_scaling"] = "yarn_exact"
-    return family, values | family.ours(config)
+    return family, values
+
+
+def typed(c, key, where):
+    """The value of a Key, or its default. Raises UserError if it has the wrong type or range."""
+    required = isinstance(key.default, type)
+    if required and key.name not in c:
+        raise UserError(f"{key.name} is missing", where, NO_CONFIG)
+    kind = key.default if required else int if key.default is None else type(key.default)
+    kind = {int: PositiveInt, float: PositiveFloat}.get(kind, kind)
+    try:
+        return check(key.name, c.get(key.name, key.default), kind | None, where)
+    except UserError as error:
+        raise UserError(one_line(error.parts[0]), where, NO_CONFIG) from None
+
+
+def check_expressible(c, key, fitting, where):
+    """Raise UserError if our model cannot express their value of a key. fitting: the value that it
+    can, or a tuple of several; the first is also what absence means."""
+    fitting = fitting if isinstance(fitting, tuple) else (fitting,)
+    if c.get(key, fitting[0]) not in fitting:
+        text = repr(c[key])
+        what = f"our model cannot express {key}={text if len(text) <= 80 else text[:77] + '...'}"
+        raise UserError(what, where, f"it must be {' or '.join(map(repr, fitting))}")
 
 
 def flat(family, config, where):
@@ -100,52 +131,6 @@ def flat(family, config, where):
         rope[original] = top[original]
     both = top | rope
     return {key: value for key, value in both.items() if value is not None or key in NULLABLE}
-
-
-def check_types(family, config, where):
-    """Give absent keys their defaults, and refuse values of the wrong type or range."""
-    expected = {key.name: key.default for key in family.keys.values()}
-    if "rope_scaling" in family.keys:
-        for number in ROPE_READS.get(str(config.get("rope_type")), []):
-            expected[ROPE_NUMBERS[number]] = float if number == "rope_factor" else None
-    fix = "is this the config.json of a Hugging Face model?"
-    for key, default in expected.items():
-        required = isinstance(default, type)
-        if required and key not in config:
-            raise UserError(f"{key} is missing", where, fix)
-        value = config.setdefault(key, default)
-        kind = default if required else int if default is None else type(default)
-        kind = {int: PositiveInt, float: PositiveFloat}.get(kind, kind)
-        try:
-            config[key] = check(key, value, kind | None, where)
-        except UserError as error:
-            raise UserError(one_line(error.parts[0]), where, fix) from None
-
-    # As in transformers: the original context defaults to the model's context.
-    original = ROPE_NUMBERS["rope_original"]
-    if original in expected and config[original] is None:
-        config[original] = config[family.keys["block_size"].name]
-
-
-def check_expressible(family, config, where):
-    """Raise UserError for values that make their model another function than ours."""
-    needed = {
-        key.name: tuple(word for group in key.words.values() for word in group)
-        for key in family.keys.values()
-        if key.words
-    }
-    for key, fitting in (needed | family.fixed | {"quantization_config": None}).items():
-        fitting = fitting(config) if callable(fitting) else fitting
-        fitting = fitting if isinstance(fitting, tuple) else (fitting,)
-        if config.get(key, fitting[0]) not in fitting:
-            what = f"our model cannot express {key}={shortened(config[key])}"
-            raise UserError(what, where, f"it must be {' or '.join(map(repr, fitting))}")
-
-
-def shortened(value):
-    """A value as Python writes it, cut to what fits in a message."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def simplest(values):

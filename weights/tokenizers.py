@@ -39,7 +39,7 @@ def merges(ranks):
     return pairs
 
 
-# ---------------------------------------------------------------- GGUF's lists
+# ---------------------------------------------------------------- lists, as GGUF has them
 
 
 def to_lists(data):
@@ -54,31 +54,6 @@ def to_lists(data):
         raise UserError("the ids of the special tokens leave gaps", "tokenizer.json", fix)
     tokens = [spelled(token) for token in ranks] + sorted(special, key=special.get)
     return tokens, [f"{spelled(left)} {spelled(right)}" for left, right in merges(ranks)], special
-
-
-def from_lists(tokens, joined, special, pattern, where):
-    """The to_json() of a BPETokenizer. `special` holds ids that no text is encoded to: those at the
-    end become its special tokens; the others stay among the ranks, and the pattern prevents text
-    from producing them. Raises UserError if the merges are not in the order of the ids."""
-    end = len(tokens)
-    while end - 1 in special:
-        end -= 1
-    ids = {token: i for i, token in enumerate(tokens)}
-    order = [ids.get(pair.replace(" ", "", 1), -1) for pair in joined]
-    if order != sorted(order) or -1 in order:
-        what = "the tokenizer's merges are not in the order of its ids"
-        raise UserError(what, where, "prepare the text with another tokenizer")
-    ranks = []
-    for i, token in enumerate(tokens[:end]):
-        raw = token.encode() if i in special else bytes(BYTES[letter] for letter in token)
-        ranks.append(base64.b64encode(raw).decode())
-    return {
-        "kind": "bpe",
-        "name": "imported",
-        "pat_str": pattern,
-        "special_tokens": {tokens[i]: i for i in range(end, len(tokens))},
-        "ranks": ranks,
-    }
 
 
 def to_escaped(data):
@@ -172,18 +147,35 @@ def text_pattern(whole):
     return patterns[tuple(steps)]
 
 
-def from_tokenizer_json(whole, where):
-    """Our to_json() from a tokenizer.json of byte-level BPE. Raises UserError if it holds another
-    kind of tokenizer, or if its ids have gaps or duplicates."""
+def from_tokenizer_json(content, where):
+    """Our to_json() from a tokenizer.json of byte-level BPE. Special tokens whose ids are the last
+    become ours; others stay among the ranks, and the pattern prevents text from producing them.
+    Raises UserError if the file holds another kind of tokenizer, if its ids have gaps or
+    duplicates, or if its merges are not in their order."""
     try:
-        pattern, model, added = text_pattern(whole), whole["model"], whole["added_tokens"]
+        pattern, model, added = text_pattern(content), content["model"], content["added_tokens"]
         ids = model["vocab"] | {token["content"]: token["id"] for token in added}
         tokens = sorted(ids, key=ids.get)
         if [ids[token] for token in tokens] != list(range(len(tokens))):
             raise ValueError("its ids have gaps or duplicates")
-        joined = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+        pairs = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"]]
+        order = [ids.get(left + right, -1) for left, right in pairs]
+        if order != sorted(order) or -1 in order:
+            raise ValueError("its merges are not in the order of its ids")
+
         special = {token["id"] for token in added}
-        return from_lists(tokens, joined, special, pattern, where)
+        end = next((i + 1 for i in reversed(range(len(tokens))) if i not in special), 0)
+        ranks = []
+        for i, token in enumerate(tokens[:end]):
+            raw = token.encode() if i in special else bytes(BYTES[letter] for letter in token)
+            ranks.append(base64.b64encode(raw).decode())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"cannot read this as byte-level BPE: {one_line(error)}"
         raise UserError(what, where, "prepare the text with a tokenizer of ours") from None
+    return {
+        "kind": "bpe",
+        "name": "imported",
+        "pat_str": pattern,
+        "special_tokens": {tokens[i]: i for i in range(end, len(tokens))},
+        "ranks": ranks,
+    }

@@ -139,8 +139,10 @@ def test_merges_are_those_of_the_ranks():
     listed, joined, special = tokenizers.to_lists(data)
     assert len(joined) == len(data["ranks"]) - 256
     assert special == {"<|endoftext|>": len(data["ranks"])}
+    content = tokenizers.to_tokenizer_json(data)
+    content["model"]["merges"].reverse()
     with pytest.raises(UserError, match="not in the order"):
-        tokenizers.from_lists(listed, joined[::-1], {len(listed) - 1}, "", "x")
+        tokenizers.from_tokenizer_json(content, "x")
 
 
 def test_a_run_of_spaces_before_a_digit():
