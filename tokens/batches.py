@@ -29,7 +29,6 @@ class Shuffled:
     def __init__(self, random, n, first, step):
         self.n, self.first, self.step = n, first, step
         self.half = np.uint64(((n - 1).bit_length() + 1) // 2)  # k, the bits of half a number
-        self.mask = (np.uint64(1) << self.half) - np.uint64(1)
         self.keys = random.integers(1 << 64, size=(ROUNDS, 1), dtype=np.uint64)
 
     def __getitem__(self, entries):
@@ -41,20 +40,22 @@ class Shuffled:
 
     def mixed(self, numbers):
         """Other numbers below 4^k, one-to-one."""
-        left, right = numbers >> self.half, numbers & self.mask
+        mask = (np.uint64(1) << self.half) - np.uint64(1)
+        left, right = numbers >> self.half, numbers & mask
         for key in self.keys:
             z = right + key
             z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
             z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-            left, right = right, left ^ (z ^ z >> np.uint64(31)) & self.mask
+            left, right = right, left ^ (z ^ z >> np.uint64(31)) & mask
         return left << self.half | right
 
 
-def release(tokens):
-    """Let go of the pages of a token file that were read; the system's cache keeps them. Otherwise
-    the resident memory of a run grows to the size of the file."""
-    if isinstance(tokens, np.memmap):
-        tokens.base.madvise(mmap.MADV_DONTNEED)
+def release(*arrays):
+    """Let go of the pages of token files that were read; the system's cache keeps them. Otherwise
+    the resident memory of a run grows to the size of the files."""
+    for array in arrays:
+        if isinstance(array, np.memmap):
+            array.base.madvise(mmap.MADV_DONTNEED)
 
 
 def visits(order, size, first, count):
@@ -92,14 +93,13 @@ class Batches:
     def starts(self, epoch):
         """The windows_per_epoch starts of an epoch's windows, in the order of the visits, to be
         sliced."""
-        starts = self.epochs.get(epoch)
-        if starts is None:
+        if epoch not in self.epochs:
             random = np.random.default_rng([self.seed, epoch])
             covered = (self.windows_per_epoch - 1) * self.block_size
-            offset = random.integers(len(self.windows) - covered)
-            starts = shuffled(random, self.windows_per_epoch, int(offset), self.block_size)
+            offset = int(random.integers(len(self.windows) - covered))
+            starts = shuffled(random, self.windows_per_epoch, offset, self.block_size)
             self.epochs = dict([*self.epochs.items()][-1:]) | {epoch: starts}
-        return starts
+        return self.epochs[epoch]
 
     def get(self, first, count):
         """Samples first .. first + count - 1: x and its successors y, both (count, block_size)
@@ -121,14 +121,10 @@ class Text:
 
     def __init__(self, tokens, block_size):
         self.tokens, self.block_size = tokens, block_size
+        self.learned = tokens  # the ids whose loss counts if they are targets
 
     def __len__(self):
         return len(self.tokens)
-
-    @property
-    def learned(self):
-        """The ids whose loss counts if they are targets: all."""
-        return self.tokens
 
     def batches(self, seed):
         """The samples of the split in their endless order."""

@@ -2,14 +2,15 @@
 The texts that people bring: a file, several separated by commas, a glob, or a folder with all that
 is below it. The ending of a file says how it is read:
 
-    .jsonl .ndjson          a document in each line, an object, in the column --field
-    .json                   the same in an array of objects; anything else is text
-    .csv .tsv .parquet      a document in each row, in the column --field, through `datasets`
-    any other               text in utf-8, one document: prose, source code, markdown
+    .jsonl .ndjson     a document in each line, an object, in the column --field
+    .json              the same in an array of objects; anything else is text
+    .csv .tsv          a document in each row, in the column --field
+    .parquet           the same, through pyarrow
+    any other          text in utf-8, one document: prose, source code, markdown
 
-.gz and .zst after these are unpacked on the way, the latter by pyarrow, which comes with
-`datasets`. Rows with `messages` or `conversations`, or with `prompt` and `answer`, are pairs
-(tokens/pairs.py), those with `prompt`, `chosen` and `rejected` preferences (tokens/preferences.py).
+.gz and .zst after these are unpacked on the way, the latter by pyarrow. Rows with `messages` or
+`conversations`, or with `prompt` and `answer`, are pairs, those with `prompt`, `chosen` and
+`rejected` preferences (tokens/pairs.py).
 
 A file that is named itself must be readable; one that a folder or a glob leads to is left out if it
 is binary, or has another encoding or other columns, and the reason is kept for the printout. Hidden
@@ -19,22 +20,23 @@ longest document, or with the largest .json file.
 
 import codecs
 import contextlib
+import csv
 import glob
 import gzip
+import importlib
 import io
 import os
 import re
+import sys
 import zlib
 from itertools import islice
 from pathlib import Path
 
 from common.errors import UserError, one_line
 from common.files import parse_json
-from tokens.pairs import FORM, PairRows, chat_pairs, plain_pair, preference, text_of
-from tokens.sources import give_hub_a_home
-from tokens.writing import Corpus
+from tokens.writing import Corpus, PairRows
 
-TABLES = {".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 CHUNK = 1 << 20  # bytes of text read at a time
 HEAD = 1 << 13  # bytes that tell a text from a binary file
 ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{")  # how an array of objects begins in JSON
@@ -49,7 +51,7 @@ UNPACKED = 3  # about how many times larger a compressed text becomes
 def find_files(spec):
     """{path: whether it was named itself} of the files that --input=spec names. Raises UserError if
     a part of it names none."""
-    found, walked = {}, set()
+    paths = {}
     parts = [part.strip() for part in spec.split(",") if part.strip()]
     for part in [spec] if os.path.exists(spec) or not parts else parts:
         part, where = os.path.expanduser(part), f"--input={part}"
@@ -60,35 +62,30 @@ def find_files(spec):
             fix = "check the path" + (", and quote it so that the shell passes it on" * is_glob)
             raise UserError(what, where, fix)
         for match in matches:
-            if not os.path.isdir(match):
-                found[Path(match)] = match == part
-                continue
-            if os.path.abspath(match) in walked:
-                continue
-            inside = list(walk(match, walked))
+            inside = walk(match) if os.path.isdir(match) else [Path(match)] * os.path.isfile(match)
             if match == part and not inside:
-                raise UserError("there is no file in this folder", where, "name another")
+                raise UserError("there is no file here", where, "name another")
             for path in inside:
-                found.setdefault(path, False)
-    return found
+                paths[path] = paths.get(path) or path == Path(part)
+    return paths
 
 
-def walk(folder, walked):
-    """Yield the files below a folder in a fixed order, without hidden ones and without the datasets
-    that prepare.py made. Adds the folders to the set `walked`."""
+def walk(folder):
+    """The files below a folder in a fixed order, without hidden ones and without the datasets that
+    prepare.py made."""
+    paths = []
     for root, folders, names in os.walk(folder, onerror=refuse):
-        walked.add(os.path.abspath(root))
         if root != folder and {"meta.json", "train.bin"} <= set(names):
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if not name.startswith(".") and os.path.isfile(os.path.join(root, name)):
-                yield Path(root, name)
+        shown = [Path(root, name) for name in sorted(names) if not name.startswith(".")]
+        paths += [path for path in shown if path.is_file()]
+    return paths
 
 
 def refuse(error):
-    """Raise UserError for a file or folder that cannot be read."""
+    """Raise UserError for a folder that cannot be read."""
     raise UserError(f"cannot read: {error.strerror}", error.filename, "make it readable") from None
 
 
@@ -107,67 +104,36 @@ def opened(path):
         if packed == ".gz":
             stream = gzip.open(path)  # noqa: SIM115 (closed below)
         elif packed == ".zst":
-            packed_stream = needed("pyarrow", path).input_stream(str(path), compression="zstd")
-            stream = io.BufferedReader(packed_stream)
+            raw = needed("pyarrow", path).input_stream(str(path), compression="zstd")
+            stream = io.BufferedReader(raw)
         else:
             stream = open(path, "rb")  # noqa: SIM115 (closed below)
         with stream:
             yield stream
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"the file is damaged: {one_line(error)}", path, "copy it again") from None
-    except OSError as error:
-        if error.errno is None:  # pyarrow's, for what is no zstd
+    except (EOFError, zlib.error, OSError) as error:
+        if getattr(error, "errno", None) is None:
             what = f"the file is damaged: {one_line(error)}"
             raise UserError(what, path, "copy it again") from None
-        refuse(error)
+        raise UserError(f"cannot read: {error.strerror}", path, "make it readable") from None
 
 
 def needed(package, where):
     """A package that only some inputs need."""
     try:
-        return __import__(package)
+        return importlib.import_module(package)
     except ImportError:
-        what = "this needs the package datasets"
-        raise UserError(what, where, "pip install datasets") from None
-
-
-def head_of(path):
-    """The first bytes of a file; those of parquet, which is not a text, say nothing."""
-    if ending(path)[0] == ".parquet":
-        return b""
-    with opened(path) as file:
-        return file.read(HEAD)
-
-
-def is_table(path, head):
-    """Whether a file that begins with these bytes is read in rows."""
-    if ending(path)[0] == ".json":
-        return bool(ARRAY.match(head))
-    return ending(path)[0] in TABLES
+        name = package.partition(".")[0]
+        raise UserError(f"this needs the package {name}", where, f"pip install {name}") from None
 
 
 def flaw_of(head):
     """Why a file is not a text in utf-8, as far as its first bytes tell; None if it seems one."""
-    for marks, name in (
-        ((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),  # first: it begins as UTF-16 does
-        ((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
-    ):
-        if head.startswith(marks):
-            return f"the text is {name}, not utf-8"
-    if b"\0" not in head:
-        return None
-    even, odd = head[::2].count(0), head[1::2].count(0)
-    if min(even, odd) == 0 and max(even, odd) > len(head) // 4:
-        return "the text is UTF-16, not utf-8"  # without a mark, mostly Latin letters
-    return "the file is binary, not a text"
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)):
+        return "the text is UTF-16 or UTF-32, not utf-8"
+    return "the file is binary, or UTF-16, not utf-8 text" if b"\0" in head else None
 
 
-def repair_of(flaw):
-    """What the user can do about a flaw."""
-    return "save it as utf-8" if "-8" in flaw else "leave it out"
-
-
-# ---------------------------------------------------------------- texts
+# ---------------------------------------------------------------- texts and tables
 
 
 def read_text(path):
@@ -189,74 +155,42 @@ def read_text(path):
                 raise UserError(what, path, "save it as utf-8") from None
 
 
-# ---------------------------------------------------------------- tables
+def raw_rows(path, columns):
+    """Yield (where it is, row) of a table: a line of JSON as bytes, else a dictionary."""
+    kind = ending(path)[0]
+    if kind == ".parquet":
+        table = needed("pyarrow.parquet", path).ParquetFile(path)
+        batches = table.iter_batches(1024, columns=columns)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from ((f"{path}, row {number:,}", row) for number, row in enumerate(rows, 1))
+        return
+    with opened(path) as file:
+        if kind in (".csv", ".tsv"):
+            csv.field_size_limit(sys.maxsize)
+            lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+            rows = csv.DictReader(lines, delimiter="\t" if kind == ".tsv" else ",", strict=True)
+        else:
+            rows = parse_json(file.read()) if kind == ".json" else file
+        for number, row in enumerate(rows, 1):
+            yield f"{path}:{number}" if rows is file else f"{path}, row {number:,}", row
 
 
 def rows_of(path, columns=None):
-    """Yield (where it is, row as a dictionary) of a table; of parquet only these columns."""
-    if ending(path)[0] == ".json":
-        return array_rows(path)
-    kind = TABLES[ending(path)[0]]
-    return json_rows(path) if kind == "json" else table_rows(path, kind, columns)
-
-
-def array_rows(path):
-    """Yield (where it is, object) of a JSON array. Raises UserError if it is not one of objects."""
-    with opened(path) as file:
-        rows = parsed(file.read(), "file", path, "check it with another program")
-    for number, row in enumerate(rows, 1):
-        where = f"{path}, row {number:,}"
-        yield where, checked_object(row, "row", where)
-
-
-def json_rows(path):
-    """Yield (path:line, object) of JSON Lines. Raises UserError at the first line that is none."""
-    with opened(path) as file:
-        for number, line in enumerate(file, 1):
-            where = f"{path}:{number}"
-            if line.strip():
-                row = parsed(line, "line", where, "a line is an object, {...}")
-                yield where, checked_object(row, "line", where)
-
-
-def parsed(content, kind, where, fix):
-    """The value of a JSON file or line, given its bytes."""
+    """Yield (where it is, row as a dictionary) of a table; of parquet only these columns. Raises
+    UserError at the first row that cannot be read."""
+    where, kind = path, ending(path)[0].removeprefix(".")
     try:
-        return parse_json(content.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise UserError(f"the {kind} is not utf-8", where, "save it as utf-8") from None
-    except ValueError as error:
-        what = f"not JSON: {getattr(error, 'msg', error)}"
-        raise UserError(what, where, fix) from None
-
-
-def checked_object(row, kind, where):
-    """A row or line, which must be a JSON object."""
-    if not isinstance(row, dict):
-        what = f"the {kind} holds a JSON {type(row).__name__}, not an object"
-        raise UserError(what, where, FORM)
-    return row
-
-
-def table_rows(path, kind, columns):
-    """Yield (where it is, row) of a csv or parquet file, only these columns if they are given."""
-    give_hub_a_home()
-    datasets = needed("datasets", path)
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the error says it all
-    options = {"columns": columns}
-    if kind == "csv":  # a column of texts stays as it is, also if all of them are numbers
-        texts = dict.fromkeys(columns or (), str)
-        tab = "\t" if ending(path)[0] == ".tsv" else ","
-        options = dict(sep=tab, usecols=columns, converters=texts, keep_default_na=False)
-    try:
-        rows = datasets.load_dataset(
-            kind, data_files=glob.escape(str(path)), split="train", streaming=True, **options
-        )
-        for number, row in enumerate(rows, 1):
-            yield f"{path}, row {number:,}", row
-    except Exception as error:  # of many kinds: format, encoding, end of the file
-        what = f"the table cannot be read: {type(error).__name__} {one_line(error)}"
-        raise UserError(what, path, "check it with another program") from None
+        for where, row in raw_rows(path, columns):
+            if isinstance(row, bytes):
+                row = parse_json(row) if row.strip() else {}
+            if not isinstance(row, dict):
+                raise ValueError(f"a {type(row).__name__}, not an object")
+            if row:
+                yield where, row
+    except (ValueError, OSError, csv.Error) as error:  # OSError: of pyarrow
+        flaw = getattr(error, "msg", None) or one_line(error)
+        what = f"this cannot be read as {kind}: {flaw}"
+        raise UserError(what, where, "mend it, or leave the file out") from None
 
 
 def shape_of(path, field):
@@ -274,11 +208,10 @@ def shape_of(path, field):
     for column in wanted:
         if column in first:
             return ("chat" if isinstance(first[column], list) else "text"), column
-    if not field and {"prompt", "answer"} <= first.keys():
-        return "pairs", None
-    if not field and {"prompt", "chosen", "rejected"} <= first.keys():
-        return "preferences", None
-    fields = ", ".join(islice(first, 20))
+    for kind, columns in COLUMNS.items():
+        if not field and {*columns} <= first.keys():
+            return kind, None
+    fields = ", ".join(map(str, islice(first, 20)))
     what = f"there is no field {wanted[0]} among: {fields}"
     fix = "choose one with --field=NAME" + ", or name two of them prompt and answer" * (not field)
     raise UserError(what, path, fix)
@@ -293,11 +226,14 @@ def open_input(spec, field=None):
     named, skipped, shapes = find_files(spec), {}, {}
     for path in named:
         try:
-            head = head_of(path)
-            flaw = flaw_of(head)
-            if flaw:
-                raise UserError(flaw, path, repair_of(flaw))
-            shapes[path] = shape_of(path, field) if is_table(path, head) else ("file", None)
+            kind, head = ending(path)[0], b""
+            if kind != ".parquet":
+                with opened(path) as file:
+                    head = file.read(HEAD)
+            if flaw := flaw_of(head):
+                raise UserError(flaw, path, "save it as utf-8, or leave it out")
+            is_table = ARRAY.match(head) if kind == ".json" else kind in TABLES
+            shapes[path] = shape_of(path, field) if is_table else ("file", None)
         except UserError as error:
             if named[path]:
                 raise
@@ -306,9 +242,9 @@ def open_input(spec, field=None):
     if not shapes:
         name, why = next(iter(skipped.items()))
         raise UserError(f"there is no text here: {why}", name, "name other files")
-    kinds = {"text": "text", "file": "text", "chat": "prompts and answers"}
-    kinds |= {"pairs": "prompts and answers", "preferences": "preferences"}
-    kinds = {kinds[kind]: path for path, (kind, _) in shapes.items()}
+    words = {"chat": "prompts and answers", "pairs": "prompts and answers"}
+    words |= {"preferences": "preferences"}
+    kinds = {words.get(kind, "text"): path for path, (kind, _) in shapes.items()}
     if len(kinds) > 1:
         (first, path), (second, other) = sorted(kinds.items())[:2]
         what = f"{path} holds {first}, {other} {second}"
@@ -318,8 +254,7 @@ def open_input(spec, field=None):
         raise UserError(what, f"--field={field}", "leave it out")
 
     if "text" not in kinds:
-        rows, preferences = (lambda: pair_rows(shapes, skipped)), "preferences" in kinds
-        return PairRows(spec, rows, skipped, preferences)
+        return PairRows(spec, lambda: pair_rows(shapes, skipped), skipped, "preferences" in kinds)
     size = sum(path.stat().st_size * (UNPACKED if ending(path)[1] else 1) for path in shapes)
     if [*shapes.values()] == [("file", None)]:
         return Corpus(spec, lambda: read_text(*shapes), size=size, skipped=skipped)
@@ -327,52 +262,114 @@ def open_input(spec, field=None):
 
 
 def documents_of(shapes, named, skipped):
-    """Yield every document of the files."""
+    """Yield every document of the files. Rows without a text are counted."""
     for path, (kind, column) in shapes.items():
-        if kind == "text":
-            yield from column_of(path, column, skipped)
-            continue
         try:
-            text = "".join(read_text(path))
+            texts = ["".join(read_text(path))] if kind == "file" else column_of(path, column)
+            empty = 0
+            for text in texts:
+                if text.strip():
+                    yield text
+                else:
+                    empty += 1
+            if empty:
+                rows = f"only the rows without {column}: {empty:,}"
+                skipped[str(path)] = "the file is empty" if kind == "file" else rows
         except UserError as error:
-            if named[path]:
+            if named[path] or kind != "file":
                 raise
             skipped[str(path)] = error.parts[0]
-            continue
-        if text.strip():
-            yield text
-        else:
-            skipped[str(path)] = "the file is empty"
 
 
-def column_of(path, column, skipped):
-    """Yield the texts of a column. Rows without one are counted."""
-    empty, fix = 0, "choose a column of texts with --field=NAME"
+def column_of(path, column):
+    """Yield the text in a column of each row, "" if there is none."""
+    fix = "choose a column of texts with --field=NAME"
     for where, row in rows_of(path, [column]):
-        value = row.get(column)
-        if value is None or isinstance(value, str) and not value.strip():
-            empty += 1
-            continue
-        if not isinstance(value, str):
-            what = f"the field {column} is of type {type(value).__name__}, not a text"
-            raise UserError(what, where, fix)
-        yield text_of(row, column, where, fix)
-    if empty:
-        skipped[str(path)] = f"only the rows without {column}: {empty:,}"
+        yield text_of(row, column, where, fix) if row.get(column) is not None else ""
 
 
 def pair_rows(shapes, skipped):
     """Yield (where it is, [(prompt, answer), ...]) of every row of the tables."""
     for path, (kind, column) in shapes.items():
-        empty, columns = 0, COLUMNS.get(kind, [column])
-        for where, row in rows_of(path, columns):
+        empty = 0
+        for where, row in rows_of(path, COLUMNS.get(kind, [column])):
             if kind == "chat":
                 pairs = chat_pairs(row.get(column), where)
             else:
-                pairs = plain_pair(row, where) if kind == "pairs" else preference(row, where)
+                pairs = answers(row, COLUMNS[kind], where)
             if pairs:
                 yield where, pairs
             else:
                 empty += 1
         if empty:
             skipped[str(path)] = f"only the rows without an answer: {empty:,}"
+
+
+# ---------------------------------------------------------------- prompts and answers
+
+FORM = 'a line is {"prompt": "...", "answer": "..."}, or {"messages": [...]}'
+MESSAGE = 'a message is {"role": "user", "content": "..."}'
+SHAREGPT = {"human": "user", "gpt": "assistant"}  # its names of the two roles
+
+
+def text_of(row, key, where, fix=FORM):
+    """row[key], which must be a text of whole characters; else a UserError."""
+    text = row.get(key)
+    if not isinstance(text, str):
+        raise UserError(f"no {key} that is a text", where, fix)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        what = f"the {key} holds a lone surrogate, \\ud800 to \\udfff"
+        raise UserError(what, where, "remove it") from None
+    return text
+
+
+def answers(row, columns, where):
+    """[(prompt, answer)] of a row, or of a preference [(prompt, chosen), (prompt, rejected)].
+    Raises UserError if a text is missing, or the answers are the same."""
+    prompt, *texts = (text_of(row, key, where) for key in columns)
+    if not all(text.strip() for text in texts):
+        raise UserError("an answer is empty", where, "leave the row out, or answer")
+    if len({*texts}) < len(texts):
+        raise UserError("both answers are the same", where, "leave the preference out")
+    return [(prompt, text) for text in texts]
+
+
+def chat_pairs(messages, where):
+    """[(prompt, answer), ...] of a conversation, one for each message of the assistant. The prompt
+    is the conversation before it, and ends with the words after which the model has to answer:
+
+        User: What is the capital of France?
+        Assistant:
+
+    A message without content, such as the call of a tool, is left out. ShareGPT's names `from` and
+    `value` do as well. Raises UserError if the conversation is malformed."""
+    if not isinstance(messages, list):
+        raise UserError("no messages that are a list", where, FORM)
+    pairs, before = [], ""
+    for message in messages:
+        if not isinstance(message, dict):
+            raise UserError("a message is not an object", where, MESSAGE)
+        if "role" not in message and "from" in message:
+            role = text_of(message, "from", where, MESSAGE)
+            message = {"role": SHAREGPT.get(role, role), "content": message.get("value")}
+        role = text_of(message, "role", where, MESSAGE).capitalize()
+        if message.get("content") is None:
+            continue
+        content = content_of(message, where)
+        if role == "Assistant" and content.strip():
+            pairs.append((f"{before}{role}:", f" {content}"))
+        before += f"{role}: {content}\n"
+    return pairs
+
+
+def content_of(message, where):
+    """The text of a message; if its content is a list of parts, of those that are text."""
+    content = message["content"]
+    if not isinstance(content, list):
+        return text_of(message, "content", where, MESSAGE)
+    if not all(isinstance(part, dict) and "text" in part for part in content):
+        what = "the content has parts without text, such as images"
+        raise UserError(what, where, "leave the conversation out")
+    return "".join(text_of(part, "text", where, MESSAGE) for part in content)

@@ -101,7 +101,7 @@ def open_sources(config, metas, tokenizer, block_size):
     of its dataset."""
     counts = [meta["splits"]["train"]["tokens"] for meta in metas.values()]
     parts = weights(config.data_weights, config.data_alpha, counts)
-    sources = []
+    sources, seed = [], data_seed(config)
     for i, ((name, meta), weight) in enumerate(zip(metas.items(), parts, strict=True)):
         if not weight * BLOCK >= 1:
             raise UserError(
@@ -111,16 +111,11 @@ def open_sources(config, metas, tokenizer, block_size):
             )
         folder = Path(config.data_dir) / name
         splits = {split: open_split(folder, split, block_size) for split in ("train", "val")}
-        batches = splits["train"].batches(source_seed(data_seed(config), i))
+        if i > 0:  # so that datasets of the same length have different orders
+            seed = int(np.random.SeedSequence([data_seed(config), i]).generate_state(1)[0])
         bits = bits_per_byte(splits["val"], tokenizer, config.eval_tokens)
-        sources.append(Source(name, meta, weight, splits, batches, bits))
+        sources.append(Source(name, meta, weight, splits, splits["train"].batches(seed), bits))
     return sources
-
-
-def source_seed(seed, i):
-    """The seed of the source number i, so that datasets of the same length have different
-    orders."""
-    return seed if i == 0 else int(np.random.SeedSequence([seed, i]).generate_state(1)[0])
 
 
 def open_split(folder, split, block_size):
@@ -145,9 +140,7 @@ def open_split(folder, split, block_size):
 
 def open_batches(config, sources):
     """The training samples of a run: those of its only source, or of the mixture."""
-    if len(sources) == 1:
-        return sources[0].batches
-    return Mixture(sources, data_seed(config))
+    return sources[0].batches if len(sources) == 1 else Mixture(sources, data_seed(config))
 
 
 class Mixture:
@@ -187,11 +180,11 @@ class Mixture:
         int64."""
         origin = visits(self.order, BLOCK, first, count)  # (count,) the source of each sample
         before = self.counts(first)
-        xs, ys = [], []
-        for i in np.unique(origin):
-            x, y = self.sources[i].batches.get(int(before[i]), int((origin == i).sum()))
-            xs.append(x)
-            ys.append(y)
+        parts = [
+            self.sources[i].batches.get(int(before[i]), int((origin == i).sum()))
+            for i in np.unique(origin)
+        ]
         # The place of each sample among the samples sorted by source.
         place = np.argsort(np.argsort(origin, kind="stable"))
-        return np.concatenate(xs)[place], np.concatenate(ys)[place]
+        x, y = (np.concatenate(part)[place] for part in zip(*parts, strict=True))
+        return x, y

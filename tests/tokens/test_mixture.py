@@ -23,14 +23,10 @@ from weights import checkpoint
 
 def mixed(parts=(0.5, 0.3, 0.2), seed=1, sizes=(5000, 700, 90), block_size=8):
     """A Mixture whose source i has the tokens 100,000 i, 100,000 i + 1, ..."""
-    sources = [
-        SimpleNamespace(
-            name="abc"[i],
-            weight=part,
-            batches=Batches(100_000 * i + np.arange(n), block_size, seed + i),
-        )
-        for i, (part, n) in enumerate(zip(parts, sizes, strict=False))
-    ]
+    sources = []
+    for i, (part, n) in enumerate(zip(parts, sizes, strict=False)):
+        batches = Batches(100_000 * i + np.arange(n), block_size, seed + i)
+        sources.append(SimpleNamespace(name="abc"[i], weight=part, batches=batches))
     return Mixture(sources, seed)
 
 
@@ -41,9 +37,8 @@ def mixed(parts=(0.5, 0.3, 0.2), seed=1, sizes=(5000, 700, 90), block_size=8):
 def test_shares_by_the_rule(alpha, expected):
     expected = np.array(expected) / sum(expected)
     assert weights(None, alpha, [10**6, 2 * 10**6, 7 * 10**6]) == pytest.approx(expected, abs=1e-5)
-    assert weights("1,2,7", 1.0, [5, 5, 5]) == pytest.approx(
-        [0.1, 0.2, 0.7]
-    )  # what is given holds, whatever the sizes
+    given = weights("1,2,7", 1.0, [5, 5, 5])
+    assert given == pytest.approx([0.1, 0.2, 0.7])  # whatever the sizes
 
 
 @pytest.mark.parametrize(
@@ -65,38 +60,22 @@ def test_each_block_has_exactly_its_shares_in_an_order_of_its_own():
     seen = [batches.get(BLOCK * block, BLOCK)[0][:, 0] // 100_000 for block in range(3)]
     assert [np.bincount(block).tolist() for block in seen] == [[5000, 3000, 2000]] * 3
     assert (seen[0] != seen[1]).any() and (seen[0][:5000] != 0).any()
-    runs = (np.diff(seen[0]) != 0).mean()
-    assert (
-        0.55 < runs < 0.69
-    )  # neighbours differ as often as in a shuffle: 1 - (0.25 + 0.09 + 0.04)
+    # Neighbours differ as often as in a shuffle: 1 - (0.25 + 0.09 + 0.04).
+    assert 0.55 < (np.diff(seen[0]) != 0).mean() < 0.69
     assert (mixed(seed=2).get(0, BLOCK)[0] // 100_000 != batches.get(0, BLOCK)[0] // 100_000).any()
 
 
 def test_order_is_a_pure_function():
     x, y = mixed().get(0, 2 * BLOCK + 50)
-    assert (
-        x.shape == y.shape == (2 * BLOCK + 50, 8)
-        and x.dtype == y.dtype == np.int64
-        and (y == x + 1).all()
-    )
+    assert x.shape == y.shape == (2 * BLOCK + 50, 8) and x.dtype == y.dtype == np.int64
+    assert (y == x + 1).all()
     wandering = mixed()
-    for first, count in [
-        (2 * BLOCK - 7, 20),
-        (0, 3),
-        (BLOCK - 1, 2),
-        (123, 12),
-        (9000, BLOCK + 1050),
-        (5, 1),
-    ]:  # back and forth, over the ends of blocks
-        assert all(
-            (a == b[first : first + count]).all()
-            for a, b in zip(wandering.get(first, count), (x, y), strict=True)
-        )
-        assert sum(wandering.drawn(first, count).values()) == count
-        assert (
-            list(wandering.drawn(first, count).values())
-            == np.bincount(x[first : first + count, 0] // 100_000, minlength=3).tolist()
-        )
+    places = [(2 * BLOCK - 7, 20), (0, 3), (BLOCK - 1, 2), (123, 12), (9000, BLOCK + 1050), (5, 1)]
+    for first, count in places:  # back and forth, over the ends of blocks
+        for a, b in zip(wandering.get(first, count), (x, y), strict=True):
+            assert (a == b[first : first + count]).all()
+        drawn = np.bincount(x[first : first + count, 0] // 100_000, minlength=3)
+        assert list(wandering.drawn(first, count).values()) == drawn.tolist()
 
 
 def test_the_samples_of_a_source_are_its_own_order_without_replacement():
@@ -112,6 +91,10 @@ def test_the_samples_of_a_source_are_its_own_order_without_replacement():
 
 
 # ---------------------------------------------------------------- runs
+
+
+def state_of(out_dir):
+    return checkpoint.read(checkpoint.find(out_dir))[0]
 
 
 @pytest.fixture(scope="module")
@@ -133,17 +116,9 @@ def sets(tmp_path_factory):
     "more", [["--data_weights=0.5,0.3,0.2"], ["--data_alpha=0.3", "--optimizer=muon"]], ids=" ".join
 )
 def test_interrupted_and_resumed_is_uninterrupted(sets, tmp_path, more, monkeypatch):
-    monkeypatch.setattr(
-        mixture, "BLOCK", 30
-    )  # so that 9 steps of 8 samples go over the ends of blocks
-    run = [
-        "--dataset=a,b,c",
-        "--max_iters=9",
-        "--eval_interval=4",
-        "--dropout=0.2",
-        "--gradient_accumulation_steps=2",
-        *more,
-    ]
+    monkeypatch.setattr(mixture, "BLOCK", 30)  # 9 steps of 8 samples go over the ends of blocks
+    run = ["--dataset=a,b,c", "--max_iters=9", "--eval_interval=4", "--dropout=0.2"]
+    run += ["--gradient_accumulation_steps=2", *more]
     train.main(arguments(sets, tmp_path / "straight", *run))
     stopped = arguments(sets, tmp_path / "stopped", *run)
     for step in (2, 5):
@@ -154,9 +129,7 @@ def test_interrupted_and_resumed_is_uninterrupted(sets, tmp_path, more, monkeypa
     for key in ("loss", "val_loss", "val_losses", "samples"):
         assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
     assert equal(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "straight"))
-    states = [
-        checkpoint.read(checkpoint.find(tmp_path / name))[0] for name in ("straight", "stopped")
-    ]
+    states = [state_of(tmp_path / name) for name in ("straight", "stopped")]
     assert states[0]["samples"] == states[1]["samples"] and sum(states[0]["samples"].values()) == 72
     assert states[0]["samples"] == dict(losses(tmp_path / "straight", "samples"))[9]
 
@@ -177,57 +150,37 @@ def test_evaluation_of_each_set_and_the_mean_by_weight(sets, tmp_path, capsys):
         train.main(arguments(sets, tmp_path / name, *run, f"--dataset={name}"))
         assert losses(tmp_path / name, "val_loss")[0][1] == rows[0]["val_losses"][name]
         assert losses(tmp_path / name, "bits_per_byte")[0][1] == rows[0]["val_bits_per_byte"][name]
-        assert (
-            not losses(tmp_path / name, "val_losses")
-            and "samples" not in checkpoint.read(checkpoint.find(tmp_path / name))[0]
-        )
+        assert not losses(tmp_path / name, "val_losses")
+        assert "samples" not in state_of(tmp_path / name)
     drawn = rows[-1]["samples"]
-    assert (
-        sum(drawn.values()) == 12
-        and f"samples drawn: {drawn['a']} of a, {drawn['a'] / 12:.2%} (asked for: 75.00%)"
-        in printed
-    )
+    share = f"{drawn['a'] / 12:.2%} (asked for: 75.00%)"
+    assert sum(drawn.values()) == 12 and f"samples drawn: {drawn['a']} of a, {share}" in printed
     best, bits = min(row["val_loss"] for row in rows), rows[-1]["bits_per_byte"]
     assert f"best validation loss {best:.4f} nats per token, {bits:.4f} bits per byte" in printed
 
 
 def test_a_changed_mixture_is_named_when_resuming(sets, tmp_path, capsys):
-    train.main(
-        arguments(sets, tmp_path / "run", "--dataset=a,b", "--data_weights=3,1", "--max_iters=2")
-    )
+    run = ("--dataset=a,b", "--data_weights=3,1", "--max_iters=2")
+    train.main(arguments(sets, tmp_path / "run", *run))
     resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=3"]
     for other in ("a", "b,a", "a,b,c"):
         with pytest.raises(UserError, match="not those this run began with"):
             train.main([*resume, f"--dataset={other}", "--data_weights=None"])
     capsys.readouterr()
     train.main([*resume, "--data_weights=1,1"])
-    assert (
-        "warning: max_iters 2 -> 3, data_weights 3,1 -> 1,1: the run will differ"
-        in capsys.readouterr().out
-    )
-    assert (
-        sum(checkpoint.read(checkpoint.find(tmp_path / "run"))[0]["samples"].values()) == 12
-    )  # those before count, too
+    words = "warning: max_iters 2 -> 3, data_weights 3,1 -> 1,1: the run will differ"
+    assert words in capsys.readouterr().out
+    assert sum(state_of(tmp_path / "run")["samples"].values()) == 12  # those before count, too
 
 
 def test_the_best_loss_is_of_the_data_that_are_trained_on(sets, tmp_path):
     run = arguments(sets, tmp_path / "run", "--dataset=a,b", "--max_iters=2", "--eval_interval=2")
     train.main(run)
-    train.main(
-        [
-            *run,
-            "--dataset=c",
-            "--init_from=resume",
-            "--allow_data_change",
-            "--max_iters=3",
-            "--learning_rate=1e-9",
-            "--min_lr=1e-9",
-        ]
-    )
-    state = checkpoint.read(checkpoint.find(tmp_path / "run"))[0]
-    assert (state["best_val_loss"], state["best_step"]) in [
-        (loss, step) for step, loss in losses(tmp_path / "run", "val_loss")[2:]
-    ]
+    more = ("--dataset=c", "--init_from=resume", "--allow_data_change", "--max_iters=3")
+    train.main([*run, *more, "--learning_rate=1e-9", "--min_lr=1e-9"])
+    state = state_of(tmp_path / "run")
+    best = (state["best_step"], state["best_val_loss"])
+    assert best in losses(tmp_path / "run", "val_loss")[2:]
 
 
 def test_one_way_to_weigh_takes_the_place_of_the_other_when_resuming(sets, tmp_path):
@@ -239,20 +192,10 @@ def test_one_way_to_weigh_takes_the_place_of_the_other_when_resuming(sets, tmp_p
 
 
 def test_the_doctor_looks_at_a_mixture(sets, tmp_path, capsys):
-    train.main(
-        arguments(
-            sets,
-            tmp_path / "run",
-            "--dataset=a,b",
-            "--max_iters=4",
-            "--learning_rate=1e-2",
-            "--doctor",
-        )
-    )
-    printed = capsys.readouterr().out
-    assert printed.count("FAILED") == printed.count("data          FAILED") == 1, (
-        printed
-    )  # the sets repeat themselves
+    run = ("--dataset=a,b", "--max_iters=4", "--learning_rate=1e-2", "--doctor")
+    train.main(arguments(sets, tmp_path / "run", *run))
+    printed = capsys.readouterr().out  # the sets repeat themselves
+    assert printed.count("FAILED") == printed.count("data          FAILED") == 1, printed
 
 
 def test_fingerprint_of_several(sets):
@@ -264,26 +207,17 @@ def test_fingerprint_of_several(sets):
 @pytest.mark.parametrize(
     "more, words",
     [
-        (
-            ["--dataset=a,chars"],
-            "a and chars have different tokenizers .*dataset=a,chars.*same one",
+        (["--dataset=a,chars"], "different tokenizers .*dataset=a,chars.*same one"),
+        *(
+            (["--dataset=a,b", f"--data_weights={value}"], "is not a number above 0 for each")
+            for value in ("0.5", "1,0", "1,x", "1,nan")
         ),
-        (
-            ["--dataset=a,b", "--data_weights=0.5"],
-            "data_weights=0.5 is not a number above 0 for each of a, b",
-        ),
-        (["--dataset=a,b", "--data_weights=1,0"], "not a number above 0 for each"),
-        (["--dataset=a,b", "--data_weights=1,x"], "not a number above 0 for each"),
-        (["--dataset=a,b", "--data_weights=1,nan"], "not a number above 0 for each"),
         (["--dataset=a,b", "--data_weights=1,2", "--data_alpha=0.5"], "both set the shares"),
         (["--dataset=a,b", "--data_alpha=-1"], "data_alpha=-1.0 is negative"),
         (["--dataset=a,a"], "names no dataset, or one twice"),
         (["--dataset=a,,b"], "names no dataset, or one twice"),
         (["--dataset=a,nowhere"], "prepare.py nowhere"),
-        (
-            ["--dataset=a,b", "--data_weights=1,0.00001"],
-            "b would be 1e-05 of the samples, less than one in 10,000",
-        ),
+        (["--dataset=a,b", "--data_weights=1,0.00001"], "less than one in 10,000"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_written(sets, tmp_path, more, words):
@@ -296,8 +230,6 @@ def test_a_known_set_that_is_missing_is_prepared(sets, monkeypatch):
     asked = []
     monkeypatch.setattr("prepare.prepare", lambda name, data_dir: asked.append((name, data_dir)))
     config = TrainConfig(dataset="a,shakespeare_char, shakespeare", data_dir=str(sets))
-    with pytest.raises(
-        UserError, match="prepare.py shakespeare_char"
-    ):  # since that prepare did nothing
+    with pytest.raises(UserError, match="prepare.py shakespeare_char"):  # nothing was prepared
         train.find_data(config, train.set_up("cpu", "float32"))
     assert asked == [("shakespeare_char", str(sets)), ("shakespeare", str(sets))]

@@ -2,7 +2,6 @@
 
 Run: python -m pytest tests/tokens/test_pairs.py"""
 
-import hashlib
 import json
 import math
 import random
@@ -19,35 +18,21 @@ from helpers.texts import message, tiny_bpe
 from prepare import prepare
 from sample import generate
 from tokens import token_files
-from tokens.pairs import PairBatches, Pairs, chat_pairs
-from tokens.token_files import fingerprint, load_mask, load_meta, load_split
+from tokens.documents import chat_pairs
+from tokens.pairs import PairBatches, Pairs
+from tokens.token_files import load_mask, load_meta, load_split
 from training import start
 from weights.checkpoint import open_run
 
-PAIRS = [
-    ("the king of", " rome"),
-    ("shall", " speak no more"),
-    ("", "é"),
-    ("no\nmore", "x"),
-    ("rome ", "is the king of no more speak"),
-] * 4
-
-
-def write(path, pairs):
-    path.write_text(
-        "".join(
-            json.dumps({"prompt": prompt, "answer": answer, "note": 1}) + "\n"
-            for prompt, answer in pairs
-        ),
-        encoding="utf-8",
-    )
-    return str(path)
+PAIRS = [("the king of", " rome"), ("shall", " speak no more"), ("", "é"), ("no\nmore", "x")]
+PAIRS = [*PAIRS, ("rome ", "is the king of no more speak")] * 4
 
 
 def prepared(folder, pairs, kind="byte", name="pairs"):
-    prepare(
-        name, input=write(folder / f"{name}.jsonl", pairs), tokenizer=kind, data_dir=str(folder)
-    )
+    rows = [{"prompt": prompt, "answer": answer, "note": 1} for prompt, answer in pairs]
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    prepare(name, input=str(path), tokenizer=kind, data_dir=str(folder))
     return folder / name
 
 
@@ -60,7 +45,7 @@ def split_of(folder, split, block_size):
 
 @pytest.mark.parametrize("kind", ["char", "byte", "gpt2"])
 def test_tokens_and_mask(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr("tokens.sources.gpt2_tokenizer", tiny_bpe)
+    monkeypatch.setattr("tokens.downloads.gpt2_tokenizer", tiny_bpe)
     folder = prepared(tmp_path, PAIRS, kind)
     meta = load_meta(folder)
     coder = token_files.load_tokenizer(folder, meta)
@@ -72,46 +57,35 @@ def test_tokens_and_mask(tmp_path, monkeypatch, kind):
             answer_ids = [*coder.encode(answer), coder.start]
             tokens += prompt_ids + answer_ids
             mask += [0] * len(prompt_ids) + [1] * len(answer_ids)
-        assert (
-            load_split(folder, split, 0).tolist() == tokens
-            and load_mask(folder, split).tolist() == mask
-        )
-        entry = meta["splits"][split]
-        assert entry["pairs"] == len(pairs) and entry["bytes"] == sum(
-            len((prompt + answer).encode()) for prompt, answer in pairs
-        )
-        assert (
-            entry["longest"]
-            == max(len(coder.encode(prompt + answer)) for prompt, answer in pairs[:5]) + 1
-            or kind == "gpt2"
-        )
+        assert load_split(folder, split, 0).tolist() == tokens
+        assert load_mask(folder, split).tolist() == mask
+        entry, texts = meta["splits"][split], [prompt + answer for prompt, answer in pairs]
+        assert entry["pairs"] == len(pairs)
+        assert entry["bytes"] == sum(len(text.encode()) for text in texts)
+        longest = max(len(coder.encode(text)) for text in texts[:5]) + 1
+        assert entry["longest"] == longest or kind == "gpt2"
 
 
 @pytest.mark.parametrize(
     "line, words",
     [
-        ("{", "not JSON.*:2\\)"),
-        ("3", "holds a JSON int, not an object.*:2\\)"),
-        ("[" * 200_000, "not JSON: nested too deep.*:2\\)"),
+        ("{", "Expecting .*:2\\)"),
+        ("3", "a int, not an object .*:2\\)"),
+        ("[" * 200_000, "nested too deep .*:2\\)"),
         ('{"answer": "x"}', "no prompt"),
-        ('{"prompt": "x"}', "no answer"),
         ('{"prompt": 1, "answer": "x"}', "no prompt that is a text"),
-        ('{"prompt": "x", "answer": ""}', "the answer is empty .*:2\\)"),
-        ('{"prompt": "x", "answer": " \\n"}', "the answer is empty"),
+        ('{"prompt": "x", "answer": ""}', "an answer is empty .*:2\\)"),
+        ('{"prompt": "x", "answer": " \\n"}', "an answer is empty"),
         ('{"prompt": "x", "answer": "\\ud800"}', "lone surrogate"),
         ('{"prompt": "x", "answer": "a\\nb"}', "several lines.*:2\\).*gpt2"),
-        ("\udcff", "not utf-8"),
+        ("\udcff", "'utf-8' codec"),
     ],
 )
 def test_a_line_that_holds_no_pair_is_named(tmp_path, line, words):
-    good = json.dumps({"prompt": "p", "answer": "a"})
-    (tmp_path / "bad.jsonl").write_text(
-        f"{good}\n{line}\n\n{good}\n", encoding="utf-8", errors="surrogateescape"
-    )
-    assert re.search(
-        words, message(prepare, "bad", str(tmp_path / "bad.jsonl"), "byte", str(tmp_path / "data"))
-    )
-    assert not (tmp_path / "data" / "bad").exists() and not (tmp_path / "data" / "bad.new").exists()
+    good, path = json.dumps({"prompt": "p", "answer": "a"}), tmp_path / "bad.jsonl"
+    path.write_text(f"{good}\n{line}\n\n{good}\n", encoding="utf-8", errors="surrogateescape")
+    text = message(prepare, "bad", str(path), "byte", str(tmp_path / "data"))
+    assert re.search(words, text) and not (tmp_path / "data" / "bad").exists()
 
 
 @pytest.mark.parametrize("count, words", [(0, "the table is empty"), (1, "or more, here: 1")])
@@ -150,9 +124,8 @@ def test_other_forms_of_a_conversation_are_the_same():
 
 def test_a_conversation_is_in_one_split(tmp_path, capsys):
     path = tmp_path / "chat.jsonl"
-    rows = [
-        {"messages": [*CHAT[:5], {"role": "assistant", "content": f"Rome {i}."}]} for i in range(40)
-    ]
+    answers = ({"role": "assistant", "content": f"Rome {i}."} for i in range(40))
+    rows = [{"messages": [*CHAT[:5], answer]} for answer in answers]
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": CHAT[:2]}]))
     meta = prepare("chat", str(path), "byte", str(tmp_path))
     assert [entry["pairs"] for entry in meta["splits"].values()] == [2 * 34, 2 * 4, 2 * 2]
@@ -179,65 +152,6 @@ def test_a_malformed_conversation_is_named(tmp_path, messages, words):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = message(prepare, "chat", str(path), "byte", str(tmp_path / "data"))
     assert words in text and f"({path}:2)" in text
-
-
-def test_two_pairs_are_one_for_each_split(tmp_path):
-    meta = load_meta(prepared(tmp_path, PAIRS[:2]))
-    assert [meta["splits"][split]["pairs"] for split in ("train", "val")] == [1, 1]
-
-
-def test_a_changed_or_missing_mask_is_noticed_and_a_text_has_none(tmp_path):
-    folder = prepared(tmp_path, PAIRS)
-    before = fingerprint(load_meta(folder))
-    path = folder / "train.mask.bin"
-    data = bytearray(path.read_bytes())
-    data[0] = 1
-    path.write_bytes(data)
-    assert "mask is missing, or not the one" in message(load_mask, folder, "train")
-    path.unlink()
-    assert "prepare.py pairs" in message(load_mask, folder, "train")
-    prepared(
-        tmp_path,
-        [
-            (prompt + answer[:-1], answer[-1])
-            for prompt, answer in PAIRS
-            if prompt and len(answer) > 1
-        ]
-        * 2,
-    )
-    assert fingerprint(load_meta(folder)) != before
-    (tmp_path / "text.txt").write_text("no pairs any more\n" * 20)
-    prepare("pairs", input=str(tmp_path / "text.txt"), tokenizer="byte", data_dir=str(tmp_path))
-    assert load_mask(folder, "train") is None and not path.exists()
-
-
-@pytest.mark.parametrize("change", ["shorter", "longer", "twos", "begins with 1", "ends with 0"])
-def test_a_mask_that_does_not_fit_its_tokens(tmp_path, change):
-    """Its sha256 may be right: someone wrote the mask, and meta.json, by hand."""
-    folder = prepared(tmp_path, PAIRS)
-    mask = bytearray((folder / "val.mask.bin").read_bytes())
-    if change in ("shorter", "longer"):
-        mask = mask[:-1] if change == "shorter" else mask + b"\1"
-    else:
-        at, value = {"twos": (5, 2), "begins with 1": (0, 1), "ends with 0": (-1, 0)}[change]
-        mask[at] = value
-    (folder / "val.mask.bin").write_bytes(mask)
-    meta = load_meta(folder)
-    meta["splits"]["val"]["mask_sha256"] = hashlib.sha256(mask).hexdigest()
-    (folder / "meta.json").write_text(json.dumps(meta))
-    text = message(load_mask, folder, "val")
-    assert "val.mask.bin)" in text and "prepare.py pairs" in text
-    assert change not in ("shorter", "longer") or f"{len(mask)} entries for " in text
-
-
-def test_the_fingerprint_covers_the_mask():
-    entry = {"sha256": "1", "tokens": 5, "bytes": 5}
-    meta = {"tokenizer": "byte", "vocab_size": 256, "source_sha256": "2"}
-    seen = {
-        fingerprint(meta | {"splits": {"train": entry | more, "val": entry | more}})
-        for more in ({}, {"mask_sha256": "3"}, {"mask_sha256": "4"})
-    }
-    assert len(seen) == 3
 
 
 # ---------------------------------------------------------------- rows
@@ -279,46 +193,31 @@ def test_a_row_is_one_pair_and_its_targets_are_the_answer(tmp_path, block_size):
     assert [(a.tolist(), b.tolist()) for a, b in zip(x, y, strict=True)] == expected
     assert ((y >= 0).sum(1) > 0).all()
     assert pairs.left_out == 51 - len(expected)
-    assert pairs.cut == sum(
-        len(prompt) <= block_size < len(prompt) + len(answer)
-        for prompt, answer in some_pairs(60)[:51]
-    )
+    lengths = [(len(prompt), len(prompt + answer)) for prompt, answer in some_pairs(60)[:51]]
+    assert pairs.cut == sum(prompt <= block_size < both for prompt, both in lengths)
     if block_size == 12:
         assert pairs.left_out > 5 and pairs.cut > 5  # this is tested at all
 
 
 @pytest.mark.parametrize("limit", [0, 1, 400, 10**9])
-def test_evaluation_scores_each_token_of_an_answer_once(
-    tmp_path, limit, block_size=12, batch_size=4
-):
-    pairs = split_of(prepared(tmp_path, some_pairs(60)), "train", block_size)
-    batches = list(pairs.eval_batches(batch_size, limit))
-    assert all(
-        part.shape == (batch_size, block_size) and part.dtype == np.int64
-        for batch in batches
-        for part in batch
-    )
-    rows = [
-        (a.tolist(), b.tolist())
-        for x, y in batches
-        for a, b in zip(x, y, strict=True)
-        if (b >= 0).any()
-    ]
-    expected = list(naive(some_pairs(60)[:51], block_size))
-    assert rows == expected[: len(rows)] and len(batches) == -(-len(rows) // batch_size)
+def test_evaluation_scores_each_token_of_an_answer_once(tmp_path, limit):
+    pairs = split_of(prepared(tmp_path, some_pairs(60)), "train", 12)
+    batches = list(pairs.eval_batches(4, limit))
+    assert all(part.shape == (4, 12) and part.dtype == np.int64 for b in batches for part in b)
+    rows = [(a.tolist(), b.tolist()) for x, y in batches for a, b in zip(x, y, strict=True)]
+    rows = [(x, y) for x, y in rows if max(y) >= 0]
+    expected = list(naive(some_pairs(60)[:51], 12))
+    assert rows == expected[: len(rows)] and len(batches) == -(-len(rows) // 4)
     begins, at = [], 0
     for prompt, answer in some_pairs(60)[:51]:
-        begins += [at] * (len(prompt) <= block_size)
+        begins += [at] * (len(prompt) <= 12)
         at += len(prompt) + len(answer) + 1
-    assert len(rows) == max(1, sum(begin < (limit or at) for begin in begins)) and (
-        limit != 400 or 4 < len(rows) < 20
-    )
+    assert len(rows) == max(1, sum(begin < (limit or at) for begin in begins))
+    assert limit != 400 or 4 < len(rows) < 20
     targets, ids = pairs.scored(limit)
     counted = [token for _, y in rows for token in y if token >= 0]
-    assert targets == len(counted)
-    assert bytes(ids.tolist()) == bytes(
-        token for token in counted if token != 10
-    )  # the answers' bytes, without what ends them
+    assert targets == len(counted)  # and the answers' bytes, without what ends them
+    assert bytes(ids.tolist()) == bytes(token for token in counted if token != 10)
 
 
 def test_order_of_pairs_is_a_pure_function_and_an_epoch_has_each_once(tmp_path):
@@ -326,15 +225,12 @@ def test_order_of_pairs_is_a_pure_function_and_an_epoch_has_each_once(tmp_path):
     straight = PairBatches(pairs, 3).get(0, 51 * 3 + 7)
     wandering = PairBatches(pairs, 3)
     for first, count in [(100, 20), (0, 3), (50, 2), (0, 120)]:
-        assert all(
-            (a == b[first : first + count]).all()
-            for a, b in zip(wandering.get(first, count), straight, strict=True)
-        )
+        for a, b in zip(wandering.get(first, count), straight, strict=True):
+            assert (a == b[first : first + count]).all()
     everything = sorted(x.tolist() for x in pairs.rows(np.arange(51))[0])
     epochs = [straight[0][51 * i : 51 * (i + 1)].tolist() for i in range(3)]
-    assert (
-        all(sorted(epoch) == everything for epoch in epochs) and epochs[0] != epochs[1] != epochs[2]
-    )
+    assert all(sorted(epoch) == everything for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
     assert PairBatches(pairs, 4).get(0, 51)[0].tolist() != epochs[0]
 
 
@@ -351,9 +247,8 @@ def pairs_dir(tmp_path_factory):
 
 
 def ready(pairs_dir, tmp_path, *more):
-    argv = arguments(
-        pairs_dir, tmp_path / "ready", "--max_iters=50", "--dataset=pairs", "--block_size=20", *more
-    )
+    keys = ("--max_iters=50", "--dataset=pairs", "--block_size=20", *more)
+    argv = arguments(pairs_dir, tmp_path / "ready", *keys)
     settings = train.read_config(argv, "")
     runtime = train.set_up(settings.config.device, settings.config.dtype)
     metas, tokenizer = train.find_data(settings.config, runtime)
@@ -362,12 +257,10 @@ def ready(pairs_dir, tmp_path, *more):
 
 def naive_loss(model, pairs):
     """Mean over all tokens of the answers and their ends, each pair alone and without padding."""
-    total, count = 0.0, 0
+    total, count, block_size = 0.0, 0, model.config.block_size
     for prompt, answer in pairs:
-        ids = torch.tensor([[*prompt.encode(), *answer.encode(), 10]])[
-            :, : model.config.block_size + 1
-        ]
-        if len(prompt) > model.config.block_size:
+        ids = torch.tensor([[*prompt.encode(), *answer.encode(), 10]])[:, : block_size + 1]
+        if len(prompt) > block_size:
             continue
         scores = model(ids[:, :-1])[0].log_softmax(-1)[0]
         for i in range(len(prompt), ids.size(1)):
@@ -381,35 +274,17 @@ def test_the_doctor_looks_at_the_answers(tmp_path, capsys):
     prompt = "Below is an instruction that describes a task. Write a response that completes it. "
     answers = ["".join(rng.choice("abcdefgh ") for _ in range(90)) for _ in range(40)]
     prepared(tmp_path, [(f"{prompt}Add: ", answer) for answer in answers])
-    assert (
-        train.main(
-            arguments(
-                tmp_path,
-                tmp_path / "run",
-                "--max_iters=4",
-                "--dataset=pairs",
-                "--block_size=180",
-                "--learning_rate=1e-2",
-                "--doctor",
-            )
-        )
-        == 0
-    ), capsys.readouterr().out
+    keys = ("--max_iters=4", "--dataset=pairs", "--block_size=180", "--learning_rate=1e-2")
+    status = train.main(arguments(tmp_path, tmp_path / "run", *keys, "--doctor"))
+    assert status == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
     """Of a step, its gradient, and an evaluation, beside a computation pair by pair. Prompts and
     neighbours do not count."""
-    run = ready(
-        pairs_dir,
-        tmp_path,
-        f"--model={model}",
-        "--batch_size=9",
-        "--gradient_accumulation_steps=2",
-        "--grad_clip=0",
-        "--weight_decay=0",
-    )
+    keys = ("--gradient_accumulation_steps=2", "--grad_clip=0", "--weight_decay=0")
+    run = ready(pairs_dir, tmp_path, f"--model={model}", "--batch_size=9", *keys)
     with torch.no_grad():
         for p in run.learner.model.parameters():
             p.normal_(0, 0.2)  # far from uniform, so that every detail shows
@@ -422,13 +297,11 @@ def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
     gradient = torch.sqrt(sum((p.grad**2).sum() for p in run.learner.model.parameters())).item()
     run.learner.model.zero_grad()
     with torch.no_grad():
-        assert train.score(run)["val_loss"] == pytest.approx(
-            naive_loss(run.learner.model, some_pairs(60)[51:57]).item(), abs=1e-5
-        )
+        val_loss = naive_loss(run.learner.model, some_pairs(60)[51:57]).item()
+        assert train.score(run)["val_loss"] == pytest.approx(val_loss, abs=1e-5)
     loss, norm = (value.item() for value in train.train_step(run))
-    assert loss == pytest.approx(expected.item(), abs=1e-5) and norm == pytest.approx(
-        gradient, rel=1e-4
-    )
+    assert loss == pytest.approx(expected.item(), abs=1e-5)
+    assert norm == pytest.approx(gradient, rel=1e-4)
 
 
 def test_no_gradient_comes_from_the_prompts(pairs_dir, tmp_path):
@@ -456,35 +329,21 @@ def test_micro_batches_of_pairs_are_one_batch(pairs_dir, tmp_path, dataset):
     """Although the number of targets differs between them, the more so where text is mixed in."""
     seen = {}
     for size in (12, 3, 1):
-        run = ready(
-            pairs_dir,
-            tmp_path,
-            f"--batch_size={size}",
-            f"--gradient_accumulation_steps={12 // size}",
-            f"--dataset={dataset}",
-        )
-        whole = run.learner.model(*map(torch.from_numpy, run.data.batches.get(0, 12)))[
-            1
-        ].item()  # the mean over all targets
+        keys = (f"--batch_size={size}", f"--gradient_accumulation_steps={12 // size}")
+        run = ready(pairs_dir, tmp_path, *keys, f"--dataset={dataset}")
+        batch = map(torch.from_numpy, run.data.batches.get(0, 12))
+        mean = run.learner.model(*batch)[1].item()  # over all targets
         seen[size] = [value.item() for _ in range(4) for value in train.train_step(run)]
-        assert seen[size][0] == pytest.approx(whole, abs=1e-5)
-    assert seen[3] == pytest.approx(seen[12], abs=1e-5) and seen[1] == pytest.approx(
-        seen[12], abs=1e-5
-    )
+        assert seen[size][0] == pytest.approx(mean, abs=1e-5)
+    for size in (3, 1):
+        assert seen[size] == pytest.approx(seen[12], abs=1e-5)
 
 
 @pytest.mark.slow
 def test_two_ranks_are_one_process_with_pairs_and_text(pairs_dir, tmp_path):
-    run = arguments(
-        pairs_dir,
-        tmp_path / "one",
-        "--dataset=pairs,text",
-        "--data_weights=2,1",
-        "--max_iters=4",
-        "--eval_interval=2",
-        "--gradient_accumulation_steps=4",
-        "--batch_size=2",
-    )
+    keys = ("--dataset=pairs,text", "--data_weights=2,1", "--max_iters=4", "--eval_interval=2")
+    keys += ("--gradient_accumulation_steps=4", "--batch_size=2")
+    run = arguments(pairs_dir, tmp_path / "one", *keys)
     train.main(run)
     process = two_ranks(*run, f"--out_dir={tmp_path / 'two'}")
     _, err = process.communicate(timeout=120)
@@ -498,25 +357,12 @@ def test_two_ranks_are_one_process_with_pairs_and_text(pairs_dir, tmp_path):
 
 def test_a_tiny_run_learns_the_answers(tmp_path, capsys):
     """End to end: JSONL, training, sampling. It answers, and then ends the answer."""
-    known = {
-        "capital of France?": " Paris",
-        "capital of Spain?": " Madrid",
-        "king of Rome?": " no one",
-        "2+2=": "4",
-        "two lines\nasked": " one told",
-    }
+    known = {"capital of France?": " Paris", "capital of Spain?": " Madrid", "2+2=": "4"}
+    known |= {"king of Rome?": " no one", "two lines\nasked": " one told"}
     prepared(tmp_path, [*known.items()] * 8, "char")
-    run = arguments(
-        tmp_path,
-        tmp_path / "run",
-        "--dataset=pairs",
-        "--block_size=32",
-        "--max_iters=150",
-        "--eval_interval=75",
-        "--log_interval=50",
-        "--learning_rate=1e-2",
-    )
-    train.main(run)
+    keys = ("--dataset=pairs", "--block_size=32", "--max_iters=150", "--eval_interval=75")
+    keys += ("--log_interval=50", "--learning_rate=1e-2")
+    train.main(arguments(tmp_path, tmp_path / "run", *keys))
     scored = dict(losses(tmp_path / "run", "val_loss"))
     assert scored[150] < 0.02 < 2 < scored[0]
     assert "34 pairs to train on, 4 to validate\n" in capsys.readouterr().out
@@ -531,7 +377,6 @@ def test_pairs_that_do_not_fit_are_counted_or_refused(pairs_dir, tmp_path, capsy
     ready(pairs_dir, tmp_path, "--block_size=12")
     words = r"\d+ more left out: their answers begin beyond block_size; \d+ cut there"
     assert re.search(rf"pairs to train on, \d+ to validate; {words}", capsys.readouterr().out)
-    with pytest.raises(
-        UserError, match="all answers of the .* split begin beyond block_size=1 .*larger block_size"
-    ):
+    words = "all answers of the .* split begin beyond block_size=1 .*larger block_size"
+    with pytest.raises(UserError, match=words):
         ready(pairs_dir, tmp_path, "--block_size=1")

