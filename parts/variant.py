@@ -91,131 +91,132 @@ class VariantConfig:
         self.bias = {True: "all", False: "none"}.get(self.bias, self.bias)
         self.n_kv_head = self.n_kv_head or self.n_head
         self.check_mixers()
-        for wrong, message in (*self.mistakes(), *self.rope_mistakes(), *self.expert_mistakes()):
-            if wrong:
-                raise ValueError(message)
+        self.check_sizes()
+        self.check_rope()
+        self.check_experts()
 
     def check_mixers(self):
         """What only a mixer could use has a layer whose mixer does use it."""
         words = self.mixer.split(",")
-        if len(words) > self.n_layer:
-            raise ValueError(
-                f"mixer={self.mixer} names more mixers than n_layer={self.n_layer}: leave some out"
-            )
+        refuse(
+            len(words) > self.n_layer,
+            f"mixer={self.mixer} names more mixers than n_layer={self.n_layer}: leave some out",
+        )
         mixers = [MIXER[word] for word in words]
-        if self.n_embd % self.n_head and not (
-            self.head_dim and all("head_dim" in mixer.reads for mixer in mixers)
-        ):
-            raise ValueError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}")
+        read = {key for mixer in mixers for key in mixer.reads}
+        own_width = self.head_dim and all("head_dim" in mixer.reads for mixer in mixers)
+        refuse(
+            self.n_embd % self.n_head and not own_width,
+            f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}",
+        )
         for mixer in mixers:
             mixer.check(self)
 
         place = POSITION[self.position].acts_on
         places = {None, *(place for mixer in mixers for place in mixer.acted_on)}
-        if place not in places:
-            fitting = [word for word, scheme in POSITION.items() if scheme.acts_on in places]
-            raise ValueError(
-                f"position={self.position} acts on {place}, which mixer={self.mixer} does not "
-                f"have: choose {', '.join(fitting)}"
-            )
+        fitting = [word for word, scheme in POSITION.items() if scheme.acts_on in places]
+        refuse(
+            place not in places,
+            f"position={self.position} acts on {place}, which mixer={self.mixer} does not have: "
+            f"choose {', '.join(fitting)}",
+        )
         defaults = {key: field.default for key, field in self.__dataclass_fields__.items()}
         defaults["n_kv_head"] = self.n_head
-        read = {key for mixer in mixers for key in mixer.reads}
         for word, mixer in MIXER.items():
             for key in mixer.reads:
-                if key not in read and getattr(self, key) != defaults[key]:
-                    raise ValueError(
-                        f"{key}={getattr(self, key)} means nothing to mixer={self.mixer}: leave it "
-                        f"out, or add {word}"
-                    )
+                refuse(
+                    key not in read and getattr(self, key) != defaults[key],
+                    f"{key}={getattr(self, key)} means nothing to mixer={self.mixer}: leave it "
+                    f"out, or add {word}",
+                )
 
-    def mistakes(self):
-        """[(whether these values do not go together, why: what to do)]."""
+    def check_sizes(self):
         extras = self.attn_extra.split(",")
-        return [
-            (
-                self.n_head % self.n_kv_head,
-                f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}",
-            ),
-            (
-                self.window and self.block_local,
-                f"window={self.window} and block_local={self.block_local} are two ways to look at "
-                "less: choose one",
-            ),
-            (
-                self.full_every and not self.window,
-                f"full_every={self.full_every} makes exceptions from a window: give window too",
-            ),
-            (
-                len(set(extras)) < len(extras)
-                or {"gate_head", "gate_element"} <= {*extras}
-                or ("none" in extras and len(extras) > 1),
-                f"attn_extra={self.attn_extra} contradicts or repeats itself: give each word once, "
-                "one gate at most, and none alone",
-            ),
-            (
-                self.mlp == "none" and self.block != "parallel",
-                f"mlp=none leaves a norm of block={self.block} without use: choose block=parallel",
-            ),
-            (
-                self.bias == "norm" and not NORM[self.norm].biased,
-                f"bias=norm changes nothing, norm={self.norm} has no bias: choose another of them",
-            ),
-        ]
+        contradiction = {"gate_head", "gate_element"} <= {*extras} or "none" in extras[1:]
+        refuse(
+            self.n_head % self.n_kv_head,
+            f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}",
+        )
+        refuse(
+            self.window and self.block_local,
+            f"window={self.window} and block_local={self.block_local} are two ways to look at "
+            "less: choose one",
+        )
+        refuse(
+            self.full_every and not self.window,
+            f"full_every={self.full_every} makes exceptions from a window: give window too",
+        )
+        refuse(
+            contradiction or len({*extras}) < len(extras) or extras[0] == "none" != extras[-1],
+            f"attn_extra={self.attn_extra} contradicts or repeats itself: give each word once, "
+            "one gate at most, and none alone",
+        )
+        refuse(
+            self.mlp == "none" and self.block != "parallel",
+            f"mlp=none leaves a norm of block={self.block} without use: choose block=parallel",
+        )
+        refuse(
+            self.bias == "norm" and not NORM[self.norm].biased,
+            f"bias=norm changes nothing, norm={self.norm} has no bias: choose another of them",
+        )
 
-    def rope_mistakes(self):
-        rope, D = self.position == "rope", head_width(self)
-        heads = f"n_embd={self.n_embd} over n_head={self.n_head}"
+    def check_rope(self):
+        D, heads = head_width(self), f"n_embd={self.n_embd} over n_head={self.n_head}"
         heads = f"head_dim={self.head_dim}" if self.head_dim else heads
-        return [
-            (
-                rope and (D % 2 or self.rope_fraction * D // 2 <= 0),
+        if self.position == "rope":
+            refuse(
+                D % 2 or self.rope_fraction * D // 2 <= 0,
                 f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} has an "
                 "odd half or none",
-            ),
-            (
-                not rope and (self.rope_scaling != "none" or self.rope_fraction != 1),
+            )
+        else:
+            refuse(
+                self.rope_scaling != "none" or self.rope_fraction != 1,
                 "rope_scaling and rope_fraction mean nothing to "
                 f"position={self.position}: leave them out",
-            ),
-            (
-                not rope and self.nope_every,
+            )
+            refuse(
+                self.nope_every,
                 f"nope_every={self.nope_every} makes exceptions from rope, and position="
                 f"{self.position} turns nothing: leave it out",
-            ),
-            (
-                self.rope_scaling == "none" and self.rope_factor != 1,
-                f"rope_factor={self.rope_factor} scales nothing: give rope_scaling too",
-            ),
-            (
-                self.rope_factor < 1,
-                f"rope_factor={self.rope_factor} is below 1: it says how many times longer the "
-                "texts are",
-            ),
-        ]
+            )
+        refuse(
+            self.rope_scaling == "none" and self.rope_factor != 1,
+            f"rope_factor={self.rope_factor} scales nothing: give rope_scaling too",
+        )
+        refuse(
+            self.rope_factor < 1,
+            f"rope_factor={self.rope_factor} is below 1: it says how many times longer the texts "
+            "are",
+        )
 
-    def expert_mistakes(self):
-        experts = issubclass(MLP[self.mlp], moe.MoE)
-        return [
-            (
-                experts and self.shared_gate and not self.shared_experts,
-                "shared_gate=True means nothing to shared_experts=0: leave it out",
-            ),
-            (
-                experts and self.top_k > self.n_experts,
-                f"top_k={self.top_k} is above n_experts={self.n_experts}",
-            ),
-            (
-                experts and self.top_k == 1 < self.n_experts,
-                f"top_k=1 of n_experts={self.n_experts} always has the share 1, from which a "
-                "router learns nothing: choose top_k=2 or more",
-            ),
-            (
-                experts and self.low_rank,
-                f"low_rank={self.low_rank} means nothing to mlp={self.mlp}, whose experts are "
-                "whole: leave it out",
-            ),
-        ]
+    def check_experts(self):
+        if not issubclass(MLP[self.mlp], moe.MoE):
+            return
+        refuse(
+            self.shared_gate and not self.shared_experts,
+            "shared_gate=True means nothing to shared_experts=0: leave it out",
+        )
+        refuse(
+            self.top_k > self.n_experts,
+            f"top_k={self.top_k} is above n_experts={self.n_experts}",
+        )
+        refuse(
+            self.top_k == 1 < self.n_experts,
+            f"top_k=1 of n_experts={self.n_experts} always has the share 1, from which a router "
+            "learns nothing: choose top_k=2 or more",
+        )
+        refuse(
+            self.low_rank,
+            f"low_rank={self.low_rank} means nothing to mlp={self.mlp}, whose experts are whole: "
+            "leave it out",
+        )
+
+
+def refuse(wrong, why):
+    """ValueError where values do not go together; why: "what is wrong: what to do"."""
+    if wrong:
+        raise ValueError(why)
 
 
 class Variant(nn.Module):
