@@ -33,11 +33,11 @@ from training.settings import TrainConfig
 
 
 def an_activation():
-    MLP["contributor_mish"] = PlainMLP.of("Misra 2019, arXiv:1908.08681", F.mish)
+    MLP["contributor_activation"] = PlainMLP.of("Misra 2019, arXiv:1908.08681", F.mish)
 
 
 def a_gated_mlp():
-    MLP["contributor_sinlu"] = GatedMLP.of("made up for this test", torch.sin)
+    MLP["contributor_gated"] = GatedMLP.of("made up for this test", torch.sin)
 
 
 def a_norm():
@@ -57,7 +57,7 @@ def a_norm():
         def forward(self, x):
             return self.scale / x.norm(dim=-1, keepdim=True).clamp(min=1e-5) * x
 
-    NORM["contributor_scalenorm"] = ScaleNorm
+    NORM["contributor_norm"] = ScaleNorm
 
 
 def a_mixer_with_a_state():
@@ -93,7 +93,7 @@ def a_mixer_with_a_state():
         def held(self, T):
             return len(self.decay)  # one number per channel, however long the text
 
-    MIXER["contributor_ema"] = Ema
+    MIXER["contributor_mixer"] = Ema
 
 
 # and in references.py:
@@ -117,13 +117,13 @@ def ema(mixer, x, where):
 
 
 PARTS = {  # word: (its slot, what adds it, the lines it may take, its formula)
-    "contributor_mish": ("mlp", an_activation, 2, references.plain(mish)),
-    "contributor_sinlu": ("mlp", a_gated_mlp, 2, references.gated(math.sin)),
-    "contributor_scalenorm": ("norm", a_norm, 16, scalenorm),
-    "contributor_ema": ("mixer", a_mixer_with_a_state, 40, ema),
+    "contributor_activation": ("mlp", an_activation, 2, references.plain(mish)),
+    "contributor_gated": ("mlp", a_gated_mlp, 2, references.gated(math.sin)),
+    "contributor_norm": ("norm", a_norm, 16, scalenorm),
+    "contributor_mixer": ("mixer", a_mixer_with_a_state, 40, ema),
 }
 words = pytest.mark.parametrize("word", PARTS)
-EMA = dict(mixer="contributor_ema")
+EMA = dict(mixer="contributor_mixer")
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +161,7 @@ GATES = {
 }
 
 
-@pytest.mark.parametrize("word", [*PARTS, "attention,contributor_ema"])
+@pytest.mark.parametrize("word", [*PARTS, "attention,contributor_mixer"])
 @pytest.mark.parametrize("gate", GATES)
 def test_it_passes(word, gate):
     slot = PARTS[word.split(",")[-1]][0]
@@ -182,7 +182,7 @@ def test_its_costs_are_what_is_counted(word):
 
 
 def test_an_initial_value_survives():
-    values = gates.SIZES | {"model": "gpt2", "norm": "contributor_scalenorm"}
+    values = gates.SIZES | {"model": "gpt2", "norm": "contributor_norm"}
     model = make(configure(values))
     assert model.blocks[0].norm1.scale.item() == model.norm_f.scale.item() == 4  # sqrt(16)
 
@@ -218,22 +218,22 @@ def test_the_tools_know_it(word, capsys):
 
 def test_what_a_mixer_cannot_use_is_refused():
     for arm, reason in {
-        "rope": (dict(position="rope"), "rope acts on q and k, which mixer=.*ema does not have"),
+        "rope": (dict(position="rope"), "rope acts on q and k, which mixer=.*mixer does not have"),
         "alibi": (dict(position="alibi"), "choose none, learned, sinusoidal"),
-        "window": (dict(window=4), "window=4 means nothing to mixer=.*ema .*add attention"),
-        "heads": (dict(n_kv_head=1), "n_kv_head=1 means nothing to mixer=.*ema"),
+        "window": (dict(window=4), "window=4 means nothing to mixer=.*mixer .*add attention"),
+        "heads": (dict(n_kv_head=1), "n_kv_head=1 means nothing to mixer=.*mixer"),
     }.values():
         with pytest.raises(UserError, match=reason):
             configure(gates.SIZES | {"model": "gpt2"} | EMA | arm)
-        configure(gates.SIZES | {"model": "gpt2", "mixer": "attention,contributor_ema"} | arm)
-    with pytest.raises(UserError, match="mixer cannot be '.*foo'.*choose from attention, .*ema"):
-        configure({"model": "gpt2", "mixer": "contributor_ema,foo"})
+        configure(gates.SIZES | {"model": "gpt2", "mixer": "attention,contributor_mixer"} | arm)
+    with pytest.raises(UserError, match="mixer cannot be '.*foo'.*choose from attention, .*mixer"):
+        configure({"model": "gpt2", "mixer": "contributor_mixer,foo"})
     with pytest.raises(UserError, match="more mixers than n_layer=2"):
-        configure(gates.SIZES | {"model": "gpt2", "mixer": "attention,attention,contributor_ema"})
+        configure(gates.SIZES | {"model": "gpt2", "mixer": "attention,attention,contributor_mixer"})
 
 
 def test_mixers_repeat_over_the_depth():
-    values = gates.SIZES | {"model": "llama", "mixer": "attention,contributor_ema", "n_layer": 5}
+    values = gates.SIZES | {"model": "llama", "mixer": "attention,contributor_mixer", "n_layer": 5}
     kinds = [type(block.attn).__name__ for block in make(configure(values)).blocks]
     assert kinds == ["Attention", "Ema", "Attention", "Ema", "Attention"]
 
