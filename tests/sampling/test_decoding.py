@@ -6,6 +6,8 @@ import torch
 
 from helpers.progression import V, progression, trained
 from helpers.variants import ARMS, config, name
+from model import GPT, GPTConfig
+from model_llama import Llama, LlamaConfig
 from parts.cache import KVCache
 from sample import generate, steps
 from sampling.decoding import Sample, probabilities, ragged
@@ -24,10 +26,8 @@ DIFFERENT = [
 
 def written(model, idx, n, **more):
     """(tokens (B, n), logits (B, n, V))"""
-    found = list(steps(model, idx, n, **more))
-    return torch.cat([step.token for step in found], dim=1), torch.stack(
-        [step.logits for step in found], dim=1
-    )
+    tokens, logits = zip(*steps(model, idx, n, **more), strict=True)
+    return torch.cat(tokens, dim=1), torch.stack(logits, dim=1)
 
 
 @pytest.mark.parametrize("arm", DIFFERENT, ids=name)
@@ -44,23 +44,18 @@ def test_cached_and_batched_text_is_the_text(arm):
             text, logits = written(model, row[None], n, seeds=[seed], use_cache=False, **more)
             cached, cached_logits = written(model, row[None], n, seeds=[seed], **more)
             assert torch.equal(text, cached) and torch.equal(text[0], got)
-            assert (
-                (logits - cached_logits).abs().max()
-                < 1e-5 * max(1, logits.abs().max())
-                > (logits[0] - got_logits).abs().max()
-            )
+            tolerance = 1e-5 * max(1, logits.abs().max())
+            assert (logits - cached_logits).abs().max() < tolerance
+            assert (logits[0] - got_logits).abs().max() < tolerance
         assert not torch.equal(*both), "the text depends on the prompt"
 
 
 def test_the_trained_models_know_the_language():
+    model = trained((("qk_norm", "head"),))
     for stride in range(1, V):
         prompt = progression(3, stride, 6)
-        assert torch.equal(
-            torch.cat(
-                list(generate(trained((("qk_norm", "head"),)), prompt[None], 6, temperature=0)), 1
-            )[0],
-            progression(3, stride, 12)[6:],
-        )
+        text = torch.cat(list(generate(model, prompt[None], 6, temperature=0)), 1)[0]
+        assert torch.equal(text, progression(3, stride, 12)[6:])
 
 
 @pytest.mark.parametrize(
@@ -112,73 +107,83 @@ def test_a_ring_refuses_to_go_back_further_than_it_remembers():
 # ---------------------------------------------------------------- the settings
 
 
-def test_min_p_and_repetition_penalty():
-    logits = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
-    for p, kept in (
-        (0, [1, 1, 1, 1]),
-        (0.49, [0, 1, 1, 1]),
-        (0.7, [0, 1, 0, 1]),
-        (1, [0, 1, 0, 0]),
-    ):
-        made = probabilities(logits, min_p=p)
-        assert (made > 0).int().tolist() == [kept] and abs(made.sum() - 1) < 1e-6
-    logits = torch.tensor([[2.0, -1.0, 0.5, 1.0]])
-    got = probabilities(logits, repetition_penalty=2.0, seen=torch.tensor([[0, 1, 0]]))
-    assert torch.allclose(got, torch.tensor([[1.0, -2.0, 0.5, 1.0]]).softmax(-1))
-    assert torch.equal(
-        probabilities(logits, 0, repetition_penalty=4.0, seen=torch.tensor([[0]])),
-        torch.tensor([[0.0, 0, 0, 1]]),
-    )
+LOGITS = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
 
 
 @pytest.mark.parametrize(
-    "more",
+    "settings, expected",
     [
-        dict(temperature=1e-300),
-        dict(temperature=1e300),
-        dict(repetition_penalty=1e300),
-        dict(repetition_penalty=1e-300),
-        dict(top_p=1e-9),
-        dict(min_p=1),
+        ({}, [0.1, 0.4, 0.2, 0.3]),
+        (dict(temperature=0.5), [0.01, 0.16, 0.04, 0.09]),
+        (dict(temperature=0), [0, 1, 0, 0]),
+        (dict(top_k=2), [0, 0.4, 0, 0.3]),
+        (dict(top_k=9), [0.1, 0.4, 0.2, 0.3]),  # above the vocabulary: all of it
+        (dict(top_p=1e-300), [0, 1, 0, 0]),  # 0 in float32
+        (dict(top_p=0.3), [0, 1, 0, 0]),
+        (dict(top_p=0.6), [0, 0.4, 0, 0.3]),
+        (dict(top_p=0.7001), [0, 0.4, 0.2, 0.3]),
+        (dict(top_p=1.0), [0.1, 0.4, 0.2, 0.3]),
+        (dict(min_p=0), [0.1, 0.4, 0.2, 0.3]),
+        (dict(min_p=0.49), [0, 0.4, 0.2, 0.3]),
+        (dict(min_p=0.7), [0, 0.4, 0, 0.3]),
+        (dict(min_p=1), [0, 1, 0, 0]),
+        # of two tokens that have been seen, a positive logit is divided, a negative one multiplied
+        (dict(repetition_penalty=2.0, seen=torch.tensor([[0, 1, 0]])), [0.01, 0.16, 0.2, 0.3]),
     ],
 )
-def test_extreme_settings_are_still_probabilities(more):
-    p = probabilities(
-        torch.tensor([[2.0, -1.0, 0.0, 1.0], [-3.0, -1.0, -2.0, -4.0]]),
-        **more,
-        seen=torch.tensor([[0, 1, 2, 3]] * 2),
-    )
+def test_settings_of_the_draw(settings, expected):
+    expected = torch.tensor([expected])
+    got = probabilities(LOGITS, **settings)
+    assert torch.allclose(got, expected / expected.sum(), atol=1e-6)
+
+
+def test_repetition_penalty_divides_what_is_positive():
+    logits = torch.tensor([[2.0, -1.0, 0.5, 1.0]])
+    got = probabilities(logits, repetition_penalty=2.0, seen=torch.tensor([[0, 1, 0]]))
+    assert torch.allclose(got, torch.tensor([[1.0, -2.0, 0.5, 1.0]]).softmax(-1))
+    greedy = probabilities(logits, 0, repetition_penalty=4.0, seen=torch.tensor([[0]]))
+    assert torch.equal(greedy, torch.tensor([[0.0, 0, 0, 1]]))
+
+
+@pytest.mark.parametrize("value", [1e-300, 1e300])
+@pytest.mark.parametrize("key", ["temperature", "repetition_penalty"])
+def test_extreme_settings_are_still_probabilities(key, value):
+    logits = torch.tensor([[2.0, -1.0, 0.0, 1.0], [-3.0, -1.0, -2.0, -4.0]])
+    p = probabilities(logits, **{key: value}, seen=torch.tensor([[0, 1, 2, 3]] * 2))
     assert torch.allclose(p.sum(-1), torch.ones(2)) and (p >= 0).all()
+
+
+def test_draws_follow_the_probabilities():
+    """Chi-square of 4,000 draws of the first token against the model's own softmax."""
+    torch.manual_seed(0)
+    model = Llama(LlamaConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=5, block_size=8)).eval()
+    torch.nn.init.normal_(model.lm_head.weight, 0.0, 1.0)
+    idx = torch.tensor([[1, 2, 3]]).repeat(4000, 1)
+    counts = torch.bincount(next(generate(model, idx, 1, seeds=range(4000))).flatten(), minlength=5)
+    expected = model(idx[:1], last_only=True)[0].softmax(-1).flatten() * 4000
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert chi_square < 18.5  # 0.999 quantile at 4 degrees of freedom
+
+
+def test_gpt2_refuses_what_it_has_no_position_for_and_llama_goes_on():
+    sizes = dict(n_layer=1, n_head=1, n_embd=8, vocab_size=5, block_size=4)
+    with pytest.raises(ValueError, match="5 tokens: block_size is 4"):
+        GPT(GPTConfig(**sizes))(torch.zeros(1, 5, dtype=torch.long))
+    llama = Llama(LlamaConfig(**sizes))
+    assert llama(torch.zeros(1, 50, dtype=torch.long))[0].shape == (1, 50, 5)
+
+
+# ---------------------------------------------------------------- the text
 
 
 def test_stop_is_never_shown_in_part_and_cuts_where_it_first_appears():
     sample = Sample("", ByteTokenizer(), stop="abac")
-    assert [sample.add(token, None) for token in b"xababacab"[:7]] == [
-        "x",
-        "",
-        "",
-        "",
-        "ab",
-        "",
-        "",
-    ]
-    assert (
-        sample.done
-        and sample.text == "xab"
-        and sample.end() == ""
-        and sample.tokens == list(b"xababac")
-    )
+    shown = [sample.add(token, None) for token in b"xababac"]
+    assert shown == ["x", "", "", "", "ab", "", ""]
+    assert sample.done and sample.text == "xab" and sample.end() == ""
+    assert sample.tokens == list(b"xababac")
     sample = Sample("", ByteTokenizer(), stop="abac")
-    assert (
-        "".join(
-            [
-                *(sample.add(token, None) for token in "aé".encode()),
-                sample.add(ord("a"), None),
-                sample.end(),
-            ]
-        )
-        == "aéa"
-        == sample.text
-    )
+    shown = [sample.add(token, None) for token in "aéa".encode()]
+    assert "".join([*shown, sample.end()]) == "aéa" == sample.text
     sample = Sample("", ByteTokenizer())
-    assert [sample.add(token, None) for token in "é".encode()[:1]] + [sample.end()] == ["", "�"]
+    assert [sample.add("é".encode()[0], None), sample.end()] == ["", "�"]
