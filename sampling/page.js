@@ -71,12 +71,29 @@ function setUp(facts) {
   $("prompt").value = facts.prompt;
 
   levels = facts.levels;
-  $("legend").append("surprise in nats:", ...[...levels, Infinity].map((limit, i) => {
+  explainSurprise();
+}
+
+// ---------------------------------------------------------------- legend
+
+// The colours of the texts: boxes are [class name, text, share of the strongest colour].
+function explain(title, boxes) {
+  $("legend").replaceChildren(title, ...boxes.map(([name, text, share = 0]) => {
     const box = document.createElement("span");
-    box.className = `s${i}`;
-    box.textContent = i === 0 ? `below ${limit}` : limit === Infinity ? `${levels[i - 1]} or more` : `${levels[i - 1]}–${limit}`;
+    box.className = name;
+    box.textContent = text;
+    box.style.setProperty("--w", share);
     return box;
   }));
+}
+
+function explainSurprise() {
+  explain("surprise in nats:", [...levels, Infinity].map((limit, i) => [`s${i}`,
+    i === 0 ? `below ${limit}` : limit === Infinity ? `${levels[i - 1]} or more` : `${levels[i - 1]}–${limit}`]));
+}
+
+function explainAttention(most) {
+  explain("share of the attention:", [0, 0.5, 1].map(share => ["share", share ? percent(most * share ** 2) : "0 %", share]));
 }
 
 // ---------------------------------------------------------------- columns
@@ -365,6 +382,7 @@ function chooseLayer(column) {
 }
 
 function clearAttention(column) {
+  if (column.text.classList.contains("attending")) explainSurprise();
   column.text.classList.remove("attending");
   column.tokens.forEach(({ span }) => span.style.removeProperty("--w"));
 }
@@ -404,6 +422,7 @@ function showAttention(column, at, { start, weights }) {
   const most = Math.max(...row);
   clearAttention(column);
   column.text.classList.add("attending");
+  explainAttention(most);
   row.forEach((w, i) => column.tokens[start + i]?.span.style.setProperty("--w", Math.sqrt(w / most).toFixed(3)));
   const strongest = row.map((w, i) => [w, start + i]).sort((a, b) => b[0] - a[0]).slice(0, 5).filter(([w]) => w > 0.005);
   const names = strongest.map(([w, i]) => `${quoted(column.tokens[i].text || column.tokens[i].label)}${i === at ? " (itself)" : ""} ${percent(w)}`);

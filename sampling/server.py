@@ -30,9 +30,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.configurator import Range, check, keys
 from common.errors import UserError, one_line
+from common.files import warn_once
 from common.runtime import seed_for
 from sampling.attention_map import attention_weights, has_map
 from sampling.decoding import Reader, Sample, likeliest, pieces, steps
@@ -56,7 +58,7 @@ ALTERNATIVES = 10  # likeliest tokens that are sent with each token
 WRITTEN = 2_000  # new tokens of a request at most, unless the command line asks for more
 MAPPED = 2_048  # tokens of an attention map at most: it holds their square
 BODY = 2**18  # bytes of a request at most
-READING = 10  # seconds to receive it
+READING = 10  # seconds to receive its headers, and then its body
 PATIENCE = 5  # seconds that a request waits for a model that writes
 CONNECTIONS = 32
 
@@ -221,6 +223,40 @@ class Served:
 # ---------------------------------------------------------------- the server
 
 
+class Connection(H11Protocol):
+    """An HTTP connection that is closed if no request's headers arrive within READING seconds."""
+
+    def connection_made(self, transport):
+        super().connection_made(transport)
+        self.expect_headers()
+
+    def on_response_complete(self):
+        answered = self.cycle
+        super().on_response_complete()
+        if self.cycle is answered:  # the next request has not arrived yet
+            self.expect_headers()
+
+    def expect_headers(self):
+        before = self.cycle  # that of a request replaces it
+
+        def give_up():
+            if self.cycle is before:
+                self.timeout_keep_alive_handler()
+
+        self.loop.call_later(READING, give_up)
+
+
+class Server(uvicorn.Server):
+    """A server that prints a fault of the event loop, such as too many open files, as one line."""
+
+    async def startup(self, sockets=None):
+        def complain(loop, context):
+            warn_once(f"the server: {one_line(context.get('exception') or context['message'])}")
+
+        asyncio.get_running_loop().set_exception_handler(complain)
+        await super().startup(sockets)
+
+
 class Stream(StreamingResponse):
     """Calls finish() when the response ends in any way: at its end, or because the reader left."""
 
@@ -345,12 +381,14 @@ def listen(port):
 
 
 def make_server(opened, config, port):
-    """A uvicorn.Server, to be run with a socket of `listen`."""
+    """A Server, to be run with a socket of `listen`."""
     page = Page(opened, config)
-    options = dict(http="h11", ws="none", lifespan="off", log_level="critical", access_log=False)
+    options = dict(
+        http=Connection, ws="none", lifespan="off", log_level="critical", access_log=False
+    )
     limits = dict(limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=2)
     app = make_app(page, port)
-    server = uvicorn.Server(uvicorn.Config(app, **options, **limits, server_header=False))
+    server = Server(uvicorn.Config(app, **options, **limits, server_header=False))
     page.stopping = lambda: server.should_exit
     return server
 
