@@ -1,165 +1,228 @@
 """
-Design `factorial`: every run serves every effect. Each factor has two levels, and each cell of the
-design, an arm, sets all of them. pyDOE3 makes the fraction.
+The analysis of a factorial: one linear model over all runs, fitted by statsmodels.
 
-A fraction of resolution R mixes no effect of p factors with another of fewer than R - p (Box,
-Hunter and Hunter, Statistics for Experimenters, chapter 12). At resolution V, which is the default,
-main effects and two-factor interactions are free of each other.
+A main effect is the mean loss at a factor's high level minus that at its low level, over all
+combinations of the other factors: an average over hybrids. The columns alone, alone_low and
+alone_high estimate the swap in the base itself, where all other factors are low. An interaction is
+how much larger a difference is where the other factor is high, too: (ab - a) - (b - base).
+Intervals come from the whole model's residual variance. Holm's method corrects the main effects as
+one family and the interactions as another; looks and ties are those of any sweep (verdicts.py).
+
+A cell with a run that diverged is left out. A term that the other cells cannot tell from an earlier
+one is left out, too.
 """
 
-from contextlib import suppress
+import math
 from itertools import combinations
 
 import numpy as np
-import pyDOE3
+import pandas as pd
+import statsmodels.api as sm
 
-from bench.ablation.settings import part_name, variant_config
-from common.configurator import build
-from common.errors import UserError
-from parts.architectures import ARCH
-from training.settings import TrainConfig
+from bench.ablation import looks, power, verdicts, worth
+from bench.ablation.verdicts import ALPHA, COLUMNS, Contrast, losses_of, pick
 
-MOST_FACTORS = 10  # a fraction of resolution V then has 512 cells
-TRIES = 100  # generators that pyDOE3 tries: it tries the longest first
-SHORT = {"bias=none": "no bias", "tie_embeddings=False": "untied", "tie_embeddings=True": "tied"}
+SCREENED = {"better": "larger than the noise", "worse": "larger than the noise"}
+ALONE = ["alone", "alone_low", "alone_high"]
 
 
-# ---------------------------------------------------------------- factors
+def cells_of(plan):
+    """{arm: {factor: 0 or 1}} of a factorial; {} for other sweeps."""
+    return {arm: facts["cell"] for arm, facts in plan["arms"].items() if facts["cell"]}
 
 
-def factors_of(config, base):
-    """{factor: (changes at its low level, changes at its high level)}. The low level is what the
-    base has. A slot's name stands for GPT-2's and LLaMA's word. Raises UserError."""
-    here = vars(variant_config({"model": "gpt2"} | base))
-    has = vars(build(TrainConfig, base)) | here | base
-    factors, changed = {}, {}
-    for given in [config.factors] if isinstance(config.factors, dict) else config.factors or ():
-        pairs = given if isinstance(given, dict) else {given: corner_levels(given, here)}
-        for name, levels in pairs.items():
-            low, high = checked(name, levels, has)
-            for key in high:
-                if key in changed:
-                    what = f"{changed[key]} and {name} both change {key}"
-                    raise UserError(what, "factors", "let each key belong to one factor")
-                changed[key] = name
-            factors[name] = (low, high)
-    if not 2 <= len(factors) <= MOST_FACTORS:
-        fix = f"name 2 to {MOST_FACTORS}: factors = ['position', 'norm', 'mlp']"
-        raise UserError(f"{len(factors)} factors", "factors", fix)
-    return factors
+class Model:
+    """loss = sum of coefficient x term + noise, levels -1 and 1; a term is a tuple of factors."""
+
+    def __init__(self, cells, losses):
+        """cells: {arm: {factor: 0 or 1}}; losses: {arm: losses [n]} of those that count."""
+        self.arms = [arm for arm in cells if len(losses.get(arm, ()))]
+        self.counts = [len(losses[arm]) for arm in self.arms]
+        self.levels = pd.DataFrame([cells[arm] for arm in self.arms]) * 2.0 - 1  # [cells, factors]
+        factors = list(self.levels)
+        self.terms, self.mixed = [()], set()
+        for term in [*combinations(factors, 1), *combinations(factors, 2)]:
+            self.add(term)
+        columns = self.columns.repeat(self.counts, 0)  # [runs, terms]
+        self.fit = sm.OLS(np.concatenate([losses[arm] for arm in self.arms]), columns).fit()
+
+    @property
+    def columns(self):
+        return np.column_stack([self.column(term) for term in self.terms])  # [cells, terms]
+
+    def column(self, term):
+        return self.levels[list(term)].prod(axis=1).to_numpy()
+
+    def add(self, term):
+        """Add a term, unless those before it make it up: then note that it is mixed with them."""
+        column, columns = self.column(term), self.columns
+        shares = np.linalg.lstsq(columns, column)[0]
+        if not np.allclose(columns @ shares, column):
+            self.terms.append(term)
+            return
+        self.mixed |= {other for other, share in zip(self.terms, shares, strict=True) if share}
+
+    def effect(self, term):
+        """The weights of the coefficients whose sum is the effect of a term."""
+        return np.array([2.0 * len(term) * (term == other) for other in self.terms])
+
+    def effect_alone(self, factor):
+        """The same for a factor's effect where all others are low; None if a term is missing."""
+        pairs = [term for term in combinations(list(self.levels), 2) if factor in term]
+        if not set(pairs) <= set(self.terms):
+            return None
+        return np.array([2.0 * (term == (factor,)) - 2.0 * (term in pairs) for term in self.terms])
+
+    def contrast(self, weights):
+        """The Contrast of a sum of coefficients."""
+        if not self.fit.df_resid:
+            return Contrast(weights @ self.fit.params, np.array(math.nan), np.array(math.nan))
+        test = self.fit.t_test(weights)
+        return Contrast(test.effect[0], test.sd[0, 0], self.fit.df_resid)
 
 
-def corner_levels(slot, here):
-    """The base's word of a slot, and that of the other of GPT-2 and LLaMA."""
-    words = [ARCH[corner][slot] for corner in ("gpt2", "llama") if slot in ARCH[corner]]
-    own = here.get(slot)
-    if own not in words or words[0] == words[1]:
-        slots = [key for key, word in ARCH["gpt2"].items() if ARCH["llama"][key] != word]
-        fix = f"choose from {', '.join(slots)}, or write {{{slot!r}: [dict(...), dict(...)]}}"
-        raise UserError(f"{slot} has no level of GPT-2 and of LLaMA", "factors", fix)
-    return [{slot: own}, {slot: words[1 - words.index(own)]}]
+def effects(runs, plan, history=(), measure="loss"):
+    """The DataFrame of the effects of a factorial: the columns of verdicts.judge and ALONE, main
+    effects, then interactions."""
+    attrs = verdicts.judge(runs, plan, history, measure).attrs
+    losses, cells = losses_of(runs, measure), cells_of(plan)
+    seen = {arm: pick(losses, [arm]) for arm in cells}
+    cells = {arm: cell for arm, cell in cells.items() if np.isfinite(seen[arm]).all()}
+    diverged = {arm: int(np.isinf(group).sum()) for arm, group in seen.items() if arm not in cells}
+    models = [model_at(cells, losses, look.seeds) for look in attrs["looks"][:-1]]
+    models.append(model_at(cells, losses))
+    last, lines = models[-1], []
+    if last is not None:
+        planned = looks.planned_runs(plan, plan["looks"][0])
+        missing = any(len(group) < planned[arm] for arm, group in seen.items())
+        curve = worth.curve_of(runs, measure)
+        for size in (1, 2):
+            terms = [term for term in last.terms if len(term) == size]
+            family = judged(terms, models, attrs)
+            for line in family:
+                complete(line, last, runs, curve)
+                settle(line, last, plan, diverged, missing)
+                look_ahead(line, last, attrs["margin"], len(family))
+            lines += family
+    frame = pd.DataFrame(lines, columns=[*COLUMNS, *ALONE])
+    frame.attrs |= attrs | visible(frame, last)
+    return frame
 
 
-def checked(name, levels, has):
-    """The two levels of a factor. Raises UserError unless they are two dictionaries of changes, the
-    first of which holds what the base has."""
-    fix = 'write {"optimizer": [dict(optimizer="adamw"), dict(optimizer="muon")]}'
-    pair = isinstance(levels, list | tuple) and len(levels) == 2
-    if not pair or not all(isinstance(level, dict) for level in levels) or not levels[1]:
-        raise UserError("a factor is a name and two levels", f"factors: {name!r}", fix)
-    for key, value in levels[0].items():
-        if has.get(key) != value:
-            what = f"the low level {key}={value} of {name} is not the base's {has.get(key)}"
-            raise UserError(what, "factors", f"give --{key}={value}, or exchange the levels")
-    return levels
+def model_at(cells, losses, seeds=None):
+    """The Model of the runs at a look, or of all; None if the look is not reached."""
+    if seeds is not None and not all(arm in seeds for arm in cells):
+        return None
+    groups = {arm: pick(losses, [arm], seeds) for arm in cells}
+    return Model(cells, groups) if sum(map(len, groups.values())) > 1 else None
 
 
-# ---------------------------------------------------------------- cells
+def judged(terms, models, attrs):
+    """The rows of a family of terms, with their verdicts and corrected p-values."""
+    if not terms:
+        return []
+    tests = np.ones((3, len(models), len(terms)))  # p, p of a tie, difference
+    for place, model in enumerate(models):
+        if model is not None:
+            contrasts = [model.contrast(model.effect(term)) for term in terms]
+            tests[0, place] = [test.p() for test in contrasts]
+            tests[1, place] = [test.p_tie(attrs["margin"]) for test in contrasts]
+            tests[2, place] = [test.difference for test in contrasts]
+    taken = attrs["looks"]
+    columns = verdicts.words(*tests, [x.share for x in taken], [x.tie_share for x in taken])
+    reached, lines = any(model is not None for model in models[:-1]), []
+    for place, term in enumerate(terms):
+        name, pair = ":".join(term), len(term) == 2
+        kind, against = ("interaction", " + ".join(term)) if pair else ("effect", "its low level")
+        line = verdicts.row_of(name, name, against, kind, [])
+        line |= {key: values[place].item() for key, values in columns.items()} | {"term": term}
+        lines.append(line if reached else line | {"verdict": "no verdict"})
+    return lines
 
 
-def resolution_of(design):
-    """The fewest columns of a design [cells, factors] whose product is constant; else one more."""
-    factors = design.shape[1]
-    for size in range(1, factors + 1):
-        for columns in combinations(range(factors), size):
-            if abs(design[:, columns].prod(1).sum()) == len(design):
-                return size
-    return factors + 1
+def complete(line, model, runs, curve):
+    """Fill in the numbers of an effect."""
+    term = line["term"]
+    weights = model.effect(term)
+    high = model.column(term).repeat(model.counts) > 0
+    line |= model.contrast(weights).columns() | {"n": high.sum(), "n_control": (~high).sum()}
+    line |= text_interval(model, weights, runs)
+    if len(term) > 1:
+        return
+    alone = model.effect_alone(*term)
+    if alone is not None:
+        columns = model.contrast(alone).columns()
+        line |= dict(
+            zip(ALONE, (columns[key] for key in ("difference", "low", "high")), strict=True)
+        )
+    if curve:
+        loss, n = curve.loss_at(1) + line["difference"], model.fit.df_resid + 1
+        line |= worth.columns_of(curve, loss, line["se"], n, step_ratio(model, *term, runs))
 
 
-def fraction(factors, resolution):
-    """The smallest two-level design [cells, factors] of pyDOE3 with at least this resolution, its
-    first cell low in every factor. resolution="full" or above `factors`: all combinations."""
-    makers = [
-        lambda: pyDOE3.fracfact_by_res(factors, resolution),
-        lambda: pyDOE3.fracfact(pyDOE3.fracfact_opt(factors, 2, TRIES)[0]),
-        lambda: pyDOE3.fracfact(pyDOE3.fracfact_opt(factors, 1, TRIES)[0]),
-    ]
-    found = [pyDOE3.ff2n(factors)]
-    for maker in makers if resolution != "full" else ():
-        with suppress(ValueError):  # "design not possible"
-            design = maker()
-            # fracfact_by_res(7, 5) has resolution IV: what it promises is checked.
-            if resolution_of(design) >= resolution:
-                found.append(design)
-    smallest = min(found, key=lambda design: (len(design), -resolution_of(design)))
-    folded = smallest * -smallest[0]  # other signs, the same resolution
-    return folded[np.lexsort(folded.T[::-1])]
+def text_interval(model, weights, runs):
+    """The interval of an effect over the text: a bootstrap over its blocks, if there are enough."""
+    done = runs[runs.current & (runs.purpose == "report") & (runs.status == "done")]
+    blocks = [done.blocks[done.arm == arm].tolist() for arm in model.arms]
+    counts = {len(losses) for group in blocks for losses in group}
+    if len(counts) != 1 or min(counts) < verdicts.LEAST_BLOCKS:
+        return {}
+    of_cells = weights @ np.linalg.pinv(model.columns.repeat(model.counts, 0))  # [runs]
+    return verdicts.bootstrap(of_cells @ np.concatenate(blocks))
 
 
-def cells_of(config, base):
-    """[(name, changes, {factor: 0 or 1})] of the arms; the first is the base."""
-    factors = factors_of(config, base)
-    cells = []
-    for row in fraction(len(factors), config.resolution):
-        cell = {name: int(level > 0) for name, level in zip(factors, row, strict=True)}
-        high = {name: factors[name][1] for name, level in cell.items() if level}
-        changes = {key: value for change in high.values() for key, value in change.items()}
-        name = "+".join(level_name(name, change) for name, change in high.items())
-        cells.append((name or "base", changes, cell))
-    return cells
+def step_ratio(model, factor, runs):
+    """[ratio, low, high] of the time per step at a factor's high level to that at its low level:
+    geometric means over the cells of each, with a 95 % interval from those of the cells."""
+    names = ["step_ratio", "step_ratio_low", "step_ratio_high"]
+    logs = np.log(runs.groupby("arm")[names].first().loc[model.arms].to_numpy())  # [cells, 3]
+    high = model.column((factor,)) > 0
+    weights = np.where(high, 1 / high.sum(), -1 / (~high).sum())
+    half = np.linalg.norm(weights * (logs[:, 2] - logs[:, 1]) / 2)
+    mean = weights @ logs[:, 0]
+    return np.exp([mean, mean - half, mean + half])
 
 
-def level_name(factor, change):
-    """The name of a factor's high level: rope for position=rope, otherwise the factor's."""
-    (key, value), *more = change.items()
-    if more or key != factor:
-        return factor
-    name = part_name(key, value)
-    return SHORT.get(name, name)
+def settle(line, model, plan, diverged, missing):
+    """Take back what the runs do not bear, and say why."""
+    term, reasons, cells = line["term"], [], cells_of(plan)
+    line["diverged"] = sum(n for arm, n in diverged.items() if all(cells[arm][f] for f in term))
+    if line["diverged"]:
+        reasons.append("runs diverged at its high level")
+        if line["verdict"] in ("better", "tie"):
+            line["verdict"] = "undecided"
+    if not model.fit.df_resid:
+        line["verdict"] = "no verdict"
+        reasons.append("no run is left over to estimate the noise")
+    elif missing:
+        reasons.append("planned runs are missing")
+    if term in model.mixed:
+        reasons.append("mixed with other effects")
+    if line["verdict"] in ("better", "worse") and line["text_low"] <= 0 <= line["text_high"]:
+        reasons.append("not on every text")
+    if plan["screening"] and line["verdict"] != "no verdict":
+        line["verdict"] = SCREENED.get(line["verdict"], "not seen")
+    line["reason"] = "; ".join(reasons)
 
 
-def describe(cells):
-    """A sentence on the design of cells [{factor: 0 or 1}], and what it mixes."""
-    factors, found = len(cells[0]), aliases(cells)
-    text = f"{len(cells)} of {2**factors} cells of {factors} factors, "
-    if not found:
-        return text + "so that no effect is mixed with another."
-    resolution = resolution_of(design_of(cells))
-    return text + f"resolution {resolution}. Mixed effects: {'; '.join(found)}."
+def look_ahead(line, model, margin, family):
+    """Fill in about how many more seeds of each cell would decide an undecided effect."""
+    if line["verdict"] != "undecided" or line["diverged"]:
+        return
+    cells = len(model.counts)
+    n = sum(model.counts) // cells
+    numbers = np.arange(n + 1, power.MOST_SEEDS + 1)
+    se, df = line["se"] * np.sqrt(n / numbers), cells * numbers - len(model.terms)
+    level = ALPHA * looks.share_of(unplanned=1) / family
+    enough = power.deciding(numbers, line["difference"], se, df, margin, level)
+    line["more_seeds"] = enough - n if math.isfinite(enough) else math.inf
 
 
-def design_of(cells):
-    """The design [cells, factors] of -1 and 1 of cells [{factor: 0 or 1}]."""
-    return np.array([[2.0 * level - 1 for level in cell.values()] for cell in cells])
-
-
-def aliases(cells):
-    """["position = -norm:mlp:bias"]: the effects of one and two factors of cells [{factor: 0 or 1}]
-    that the design mixes with others, each with the shortest of them."""
-    names, design = list(cells[0]), design_of(cells)
-    # With every sign turned the all-low cell is all-high, and all signs in the relations are plus.
-    found = []
-    for line in pyDOE3.fracfact_aliasing(-design)[0]:
-        first, *others = line.split(" = ")
-        if others and len(first) <= 2:
-            mixed = [other for other in others if len(other) == len(others[0])]
-            terms = [signed_term(other, len(first), names) for other in mixed]
-            found.append(f"{signed_term(first, len(first), names)} = {' = '.join(terms)}")
-    return found
-
-
-def signed_term(letters, length, names):
-    """position:norm for ab; with a minus if its sign is not that of a term of so many factors."""
-    sign = "" if (len(letters) - length) % 2 == 0 else "-"
-    return sign + ":".join(names[ord(letter) - ord("a")] for letter in letters)
+def visible(frame, model):
+    """What the factorial can see: {smallest_visible, family} of its main effects."""
+    main = frame[frame.kind == "effect"]
+    if model is None or not model.fit.df_resid or not len(main):
+        return {"smallest_visible": math.nan, "tie_power": math.nan}
+    level = ALPHA * looks.share_of(planned=1) / len(main)
+    smallest = power.smallest_visible(main.se.min(), model.fit.df_resid, level)
+    return {"smallest_visible": smallest, "family": len(main), "tie_power": math.nan}

@@ -81,7 +81,7 @@ def fix_margin(sweep):
         row = sweep.rows.get(job.key, {})
         if row.get("status") == "done":
             losses.setdefault(sweep.arms[job.arm].curve or 1, []).append(row["final_report"])
-    margin = worth.margin_from(worth.curve_from(losses)) if len(losses) > 1 else math.nan
+    margin = worth.Curve(losses).margin() if len(losses) > 1 and 1 in losses else math.nan
     if math.isfinite(margin):
         sweep.margin = margin
         sweep.margin_source = "5 % of the tokens, fixed before the arms ran"
@@ -110,22 +110,23 @@ def run_jobs(sweep, jobs, stop):
 def run_more_seeds(sweep, stop):
     """Spend the budget: after each look, run more seeds of the undecided arms, those that need the
     fewest first. The looks are planned beforehand, and the verdicts correct for all of them
-    (history.py), so that errors hold although verdicts are read several times. Returns False if
+    (looks.py), so that errors hold although verdicts are read several times. Returns False if
     stopped."""
-    from bench.ablation import stats
+    from bench.ablation import rows, verdicts
 
     content = sweep.describe()
     for first, end in itertools.pairwise(content["looks"]):
         # A resumed sweep decides by the rows that were known at this look.
         planned = sweep.planned_runs(first)
-        rows = [
-            row
+        runs = rows.load(sweep.out)
+        known = (runs.purpose != "report") | (runs.seed < runs.arm.map(planned))
+        undecided = verdicts.undecided(runs[known], rows.plan(sweep.out))
+        used = sum(
+            row["wall_seconds"]
             for row in sweep.rows.values()
             if row["purpose"] != "report" or row["seed"] < planned[row["arm"]]
-        ]
-        undecided = dict(stats.undecided(content, rows))
-        used = sum(row["wall_seconds"] for row in rows) / len(sweep.slots)
-        seconds_left = content["budget_seconds"] - used
+        )
+        seconds_left = content["budget_seconds"] - used / len(sweep.slots)
         names = affordable(sweep, undecided, first, end, seconds_left)
         if not names:
             why = "nothing is undecided that more seeds could decide"
@@ -143,9 +144,9 @@ def run_more_seeds(sweep, stop):
 
 def affordable(sweep, undecided, first, end, seconds_left):
     """The names of arms whose seeds from `first` to `end` fit into the time that is left, with the
-    arms that they are compared with. undecided: {arm: seeds that it needs, None if unknown}."""
+    arms that they are compared with. undecided: {arm: seeds that it needs, inf if unknown}."""
     names = set()
-    for name in sorted(undecided, key=lambda name: undecided[name] or math.inf):
+    for name in sorted(undecided, key=undecided.get):
         arm = sweep.arms[name]
         compared = {name, arm.against, *(arm.interaction_of or ()), *sweep.control_arms()}
         wanted = names | compared & set(sweep.arms)

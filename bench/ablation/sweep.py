@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bench.ablation import costs as timing
-from bench.ablation import history, launch
+from bench.ablation import launch, looks
 from bench.ablation.arms import check_arm, check_changes_output, match_arm, open_data
 from bench.ablation.designs import curve_arms, enumerate_arms
 from bench.ablation.identity import code_hash, digest
@@ -265,7 +265,7 @@ class Sweep:
         """{arm: runs to report} where each arm has `seeds` runs."""
         arms = {name: describe_arm(arm) for name, arm in self.arms.items()}
         content = {"base": "base", "arms": arms, "screening": self.config.screening}
-        return history.planned_runs(content, seeds)
+        return looks.planned_runs(content, seeds)
 
     def report_jobs(self, first=0, end=None, names=None):
         """The runs to report, of all or some arms, that `end` seeds take and `first` do not, seed

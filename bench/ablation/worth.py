@@ -1,14 +1,13 @@
 """
-What a difference of loss is worth: so many times the training tokens, or the time.
+Worth: what a difference of loss is worth in training tokens.
 
 The base is trained at several multiples of its tokens, with its own full schedule each time.
 Between those points the loss is a monotone cubic in the logarithm of the multiple (Fritsch and
 Carlson 1980), and beyond them it is not known. The worth of an arm is the multiple at which the
-base reaches the arm's loss.
+base reaches the arm's loss: its token-equivalent.
 """
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -17,49 +16,26 @@ from scipy.interpolate import PchipInterpolator
 DRAWS = 2000  # of a Monte Carlo interval
 STEPS = 128  # of the logarithm of the multiple, from the first point of the curve to the last
 TOKENS_OF_A_MARGIN = 0.05  # the default margin is what this share of the tokens is worth
+Z = 1.96  # half a 95 % interval, in standard errors
 
 
-def two_digits(k):
-    """A multiple with two digits, so that 1.0 does not look like a count: 0.97, 1.0, 12."""
-    return f"{k:#.2g}".rstrip(".")
-
-
-@dataclass
-class Worth:
-    """A multiple of the tokens, or of the time, with its 95 % interval: inf above `most`, the last
-    point of the curve, and 0 below `least`, the first. The interval is nan if it is unknown."""
-
-    k: float
-    low: float
-    high: float
-    least: float
-    most: float
-
-    def __str__(self):
-        if math.isnan(self.low + self.high) or self.low == self.high:  # all beyond the curve
-            return self.words(self.k)
-        low, high = self.words(self.low, ""), self.words(self.high, "")
-        return f"{self.words(self.k)} ({low} to {high})"
-
-    def in_time(self, ratio):
-        """The same as a multiple of the time, of steps that take `ratio` times as long."""
-        return Worth(*(each / ratio for each in vars(self).values()))
-
-    def words(self, k, unit=" ×"):
-        if k == math.inf:
-            return f"more than {self.most:.3g}{unit}"
-        return f"{two_digits(k)}{unit}" if k else f"less than {self.least:.3g}{unit}"
-
-
-@dataclass
 class Curve:
     """The base's loss against multiples of its tokens, of which one is 1."""
 
-    points: list  # of (multiple, mean loss, standard error, runs), by multiple
-
-    @cached_property
-    def multiples(self):
-        return np.array([point[0] for point in self.points], float)
+    def __init__(self, losses):
+        """losses: {multiple: losses of its runs}, two or more. Each has few runs, so that one
+        standard deviation is pooled over all. Raises ValueError without a point at 1."""
+        losses = {k: np.asarray(losses[k], float) for k in sorted(losses) if len(losses[k])}
+        if len(losses) < 2 or 1 not in losses:
+            raise ValueError("a curve needs losses at the base's tokens and at another multiple")
+        residuals = np.concatenate([values - values.mean() for values in losses.values()])
+        df = len(residuals) - len(losses)
+        sd = math.sqrt((residuals**2).sum() / df) if df else math.nan
+        self.multiples = np.array(list(losses), float)
+        self.points = [  # (multiple, mean loss, standard error, runs)
+            (k, float(values.mean()), sd / math.sqrt(len(values)), len(values))
+            for k, values in losses.items()
+        ]
 
     @cached_property
     def grid(self):
@@ -77,27 +53,30 @@ class Curve:
         losses = self.losses([point[1] for point in self.points])
         return float(np.interp(k, self.grid, losses, left=math.nan, right=math.nan))
 
-    def worth(self, mean, se, n, ratio=None):
-        """The Worth of an arm with this mean loss, its standard error and number of runs. `ratio`
-        (step time over the base's: ratio, low, high) makes it a multiple of the time. The interval
-        carries the errors of the arm, of the curve and of the ratio."""
-        random = np.random.default_rng(0)
-        columns = np.array([point[1:3] for point in self.points], float)  # [points, 2]
-        noise = random.standard_normal((len(columns), DRAWS))
-        means = columns[:, :1] + columns[:, 1:] * noise
-        arm = mean + se * random.standard_t(max(n - 1, 1), DRAWS)
+    def margin(self):
+        """The nats that 5 % more or fewer tokens are worth at the base's own number of tokens."""
+        ends = [self.loss_at(1 + sign * TOKENS_OF_A_MARGIN) for sign in (1, -1)]
+        changes = [abs(loss - self.loss_at(1)) for loss in ends if math.isfinite(loss)]
+        return sum(changes) / len(changes) if changes else math.nan
 
-        value, speed, speeds = self.multiple(mean, columns[:, :1])[0], 1.0, 1.0
-        if ratio:
-            speed, low, high = ratio
-            spread = math.log(high / low) / (2 * 1.96)
-            speeds = speed * np.exp(spread * random.standard_normal(DRAWS))
+    def worth(self, loss, se, n, ratio=(1.0, 1.0, 1.0)):
+        """(worth, low, high) of an arm with this mean loss, its standard error and number of runs,
+        with a 95 % interval: inf above the curve, 0 below it. `ratio` (step time over the base's,
+        low, high) makes it a multiple of the time. The interval carries the errors of the arm, of
+        the curve and of the ratio."""
+        random = np.random.default_rng(0)
+        means, errors = np.array([point[1:3] for point in self.points], float).T[..., None]
+        drawn_means = means + errors * random.standard_normal((len(means), DRAWS))
+        arm = loss + se * random.standard_t(max(n - 1, 1), DRAWS)
+
+        step, step_low, step_high = ratio
+        spread = math.log(step_high / step_low) / (2 * Z)
+        steps = step * np.exp(spread * random.standard_normal(DRAWS)) if spread else step
         low = high = math.nan
-        if np.isfinite(columns).all() and math.isfinite(se):
-            drawn = self.multiple(arm, means) / speeds
+        if np.isfinite(errors).all() and math.isfinite(se):
+            drawn = self.multiple(arm, drawn_means) / steps
             low, high = np.quantile(drawn, (0.025, 0.975), method="inverted_cdf")
-        least, most = self.multiples[[0, -1]] / speed
-        return Worth(*map(float, (value / speed, low, high, least, most)))
+        return float(self.multiple(loss, means)[0] / step), float(low), float(high)
 
     def multiple(self, loss, means):
         """The multiples [draws] at which curves with these means [points, draws] reach a loss."""
@@ -112,22 +91,21 @@ class Curve:
         return np.select([below_all, above_all], [0.0, math.inf], np.exp(log_k))
 
 
-def curve_from(losses):
-    """The Curve of {multiple: losses of its runs}, or None if a point at 1 or a second one is
-    missing. One standard deviation is pooled over all points, because each has few runs."""
-    losses = {k: np.asarray(values, float) for k, values in sorted(losses.items()) if len(values)}
-    if len(losses) < 2 or 1 not in losses:
-        return None
-    spread = np.concatenate([values - values.mean() for values in losses.values()])
-    df = len(spread) - len(losses)
-    sd = math.sqrt((spread**2).sum() / df) if df else math.nan
-    return Curve([(k, float(v.mean()), sd / math.sqrt(len(v)), len(v)) for k, v in losses.items()])
+def curve_of(runs, measure="loss"):
+    """The Curve of a sweep's runs by a column of losses; None if it was not trained."""
+    done = runs[runs.current & (runs.status == "done")]
+    done = done[(done.purpose == "curve") | (done.control & (done.purpose == "report"))]
+    losses = {k: group[measure].dropna() for k, group in done.groupby("tokens")}
+    losses = {k: values for k, values in losses.items() if len(values)}
+    return Curve(losses) if len(losses) > 1 and 1 in losses else None
 
 
-def margin_from(curve):
-    """The nats that 5 % more or fewer tokens are worth at the base's own number of tokens."""
-    more, fewer = 1 + TOKENS_OF_A_MARGIN, 1 - TOKENS_OF_A_MARGIN
-    ends = [k for k in (more, fewer) if curve.multiples[0] <= k <= curve.multiples[-1]]
-    if not ends:
-        return math.nan
-    return sum(abs(curve.loss_at(k) - curve.loss_at(1)) for k in ends) / len(ends)
+def columns_of(curve, loss, se, n, ratio):
+    """The columns of a verdict that say what an arm with this loss is worth. ratio: of its step
+    time to the base's, with its interval; nan if it was not timed."""
+    columns = dict(zip(("worth", "worth_low", "worth_high"), curve.worth(loss, se, n), strict=True))
+    columns["worth_beyond"] = {math.inf: ">", 0.0: "<"}.get(columns["worth"], "")
+    if np.isfinite(ratio).all():
+        names = ("worth_time", "worth_time_low", "worth_time_high")
+        columns |= dict(zip(names, curve.worth(loss, se, n, ratio), strict=True))
+    return columns

@@ -1,0 +1,160 @@
+"""
+When a sweep's verdicts were read: OUT/history.jsonl, to which each report adds a line.
+
+A look is a number of seeds at which verdicts are read. The looks planned before the first report
+share 90 % of the error equally. The j-th look that nobody planned gets 10 % x 2^-j of it: more
+seeds than planned, another metric, or for ties another margin, after a report. By the union bound
+this holds however the arms to continue with are chosen. Arms that a report ever listed stay in the
+family. A report between two looks decides nothing new.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from numbers import Real
+
+from bench.ablation import rows
+from common import files
+
+PLANNED = 0.9  # share of the error for the planned looks
+CONTENT = ("metric", "margin", "arms", "runs", "looks")  # a report of the same adds no line
+
+
+@dataclass
+class Look:
+    """One look: its share of the error, for differences and for ties, and its runs."""
+
+    share: float
+    tie_share: float
+    seeds: dict  # arm -> [seed]; without the arms that have not reached the look
+
+
+def share_of(planned=None, unplanned=None):
+    """The share of the error of one of the `planned` looks, or of the unplanned look with this
+    number, from 1."""
+    return PLANNED / planned if planned else (1 - PLANNED) / 2**unplanned
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def control_runs(arms, seeds):
+    """(runs of the base, runs of its replicate) beside `seeds` runs of each of `arms` arms."""
+    both = max(math.ceil(math.sqrt(arms) * seeds), seeds + 2)
+    return math.ceil(both / 2), both // 2
+
+
+def planned_runs(plan, seeds):
+    """{arm: runs} that a look at `seeds` seeds takes."""
+    control, arms = rows.control_group(plan), rows.judged_arms(plan)
+    if plan["screening"] or any(facts["cell"] for facts in plan["arms"].values()):
+        others = [arm for arm, facts in plan["arms"].items() if not facts["curve"]]
+        return dict.fromkeys(others, seeds)
+    counts = control_runs(max(len(arms), 1), seeds)
+    if len(control) == 1:
+        counts = [sum(counts)]
+    return dict.fromkeys(arms, seeds) | dict(zip(control, counts, strict=True))
+
+
+def tried_seeds(runs):
+    """{arm: [seed]} of the reported runs that ended, including failed ones."""
+    reported = runs[runs.current & (runs.purpose == "report")]
+    return {arm: sorted(set(seeds.tolist())) for arm, seeds in reported.groupby("arm").seed}
+
+
+def looks_of(plan, tried, history, margin):
+    """The [Look] of a sweep, the last one at all runs and with no share unless it was declared.
+    tried: {arm: [seed]}; history: the lines of history.jsonl."""
+    history = [  # of reports that could compare anything: two runs of an arm
+        line for line in history if any(len(line["runs"].get(arm, ())) > 1 for arm in line["arms"])
+    ]
+    declared = [
+        (line["metric"], line["margin"], look) for line in history for look in line["looks"]
+    ]
+    declared += [(plan["metric"], margin, look) for look in declared_looks(plan, tried, history)]
+    declared = list(dict.fromkeys(declared))
+    planned = len(history[0]["looks"] if history else plan["looks"])
+    shares = [share_of(planned)] * planned
+    shares += [share_of(unplanned=j) for j in range(1, len(declared) - planned + 1)]
+
+    looks = []
+    for look in sorted({look for _, _, look in declared}):
+        of_metric, of_margin = 0.0, 0.0
+        for share, (metric, tie_margin, seeds) in zip(shares, declared, strict=False):
+            if (metric, seeds) == (plan["metric"], look):
+                of_metric = of_metric or share
+                of_margin = of_margin or share * (tie_margin == margin)
+        looks.append(Look(of_metric, of_margin, seeds_at(plan, tried, look, bool(history))))
+    return [*looks, Look(0.0, 0.0, tried)]
+
+
+def declared_looks(plan, tried, history=()):
+    """The looks of a plan, and a further one at all seeds where there are more than planned."""
+    most = max((len(tried.get(arm, ())) for arm in rows.judged_arms(plan)), default=0)
+    further = most > plan["looks"][-1] and (history or len(plan["looks"]) > 1)
+    return [*plan["looks"], most] if further else plan["looks"]
+
+
+def seeds_at(plan, tried, look, reported):
+    """{arm: [seed]} that a look takes, without the arms that have not reached it. Where the only
+    look has not been taken yet, it takes all runs that there are."""
+    last, needed = plan["looks"][-1], planned_runs(plan, look)
+    if look > last:  # nobody planned the runs of the base for this look
+        planned = planned_runs(plan, last)
+        needed |= {arm: planned[arm] for arm in rows.control_group(plan)}
+    takes_all = len(plan["looks"]) == 1 and not reported
+    seeds_of = {}
+    for arm, seeds in tried.items():
+        if len(seeds) >= needed.get(arm, math.inf):
+            extends = takes_all or look > last and needed[arm] != look
+            seeds_of[arm] = seeds if extends else seeds[: needed[arm]]
+    return seeds_of
+
+
+# ---------------------------------------------------------------- the file
+
+
+def read(folders, plan):
+    """The lines of some folders' histories, the oldest first, about this base as it is now."""
+    lines = []
+    for folder in folders:
+        lines += rows.read_lines(folder / "history.jsonl", is_line, [])
+    unique = {json.dumps(line, sort_keys=True): line for line in lines}
+    own = [line for line in unique.values() if line.get("identity") == identity(plan)]
+    return sorted(own, key=lambda line: line["when"])
+
+
+def is_line(line):
+    """Whether a line of history.jsonl says what looks_of needs."""
+    texts = all(isinstance(line.get(key), str) for key in ("when", "metric"))
+    runs, looks, arms = line.get("runs"), line.get("looks"), line.get("arms")
+    lists = isinstance(arms, list) and isinstance(looks, list) and len(looks) > 0
+    known = isinstance(runs, dict) and all(isinstance(seeds, list) for seeds in runs.values())
+    return texts and lists and known and isinstance(line.get("margin"), Real | None)
+
+
+def record(folders, plan, runs, verdicts, history):
+    """Add a line about a report to the history of each folder, unless its last line says the same.
+    verdicts: what judge returned; history: the lines that it knew."""
+    tried, margin = tried_seeds(runs), verdicts.attrs["margin"]
+    content = {
+        "when": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "metric": plan["metric"],
+        "margin": None if math.isnan(margin) else margin,
+        "arms": list(verdicts.name[verdicts.kind != "replicate"]),
+        "runs": tried,
+        "looks": declared_looks(plan, tried, history),
+        "folders": [folder.name for folder in folders],
+        "identity": identity(plan),
+    }
+    for folder in folders:
+        before = rows.read_lines(folder / "history.jsonl", is_line, [])
+        if not before or any(before[-1][key] != content[key] for key in CONTENT):
+            files.append(folder / "history.jsonl", content)
+
+
+def identity(plan):
+    """What produced the base's runs: its code and its configuration."""
+    facts = plan["arms"][plan["base"]]
+    return [facts["code_hash"] or plan.get("code_hash"), facts["config_hash"] or None]
