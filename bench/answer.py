@@ -1,29 +1,31 @@
 """
-The answer: one page of all sweeps whose rows are in bench/results, with one correction over all
-that it claims.
+The answer: one page of many sweeps, from their rows alone.
 
-    python bench/answer.py
+    python bench/answer.py [OUT ...]      # default: the sweeps below bench/results/answer
 
-Reads the rows of every sweep below bench/results, and bench/results/claims.json if it is there.
-Writes index.html, index.md, readme.md and their pictures into bench/results/answer, and the same
-sentences into README.md. Trains nothing.
+Writes index.html, index.md and their figures into bench/results/answer. Trains nothing.
 """
 
 import repo_root  # noqa: F401
 
 from common.errors import UserError, run
+from common.files import ROOT
+
+ANSWER = ROOT / "bench/results/answer"
 
 
-def main(argv):
+def main(argv, out=ANSWER):
+    """Write the page of the sweeps in the folders argv, or below `out`. Prints its path."""
     if argv in (["--help"], ["-h"]):
         print(__doc__.strip())
         return
-    if argv:
-        fix = "type python bench/answer.py"
-        raise UserError(f"it takes no words, and was given {argv[0]}", "command line", fix)
-    from bench.ablation import answer_page
+    from bench.ablation import report
 
-    print(answer_page.write())
+    plans = [*out.glob("*/sweep.json"), *out.glob("*/scale.json")]
+    folders = argv or sorted(path.parent for path in plans)
+    if not folders:
+        raise UserError("no sweep here", out, "run python bench/ablate.py first")
+    print(report.write(folders, out, "index", inline=False))
 
 
 if __name__ == "__main__":

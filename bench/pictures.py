@@ -14,8 +14,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-from bench.ablation.figures import BLUE, FAINT, GREY, INK, MUTED, RED
-from bench.ablation.plots import STYLE
+from bench.ablation.figures import BLUE, FAINT, GREY, INK, MUTED, RED, STYLE
 from model_llama import rotary, rotate
 from parts.architectures import configure, make
 from parts.cache import KVCache, visible

@@ -1,149 +1,229 @@
 """
-The report of a sweep, or of several, from their rows alone:
+The report of a sweep, or the page of several, from their stored rows:
 
     python bench/report.py OUT [OUT2 ...]
-    python bench/report.py --running OUT      # report.html and report.md, without verdicts
+    python bench/report.py OUT --paper    # also OUT/paper: SVG, PDF, LaTeX and CSV
 
-Writes report.md, its plots (PNG) and report.html, one file that opens from disk, into the first
-folder, and paper/: plots as SVG and PDF, tables as CSV and LaTeX. Folders with the same code, base
-and data are one sweep, perhaps from several machines: the report puts their rows together. Other
-folders get a section each; a factorial before a sweep of one part at a time on the same base gets a
-table of both. Each report is a look at the data, which history.jsonl records; stats.py reaches the
-verdicts.
+Writes report.md, its figures (PNG) and report.html, one file that opens from disk, into the first
+folder. Folders of the same sweep, perhaps from several machines, are joined. Each report is a look
+at the data, which history.jsonl records.
 """
 
+import base64
 import math
-import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
 
-from bench.ablation import design_report, figures, paper, plots, sentences, tables
+from bench.ablation import factorial, figures, looks, rows, tables, verdicts, worth
 from bench.ablation.caveats import caveats
-from bench.ablation.sentences import NOT_YET
-from bench.ablation.significance import ALPHA
-from bench.ablation.stats import MEASURES, counted
-from bench.ablation.sweeps import gather
 from common.errors import UserError
-from common.files import ROOT
 from common.files import write as write_file
 
-# What a terminal of 80 columns has room for.
-TERMINAL_VERDICTS = ("arm", "verdict", "difference [95 %]", "worth in tokens")
-TERMINAL_COSTS = ("arm", "parameters", "tokens/s", "KV bytes/token", "decode ms/token")
-TERMINAL_BESIDE = (
-    ("arm", "one at a time [95 %]", "alone [95 %]", "z, alone"),
-    ("arm", "average [95 %]", "z, average", "p, alone", "p, average"),
+# ---------------------------------------------------------------- the registry
+
+# What a report may show: a function, whose docstring is the caption, a title, and the place. The
+# function takes a Section, or [Section] for the page of several sweeps, and returns a DataFrame of
+# texts, a Figure, or None where there is nothing to show.
+ITEMS = (
+    (tables.parts_table, "All changes", "page"),
+    (figures.slopes, "Differences at each size", "page"),
+    (tables.slopes_table, "Slopes", "page"),
+    (tables.missing_table, "UNFINISHED: planned runs are missing", "first"),
+    (tables.verdicts_table, "Verdicts", "first"),
+    (tables.noise_table, "The noise, and what the sweep can see", "first"),
+    (figures.forest, "Differences", "figures"),
+    (figures.half_normal, "Half-normal plot", "figures"),
+    (figures.tokens, "Worth in tokens", "figures"),
+    (figures.curves, "Loss curves", "figures"),
+    (figures.learning_rates, "Learning rates", "figures"),
+    (figures.costs, "Costs against loss", "figures"),
+    (figures.extrapolation, "Longer contexts", "figures"),
+    (tables.tests_table, "Losses and tests", "details"),
+    (tables.measures_table, "By other measures", "details"),
+    (tables.costs_table, "Costs", "details"),
 )
-LONGEST_NAME = 24
-TERMINAL_STYLES = {"arm": "bold", "better": "green"}  # by the kind of a cell
-TERMINAL_STYLES |= dict.fromkeys(("worse", "failed", "diverged"), "red")
-TERMINAL_STYLES |= dict.fromkeys(("tie", "larger-than-the-noise"), "blue")
-OPEN = ("undecided", "not-seen", "not-run", "no-verdict", "not-yet", "noise")
-TERMINAL_STYLES |= dict.fromkeys(OPEN, "dim")
-RESULTS = ROOT / "bench/results"  # where bench/pairing.py writes what it measured
-RENEWED = 30  # seconds after which the page of a running sweep loads itself again
 
 
-# --- files
+PAGE = "What each part is worth"  # the title of the page of several sweeps
+
+# ---------------------------------------------------------------- what a report is about
 
 
-def write(folders, running=False):
-    """Writes the report of `folders` into the first of them. Returns the path of the page. While a
-    sweep is `running`, writes the page and report.md alone, without verdicts: they are no look at
-    the data."""
-    out, sections, contents, files = Path(folders[0]), gather(folders), [], {}
-    for number, section in enumerate(sections, 1):
-        if running:
-            withhold_verdicts(section)
-        contents.append(contents_of(section, f"{number}-" if number > 1 else ""))
-    for content in [] if running else contents:
-        for plot in content["first_plots"] + content["other_plots"]:
-            files |= plot.files()
-        for table in content["first_tables"] + content["other_tables"]:
-            files |= paper.table_files(table)
+@dataclass
+class Section:
+    """One sweep: the argument of every table and figure."""
 
-    shown = {"sections": contents, "unfinished": sentences.unfinished(sections)}
-    shown["renewed"] = RENEWED if running else None
-    shown["when"] = time.strftime("%Y-%m-%d %H:%M")
-    files |= {name: render(name, **shown) for name in ("report.html", "report.md")}
-    (out / "paper").mkdir(exist_ok=True)
-    for name, content in files.items():
-        write_file(out / name, content)
-    for section in [] if running else sections:
-        section.record()
-    return out / "report.html"
+    plan: dict
+    folders: list
+    runs: pd.DataFrame  # rows.load
+    costs: pd.DataFrame  # rows.costs
+    verdicts: pd.DataFrame  # by the plan's metric
+    history: list  # lines of history.jsonl
+    curve: worth.Curve | None  # the base's loss against its tokens
+
+    @property
+    def arms(self):
+        """The names of the arms, without the base at other numbers of tokens."""
+        return [arm for arm, facts in self.plan["arms"].items() if not facts["curve"]]
+
+    @property
+    def cells(self):
+        """{arm: {factor: 0 or 1}} of a factorial; {} for other sweeps."""
+        arms = self.plan["arms"].items()
+        return {arm: facts["cell"] for arm, facts in arms if facts["cell"]}
+
+    @property
+    def tuned(self):
+        """The runs that chose learning rates."""
+        return self.runs[(self.runs["purpose"] == "tune") & self.runs["current"]]
+
+    @property
+    def curve_ends(self):
+        return self.curve.multiples[[0, -1]] if self.curve else (-math.inf, math.inf)
+
+    @property
+    def replicate(self):
+        """The comparison of the base with its replicate; no row if there is none."""
+        return self.verdicts[self.verdicts["kind"] == "replicate"]
+
+    @property
+    def verdict_heading(self):
+        """Names the rate of the arms, where no rate of their own was chosen."""
+        untuned = len(self.plan.get("lr_grid", [1])) < 2 and not self.plan["screening"]
+        return "verdict at the base's rate" if untuned else "verdict"
+
+    def reported(self, arm):
+        """The runs of an arm that count, by seed."""
+        runs = self.runs
+        counts = runs["current"] & (runs["purpose"] == "report") & (runs["status"] == "done")
+        return runs[counts & (runs["arm"] == arm)].sort_values("seed")
+
+    def cost(self, arm, column):
+        """A cost of an arm on the machine that timed most arms; nan where it was not measured."""
+        values = self.runs.loc[self.runs["arm"] == arm, column].dropna()
+        return float(values.iloc[0]) if len(values) else math.nan
+
+    def is_replicate(self, arm):
+        return self.plan["arms"].get(arm, {}).get("replicate", False)
+
+    def by(self, measure):
+        """The verdicts by another measure; None if its runs do not have it."""
+        if self.runs[measure].isna().all() or self.cells:
+            return None
+        return judged(self.runs, self.plan, self.history, measure)
+
+    def high_level(self, factor):
+        """{key: value} of a factor's high level, in a factorial."""
+        arms = self.plan["arms"]
+        high = [arms[arm]["changes"] for arm, cell in self.cells.items() if cell.get(factor)]
+        return dict(set.intersection(*(set(changes.items()) for changes in high))) if high else {}
+
+    def missing(self):
+        """[(arm, planned runs, ended runs)] of the arms whose planned runs have not all ended."""
+        runs = self.runs[self.runs["current"] & (self.runs["status"] != "failed")]
+        ended = runs[runs["purpose"] == "report"]["arm"].value_counts()
+        planned = looks.planned_runs(self.plan, self.plan["looks"][0])
+        counts = [(arm, count, int(ended.get(arm, 0))) for arm, count in planned.items()]
+        return [entry for entry in counts if entry[2] < entry[1]]
 
 
-def withhold_verdicts(section):
-    """Take back what tests have decided, and keep differences and intervals."""
-    for analysis in section.analyses.values():
-        for verdict in analysis.verdicts:
-            verdict.p = verdict.p_holm = verdict.p_page = verdict.p_tie = math.nan
-            verdict.why = ""
-            if verdict.n:
-                verdict.word = NOT_YET
+def judged(runs, plan, history, measure="loss"):
+    if any(facts["cell"] for facts in plan["arms"].values()):
+        return factorial.effects(runs, plan, history)
+    return verdicts.judge(runs, plan, history, measure)
 
 
-def contents_of(section, prefix):
-    """All that a report says about one sweep, as plain data for the templates. The names of its
-    files begin with `prefix`."""
-    more_tables, more_plots = design_report.additions_of(section)
-    drawn = plots.draw(section, prefix, more_plots)
-    top_figures = {figures.forest, figures.tokens, *(plot[0] for plot in more_plots)}
-    on_top = [plot for plot in drawn if plot.function in top_figures]
-    judged = bool(section.main.verdicts)  # a design may compare no arm with another
-    first = [tables.verdicts_table(section)] * judged + more_tables
-    others = [tables.tests_table(section)] * judged
-    others += tables.on_each_machine(section, tables.costs_table)
-    others += tables.on_each_machine(section, tables.forms_table)
-    if judged:
-        others += [tables.contexts_table(section), tables.measures_table(section)]
-    for table in first + others:
-        table.key = prefix + table.key
+def sections(folders):
+    """[Section] of the sweeps in some folders. Raises UserError where there is none."""
+    found = []
+    for plan, paths in rows.sweeps(folders):
+        runs, history = rows.load(paths), looks.read(paths, plan)
+        frames = runs, rows.costs(paths), judged(runs, plan, history)
+        found.append(Section(plan, paths, *frames, history, worth.curve_of(runs)))
+    return found
+
+
+# ---------------------------------------------------------------- contents
+
+
+@dataclass
+class Shown:
+    """A table or figure of a report, made."""
+
+    key: str  # the name of its files
+    title: str
+    caption: str
+    content: object  # a DataFrame of texts, or the bytes of a PNG
+
+    @property
+    def is_table(self):
+        return isinstance(self.content, pd.DataFrame)
+
+    @property
+    def inline(self):
+        """The address of a picture that is part of the page."""
+        return f"data:image/png;base64,{base64.b64encode(self.content).decode()}"
+
+
+def made(place, subject, prefix="", paper=None):
+    """[Shown] of the items of a place that have something to show of a Section, or of [Section].
+    Their files, for a paper, go to the folder `paper`, if there is one."""
+    shown = []
+    with matplotlib.rc_context(figures.STYLE):
+        for make, title, where in ITEMS:
+            content = make(subject) if where == place else None
+            if content is None:
+                continue
+            key = prefix + make.__name__.removesuffix("_table")
+            if paper:
+                write_paper(paper / key, content)
+            if isinstance(content, Figure):
+                content = figures.saved(content, "png", dpi=150)
+            shown.append(Shown(key, title, " ".join(make.__doc__.split()), content))
+    return shown
+
+
+def write_paper(path, content):
+    """Write a figure as SVG and PDF, a table as CSV and LaTeX."""
+    path.parent.mkdir(exist_ok=True)
+    if isinstance(content, Figure):
+        for kind in ("svg", "pdf"):
+            write_file(path.with_suffix(f".{kind}"), figures.saved(content, kind))
+    else:
+        write_file(path.with_suffix(".csv"), content.to_csv(index=False))
+        write_file(path.with_suffix(".tex"), content.to_latex(index=False, escape=True))
+
+
+def contents_of(section, prefix="", brief=False, paper=None):
+    """All that a report says of one sweep, for the templates."""
+    drawn = made("figures", section, prefix, paper)
+    done = section.runs[section.runs["current"] & (section.runs["status"] == "done")]
+    samples = done[(done["sample"] != "") & (done["purpose"] == "report")].drop_duplicates("arm")
     return {
-        "headline": sentences.headline(section),
-        "screening": sentences.screening(section),
-        "answer": sentences.answer(section),
-        "noise_floor": sentences.noise_floor(section),
-        "history": sentences.history_lines(section),
+        "section": section,
+        "plan": section.plan,
+        "question": section.plan["question"] or section.plan["name"],
+        "parameters": tables.number(section.cost(section.plan["base"], "parameters"), tables.short),
+        "unfinished": bool(section.missing()),
+        "first": made("first", section, prefix, paper),
         "caveats": caveats(section),
-        "first_tables": first,
-        "other_tables": others,
-        "first_plots": on_top,
-        "other_plots": [plot for plot in drawn if plot not in on_top],
-        "samples": sentences.samples_of(section),
-        "method": method_of(section),
-        "facts": sentences.facts_of(section),
-        "commands": sentences.commands_of(section),
+        "figures": drawn[:1] if brief else drawn,
+        "details": [] if brief else made("details", section, prefix, paper),
+        "samples": dict(zip(samples["arm"], samples["sample"].str.rstrip(), strict=True)),
+        "runs": done,
     }
-
-
-def method_of(section):
-    """How the verdicts are reached."""
-    analysis = section.main
-    margin = f"{analysis.margin:.4f} nats ({analysis.margin_source})"
-    family = counted(analysis.family, "comparison")
-    if section.effects:
-        mains = sum(not verdict.interaction for verdict in analysis.verdicts)
-        others = counted(len(analysis.verdicts) - mains, "interaction")
-        family = f"{counted(mains, 'main effect')} and, apart, over {others}"
-    return render(
-        "method.txt",
-        section=section,
-        alpha=ALPHA,
-        measure=MEASURES[analysis.measure],
-        family=family,
-        margin=margin if analysis.margin > 0 else "none is known",
-        pairing=sentences.pairing(RESULTS),
-    ).strip()
 
 
 def render(name, **values):
     """A template of templates/ filled in; text in HTML is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=jinja2.select_autoescape(["html"]),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -151,79 +231,100 @@ def render(name, **values):
     return environment.get_template(name).render(**values).lstrip()
 
 
-# --- the terminal
+# ---------------------------------------------------------------- files
 
 
-def table(folder):
-    """The sweep in `folder` for the terminal: the answer, the verdicts, the costs."""
-    (section,) = gather([folder])
-    return for_terminal(
-        sentences.screening(section),
-        sentences.answer(section),
-        (tables.verdicts_table(section), TERMINAL_VERDICTS),
-        section.machine if len(section.machines) > 1 else "",
-        (tables.costs_table(section, section.costs), TERMINAL_COSTS),
-    )
+def write(folders, out=None, name="report", inline=True, paper=False):
+    """Write NAME.md, NAME.html and their figures into OUT, or the first of the folders. The figures
+    stand in the page if they are inline. Returns the path of the page."""
+    found, out = sections(folders), Path(out or folders[0])
+    several, paper = len(found) > 1, out / "paper" if paper else None
+    names = [f"{section.plan['name']}-" if several else "" for section in found]
+    sweeps = [
+        contents_of(section, prefix, several, paper)
+        for section, prefix in zip(found, names, strict=True)
+    ]
+    page = {
+        "title": PAGE if several else sweeps[0]["question"],
+        "unfinished": any(sweep["unfinished"] for sweep in sweeps),
+        "items": made("page", found, paper=paper) if several else [],
+        "sweeps": sweeps,
+        "inline": inline,
+    }
+    shown = [*page["items"]]
+    for sweep in page["sweeps"]:
+        shown += sweep["first"] + sweep["figures"] + sweep["details"]
+    out.mkdir(parents=True, exist_ok=True)
+    for item in shown:
+        if not item.is_table:
+            write_file(out / f"{item.key}.png", item.content)
+    for kind in ("md", "html"):
+        write_file(out / f"{name}.{kind}", render(f"report.{kind}.j2", **page))
+    for section, prefix in zip(found, names, strict=True):
+        if paper:
+            write_file(paper / f"{prefix}numbers.csv", section.verdicts.to_csv(index=False))
+        looks.record(section.folders, section.plan, section.runs, section.verdicts, section.history)
+    return out / f"{name}.html"
 
 
-def for_terminal(*parts):
-    """Texts, and pairs of a table with the columns to show, one below the other: coloured and as
-    wide as the terminal, or plain and 80 columns wide where stdout is none."""
+# ---------------------------------------------------------------- the terminal
+
+COLUMNS, GAP = 80, 2  # characters of a terminal, and between two columns
+LONGEST = 18  # characters of a name or a verdict that stand in one line
+STYLES = {"better": "green", "worse": "red", "tie": "blue", "larger than the noise": "blue"}
+
+
+def terminal(folders):
+    """The verdicts of some folders as a text of 80 columns, coloured where stdout is a terminal."""
     from rich.console import Console
-    from rich.text import Text
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=COLUMNS)
+    found = sections(folders)
     with console.capture() as capture:
-        for place, part in enumerate(filter(None, parts)):
-            if place:
-                console.print()
-            console.print(Text(part) if isinstance(part, str) else rich_table(*part))
+        for section in found:
+            console.print(
+                section.plan["question"] or section.plan["name"], style="bold", markup=False
+            )
+            console.print(rich_table(section))
+        if tables.by_scale(found):
+            console.print(tables.slopes_table(found).to_string(index=False), markup=False)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def rich_table(table, columns):
-    """A table of some columns. Only verdicts, and names over LONGEST_NAME, take several lines."""
+def rich_table(section):
+    """The verdicts of a sweep. Names and verdicts take several lines, but no word is broken."""
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    headings = table.headings
-    places = [headings.index(column) for column in columns if column in headings]
-    for place in places:
-        heading = headings[place]
-        width = max(len(heading), *(len(brief(row[place], heading)) for row in table.rows))
-        width = min(width, LONGEST_NAME) if place == places[0] else width
-        width = None if heading == "verdict" else width
-        shown.add_column(Text(heading), overflow="fold", width=width)
-    for row in table.rows:
-        styles = [TERMINAL_STYLES.get(row[place].kind, "") for place in places]
-        texts = [brief(row[place], headings[place]) for place in places]
-        shown.add_row(*map(Text, texts, styles))
-    return shown
+    shown, heading = tables.records(section.verdicts), section.verdict_heading
+    columns = {
+        "change": [row["name"].replace("+", " +") for row in shown],
+        "difference [95 %]": [tables.difference(row, 3) for row in shown],
+        "worth": [tables.multiple(row, ends=section.curve_ends).split()[0] for row in shown],
+        heading: [row["verdict"] for row in shown],
+    }
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
+    for name, texts in columns.items():
+        wrapped = name in ("change", heading)
+        table.add_column(Text(name), width=width_of([name, *texts], wrapped), overflow="fold")
+    for texts in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, texts), style=STYLES.get(texts[-1]))
+    return table
 
 
-def brief(cell, column):
-    """The text of a cell on a terminal: what an arm is worth stands without its interval, and the
-    rate of all arms beside none of them."""
-    if column.startswith("worth"):
-        return cell.text.partition(" (")[0]
-    return cell.text.removesuffix(sentences.AT_BASE_RATE)
+def width_of(texts, wrapped):
+    """The width of a column: of its longest text, or where it is wrapped at least of a word."""
+    longest, words = max(map(len, texts)), " ".join(texts).split()
+    return max(min(longest, LONGEST), *map(len, words)) if wrapped else longest
 
 
 def main(argv):
     if argv in (["--help"], ["-h"]):
         print(__doc__.strip())
         return
-    running, folders = "--running" in argv, [word for word in argv if word != "--running"]
+    folders = [word for word in argv if word != "--paper"]
     if not folders or any(word.startswith("-") for word in folders):
         what, where = "the folders of sweeps are missing, or there is an option", " ".join(folders)
         raise UserError(what, where or "OUT", "type python bench/report.py OUT [OUT2 ...]")
-    page = write(folders, running)
-    if running:
-        print(page)
-        return
-    section = gather(folders)[0]
-    beside = design_report.beside_table(section)
-    more = [(beside, columns) for columns in TERMINAL_BESIDE if beside]
-    print(for_terminal((tables.verdicts_table(section), TERMINAL_VERDICTS), *more))
-    print(f"\n{page.with_suffix('.md')}, {page}")
+    page = write(folders, paper="--paper" in argv)
+    print(terminal(folders), f"\n{page}", sep="\n")

@@ -1,73 +1,43 @@
-"""The tables of a report as plain data, for every format that it is written in."""
+"""The tables of a report: a function takes a Section and returns a frame of texts, or None.
+
+The tables of a page over many sweeps take a list of Sections. report.py has their titles and
+captions.
+"""
 
 import math
-from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
-from bench.ablation.effects import levels
-from bench.ablation.sentences import (
-    DASH,
-    NOT_TIMED,
-    arm_name,
-    arms_of,
-    comparisons,
-    rate_note,
-    signed,
-)
-from bench.ablation.stats import MEASURES
+from bench.ablation import scale
 
-WORDS = (  # in sorted order
-    *("better", "larger than the noise", "tie", "undecided", "not seen", "worse"),
-    *("no verdict", "not yet", "failed", "not run", "noise"),
-)
-CONTEXTS = (1, 2, 4, 8)  # times that of training
-RATIO = ("ratio", "low", "high")  # of a step's time, in a row of costs.jsonl
-# Columns of the runs' rows whose means stand beside a verdict; no decision has used the test loss.
-COLUMNS = (("test_loss", ".4f"), ("wrong_answers", ".1%"), ("wrong_tokens", ".1%"))
+DASH = "\u2013"  # stands for a missing number
+SHARES = ("wrong_answers", "wrong_tokens")  # columns of runs on prompts and answers
+MEASURES = {  # columns of runs that get verdicts of their own, beside the metric of the plan
+    "best_loss": "best validation loss",
+    "wrong_answers": "share of answers with a mistake",
+    "wrong_tokens": "share of wrong tokens in answers",
+}
 
 
-@dataclass
-class Cell:
-    """One cell of a table."""
-
-    text: str = DASH
-    key: float = math.nan  # sorts the column; nan comes last
-    kind: str = ""  # the class that gives its colour
-    tip: str = ""  # shown on hovering
-    ends: tuple = ()  # of its interval
-
-    @property
-    def is_words(self):
-        """Whether it may take several lines."""
-        return self.kind != "arm" and self.text.count(" ") > 1 and self.text[0] not in "+\u2212["
-
-    @property
-    def sort_key(self):
-        return f"{self.key:.10g}" if math.isfinite(self.key) else ""
+# ---------------------------------------------------------------- texts of numbers
 
 
-@dataclass
-class Table:
-    key: str  # the name of its files
-    title: str
-    note: str
-    headings: list
-    rows: list  # of lists of Cells
-
-    def without_empty_columns(self):
-        """The table without columns that hold only dashes."""
-        columns = enumerate(zip(*self.rows, strict=True))
-        kept = [place for place, cells in columns if any(cell.text != DASH for cell in cells)]
-        headings = [self.headings[place] for place in kept]
-        return replace(self, headings=headings, rows=[[row[i] for i in kept] for row in self.rows])
+def known(value):
+    """Whether a value is a finite number."""
+    return isinstance(value, (int, float, np.number)) and math.isfinite(value)
 
 
-def number(value, form, tip=""):
-    """The cell of a number, by a format or a function; a dash if there is none."""
-    if value is None or not math.isfinite(value):
-        return Cell()
-    return Cell(form(value) if callable(form) else format(value, form), value, tip=tip)
+def number(value, form=".4f"):
+    """A number in a format or by a function; a dash if there is none."""
+    if not known(value):
+        return DASH
+    return form(value) if callable(form) else format(value, form)
+
+
+def signed(value, digits=4):
+    """A number with its sign, with a typographic minus."""
+    return number(value, f"+.{digits}f").replace("-", "\u2212")
 
 
 def short(value):
@@ -78,322 +48,263 @@ def short(value):
     return f"{value:.3g}"
 
 
-# --- verdicts
+def interval(value, low, high, text):
+    """A number with its interval, each by the function `text`; a dash if there is none."""
+    if math.isnan(value):
+        return DASH
+    if math.isnan(low + high) or text(low) == text(high):
+        return text(value)
+    return f"{text(value)} [{text(low)}, {text(high)}]"
 
 
-def word_cell(section, verdict, brief=False):
-    """The word of a comparison, in full with what qualifies it."""
-    if verdict is section.main.floor or verdict.word == "noise":
-        return Cell("noise floor", WORDS.index("noise"), "noise", verdict.why)
-    text = verdict.word if brief else str(verdict) + rate_note(section, verdict)
-    return Cell(text, WORDS.index(verdict.word), verdict.word.replace(" ", "-"), verdict.why)
+def difference(row, digits=4):
+    """The difference of a comparison with its interval."""
+    values = row["difference"], row["low"], row["high"]
+    return interval(*values, lambda value: signed(value, digits))
 
 
-def interval_cell(mean, low, high):
-    """A difference with its interval, if there is one."""
-    if not math.isfinite(mean):
-        return Cell()
-    if not math.isfinite(low + high):
-        return Cell(signed(mean), mean)
-    return Cell(f"{signed(mean)} [{signed(low)}, {signed(high)}]", mean, ends=(low, high))
+def multiple(row, key="worth", ends=(-math.inf, math.inf)):
+    """What an arm is worth, with its interval; beyond the `ends` of the base's curve only that."""
+
+    def text(value):
+        beyond = "<" if value <= ends[0] else ">" if value >= ends[1] else ""
+        return f"{beyond}{np.clip(value, *ends):#.2g}".rstrip(".")
+
+    return interval(row[key], row[f"{key}_low"], row[f"{key}_high"], text)
 
 
-def difference_cell(verdict):
-    return interval_cell(verdict.mean, verdict.low, verdict.high)
+def step_time(row):
+    """The time of a step, times that of the base, with its interval."""
+    values = (row[key] for key in ("step_ratio", "step_ratio_low", "step_ratio_high"))
+    return interval(*values, lambda value: f"{value:.2f}")
 
 
-def worth_cell(worth):
-    return Cell(str(worth), worth.k, ends=(worth.low, worth.high)) if worth else Cell()
+def without_empty_columns(table):
+    """The table without the columns that hold only dashes; None if no row is left."""
+    kept = [column for column in table if (table[column] != DASH).any()]
+    return table[kept] if len(table) else None
 
 
-def text_cell(verdict):
-    """The interval over the text, and whether the word holds on it."""
-    low, high = verdict.text_low, verdict.text_high
-    if not math.isfinite(low + high):
-        return Cell()
-    note, kind = (", not on every text", "worse") if verdict.text_note else ("", "")
-    return Cell(f"[{signed(low)}, {signed(high)}]{note}", low, kind, ends=(low, high))
+def records(frame):
+    """The rows of a frame as dictionaries."""
+    return frame.to_dict("records")
 
 
-def runs_cell(verdict):
-    diverged = f", {verdict.diverged} diverged" if verdict.diverged else ""
-    return Cell(f"{verdict.n}{diverged}", verdict.n, "worse" if diverged else "")
+# ---------------------------------------------------------------- verdicts
 
 
 def verdicts_table(section):
-    """The base and its second copy, then each arm and interaction with its verdict."""
-    name, n = section.sweep["base"], section.main.base_n
-    of_base = [mean_of(section, name, *column) for column in COLUMNS]
-    rows = [[Cell(name, kind="arm"), *[Cell() for _ in range(5)], Cell(f"{n}", n), *of_base]]
-    rows += [
-        [
-            Cell(arm_name(verdict), kind="arm"),
-            word_cell(section, verdict),
-            difference_cell(verdict),
-            worth_cell(verdict.worth),
-            worth_cell(verdict.worth_time),
-            text_cell(verdict),
-            runs_cell(verdict),
-            *means(section, verdict),
-        ]
-        for verdict in comparisons(section)
-    ]
-    headings = (
-        "arm|verdict|difference [95 %]|worth in tokens|worth in time|over the text [95 %]|runs"
-        "|test loss|wrong answers|wrong tokens"
-    )
-    return Table(
-        "verdicts",
-        "Verdicts",
-        "Differences are in nats per token; negative is better. An arm that is worth 1.4 × gets as"
-        " far as the base does with 1.4 times the tokens, or the time.",
-        headings.split("|"),
-        rows,
-    ).without_empty_columns()
+    """Differences are in nats per token; negative is better. An arm that is worth 1.4 × gets as far
+    as the base does with 1.4 times the tokens. Step time: times that of the base."""
+    rows = []
+    for row in records(section.verdicts):
+        diverged = f", {row['diverged']:.0f} diverged" if row["diverged"] else ""
+        rows.append(
+            {
+                "change": row["name"],
+                section.verdict_heading: row["verdict"],
+                "difference [95 %]": difference(row),
+                "worth × tokens": multiple(row, ends=section.curve_ends),
+                "step time": step_time(costs_of(section, row)),
+                "parameters": number(section.cost(row["arm"], "parameters"), short),
+                "runs": f"{row['n']:.0f}{diverged}",
+                "more seeds": number(row["more_seeds"] or math.nan, ".0f"),
+                **outcomes(section, row["arm"] if row["kind"] != "replicate" else ""),
+            }
+        )
+    base = section.plan["base"]
+    first = {"change": base, "runs": str(len(section.reported(base))), **outcomes(section, base)}
+    first["parameters"] = number(section.cost(base, "parameters"), short)
+    columns = list(dict.fromkeys(key for row in [*rows, first] for key in row))
+    return without_empty_columns(pd.DataFrame([first, *rows], columns=columns).fillna(DASH))
 
 
-def means(section, verdict):
-    """The cells of COLUMNS; the second copy of the base has none, since it is no arm."""
-    if verdict is section.main.floor:
-        return [Cell() for _ in COLUMNS]
-    return [mean_of(section, verdict.arm, *column) for column in COLUMNS]
-
-
-def mean_of(section, arm, key, form):
-    """The cell of an arm's mean of one column of its rows."""
-    rows = section.runs.done.get(arm, {}).values()
-    values = [row[key] for row in rows if row.get(key) is not None]
-    return number(float(np.mean(values)) if values else None, form)
+def outcomes(section, arm):
+    """Means of an arm's runs that no decision has used: loss of the test split, wrong answers."""
+    means = section.reported(arm)[["test_loss", *SHARES]].mean()
+    shares = {key.replace("_", " "): number(means[key], ".1%") for key in SHARES}
+    return {"test loss": number(means["test_loss"]), **shares}
 
 
 def tests_table(section):
-    """What a verdict was computed from."""
-    analysis, base = section.main, section.sweep["base"]
-    of_base = loss_cells(section, analysis.base_mean, analysis.base_sd)
-    rows = [[Cell(base, kind="arm"), Cell("the base"), *of_base, *[Cell() for _ in range(5)]]]
-    rows += [
-        [
-            Cell(arm_name(verdict), kind="arm"),
-            Cell(what_changes(section, verdict)),
-            *loss_cells(section, verdict.loss, verdict.loss_sd),
-            number(verdict.p, ".2g"),
-            number(verdict.p_holm, ".2g"),
-            number(verdict.p_page, ".2g"),
-            number(verdict.p_tie, ".2g"),
-            Cell(verdict.why or DASH),
-        ]
-        for verdict in comparisons(section)
-    ]
-    headings = "arm|what changes|loss (sd)|bits/byte|p|p (Holm)|p (page)|p (tie)|note"
-    return Table(
-        "tests",
-        "Losses and tests",
-        f"Loss: {MEASURES[analysis.measure]} on the reported half of the text, mean (sd over runs)."
-        " p: this comparison alone; p (Holm): corrected for the looks and the family, it decides;"
-        " p (page): corrected for all sweeps of this page.",
-        headings.split("|"),
-        rows,
-    ).without_empty_columns()
+    """Loss: mean on the reported half of the validation text, with the standard deviation of a run.
+    p: this comparison alone. p (Holm): corrected over looks and arms; it decides."""
+    factor = section.plan["data"].get("bits_per_byte") or math.nan
+    rows = []
+    for row in records(section.verdicts):
+        rows.append(
+            {
+                "change": row["name"],
+                "what changes": what_changes(section, row),
+                "loss (sd)": f"{number(row['loss'])} ({number(row['sd'])})",
+                "bits/byte": number(row["loss"] * factor),
+                "p": number(row["p"], ".2g"),
+                "p (Holm)": number(row["p_holm"], ".2g"),
+                "p (tie)": number(row["p_tie"], ".2g"),
+                "over the text": interval(
+                    row["difference"], row["text_low"], row["text_high"], signed
+                ),
+                "worth × time": multiple(row, "worth_time"),
+                "note": row["reason"] or DASH,
+            }
+        )
+    return without_empty_columns(pd.DataFrame(rows).replace(f"{DASH} ({DASH})", DASH))
 
 
-def loss_cells(section, mean, sd):
-    """A mean loss in nats per token with its sd, and the same in bits per byte."""
-    loss = Cell()
-    if math.isfinite(mean):
-        loss = Cell(f"{mean:.4f}" + (f" ({sd:.4f})" if math.isfinite(sd) else ""), mean)
-    factor = section.sweep["data"].get("bits_per_byte") or math.nan
-    return [loss, number(mean * factor, ".4f")]
-
-
-def what_changes(section, verdict):
-    against = f"against {verdict.against}; " if verdict.against != section.sweep["base"] else ""
-    if verdict is section.main.floor:
-        return f"{against}other initialisations"
-    if section.effects:
-        return levels(section.sweep, verdict.arm)
-    changes = section.sweep["arms"][verdict.arm]["changes"]
-    return against + ", ".join(f"{key}={value}" for key, value in changes.items())
+def what_changes(section, row):
+    """The keys that differ from what the row is compared with."""
+    arm = section.plan["arms"].get(row["arm"], {})
+    changes = arm.get("changes") or section.high_level(row["arm"])
+    return ", ".join(f"{key}={value}" for key, value in changes.items()) or DASH
 
 
 def measures_table(section):
-    """The verdict again by each other measure."""
-    others = [one for one in section.analyses.values() if one is not section.main]
-    if section.effects:  # an effect of many cells has no moment at which an arm ends
-        others = [one for one in others if one.measure != "equal_time"]
-    headings, rows = ["arm"], {arm_name(one): [] for one in comparisons(section)}
-    for analysis in others:
-        headings += [MEASURES[analysis.measure], "verdict"]
-        everyone = [*analysis.verdicts, *filter(None, [analysis.floor])]
-        known = {arm_name(one): one for one in everyone if math.isfinite(one.mean)}
-        for name, row in rows.items():
-            one, cells = known.get(name), [Cell(), Cell()]
-            row += [difference_cell(one), word_cell(section, one, brief=True)] if one else cells
-    return Table(
-        "measures",
-        "By other measures",
-        f"Each measure is a family of its own; {MEASURES[section.main.measure]} decides.",
-        headings,
-        [[Cell(name, kind="arm"), *row] for name, row in rows.items()],
-    )
-
-
-# --- costs
-
-
-def on_each_machine(section, make):
-    """The tables `make(section, costs of the arms)` of all machines, each with the name of its own;
-    those for which it returns None are left out."""
-    found, several = [], len(section.machines) > 1
-    for number, (machine, costs) in enumerate((section.machines or {"": {}}).items(), 1):
-        table = make(section, costs)
-        if table is None:
+    """Each measure is a family of its own. They decide nothing."""
+    columns = {}
+    for measure, title in MEASURES.items():
+        shown = section.by(measure)
+        if shown is None:
             continue
-        if machine:
-            table.note += f" Measured on {machine}."
-        if several:
-            table.note += f" The verdicts use the times of {section.machine}."
-            table.title += f" on {machine}"
-            table.key += f"-{number}" if number > 1 else ""
-        found.append(table)
-    return found
+        columns.setdefault("change", list(shown["name"]))
+        columns[title] = [difference(row) for row in records(shown)]
+        columns[f"verdict by {title.split()[0]} {title.split()[-1]}"] = list(shown["verdict"])
+    return without_empty_columns(pd.DataFrame(columns))
 
 
-def costs_table(section, costs):
-    """What each arm costs on one machine."""
-    headings = (
-        "arm|verdict|parameters|FLOPs/token|tokens/s|peak bytes|KV bytes/token|decode ms/token"
-    )
-    return Table(
-        "costs",
-        "Costs",
-        "FLOPs are of a forward pass. Training tokens/s and decoding times are medians; each arm is"
-        " timed alone, the arms in turn.",
-        headings.split("|"),
-        [costs_row(section, arm, costs.get(arm) or {}) for arm in arms_of(section)],
-    ).without_empty_columns()
+# ---------------------------------------------------------------- the noise
 
 
-def costs_row(section, arm, cost):
-    verdict = section.verdicts.get(arm)
-    decoding = (cost.get("decode_ms_per_token") or {}).get("median")
-    step_times = quartiles(cost, "milliseconds_per_step", ".1f")
-    return [
-        Cell(arm, kind="arm"),
-        word_cell(section, verdict, brief=True) if verdict else Cell(),
-        number(cost.get("parameters"), short, tip=str(cost.get("parameters"))),
-        number(cost.get("flops_per_token"), short),
-        number(
-            cost.get("tokens_per_second"),
-            ",.0f",
-            tip=f"{step_times} ms per step" if step_times else "",
-        ),
-        number(cost.get("peak_memory_bytes"), short, tip=cost.get("peak_memory", "")),
-        number(cost.get("kv_bytes_per_token"), ",.0f"),
-        number(decoding, ".2f", tip=quartiles(cost, "decode_ms_per_token", ".2f")),
+def noise_table(section):
+    """The replicate is the base again, with other initialisations: it should not differ. Smaller
+    differences than the smallest one seen mostly stay undecided."""
+    facts = section.verdicts.attrs
+    share = facts["tie_power"]
+    values = {
+        "loss of the base": number(facts["base_mean"]),
+        "standard deviation of one run": number(facts["base_sd"]),
+        "runs of the base and its replicate": number(facts["base_n"], ".0f"),
+        "replicate minus base [95 %]": next(map(difference, records(section.replicate)), DASH),
+        "smallest difference seen 80 times in 100": number(facts["smallest_visible"]),
+        "margin of a tie": number(facts["margin"]),
+        "the margin is": facts["margin_source"] or DASH,
+        "an equal arm is called a tie": f"{share:.0%}" if known(share) else DASH,
+    }
+    rows = [{"noise": key, "": value} for key, value in values.items() if value != DASH]
+    return without_empty_columns(pd.DataFrame(rows))
+
+
+def missing_table(section):
+    """The arms whose planned runs have not all ended. The verdicts are of those that have."""
+    frame = pd.DataFrame(section.missing(), columns=["arm", "planned", "ended"])
+    return without_empty_columns(frame.astype(str))
+
+
+# ---------------------------------------------------------------- costs
+
+
+def costs_of(section, row):
+    """The times per step of what a comparison is about. That of a factor is the ratio of the
+    geometric means over the cells at its two levels."""
+    keys = ("step_ratio", "step_ratio_low", "step_ratio_high")
+    if row["kind"] != "effect":
+        return {key: section.cost(row["arm"], key) for key in keys}
+    logs = {True: [], False: []}
+    for arm, cell in section.cells.items():
+        value = 1.0 if arm == section.plan["base"] else section.cost(arm, "step_ratio")
+        logs[bool(cell.get(row["arm"]))].append(math.log(value))
+    value = math.exp(np.mean(logs[True]) - np.mean(logs[False]))
+    return dict(zip(keys, (value, math.nan, math.nan), strict=True))
+
+
+def costs_table(section):
+    """Medians on a quiet machine, each arm alone, the arms in turn. Step time: times that of the
+    base, with a 95 % interval. FLOPs are of a forward pass."""
+    rows = [
+        {
+            "machine": row["machine"],
+            "arm": row["arm"],
+            "step time": step_time(row),
+            "parameters": number(row["parameters"], short),
+            "FLOPs/token": number(row["flops_per_token"], short),
+            "ms/step": number(row["ms_per_step"], ".1f"),
+            "peak bytes": number(row["memory_bytes"], short),
+            "KV bytes/token": number(row["kv_bytes_per_token"], ",.0f"),
+            "decode ms/token": number(row["decode_ms"], ".2f"),
+        }
+        for row in records(section.costs)
     ]
+    table = pd.DataFrame(rows)
+    if rows and table["machine"].nunique() == 1:
+        table = table.drop(columns="machine")
+    return without_empty_columns(table)
 
 
-def forms_table(section, costs):
-    """The time and memory of both forms of each arm, and which of them the verdict at equal time
-    uses; of eager mode alone if none was to be compiled, and None if no arm was timed."""
-    priced = {arm: costs.get(arm) or {} for arm in arms_of(section)}
-    timed = [cost["forms"] for cost in priced.values() if cost.get("forms")]
-    if not timed:
-        return None
-    tried = any((forms.get("compiled") or {}).get("why") != NOT_TIMED for forms in timed)
-    rows = [forms_row(arm, cost, tried) for arm, cost in priced.items()]
-
-    headings = "arm|tokens/s, eager|tokens/s, compiled|bytes, eager|bytes, compiled"
-    headings += "|step, times the base's [95 %]"
-    use = "is what worth in time and the verdict at equal time use."
-    if tried:
-        headings += "|forms compared|not timed"
-        title = "Speed of both forms"
-        note = (
-            "Eager PyTorch runs each operation by itself; compiled, it joins them. An arm that has"
-            " more operations loses more in eager mode, so the faster form of each arm counts: its"
-            f" time per step over the base's {use}"
-        )
-    else:
-        title = "Speed"
-        note = (
-            f"The time per step over the base's {use} All arms are timed eager, where an arm that"
-            " has more operations loses more than it does compiled; `--time_forms=True` times both."
-        )
-    return Table("forms", title, note, headings.split("|"), rows).without_empty_columns()
+# ---------------------------------------------------------------- longer contexts
 
 
-def forms_row(arm, cost, both):
-    """A row of forms_table; the last two cells are there where `both` forms were timed."""
-    forms, ratio = cost.get("forms") or {}, cost.get("step_ratio")
-    eager, compiled = (forms.get(form) or {} for form in ("eager", "compiled"))
-    row = [Cell(arm, kind="arm")]
-    for key, form in (("tokens_per_second", ",.0f"), ("peak_memory_bytes", short)):
-        row += [number(each.get(key), form) for each in (eager, compiled)]
-    row.append(ratio_cell(ratio and tuple(ratio[key] for key in RATIO)))
-    if not both:
-        return row
-    used = Cell()
-    if ratio and "form" in ratio:
-        used = Cell(f"{ratio['form']}, base {ratio['base_form']}")
-    return [*row, used, Cell(eager.get("why") or compiled.get("why") or DASH)]
-
-
-def ratio_cell(ratio):
-    """The cell of a (ratio, low, high), or of None."""
-    if not ratio:
-        return Cell()
-    return Cell("{:.2f} [{:.2f}, {:.2f}]".format(*ratio), ratio[0], ends=ratio[1:])
-
-
-def quartiles(cost, key, form):
-    times = cost.get(key)
-    return f"quartiles {times['q25']:{form}} to {times['q75']:{form}}" if times else ""
-
-
-# --- beyond the training context
-
-
-def contexts_of(section, arm):
-    """{times the training context: [loss, low, high, loss with only the training context visible]},
-    means over runs; low and high are of the 95 % interval over windows of the text."""
-    found = {}
-    for row in section.runs.done.get(arm, {}).values():
-        for times, entry in (row.get("extrapolation") or {}).items():
+def contexts(section, arm):
+    """{times the training context: (loss, low, high, loss with only the training context)}, means
+    over an arm's runs; low and high are of the interval over windows of the text."""
+    losses = {}
+    for entries in section.reported(arm)["extrapolation"]:
+        for times, entry in (entries or {}).items():
             if entry.get("loss") is not None:
-                window = entry["window"]["loss"]
-                losses = [entry["loss"], entry["low"], entry["high"], window]
-                found.setdefault(int(times), []).append(losses)
-    return {times: np.array(runs, float).mean(0) for times, runs in sorted(found.items())}
+                values = [entry["loss"], entry["low"], entry["high"], entry["window"]["loss"]]
+                losses.setdefault(times, []).append(values)
+    return {times: np.mean(runs, axis=0) for times, runs in losses.items()}
 
 
-def why_not(section, arm):
-    """Why an arm has no loss beyond the training context; empty if it has."""
-    for row in section.runs.done.get(arm, {}).values():
-        for found in (row.get("extrapolation") or {}).values():
-            if found and found.get("why"):
-                return found["why"]
-    return ""
+# ---------------------------------------------------------------- over many sweeps
 
 
-def contexts_table(section):
-    """Each arm's loss with more context than in training, and with only the training context."""
-    headings, rows = ["arm"], []
-    for times in CONTEXTS:
-        headings += [f"{times}×"] if times == 1 else [f"{times}×", f"{times}×, window"]
-    for arm in arms_of(section):
-        contexts, row = contexts_of(section, arm), [Cell(arm, kind="arm")]
-        for times in CONTEXTS:
-            mean, low, high, window = contexts.get(times, [math.nan] * 4)
-            half = f" ± {(high - low) / 2:.3f}" if math.isfinite(low) else ""
-            row.append(Cell(f"{mean:.3f}{half}", mean) if math.isfinite(mean) else Cell())
-            row += [] if times == 1 else [number(window, ".3f")]
-        rows.append([*row, Cell(why_not(section, arm) or DASH)])
-    return Table(
-        "contexts",
-        "Beyond the training context",
-        "Losses with 1 to 8 times the training context, on the same target tokens, means over runs"
-        " with 95 % intervals over the text. Window: the last training context alone is visible.",
-        [*headings, "cannot go further"],
-        rows,
-    ).without_empty_columns()
+def parts_table(sections):
+    """Each change of each sweep, by base, what is worth most first. An arm that is worth 1.4 × gets
+    as far as its base does with 1.4 times the tokens. Verdicts are those of the sweep."""
+    rows = []
+    for section in sections:
+        plan = section.plan
+        shown = section.verdicts[section.verdicts["kind"].isin(["swap", "effect"])]
+        for row in records(shown):
+            rows.append(
+                {
+                    "base": plan["base_values"].get("model", "gpt2"),
+                    "change": row["name"],
+                    "worth × tokens": multiple(row, ends=section.curve_ends),
+                    "difference [95 %]": difference(row),
+                    "step time": step_time(costs_of(section, row)),
+                    "verdict": row["verdict"],
+                    "runs": f"{row['n']:.0f}",
+                    "text": plan["data"]["dataset"],
+                    "steps": f"{plan['max_iters']:,}",
+                    "sweep": plan["name"],
+                    "order": row["difference"] if math.isnan(row["worth"]) else -row["worth"],
+                }
+            )
+    table = pd.DataFrame(rows, columns=rows[0] if rows else ["base", "order"])
+    table = table.sort_values(["base", "order"], kind="stable", na_position="last")
+    return without_empty_columns(table.drop(columns="order"))
+
+
+def slopes_table(sections):
+    """Nats per factor of ten of the base's training compute, with a 95 % interval; p is corrected
+    over the arms by Holm's method. At each size: the difference from its base."""
+    rows = []
+    for name, sizes in by_scale(sections).items():
+        slopes = scale.slopes([(size.runs, size.plan, size.verdicts) for size in sizes])
+        names = [size.plan["name"] for size in sizes]
+        for row in records(slopes):
+            slope = interval(row["slope"], row["low"], row["high"], signed)
+            sweep = {"scale": name, "arm": row["arm"], "verdict": row["verdict"]}
+            tests = {"slope [95 %]": slope, "p (Holm)": number(row["p_holm"], ".2g")}
+            at_sizes = dict(zip(names, map(signed, row["difference"]), strict=False))
+            rows.append(sweep | tests | at_sizes)
+    return without_empty_columns(pd.DataFrame(rows).fillna(DASH))
+
+
+def by_scale(sections):
+    """{scale: its sizes, the smallest first} of the sections that are sizes of a scale."""
+    groups = {}
+    for section in sections:
+        if section.plan["scale"]:
+            groups.setdefault(section.plan["scale"], []).append(section)
+    return {name: sizes for name, sizes in groups.items() if len(sizes) > 2}

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from bench.ablation.caveats import caveats
-from bench.ablation.sweeps import gather
+from bench.ablation import report
+from bench.ablation.caveats import CAVEATS, caveats
 from helpers.sweeps import make_sweep
 
 CLEAN = {
@@ -19,20 +19,20 @@ CLEAN = {
 
 @pytest.fixture
 def said(tmp_path):
-    """The caveats of a synthetic sweep as one text. `row_of` and `cost_of` change rope's reported
-    rows and its costs, `disturbed` says why no arm could be timed."""
+    """The caveats of a simulated sweep as one text. `row_of` and `cost_of` change rope's reported
+    rows and its costs, `odd` is a line of rows.jsonl."""
 
-    def make(disturbed="", row_of=None, cost_of=None, **keys):
+    def make(row_of=None, cost_of=None, odd="", **keys):
         _, rows, costs = make_sweep(tmp_path, **keys)
         reported = {"arm": "rope", "purpose": "report"}.items()
         rows = [row | (row_of or {}) if reported <= row.items() else row for row in rows]
-        costs = {arm: cost | {"disturbed": disturbed} for arm, cost in costs.items()}
         if cost_of:
             costs["rope"] |= cost_of
         for name, lines in (("rows.jsonl", rows), ("costs.jsonl", costs.values())):
-            (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (section,) = gather([tmp_path])
-        return "\n".join(caveats(section))
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (tmp_path / name).write_text(odd * (name == "rows.jsonl") + text)
+        (section,) = report.sections([tmp_path])
+        return "\n".join(f"{text} {', '.join(what)}" for text, what in caveats(section))
 
     return make
 
@@ -40,11 +40,12 @@ def said(tmp_path):
 def test_a_sweep_with_many_faults_has_many_caveats(said):
     text = said(killed=("swiglu",))
     for words in (
-        "swiglu seed 0 1 2 3 4 (killed by signal 9 (out of memory?))",
-        "1 stale row left out: gqa seed 5",
-        "These arms overfit: untied (at 6",
-        "edge of the grid; a better one may lie outside: untied (2 x)",
-        "within 0.5 %: untied (+0.80 %)",
+        "no mean includes them. swiglu: killed by signal 9 (out of memory?) (5)",
+        "left out. gqa (1)",
+        "These arms overfit. The final loss ranks arms by how much they do; compare the best loss. "
+        "untied (0.",
+        "edge of the grid; try beyond it. untied (2 ×)",
+        "in what was to be matched. untied (+0.80 %)",
     ):
         assert words in text, words
 
@@ -53,27 +54,41 @@ def test_a_clean_sweep_has_no_caveat(said):
     assert said(**CLEAN) == ""
 
 
+def test_there_are_at_most_15_caveats():
+    assert len(CAVEATS) <= 15
+
+
 CHANGES = {  # what must be said -> the change of the clean sweep
-    "could not be measured well, so there is no worth in time and no verdict at equal time: other"
-    " work kept 60% of the cores busy": {"disturbed": "other work kept 60% of the cores busy"},
-    "at the base's learning rate, which favours": {"lr_grid": [1]},
-    "the margin of a tie is 0.0001. Effects between the two stay undecided": {"margin": 1e-4},
-    "Nothing was matched": {"match": "none"},
-    "no second copy of the base": {"effects": {"base": 0.0, "rope": -0.1}},
-    "The base differs from its second copy by +0.49": {
-        "effects": CLEAN["effects"] | {"base-again": 0.5}
+    "could not be timed, so they have no worth in time. rope": {
+        "cost_of": {"quiet": False, "step_ratio": None}
     },
-    "may see another number of tokens: rope": {"arms": {"rope": {"changes": {"batch_size": 4}}}},
-    "The base reads its training text 2 times": {
+    "at the base's learning rate, which favours": {"lr_grid": [1]},
+    "is over three times the margin of a tie": {"margin": 1e-4},
+    "no replicate of the base": {"effects": {"base": 0.0, "rope": -0.1}},
+    "differs from its replicate": {"effects": CLEAN["effects"] | {"base-again": 0.5}},
+    "training text more than once; fresh text could change the result. 2 times": {
         "base_values": {"max_iters": 10, "batch_size": 4, "block_size": 25, "learning_rate": 1e-3},
         "data": {"train_tokens": 500, "val_tokens": 1, "dataset": "x", "fingerprint": "y"},
     },
-    "different hardware: H200 and Xeon": {"row_of": {"hardware": "H200"}},
-    "worse than those that chose their rate: rope (1.6": {"row_of": {"final_tune": 9.0}},
-    "with other code, so the report omits them: rope": {"cost_of": {"code_hash": "old"}},
+    "different hardware. H200, Xeon": {"row_of": {"hardware": "H200"}},
+    "chose their learning rate. More seeds to choose by (tune_seeds) find a safer rate. rope (1.": {
+        "row_of": {"final_tune": 9.0}
+    },
+    "Lines that are no rows are left out. rows.jsonl, line 1": {"odd": '{"arm": 3}\n'},
 }
 
 
 @pytest.mark.parametrize("words", CHANGES)
 def test_caveats_are_computed_from_the_data(said, words):
     assert words in said(**CLEAN | CHANGES[words])
+
+
+def test_what_changed_after_a_report_is_said(tmp_path):
+    make_sweep(tmp_path, **CLEAN)
+    report.write([tmp_path])
+    make_sweep(tmp_path, **CLEAN, margin=0.02, margin_source="given")
+    report.write([tmp_path])
+    report.write([tmp_path])
+    assert (
+        "- This changed after a report was read. `margin`" in (tmp_path / "report.md").read_text()
+    )
