@@ -65,13 +65,13 @@ def report_sweep(sweep):
     with doing("writing the report"):
         from bench.ablation import report
 
-        report.write([sweep.out])
-        table = report.table(sweep.out)
-    print(table)
+        page = report.write([sweep.out])
+        print(report.terminal([sweep.out]))
     failed = [row for row in sweep.rows.values() if row["status"] == "failed"]
     for row in failed:
         run_name = f"{row['arm']} seed {row['seed']}"
         print(f"error: {run_name} failed ({row['out_dir']}): {row['reason']}", file=sys.stderr)
+    print(page)
     return 1 if failed else 0
 
 
@@ -96,13 +96,12 @@ def run_one(sweep):
         sweep.lock.close()
 
 
-def print_scale(out):
+def report_scale(out):
     """Write and print the report of a scale."""
-    from bench.ablation import design_report, report
+    from bench.ablation import report
 
-    report.write([out])
-    table = design_report.scale_table(report.gather([out])[0].scale)
-    print(report.for_terminal((table, ("arm", "verdict", "slope [95 %]"))))
+    page = report.write([out])
+    print(report.terminal([out]), page, sep="\n")
 
 
 def main(argv, trainer=launch.TRAINER):
@@ -119,7 +118,7 @@ def main(argv, trainer=launch.TRAINER):
             return status
     if sizes and not config.dry_run:
         designs.write_sizes(config.out_dir, sizes)
-        print_scale(config.out_dir)
+        report_scale(config.out_dir)
     return status
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import jinja2
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -84,7 +85,8 @@ class Section:
 
     @property
     def curve_ends(self):
-        return self.curve.multiples[[0, -1]] if self.curve else (-math.inf, math.inf)
+        """The multiples of the tokens [2] between which the base's losses are known."""
+        return self.curve.multiples[[0, -1]] if self.curve else np.array([-math.inf, math.inf])
 
     @property
     def replicate(self):
@@ -113,7 +115,7 @@ class Section:
 
     def by(self, measure):
         """The verdicts by another measure; None if its runs do not have it."""
-        if self.runs[measure].isna().all() or self.cells:
+        if self.runs[measure].isna().all():
             return None
         return judged(self.runs, self.plan, self.history, measure)
 
@@ -134,7 +136,7 @@ class Section:
 
 def judged(runs, plan, history, measure="loss"):
     if any(facts["cell"] for facts in plan["arms"].values()):
-        return factorial.effects(runs, plan, history)
+        return factorial.effects(runs, plan, history, measure)
     return verdicts.judge(runs, plan, history, measure)
 
 
@@ -275,39 +277,45 @@ STYLES = {"better": "green", "worse": "red", "tie": "blue", "larger than the noi
 
 
 def terminal(folders):
-    """The verdicts of some folders as a text of 80 columns, coloured where stdout is a terminal."""
+    """The verdicts of some folders, of a scale the slopes, as a text of 80 columns, coloured where
+    stdout is a terminal."""
     from rich.console import Console
 
-    console = Console(highlight=False, width=COLUMNS)
-    found = sections(folders)
+    console, found = Console(highlight=False, width=COLUMNS), sections(folders)
     with console.capture() as capture:
-        for section in found:
-            console.print(
-                section.plan["question"] or section.plan["name"], style="bold", markup=False
-            )
-            console.print(rich_table(section))
-        if tables.by_scale(found):
-            console.print(tables.slopes_table(found).to_string(index=False), markup=False)
+        for section in [section for section in found if not section.plan["scale"]]:
+            title = section.plan["question"] or section.plan["name"]
+            console.print(title, style="bold", markup=False)
+            console.print(rich_table(columns_of(section)))
+        slopes = tables.slopes_table(found)
+        if slopes is not None:
+            console.print(rich_table(slopes[["arm", "slope [95 %]", "p (Holm)", "verdict"]]))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def rich_table(section):
-    """The verdicts of a sweep. Names and verdicts take several lines, but no word is broken."""
-    from rich.table import Table
-    from rich.text import Text
-
-    shown, heading = tables.records(section.verdicts), section.verdict_heading
+def columns_of(section):
+    """The columns of the verdicts that a terminal has room for."""
+    shown = tables.records(section.verdicts)
     columns = {
         "change": [row["name"].replace("+", " +") for row in shown],
         "difference [95 %]": [tables.difference(row, 3) for row in shown],
         "worth": [tables.multiple(row, ends=section.curve_ends).split()[0] for row in shown],
-        heading: [row["verdict"] for row in shown],
+        section.verdict_heading: [row["verdict"] for row in shown],
     }
+    return pd.DataFrame(columns)
+
+
+def rich_table(frame):
+    """A table, whose last column is the verdict. The first and the last column take several lines,
+    but no word is broken."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
-    for name, texts in columns.items():
-        wrapped = name in ("change", heading)
-        table.add_column(Text(name), width=width_of([name, *texts], wrapped), overflow="fold")
-    for texts in zip(*columns.values(), strict=True):
+    for name in frame:
+        width = width_of([name, *frame[name]], name in frame.columns[[0, -1]])
+        table.add_column(Text(name), width=width, overflow="fold")
+    for texts in frame.itertuples(index=False):
         table.add_row(*map(Text, texts), style=STYLES.get(texts[-1]))
     return table
 

@@ -108,7 +108,8 @@ def verdicts_table(section):
                 "step time": step_time(costs_of(section, row)),
                 "parameters": number(section.cost(row["arm"], "parameters"), short),
                 "runs": f"{row['n']:.0f}{diverged}",
-                "more seeds": number(row["more_seeds"] or math.nan, ".0f"),
+                "more seeds": number(row["more_seeds"], ".0f"),
+                "in the base alone [95 %]": alone(row),
                 **outcomes(section, row["arm"] if row["kind"] != "replicate" else ""),
             }
         )
@@ -117,6 +118,12 @@ def verdicts_table(section):
     first["parameters"] = number(section.cost(base, "parameters"), short)
     columns = list(dict.fromkeys(key for row in [*rows, first] for key in row))
     return without_empty_columns(pd.DataFrame([first, *rows], columns=columns).fillna(DASH))
+
+
+def alone(row):
+    """The effect of a factor where all others are as in the base; a dash for other comparisons."""
+    values = (row.get(key, math.nan) for key in ("alone", "alone_low", "alone_high"))
+    return interval(*values, signed)
 
 
 def outcomes(section, arm):
@@ -132,6 +139,7 @@ def tests_table(section):
     factor = section.plan["data"].get("bits_per_byte") or math.nan
     rows = []
     for row in records(section.verdicts):
+        step = costs_of(section, row)["step_ratio"]
         rows.append(
             {
                 "change": row["name"],
@@ -144,7 +152,7 @@ def tests_table(section):
                 "over the text": interval(
                     row["difference"], row["text_low"], row["text_high"], signed
                 ),
-                "worth × time": multiple(row, "worth_time"),
+                "worth × time": multiple(row, "worth_time", section.curve_ends / step),
                 "note": row["reason"] or DASH,
             }
         )

@@ -34,12 +34,13 @@ def quick(monkeypatch):
 
     def write(outs):
         (Path(outs[0]) / "report.md").write_text("report")
+        return Path(outs[0]) / "report.html"
 
     def not_measured(job, *_):
         return {"extrapolation": {}, "sample": None}
 
     monkeypatch.setattr(report, "write", write)
-    monkeypatch.setattr(report, "table", lambda out: "the table")
+    monkeypatch.setattr(report, "terminal", lambda outs: "the table")
     monkeypatch.setattr(costs, "ROUNDS", 1)
     monkeypatch.setattr(costs, "why_disturbed", lambda *args: "")
     monkeypatch.setattr(costs, "wait_until_quiet", lambda *args: True)

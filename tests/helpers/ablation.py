@@ -65,7 +65,7 @@ costs.ROUNDS, launch.POLL = 1, 0.02
 costs.why_disturbed = lambda *args: ""
 costs.wait_until_quiet = lambda *args: True
 launch.measure_trained = lambda job, device: {{"extrapolation": {{}}, "sample": None}}
-bench.ablation.report = SimpleNamespace(write=lambda outs: None, table=lambda out: "the table")
+bench.ablation.report = SimpleNamespace(write=lambda o: "page", terminal=lambda o: "the table")
 run(lambda argv: ablate.main(argv, {stub!r}))
 """
 
