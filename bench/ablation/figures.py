@@ -160,29 +160,25 @@ def tokens(section):
 def half_normal(section):
     """Effects by size against what noise alone would give: noise lies on the line. Effects of more
     than two standard errors are named. An interaction counts half."""
-    rows = [row for row in records(section.verdicts) if known(row["se"]) and section.cells]
-    if len(rows) < 3:
+    effects = section.verdicts[["name", "difference", "se"]].dropna()
+    if len(effects) < 3 or not section.cells:
         return None
     # An interaction is a difference of differences: halved, all effects have the same error.
-    halves = [2 if row["kind"] == "interaction" else 1 for row in rows]
-    sizes = np.array([abs(row["difference"]) for row in rows]) / halves
-    se = float(np.min(np.array([row["se"] for row in rows]) / halves))
-    order = np.argsort(sizes)
-    quantiles = stats.halfnorm.ppf((np.arange(len(rows)) + 0.5) / len(rows))
+    halves = np.where(section.verdicts.loc[effects.index, "kind"] == "interaction", 2, 1)
+    effects = effects.assign(size=abs(effects["difference"]) / halves).sort_values("size")
+    se = (effects["se"] / halves).min()
+    quantiles = stats.halfnorm.ppf((np.arange(len(effects)) + 0.5) / len(effects))
     figure = Figure(figsize=(WIDTH, 4.0))
-    axes = figure.subplots()
+    axes, large = figure.subplots(), effects["size"] > 2 * se
     axes.plot([0, quantiles[-1]], [0, se * quantiles[-1]], color=GREY)
-    large = [place for place in order[::-1] if sizes[place] > 2 * se]
-    for quantile, place in zip(quantiles, order, strict=True):
-        style = {"color": GREY, "marker": "o"}
-        if place in large:
-            style = style_at(large.index(place)) | {"label": rows[place]["name"]}
-        axes.plot(quantile, sizes[place], **style | {"linestyle": "none", "markersize": 6})
+    axes.plot(quantiles[~large], effects["size"][~large], "o", color=GREY, markersize=6)
+    for place, (x, row) in enumerate(zip(quantiles[large], records(effects[large]), strict=True)):
+        style = style_at(place) | {"linestyle": "none", "markersize": 6}
+        axes.plot(x, row["size"], **style, label=row["name"])
     axes.set(xlabel="half-normal quantile", ylabel="size of the effect, nats per token")
     axes.set(xlim=(0, None), ylim=(0, None))
-    if large:
-        handles, labels = axes.get_legend_handles_labels()
-        axes.legend(handles[::-1], labels[::-1], loc="upper left", ncols=math.ceil(len(large) / 12))
+    if large.any():
+        axes.legend(loc="upper left", reverse=True, ncols=math.ceil(large.sum() / 12))
     return figure
 
 
@@ -288,43 +284,29 @@ def extrapolation(section):
     return figure
 
 
-PANELS = (  # column of rows.load, scale, label
-    ("step_ratio", 1, "time of a step, times the base's"),
-    ("memory_bytes", 1e-6, "memory of training, MB"),
-    ("decode_ms", 1, "decoding, ms per token"),
-)
+PANELS = {  # column of rows.load -> label
+    "step_ratio": "time of a step, times the base's",
+    "memory_bytes": "memory of training, bytes",
+    "decode_ms": "decoding, ms per token",
+}
 
 
 def costs(section):
     """Left and down is better: a lower loss at less cost."""
-    points = {label: points_of(section, *column) for *column, label in PANELS}
-    points = {label: found for label, found in points.items() if len(found) > 1}
-    if not points or section.cells:
+    known_arms = [arm for arm in section.arms if not section.cells]
+    prices = {key: {arm: section.cost(arm, key) for arm in known_arms} for key in PANELS}
+    prices = {key: found for key, found in prices.items() if sum(map(known, found.values())) > 1}
+    if not prices:
         return None
-    figure = Figure(figsize=(WIDTH, 2.6 * len(points)))
-    for axes, (label, found) in zip(
-        figure.subplots(len(points), squeeze=False)[:, 0], points.items(), strict=True
-    ):
-        for price, loss, arm in found:
-            axes.plot(
-                price, loss, **style_of(section, arm) | {"linestyle": "none", "markersize": 7}
-            )
-        axes.set(xlabel=label, ylabel="loss, nats per token")
-    shown = {arm for found in points.values() for _, _, arm in found}
-    legend(figure, section, [arm for arm in section.arms if arm in shown])
+    figure = Figure(figsize=(WIDTH, 2.6 * len(prices)))
+    panels = figure.subplots(len(prices), squeeze=False)[:, 0]
+    for axes, (key, found) in zip(panels, prices.items(), strict=True):
+        for arm, price in found.items():
+            style = style_of(section, arm) | {"linestyle": "none", "markersize": 7}
+            axes.plot(price, section.reported(arm)["loss"].mean(), **style)
+        axes.set(xlabel=PANELS[key], ylabel="loss, nats per token")
+    legend(figure, section, known_arms)
     return figure
-
-
-def points_of(section, column, scale):
-    """[(cost, mean loss, arm)] of the arms that have both, the cheapest first."""
-    points = []
-    for arm in section.arms:
-        price, loss = section.cost(arm, column) * scale, section.reported(arm)["loss"].mean()
-        if column == "step_ratio" and arm == section.plan["base"]:
-            price = 1.0
-        if known(price) and known(loss):
-            points.append((price, loss, arm))
-    return sorted(points)
 
 
 # ---------------------------------------------------------------- over many sweeps
@@ -346,8 +328,10 @@ def slopes(sections):
         axes.set_title(arm, fontsize=10)
         axes.axhline(0, color=INK, linewidth=0.8)
         for color, group in zip(ARM_COLORS, scales.values(), strict=False):
-            points = [(parameters(size), *swaps(size).get(arm, [math.nan] * 3)) for size in group]
-            x, mean, low, high = np.array(points, float).T
+            prices = [size.cost(size.plan["base"], "parameters") for size in group]
+            effects = [swaps(size).get(arm, [math.nan] * 3) for size in group]
+            points = np.column_stack([prices, effects])
+            x, mean, low, high = points.T
             bars = np.nan_to_num([mean - low, high - mean])
             axes.errorbar(x, mean, bars, marker="o", color=color, markersize=5, linewidth=1.2)
         axes.set_xscale("log")
@@ -362,7 +346,3 @@ def swaps(section):
     """{arm: (difference, low, high)} of the changes to the base of a sweep."""
     rows = [row for row in records(section.verdicts) if row["kind"] in ("swap", "effect")]
     return {row["arm"]: (row["difference"], row["low"], row["high"]) for row in rows}
-
-
-def parameters(section):
-    return section.cost(section.plan["base"], "parameters")

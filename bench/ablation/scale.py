@@ -14,7 +14,6 @@ Holm's method corrects for the arms.
 - cannot tell: neither is shown.
 """
 
-
 import numpy as np
 import pandas as pd
 import statsmodels.api as sm

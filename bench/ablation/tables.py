@@ -218,8 +218,7 @@ def costs_of(section, row):
         return {key: section.cost(row["arm"], key) for key in keys}
     logs = {True: [], False: []}
     for arm, cell in section.cells.items():
-        value = 1.0 if arm == section.plan["base"] else section.cost(arm, "step_ratio")
-        logs[bool(cell.get(row["arm"]))].append(math.log(value))
+        logs[bool(cell.get(row["arm"]))].append(math.log(section.cost(arm, "step_ratio")))
     value = math.exp(np.mean(logs[True]) - np.mean(logs[False]))
     return dict(zip(keys, (value, math.nan, math.nan), strict=True))
 
