@@ -7,8 +7,8 @@ Columns of `load`:
     purpose      report | tune | curve                   tokens       multiple of the base's tokens
     status       done | diverged | failed                current      made by the plan as it is now
     control      base or its replicate                   seconds      of training, by its log
-    loss         the plan's metric, reported half of the validation text, nats per token
-    loss_tune    the same on the half that chooses rates; loss_whole: on all of it
+    loss         on the reported half of the validation text, nats per token
+    loss_tune    on the half that chooses rates; loss_whole: on all of the validation text
     train_loss, best_loss, bits_per_byte, wrong_answers, wrong_tokens, test_loss
     blocks       list: loss of each block of text        extrapolation  {context: loss, low, high}
     curve        list of [step, loss of the whole text, of the tune half, of the reported half]
@@ -28,10 +28,7 @@ import pandas as pd
 from common import files
 from common.errors import UserError
 
-METRICS = {  # metric -> columns of rows.jsonl: reported half, tune half, whole text
-    "final_val_loss": ("final_report", "final_tune", "final_val_loss"),
-    "best_val_loss": ("best_report", "best_tune", "best_val_loss"),
-}
+LOSSES = ("final_report", "final_tune", "final_val_loss", "best_report")
 PURPOSES = ("report", "tune", "curve")
 STATUSES = ("failed", "done", "diverged")  # of two rows of one run, the later word counts
 NUMBERS = ("train_loss", "bits_per_byte", "wrong_answers", "wrong_tokens", "test_loss", "seconds")
@@ -41,11 +38,17 @@ COSTS = (
     *("ms_per_step", "memory_bytes", "kv_bytes_per_token", "decode_ms"),
 )
 RUN = ["arm", "seed", "rate", "purpose", "code_hash", "config_hash"]  # what identifies a run
+COST_COLUMNS = [
+    *("sweep", "machine", "arm", *COSTS, "ms_per_step_low", "ms_per_step_high"),
+    *("device", "dtype", "threads", "compile"),
+]
 COLUMNS = [
     *("sweep", "text", *RUN[:4], "tokens", "status", "current", "control"),
     *("loss", "loss_tune", "loss_whole", "best_loss", *NUMBERS),
     *("machine", "blocks", "curve", "extrapolation", *TEXTS),
 ]
+KINDS = {"seed": int, "tokens": float, "current": bool, "control": bool, "loss": float}
+KINDS |= dict.fromkeys(["loss_tune", "loss_whole", "best_loss", *NUMBERS], float)
 SCALE = "scale.json"  # in the folder of a scale: {"sizes": [folder of each]}
 FIX = "name a folder that bench/ablate.py wrote"
 # Folders whose plans agree in these keys, and in their common arms, hold runs of one sweep.
@@ -57,33 +60,36 @@ OF_AN_ARM = ("code_hash", "config_hash", "against", "cell")
 
 
 def plan(folder):
-    """The plan of a sweep, the content of FOLDER/sweep.json, with a default for what it lacks. An
-    arm that is none is named and left out. Raises UserError if the file holds no plan."""
+    """The plan of a sweep, the content of FOLDER/sweep.json, see `complete`."""
     path = Path(folder) / "sweep.json"
-    content = files.read_json(path, FIX)
+    return complete(files.read_json(path, FIX), path) | {"name": Path(folder).name}
+
+
+def complete(content, path="sweep.json"):
+    """A plan with a default for what it lacks. An arm that is none is named and left out. Raises
+    UserError if the content is no plan."""
     given, base = content.get("arms"), content.get("base")
     if not isinstance(given, dict) or not isinstance(given.get(base), dict):
         raise UserError("no sweep here: no arms, or no base among them", path, FIX)
-    if content.get("metric", "final_val_loss") not in METRICS:
-        raise UserError(f"an unknown metric {content['metric']!r}", path, FIX)
-
-    arms = {arm: plan_of_arm(arm, facts, given, base) for arm, facts in given.items()}
+    arms = {arm: plan_of_arm(facts, given, base) for arm, facts in given.items()}
     for arm in [arm for arm, facts in arms.items() if facts is None]:
         warn(f"{path}: the arm {arm!r} is not readable and left out")
         del arms[arm]
-    looks = content.get("looks")
-    if not isinstance(looks, list) or not all(isinstance(n, int) and n > 0 for n in looks):
-        looks = []
-    seeds = content.get("seeds")
-    looks = sorted(looks) or [seeds if isinstance(seeds, int) and seeds > 0 else 1]
-    defaults = {"metric": "final_val_loss", "margin": None, "margin_source": "", "question": ""}
-    filled = defaults | {"screening": False, "name": Path(folder).name} | content
-    filled |= {key: as_dict(content.get(key)) for key in ("chosen_lr", "base_values", "data")}
-    filled["margin"] = number(filled["margin"]) if filled["margin"] is not None else None
-    return filled | {"arms": arms, "looks": looks}
+    looks, seeds, margin = (content.get(key) for key in ("looks", "seeds", "margin"))
+    looks = [n for n in looks if is_count(n)] if isinstance(looks, list) else []
+    return {
+        **{"metric": "final_val_loss", "question": "", "name": "", "scale": ""},
+        **content,
+        **{key: as_dict(content.get(key)) for key in ("chosen_lr", "base_values", "data")},
+        "screening": bool(content.get("screening")),
+        "margin": float(margin) if isinstance(margin, Real) else None,
+        "margin_source": text(content.get("margin_source")),
+        "looks": sorted(looks) or [seeds if is_count(seeds) else 1],
+        "arms": arms,
+    }
 
 
-def plan_of_arm(name, facts, arms, base):
+def plan_of_arm(facts, arms, base):
     """What a plan says about an arm, with defaults; None if it cannot be used."""
     if not isinstance(facts, dict) or not isinstance(facts.get("changes", {}), dict):
         return None
@@ -97,7 +103,7 @@ def plan_of_arm(name, facts, arms, base):
     usual = {"changes": {}, "match": None, "config_hash": "", "code_hash": ""}
     replicate = bool(facts.get("replicate", facts.get("again")))
     own = {"against": against, "interaction_of": pair, "cell": cell, "curve": curve}
-    return usual | facts | own | {"replicate": replicate, "name": name}
+    return usual | facts | own | {"replicate": replicate}
 
 
 def control_group(plan):
@@ -148,28 +154,33 @@ def is_same(plan, other):
 
 
 def load(folders):
-    """The DataFrame of all runs in some folders, see above; every run once: the last row counts,
-    but a failure replaces no result. Lines that are no rows are named, in attrs["odd"] and as a
-    warning, and left out."""
-    folders = [folders] if isinstance(folders, str | Path) else folders
+    """The DataFrame of all runs in some folders, see above. Lines that are no rows are named, in
+    attrs["odd"] and as a warning, and left out."""
     tables, odd = [], []
     for content, paths in known_sweeps(folders):
-        lines = []
-        for path in paths:
-            lines += read_lines(path / "rows.jsonl", is_row, odd)
-        table = pd.DataFrame([row_of(line, content) for line in lines], columns=COLUMNS)
-        order = table.status.map(STATUSES.index).sort_values(kind="stable").index
-        table = table.loc[order].drop_duplicates(RUN, keep="last").sort_values(RUN, kind="stable")
-        arms = costs(paths, content, odd)
-        arms = arms[arms.machine == arms.machine.iloc[0]] if len(arms) else arms
-        tables.append(table.merge(arms[["arm", *COSTS]], on="arm", how="left"))
-    runs = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+        lines = read_all(paths, "rows.jsonl", is_row, odd)
+        prices = read_all(paths, "costs.jsonl", is_cost, odd)
+        tables.append(table(lines, content, prices))
+    runs = pd.concat(tables, ignore_index=True) if tables else table([], {"name": ""})
     runs.attrs["odd"] = odd
     return runs
 
 
+def table(lines, plan, prices=()):
+    """The DataFrame of the lines of rows.jsonl of a plan, every run once: the last line counts, but
+    a failure replaces no result, and no result a run that diverged. prices: lines of costs.jsonl,
+    for the costs of each arm."""
+    runs = pd.DataFrame([row_of(line, plan) for line in lines], columns=COLUMNS).astype(KINDS)
+    order = runs.status.map(STATUSES.index).sort_values(kind="stable").index
+    runs = runs.loc[order].drop_duplicates(RUN, keep="last").sort_values(RUN, kind="stable")
+    arms = table_of_costs(prices, plan)
+    arms = arms[arms.machine == arms.machine.iloc[0]] if len(arms) else arms
+    return runs.merge(arms[["arm", *COSTS]], on="arm", how="left")
+
+
 def known_sweeps(folders):
     """`sweeps` of the folders with a plan; the others one by one, without a plan."""
+    folders = [folders] if isinstance(folders, str | Path) else folders
     folders = [Path(folder) for folder in folders]
     planned = [path for path in folders if any((path / f).exists() for f in ("sweep.json", SCALE))]
     bare = [path for path in folders if path not in planned and (path / "rows.jsonl").exists()]
@@ -182,16 +193,14 @@ def is_row(line):
         return False
     if not isinstance(line.get("arm"), str) or not isinstance(line.get("seed"), int):
         return False
-    losses = [line.get(column) for columns in METRICS.values() for column in columns]
-    done = line["status"] == "done"
-    numbers = all(isinstance(loss, Real) or (loss is None and not done) for loss in losses)
-    return numbers and isinstance(line.get("lr"), Real)
+    empty = (Real,) if line["status"] == "done" else (Real, type(None))
+    known = all(isinstance(line.get(column), empty) for column in LOSSES)
+    return known and isinstance(line.get("lr"), Real)
 
 
 def row_of(line, plan):
     """The row of `load` of a line of rows.jsonl. A loss that is not finite has diverged."""
-    metric = METRICS[plan.get("metric", "final_val_loss")]
-    loss, tune, complete = (number(line.get(column)) for column in metric)
+    loss, tune, complete, best = (number(line.get(column)) for column in LOSSES)
     status, arm = line["status"], line["arm"]
     if status == "done" and not math.isfinite(loss):
         status = "diverged"
@@ -211,7 +220,7 @@ def row_of(line, plan):
         "loss": loss,
         "loss_tune": tune,
         "loss_whole": complete,
-        "best_loss": number(line.get("best_report")),
+        "best_loss": best,
         **{key: number(line.get(key)) for key in NUMBERS},
         "machine": text(line.get("hardware")),
         "blocks": numbers_of(line.get("blocks")),
@@ -239,29 +248,29 @@ def is_current(line, plan):
 # ---------------------------------------------------------------- costs
 
 
-def costs(folders, plan=None, odd=None):
-    """The DataFrame of costs.jsonl of the plan's code: machine, arm, COSTS, ms_per_step_low and
-    _high (quartiles), device, dtype, threads, compile; a row per machine and arm, the machine that
-    timed most arms first. Times that were measured beside other work are NaN."""
-    folders = [Path(folders)] if isinstance(folders, str | Path) else [Path(f) for f in folders]
-    rows, quartiles = [], ["ms_per_step_low", "ms_per_step_high"]
-    known = [(plan, folders)] if plan else known_sweeps(folders)
-    for content, paths in known:
-        lines = []
-        for path in paths:
-            lines += read_lines(path / "costs.jsonl", is_cost, [] if odd is None else odd)
-        for line in lines:
-            facts = as_dict(content.get("arms")).get(line["arm"], {})
-            planned = facts.get("code_hash") or content.get("code_hash")
-            if not planned or line.get("code_hash") == planned:
-                is_base = line["arm"] == content.get("base")
-                rows.append({"sweep": content["name"]} | cost_of(line, is_base))
-    columns = ["sweep", "machine", "arm", *COSTS, *quartiles, "device", "dtype", "threads"]
-    table = pd.DataFrame(rows, columns=[*columns, "compile"])
-    table = table.drop_duplicates(["sweep", "machine", "arm"], keep="last")
-    timed = table.groupby("machine").step_ratio.count()
-    order = table.machine.map(timed).sort_values(ascending=False, kind="stable").index
-    return table.loc[order].reset_index(drop=True)
+def costs(folders):
+    """The DataFrame of costs.jsonl of the plan's code: sweep, machine, arm, COSTS, ms_per_step_low
+    and _high (quartiles), device, dtype, threads, compile; a row per machine and arm, the machine
+    that timed most arms first. Times that were measured beside other work are NaN."""
+    known = known_sweeps(folders)
+    tables = [table_of_costs(read_all(p, "costs.jsonl", is_cost, []), plan) for plan, p in known]
+    return pd.concat(tables, ignore_index=True) if tables else table_of_costs([], {})
+
+
+def table_of_costs(lines, plan):
+    """The DataFrame of lines of costs.jsonl."""
+    prices = []
+    for line in lines:
+        facts = as_dict(plan.get("arms")).get(line["arm"], {})
+        planned = facts.get("code_hash") or plan.get("code_hash")
+        if not planned or line.get("code_hash") == planned:
+            is_base = line["arm"] == plan.get("base")
+            prices.append({"sweep": plan["name"]} | cost_of(line, is_base))
+    prices = pd.DataFrame(prices, columns=COST_COLUMNS).astype(dict.fromkeys(COSTS, float))
+    prices = prices.drop_duplicates(["machine", "arm"], keep="last")
+    timed = prices.machine.map(prices.groupby("machine").step_ratio.count())
+    order = timed.sort_values(ascending=False, kind="stable").index
+    return prices.loc[order].reset_index(drop=True)
 
 
 def is_cost(line):
@@ -302,6 +311,11 @@ def cost_of(line, is_base=False):
 # ---------------------------------------------------------------- lines and values
 
 
+def read_all(folders, name, valid, odd):
+    """The lines of the files of this name in some folders, see read_lines."""
+    return [line for folder in folders for line in read_lines(folder / name, valid, odd)]
+
+
 def read_lines(path, valid, odd):
     """The lines of a JSONL file that are `valid`, none if there is no file. Others are named in the
     list `odd` and as a warning; a last line that a crash cut short is not."""
@@ -324,6 +338,10 @@ def read_lines(path, valid, odd):
 
 def warn(message):
     print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def is_count(value):
+    return isinstance(value, int) and value > 0
 
 
 def number(value):

@@ -3,6 +3,7 @@ sweeps here train with a stub of train.py; one trains for real."""
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 import ablate
-from bench.ablation import contexts, costs, launch, stats, sweep
+from bench.ablation import contexts, costs, launch, sweep, verdicts
 from common.errors import UserError
 from common.files import ROOT
 from common.runtime import set_up
@@ -179,11 +180,11 @@ def test_a_budget_goes_to_the_arms_that_are_undecided(
 ):
     out, asked = tmp_path / "out", []
 
-    def undecided(sweep, rows):
-        asked.append(max(row["seed"] for row in rows) + 1)
+    def undecided(runs, plan):
+        asked.append(runs.seed.max() + 1)
         return {"gelu_erf": 3} if asked[-1] < 4 else {}
 
-    monkeypatch.setattr(stats, "undecided", undecided)
+    monkeypatch.setattr(verdicts, "undecided", undecided)
     two = arm(gelu_erf=dict(mlp="gelu_erf"), rope=dict(position="rope"))
     assert ablate.main(arguments(data_dir, out, two, "--seeds=2", "--budget=1h"), stub) == 0
     counts = Counter(name[0] for name in rows_of(out))
@@ -196,13 +197,12 @@ def test_a_budget_goes_to_the_arms_that_are_undecided(
 
 
 def test_the_budget_is_kept(data_dir, tmp_path, quick, stub, monkeypatch, capsys):
-    def undecided(sweep, rows):
-        for row in rows:
-            # Six runs, two at a time: 3000 s are gone, whatever was predicted.
-            row["wall_seconds"] = 1000.0
-        return [("rope", None)]
+    def keep_row(self, job, row, keep=sweep.Sweep.keep_row):
+        # Six runs, two at a time: 3000 s are gone, whatever was predicted.
+        keep(self, job, row | {"wall_seconds": 1000.0})
 
-    monkeypatch.setattr(stats, "undecided", undecided)
+    monkeypatch.setattr(sweep.Sweep, "keep_row", keep_row)
+    monkeypatch.setattr(verdicts, "undecided", lambda runs, plan: {"rope": math.inf})
     what = arguments(data_dir, tmp_path / "out", ROPE, "--seeds=2", "--budget=2000s")
     assert ablate.main(what, stub) == 0
     assert len(rows_of(tmp_path / "out")) == 6

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from bench.ablation.significance import contrast, holm
+from bench.ablation.verdicts import contrast, holm
 from common.files import ROOT
 from helpers import simulate
 

@@ -15,16 +15,9 @@ from pathlib import Path
 import numpy as np
 from scipy import stats as scipy_stats
 
-from bench.ablation.history import control_runs
-from bench.ablation.significance import (
-    ALPHA,
-    contrast,
-    holm,
-    judge,
-    pooled_variance,
-    rank_test,
-    share_of,
-)
+from bench.ablation import rows, verdicts
+from bench.ablation.looks import control_runs, share_of
+from bench.ablation.verdicts import ALPHA, contrast, holm, pooled_variance, rank_test
 from common.files import ROOT
 
 SWEEPS = 20_000  # for each figure
@@ -88,10 +81,12 @@ def words(x, control, planned, unplanned=(), margin=0.0):
     shares += [share_of(unplanned=number + 1) for number in range(len(unplanned))]
     tests = [contrast([x[:n], control_at(control, x.shape[-1], n)]) for n in looks]
     p, p_tie, mean = np.array(
-        [(test.p(), test.p_within(margin), test.mean) for test in tests]
+        [(test.p(), test.p_tie(margin), test.difference) for test in tests]
     ).swapaxes(0, 1)
     ends = range(1, len(looks) + 1)
-    return np.array([judge(p[:n], p_tie[:n], mean[:n], shares[:n])["word"] for n in ends])
+    return np.array(
+        [verdicts.words(p[:n], p_tie[:n], mean[:n], shares[:n])["verdict"] for n in ends]
+    )
 
 
 # --- figures, each a share of the sweeps
@@ -125,18 +120,20 @@ def diverging(sweeps, seeds, chance, effect):
     this chance, and are lower by `effect` otherwise."""
     x, control = draw(seeds, sweeps, effects=-effect, arms=1)
     x, control, level = x[..., 0], np.concatenate(control)[..., 0], ALPHA * share_of(1)
-    x[np.random.default_rng(1).random(x.shape) < chance] = math.inf
-    counts = np.zeros(3)
-    for own, reference in zip(x.T, control.T, strict=True):
-        finite = own[np.isfinite(own)]
-        rest = contrast([finite, reference]) if len(finite) > 1 else None
-        dropped = rest is not None and rest.p() <= ALPHA and rest.mean < 0
-        if len(finite) < len(own):
-            p, direction = rank_test(own, reference)
-            counts += [0, p <= level and direction > 0, dropped]
-        else:
-            counts += [rest.p() <= level and rest.mean < 0, rest.p() <= level < rest.mean, dropped]
-    return counts / sweeps
+    diverged = np.random.default_rng(1).random(x.shape) < chance
+    p, direction = rank_test(np.where(diverged, math.inf, x), control)
+    clean = ~diverged.any(0)
+    test = contrast([x, control])
+    better = clean & (test.p() <= level) & (test.difference < 0)
+    worse = np.where(
+        clean, (test.p() <= level) & (test.difference > 0), (p <= level) & (direction > 0)
+    )
+    rest = [
+        scipy_stats.ttest_ind(a[keep], b, equal_var=False)
+        for a, b, keep in zip(x.T, control.T, ~diverged.T, strict=True)
+    ]
+    dropped = [test.pvalue <= ALPHA and test.statistic < 0 for test in rest]
+    return better.mean(), worse.mean(), np.mean(dropped)
 
 
 def screening_rates(sweeps, seeds, noise, effect=0.0):
@@ -163,11 +160,8 @@ def table(headings, rows):
 
 def measured_noise(folder):
     """{name: margin over the sd of a run} of a sweep's folder."""
-    from bench.ablation.sweeps import gather
-
-    (section,) = gather([folder])
-    sds = [verdict.loss_sd for verdict in section.main.verdicts if verdict.loss_sd > 0]
-    sd, margin = math.sqrt(np.mean(np.square(sds))), section.main.margin
+    judged = verdicts.judge(rows.load(folder), rows.plan(folder))
+    sd, margin = math.sqrt((judged.sd**2).mean()), judged.attrs["margin"]
     return {f"{Path(folder).name}: {margin:.4f} / {sd:.4f}": margin / sd}
 
 
@@ -228,7 +222,7 @@ PAGE = """# Errors and power of the verdicts
 `PYTHONPATH=. python tests/helpers/simulate.py`:
 {sweeps:,} simulated sweeps for each figure ({few:,} where runs diverge), {arms} arms. Figures
 are in %, effects in standard deviations of a run. The functions of
-`bench/ablation/significance.py` that judge real sweeps judge these. The standard error of a
+`bench/ablation/verdicts.py` that judge real sweeps judge these. The standard error of a
 figure near 5 is {error:.2f}.
 
 ## Family error
