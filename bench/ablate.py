@@ -26,7 +26,7 @@ from bench.ablation.progress import doing, format_duration, print_plan
 from bench.ablation.schedule import emit, run_sweep
 from bench.ablation.settings import AblateConfig, read
 from bench.ablation.sweep import Sweep
-from common.configurator import help_text
+from common.configurator import print_help
 from common.runtime import StopRequest
 
 DRY_ROUNDS = 5  # rounds of timing in a dry run
@@ -105,8 +105,7 @@ def report_scale(out):
 
 
 def main(argv, trainer=launch.TRAINER):
-    if "--help" in argv or "-h" in argv:
-        print(help_text(__doc__, [AblateConfig], {"lr_grid": "[1]"}))
+    if print_help(argv, __doc__, [AblateConfig], {"lr_grid": "[1]"}):
         return 0
     config, sizes = read(argv, __doc__)[0], {}
     if "scale" in config.design.split(","):

@@ -225,8 +225,7 @@ def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=N
     The keys are the fields of `classes`. scope(values) returns names that a config file may read
     in addition to the keys given so far, such as the detected device. renamed: {old key: what to
     use instead}. defaults: {key: the default that --help prints instead of the field's}."""
-    if {"--help", "-h", "--help=all"} & {*argv}:
-        print(help_text(usage, classes, defaults, everything="--help=all" in argv))
+    if print_help(argv, usage, classes, defaults):
         sys.exit(0)
 
     known, renamed = keys(*classes), renamed or {}
@@ -273,7 +272,28 @@ def build(cls, values):
 # ---------------------------------------------------------------- --help
 
 KEY_WIDTH, WIDTH = 34, 80  # characters of a key with its default, and of a line
+WRAP = {"break_on_hyphens": False, "break_long_words": False}
 OFTEN, RARE = "most used", "rare: "  # the first heading; how one of --help=all begins
+
+
+def print_help(argv, usage, classes, defaults=None):
+    """Whether a command line asks for help, which is then printed: all keys for --help=all."""
+    asked = {"--help", "-h", "--help=all"} & {*argv}
+    if asked:
+        print(help_text(usage, classes, defaults, everything="--help=all" in asked))
+    return bool(asked)
+
+
+def folded_usage(usage):
+    """The docstring of a script in lines of at most WIDTH characters."""
+    lines = []
+    for block in usage.strip().split("\n\n"):
+        is_prose = "\n " not in f"\n{block}"
+        for line in [" ".join(block.split())] if is_prose else block.splitlines():
+            indent = " " * (0 if is_prose else 8)
+            lines += textwrap.wrap(line, WIDTH, subsequent_indent=indent, **WRAP)
+        lines.append("")
+    return lines[:-1]
 
 
 def help_text(usage, classes, defaults=None, everything=False):
@@ -296,7 +316,7 @@ def help_text(usage, classes, defaults=None, everything=False):
             groups.setdefault(group, {})[key] = help_lines(f"  --{key}={default}", text)
 
     rare = [key for name in groups if name.startswith(RARE) for key in groups[name]]
-    lines = [usage.strip()]
+    lines = folded_usage(usage)
     for heading, group in groups.items():
         if group and (everything or not heading.startswith(RARE)):
             lines += ["", f"{heading.removeprefix(RARE)}:", *sum(group.values(), [])]
@@ -311,8 +331,7 @@ def help_text(usage, classes, defaults=None, everything=False):
 def help_lines(head, text):
     """The lines of one key: `head`, with the text beside it, or below it if `head` is too wide."""
     column = " " * (KEY_WIDTH + 1)
-    wrap = dict(break_on_hyphens=False, break_long_words=False)
-    wrapped = textwrap.wrap(text, WIDTH - len(column), **wrap)
+    wrapped = textwrap.wrap(text, WIDTH - len(column), **WRAP)
     body = [column + line.replace("| ", "|") for line in wrapped] or [""]
     if len(head) > KEY_WIDTH:
         return [head, *body] if text else [head]

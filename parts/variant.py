@@ -38,6 +38,7 @@ SLOTS = {
 
 @dataclass
 class VariantConfig:
+    # the size of the model
     block_size: PositiveInt = 1024  # context length, tokens
     vocab_size: PositiveInt = 50257
     n_layer: PositiveInt = 12
@@ -49,21 +50,25 @@ class VariantConfig:
     attn_dropout: Fraction | None = None  # of the attention weights; None: as dropout
     tie_embeddings: bool = False  # head = token embedding
     bias: bool | Literal["none", "norm", "all"] = "none"  # True: all, False: none
+    # the slots
     position: Words(POSITION) = "rope"
     norm: Words(NORM) = "rmsnorm"
     block: Words(BLOCK) = "pre"  # where the norms stand, serial or parallel
     mlp: Words(MLP) = "swiglu"
     mixer: Words(MIXER, several=True) = "attention"  # a,b: repeated over the layers
+    # rare: widths of MLPs, norms
     mlp_width: PositiveInt | None = None  # None: 4 n_embd, or two thirds of that where it is gated
     multiple_of: PositiveInt = 256  # a gated MLP's width is rounded up to a multiple of this
     ffn_dim_multiplier: PositiveFloat | None = None  # scales a gated MLP's width
     norm_eps: PositiveFloat = 1e-5  # of rmsnorm
+    # rare: positions
     rope_theta: PositiveFloat = 10000.0  # of rope
     rope_fraction: Share = 1.0  # of rope: the part of each head that is turned
     rope_scaling: Words(ROPE_SCALING) = "none"  # of rope
     rope_factor: PositiveFloat = 1.0  # of rope_scaling: how many times longer the texts are
     rope_original: PositiveInt = 8192  # of yarn and llama3: the context before scaling
     relative_clip: PositiveInt = 16  # of relative: the largest distance with a vector of its own
+    # rare: what attention sees, residuals
     window: NonNegativeInt = 0  # tokens a query sees, itself included; 0: all
     full_every: NonNegativeInt = 0  # of window: every so many layers one sees all; 0: none
     block_local: NonNegativeInt = 0  # size of the groups that see themselves only; 0: no groups
@@ -76,11 +81,13 @@ class VariantConfig:
     streams: PositiveInt = 4  # of hyper: residual streams
     attn_extra: Words(EXTRA, several=True) = "none"  # a,b: additions to each head of attention
     nope_every: NonNegativeInt = 0  # of rope: every so many layers do not turn; 0: none
+    # rare: mixtures of experts
     n_experts: PositiveInt = 8  # of moe
     top_k: PositiveInt = 2  # of moe: experts that a token uses
     shared_experts: NonNegativeInt = 0  # of moe: as wide as so many, used by every token
     shared_gate: bool = False  # of moe: the shared expert times a number of the token's own
     moe_balance: Literal["loss", "bias"] = "loss"  # of moe: what evens the experts' loads
+    # rare: latent attention and states
     latent_rank: PositiveInt | None = None  # of mla: numbers cached per token; None: n_embd / 4
     rope_head_dim: PositiveInt | None = None  # of mla: the shared key; None: half a head
     state_size: PositiveInt | None = None  # of a key in a state; None: D / 2, or C / 2 (mamba2)

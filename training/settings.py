@@ -34,6 +34,11 @@ DTYPE = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass
 class TrainConfig:
+    OFTEN = (
+        *("model", "dataset", "out_dir", "init_from", "n_layer", "n_embd", "block_size"),
+        *("batch_size", "max_iters", "learning_rate"),
+    )
+    # the model
     model: Literal["gpt2", "llama"] = "gpt2"  # the readable model, or the base of a variant
     arch: Literal[*ARCH] | None = None  # a named architecture: fills all slots
     match: Literal["none", "params", "flops"] = "none"  # the cost that MLP width keeps equal
@@ -62,7 +67,7 @@ class TrainConfig:
     # the batch
     batch_size: PositiveInt = 12  # sequences in one forward pass
     gradient_accumulation_steps: PositiveInt = 1  # forward passes per step, over all ranks
-    # the objective
+    # rare: the objective
     objective: Literal["next_token", "dpo"] = "next_token"  # dpo: of two answers the chosen one
     dpo_beta: PositiveFloat = 0.1  # of dpo: holds the model near the one it starts from
     # the optimizer and its schedule

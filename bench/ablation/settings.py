@@ -39,6 +39,11 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass
 class AblateConfig:
+    OFTEN = (
+        *("out_dir", "design", "axis", "arms", "match", "seeds", "budget", "screening"),
+        *("workers", "dry_run"),
+    )
+    # the report
     question: str = "Which part helps at this scale?"  # what the report answers
     out_dir: str = "out-ablate"  # the folder of the sweep
     # the arms

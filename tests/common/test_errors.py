@@ -9,10 +9,11 @@ import time
 import pytest
 
 import sample
-from common import errors
+from common import errors, files
 from common.errors import Failure, UserError
 from common.files import ROOT
 from common.runtime import find_ranks
+from sampling.look import note
 
 LEFTOVER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 CLEAN = {key: value for key, value in os.environ.items() if key not in LEFTOVER}
@@ -164,7 +165,7 @@ def test_leftovers_of_torchrun(monkeypatch, capsys, environment, words):
     assert errors.speaks() or "MASTER_ADDR" in environment  # somebody has to say it
 
 
-@pytest.mark.parametrize("key", ["out_dir=", "start=FILE:", "prompts=", "score=", "attention="])
+@pytest.mark.parametrize("key", ["out_dir=", "start=FILE:", "attention="])
 def test_a_name_that_is_too_long_is_the_users_mistake(key):
     with pytest.raises((UserError, OSError)) as caught:
         sample.main([f"--{key}{'a' * 300}", "--device=cpu"])
@@ -178,7 +179,14 @@ def test_a_name_that_is_too_long_is_the_users_mistake(key):
         (UserError("what", "where", "fix"), 2, "what (where): fix"),
         (Failure("what", "where", "two\nlines"), 1, "what (where): two lines"),
         (ValueError("no"), 1, "no (ValueError): run again with --debug to see where"),
+        (UserError("no \x1b[2Jweight", "a\x9bb", "\x07\r"), 2, r"no \x1b[2Jweight (a\x9bb): \x07"),
     ],
 )
-def test_an_error_is_one_line(error, status, message):
+def test_an_error_is_one_line_without_escape_sequences(error, status, message):
     assert errors.explained(error) == (status, message)
+
+
+def test_warnings_and_notes_have_no_escape_sequences(capsys):
+    files.warn_once("\x1b]0;title\x07")
+    note("from out\x1b[31m\nseen")
+    assert capsys.readouterr().err == "warning: \\x1b]0;title\\x07\nfrom out\\x1b[31m\nseen\n"

@@ -7,7 +7,6 @@ import stat
 import pytest
 
 from common import files
-from common.configurator import Fraction, PositiveInt, Share, build
 from common.errors import Failure, UserError
 
 
@@ -149,25 +148,3 @@ def test_json_that_is_missing_or_whole(tmp_path):
         files.read_json(tmp_path / "none.json", "do this")
     (tmp_path / "list.json").write_text("[1]")
     assert files.read_json(tmp_path / "list.json", "do this", list) == [1]
-
-
-def test_ranges_are_declared_with_the_key():
-    from dataclasses import dataclass
-
-    @dataclass
-    class Numbers:
-        count: PositiveInt = 1
-        maybe: PositiveInt | None = None
-        dropout: Fraction = 0.0
-        share: Share = 1.0
-
-    assert build(Numbers, {"count": 3, "dropout": 0}).count == 3
-    for values, words in (
-        ({"count": 0}, r"count=0 is below 1 \(Numbers\): give 1 or more"),
-        ({"maybe": 0}, "maybe=0 is below 1"),
-        ({"dropout": 1.0}, "dropout=1.0 is not below 1 .*0 or more, below 1"),
-        ({"dropout": -0.1}, "dropout=-0.1 is negative"),
-        ({"share": 0}, "share=0.0 is not above 0 .*a number above 0, at most 1"),
-    ):
-        with pytest.raises(UserError, match=words):
-            build(Numbers, values)

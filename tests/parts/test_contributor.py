@@ -207,7 +207,9 @@ def test_muon_takes_its_linear_maps_and_adamw_the_rest(word):
 @words
 def test_the_tools_know_it(word, capsys):
     slot = PARTS[word][0]
-    choices = help_text("", [VariantConfig], {}).partition(f"--{slot}=")[2].partition(")")[0]
+    choices = (
+        help_text("", [VariantConfig], everything=True).partition(f"--{slot}=")[2].partition(")")[0]
+    )
     assert word in re.split(r"[\s(|]+", choices)
     arms = enumerate_arms(AblateConfig(axis=slot), {"model": "gpt2"})
     assert word in [arm.name for arm in arms]
