@@ -20,9 +20,11 @@ from common.errors import UserError, run, starting
 if __name__ == "__main__":
     starting("bench/ablate.py")
 
+from rich.console import Console
+
 from bench.ablation import costs, designs, launch
 from bench.ablation.arms import open_data
-from bench.ablation.progress import doing, format_duration, print_plan
+from bench.ablation.progress import WIDTH, doing, format_duration, plan_table
 from bench.ablation.schedule import emit, run_sweep
 from bench.ablation.settings import AblateConfig, read
 from bench.ablation.sweep import Sweep
@@ -38,7 +40,7 @@ def plan(sweep):
     config, jobs, new_costs = sweep.config, sweep.planned_jobs(), []
     if sweep.device_is_here:
         new_costs = sweep.measure(DRY_ROUNDS if config.dry_run else costs.ROUNDS)
-    print_plan(sweep, jobs)
+    Console(width=WIDTH, highlight=False).print(plan_table(sweep, jobs))
     kinds = [job.purpose for job in jobs]
     words = {"curve": "for the curve of tokens", "tune": "to choose learning rates"}
     counts = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]

@@ -112,15 +112,13 @@ class Probe:
             if self.cuda and number == WARM_UP - 1:
                 torch.cuda.reset_peak_memory_stats(device)
             self.step()
-        peak = torch.cuda.max_memory_allocated(device) - before if self.cuda else None
-        self.memory_bytes = peak or self.held()
-
-    def held(self):
-        """Bytes that training holds at the end of a forward pass: four numbers per parameter
-        (weight, gradient, two moments), and each tensor that the backward pass will read.
-        Backward's temporaries come on top."""
-        weights = self.run.learner.model.parameters()
-        return 4 * sum(p.nbytes for p in weights) + kept_bytes(self.run, self.run.learner.net)
+        if self.cuda:
+            self.memory_bytes = torch.cuda.max_memory_allocated(device) - before
+            return
+        # What training holds at the end of a forward pass: four numbers per parameter (weight,
+        # gradient, two moments), and each tensor that the backward pass will read.
+        weights = sum(p.nbytes for p in self.run.learner.model.parameters())
+        self.memory_bytes = 4 * weights + kept_bytes(self.run, self.run.learner.net)
 
     def synchronize(self):
         if self.cuda:
@@ -161,132 +159,111 @@ class Probe:
 # ---------------------------------------------------------------- all arms
 
 
-class Timings:
-    """The probes of some arms {name: values}, among them "base", the times that they take, and why
-    some of them failed."""
+def time_arms(arms, threads, rounds=None, tries=1):
+    """([row of costs.jsonl], {name: reason} of the arms that failed, usually out of memory) for
+    arms {name: values of a run}, the base first. The rounds are timed up to `tries` times, until no
+    other work disturbs them."""
+    if any(values["compile"] for values in arms.values()):
+        # All arms share one forward method, and torch counts its compiled forms together.
+        torch._dynamo.config.recompile_limit = max(64, 2 * len(arms))
+    form, rounds = "compiled" if arms["base"]["compile"] else "eager", rounds or ROUNDS
+    probes, failed, threads_before = {}, {}, torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with doing(f"timing {len(arms)} arms in turn, {form}") as say:
+            for number, (name, values) in enumerate(arms.items(), 1):
+                say(f"{name}: arm {number} of {len(arms)}, its first steps")
+                try:
+                    probes[name] = Probe(values)
+                except (RuntimeError, UserError) as error:
+                    failed[name] = one_line(error)
+            if "base" in failed:
+                return [], failed
+            for _ in range(tries):
+                if tries > 1:
+                    wait_until_quiet(PATIENCE, say)
+                work = OtherWork()
+                steps = in_turn(probes, Probe.step, rounds, say, SECONDS * len(arms))
+                disturbed = why_disturbed(arms, steps, work.share())
+                if not disturbed:
+                    break
+            few = 1 + min(rounds, EVALUATED)  # the first round does not count
+            evaluations = in_turn(probes, Probe.evaluate, few, say)
+            decodings = in_turn(probes, Probe.decode, few, say)
+    finally:
+        torch.set_num_threads(threads_before)
+    rows = []
+    for name, probe in probes.items():
+        row = known_costs(name, arms[name], probe) | step_costs(name, probe, steps, disturbed)
+        row["evaluation_ms_per_batch"] = quartiles(evaluations[name][1:])["median"]
+        row["decode_ms_per_token"] = quartiles(np.concatenate(decodings[name][1:]))
+        rows.append(row | {"threads": threads})
+    return rows, failed
 
-    def __init__(self, arms, say):
-        self.arms, self.say = arms, say
-        self.probes, self.failed = {}, {}  # name -> Probe, name -> reason
-        self.steps, self.evaluations, self.decodings = {}, {}, {}  # name -> seconds
-        self.disturbed = ""  # why the times cannot be believed
 
-    def measure(self, rounds, tries):
-        """Make the probes and take all times: the rounds up to `tries` times, until no other work
-        disturbs them."""
-        for number, (name, values) in enumerate(self.arms.items()):
-            self.say(f"{name}: arm {number + 1} of {len(self.arms)}, its first steps")
-            self.probes[name] = self.attempt(name, Probe, values)
-        for _ in range(tries):
-            if tries > 1:
-                wait_until_quiet(PATIENCE, self.say)
-            work = OtherWork()
-            self.steps = self.in_turn(Probe.step, rounds, SECONDS * len(self.arms))
-            self.disturbed = why_disturbed(self, work.share())
-            if not self.disturbed:
-                break
-        rounds = min(rounds, EVALUATED)
-        self.evaluations = self.in_turn(Probe.evaluate, rounds + 1)
-        self.decodings = self.in_turn(Probe.decode, rounds + 1)
+def in_turn(probes, function, rounds, say, seconds=math.inf):
+    """{arm: [result of each round]} of a function of the probes, called for all arms in turn; a few
+    rounds, and then no more than fit into `seconds`."""
+    results, end = {name: [] for name in probes}, time.perf_counter() + seconds
+    for place, (number, name) in enumerate(turns(probes, rounds)):
+        if place % len(probes) == 0 and number > EVALUATED and time.perf_counter() > end:
+            break
+        say(f"{name}: {function.__name__} {number + 1} of {rounds}")
+        results[name].append(function(probes[name]))
+    return {name: np.array(found) for name, found in results.items()}
 
-    def attempt(self, name, function, *args):
-        """Call a function for an arm. Returns None if it fails, or has failed before."""
-        if name in self.failed:
-            return None
-        try:
-            return function(*args)
-        except (RuntimeError, FloatingPointError, UserError) as error:
-            self.failed[name] = one_line(error)  # usually out of memory, which the run reports, too
-            self.probes.pop(name, None)
-            return None
 
-    def in_turn(self, function, rounds, seconds=math.inf):
-        """{arm: [result of each round]} of a function of the probes, called for all arms in turn;
-        a few rounds, and then no more than fit into `seconds`."""
-        names, results, end = list(self.probes), {}, time.perf_counter() + seconds
-        for place, (number, name) in enumerate(turns(names, rounds)):
-            if place % len(names) == 0 and number > EVALUATED and time.perf_counter() > end:
-                break
-            self.say(f"{name}: {function.__name__} {number + 1} of {rounds}")
-            result = self.attempt(name, function, self.probes.get(name))
-            results.setdefault(name, []).append(result)
-        return {name: found for name, found in results.items() if name not in self.failed}
+def why_disturbed(arms, steps, share):
+    """Why some times cannot be believed: other work took this share of the cores, or an arm that is
+    the base again differs from it. "" if they can."""
+    if share > BUSY:
+        return f"other work kept {share:.0%} of the cores busy"
+    for name in steps:
+        ratio = np.median(steps[name] / steps["base"])
+        if arms[name] == arms["base"] and abs(ratio - 1) > SAME:
+            return f"the base again took {ratio:.2f} of the base's time"
+    return ""
 
-    def step_ratio(self, name):
-        """{"ratio", "low", "high"}: the time of a step over that of the base, the median over the
-        rounds with its 95 % interval. None if the times cannot be believed, or for the base."""
-        if self.disturbed or name == "base" or len(self.steps["base"]) < 2:
-            return None
-        ratios = np.array(self.steps[name]) / np.array(self.steps["base"])
-        return dict(
-            zip(("ratio", "low", "high"), np.round(interval(ratios), 4).tolist(), strict=True)
-        )
 
-    def row(self, name):
-        """The columns of costs.jsonl."""
-        values, run = self.arms[name], self.probes[name].run
-        c, number_bytes = variant_config(values), 4 if run.runtime.dtype == "float32" else 2
-        table, step = costs.parameter_table(c), quartiles(self.steps[name])
-        return {
-            "arm": name,
-            "parameters": sum(table.values()),
-            "non_embedding_parameters": table["attention"] + table["mlp"] + table["norms"],
-            "flops_per_token": costs.flops_per_token(c, c.block_size),
-            "kv_bytes_per_token": costs.kv_bytes_per_token(c, number_bytes),
-            "milliseconds_per_step": step,
-            "tokens_per_second": round(1000 * run.step_tokens / step["median"], 1),
-            "peak_memory_bytes": self.probes[name].memory_bytes,
-            "peak_memory": "measured" if self.probes[name].cuda else "held after a forward pass",
-            "steps_timed": len(self.steps[name]),
-            "step_ratio": self.step_ratio(name),
-            "quiet": not self.disturbed,
-            "disturbed": self.disturbed,
-            "evaluation_ms_per_batch": quartiles(self.evaluations[name][1:])["median"],
-            "decode_ms_per_token": quartiles(np.concatenate(self.decodings[name][1:])),
-            "threads": torch.get_num_threads(),
-            "compile": values["compile"],
-            "device": run.runtime.device,
-            "dtype": run.runtime.dtype,
-        }
+def known_costs(name, values, probe):
+    """The columns of costs.jsonl that are known in closed form, and the form of the run."""
+    c, runtime = variant_config(values), probe.run.runtime
+    table, number_bytes = costs.parameter_table(c), 4 if runtime.dtype == "float32" else 2
+    return {
+        "arm": name,
+        "parameters": sum(table.values()),
+        "non_embedding_parameters": table["attention"] + table["mlp"] + table["norms"],
+        "flops_per_token": costs.flops_per_token(c, c.block_size),
+        "kv_bytes_per_token": costs.kv_bytes_per_token(c, number_bytes),
+        "compile": values["compile"],
+        "device": runtime.device,
+        "dtype": runtime.dtype,
+    }
+
+
+def step_costs(name, probe, steps, disturbed):
+    """The columns of costs.jsonl about a step. "step_ratio": its time over that of the base, the
+    median over the rounds with its 95 % interval; None if the times cannot be believed."""
+    step, ratio = quartiles(steps[name]), None
+    if not disturbed and name != "base" and len(steps[name]) > 1:
+        numbers = np.round(interval(steps[name] / steps["base"]), 4).tolist()
+        ratio = dict(zip(("ratio", "low", "high"), numbers, strict=True))
+    return {
+        "milliseconds_per_step": step,
+        "tokens_per_second": round(1000 * probe.run.step_tokens / step["median"], 1),
+        "peak_memory_bytes": probe.memory_bytes,
+        "peak_memory": "measured" if probe.cuda else "held after a forward pass",
+        "steps_timed": len(steps[name]),
+        "step_ratio": ratio,
+        "quiet": not disturbed,
+        "disturbed": disturbed,
+    }
 
 
 def quartiles(times):
     """{"q25", "median", "q75"} in milliseconds of times in seconds."""
     numbers = 1000 * np.quantile(times, (0.25, 0.5, 0.75))
     return dict(zip(("q25", "median", "q75"), numbers.round(4).tolist(), strict=True))
-
-
-def why_disturbed(timings, share):
-    """Why some times cannot be believed: other work took this share of the cores, or an arm that is
-    the base again differs from it. "" if they can."""
-    if share > BUSY:
-        return f"other work kept {share:.0%} of the cores busy"
-    if "base" in timings.failed:
-        return "the base could not be timed"
-    for name, steps in timings.steps.items():
-        ratio = np.median(np.array(steps) / np.array(timings.steps["base"]))
-        if timings.arms[name] == timings.arms["base"] and abs(ratio - 1) > SAME:
-            return f"the base again took {ratio:.2f} of the base's time"
-    return ""
-
-
-def time_arms(arms, threads, rounds=None, tries=1):
-    """([row of costs.jsonl], {name: reason} of the arms that failed) for arms {name: values of a
-    run}, among them "base"."""
-    if any(values["compile"] for values in arms.values()):
-        # All arms share one forward method, and torch counts its compiled forms together.
-        torch._dynamo.config.recompile_limit = max(64, 2 * len(arms))
-    threads_before = torch.get_num_threads()
-    form = "compiled" if arms["base"]["compile"] else "eager"
-    try:
-        torch.set_num_threads(threads)
-        with doing(f"timing {len(arms)} arms in turn, {form}") as say:
-            timings = Timings(arms, say)
-            timings.measure(ROUNDS if rounds is None else rounds, tries)
-        rows = [timings.row(name) for name in arms if name not in timings.failed]
-    finally:
-        torch.set_num_threads(threads_before)
-    return rows, timings.failed
 
 
 def run_seconds(row, values, val_tokens):

@@ -1,15 +1,13 @@
 """Enumerate the arms of a sweep: its designs choose them from the dictionaries of parts.
 
 Design `factorial`: every run serves every effect. Each factor has two levels, and each cell of the
-design, an arm, sets all of them. pyDOE3 makes a fraction of resolution V, in which main effects and
-two-factor interactions are free of each other (Box, Hunter and Hunter, Statistics for
-Experimenters, chapter 12)."""
+design, an arm, sets all of them. A fraction has resolution V: main effects and two-factor
+interactions are free of each other (Box, Hunter and Hunter, Statistics for Experimenters)."""
 
 import itertools
 import json
 import re
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,9 +26,10 @@ from training.settings import TrainConfig
 
 SPARSE = ("moe", "none")  # the words of mlp that are not one dense MLP
 TRAINED_BY = ("optimizer", "schedule")  # keys of training that can be an axis
-RESOLUTION = 5  # of a factorial
-MOST_FACTORS = 10  # a fraction of resolution V then has 128 to 512 cells
-TRIES = 100  # generators that pyDOE3 tries: it tries the longest first
+# {number of factors: the columns of a fraction of resolution V that are products of others} (Box,
+# Hunter and Hunter, table 12.15): 16 cells for 5 factors, 32 for 6, 64 for 7 and 8, 128 for more.
+GENERATORS = {2: [], 3: [], 4: [], 5: ["abcd"], 6: ["abcde"], 7: ["abcdef"]}
+GENERATORS |= {8: ["abcd", "abef"], 9: ["acdfg", "bcefg"], 10: ["abcg", "bcde", "acdf"]}
 SHORT = {"bias=none": "no bias", "tie_embeddings=False": "untied", "tie_embeddings=True": "tied"}
 LEAST_SIZES = 3  # of a scale
 GROW = ("max_iters", "eval_interval", "lr_decay_iters", "warmup_iters")  # with a scale's tokens
@@ -228,8 +227,8 @@ def factors_of(config, base):
                     raise UserError(what, "factors", "let each key belong to one factor")
                 owners[key] = name
             factors[name] = levels
-    if not 2 <= len(factors) <= MOST_FACTORS:
-        fix = f"name 2 to {MOST_FACTORS}: factors = ['position', 'norm', 'mlp']"
+    if len(factors) not in GENERATORS:
+        fix = f"name 2 to {max(GENERATORS)}: factors = ['position', 'norm', 'mlp']"
         raise UserError(f"{len(factors)} factors", "factors", fix)
     return factors
 
@@ -258,33 +257,12 @@ def check_levels(name, levels, values):
             raise UserError(what, "factors", f"give --{key}={value}, or exchange the levels")
 
 
-def resolution_of(design):
-    """The fewest columns of a design [cells, factors] whose product is constant; else one more."""
-    factors = design.shape[1]
-    for size in range(1, factors + 1):
-        for columns in itertools.combinations(range(factors), size):
-            if abs(design[:, columns].prod(1).sum()) == len(design):
-                return size
-    return factors + 1
-
-
 def fraction(factors):
-    """The smallest two-level design [cells, factors] of pyDOE3 with at least RESOLUTION, its first
-    cell low in every factor; all combinations if there is none."""
-    makers = [
-        lambda: pyDOE3.fracfact_by_res(factors, RESOLUTION),
-        lambda: pyDOE3.fracfact(pyDOE3.fracfact_opt(factors, 2, TRIES)[0]),
-        lambda: pyDOE3.fracfact(pyDOE3.fracfact_opt(factors, 1, TRIES)[0]),
-    ]
-    designs = [pyDOE3.ff2n(factors)]
-    for maker in makers:
-        with suppress(ValueError):  # "design not possible"
-            design = maker()
-            # fracfact_by_res(7, 5) has resolution IV: what it promises is checked.
-            if resolution_of(design) >= RESOLUTION:
-                designs.append(design)
-    smallest = min(designs, key=lambda design: (len(design), -resolution_of(design)))
-    folded = smallest * -smallest[0]  # other signs, the same resolution
+    """The smallest two-level design [cells, factors] of resolution V, its first cell low in every
+    factor."""
+    letters = [chr(ord("a") + number) for number in range(factors - len(GENERATORS[factors]))]
+    design = pyDOE3.fracfact(" ".join([*letters, *GENERATORS[factors]]))
+    folded = design * -design[0]  # other signs, the same resolution
     return folded[np.lexsort(folded.T[::-1])]
 
 

@@ -2,7 +2,6 @@
 bars, elsewhere as one line when something begins or ends."""
 
 import contextlib
-import json
 import sys
 import time
 from pathlib import Path
@@ -11,8 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from training.run_folder import read_rows
+
 WIDTH = 80  # columns
-TAIL = 16384  # bytes at the end of a log, which hold its last row
 
 
 def format_duration(seconds):
@@ -40,71 +40,30 @@ def doing(what):
 # ---------------------------------------------------------------- the plan
 
 
-def make_table(names, **options):
-    """A table without lines: the first column is text, the others are numbers."""
-    table = Table(box=None, padding=(0, 1, 0, 0), width=WIDTH, **options)
-    table.add_column(names[0], overflow="fold", max_width=24)
-    for name in names[1:]:
-        text = name == "changes"
-        options = {"overflow": "fold", "ratio": 1} if text else {"justify": "right"}
-        table.add_column(name, no_wrap=not text, **options)
-    return table
-
-
-def print_plan(sweep, jobs):
-    """Print the arms, their changes, runs, parameters and time; in a dry run also their costs."""
-    console = Console(width=WIDTH, highlight=False)
-    console.print(plan_table(sweep, jobs))
-    if sweep.config.dry_run and sweep.costs:
-        console.print()
-        console.print(costs_table(sweep))
-
-
 def plan_table(sweep, jobs):
-    table = make_table(["arm", "changes", "runs", "a run", "parameters"])
+    """A table of 80 columns: the arms, their changes, runs, costs and time."""
+    table = Table(box=None, padding=(0, 1, 0, 0), width=WIDTH)
+    table.add_column("arm", overflow="fold", max_width=20)
+    table.add_column("changes", overflow="fold", ratio=1)
+    for heading in ("runs", "a run", "ms/step", "parameters"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, arm in sweep.arms.items():
         width = {key: value for key, value in arm.values.items() if key == "mlp_width"}
-        text = ", ".join(f"{key}={value}" for key, value in (arm.changes | width).items())
+        text = ",".join(f"{key}={value}" for key, value in (arm.changes | width).items())
         if arm.against not in ("base", name, None):
             text += f" (compared with {arm.against})"
-        runs = sum(job.arm == name for job in jobs)
-        seconds = format_duration(sweep.predicted[name]) if name in sweep.predicted else ""
-        parameters = (sweep.costs.get(name) or {}).get("parameters")
-        table.add_row(name, text, str(runs), seconds, f"{parameters:,}" if parameters else "")
-    return table
-
-
-def costs_table(sweep):
-    """The costs of the arms: in closed form, and as measured here."""
-    names = ["arm", "match", "MFLOP", "KV bytes", "ms/step", "decode ms"]
-    caption = "MFLOP, KV bytes and decode ms are per token"
-    table = make_table(names, caption=caption, caption_justify="left")
-    for name, row in sweep.costs.items():
-        match = sweep.arms[name].match
-        table.add_row(
-            name,
-            f"{match['residual_percent']:+.2f}%" if match else "",
-            f"{row['flops_per_token'] / 1e6:.2f}",
-            f"{row['kv_bytes_per_token']:.0f}",
-            f"{row['milliseconds_per_step']['median']:.1f}",
-            f"{row['decode_ms_per_token']['median']:.2f}",
-        )
+        cells = [str(sum(job.arm == name for job in jobs))]
+        if name in sweep.predicted:
+            cells.append(format_duration(sweep.predicted[name]))
+        row = sweep.costs.get(name)
+        if row:
+            milliseconds = row["milliseconds_per_step"]["median"]
+            cells += [f"{milliseconds:.1f}", f"{row['parameters']:,}"]
+        table.add_row(name, text.replace(",", ", "), *cells)  # so that no word is broken
     return table
 
 
 # ---------------------------------------------------------------- while it runs
-
-
-def last_row(path):
-    """The last whole row of a log; {} if there is none."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        file.seek(max(0, file.seek(0, 2) - TAIL))
-        for line in reversed(file.read().splitlines()):
-            with contextlib.suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict) and "step" in row:
-                    return row
-    return {}
 
 
 class RunBars(Progress):
@@ -119,7 +78,7 @@ class RunBars(Progress):
             *(TimeElapsedColumn(), TimeRemainingColumn()),
             console=Console(highlight=False, soft_wrap=not sys.stdout.isatty()),
             disable=not sys.stdout.isatty(),
-            refresh_per_second=2,
+            refresh_per_second=1,
         )
         left = [job for job in jobs if job.key not in sweep.rows]
         self.all = self.add_task("", total=sum(map(self.seconds, left)))
@@ -153,7 +112,8 @@ class RunBars(Progress):
         """(whether a run has started, the newest row of its log or {})."""
         stderr = Path(job.out_dir, "stderr.txt")  # emptied by a run that starts
         started = stderr.exists() and stderr.stat().st_mtime >= self.began - 1
-        return started, last_row(stderr.with_name("log.jsonl")) if started else {}
+        rows = read_rows(stderr.with_name("log.jsonl")) if started else []
+        return started, (rows or [{}])[-1]
 
     @property
     def count(self):

@@ -147,13 +147,32 @@ class Sweep:
 
     def measure(self, rounds=None):
         """Time the arms that out_dir/costs.jsonl does not have yet. Sets self.costs and
-        self.predicted, and returns the new rows."""
-        self.costs, new = self.stored_costs(), []
+        self.predicted, and returns the new rows. Raises Failure if the base cannot be timed, or
+        arms that are to be matched in time."""
+        by_time = self.config.match == "time"
+        patient = by_time or not (self.config.screening or self.config.dry_run)
+        self.costs, new = self.stored_costs(patient), []
         timed = [name for name, arm in self.arms.items() if not arm.curve]
-        if not self.costs.keys() >= set(timed):
-            missing = [name for name in timed if name not in self.costs]
-            new = self.time_arms(list(dict.fromkeys(["base", *missing])), rounds)
-        if self.config.match == "time":
+        missing = [name for name in timed if name not in self.costs]
+        if missing:
+            names = dict.fromkeys(["base", *missing])
+            values = {name: self.run_values(self.arms[name]) for name in names}
+            tries = timing.TRIES if patient else 1
+            new, failed = timing.time_arms(values, self.threads, rounds, tries)
+            for row in new:
+                row["hardware"] = self.facts["hardware"]
+                row["code_hash"] = self.arms[row["arm"]].code_hash
+                self.costs[row["arm"]] = row
+            for name, reason in failed.items():
+                print(f"warning: cannot measure the costs of {name}: {reason}", file=sys.stderr)
+            why = next(iter(failed.values()), new[0]["disturbed"] if new else "")
+            if why and not failed:
+                print(f"warning: these times decide nothing: {why}", file=sys.stderr)
+            if "base" in failed or why and by_time:
+                what = f"cannot time {', '.join(failed) or 'the arms'}: {why}"
+                fix = "try again on a quiet machine, or match params"
+                raise Failure(what, f"match={self.config.match}", fix)
+        if by_time:
             rows = self.costs.items()
             self.match({name: row["milliseconds_per_step"]["median"] for name, row in rows})
         for name, arm in self.arms.items():
@@ -162,48 +181,20 @@ class Sweep:
             self.predicted[name] = timing.run_seconds(row, values, self.data["scored_tokens"])
         return new
 
-    @property
-    def patient(self):
-        """Whether the timing waits for a quiet machine."""
-        return not (self.config.screening or self.config.dry_run) or self.config.match == "time"
-
-    def stored_costs(self):
+    def stored_costs(self, patient):
         """{arm: row of costs.jsonl} of the rows that hold for this code, machine and configuration.
         Rows of a busy machine hold while it is still busy."""
         facts = {"hardware": self.facts["hardware"], "threads": self.threads}
         rows = {}
-        for row in read_rows(self.out / "costs.jsonl", lambda row: "step_ratio" in row):
-            if row["arm"] not in self.arms:
-                continue
-            arm = self.arms[row["arm"]]
-            parameters = costs.parameters(variant_config(arm.values, self.data["vocab_size"]))
-            same = facts | {"code_hash": arm.code_hash, "parameters": parameters}
-            if same.items() <= row.items():
-                rows[arm.name] = row
+        for row in read_rows(self.out / "costs.jsonl", lambda row: {"arm", "quiet"} <= row.keys()):
+            arm = self.arms.get(row["arm"])
+            if arm is not None:
+                model = variant_config(arm.values, self.data["vocab_size"])
+                same = {"code_hash": arm.code_hash, "parameters": costs.parameters(model)}
+                rows |= {arm.name: row} if (facts | same).items() <= row.items() else {}
         quiet = {name: row for name, row in rows.items() if row["quiet"]}
-        if len(quiet) < len(rows) and self.patient and timing.wait_until_quiet(0):
+        if len(quiet) < len(rows) and patient and timing.wait_until_quiet(0):
             return quiet
-        return rows
-
-    def time_arms(self, names, rounds):
-        """Time arms, among them the base, add their rows to self.costs, and return the new rows.
-        Raises Failure if the base cannot be timed, or arms that are to be matched in time."""
-        values = {name: self.run_values(self.arms[name]) for name in names}
-        tries = timing.TRIES if self.patient else 1
-        rows, failed = timing.time_arms(values, self.threads, rounds, tries)
-        for row in rows:
-            row["hardware"] = self.facts["hardware"]
-            row["code_hash"] = self.arms[row["arm"]].code_hash
-            self.costs[row["arm"]] = row
-        for name, reason in failed.items():
-            print(f"warning: cannot measure the costs of {name}: {reason}", file=sys.stderr)
-        why = next(iter(failed.values()), rows[0]["disturbed"] if rows else "")
-        if why and not failed:
-            print(f"warning: these times decide nothing: {why}", file=sys.stderr)
-        if "base" in failed or why and self.config.match == "time":
-            what = f"cannot time {', '.join(failed) or 'the arms'}: {why}"
-            fix = "try again on a quiet machine, or match params"
-            raise Failure(what, f"match={self.config.match}", fix)
         return rows
 
     # ------------------------------------------------------------ runs
@@ -237,7 +228,7 @@ class Sweep:
 
     def tuned_arms(self):
         """The names of the arms whose rate is chosen: the base's copies use the base's."""
-        return [name for name, arm in self.arms.items() if not arm.replicate and not arm.curve]
+        return [name for name, arm in self.arms.items() if not (arm.replicate or arm.curve)]
 
     def control_arms(self):
         """The names of the base and of its second copy."""

@@ -85,14 +85,16 @@ def test_the_plan_fits_80_columns_and_loses_no_change():
     short = SimpleNamespace(changes={"norm": "dyt"}, values={}, against="rope", match=None)
     state = state_of("a name that is longer than its column is wide", "dyt")
     state.arms = dict(zip(state.arms, (long, short), strict=True))
-    state.costs = {name: {"parameters": 123_456_789} for name in state.arms}
+    row = {"parameters": 123_456_789}
+    row["milliseconds_per_step"] = {"median": 123.4}
+    state.costs = dict.fromkeys(state.arms, row)
     lines = drawn(progress.plan_table(state, [job("dyt", seed) for seed in range(3)]), width=200)
     assert max(map(len, lines)) <= 80
     text = " ".join(lines)
     for key, value in changes.items():
         assert f"{key}={value}" in text  # no word is broken
     last = [line.split() for line in lines if "dyt" in line][-1]
-    assert last[-4:] == ["3", "10", "s", "123,456,789"]
+    assert last[-5:] == ["3", "10", "s", "123.4", "123,456,789"]
     assert "(compared with" in text
 
 
