@@ -11,6 +11,7 @@ train.py sets the base, in a config file or on the command line. The sweep's own
 """
 
 import sys
+from collections import Counter
 
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
@@ -37,26 +38,22 @@ DRY_ROUNDS = 5  # rounds of timing in a dry run
 def plan(sweep):
     """Measure what the arms cost and print the plan. Returns the new rows of costs.jsonl. Raises
     UserError if the budget is too small for the first look."""
-    config, jobs, new_costs = sweep.config, sweep.planned_jobs(), []
+    config, new_costs = sweep.config, []
     if sweep.device_is_here:
         new_costs = sweep.measure(DRY_ROUNDS if config.dry_run else costs.ROUNDS)
+    jobs = sweep.planned_jobs()
     Console(width=WIDTH, highlight=False).print(plan_table(sweep, jobs))
-    kinds = [job.purpose for job in jobs]
-    words = {"curve": "for the curve of tokens", "tune": "to choose learning rates"}
-    counts = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
-    counts.append(f"{kinds.count('report')} to report")
-    print(f"{len(jobs)} runs: {', '.join(counts)}")
-    if not sweep.predicted:
-        print("their time is not known: this machine lacks the device", flush=True)
-        return new_costs
-
-    seconds = sum(sweep.predicted[job.arm] for job in jobs) / len(sweep.slots)
-    duration = format_duration(seconds)
-    print(f"{len(sweep.slots)} at a time: about {duration}", flush=True)
-    if config.budget:
-        print(f"up to {config.budget} in all, for more seeds of undecided arms", flush=True)
-    if config.budget_seconds and seconds > config.budget_seconds:
-        what = f"{config.seeds} seeds of each arm take about {duration}"
+    counts = Counter(job.purpose for job in jobs)
+    words = {"tune": "to choose learning rates", "curve": "for the curve of tokens"}
+    words["report"] = "to report"
+    texts = [f"{counts[kind]} {text}" for kind, text in words.items() if counts[kind]]
+    duration = "an unknown time (this machine lacks the device)"
+    if sweep.predicted:
+        duration = f"about {format_duration(sweep.seconds(jobs))}"
+    print(f"{len(jobs)} runs: {', '.join(texts)}")
+    print(f"{len(sweep.slots)} at a time: {duration}", flush=True)
+    if config.budget_seconds and sweep.seconds(jobs) > config.budget_seconds:
+        what = f"{config.seeds} seeds of each arm take {duration}"
         fix = "give more time, fewer seeds or arms, or more workers"
         raise UserError(what, f"budget={config.budget}", fix)
     return new_costs

@@ -65,25 +65,22 @@ def check_changes_output(arm, other, vocab_size):
     """Raise UserError that names the arm if its model computes the same as the arm `other` that it
     is compared with. A difference that shows in training alone (optimizer, schedule, dropout)
     counts as a change."""
-    new = variant_config(arm.values, vocab_size)
-    idle_keys = [key for key in idle(asdict(new)) if key in arm.changes]
-    if idle_keys:
-        raise no_effect(arm, f"{', '.join(idle_keys)} has no effect with the parts chosen")
-    old = variant_config(other.values, vocab_size)
+    new, old = (variant_config(given.values, vocab_size) for given in (arm, other))
     changed = {key for key, value in asdict(new).items() if value != getattr(old, key)}
-    if trains_differently(arm, other) or changed & TRAINING_ONLY:
+    without_effect = [key for key in idle(asdict(new)) if key in arm.changes]
+    if without_effect:
+        why = f"{', '.join(without_effect)} has no effect with the parts chosen"
+    elif trains_differently(arm, other) or changed & TRAINING_ONLY:
         return
-    if not changed:
-        raise no_effect(arm, f"it is {other.name} already")
-    if same_logits(old, new):
-        raise no_effect(arm, f"its logits are those of {other.name}")
-
-
-def no_effect(arm, why):
-    """The error of an arm that changes nothing."""
+    elif not changed:
+        why = f"it is {other.name} already"
+    elif same_logits(old, new):
+        why = f"its logits are those of {other.name}"
+    else:
+        return
     changes = ", ".join(f"{key}={value}" for key, value in arm.changes.items())
     fix = "correct the arm or leave it out: a comparison with itself shows nothing"
-    return UserError(f"the arm {arm.name} changes nothing: {why}", changes, fix)
+    raise UserError(f"the arm {arm.name} changes nothing: {why}", changes, fix)
 
 
 def trains_differently(arm, other):
@@ -135,38 +132,27 @@ def match_arm(arm, base, kind, vocab_size, milliseconds=None):
     if arm.name == "base" or arm.replicate or arm.curve:
         return
     ours, theirs = variant_config(arm.values, vocab_size), variant_config(base.values, vocab_size)
-    if kind == "time":
-        match_steps(arm, base, costs.mlp_width(ours), milliseconds)
-        return
     width, residual = costs.match(ours, theirs, "none")
+    arm.match = {"kind": kind, "mlp_width": width, "residual_percent": residual}
+    if kind == "time":
+        step, wanted = milliseconds[arm.name], milliseconds["base"] * base.values["max_iters"]
+        steps = max(1, round(wanted / step))
+        arm.match |= {"max_iters": steps, "residual_percent": 100 * (steps * step / wanted - 1)}
+        ends = arm.values.get("lr_decay_iters") == arm.values["max_iters"]
+        arm.values = arm.values | dict.fromkeys(("max_iters", *["lr_decay_iters"] * ends), steps)
+        return
     if kind == "flops":
         flops = [costs.flops_per_token(c, c.block_size) for c in (ours, theirs)]
-        residual = 100 * (flops[0] / flops[1] - 1)
+        arm.match["residual_percent"] = residual = 100 * (flops[0] / flops[1] - 1)
     if kind != "none" and residual and "mlp_width" not in arm.changes:
         try:
             width, residual = costs.match(ours, theirs, kind)
         except ValueError as error:
             fix = "leave the arm out, or give match=none"
             raise UserError(f"arm {arm.name}: {error}", f"match={kind}", fix) from None
+        arm.match |= {"mlp_width": width, "residual_percent": residual}
         if width != costs.mlp_width(ours):
             arm.values = arm.values | {"mlp_width": width}
-    arm.match = {"kind": kind, "mlp_width": width, "residual_percent": residual}
-
-
-def match_steps(arm, base, width, milliseconds):
-    """Set an arm's number of steps so that it trains as long as the base."""
-    ours, theirs = milliseconds[arm.name], milliseconds["base"] * base.values["max_iters"]
-    steps = max(1, round(theirs / ours))
-    arm.match = {
-        "kind": "time",
-        "mlp_width": width,
-        "residual_percent": 100 * (steps * ours / theirs - 1),
-        "max_iters": steps,
-    }
-    changes = {"max_iters": steps}
-    if arm.values.get("lr_decay_iters") == arm.values["max_iters"]:
-        changes["lr_decay_iters"] = steps
-    arm.values = arm.values | changes
 
 
 # ---------------------------------------------------------------- the dataset

@@ -13,7 +13,7 @@ import ast
 import functools
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from bench.ablation.settings import variant_config
 from common.configurator import build
@@ -38,38 +38,30 @@ def digest(content):
 
 def code_hash(values, root=ROOT):
     """The digest of the code of a run of these values, keys of train.py with vocab_size."""
-    return hash_of_words(frozenset(words_of(values)), root)
-
-
-def words_of(values):
-    """The words that a run's configuration names: rope, adamw, cosine."""
     settings = asdict(build(TrainConfig, values)) | asdict(variant_config(values))
     texts = [value for key, value in settings.items() if key not in PATHS]
-    return {word for text in texts if isinstance(text, str) for word in text.split(",")}
+    words = {word for text in texts if isinstance(text, str) for word in text.split(",")}
+    return hash_of_words(frozenset(words), root)
 
 
 @functools.cache
 def hash_of_words(words, root):
-    """The digest of the definitions that a run which names these words reaches."""
+    """The digest of the definitions that a run reaches which names these words: rope, adamw."""
     definitions = definitions_below(root)
     pending, reached = set(BEGIN), {}
     while pending:
         name = pending.pop()
-        if name in reached:
-            continue
-        chosen = [definition.of_words(words) for definition in definitions[name]]
-        chosen = [definition for definition in chosen if definition]
-        reached[name] = [[definition.file, definition.tree] for definition in chosen]
-        pending |= definitions.keys() & {
-            other for definition in chosen for other in definition.names
-        }
+        nodes = [(file, with_words(node, words)) for file, node in definitions[name]]
+        reached[name] = [[file, digest_of(node)] for file, node in nodes if node]
+        pending |= {other for _, node in nodes if node for other in names_in(node)}
+        pending &= definitions.keys() - reached.keys()
     return digest(reached)
 
 
 @functools.cache
 def definitions_below(root):
-    """{name: [Definition]} of the module-level functions, classes and values of all modules that
-    train.py imports, at its top or within a function."""
+    """{name: [(file, statement)]} of the module-level functions, classes and values of all modules
+    that train.py imports, at its top or within a function."""
     definitions, pending, seen = {}, ["train"], set()
     while pending:
         module = pending.pop()
@@ -78,29 +70,27 @@ def definitions_below(root):
         if module in seen or silent or not path.is_file():
             continue
         seen.add(module)
-        file = path.relative_to(root).as_posix()
-        imports, defined = read_module(file, path.read_text(encoding="utf-8"))
-        pending += imports
-        for name, definition in defined:
-            definitions.setdefault(name, []).append(definition)
+        tree = parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                pending += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                pending += [alias.name for alias in node.names]
+        for node in tree.body:
+            for name in names_defined(node):
+                entry = path.relative_to(root).as_posix(), node
+                definitions.setdefault(name, []).append(entry)
     return definitions
 
 
 @functools.cache
-def read_module(file, text):
-    """([names of the modules that a module may import], [(name, Definition)])."""
-    tree, imports, defined = ast.parse(text), [], []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Import):
-            imports += [alias.name for alias in node.names]
+def parse(text):
+    """The syntax tree of a module, without the fields of dataclasses, which are settings."""
+    tree = ast.parse(text)
     for node in tree.body:
-        if isinstance(node, ast.ClassDef):  # the fields of a dataclass are settings
+        if isinstance(node, ast.ClassDef):
             node.body = [part for part in node.body if not isinstance(part, ast.AnnAssign)]
-        definition = Definition(file, node)
-        defined += [(name, definition) for name in names_defined(node)]
-    return imports, defined
+    return tree
 
 
 def names_defined(node):
@@ -112,65 +102,50 @@ def names_defined(node):
     return {part.id for part in parts if isinstance(part, ast.Name)}
 
 
-@dataclass(frozen=True)
-class Definition:
-    """A statement of a module that defines something."""
-
-    file: str
-    node: ast.AST
-
-    @functools.cached_property
-    def tree(self):
-        return plain(self.node)
-
-    @functools.cached_property
-    def names(self):
-        """All names and attributes in it."""
-        parts = list(ast.walk(self.node))
-        names = {part.id for part in parts if isinstance(part, ast.Name)}
-        return names | {part.attr for part in parts if isinstance(part, ast.Attribute)}
-
-    def of_words(self, words):
-        """The definition as it concerns a run that names these words: a dictionary that has some of
-        them without the others, and nothing of `MLP["mish"] = ...` with another word."""
-        node, value = self.node, getattr(self.node, "value", None)
-        for target in getattr(node, "targets", ()):
-            key = getattr(target, "slice", None)
-            if isinstance(key, ast.Constant) and key.value not in words:
-                return None
-        if not isinstance(value, ast.Dict) or not isinstance(node, ast.Assign | ast.AnnAssign):
-            return self
-        entries = list(zip(value.keys, value.values, strict=True))
-        entries = [entry for entry in entries if getattr(entry[0], "value", None) in words]
-        if not entries:
-            return self
-        chosen = ast.Dict([key for key, _ in entries], [part for _, part in entries])
-        return Definition(self.file, ast.Expr(chosen))
+@functools.cache
+def names_in(node):
+    """All names and attributes in a statement."""
+    names = [getattr(part, "id", None) or getattr(part, "attr", None) for part in ast.walk(node)]
+    return {name for name in names if isinstance(name, str)}
 
 
-def is_silent(node):
-    """Whether a statement only says something: a docstring, or a print."""
-    call = node.value if isinstance(node, ast.Expr) else None
-    prints = isinstance(call, ast.Call) and getattr(call.func, "id", "") == "print"
-    return prints or isinstance(call, ast.Constant) and isinstance(call.value, str)
+def with_words(node, words):
+    """A statement as it concerns a run that names these words: a dictionary that has some of them
+    without the others, and None for `MLP["mish"] = ...` with another word."""
+    for target in getattr(node, "targets", ()):
+        key = getattr(target, "slice", None)
+        if isinstance(key, ast.Constant) and key.value not in words:
+            return None
+    table = getattr(node, "value", None)
+    if not isinstance(table, ast.Dict) or not isinstance(node, ast.Assign | ast.AnnAssign):
+        return node
+    entries = list(zip(table.keys, table.values, strict=True))
+    named = [entry for entry in entries if getattr(entry[0], "value", None) in words]
+    kept = [entry for entry in entries if entry in named or entry[0] is None]  # None: **other
+    return ast.Dict(*map(list, zip(*kept, strict=True))) if named else node
+
+
+@functools.cache
+def digest_of(node):
+    return digest(plain(node))
 
 
 def plain(node):
     """A syntax tree as lists, the same for every version of Python: without empty fields, without
-    what is raised, and without texts that have a space in them, which are written for people."""
+    what is raised or printed, and without texts that have a space in them, which people read."""
     if isinstance(node, list):
-        return [plain(child) for child in node if not is_silent(child)]
+        return [part for part in map(plain, node) if part != ["Expr", ["value", ["said"]]]]
+    if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
+        return ["Expr", ["value", ["said"]]]  # a docstring
     if isinstance(node, ast.Raise):
         return ["Raise"]
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print":
+        return ["said"]
     if isinstance(node, ast.JoinedStr | ast.Constant):
-        parts = [part.value for part in getattr(node, "values", [node]) if hasattr(part, "value")]
+        parts = [getattr(part, "value", None) for part in getattr(node, "values", [node])]
         if any(isinstance(part, str) and " " in part for part in parts):
-            return ["text"]
-    if isinstance(node, ast.AST):
-        present = [
-            [name, plain(value)]
-            for name, value in ast.iter_fields(node)
-            if value not in (None, []) and name != "kind"
-        ]
-        return [type(node).__name__, *present]
-    return repr(node)
+            return ["said"]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = [field for field in ast.iter_fields(node) if field[1] not in (None, [])]
+    return [type(node).__name__, *([key, plain(part)] for key, part in fields if key != "kind")]

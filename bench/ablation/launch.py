@@ -6,7 +6,6 @@ one row only. A run that was stopped, alone or with its driver, resumes from its
 
 import contextlib
 import ctypes
-import itertools
 import json
 import os
 import shlex
@@ -29,7 +28,7 @@ from common import files
 from common.errors import UserError, one_line
 from common.files import ROOT
 from training.failures import DIVERGED
-from training.run_folder import hold, read_log
+from training.run_folder import hold, next_free, read_log
 from weights import checkpoint
 
 TRAINER = str(ROOT / "train.py")
@@ -70,12 +69,8 @@ class Job:
 
     def arguments(self, resume=False):
         """The words after train.py."""
-        if resume:
-            return ["--init_from=resume", f"--out_dir={self.out_dir}"]
-        return [
-            *(f"--{key}={value}" for key, value in self.values.items()),
-            f"--out_dir={self.out_dir}",
-        ]
+        values = {"init_from": "resume"} if resume else self.values
+        return [f"--{key}={value}" for key, value in (values | {"out_dir": self.out_dir}).items()]
 
     def command(self, resume=False):
         """The command as a person would type it."""
@@ -106,32 +101,26 @@ def time_limit(predicted):
 # ---------------------------------------------------------------- a run's folder
 
 
-def stored_identity(folder):
-    """The Job.identity stored in a run folder, or None."""
+def stored(folder, name):
+    """The content of a JSON file of a run folder; {} if it is missing, or no JSON object."""
     try:
-        return files.parse_json((Path(folder) / "run.json").read_bytes())
+        content = files.parse_json((Path(folder) / name).read_bytes())
     except (OSError, ValueError):
-        return None
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def make_ready(job):
     """Prepare the run's folder and return whether to resume in it. A folder whose run began with
     other code or another configuration is renamed first."""
     folder = Path(job.out_dir)
-    stored = stored_identity(folder)
-    began = stored is not None or checkpoint.steps(folder)
-    if folder.exists() and began and stored != job.identity():
-        set_aside(folder)
+    began = (folder / "run.json").exists() or checkpoint.steps(folder)
+    if began and stored(folder, "run.json") != job.identity():
+        folder.rename(next_free(folder))
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "run.json").exists():
         files.write(folder / "run.json", json.dumps(job.identity()))
     return bool(checkpoint.steps(folder))
-
-
-def set_aside(folder):
-    """Rename a folder to the first of NAME.old1, NAME.old2, ... that is free."""
-    names = (folder.with_name(f"{folder.name}.old{number}") for number in itertools.count(1))
-    folder.rename(next(name for name in names if not name.exists()))
 
 
 def is_locked(job):
@@ -150,21 +139,13 @@ def evaluations(folder):
     return [row for row in rows if row.get("val_loss") is not None]
 
 
-def diverged(folder):
-    """The reason of a run that ended because its loss or gradient was not finite, or None."""
-    try:
-        return files.parse_json((Path(folder) / DIVERGED).read_bytes())["reason"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 def is_finished(job):
     """Whether the run in the folder has ended, by an array job or a driver that was killed."""
-    if stored_identity(job.out_dir) != job.identity():
+    if stored(job.out_dir, "run.json") != job.identity():
         return False
     rows, steps = evaluations(job.out_dir), checkpoint.steps(job.out_dir)
     at_end = rows and steps and rows[-1]["step"] == steps[-1] == job.values["max_iters"]
-    return bool(diverged(job.out_dir) or at_end)
+    return bool(stored(job.out_dir, DIVERGED) or at_end)
 
 
 def drop_checkpoints(job):
@@ -185,7 +166,7 @@ def row_of(job, reason, seconds, device=None):
     model cannot be measured (on `device`, None: the run's)."""
     rows, last_step = evaluations(job.out_dir), job.values["max_iters"]
     losses = final_losses(rows, job.kind) if rows else {}
-    status, why = "diverged", diverged(job.out_dir)
+    status, why = "diverged", stored(job.out_dir, DIVERGED).get("reason")
     if why is None and reason is None and (not rows or rows[-1]["step"] != last_step):
         reason = f"it ended without the evaluation of step {last_step}"
     if why is None and reason is None:
@@ -208,16 +189,9 @@ def row_of(job, reason, seconds, device=None):
         "wall_seconds": round(seconds, 2),
         "command": job.command(),
     }
-    return row | origin(job.out_dir) | losses
-
-
-def origin(folder):
-    """The commit, hardware and versions stored by a run."""
-    try:
-        versions = json.loads((Path(folder) / "config.json").read_text())["versions"]
-        return {key: versions[key] for key in ("git_commit", "hardware")} | {"versions": versions}
-    except (OSError, ValueError, KeyError):
-        return {"git_commit": None, "hardware": None}
+    versions = stored(job.out_dir, "config.json").get("versions") or {}
+    origin = {key: versions.get(key) for key in ("git_commit", "hardware")}
+    return row | origin | {"versions": versions} | losses
 
 
 def final_losses(rows, kind="text"):
@@ -299,7 +273,8 @@ class Run:
             return f"over the limit of {limit:.0f} s", seconds
         if status == 2 and self.resumed:  # its checkpoint cannot be used: begin anew
             self.resumed = False
-            set_aside(Path(self.job.out_dir))
+            folder = Path(self.job.out_dir)
+            folder.rename(next_free(folder))
             make_ready(self.job)
             self.start()
             return None

@@ -3,6 +3,7 @@ runs that choose its learning rate, then more seeds for undecided arms."""
 
 import itertools
 import math
+import statistics
 
 from bench.ablation import cluster, launch, worth
 from bench.ablation.progress import RunBars, format_duration
@@ -41,34 +42,27 @@ def tuning(sweep, names):
 
 def choose_learning_rates(sweep, names):
     """Choose for each arm the multiple of the learning rate with the least mean loss on the
-    tuning half of the validation text, over the tuning seeds. Returns whether the best one is
-    at the edge of an arm's grid, which is then longer, so that further runs are needed."""
+    tuning half of the validation text, over the tuning seeds: inf where a run diverged, without
+    multiples of which a run failed. Returns whether the best one is at the edge of an arm's grid,
+    which is then longer, so that further runs are needed."""
     longer = False
     for name in [] if sweep.config.lr_grid == [1] else names:
-        grid = sweep.grids[name]
-        means = tuning_losses(sweep, name)
+        grid, losses = sweep.grids[name], {}
+        for job in sweep.tuning_jobs([name]):
+            row = sweep.rows.get(job.key, {})
+            loss = {"done": row.get("final_tune"), "diverged": math.inf}.get(row.get("status"))
+            losses.setdefault(job.lr, []).append(math.nan if loss is None else loss)
+        means = {lr: statistics.fmean(values) for lr, values in losses.items()}
+        means = {lr: mean for lr, mean in means.items() if not math.isnan(mean)}
         best = min(means, key=lambda lr: (means[lr], lr)) if means else 1.0
         further = {min(grid): best / 2, max(grid): best * 2}.get(best)
-        tries = len(grid) - len(sweep.config.lr_grid)
-        if further and len(grid) > 1 and tries < EXTENSIONS:
+        if further and len(grid) > 1 and len(grid) - len(sweep.config.lr_grid) < EXTENSIONS:
             grid.append(further)
             longer = True
         sweep.chosen_lr[name] = best
     if "base" in sweep.chosen_lr:
         sweep.chosen_lr |= dict.fromkeys(sweep.control_arms(), sweep.chosen_lr["base"])
     return longer
-
-
-def tuning_losses(sweep, name):
-    """{multiple of the rate: mean loss on the tuning half} of an arm: inf where a run diverged,
-    without multiples of which a run failed."""
-    losses = {}
-    for job in sweep.tuning_jobs([name]):
-        row = sweep.rows.get(job.key, {})
-        loss = {"done": row.get("final_tune"), "diverged": math.inf}.get(row.get("status"))
-        losses.setdefault(job.lr, []).append(math.nan if loss is None else loss)
-    means = {lr: sum(values) / len(values) for lr, values in losses.items()}
-    return {lr: mean for lr, mean in means.items() if not math.isnan(mean)}
 
 
 def fix_margin(sweep):
@@ -117,8 +111,7 @@ def run_more_seeds(sweep, stop):
     content = sweep.describe()
     for first, end in itertools.pairwise(content["looks"]):
         # A resumed sweep decides by the rows that were known at this look.
-        planned = sweep.planned_runs(first)
-        runs = rows.load(sweep.out)
+        planned, runs = sweep.planned_runs(first), rows.load(sweep.out)
         known = (runs.purpose != "report") | (runs.seed < runs.arm.map(planned))
         undecided = verdicts.undecided(runs[known], rows.plan(sweep.out))
         used = sum(
@@ -126,17 +119,15 @@ def run_more_seeds(sweep, stop):
             for row in sweep.rows.values()
             if row["purpose"] != "report" or row["seed"] < planned[row["arm"]]
         )
-        seconds_left = content["budget_seconds"] - used / len(sweep.slots)
-        names = affordable(sweep, undecided, first, end, seconds_left)
+        left = max(0, content["budget_seconds"] - used / len(sweep.slots))
+        names = affordable(sweep, undecided, first, end, left)
+        print(f"after {first} seeds, undecided: {', '.join(undecided) or 'nothing'}", flush=True)
         if not names:
-            why = "nothing is undecided that more seeds could decide"
             if undecided:
-                left, arms = format_duration(max(0, seconds_left)), ", ".join(undecided)
-                why = f"the {left} left are too short for {end - first} more seeds of {arms}"
-            print(f"after {first} seeds: {why}", flush=True)
+                left = format_duration(left)
+                print(f"the {left} left are too short for {end - first} more seeds")
             return True
-        still, chosen = ", ".join(undecided), ", ".join(arm for arm in sweep.arms if arm in names)
-        print(f"after {first} seeds, undecided: {still}; up to {end} for {chosen}", flush=True)
+        print(f"up to {end} seeds for {', '.join(arm for arm in sweep.arms if arm in names)}")
         if not run_jobs(sweep, sweep.report_jobs(first, end, names), stop):
             return False
     return True
@@ -165,20 +156,19 @@ def affordable(sweep, undecided, first, end, seconds_left):
 def emit(sweep):
     """Gather the runs that have ended, and write the array job of the phase that comes next.
     Returns the exit status."""
-    jobs = []
     for phase in phases(sweep):
         for job in phase:
             if job.key not in sweep.rows and launch.is_finished(job):
                 sweep.keep_row(job, launch.row_of(job, None, 0.0))
         jobs = [job for job in phase if job.key not in sweep.rows]
         if jobs:
-            break
-    if not jobs:
-        print("all runs are done: the same command without emit writes the report")
-        return 0
-    script = cluster.write_slurm(jobs, sweep.out, sweep.threads, sweep.device_kind == "cuda")
-    print(
-        f"{len(jobs)} runs: sbatch {script}\nthen the same command for the next ones; without emit "
-        "it gathers them and does the rest here"
-    )
+            script = cluster.write_slurm(
+                jobs, sweep.out, sweep.threads, sweep.device_kind == "cuda"
+            )
+            print(
+                f"{len(jobs)} runs: sbatch {script}\nthen the same command for the next ones; "
+                "without emit it gathers them\nand does the rest here"
+            )
+            return 0
+    print("all runs are done: the same command without emit writes the report")
     return 0

@@ -273,6 +273,10 @@ class Sweep:
     def planned_jobs(self):
         return self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
 
+    def seconds(self, jobs):
+        """The predicted time of some runs; 0 if it is not known."""
+        return sum(self.predicted.get(job.arm, 0.0) for job in jobs) / len(self.slots)
+
     # ------------------------------------------------------------ the folder
 
     def open(self, new_costs):
