@@ -204,7 +204,7 @@ def test_a_scale_that_cannot_be_is_refused(data_dir, tmp_path, words, wanted):
 
 def test_a_scale_runs_the_sweep_of_each_size(data_dir, tmp_path, quick, stub, monkeypatch):
     out = tmp_path / "out"
-    monkeypatch.setattr(ablate, "print_scale", lambda out: None)
+    monkeypatch.setattr(ablate, "report_scale", lambda out: None)
     rms = arms_key(rms={"norm": "rmsnorm"})
     given = [rms, SIZES, "--design=scale", "--seeds=1", "--screening"]
     assert ablate.main(arguments(data_dir, out, *given), stub) == 0
