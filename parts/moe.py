@@ -39,8 +39,8 @@ class MoE(Part):
     """Σ g_i E_i(x) over the k experts with the largest scores, + E_s(x), a shared expert.
 
     Each expert is a SwiGLU MLP; bias=all gives it and the router biases. There is no capacity
-    limit, so that what a token gets depends on that token alone, but for rounding: with another
-    number of tokens an expert's product may round otherwise, in the last bits. shared_gate: E_s is multiplied by
+    limit, so that what a token gets depends on that token alone, but for the last bits: an expert's
+    product may round otherwise with another number of tokens. shared_gate: E_s is multiplied by
     σ(x w), one number per token (Qwen2-MoE, arXiv:2407.10671).
 
     moe_balance=loss: g is the softmax over the k scores (Mixtral), and a loss that grows with

@@ -44,12 +44,6 @@ def test_at_first_it_is_plain_in_16_bits_too():
         assert torch.equal(hyper(x)[0], plain(x)[0])
 
 
-def test_three_streams_are_plain_but_for_rounding():
-    hyper, plain = twins(streams=3)
-    x = tokens(plain.config)
-    torch.testing.assert_close(hyper(x)[0], plain(x)[0], atol=1e-5, rtol=1e-5)
-
-
 def test_other_initial_values_would_be_seen():
     for name in ("mix", "write", "by_token"):
         hyper, plain = twins()
@@ -132,16 +126,3 @@ def test_costs_by_hand():
     flops = [costs.flops_per_token(c, 20) for c in (plain, hyper)]
     assert flops[1] - flops[0] == 6 * 2 * 4 * 64 * (6 + 5)
     assert costs.kv_bytes(hyper, 20) == costs.kv_bytes(plain, 20)
-
-
-def test_the_scaled_stream_reads_the_embedding_in_each_block():
-    """x becomes keep x + again first before the first sublayer of a block, and not before the
-    second."""
-    model = randomised(config("llama", dict(residual="scaled", n_layer=1)))
-    block, x = model.blocks[0], tokens(model.config)
-    first = model.wte(x)
-    stream = block.residual.keep * first + block.residual.again * first
-    seen = []
-    block.norm1.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    model(x)
-    assert torch.equal(seen[0], stream)
