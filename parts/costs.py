@@ -235,11 +235,11 @@ def summary(c):
 
 def row(word, c, base, note):
     """One line: a word, the costs of the configuration c with it, and a note."""
-    total, flops, kv = summary(c)
-    percent = 100 * (total / parameters(base) - 1)
-    if active_parameters(c) != total:
+    n_params, flops, kv = summary(c)
+    percent = 100 * (n_params / parameters(base) - 1)
+    if active_parameters(c) != n_params:
         note = f"{active_parameters(c) / 1e6:.1f} M active; {note}"
-    left = f"  {word:<15}{total:>14,}{percent:>+7.1f}%{flops / 1e6:>9,.1f}{kv:>9,.0f}  "
+    left = f"  {word:<15}{n_params:>14,}{percent:>+7.1f}%{flops / 1e6:>9,.1f}{kv:>9,.0f}  "
     return left + textwrap.shorten(note, WIDTH - len(left), placeholder=" …")
 
 
@@ -309,8 +309,8 @@ def difference(values, pair):
         added = [f"{y - x:+,.0f}" for x, y in zip(before, summary(step), strict=True)]
         print(line(key, shown(old), shown(new), *added))
     for word, c in zip(pair, (a, b), strict=True):
-        total, flops, kv = summary(c)
-        print(f"{word:<54}{total:>16,.0f}{flops:>16,.0f}{kv:>14,.0f}")
+        n_params, flops, kv = summary(c)
+        print(f"{word:<54}{n_params:>16,.0f}{flops:>16,.0f}{kv:>14,.0f}")
 
 
 def table():

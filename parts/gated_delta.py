@@ -15,8 +15,8 @@ from parts.recurrence import (
     ShortConv,
     StateMixer,
     chunk_size,
+    decay_between,
     in_chunks,
-    left_over,
     out_of_chunks,
     precise,
 )
@@ -92,10 +92,10 @@ class GatedDelta(StateMixer):
         T, N, P = q.size(1), q.size(-1), v.size(-1)
         inputs = (in_chunks(x).transpose(2, 3) for x in (q * N**-0.5, k, v, log_alpha, beta))
         q, k, v, log_alpha, beta = (x.contiguous() for x in inputs)  # (n, B, H, c) and N, N or P
-        total = log_alpha.cumsum(-1)
-        left = left_over(total)  # (n, B, H, c, c)
-        from_start = total.exp()[..., None]  # (n, B, H, c, 1), the decay since the chunk began
-        to_end = (total[..., -1:] - total).exp()[..., None]  # and until it ends
+        log_decay = log_alpha.cumsum(-1)
+        left = decay_between(log_decay)  # (n, B, H, c, c)
+        from_start = log_decay.exp()[..., None]  # (n, B, H, c, 1), the decay since the chunk began
+        to_end = (log_decay[..., -1:] - log_decay).exp()[..., None]  # and until it ends
 
         k_beta = beta[..., None] * k
         A = (k_beta @ k.mT) * left

@@ -15,8 +15,8 @@ from parts.recurrence import (
     ShortConv,
     StateMixer,
     chunk_size,
+    decay_between,
     in_chunks,
-    left_over,
     out_of_chunks,
 )
 
@@ -87,11 +87,11 @@ class Mamba2(StateMixer):
         """
         T, (H, P) = q.size(1), v.shape[2:]
         q, k, v = (in_chunks(x).contiguous() for x in (q, k, v))  # (n, B, c) and N, N or H, P
-        total = in_chunks(log_alpha).cumsum(2)  # (n, B, c, H)
-        from_start = total.exp()[..., None]  # (n, B, c, H, 1), the decay since the chunk began
-        to_end = (total[:, :, -1:] - total).exp()[..., None]  # and until it ends
+        log_decay = in_chunks(log_alpha).cumsum(2)  # (n, B, c, H)
+        from_start = log_decay.exp()[..., None]  # (n, B, c, H, 1), the decay since the chunk began
+        to_end = (log_decay[:, :, -1:] - log_decay).exp()[..., None]  # and until it ends
 
-        reads = (q @ k.mT)[:, :, None] * left_over(total.mT)  # (n, B, H, c, c)
+        reads = (q @ k.mT)[:, :, None] * decay_between(log_decay.mT)  # (n, B, H, c, c)
         y = (reads @ v.transpose(2, 3)).transpose(2, 3)  # (n, B, c, H, P), from its own chunk
         written = k.mT @ (to_end * v).flatten(3)  # (n, B, N, H P), what is left at the end
 

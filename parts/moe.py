@@ -218,7 +218,7 @@ def layers_of(model):
     return [block.mlp for block in model.blocks if isinstance(getattr(block, "mlp", None), MoE)]
 
 
-def noted(model, routings):
+def collect(model, routings):
     """What the layers' routings add to the training loss; their tallies are counted. Outside of the
     blocks, whose forward pass runs a second time where activations are recomputed."""
     for layer, routing in zip(layers_of(model), routings, strict=True):
@@ -227,13 +227,13 @@ def noted(model, routings):
 
 
 @torch.no_grad()
-def after_step(model, total=lambda tally: tally):
+def after_step(model, all_reduce_sum=lambda tally: tally):
     """Finish an optimizer step: keep what its micro-batches counted, for `statistics`, and move the
-    balance biases. total: sums a tensor over the ranks."""
+    balance biases. all_reduce_sum: sums a tensor over the ranks."""
     layers = layers_of(model)
     if not layers:
         return
-    tallies = total(torch.stack([layer.tally for layer in layers]))
+    tallies = all_reduce_sum(torch.stack([layer.tally for layer in layers]))
     for layer, tally in zip(layers, tallies, strict=True):
         layer.last = tally
         layer.tally.zero_()

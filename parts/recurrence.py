@@ -154,10 +154,10 @@ def out_of_chunks(y, T):
     return y.transpose(0, 1).flatten(1, 2)[:, :T]
 
 
-def left_over(total):
+def decay_between(log_decay):
     """What is left of what token j wrote when token i reads it, (..., c, c), 0 where j is later:
-    exp(total_i - total_j). total (..., c): log alpha, summed since the chunk began."""
-    c = total.size(-1)
-    later = torch.ones(c, c, dtype=torch.bool, device=total.device).triu(1)
-    since = total[..., :, None] - total[..., None, :]
+    exp(log_decay_i - log_decay_j). log_decay (..., c): log alpha, summed since the chunk began."""
+    c = log_decay.size(-1)
+    later = torch.ones(c, c, dtype=torch.bool, device=log_decay.device).triu(1)
+    since = log_decay[..., :, None] - log_decay[..., None, :]
     return since.masked_fill(later, -torch.inf).exp()

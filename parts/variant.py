@@ -276,5 +276,5 @@ class Variant(nn.Module):
         if targets is not None:
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
             if routings.of_layers:
-                loss = loss + moe.noted(self, routings.of_layers)
+                loss = loss + moe.collect(self, routings.of_layers)
         return logits, loss

@@ -19,7 +19,7 @@ from common.runtime import Runtime
 from helpers.runs import arguments, equal, losses, ready, weights
 from helpers.variants import close, config, randomised, tokens
 from parts import costs, moe
-from parts.moe import MoE, after_step, expert_by_expert, in_one_kernel, noted, statistics
+from parts.moe import MoE, after_step, collect, expert_by_expert, in_one_kernel, statistics
 from parts.variant import Variant
 from training.optim import Muon, make_optimizers
 from training.settings import TrainConfig
@@ -327,7 +327,7 @@ def test_balancing_evens_the_load(balance):
     for _ in range(250):
         scores = mlp.scores(x)
         counts = mlp.choose(scores)[0].flatten().bincount(minlength=8)
-        loss = noted(model, [mlp.routing(scores, counts)])
+        loss = collect(model, [mlp.routing(scores, counts)])
         if balance == "loss":
             loss.backward(), optimizer.step(), optimizer.zero_grad()
         after_step(model)

@@ -79,8 +79,8 @@ def test_chunks_one_by_one_and_one_token_are_the_same(word, T):
 
 @words
 def test_a_wrong_decay_within_a_chunk_would_be_seen(word, monkeypatch):
-    module, real = sys.modules[WORDS[word].__module__], recurrence.left_over
-    monkeypatch.setattr(module, "left_over", lambda total: real(total).tril(-1))
+    module, real = sys.modules[WORDS[word].__module__], recurrence.decay_between
+    monkeypatch.setattr(module, "decay_between", lambda log_decay: real(log_decay).tril(-1))
     with pytest.raises(AssertionError):
         check_forms(word, 65, torch.float64, 1e-9)
 
