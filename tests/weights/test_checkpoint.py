@@ -4,6 +4,7 @@ import collections
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import threading
@@ -19,6 +20,7 @@ from training import run_folder
 from weights import checkpoint
 
 LOSSES = {21: 1.463037, 22: 1.461660, 30: 1.303072, 40: 1.282067}  # of FORMAT 1, uninterrupted
+SAVED = FORMAT_1 / "ckpt" / "000020"
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +33,33 @@ def out(tmp_path):
     return copy_run(tmp_path / "run")
 
 
+@pytest.fixture(autouse=True)
+def nothing_warned():
+    files.warned.clear()
+
+
+def save(out, step, best=True, **changes):
+    state = json.loads((SAVED / "state.json").read_text()) | changes
+    return checkpoint.save(out, step, {}, {}, state, {"model": "llama"}, {}, best)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def refuse(number):
+    def fail(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
 # ---------------------------------------------------------------- formats
 
 
 def test_format_1_samples(out, capsys):
-    sample.main(
-        [
-            f"--out_dir={out}",
-            "--device=cpu",
-            "--start=the k",
-            "--temperature=0",
-            "--num_samples=1",
-            "--max_new_tokens=24",
-        ]
-    )
+    argv = ["--device=cpu", "--temperature=0", "--num_samples=1", "--max_new_tokens=24"]
+    sample.main([f"--out_dir={out}", "--start=the k", *argv])
     assert capsys.readouterr().out.startswith("the k she she she she she she")
 
 
@@ -64,24 +79,13 @@ def test_a_newer_format_is_refused(out, data_dir):
     state = json.loads((folder / "state.json").read_text())
     (folder / "state.json").write_text(json.dumps(state | {"format": checkpoint.FORMAT + 1}))
     reseal(folder)
+    words = f"has format 2, this code reads 1 .*{folder}.*update this repo"
     for read in (lambda: resume(out, data_dir), lambda: checkpoint.open_run(out)):
-        with pytest.raises(
-            UserError, match=f"has format 2, this code reads 1 .*{folder}.*update this repo"
-        ):
+        with pytest.raises(UserError, match=words):
             read()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.safetensors",
-        "optimizer.safetensors",
-        "state.json",
-        "config.json",
-        "tokenizer.json",
-        "checksums.json",
-    ],
-)
+@pytest.mark.parametrize("name", names(SAVED))
 def test_sampling_from_a_damaged_checkpoint_names_it_and_the_one_before(out, name):
     folder = copy_as(out, 40)
     data = bytearray((folder / name).read_bytes())
@@ -99,32 +103,21 @@ def test_sampling_from_a_damaged_checkpoint_names_it_and_the_one_before(out, nam
 
 def test_no_room_for_a_checkpoint_is_seen_before_it_is_written(out, data_dir, monkeypatch):
     usage = collections.namedtuple("usage", "total used free")
-    needed = sum(
-        (out / "ckpt" / "000020" / name).stat().st_size
-        for name in ("model.safetensors", "optimizer.safetensors")
-    )
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage(10**9, 10**9, needed))
-    monkeypatch.setattr(
-        checkpoint.safetensors.torch, "save_file", lambda *args: pytest.fail("the write began")
-    )
-    with pytest.raises(
-        Failure,
-        match=rf"cannot save step 40: [\d,]+ bytes are needed, {needed:,} are free \({out}"
-        ".*free the disk.*step 20",
-    ):
+    sizes = [(SAVED / f"{name}.safetensors").stat().st_size for name in ("model", "optimizer")]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, sum(sizes)))
+    began = lambda *args: pytest.fail("the write began")  # noqa: E731
+    monkeypatch.setattr(checkpoint.safetensors.torch, "save_file", began)
+    words = rf"cannot save step 40: [\d,]+ bytes are needed, {sum(sizes):,} are free \({out}"
+    with pytest.raises(Failure, match=f"{words}.*free the disk.*step 20"):
         resume(out, data_dir)
-    assert [path.name for path in out.glob("ckpt/*")] == ["000020"]
+    assert names(out / "ckpt") == ["000020"]
 
 
-def test_a_folder_that_became_read_only(out, data_dir, monkeypatch):
-    def refuse(path, *args, **more):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(checkpoint.Path, "mkdir", refuse)
-    with pytest.raises(
-        Failure, match="cannot save step 40: Permission denied.*make the folder writable"
-    ):
-        checkpoint.save(out, 40, {}, {}, {}, {}, {}, False)
+def test_a_folder_that_became_read_only(out, monkeypatch):
+    monkeypatch.setattr(Path, "mkdir", refuse(errno.EACCES))
+    words = "cannot save step 40: Permission denied.*make the folder writable"
+    with pytest.raises(Failure, match=words):
+        save(out, 40)
 
 
 def test_killed_while_an_old_checkpoint_is_removed(out, monkeypatch):
@@ -136,18 +129,15 @@ def test_killed_while_an_old_checkpoint_is_removed(out, monkeypatch):
         os.unlink(Path(path) / "config.json")
         raise KeyboardInterrupt
 
-    state = json.loads((out / "ckpt" / "000040" / "state.json").read_text()) | {"best_step": 50}
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", die)
+    monkeypatch.setattr(shutil, "rmtree", die)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(out, 50, {}, {}, state, {"model": "llama"}, {}, True)
+        save(out, 50, best_step=50)
     monkeypatch.undo()
-    assert 50 in checkpoint.steps(out) and not any(
-        map(checkpoint.flaw, (out / "ckpt" / f"{step:06d}" for step in checkpoint.steps(out)))
-    )
+    folders = checkpoint.checkpoints(out)
+    assert 50 in folders and not any(map(checkpoint.flaw, folders.values()))
 
 
 def test_killed_before_the_file_best_was_written(out, monkeypatch):
-    state = json.loads((out / "ckpt" / "000020" / "state.json").read_text()) | {"best_step": 40}
     real = files.write
 
     def die(path, data):
@@ -157,26 +147,25 @@ def test_killed_before_the_file_best_was_written(out, monkeypatch):
 
     monkeypatch.setattr(files, "write", die)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(out, 40, {}, {}, state, {"model": "llama"}, {}, True)
+        save(out, 40, best_step=40)
     monkeypatch.undo()
     assert (out / "best").read_text() == "20\n" and checkpoint.find(out, "best").name == "000040"
-    checkpoint.save(out, 60, {}, {}, state, {"model": "llama"}, {}, False)
+    save(out, 60, best=False, best_step=40)
     assert (out / "best").read_text() == "40\n" and checkpoint.steps(out) == [40, 60]
 
 
-def test_a_renamed_checkpoint_is_found_where_it_lies(out):
+@pytest.mark.parametrize("step, name", [(40, "000040.old"), (60, ".000060.old-0123456789abcdef")])
+def test_a_renamed_checkpoint_is_found_where_it_lies(out, step, name):
     """By this version or an earlier one. Reading changes nothing, as a run may be saving."""
-    for step, name in ((40, "000040.old"), (60, ".000060.old-0123456789abcdef")):
-        renamed = copy_as(out, step).rename(out / "ckpt" / name)
-        (out / "ckpt" / f"{step + 1:06d}.tmp").mkdir()
-        before = tree(out)
-        assert checkpoint.steps(out)[-1] == step and checkpoint.find(out) == renamed
-        assert checkpoint.find(out, step) == renamed
-        assert checkpoint.open_run(out)[3]["step"] == step
-        assert tree(out) == before
-        checkpoint.settle(out)
-        assert names(out / "ckpt") == ["000020", f"{step:06d}"]
-        shutil.rmtree(out / "ckpt" / f"{step:06d}")
+    renamed = copy_as(out, step).rename(out / "ckpt" / name)
+    (out / "ckpt" / f"{step + 1:06d}.tmp").mkdir()
+    before = {path: path.is_file() and path.read_bytes() for path in out.rglob("*")}
+    assert checkpoint.steps(out) == [20, step]
+    assert checkpoint.find(out) == checkpoint.find(out, step) == renamed
+    assert checkpoint.open_run(out)[3]["step"] == step
+    assert {path: path.is_file() and path.read_bytes() for path in out.rglob("*")} == before
+    checkpoint.settle(out)
+    assert names(out / "ckpt") == ["000020", f"{step:06d}"]
 
 
 def test_a_checkpoint_replaced_while_it_is_read_is_read_again(out, monkeypatch):
@@ -186,11 +175,8 @@ def test_a_checkpoint_replaced_while_it_is_read_is_read_again(out, monkeypatch):
         calls.append(folder)
         if len(calls) == 1:
             shutil.rmtree(folder)
-            copy_of(out, "000020")
+            shutil.copytree(SAVED, out / "ckpt" / "000020")
         return real(folder)
-
-    def copy_of(out, name):
-        shutil.copytree(FORMAT_1 / "ckpt" / "000020", out / "ckpt" / name)
 
     renamed = (out / "ckpt" / "000020").rename(out / "ckpt" / "000020.old")
     monkeypatch.setattr(checkpoint, "read", read)
@@ -200,91 +186,65 @@ def test_a_checkpoint_replaced_while_it_is_read_is_read_again(out, monkeypatch):
 
 def test_a_reader_beside_a_save_always_finds_a_checkpoint(out):
     """The checkpoint is replaced again and again while another thread looks for it."""
-    found, done = [], threading.Event()
+    seen, done = [], threading.Event()
 
     def look():
         while not done.is_set():
-            found.append(checkpoint.steps(out))
+            seen.append(checkpoint.steps(out))
 
     reader = threading.Thread(target=look)
     reader.start()
     for n in range(300):
-        new = shutil.copytree(FORMAT_1 / "ckpt" / "000020", out / "ckpt" / f".{n}")
+        new = shutil.copytree(SAVED, out / "ckpt" / f".{n}")
         checkpoint.put_in_place(new, out / "ckpt" / "000020")
         checkpoint.settle(out)
     done.set()
     reader.join()
-    assert len(found) > 10 and all(steps == [20] for steps in found)
+    assert len(seen) > 10 and all(steps == [20] for steps in seen)
 
 
 # ---------------------------------------------------------------- surroundings of a run
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-def tree(folder):
-    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
-
-
-def save_again(out, step):
-    state = json.loads((FORMAT_1 / "ckpt" / "000020" / "state.json").read_text())
-    return checkpoint.save(out, step, {}, {}, state, {"model": "llama"}, {}, True)
-
-
-@pytest.fixture(autouse=True)
-def nothing_warned():
-    files.warned.clear()
-
-
-def refuse(number):
-    def fail(*args, **kwargs):
-        raise OSError(number, os.strerror(number))
-
-    return fail
-
-
 @pytest.mark.parametrize("function", ["rmtree", "rename"])
 def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(out, monkeypatch, capsys, function):
-    save_again(out, 40)
-    if function == "rmtree":
-        monkeypatch.setattr(shutil, "rmtree", refuse(errno.EBUSY))
-    else:
-        monkeypatch.setattr(Path, "rename", refuse(errno.EBUSY))
-    assert save_again(out, 60).is_dir() and save_again(out, 80).is_dir()
+    save(out, 40)
+    where = shutil if function == "rmtree" else Path
+    monkeypatch.setattr(where, function, refuse(errno.EBUSY))
+    assert save(out, 60).is_dir() and save(out, 80).is_dir()
     err = capsys.readouterr().err
     assert err.count("warning: cannot remove") >= 1 and "Device or resource busy" in err
     assert checkpoint.find(out).name == "000080" and not checkpoint.flaw(checkpoint.find(out))
     monkeypatch.undo()
-    save_again(out, 100)
+    save(out, 100)
     assert names(out / "ckpt") == ["000080", "000100"]
 
 
 def test_what_else_lies_in_ckpt_is_left_alone(out):
     root = out / "ckpt"
     for name in ("notes.tmp", "notes.old", "000030.tmp", "000050", "²"):
-        (root / name).write_text("mine")
+        (root / name).write_text("not ours")
     for name in ("backup.old", "000020.old2", "0000020", ".000020.partial", "000020.tmp.mine"):
         (root / name).mkdir()
     before = names(root)
-    save_again(out, 60)
+    save(out, 60)
     assert names(root) == sorted([*before, "000060"])
     assert checkpoint.steps(out) == [20, 60]
     with pytest.raises(Failure, match="cannot save step 50: .*move what has this name out of"):
-        save_again(out, 50)
-    assert (root / "000050").read_text() == "mine"
+        save(out, 50)
+    assert (root / "000050").read_text() == "not ours"
 
 
 def test_leftovers_of_interrupted_saves_are_removed(out):
     for name in ("000010.tmp", ".000010.partial-0123456789abcdef"):
         (out / "ckpt" / name).mkdir()
     shutil.copytree(out / "ckpt" / "000020", out / "ckpt" / "000020.old")
-    save_again(out, 60)
+    save(out, 60)
     assert names(out / "ckpt") == ["000020", "000060"]
 
 
 def test_a_file_system_that_cannot_flush_folders_saves(out, monkeypatch, capsys):
+    """A colleague may read what is saved."""
     real = os.fsync
 
     def fsync(number):
@@ -293,12 +253,9 @@ def test_a_file_system_that_cannot_flush_folders_saves(out, monkeypatch, capsys)
         real(number)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    assert not checkpoint.flaw(save_again(out, 60))
-    assert "cannot flush folders" in capsys.readouterr().err
-
-
-def test_a_colleague_may_read_a_checkpoint(out):
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in save_again(out, 60).iterdir()}
+    folder = save(out, 60)
+    assert not checkpoint.flaw(folder) and "cannot flush folders" in capsys.readouterr().err
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
     assert modes == {0o666 & ~files.UMASK}
 
 
@@ -315,7 +272,7 @@ def test_a_checkpoint_that_may_not_be_read(out, monkeypatch):
 
 @pytest.mark.parametrize("which", ["²", "-1", "1e3", "newest", "9" * 5000])
 def test_a_checkpoint_that_has_no_such_name(out, which):
-    with pytest.raises(UserError, match="no checkpoint is called"):
+    with pytest.raises(UserError, match="no checkpoint is called " + re.escape(which)):
         checkpoint.find(out, which)
 
 
