@@ -141,18 +141,25 @@ def share(path):
 # ---------------------------------------------------------------- reading
 
 
+def regular(path):
+    """`path`, unless it is a pipe or a device, whose reading may never end: then OSError."""
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+    return path
+
+
 def sha256_of(path):
     """The sha256 of a file's bytes, as hexadecimal text."""
-    with open(path, "rb") as file:
+    with open(regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def parse_json(text):
+def parse_json(text, infinity=False):
     """The value of a JSON text (str or bytes). Raises ValueError for anything that is not JSON:
-    bad utf-8, NaN, Infinity, or nesting deeper than Python can parse."""
+    bad utf-8, NaN, Infinity (unless allowed), or nesting deeper than Python can parse."""
 
     def finite(number):
-        if not math.isfinite(float(number)):
+        if not (math.isfinite(float(number)) or infinity and number == "Infinity"):
             raise ValueError(f"{number} is not a JSON number")
         return float(number)
 
@@ -162,11 +169,11 @@ def parse_json(text):
         raise ValueError("nested too deep") from None
 
 
-def read_json(path, fix, kind=dict):
+def read_json(path, fix, kind=dict, infinity=False):
     """The content of a JSON file, which must be of the type `kind`. Raises UserError, with `fix` as
     the advice, if the file is missing, unreadable, not JSON, or of another type."""
     try:
-        value = parse_json(Path(path).read_bytes())
+        value = parse_json(Path(regular(path)).read_bytes(), infinity)
     except OSError as error:
         raise UserError(f"cannot read: {error.strerror}", path, fix) from None
     except ValueError as error:

@@ -88,9 +88,9 @@ class Attention(Mixer):
         self.qk_norm = config.qk_norm
 
         self.conv = ShortConv(C, config.conv, bias=False) if config.conv else None
-        self.wq = linear(C, D * H, config)
-        self.wk = linear(C, D * K, config)
-        self.wv = linear(C, D * K, config)
+        self.wq = linear(C, D * H, config, qkv=True)
+        self.wk = linear(C, D * K, config, qkv=True)
+        self.wv = linear(C, D * K, config, qkv=True)
         self.wo = linear(D * H, C, config, residual=True)
         self.dropout = nn.Dropout(config.dropout)
         self.attn_dropout = weight_dropout(config)

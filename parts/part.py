@@ -108,14 +108,16 @@ class LowRank(nn.Module):
         return self.v(self.u(x))
 
 
-def linear(n_in, n_out, config, residual=False):
+def linear(n_in, n_out, config, residual=False, qkv=False):
     """The linear map of a part, of full or low rank, with a bias if bias=all.
+
+    qkv: whether it makes the queries, keys or values of attention, which bias=qkv gives a bias too.
 
     residual: whether its output is added to the residual stream. Such a map starts smaller, at
     0.02 / sqrt(2 n_layer), so that the sum over all layers stays of order 1.
     """
     std = STD / math.sqrt(2 * config.n_layer) if residual else STD
-    bias = config.bias == "all"
+    bias = config.bias == "all" or qkv and config.bias == "qkv"
     if config.low_rank:
         return LowRank(n_in, n_out, config.low_rank, bias, std)
     return Linear(n_in, n_out, bias, std)

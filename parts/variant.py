@@ -49,7 +49,7 @@ class VariantConfig:
     dropout: Fraction = 0.0
     attn_dropout: Fraction | None = None  # of the attention weights; None: as dropout
     tie_embeddings: bool = False  # head = token embedding
-    bias: bool | Literal["none", "norm", "all"] = "none"  # True: all, False: none
+    bias: bool | Literal["none", "norm", "qkv", "all"] = "none"  # True: all, False: none
     # the slots
     position: Words(POSITION) = "rope"
     norm: Words(NORM) = "rmsnorm"
@@ -165,6 +165,10 @@ class VariantConfig:
         refuse(
             self.bias == "norm" and not NORM[self.norm].biased,
             f"bias=norm changes nothing, norm={self.norm} has no bias: choose another of them",
+        )
+        refuse(
+            self.bias == "qkv" and not {"attention", "differential"} & {*self.mixer.split(",")},
+            f"bias=qkv means nothing to mixer={self.mixer}: choose bias=all or none",
         )
 
     def check_rope(self):

@@ -94,10 +94,12 @@ def pointer(out_dir, name):
         if name == "best":
             present = checkpoints(out_dir)
             newest = [*present.values()][-1]
-            best_step = files.parse_json((newest / "state.json").read_bytes())["best_step"]
+            best_step = files.parse_json(files.regular(newest / "state.json").read_bytes())[
+                "best_step"
+            ]
             if best_step in [*present]:
                 return best_step
-        return int((Path(out_dir) / name).read_text())
+        return int(files.regular(Path(out_dir) / name).read_text())
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -235,7 +237,7 @@ def flaw(folder):
     """Compare a checkpoint with its checksums. Returns None if they match, else (what, where)."""
     required = ("model.safetensors", "state.json", "config.json", "tokenizer.json")
     try:
-        sums = files.parse_json((folder / "checksums.json").read_bytes())
+        sums = files.parse_json(files.regular(folder / "checksums.json").read_bytes())
         for name, expected in (dict.fromkeys(required) | sums).items():
             actual = files.sha256_of(folder / name)
             if actual != expected:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from common.configurator import NonNegativeFloat, NonNegativeInt, PositiveInt, check, keys
 from common.errors import UserError, one_line
+from common.files import regular
 from parts.architectures import ARCH, CORNERS, configure, make
 from parts.costs import NoInitialValues
 from parts.variant import VariantConfig
@@ -92,7 +93,7 @@ def read_tensors(path, fix=FOREIGN, unread=None):
     """{name: tensor} of a safetensors file, all of them finite floating-point numbers. unread: a
     pattern of the names to leave out."""
     try:
-        tensors = load_file(path)
+        tensors = load_file(regular(path))
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {one_line(error)}"
         raise UserError(f"cannot read this safetensors file: {why}", path, fix) from None

@@ -24,12 +24,11 @@ from common.files import leftovers, partial, remedy, remove, share, sync
 from parts.architectures import ARCH, idle
 from weights import gguf
 from weights.checkpoint import open_run
-from weights.families import FAMILIES, ROPE, ROPE_NUMBERS, ROPE_READS
+from weights.families import FAMILIES, ROPE_NUMBERS, ROPE_READS
 from weights.hf import DEFAULTS, expert_names, rows, understand
 from weights.tokenizers import to_tokenizer_json
 
 END = "<|endoftext|>"
-BIASES = ("none", "norm", "all")  # ascending: each includes the one before
 SIZES = (  # (tensor, the key that its size gives, in which dimension)
     ("mlp.up.weight", "mlp_width", 0),
     ("mlp.up.v.weight", "mlp_width", 0),
@@ -49,6 +48,7 @@ def complete(word, values, tensors):
     if v["mixer"] == "mamba2":
         v["state_size"] = first["attn.wq.weight"][0]
     v["n_kv_head"] = v["n_kv_head"] or v["n_head"]
+    v["head_dim"] = v["head_dim"] or v["n_embd"] // v["n_head"]
     v["mlp_width"] = v["mlp_width"] or 4 * v["n_embd"]
     v["bias"] = {True: "all", False: "none"}.get(v["bias"], v["bias"])
     if (v["bias"], v["norm"]) == ("norm", "rmsnorm"):
@@ -65,7 +65,7 @@ def describe(kind, v):
     config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     for ours, key in family.keys.items():
         if ours == "rope_scaling":
-            config |= scaling_of_rope(v)
+            config |= scaling_of_rope(v) if v[ours].removesuffix("_exact") in key.words else {}
         elif ours in ROPE_NUMBERS:
             continue
         elif not key.words:  # None: no window, no cap, where ours is 0
@@ -81,7 +81,7 @@ def describe(kind, v):
 def scaling_of_rope(v):
     """Their rope_scaling, as {key: value}; newer readers accept it in place of rope_parameters."""
     kind = v["rope_scaling"]
-    if kind == "none" or kind not in (*ROPE, "yarn_exact"):
+    if kind == "none":
         return {}
     scaling = {"rope_type": kind} | {ROPE_NUMBERS[ours]: v[ours] for ours in ROPE_READS[kind]}
     if kind == "yarn_exact":
@@ -99,7 +99,8 @@ def blocking(config, v, effective):
         return dict.fromkeys(effective)  # it reproduces none
     back = DEFAULTS | back
     back["n_kv_head"] = back["n_kv_head"] or back["n_head"]
-    if BIASES.index(v["bias"]) < BIASES.index(back["bias"]):  # ours lacks these biases: zeros
+    back["head_dim"] = back["head_dim"] or back["n_embd"] // back["n_head"]
+    if v["bias"] == "none" or back["bias"] == "all":  # biases that ours lacks are zeros
         back["bias"] = v["bias"]
     return {key: v[key] for key in sorted(effective) if back[key] != v[key]}
 

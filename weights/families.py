@@ -90,7 +90,7 @@ SCALING = dict(
 )
 ROPE_KEYS = SCALING | dict(rope_theta=Key("rope_theta", 10000.0))
 ROPE_FIXED = (
-    dict(head_dim=head_width, partial_rotary_factor=1, low_freq_factor=1, high_freq_factor=4)
+    dict(partial_rotary_factor=1, low_freq_factor=1, high_freq_factor=4)
     | dict(beta_fast=32, beta_slow=1, truncate=(True, False), mscale=None)
     | dict(attention_factor=yarn_temperature)
 )
@@ -174,8 +174,8 @@ FALCON = Family(  # the layout of the 7B model
         bias=Key("bias", False, {"norm": (False,), "all": (True,)}),
     ),
     ROPE_FIXED
-    | dict(layer_norm_epsilon=1e-5, alibi=False, new_decoder_architecture=False)
-    | dict(multi_query=True, parallel_attn=True),
+    | dict(head_dim=head_width, layer_norm_epsilon=1e-5, alibi=False)
+    | dict(new_decoder_architecture=False, multi_query=True, parallel_attn=True),
     [row("transformer.h.{}.self_attention.query_key_value", QKV, multi_query), *BLOOM_NAMES],
     older=dict(n_embed="hidden_size"),
 )
@@ -193,7 +193,8 @@ NEOX = Family(  # also Pythia
         rope_theta=Key("rotary_emb_base", 10000.0),
         rope_fraction=Key("rotary_pct", 0.25),
     ),
-    ROPE_FIXED | dict(layer_norm_eps=1e-5, attention_bias=True, rotary_pct=even_part),
+    ROPE_FIXED
+    | dict(head_dim=head_width, layer_norm_eps=1e-5, attention_bias=True, rotary_pct=even_part),
     [
         row("gpt_neox.embed_in", "wte"),
         row("gpt_neox.layers.{}.input_layernorm", "norm1"),
@@ -231,6 +232,7 @@ LLAMA = Family(  # LLaMA 1, 2 and, with rope scaling, 3
     | ROPE_KEYS
     | dict(
         n_kv_head=Key("num_key_value_heads", None),
+        head_dim=Key("head_dim", None),
         mlp_width=Key("intermediate_size"),
         norm_eps=Key("rms_norm_eps", 1e-6),
         mlp=Key("hidden_act", "silu", GATE),
@@ -295,12 +297,18 @@ OLMO2 = LLAMA._replace(
     ],
 )
 
+QWEN2 = LLAMA._replace(  # also Qwen 2.5
+    architecture="Qwen2ForCausalLM",
+    slots=LLAMA.slots | dict(bias="qkv"),
+    keys=LLAMA.keys | dict(n_kv_head=Key("num_key_value_heads", 32)),
+    fixed=NO_WINDOW,
+)
+
 QWEN3 = LLAMA._replace(
     architecture="Qwen3ForCausalLM",
     slots=LLAMA.slots | dict(qk_norm="head"),
-    keys=LLAMA.keys | dict(n_kv_head=Key("num_key_value_heads", 32)),
+    keys=QWEN2.keys | dict(head_dim=Key("head_dim", 128)),
     fixed=NO_WINDOW,
-    absent=dict(head_dim=128),
     names=LLAMA.names + QK_NORM,
 )
 
@@ -323,6 +331,8 @@ SMOLLM3 = LLAMA._replace(
     fixed=NO_WINDOW | dict(no_rope_layers=regular_layers),
 )
 
+# The norms of queries and keys come after rope there, which cancels the temperature of YaRN.
+WITHOUT_YARN = {word: theirs for word, theirs in ROPE.items() if word != "yarn"}
 NANOCHAT = LLAMA._replace(  # of January 2026 or earlier: without value embeddings
     architecture="NanoChatForCausalLM",
     slots=LLAMA.slots | dict(norm="rmsnorm_bare", qk_norm="head", embed_norm=True),
@@ -330,6 +340,7 @@ NANOCHAT = LLAMA._replace(  # of January 2026 or earlier: without value embeddin
     | dict(
         mlp=Key("hidden_act", "relu2", ACT),
         logit_softcap=Key("final_logit_softcapping", 15.0),
+        rope_scaling=Key("rope_type", "default", WITHOUT_YARN),
     ),
     names=[
         row("model.embed_tokens", "wte"),
@@ -392,6 +403,7 @@ FAMILIES = {
     "falcon": FALCON,
     "gpt_neox": NEOX,
     "olmo2": OLMO2,
+    "qwen2": QWEN2,
     "qwen3": QWEN3,
     "smollm3": SMOLLM3,
     "nanochat": NANOCHAT,

@@ -48,9 +48,8 @@ def write(path, config, tensors, tokenizer, kind="F32"):
     if name == "gpt2":
         values["attention.layer_norm_epsilon"] = 1e-5
     else:
-        D = config["hidden_size"] // config["num_attention_heads"]
         widths = ("rope.dimension_count", "attention.key_length", "attention.value_length")
-        values |= dict.fromkeys(widths, D)
+        values |= dict.fromkeys(widths, config["head_dim"])
     for key, value in values.items():
         add = writer.add_float32 if key.endswith(("epsilon", "freq_base")) else writer.add_uint32
         add(f"{name}.{key}", value)

@@ -42,6 +42,7 @@ FETCHED = ["config.json", "model*.safetensors*", *TOKENIZER]
 # Buffers that older files store among the weights.
 BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 NULLABLE = ("sliding_window", "num_key_value_heads", "final_logit_softcapping")  # null: not absent
+LONGEST = 10**8  # tokens of context
 DEFAULTS = {field.name: field.default for field in fields(VariantConfig)}
 DAMAGED = "download the file again"
 NO_CONFIG = "is this the config.json of a Hugging Face model?"
@@ -72,6 +73,11 @@ def understand(config, where):
         check_expressible(c, key, fitting(c) if callable(fitting) else fitting, where)
 
     values["mlp_width"] = values.get("mlp_width") or 4 * values["n_embd"]
+    if values["block_size"] > LONGEST:
+        what = f"{family.keys['block_size'].name} is {values['block_size']:,} tokens"
+        raise UserError(what, where, f"no text has more than {LONGEST:,}: {NO_CONFIG}")
+    if (values.get("head_dim") or 0) * values["n_head"] == values["n_embd"]:
+        values["head_dim"] = None  # the usual width
     if "rope_scaling" in values:
         scaling = values["rope_scaling"]
         if scaling != "none" and "factor" not in given:
@@ -226,6 +232,7 @@ def suffixes(ours, values):
         biased = values["norm"] == "layernorm"
     else:
         biased = values["bias"] == "all" and ours.startswith("blocks.")
+        biased |= values["bias"] == "qkv" and ours.endswith(("attn.wq", "attn.wk", "attn.wv"))
     return (".weight", ".bias") if biased else (".weight",)
 
 
@@ -288,16 +295,20 @@ def tensor_files(folder):
     index = folder / "model.safetensors.index.json"
     if index.exists():
         names = read_json(index, DAMAGED).get("weight_map")
-        if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
-            raise UserError("weight_map does not name the file of each tensor", index, DAMAGED)
-        return sorted({folder / name for name in names.values()})
+        plain = re.compile(r"[\w.-]+\.safetensors")  # in this folder, and in no other
+        listed = names.values() if isinstance(names, dict) else [None]
+        if not all(isinstance(name, str) and plain.fullmatch(name) for name in listed):
+            what = "weight_map does not name a file of this folder for each tensor"
+            raise UserError(what, index, DAMAGED)
+        return sorted({folder / name for name in listed})
     single = folder / "model.safetensors"
     return [single] if single.exists() else sorted(folder.glob("*.safetensors"))
 
 
 def read_folder(folder):
     """(config.json, {name: tensor}) of a folder, with the tensors in one file or in shards."""
-    config, tensors = read_json(folder / "config.json", DAMAGED), {}
+    # transformers 4 writes Mamba-2's limits with Infinity, which JSON does not have.
+    config, tensors = read_json(folder / "config.json", DAMAGED, infinity=True), {}
     for path in tensor_files(folder):
         tensors |= read_tensors(path, DAMAGED, unread=BUFFERS)
     if not tensors:

@@ -46,8 +46,8 @@ def interleaved(t, heads):
 
 def swap_halves(t, v):
     """Exchange the halves of each head."""
-    half = v["n_embd"] // v["n_head"] // 2
-    return t.unflatten(0, (-1, 2, half)).flip(1).flatten(0, 2)
+    D = v["head_dim"] or v["n_embd"] // v["n_head"]
+    return t.unflatten(0, (-1, 2, D // 2)).flip(1).flatten(0, 2)
 
 
 def split_mamba_maps(t, n, v):

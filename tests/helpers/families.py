@@ -67,6 +67,7 @@ CASES = CORNERS | {  # name: (model_type, its configuration, what our model is)
         LLAMA | dict(hidden_size=84 * 4, rope_parameters=SCALED | {"rope_type": "yarn"}),
         dict(rope_scaling="yarn", rope_factor=4.0, rope_original=16),
     ),
+    "llama-wide": ("llama", LLAMA | dict(head_dim=10, rope_parameters=THETA), dict(head_dim=10)),
     "llama-geglu": ("llama", LLAMA | dict(hidden_act="gelu_pytorch_tanh"), dict(mlp="geglu")),
     "mistral": (
         "mistral",
@@ -104,12 +105,30 @@ CASES = CORNERS | {  # name: (model_type, its configuration, what our model is)
         ),
         dict(block="pre", mlp="relu"),
     ),
+    "mistral-wide": (
+        "mistral",
+        LLAMA | dict(hidden_size=80, head_dim=10, sliding_window=9, rope_parameters=THETA),
+        dict(head_dim=10, window=9),
+    ),
     "olmo2": ("olmo2", LLAMA | dict(rope_parameters=THETA), dict(block="output", qk_norm="full")),
+    "olmo2-wide": ("olmo2", LLAMA | dict(head_dim=4, rope_parameters=THETA), dict(head_dim=4)),
+    "qwen2": ("qwen2", LLAMA | dict(rope_parameters=THETA), dict(bias="qkv")),
+    "qwen3-wide": (
+        "qwen3",
+        LLAMA | dict(hidden_size=80, head_dim=10, rope_parameters=THETA),
+        dict(qk_norm="head", head_dim=10),
+    ),
     "qwen3": ("qwen3", LLAMA | dict(head_dim=6, rope_parameters=THETA), dict(qk_norm="head")),
     "smollm3": (
         "smollm3",
         LLAMA | dict(num_hidden_layers=3, no_rope_layer_interval=2, rope_parameters=THETA),
         dict(nope_every=2, n_kv_head=7),
+    ),
+    "smollm3-wide": ("smollm3", LLAMA | dict(head_dim=8, rope_parameters=THETA), dict(head_dim=8)),
+    "nanochat-wide": (
+        "nanochat",
+        LLAMA | dict(head_dim=8, rope_parameters=THETA),
+        dict(head_dim=8, logit_softcap=15.0),
     ),
     "nanochat": (
         "nanochat",
@@ -120,6 +139,11 @@ CASES = CORNERS | {  # name: (model_type, its configuration, what our model is)
         "mixtral",
         LLAMA | EXPERTS | dict(sliding_window=9, rope_parameters=THETA),
         dict(mlp="moe", n_experts=5, top_k=3, window=9, mlp_width=107),
+    ),
+    "mixtral-yarn": (
+        "mixtral",
+        LLAMA | EXPERTS | dict(head_dim=24, rope_parameters=SCALED | {"rope_type": "yarn"}),
+        dict(head_dim=24, rope_scaling="yarn", rope_factor=4.0),
     ),
     "mamba2": (
         "mamba2",

@@ -47,6 +47,7 @@ NUMBERS = [
     dict(shared_experts=1, mlp="moe"),
     dict(shared_experts=2, shared_gate=True, mlp="moe", moe_balance="bias"),
     dict(mlp="moe_clamped", bias="all"),
+    dict(bias="qkv", norm="rmsnorm"),
     dict(norm="rmsnorm_bare", qk_norm="head"),
     dict(latent_rank=6, mixer="mla"),
     dict(rope_head_dim=4, mixer="mla"),

@@ -726,6 +726,7 @@ def test_options_are_frozen():
         (dict(position="rope", rope_factor=2.0), "scales nothing.*give rope_scaling"),
         (dict(position="alibi", nope_every=2), "position=alibi turns nothing"),
         (dict(norm="rmsnorm", bias="norm"), "norm=rmsnorm has no bias"),
+        (dict(mixer="mla", bias="qkv"), "bias=qkv means nothing to mixer=mla"),
         (dict(position="rope", rope_scaling="yarn", rope_factor=0.5), "below 1"),
         (dict(attn_extra="sink,none"), "attn_extra=sink,none contradicts or repeats itself"),
         (dict(attn_extra="gate_head,gate_element"), "one gate at most"),

@@ -112,6 +112,8 @@ def test_equals_transformers(case, monkeypatch):
             "falcon-bias": dict(rope_theta=10000.0),
             "gpt-neox": dict(rope_fraction=1.0, block="pre", mlp="gelu", rope_theta=10000.0),
             "gpt-neox-serial": dict(block="parallel2", mlp="relu2"),
+            "llama-wide": dict(rope_theta=600.0),
+            "qwen2": dict(rope_theta=10000.0),
             "olmo2": dict(block="pre", rope_theta=10000.0),
             "qwen3": dict(block="output", norm_eps=1e-6, rope_theta=10000.0),
             "qwen3-llama3": dict(rope_scaling="yarn"),
@@ -149,6 +151,7 @@ def test_a_wrong_slot_shows(case, change):
         ("bloom", "attn.wk", "attn.wv"),
         ("falcon", "attn.wk", "attn.wv"),
         ("gpt-neox", "attn.wk", "attn.wv"),
+        ("qwen2", "attn.wk", "attn.wv"),
         ("qwen3", "q_norm", "k_norm"),
         ("nanochat", "attn.wk", "attn.wv"),
         ("mixtral", "mlp.gate", "mlp.up"),
@@ -205,7 +208,7 @@ def test_the_same_greedy_text(case):
 def test_what_an_absent_key_means():
     config, tensors = parts(theirs("qwen3"))
     del config["head_dim"]  # then it is 128
-    with pytest.raises(UserError, match="head_dim=128"):
+    with pytest.raises(UserError, match=r"attn.wk.weight is \(42, 84\), not \(896, 84\)"):
         to_ours(config, tensors)
     config, tensors = parts(theirs("mistral"))
     assert (
@@ -277,7 +280,7 @@ def test_absent_keys_mean_what_they_mean_upstream():
             for name in (key, names.get(key)):
                 if (
                     name in flat
-                    and (name != "num_key_value_heads" or value is not None)
+                    and (value is not None or name not in ("num_key_value_heads", "head_dim"))
                     and key != "ffn_hidden_size"
                 ):
                     assert flat[name] == value, (kind, key)
@@ -319,6 +322,9 @@ def test_named_architectures(arch, tmp_path):
         (dict(window=8, qk_norm="head"), "qk_norm=head"),  # Mistral has the window, Qwen 3 the norm
         (dict(window=8, full_every=2), "full_every=2"),
         (dict(bias="all"), "bias=all"),
+        (dict(arch="nanochat", rope_scaling="yarn", rope_factor=4.0), "rope_scaling=yarn"),
+        (dict(arch="gpt-neox", head_dim=16), "head_dim=16"),
+        (dict(bias="qkv", qk_norm="head"), "qk_norm=head"),
     ],
     ids=str,
 )

@@ -20,6 +20,7 @@ from common.errors import UserError
 from helpers.families import CASES, IDX, THETA, ours, theirs
 from helpers.formats import difference, parts, refused
 from model_llama import MLP, LlamaConfig
+from parts.architectures import configure, make
 from weights import hf
 from weights.families import FAMILIES
 from weights.hf import load_pretrained, to_ours
@@ -78,6 +79,55 @@ def test_older_files(tmp_path):
     without = to_ours(config, tensors)[1]
     absent = {"rope_theta": 10000.0, "norm_eps": 1e-6, "n_kv_head": None}
     assert absent.items() <= without.items()
+
+
+def test_limits_of_mamba2_as_transformers_4_writes_them(tmp_path):
+    """With Infinity, which JSON does not have; other numbers may not be infinite."""
+    config, tensors = parts(theirs("mamba2"))
+    folder = save(tmp_path, config | {"time_step_limit": [0.0, math.inf]}, tensors)
+    assert "Infinity]" in (tmp_path / "config.json").read_text()
+    assert difference(theirs("mamba2"), ours(*load_pretrained(folder)), IDX) < 1e-5
+    folder = save(tmp_path, config | {"layer_norm_epsilon": math.inf}, tensors)
+    assert "layer_norm_epsilon cannot be inf" in refused(load_pretrained, folder)
+
+
+QWEN3 = dict(model_type="qwen3", head_dim=128, num_key_value_heads=8, vocab_size=151936)
+PUBLISHED = {  # {name: (what of its config.json decides the shapes, the shape of wq)}
+    "Qwen3-0.6B": (
+        QWEN3
+        | dict(hidden_size=1024, num_attention_heads=16, num_hidden_layers=28)
+        | dict(intermediate_size=3072, max_position_embeddings=40960, tie_word_embeddings=True),
+        (2048, 1024),
+    ),
+    "Qwen3-4B": (
+        QWEN3
+        | dict(hidden_size=2560, num_attention_heads=32, num_hidden_layers=36)
+        | dict(intermediate_size=9728, max_position_embeddings=40960, tie_word_embeddings=True),
+        (4096, 2560),
+    ),
+    "Mistral-Nemo": (
+        dict(model_type="mistral", head_dim=128, num_key_value_heads=8, vocab_size=131072)
+        | dict(hidden_size=5120, num_attention_heads=32, num_hidden_layers=40)
+        | dict(intermediate_size=14336, max_position_embeddings=1024000, sliding_window=None),
+        (4096, 5120),
+    ),
+    "Qwen2.5-0.5B": (
+        dict(model_type="qwen2", num_key_value_heads=2, vocab_size=151936)
+        | dict(hidden_size=896, num_attention_heads=14, num_hidden_layers=24)
+        | dict(intermediate_size=4864, max_position_embeddings=32768, tie_word_embeddings=True)
+        | dict(sliding_window=32768, use_sliding_window=False, max_window_layers=24),
+        (896, 896),
+    ),
+}
+
+
+@pytest.mark.parametrize("config, shape", PUBLISHED.values(), ids=PUBLISHED.keys())
+def test_published_configurations_load(config, shape):
+    word, values = hf.simplest(hf.understand(config, "config.json")[1])
+    with torch.device("meta"):
+        made = make(configure({"model": word} | values))
+    assert made.blocks[0].attn.wq.weight.shape == shape
+    assert (made.blocks[0].attn.wq.bias is not None) == (config["model_type"] == "qwen2")
 
 
 @pytest.mark.parametrize("n_embd", [2, 14, 84, 4096, 5120, 8192])
@@ -169,13 +219,14 @@ REFUSED = {  # {model_type: [(key, value, what the message names instead of the 
         ("n_layer", HUGE),
         ("tie_word_embeddings", "yes"),
         ("n_positions", -1),
-        ("n_positions", 10**15, "wpe"),
+        ("n_positions", 10**15),
         ("n_inner", {"a": 1}),
     ],
     "llama": [
         ("hidden_act", "gelu"),
         ("hidden_act", ["silu"]),
-        ("head_dim", 128),
+        ("head_dim", 128, "attn.wk.weight is"),
+        ("max_position_embeddings", 10**12),
         ("attention_bias", True),
         ("mlp_bias", {"a": 1}),
         ("sliding_window", 4096),
@@ -189,7 +240,7 @@ REFUSED = {  # {model_type: [(key, value, what the message names instead of the 
         ("rms_norm_eps", 10**400),
         ("tie_word_embeddings", 1),
         ("num_hidden_layers", HUGE),
-        ("hidden_size", 84 * 10**13, "no model has these sizes"),
+        ("hidden_size", 84 * 10**13, "the weights do not fit the model"),
         ("vocab_size", 10**12, "wte.weight is"),
         ("intermediate_size", None),
         ("intermediate_size", 10**15, "mlp."),
@@ -203,7 +254,7 @@ REFUSED = {  # {model_type: [(key, value, what the message names instead of the 
         ("rope_scaling", {"type": "linear", "factor": "x"}, "factor must be float"),
         ("rope_scaling", {"rope_type": ["x"], "factor": 2.0}, "rope_type"),
     ],
-    "mistral": [("head_dim", 10)],
+    "mistral": [("head_dim", 10, "attn.wk.weight is"), ("head_dim", "x")],
     "bloom": [("apply_residual_connection_post_layernorm", True)],
     "falcon": [
         ("new_decoder_architecture", True),
@@ -221,20 +272,27 @@ REFUSED = {  # {model_type: [(key, value, what the message names instead of the 
         ("rope_parameters", THETA | {"partial_rotary_factor": 0.25}, "rotary_pct"),  # 3 of 12
     ],
     "olmo2": [("attention_bias", True)],
+    "qwen2": [("layer_types", ["sliding_attention"]), ("head_dim", 128, "attn.wk.bias is")],
     "qwen3": [
         ("layer_types", ["full_attention", "sliding_attention"]),
         ("use_sliding_window", True),
-        ("head_dim", 128),
+        ("head_dim", 128, "attn.wk.weight is"),
     ],
     "smollm3": [
         ("no_rope_layers", [0, 1, 1]),
         ("use_sliding_window", True),
         ("attention_bias", True),
     ],
-    "nanochat": [("attention_bias", True), ("hidden_act", "silu2"), ("head_dim", 10)],
+    "nanochat": [
+        ("attention_bias", True),
+        ("hidden_act", "silu2"),
+        ("head_dim", 10, "a shape that does not fit"),
+        # It norms queries and keys after rope, which cancels the temperature of YaRN.
+        ("rope_parameters", THETA | {"rope_type": "yarn", "factor": 4.0}, "rope_type='yarn'"),
+    ],
     "mixtral": [
         ("hidden_act", "gelu"),
-        ("head_dim", 10),
+        ("head_dim", 10, "attn.wk.weight is"),
         ("num_local_experts", HUGE),
         ("num_experts_per_tok", 6, "top_k"),
     ],
@@ -254,8 +312,6 @@ def test_what_is_refused(kind):
     """A configuration that is not ours, in one line that names the key."""
     case = next(case for case, (model_type, _, _) in CASES.items() if model_type == kind)
     config, tensors = parts(theirs(case))
-    if kind == "llama":
-        del config["head_dim"]
     for key, value, *instead in REFUSED[kind]:
         message = refused(to_ours, config | {key: value}, tensors)
         assert (instead or [key])[0] in message and "config.json" in message
@@ -347,6 +403,14 @@ def text(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
+def pipe(name):
+    def replace(folder):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return replace
+
+
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 
@@ -369,6 +433,11 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
         ("shards", text(INDEX, b"{}"), INDEX),
         ("shards", text(INDEX, b"[]"), INDEX),
         ("shards", text(INDEX, b'{"weight_map": {"a": 3}}'), f"weight_map .*{INDEX}"),
+        ("shards", text(INDEX, b'{"weight_map": {"a": "../x.safetensors"}}'), "weight_map"),
+        ("shards", text(INDEX, b'{"weight_map": {"a": "/x.safetensors"}}'), "weight_map"),
+        ("single", pipe(CONFIG), "it is a pipe or a device"),
+        ("single", pipe(WEIGHTS), f"it is a pipe or a device.*{WEIGHTS}"),
+        ("shards", pipe(INDEX), "it is a pipe or a device"),
     ],
 )
 def test_a_damaged_folder(saved, kind, damage, words, tmp_path):
