@@ -24,6 +24,7 @@ from bench.ablation.verdicts import ALPHA, COLUMNS, Contrast, losses_of, pick
 
 SCREENED = {"better": "larger than the noise", "worse": "larger than the noise"}
 ALONE = ["alone", "alone_low", "alone_high"]
+STEP_RATIO = ["step_ratio", "step_ratio_low", "step_ratio_high"]
 
 
 def cells_of(plan):
@@ -82,8 +83,8 @@ class Model:
 
 
 def effects(runs, plan, history=(), measure="loss"):
-    """The DataFrame of the effects of a factorial: the columns of verdicts.judge and ALONE, main
-    effects, then interactions."""
+    """The DataFrame of the effects of a factorial: the columns of verdicts.judge, ALONE and
+    STEP_RATIO, main effects, then interactions."""
     attrs = verdicts.judge(runs, plan, history, measure).attrs
     losses, cells = losses_of(runs, measure), cells_of(plan)
     seen = {arm: pick(losses, [arm]) for arm in cells}
@@ -104,7 +105,7 @@ def effects(runs, plan, history=(), measure="loss"):
                 settle(line, last, plan, diverged, missing)
                 look_ahead(line, last, attrs["margin"], len(family))
             lines += family
-    frame = pd.DataFrame(lines, columns=[*COLUMNS, *ALONE])
+    frame = pd.DataFrame(lines, columns=[*COLUMNS, *ALONE, *STEP_RATIO])
     frame.attrs |= attrs | visible(frame, last)
     return frame
 
@@ -155,9 +156,11 @@ def complete(line, model, runs, curve):
         line |= dict(
             zip(ALONE, (columns[key] for key in ("difference", "low", "high")), strict=True)
         )
+    ratio = step_ratio(model, *term, runs)
+    line |= dict(zip(STEP_RATIO, ratio, strict=True))
     if curve:
         loss, n = curve.loss_at(1) + line["difference"], model.fit.df_resid + 1
-        line |= worth.columns_of(curve, loss, line["se"], n, step_ratio(model, *term, runs))
+        line |= worth.columns_of(curve, loss, line["se"], n, ratio)
 
 
 def text_interval(model, weights, runs):
@@ -174,8 +177,7 @@ def text_interval(model, weights, runs):
 def step_ratio(model, factor, runs):
     """[ratio, low, high] of the time per step at a factor's high level to that at its low level:
     geometric means over the cells of each, with a 95 % interval from those of the cells."""
-    names = ["step_ratio", "step_ratio_low", "step_ratio_high"]
-    logs = np.log(runs.groupby("arm")[names].first().loc[model.arms].to_numpy())  # [cells, 3]
+    logs = np.log(runs.groupby("arm")[STEP_RATIO].first().loc[model.arms].to_numpy())  # [cells, 3]
     high = model.column((factor,)) > 0
     weights = np.where(high, 1 / high.sum(), -1 / (~high).sum())
     half = np.linalg.norm(weights * (logs[:, 2] - logs[:, 1]) / 2)

@@ -110,6 +110,12 @@ class Section:
         values = self.runs.loc[self.runs["arm"] == arm, column].dropna()
         return float(values.iloc[0]) if len(values) else math.nan
 
+    def costs_of(self, row):
+        """{column: cost} of what a row of verdicts is about."""
+        if row["kind"] == "effect":
+            return row
+        return {key: self.cost(row["arm"], key) for key in factorial.STEP_RATIO}
+
     def is_replicate(self, arm):
         return self.plan["arms"].get(arm, {}).get("replicate", False)
 

@@ -43,7 +43,7 @@ def slopes(sizes):
             line[column] = p
     for line in tested:
         line["verdict"] = word_of(line)
-    frame = pd.DataFrame(lines, columns=COLUMNS).fillna({"reason": ""})
+    frame = pd.DataFrame([{"reason": ""} | line for line in lines], columns=COLUMNS)
     frame.attrs |= {"flops": flops.tolist(), "margin": margin}
     return frame
 

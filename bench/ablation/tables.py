@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from bench.ablation import scale
+from bench.ablation.factorial import ALONE, STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number
 SHARES = ("wrong_answers", "wrong_tokens")  # columns of runs on prompts and answers
@@ -77,10 +78,9 @@ def multiple(row, key="worth", ends=(-math.inf, math.inf)):
     return interval(row[key], row[f"{key}_low"], row[f"{key}_high"], text)
 
 
-def step_time(row):
+def step_time(costs):
     """The time of a step, times that of the base, with its interval."""
-    values = (row[key] for key in ("step_ratio", "step_ratio_low", "step_ratio_high"))
-    return interval(*values, lambda value: f"{value:.2f}")
+    return interval(*(costs[key] for key in STEP_RATIO), lambda value: f"{value:.2f}")
 
 
 def without_empty_columns(table):
@@ -109,11 +109,13 @@ def verdicts_table(section):
                 section.verdict_heading: row["verdict"],
                 "difference [95 %]": difference(row),
                 "worth × tokens": multiple(row, ends=section.curve_ends),
-                "step time": step_time(costs_of(section, row)),
+                "step time": step_time(section.costs_of(row)),
                 "parameters": number(section.cost(row["arm"], "parameters"), short),
                 "runs": f"{row['n']:.0f}{diverged}",
                 "more seeds": number(row["more_seeds"], ".0f"),
-                "in the base alone [95 %]": alone(row),
+                "in the base alone [95 %]": interval(
+                    *(row.get(k, math.nan) for k in ALONE), signed
+                ),
                 **outcomes(section, row["arm"] if row["kind"] != "replicate" else ""),
             }
         )
@@ -122,12 +124,6 @@ def verdicts_table(section):
     first["parameters"] = number(section.cost(base, "parameters"), short)
     columns = list(dict.fromkeys(key for row in [*rows, first] for key in row))
     return without_empty_columns(pd.DataFrame([first, *rows], columns=columns).fillna(DASH))
-
-
-def alone(row):
-    """The effect of a factor where all others are as in the base; a dash for other comparisons."""
-    values = (row.get(key, math.nan) for key in ("alone", "alone_low", "alone_high"))
-    return interval(*values, signed)
 
 
 def outcomes(section, arm):
@@ -143,7 +139,7 @@ def tests_table(section):
     factor = section.plan["data"].get("bits_per_byte") or math.nan
     rows = []
     for row in records(section.verdicts):
-        step = costs_of(section, row)["step_ratio"]
+        step = section.costs_of(row)["step_ratio"]
         rows.append(
             {
                 "change": row["name"],
@@ -177,7 +173,7 @@ def measures_table(section):
             continue
         columns.setdefault("change", list(shown["name"]))
         columns[title] = [difference(row) for row in records(shown)]
-        columns[f"verdict by {title.split()[0]} {title.split()[-1]}"] = list(shown["verdict"])
+        columns[f"verdict by {measure.replace('_', ' ')}"] = list(shown["verdict"])
     return without_empty_columns(pd.DataFrame(columns))
 
 
@@ -210,19 +206,6 @@ def missing_table(section):
 
 
 # ---------------------------------------------------------------- costs
-
-
-def costs_of(section, row):
-    """The times per step of what a comparison is about. That of a factor is the ratio of the
-    geometric means over the cells at its two levels."""
-    keys = ("step_ratio", "step_ratio_low", "step_ratio_high")
-    if row["kind"] != "effect":
-        return {key: section.cost(row["arm"], key) for key in keys}
-    logs = {True: [], False: []}
-    for arm, cell in section.cells.items():
-        logs[bool(cell.get(row["arm"]))].append(math.log(section.cost(arm, "step_ratio")))
-    value = math.exp(np.mean(logs[True]) - np.mean(logs[False]))
-    return dict(zip(keys, (value, math.nan, math.nan), strict=True))
 
 
 def costs_table(section):
@@ -280,7 +263,7 @@ def parts_table(sections):
                     "change": row["name"],
                     "worth × tokens": multiple(row, ends=section.curve_ends),
                     "difference [95 %]": difference(row),
-                    "step time": step_time(costs_of(section, row)),
+                    "step time": step_time(section.costs_of(row)),
                     "verdict": row["verdict"],
                     "runs": f"{row['n']:.0f}",
                     "text": plan["data"]["dataset"],
