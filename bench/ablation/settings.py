@@ -142,6 +142,9 @@ def read(argv, usage):
     given = shorten_warmup(given, argv)
     if "arms" in typed(argv) and not typed(argv) & {"design", "axis"}:  # not a config file's design
         given["design"] = "scale" if "scale" in given.get("design", "").split(",") else "arms"
+    if "dataset" in typed(argv):  # a config file's question and prompt are about its own text
+        for key in {"question", "prompt"} - typed(argv):
+            given.pop(key, None)
     if words:
         fix = "write --key=value, or name a config file that ends in .py"
         raise UserError(f"cannot read {words[0]}", "command line", fix)

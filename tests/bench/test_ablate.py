@@ -138,6 +138,16 @@ def test_matched_arms_cost_what_the_base_does(data_dir, tmp_path, config, kind):
             assert each.match["mlp_width"] == costs.mlp_width(c)
 
 
+def test_a_text_of_ones_own_gets_neither_the_question_nor_the_prompt_of_a_config_file():
+    path = str(ROOT / "config/ablate_shakespeare.py")
+    config, _ = settings.read([path], "")
+    assert config.prompt == "ROMEO:" and "Shakespeare" in config.question
+    config, _ = settings.read([path, "--dataset=mine"], "")
+    assert config.prompt == "" and "Shakespeare" not in config.question
+    config, _ = settings.read([path, "--dataset=mine", "--prompt=Dear", "--question=Why?"], "")
+    assert config.prompt == "Dear" and config.question == "Why?"
+
+
 def test_matched_in_time_is_matched_in_steps(data_dir, tmp_path):
     _, base = settings.read(arguments(data_dir, tmp_path, "--axis=norm", "--max_iters=100"), "")
     found = names(base, arms=dict(slow=dict(norm="rmsnorm")))

@@ -45,7 +45,8 @@ def test_crash_and_hang_are_failed_rows_and_the_others_run(
     reason = "out of memory (batch_size=4): choose a smaller one"
     assert rows["crash", 0, 1, "report"]["reason"] == reason
     assert rows["hang", 1, 1, "report"]["reason"] == "over the limit of 1 s"
-    assert "the table" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "the table" in printed and printed.splitlines()[-1] == str(out / "report.html")
     done = [row for row in rows.values() if row["status"] == "done"]
     commands = [
         dict(word[2:].split("=", 1) for word in row["command"].split() if word.startswith("--"))
