@@ -52,7 +52,7 @@ from tokens.token_files import (
     write_meta,
 )
 from tokens.tokenizer import ByteTokenizer, CharTokenizer, train_bpe
-from tokens.writing import Corpus, PairRows, end_of_text, write_corpus, write_pairs
+from tokens.writing import Corpus, PairRows, write_corpus, write_pairs
 
 SMALL = [name for name in NAMED if NAMED[name].small]  # train.py prepares them if missing
 VOCAB_SIZE = 8192  # of --tokenizer=bpe
@@ -195,14 +195,14 @@ def describe(meta, tokenizer, skipped):
         print("  losses on it compare only roughly with published ones.")
 
     kind, size = meta["tokenizer"], meta["vocab_size"]
-    words = {"char": "characters", "byte": "bytes", "gpt2": "GPT-2 tokens", "bpe": "tokens"}[kind]
-    print(f"  vocabulary: {size:,} {words}")
+    words = {"char": "characters", "byte": "bytes", "gpt2": "GPT-2 tokens"}
+    print(f"  vocabulary: {size:,} {words.get(kind, 'tokens')}")
     if kind == "char" and size <= 100:
         text, width = repr("".join(tokenizer.chars)), WIDTH - 4
         for start in range(0, len(text), width):
             print(f"    {text[start : start + width]}")
     if "documents" in meta["splits"]["train"]:
-        end = "a blank line" if end_of_text(tokenizer) is None else "<|endoftext|>"
+        end = tokenizer.decode([tokenizer.end]) if tokenizer.stops else "a blank line"
         print(f"  after each document comes {end}")
 
     for split, entry in meta["splits"].items():
@@ -327,7 +327,7 @@ def print_inspection(folder):
     print_table(titles, rows, numbers=(1, 2, 3, 4))
 
     head = np.asarray(splits["train"][: 50 * SHOWN])
-    ends = [] if end_of_text(tokenizer) is None else np.flatnonzero(head == end_of_text(tokenizer))
+    ends = np.flatnonzero(head == tokenizer.end) if tokenizer.stops else []
     for part in np.split(head, np.add(ends[:3], 1).astype(int))[:3]:
         text = repr(tokenizer.decode(part[:SHOWN])[:SHOWN])
         print(textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  "))

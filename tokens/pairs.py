@@ -2,9 +2,9 @@
 Prompt/answer pairs, for supervised fine-tuning, and preferences, for learning from comparisons: the
 batches of token files with a mask. As tokens a pair is
 
-    prompt   the same tokens as for --start in sample.py: the start token if it is empty      mask 0
+    prompt   the same tokens as for --start in sample.py, with bos if the model wants one     mask 0
     answer   encoded separately, so that the prompt has the same tokens as in sampling        mask 1
-    end      the end token: <|endoftext|>, or a newline for characters and bytes              mask 1
+    end      the end token: <|endoftext|>, </s>, or a newline for characters and bytes        mask 1
 
 Only tokens with mask 1 are learned, since the loss of a prompt teaches nothing about answering
 (Ouyang et al. 2022, arXiv:2203.02155; Zhou et al. 2023, arXiv:2305.11206). A pair begins where the

@@ -1,13 +1,14 @@
 """
 Tokenizers: a token is a character, a byte, or a piece of text that byte-pair encoding found.
 
-They share one small interface: `vocab_size`, `start` (the id used for an empty prompt),
-`encode(text)`, `decode(ids)`, `decode_bytes(ids)` and `to_json()`, which `tokenizer_from_json`
-reverses. `encode_batches` encodes long texts on all cores.
+They share the interface of `Tokenizer`; `tokenizer_from_json` reverses `to_json()`.
+`encode_batches` encodes long texts on all cores.
 """
 
 import base64
+import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -18,13 +19,34 @@ from common.errors import UserError, one_line
 END = "<|endoftext|>"
 
 
-class CharTokenizer:
+class Tokenizer:
+    """What all have, with vocab_size, encode(text) -> (T,) ids, decode_bytes(ids) and to_json()."""
+
+    start = 0  # the id that stands for an empty prompt
+    bos = None  # the id before each document and prompt, if the model wants one
+    end = 0  # the id after an answer
+    stops = ()  # ids that end a text, first `end`; without any, a blank line ends a document
+
+    def prompt(self, text):
+        """The ids, at least one, of a text that the model is to continue."""
+        first = [] if self.bos is None else [self.bos]
+        return first + self.encode(text).tolist() or [self.start]
+
+    def decode(self, ids):
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def cut(self, text):
+        """The last place where a text can be cut without changing its tokens, 0 if none."""
+        return len(text)
+
+
+class CharTokenizer(Tokenizer):
     """A token is a character; ids follow the order of `chars`."""
 
     def __init__(self, chars):
         self.chars = chars
         self.vocab_size = len(chars)
-        self.start = max(chars.find("\n"), 0)
+        self.start = self.end = max(chars.find("\n"), 0)
         self.codes = np.frombuffer(chars.encode("utf-32-le"), "<u4")  # (V,) code points
 
         # The id of each code point, -1 for none; the last entry stands for all greater code points.
@@ -59,18 +81,15 @@ class CharTokenizer:
         return {"kind": "char", "chars": self.chars}
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """A token is one of the 256 bytes of a utf-8 text, so that every text can be encoded."""
 
     vocab_size = 256
-    start = ord("\n")
+    start = end = ord("\n")
 
     def encode(self, text):
         # Python decodes bytes of a command line that are not utf-8 as surrogates.
         return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype(np.int64)
-
-    def decode(self, ids):
-        return self.decode_bytes(ids).decode("utf-8", "replace")
 
     def decode_bytes(self, ids):
         return np.asarray(ids).astype(np.uint8).tobytes()
@@ -79,14 +98,30 @@ class ByteTokenizer:
         return {"kind": "byte"}
 
 
-class BPETokenizer:
-    """Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) by tiktoken. A text that spells a
-    special token is encoded as ordinary text, so that no text can end a document."""
+class ModelTokenizer(Tokenizer):
+    """A tokenizer with special tokens, by default <|endoftext|> alone. A text that spells one is
+    encoded as ordinary text, so that no text can end a document."""
 
-    def __init__(self, encoding):
+    def mark(self, special, bos=None, stops=None):
+        """Set what ids of special tokens mean, given {token: id}."""
+        own = [special[token] for token in special if token == END]
+        self.stops = tuple(own if stops is None else stops)
+        self.marks = {} if stops is None else {"bos": bos, "stops": [*stops]}
+        self.bos = bos
+        self.end = self.stops[0] if self.stops else 0
+        self.start = self.end if bos is None else bos
+
+
+class BPETokenizer(ModelTokenizer):
+    """Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) by tiktoken."""
+
+    def __init__(self, encoding, **marks):
         self.encoding = encoding
         self.vocab_size = encoding.n_vocab
-        self.start = encoding._special_tokens.get(END, 0)
+        self.mark(encoding._special_tokens, **marks)
+
+    def cut(self, text):
+        return safe_cut(text)
 
     def encode(self, text):
         """(T,) ids. Half a character, \\ud800 to \\udfff, is read as U+FFFD. Raises UserError if
@@ -101,9 +136,6 @@ class BPETokenizer:
             what = "tiktoken cannot encode this: a byte has no token, or a million spaces follow"
             raise UserError(what, "prompt or text", "shorten it, or leave such bytes out") from None
 
-    def decode(self, ids):
-        return self.decode_bytes(ids).decode("utf-8", "replace")
-
     def decode_bytes(self, ids):
         return self.encoding.decode_bytes(np.asarray(ids).tolist())
 
@@ -117,7 +149,47 @@ class BPETokenizer:
             "pat_str": self.encoding._pat_str,
             "special_tokens": self.encoding._special_tokens,
             "ranks": [base64.b64encode(token).decode() for token in ranks],
-        }
+        } | self.marks
+
+
+class SentencePieceTokenizer(ModelTokenizer):
+    """SentencePiece's byte-pair encoding (Kudo & Richardson 2018, arXiv:1808.06226), as LLaMA 2 has
+    it, by the `tokenizers` library, given its tokenizer.json. A blank is part of the word after it.
+    Most put one before each text: decoded, a text that has none begins with one."""
+
+    def __init__(self, content, **marks):
+        from tokenizers import Tokenizer as Library
+
+        self.content, self.library = content, Library.from_str(json.dumps(content))
+        self.library.encode_special_tokens = True  # as ordinary text
+        tokens = self.library.encode("a", add_special_tokens=False).tokens
+        self.prefix = " " * tokens[0].startswith("\u2581")  # a blank before each text
+        self.vocab_size = self.library.get_vocab_size()
+        special = {token["content"]: token["id"] for token in content["added_tokens"]}
+        pieces = [self.library.id_to_token(i) for i in range(self.vocab_size)]
+        if None in pieces:
+            raise ValueError("its ids have gaps")
+        self.bytes = [
+            bytes([int(piece[3:5], 16)])
+            if re.fullmatch("<0x[0-9A-F]{2}>", piece)
+            else piece.replace("\u2581", " ").encode()
+            for piece in pieces
+        ]
+        self.mark(special, **marks)
+
+    def cut(self, text):
+        return max((match.start() for match in re.finditer(r"(?<=\w) ", text)), default=0)
+
+    def encode(self, text):
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        ids = self.library.encode(text.removeprefix(self.prefix), add_special_tokens=False).ids
+        return np.array(ids, dtype=np.int64)
+
+    def decode_bytes(self, ids):
+        return b"".join(self.bytes[i] for i in np.asarray(ids).tolist())
+
+    def to_json(self):
+        return {"kind": "sentencepiece", "tokenizer": self.content} | self.marks
 
 
 # ---------------------------------------------------------------- from JSON
@@ -134,13 +206,24 @@ def tokenizer_from_json(data, where="tokenizer.json", fix=FIX):
             if not data["chars"] or len(set(data["chars"])) < len(data["chars"]):
                 raise ValueError("chars is empty, or holds a character twice")
             return CharTokenizer(data["chars"])
+        if kind == "byte":
+            return ByteTokenizer()
+        if kind not in ("bpe", "sentencepiece"):
+            raise ValueError(
+                f"its kind is not char, byte, bpe or sentencepiece: {str(kind)[:40]!r}"
+            )
+        marks = {key: data[key] for key in ("bos", "stops") if key in data}
         if kind == "bpe":
-            return BPETokenizer(encoding_from_json(data))
-        if kind != "byte":
-            raise ValueError(f"its kind is not char, byte or bpe but {str(kind)[:40]!r}")
-        return ByteTokenizer()
-    except ImportError:
-        raise UserError("this tokenizer needs tiktoken", where, "pip install tiktoken") from None
+            tokenizer = BPETokenizer(encoding_from_json(data), **marks)
+        else:
+            tokenizer = SentencePieceTokenizer(data["tokenizer"], **marks)
+        ids = [*tokenizer.stops, *([] if tokenizer.bos is None else [tokenizer.bos])]
+        if not all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in ids):
+            raise ValueError("bos and stops are not ids")
+        return tokenizer
+    except ImportError as error:
+        fix = f"pip install {error.name}"
+        raise UserError(f"this tokenizer needs {error.name}", where, fix) from None
     except Exception as error:  # a key is missing or of another kind, a pattern is no pattern, ...
         what = f"the tokenizer is garbled: {type(error).__name__} {one_line(error)}"
         raise UserError(what, where, fix) from None
@@ -244,8 +327,10 @@ def encode_batches(tokenizer, texts, documents):
     def encode(batch):
         return [(tokenizer.encode(text), len(text.encode())) for text in batch]
 
-    cut = safe_cut if isinstance(tokenizer, BPETokenizer) else len
-    batches = groups(texts) if documents else ([piece] for piece in pieces(texts, cut))
+    if documents:
+        batches = groups(texts)
+    else:
+        batches = ([piece] for piece in pieces(texts, tokenizer.cut))
     cores = os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as pool:
         while waiting := [*islice(batches, 2 * cores)]:

@@ -11,8 +11,8 @@ corpus grows, val in [0.05, 0.15), train the rest. So a document stays in val, o
 many others are added, and copies of a document are in one split. With few documents the shares are
 made by size (see `few_documents`). Pairs are split by their order.
 
-After each document comes <|endoftext|>, or a blank line if the vocabulary has no such token
-(characters, bytes).
+After each document comes the tokenizer's end token, <|endoftext|> or </s>, or a blank line if it
+has none (characters, bytes).
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from common.errors import UserError
 from tokens.token_files import TokenFile
-from tokens.tokenizer import END, BPETokenizer, encode_batches
+from tokens.tokenizer import encode_batches
 
 BAR = dict(disable=None, leave=False, unit_scale=True)  # on terminals only, removed at the end
 TEST_SHARE, TEST_TOKENS = 0.01, 50_000
@@ -204,33 +204,28 @@ def few_documents(sizes, share):
 # ---------------------------------------------------------------- texts to tokens
 
 
-def end_of_text(tokenizer):
-    """The id of <|endoftext|>, None if the vocabulary has no such token."""
-    if isinstance(tokenizer, BPETokenizer):
-        return tokenizer.encoding._special_tokens.get(END)
-    return None
-
-
 def encoded(parts, tokenizer, documents):
     """Yield (split, ids, bytes of their text) of (split, text) parts: of each document, or of
-    consecutive pieces of a running text. <|endoftext|> follows each document if there is one."""
+    consecutive pieces of a running text. A document stands between the tokenizer's bos and end, or
+    ends with a blank line."""
     if not documents:
         for split, group in groupby(parts, key=lambda part: part[0]):
             for ids, n_bytes in encode_batches(tokenizer, (text for _, text in group), False):
                 yield split, ids, n_bytes
         return
 
-    end, waiting = end_of_text(tokenizer), deque()
+    first = [] if tokenizer.bos is None else [tokenizer.bos]
+    last, waiting = [*tokenizer.stops[:1]], deque()
 
     def texts():
         for split, text in parts:
             if text:
                 waiting.append(split)
                 newlines = len(text) - len(text.rstrip("\n"))
-                yield text + "\n\n"[newlines:] if end is None else text  # a blank line
+                yield text if last else text + "\n\n"[newlines:]
 
     for ids, n_bytes in encode_batches(tokenizer, texts(), documents=True):
-        yield waiting.popleft(), ids if end is None else np.append(ids, end), n_bytes
+        yield waiting.popleft(), np.concatenate([first, ids, last]).astype(np.int64), n_bytes
 
 
 def write_parts(parts, tokenizer, folder, documents, size, source):
@@ -333,10 +328,9 @@ def write_pairs(pairs, make_tokenizer, folder):
             yield from (prompt + answer for prompt, answer in row)
 
     tokenizer = make_tokenizer(lambda: chars, learned, True)
-    if tokenizer.decode([tokenizer.start]) not in ("\n", END):
-        what = f"this tokenizer has no {END} to end an answer with"
+    if not tokenizer.stops and tokenizer.decode([tokenizer.end]) != "\n":
         fix = "use --tokenizer=gpt2, or that of another model"
-        raise UserError(what, "--tokenizer", fix)
+        raise UserError("this tokenizer has no token that ends an answer", "--tokenizer", fix)
 
     share = share_of_test(tokenizer, sample.replace("\0", "\n"), characters)
     test = min(math.ceil(share * count), int(MOST * count))
@@ -352,22 +346,22 @@ def write_pairs(pairs, make_tokenizer, folder):
 
 def write_rows(path, rows, tokenizer):
     """Write the pairs of some rows. Returns the entry of the split in meta.json."""
-    ends_line = tokenizer.decode([tokenizer.start]) == "\n"
 
     def texts():
         for where, pairs in rows:
             for prompt, answer in pairs:
-                if ends_line and "\n" in answer:
+                if not tokenizer.stops and "\n" in answer:
                     what = "the answer has several lines, but a newline ends an answer"
                     raise UserError(what, where, "use --tokenizer=gpt2")
                 yield from (prompt, answer)
 
     file = TokenFile(path, tokenizer.vocab_size, masked=True)
+    first = [] if tokenizer.bos is None else [tokenizer.bos]
     count, longest = 0, 0
     results = encode_batches(tokenizer, texts(), documents=True)
     for (prompt, prompt_bytes), (answer, answer_bytes) in zip(results, results, strict=True):
-        prompt = prompt if len(prompt) else [tokenizer.start]
+        prompt = [*first, *prompt] or [tokenizer.start]
         mask = bytes(len(prompt)) + b"\1" * (len(answer) + 1)
-        file.add([*prompt, *answer, tokenizer.start], prompt_bytes + answer_bytes, mask)
+        file.add([*prompt, *answer, tokenizer.end], prompt_bytes + answer_bytes, mask)
         count, longest = count + 1, max(longest, len(mask))
     return file.close() | {"pairs": count, "longest": longest}
