@@ -125,35 +125,23 @@ def test_alternatives_end_where_the_terminal_does(terminal, capsys):
 # ---------------------------------------------------------------- attention maps
 
 
-def outputs(model, idx, layer):
-    """What wv and wo of a layer were given and gave, in a plain forward pass."""
-    attn, seen = model.blocks[layer].attn, {}
+def check_map(model, idx, layer):
+    """Weights times values is what the layer gives to wo."""
+    attn, T, seen = model.blocks[layer].attn, idx.size(1), {}
     hooks = [
-        attn.wv.register_forward_hook(lambda m, i, o: seen.update(v=o)),
-        attn.wo.register_forward_pre_hook(lambda m, i: seen.update(y=i[0])),
+        attn.wv.register_forward_hook(lambda module, inputs, v: seen.update(v=v)),
+        attn.wo.register_forward_pre_hook(lambda module, inputs: seen.update(y=inputs[0])),
     ]
     model(idx)
     for hook in hooks:
         hook.remove()
-    return seen["v"], seen["y"]
-
-
-def check_map(model, idx, layer):
-    attn = model.blocks[layer].attn
-    weights, T, K = (
-        attention_weights(model, idx, layer).double(),
-        idx.size(1),
-        getattr(attn, "n_kv_head", attn.n_head),
-    )
-    v, y = outputs(model, idx, layer)
-    v = (
-        v.double().view(T, K, -1).transpose(0, 1).repeat_interleave(attn.n_head // K, dim=0)
-    )  # (H, T, D)
-    assert torch.allclose((weights @ v).transpose(0, 1).reshape(T, -1), y[0].double(), atol=1e-5)
-    assert (
-        torch.allclose(weights.sum(-1), torch.ones(attn.n_head, T).double(), atol=1e-5)
-        and weights.triu(1).abs().max() == 0
-    )
+    H, K = attn.n_head, getattr(attn, "n_kv_head", attn.n_head)
+    weights = attention_weights(model, idx, layer).double()
+    v = seen["v"].double().view(T, K, -1).transpose(0, 1).repeat_interleave(H // K, 0)  # (H, T, D)
+    y = (weights @ v).transpose(0, 1).reshape(T, -1)
+    assert torch.allclose(y, seen["y"][0].double(), atol=1e-5)
+    assert torch.allclose(weights.sum(-1), torch.ones(H, T).double(), atol=1e-5)
+    assert weights.triu(1).abs().max() == 0
 
 
 @torch.no_grad()
@@ -180,10 +168,8 @@ def test_attention_map_explains_the_models_attention(arm):
 def test_attention_map_of_the_readable_models(model):
     for T in (1, 8, 21):
         check_map(model.eval(), tokens(model.config, 1, T), 1)
-    assert (
-        not model.blocks[1].attn.wv._forward_hooks
-        and not model.blocks[1].attn.wo._forward_pre_hooks
-    )
+    attn = model.blocks[1].attn
+    assert not attn.wv._forward_hooks and not attn.wo._forward_pre_hooks
 
 
 def test_picture_is_a_png_with_a_panel_per_head():

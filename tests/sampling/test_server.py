@@ -401,48 +401,46 @@ def test_half_a_request_line_is_given_up(taken, running, monkeypatch):
         until(connection, b'"end": "length"')
 
 
-def test_too_many_open_files_are_one_line(runs):
-    """The server waits and goes on."""
+def serve(run, limit=""):
+    """(the process of a server, its port)"""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "sample.py", f"--out_dir={runs[0]}", "--device=cpu", "--serve"]
-    shell = f"ulimit -n 30; exec {' '.join(command)} --port={port}"
+    command = f"{sys.executable} sample.py --out_dir={run} --device=cpu --serve --port={port}"
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen(["bash", "-c", shell], cwd=ROOT, **pipes)
+    process = subprocess.Popen(["bash", "-c", f"{limit} exec {command}"], cwd=ROOT, **pipes)
+    assert process.stdout.readline().startswith(f"http://127.0.0.1:{port} ")
+    return process, port
+
+
+def stopped(process):
+    """What a server printed as errors, after Ctrl-C."""
+    process.send_signal(signal.SIGINT)
     try:
-        assert process.stdout.readline().startswith("http")
-        many = [socket.create_connection(("127.0.0.1", port)) for _ in range(30)]
-        time.sleep(1)
-        for connection in many:
-            connection.close()
-        with send(port, prompt="the", max_new_tokens=1) as connection:
-            until(connection, b'"end": "length"')
-        process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130 and "Traceback" not in err
-    assert err.count("warning: the server: [Errno 24] Too many open files\n") == 1
+    return err
+
+
+def test_too_many_open_files_are_one_line(runs):
+    """The server waits and goes on."""
+    process, port = serve(runs[0], "ulimit -n 30;")
+    many = [socket.create_connection(("127.0.0.1", port)) for _ in range(30)]
+    time.sleep(1)
+    for connection in many:
+        connection.close()
+    with send(port, prompt="the", max_new_tokens=1) as connection:
+        until(connection, b'"end": "length"')
+    assert stopped(process).count("warning: the server: [Errno 24] Too many open files\n") == 1
 
 
 def test_ctrl_c_ends_quietly_and_a_taken_port_is_one_line(runs):
-    with socket.socket() as taken_port:
-        taken_port.bind(("127.0.0.1", 0))
-        port = taken_port.getsockname()[1]
-        with pytest.raises(UserError, match=f"cannot listen.*port={port}.*choose another"):
-            sample.main([f"--out_dir={runs[0]}", "--serve", f"--port={port}"])
-    command = [sys.executable, "sample.py", f"--out_dir={runs[0]}", "--device=cpu", "--serve"]
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen([*command, f"--port={port}"], cwd=ROOT, **pipes)
-    try:
-        assert process.stdout.readline().startswith(f"http://127.0.0.1:{port} ")
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130 and err.splitlines()[-1] == "stopped"
-    assert "Traceback" not in err
+    process, port = serve(runs[0])
+    with pytest.raises(UserError, match=f"cannot listen.*port={port}.*choose another"):
+        sample.main([f"--out_dir={runs[0]}", "--serve", f"--port={port}"])
+    assert stopped(process).splitlines()[-1] == "stopped"
 
 
 def test_without_its_packages_it_says_what_to_install(runs, monkeypatch):
@@ -458,7 +456,6 @@ def test_without_its_packages_it_says_what_to_install(runs, monkeypatch):
     "options, words",
     [
         (["--prompts=a.txt"], "serve does not go with prompts"),
-        (["--jsonl"], "serve does not go with jsonl"),
         (["--compare=a,b,c"], "two models at most"),
         (["--port=70000"], "port=70000 is above 65535"),
     ],
