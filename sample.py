@@ -58,11 +58,9 @@ def write_samples(model, tokenizer, rows, config, draft=None, tally=None, show=l
     a single row only. show: called with each piece of text as it is generated."""
     explain = config.jsonl or config.show_probs
     samples = [Sample(prompt, tokenizer, config.stop, explain) for prompt, _ in rows]
-    ids = [list(tokenizer.encode(prompt)) or [tokenizer.start] for prompt, _ in rows]
-    seeds = [
-        seed_for(config.seed, number, *map(int, row))
-        for (_, number), row in zip(rows, ids, strict=True)
-    ]
+    ids = [tokenizer.encode(prompt).tolist() or [tokenizer.start] for prompt, _ in rows]
+    numbers = [number for _, number in rows]
+    seeds = [seed_for(config.seed, n, *row) for n, row in zip(numbers, ids, strict=True)]
     idx, pad = ragged(ids, next(model.parameters()).device)  # (B, T)
     settings = dict(context=config.context, vocab_size=tokenizer.vocab_size, **config.settings())
     if draft is None:
@@ -70,11 +68,11 @@ def write_samples(model, tokenizer, rows, config, draft=None, tally=None, show=l
     else:
         from sampling.speculative import speculate
 
-        drafting = dict(draft=draft, seed=seeds[0], tally=tally)
-        written = speculate(model, idx, config.max_new_tokens, **drafting, **settings)
+        settings |= dict(draft=draft, seed=seeds[0], tally=tally)
+        written = speculate(model, idx, config.max_new_tokens, **settings)
 
     for step in written:
-        tokens = step.token[:, 0].tolist()
+        tokens = step.token.flatten().tolist()
         for sample, token, logits in zip(samples, tokens, step.logits, strict=True):
             if not sample.done:
                 show(sample.add(token, logits))
@@ -99,7 +97,7 @@ def write_sample(model, tokenizer, prompt, runtime, config, number=0, draft=None
 def load(name, checkpoint="latest", device="cpu"):
     """(model in evaluation mode, tokenizer) of a run folder, of the checkpoint `latest`, `best` or
     a step; or of pretrained weights: gpt2, a folder or hub name of Hugging Face."""
-    return open_weights(name, checkpoint, device)[:2]
+    return open_weights(name, checkpoint, device, not Path(name, "ckpt").is_dir())[:2]
 
 
 def write_text(model, tokenizer, prompt, **keys):
@@ -124,11 +122,10 @@ class Opened(NamedTuple):
     prompts: list  # texts, as this tokenizer can read them
 
 
-def open_weights(name, step, device, pretrained=None):
-    """(model in evaluation mode, tokenizer, what it is) of a run folder or of pretrained weights.
-    pretrained: which of them; None: by whether there is such a run folder."""
-    if pretrained or pretrained is None and not Path(name, "ckpt").is_dir():
-        from weights.hf import open_pretrained
+def open_weights(name, step, device, pretrained):
+    """(model in evaluation mode, tokenizer, what it is) of a run or of pretrained weights."""
+    if pretrained:
+        from weights.pretrained import open_pretrained
 
         model, tokenizer = open_pretrained(name)
         return model.to(device).eval(), tokenizer, name
@@ -147,34 +144,29 @@ def open_model(name, config, runtime, texts, kind):
         place = f"line {i} of {config.prompts}" if config.prompts else ""
         prompts.append(fit(tokenizer, text, place, config.skip_unknown))
     check_context(model, tokenizer, prompts, config)
+    if not all(prompts) and (config.writes() or config.attention):
+        note("the prompt is empty: starting from " + repr(tokenizer.decode([tokenizer.start])))
     if config.knn:
         from sampling.knn import Datastore, WithNeighbours, identity
 
         store = Datastore(config.knn, identity(checkpoint.find(name, config.checkpoint)))
-        keys, share = len(store.tokens), store.weight
-        note(f"{keys:,} keys of {config.knn}, weight {share:g}; decoding in float32")
+        size, share = len(store.tokens), store.weight
+        note(f"{size:,} keys of {config.knn}, weight {share:g}; decoding in float32")
         return Opened(name, WithNeighbours(model, store), tokenizer, prompts)
 
-    if not all(prompts) and (config.writes() or config.attention):
-        note("the prompt is empty: starting from " + repr(tokenizer.decode([tokenizer.start])))
+    from sampling import fast
+
     # Batches use the model's own forward pass, which is not compiled.
     alone = config.writes() and not config.prompts
     tokens = config.num_samples * config.max_new_tokens if alone else 0
-    return Opened(name, make_fast(model, kind, tokens, config.compile), tokenizer, prompts)
-
-
-def make_fast(model, kind, tokens, compile):
-    """fast.prepare with notes for the user."""
-    from sampling.fast import COMPILE_PAYS, prepare
-
-    compiles = compile is True or compile == "auto" and tokens >= COMPILE_PAYS
+    compiles = config.compile is True or config.compile == "auto" and tokens >= fast.COMPILE_PAYS
     if compiles:
         note("compiling, which takes half a minute the first time")
-    model, reasons = prepare(model, kind, tokens, compile)
+    model, reasons = fast.prepare(model, kind, tokens, config.compile)
     for reason in reasons:
         if compiles or not reason.startswith("decoding"):
             note(reason)
-    return model
+    return Opened(name, model, tokenizer, prompts)
 
 
 def check_context(model, tokenizer, prompts, config):
@@ -226,16 +218,14 @@ def write_all(opened, config, runtime, draft, tally):
     size = ROWS if config.prompts and not config.draft else 1
     streamed = size == 1 and not config.jsonl and not config.compare
     for first in range(0, len(rows), size):
-        batch = rows[first : first + size]
         written = []
-        for o in opened:
-            inputs = [(o.prompts[i], number) for i, number in batch]
+        for _, model, tokenizer, prompts in opened:
+            inputs = [(prompts[i], number) for i, number in rows[first : first + size]]
             if streamed:
-                prompt, number = inputs[0]
-                options = (runtime, config, number, draft, tally)
-                written.append([write_sample(o.model, o.tokenizer, prompt, *options)])
+                options = (runtime, config, inputs[0][1], draft, tally)
+                written.append([write_sample(model, tokenizer, inputs[0][0], *options)])
             else:
-                written.append(write_samples(o.model, o.tokenizer, inputs, config, draft, tally))
+                written.append(write_samples(model, tokenizer, inputs, config, draft, tally))
         for samples in zip(*written, strict=True):
             report(opened, samples, config, streamed)
 
@@ -281,7 +271,8 @@ def main(argv):
         listener = server.listen(config.port)
 
     runtime = set_up(config.device, "float32" if config.dtype == "int8" else config.dtype)
-    note("\n".join(runtime.reasons))
+    for reason in runtime.reasons:
+        note(reason)
     kind = "int8" if config.dtype == "int8" else runtime.dtype
     runtime.dtype = "float32"  # the weights are converted to `kind` instead of autocast
 

@@ -45,10 +45,12 @@ def one_line(error, most=160):
     return printable(" ".join(text.split()))[:most]
 
 
-def folded(text, indent):
-    """A line as it is printed: on a terminal its continuation lines are indented by `indent` cells;
-    elsewhere it stays one line, for programs that search it."""
-    if not sys.stdout.isatty():
+def folded(text, indent=2, stream=None):
+    """A line as it is printed to a stream (None: stdout), without control characters. On a terminal
+    it is folded between words, and its continuation lines are indented by `indent` cells; elsewhere
+    it stays one line, for programs that search it."""
+    text = printable(text)
+    if not (stream or sys.stdout).isatty():
         return text
     width = max(2 * indent, shutil.get_terminal_size().columns)
     wrap = dict(break_on_hyphens=False, break_long_words=False)
@@ -104,7 +106,7 @@ def run(main):
             traceback.print_exc()
         status, message = explained(error)
         if status == 1 or speaks():  # every rank finds the same mistake, so only one prints it
-            print(f"error: {message}", file=sys.stderr)
+            print(folded(f"error: {message}", 7, sys.stderr), file=sys.stderr)
 
     try:
         if sys.stdout is not None:

@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from common.errors import Failure, UserError, one_line, printable
+from common.errors import Failure, UserError, folded, one_line
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,7 +36,7 @@ def warn_once(text, kind="warning"):
     """Print a warning, or a note, to stderr, unless it was printed before."""
     if text not in warned:
         warned.add(text)
-        print(f"{kind}: {printable(text)}", file=sys.stderr, flush=True)
+        print(folded(f"{kind}: {text}", 2, sys.stderr), file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- writing

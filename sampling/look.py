@@ -13,7 +13,7 @@ import sys
 import torch
 from torch.nn import functional as F
 
-from common.errors import UserError, printable
+from common.errors import UserError, folded, printable
 from sampling.decoding import Reader, pieces
 
 LEVELS = [  # (surprise below so many nats, colour of the token on a terminal)
@@ -29,7 +29,7 @@ NARROWEST = 35  # cells of a column of text and its margin
 
 
 def note(text):
-    print(printable(text, keep="\n"), file=sys.stderr, flush=True)
+    print(folded(text, 2, sys.stderr), file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- the user's texts

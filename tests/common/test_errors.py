@@ -10,7 +10,7 @@ import pytest
 
 import sample
 from common import errors, files
-from common.errors import Failure, UserError
+from common.errors import Failure, UserError, folded
 from common.files import ROOT
 from common.runtime import find_ranks
 from sampling.look import note
@@ -188,5 +188,18 @@ def test_an_error_is_one_line_without_escape_sequences(error, status, message):
 
 def test_warnings_and_notes_have_no_escape_sequences(capsys):
     files.warn_once("\x1b]0;title\x07")
-    note("from out\x1b[31m\nseen")
-    assert capsys.readouterr().err == "warning: \\x1b]0;title\\x07\nfrom out\\x1b[31m\nseen\n"
+    note("from out\x1b[31m")
+    assert capsys.readouterr().err == "warning: \\x1b]0;title\\x07\nfrom out\\x1b[31m\n"
+
+
+@pytest.mark.parametrize("show", [note, files.warn_once, lambda text: print(folded(text))])
+def test_no_word_is_broken_at_the_end_of_a_terminal(show, capsys, monkeypatch):
+    text = "a-word " * 30 + "a/long/path" * 9
+    monkeypatch.setenv("COLUMNS", "80")
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    show(text)
+    printed = "".join(capsys.readouterr())
+    assert printed.split()[-31:] == text.split()
+    lines = printed.splitlines()
+    assert len(lines) == 4 and max(map(len, lines[:-1])) <= 80
