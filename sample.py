@@ -125,7 +125,7 @@ class Opened(NamedTuple):
 def open_weights(name, step, device, pretrained):
     """(model in evaluation mode, tokenizer, what it is) of a run or of pretrained weights."""
     if pretrained:
-        from weights.pretrained import open_pretrained
+        from weights.hf import open_pretrained
 
         model, tokenizer = open_pretrained(name)
         return model.to(device).eval(), tokenizer, name
