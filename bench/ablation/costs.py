@@ -24,7 +24,7 @@ from training.start import make_run
 
 WARM_UP = 3  # steps that are not timed; the first one compiles
 ROUNDS = 50  # of all arms in turn; fewer if they take long
-EVALUATED = 5  # rounds of evaluation and decoding
+FEW = 5  # rounds of decoding, and the least of training
 SECONDS = 15  # per arm, for all its rounds of training
 DECODED = 32  # tokens written in a round of decoding
 
@@ -131,14 +131,6 @@ class Probe:
         self.synchronize()
         return time.perf_counter() - began
 
-    def evaluate(self):
-        """The time of one batch of an evaluation."""
-        split = self.run.data.sources[0].splits["val"]
-        one_batch = 1 + self.run.config.batch_size * self.run.learner.model.config.block_size
-        began = time.perf_counter()
-        train.evaluate(self.run, split, one_batch)
-        return time.perf_counter() - began
-
     def decode(self):
         """Times of single tokens after a prompt of half the context, batch 1, with a cache."""
         model, runtime, times = self.run.learner.model, self.run.runtime, []
@@ -187,15 +179,15 @@ def time_arms(arms, threads, rounds=None, tries=1):
                 disturbed = why_disturbed(arms, steps, work.share())
                 if not disturbed:
                     break
-            few = 1 + min(rounds, EVALUATED)  # the first round does not count
-            evaluations = in_turn(probes, Probe.evaluate, few, say)
+            few = 1 + min(rounds, FEW)  # the first round does not count
             decodings = in_turn(probes, Probe.decode, few, say)
     finally:
         torch.set_num_threads(threads_before)
+    ratios = {} if disturbed else {name: steps[name] / steps["base"] for name in probes}
     rows = []
     for name, probe in probes.items():
-        row = known_costs(name, arms[name], probe) | step_costs(name, probe, steps, disturbed)
-        row["evaluation_ms_per_batch"] = quartiles(evaluations[name][1:])["median"]
+        row = row_of(name, arms[name], probe, steps[name], ratios.get(name))
+        row["quiet"], row["disturbed"] = not disturbed, disturbed
         row["decode_ms_per_token"] = quartiles(np.concatenate(decodings[name][1:]))
         rows.append(row | {"threads": threads})
     return rows, failed
@@ -206,7 +198,7 @@ def in_turn(probes, function, rounds, say, seconds=math.inf):
     rounds, and then no more than fit into `seconds`."""
     results, end = {name: [] for name in probes}, time.perf_counter() + seconds
     for place, (number, name) in enumerate(turns(probes, rounds)):
-        if place % len(probes) == 0 and number > EVALUATED and time.perf_counter() > end:
+        if place % len(probes) == 0 and number > FEW and time.perf_counter() > end:
             break
         say(f"{name}: {function.__name__} {number + 1} of {rounds}")
         results[name].append(function(probes[name]))
@@ -225,38 +217,26 @@ def why_disturbed(arms, steps, share):
     return ""
 
 
-def known_costs(name, values, probe):
-    """The columns of costs.jsonl that are known in closed form, and the form of the run."""
+def row_of(name, values, probe, steps, ratios):
+    """The columns of costs.jsonl that are known in closed form, and those about a step. ratios: its
+    times over those of the base, None if the times cannot be believed. "step_ratio" is their median
+    with its 95 % interval."""
     c, runtime = variant_config(values), probe.run.runtime
-    table, number_bytes = costs.parameter_table(c), 4 if runtime.dtype == "float32" else 2
+    step_ratio = None
+    if ratios is not None and name != "base" and len(ratios) > 1:
+        numbers = np.round(interval(ratios), 4).tolist()
+        step_ratio = dict(zip(("ratio", "low", "high"), numbers, strict=True))
     return {
         "arm": name,
-        "parameters": sum(table.values()),
-        "non_embedding_parameters": table["attention"] + table["mlp"] + table["norms"],
+        "parameters": costs.parameters(c),
         "flops_per_token": costs.flops_per_token(c, c.block_size),
-        "kv_bytes_per_token": costs.kv_bytes_per_token(c, number_bytes),
+        "kv_bytes_per_token": costs.kv_bytes_per_token(c, 4 if runtime.dtype == "float32" else 2),
+        "milliseconds_per_step": quartiles(steps),
+        "step_ratio": step_ratio,
+        "peak_memory_bytes": probe.memory_bytes,
         "compile": values["compile"],
         "device": runtime.device,
         "dtype": runtime.dtype,
-    }
-
-
-def step_costs(name, probe, steps, disturbed):
-    """The columns of costs.jsonl about a step. "step_ratio": its time over that of the base, the
-    median over the rounds with its 95 % interval; None if the times cannot be believed."""
-    step, ratio = quartiles(steps[name]), None
-    if not disturbed and name != "base" and len(steps[name]) > 1:
-        numbers = np.round(interval(steps[name] / steps["base"]), 4).tolist()
-        ratio = dict(zip(("ratio", "low", "high"), numbers, strict=True))
-    return {
-        "milliseconds_per_step": step,
-        "tokens_per_second": round(1000 * probe.run.step_tokens / step["median"], 1),
-        "peak_memory_bytes": probe.memory_bytes,
-        "peak_memory": "measured" if probe.cuda else "held after a forward pass",
-        "steps_timed": len(steps[name]),
-        "step_ratio": ratio,
-        "quiet": not disturbed,
-        "disturbed": disturbed,
     }
 
 
@@ -267,15 +247,17 @@ def quartiles(times):
 
 
 def run_seconds(row, values, val_tokens):
-    """The predicted seconds of a run: start, steps, evaluations, train.py's sample and ours."""
-    batch = values["batch_size"] * values["block_size"]
+    """The predicted seconds of a run: start, steps, evaluations (forward alone, a third of a
+    step's work), train.py's sample and ours."""
+    micro_batch = values["batch_size"] * values["block_size"]
     limit = values.get("eval_tokens") or val_tokens
-    train_tokens = min(train.EVAL_TRAIN_TOKENS, limit)
-    batches = math.ceil(limit / batch) + math.ceil(train_tokens / batch)
+    tokens = limit + min(train.EVAL_TRAIN_TOKENS, limit)
+    step, decode = (row[key]["median"] for key in ("milliseconds_per_step", "decode_ms_per_token"))
+    per_batch = step / values["gradient_accumulation_steps"] / 3
     evaluations = 1 + math.ceil(values["max_iters"] / values["eval_interval"])
     milliseconds = (
-        values["max_iters"] * row["milliseconds_per_step"]["median"]
-        + evaluations * (batches * row["evaluation_ms_per_batch"] + 400)
-        + 500 * row["decode_ms_per_token"]["median"]
+        values["max_iters"] * step
+        + evaluations * (math.ceil(tokens / micro_batch) * per_batch + 400)
+        + 500 * decode
     )
     return 5 + milliseconds / 1000

@@ -190,8 +190,7 @@ def row_of(job, reason, seconds, device=None):
         "command": job.command(),
     }
     versions = stored(job.out_dir, "config.json").get("versions") or {}
-    origin = {key: versions.get(key) for key in ("git_commit", "hardware")}
-    return row | origin | {"versions": versions} | losses
+    return row | {key: versions.get(key) for key in ("git_commit", "hardware")} | losses
 
 
 def final_losses(rows, kind="text"):
@@ -209,7 +208,7 @@ def final_losses(rows, kind="text"):
     return {
         "first_val_loss": points[0][1] if points[0][0] == 0 else None,
         **dict(zip(("final_val_loss", "final_tune", "final_report"), last[1:], strict=True)),
-        **dict(zip(("best_step", "best_val_loss", "best_tune", "best_report"), best, strict=True)),
+        **dict(zip(("best_val_loss", "best_tune", "best_report"), best[1:], strict=True)),
         "train_loss": rows[-1].get("train_loss"),
         "bits_per_byte": None if kind == "pairs" else rows[-1].get("bits_per_byte"),
         "seconds": rows[-1].get("seconds"),

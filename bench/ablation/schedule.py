@@ -108,8 +108,7 @@ def run_more_seeds(sweep, stop):
     stopped."""
     from bench.ablation import rows, verdicts
 
-    content = sweep.describe()
-    for first, end in itertools.pairwise(content["looks"]):
+    for first, end in itertools.pairwise(sweep.describe()["looks"]):
         # A resumed sweep decides by the rows that were known at this look.
         planned, runs = sweep.planned_runs(first), rows.load(sweep.out)
         known = (runs.purpose != "report") | (runs.seed < runs.arm.map(planned))
@@ -119,7 +118,7 @@ def run_more_seeds(sweep, stop):
             for row in sweep.rows.values()
             if row["purpose"] != "report" or row["seed"] < planned[row["arm"]]
         )
-        left = max(0, content["budget_seconds"] - used / len(sweep.slots))
+        left = max(0, sweep.config.budget_seconds - used / len(sweep.slots))
         names = affordable(sweep, undecided, first, end, left)
         print(f"after {first} seeds, undecided: {', '.join(undecided) or 'nothing'}", flush=True)
         if not names:

@@ -39,10 +39,7 @@ DEFAULTS = {
     field.name: field.default for kind in (TrainConfig, VariantConfig) for field in fields(kind)
 }
 # Keys of a sweep that sweep.json has as they are given.
-STORED = (
-    *("question", "prompt", "match", "lr_grid", "tune_seeds", "seeds", "budget_seconds"),
-    "screening",
-)
+STORED = ("question", "prompt", "match", "lr_grid", "tune_seeds", "seeds", "screening")
 
 
 class Sweep:
@@ -62,15 +59,14 @@ class Sweep:
             self.check_arms(say)
 
         self.slots = launch.worker_slots(self.config.workers, self.base["device"])
-        machine = {"compile": self.settle_compile(), "device": self.device_kind}
+        machine = self.settle_machine()
         for arm in arms:
             arm.values |= machine
             arm.code_hash = code_hash(self.run_values(arm))
         if self.config.match != "time":
             self.match()
         self.costs, self.predicted = {}, {}  # arm: its row of costs.jsonl, seconds of a run
-        self.rows = {}  # key of a job: its row of rows.jsonl
-        self.chosen_lr = {}  # arm: multiple of the learning rate
+        self.rows, self.chosen_lr = {}, {}  # key of a job: its row; arm: multiple of the rate
         self.grids = {name: list(self.config.lr_grid) for name in self.tuned_arms()}
         self.margin, self.margin_source = self.config.margin, self.config.margin and "given"
         self.keep_margin()
@@ -103,14 +99,19 @@ class Sweep:
         """Threads of a run."""
         return self.slots[0][1]
 
-    def settle_compile(self):
-        """Whether the runs of all arms are compiled: what train.py chooses for a run of the base.
-        All arms get the same choice, so that it makes no difference between them."""
-        if self.device_kind == "cpu":
-            return timing.start_run(self.run_values(self.arms["base"])).runtime.compile
-        runtime = Runtime(self.device_kind, "float32", 0, 1, [])
+    def settle_machine(self):
+        """The device, number format and compilation of all runs: what train.py chooses for a run of
+        the base, so that they make no difference between arms. A login node, which lacks the
+        device, takes the format of today's GPUs."""
+        kind, dtype = self.device_kind, self.base.get("dtype", "auto")
+        if kind == "cpu":
+            runtime = timing.start_run(self.run_values(self.arms["base"])).runtime
+            return {"device": kind, "dtype": runtime.dtype, "compile": runtime.compile}
+        runtime = Runtime(kind, "float32", 0, 1, [])
         runtime.choose_compile(self.base["compile"], math.inf)
-        return runtime.compile
+        if dtype == "auto":
+            dtype = choose_dtype(kind)[0] if self.device_is_here else "bfloat16"
+        return {"device": kind, "dtype": dtype, "compile": runtime.compile}
 
     def run_values(self, arm):
         """The values of an arm's run, with the vocabulary of the dataset."""
@@ -122,7 +123,9 @@ class Sweep:
         base, vocab_size = self.arms["base"], self.data["vocab_size"]
         for arm in self.arms.values():
             match_arm(arm, base, self.config.match, vocab_size, milliseconds)
-        machine = self.machine_of_results()
+        # What a result depends on besides its code and the keys of train.py.
+        threads = self.threads if self.device_kind == "cpu" else None
+        machine = {"torch": self.facts["torch"].partition("+")[0], "threads": threads}
         for arm in self.arms.values():
             model = variant_config(arm.values, vocab_size)
             resolved = asdict(build(TrainConfig, arm.values)) | asdict(model) | machine
@@ -133,15 +136,6 @@ class Sweep:
                 if key not in NOT_HASHED and (value not in OFF or value != DEFAULTS.get(key))
             }
             arm.config_hash = digest([hashed, self.data["fingerprint"]])
-
-    def machine_of_results(self):
-        """What a result depends on besides its code and the keys of train.py: torch's version, the
-        number format, threads on a CPU."""
-        dtype, kind = self.base.get("dtype", "auto"), self.device_kind
-        if dtype == "auto":  # a login node takes the format of the GPUs of today
-            dtype = choose_dtype(kind)[0] if self.device_is_here else "bfloat16"
-        threads = self.threads if kind == "cpu" else None
-        return {"torch": self.facts["torch"].partition("+")[0], "dtype": dtype, "threads": threads}
 
     # ------------------------------------------------------------ costs
 
@@ -340,12 +334,10 @@ class Sweep:
         started = datetime.now().astimezone().isoformat(timespec="seconds")
         content = {key: getattr(config, key) for key in STORED} | {
             "metric": "final_val_loss",
-            "curve_seeds": CURVE_SEEDS,
             "design": config.design or ",".join(config.designs),
             "base": "base",
             "base_values": values,
             "arms": {arm.name: describe_arm(arm) for arm in self.arms.values()},
-            "lr_grids": {name: sorted(grid) for name, grid in self.grids.items()},
             "chosen_lr": self.chosen_lr,
             # The planned numbers of seeds after which verdicts are read.
             "looks": [n * config.seeds for n in (LOOKS if config.budget_seconds else (1,))],

@@ -58,7 +58,6 @@ def test_a_ratio_compares_an_arm_with_the_base_round_by_round(timed):
     assert ratio["low"] <= ratio["ratio"] <= ratio["high"] and ratio["ratio"] == pytest.approx(0.75)
     assert rows["base again"]["step_ratio"]["ratio"] == 1
     assert rows["swiglu"]["milliseconds_per_step"]["median"] == pytest.approx(30, rel=0.2)
-    assert rows["swiglu"]["tokens_per_second"] > rows["base"]["tokens_per_second"]
 
 
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
@@ -86,7 +85,7 @@ def test_an_arm_is_timed_by_steps_of_a_real_run(data_dir, tmp_path, monkeypatch)
 
     monkeypatch.setattr(train, "train_step", step)
     probe = costs.Probe(values)
-    assert probe.step() > 0 and probe.evaluate() > 0 and len(probe.decode()) == 7
+    assert probe.step() > 0 and len(probe.decode()) == 7
     out = tmp_path / "run"
     monkeypatch.setattr(train, "train_step", train_step)
     train.main([*(f"--{key}={value}" for key, value in values.items()), f"--out_dir={out}"])
@@ -94,20 +93,23 @@ def test_an_arm_is_timed_by_steps_of_a_real_run(data_dir, tmp_path, monkeypatch)
     assert not (tmp_path / "sweep").exists()
 
 
-def test_compile_is_settled_once_by_the_whole_work_of_the_base(data_dir, tmp_path, monkeypatch):
+def test_the_machine_is_settled_once_by_the_whole_work_of_the_base(data_dir, tmp_path, monkeypatch):
     """All arms get what train.py would choose for the base; gradient accumulation counts."""
     rope = arm(rope=dict(position="rope", n_layer=4))
 
     def settled(*more):
         plan = sweep.Sweep(arguments(data_dir, tmp_path, rope, "--match=none", *more), "")
-        return {made.values["compile"] for made in plan.arms.values()}
+        return {(made.values["compile"], made.values["dtype"]) for made in plan.arms.values()}
 
     work = 6 * 27e3 * 4 * 16 * 4  # operations: parameters, batch, context, steps
     monkeypatch.setattr(runtime, "COMPILE_PAYS", 2 * work)
+    monkeypatch.setattr(runtime, "BFLOAT16_PAYS", 2 * work)
+    monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: True)
     monkeypatch.setattr(runtime.shutil, "which", lambda name: name)
-    assert settled() == {False}
-    assert settled("--gradient_accumulation_steps=8") == {True}
-    assert settled("--gradient_accumulation_steps=8", "--compile=False") == {False}
+    accumulates = "--gradient_accumulation_steps=8"
+    assert settled() == {(False, "float32")}
+    assert settled(accumulates) == {(True, "bfloat16")}
+    assert settled(accumulates, "--compile=False", "--dtype=float32") == {(False, "float32")}
 
 
 # ---------------------------------------------------------------- a quiet machine
