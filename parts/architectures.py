@@ -202,8 +202,14 @@ def translated(values):
     """`values` with today's key for those that a checkpoint of an earlier version has."""
     if "attn_extra" in values or not FORMER.keys() & values.keys():
         return values
-    extras = [words[values[key]] for key, words in FORMER.items() if values.get(key) in words]
-    return values | {"attn_extra": ",".join(extras) or "none"}
+    extras = [
+        word
+        for key, words in FORMER.items()
+        for value, word in words.items()
+        if values.get(key) == value
+    ]
+    kept = {key: value for key, value in values.items() if key not in FORMER}
+    return kept | {"attn_extra": ",".join(extras) or "none"}
 
 
 def configure(values):

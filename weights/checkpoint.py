@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from common import files
 from common.errors import Failure, UserError
-from parts.architectures import configure, make
+from parts.architectures import configure, make, translated
 from parts.costs import NoInitialValues
 from tokens.tokenizer import tokenizer_from_json
 from weights.checks import (
@@ -273,6 +273,7 @@ def read(folder):
     names = ("state.json", "config.json", "tokenizer.json")
     state, config, tokenizer = (files.read_json(folder / name, FOREIGN) for name in names)
     check_state(state, config, folder / "state.json")
+    config = translated(config)
     check_config(config, folder / "config.json")
     return state, config, tokenizer
 

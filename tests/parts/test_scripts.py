@@ -1,5 +1,6 @@
 """The parts through train.py and sample.py, compiled, and where something cannot say them."""
 
+import json
 import math
 
 import pytest
@@ -8,11 +9,13 @@ import torch
 import sample
 import train
 from common.errors import UserError
-from helpers.runs import arguments, losses
+from common.files import sha256_of
+from helpers.runs import arguments, equal, losses, weights
 from helpers.variants import close, config, name, tokens
 from parts.variant import Variant
 from sampling.attention_map import write_map
 from sampling.fast import prepare
+from weights.checkpoint import find
 from weights.export import to_hf
 
 
@@ -37,6 +40,23 @@ def test_they_train_and_write(keys, data_dir, tmp_path, capsys):
     capsys.readouterr()
     sample.main([f"--out_dir={out}", "--device=cpu", "--max_new_tokens=40", *sampled])
     assert len(capsys.readouterr().out) > 40
+
+
+def test_a_checkpoint_with_keys_of_an_earlier_version_resumes_with_the_same_bits(
+    data_dir, tmp_path
+):
+    more = ["--model=llama", "--attn_extra=sink,xsa", "--lr_decay_iters=6"]
+    train.main(arguments(data_dir, tmp_path / "straight", "--max_iters=6", *more))
+    train.main(arguments(data_dir, tmp_path / "old", "--max_iters=3", *more))
+    folder = find(tmp_path / "old")
+    config, sums = (json.loads((folder / f"{n}.json").read_text()) for n in ("config", "checksums"))
+    del config["attn_extra"], config["head_dim"]
+    config |= dict(attn_gate="none", attn_sink=True, xsa=True, value_residual=False)
+    (folder / "config.json").write_text(json.dumps(config))
+    sums["config.json"] = sha256_of(folder / "config.json")
+    (folder / "checksums.json").write_text(json.dumps(sums))
+    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'old'}", "--max_iters=6"])
+    assert equal(weights(tmp_path / "straight"), weights(tmp_path / "old"))
 
 
 @pytest.mark.slow
