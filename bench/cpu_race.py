@@ -5,11 +5,10 @@ Race our training runs against nanoGPT's own code on a CPU, in turn, from a cold
 
 nanoGPT runs its documented CPU setting (4 layers, 128 wide, context 64, batch 12, 2000 iterations)
 at the thread count that is fastest for it here. Its dataset must be prepared (python
-data/shakespeare_char/prepare.py), and so must ours. Our runs are `python train.py CONFIG`. With
---sprint both also race to a loss of 1.70: nanoGPT with the best settings that we found for its own
-code, ours with fewer steps. Our loss is over the whole validation split; nanoGPT's is its own
-estimate. Ours were chosen by it, so the loss on the test split, which nothing has looked at, stands
-beside it. Writes bench/results/cpu_race.md and cpu_race.png.
+data/shakespeare_char/prepare.py), and so must ours. Our runs are `python train.py CONFIG`. Our loss
+is over the whole validation split; nanoGPT's is its own estimate. Ours were chosen by it, so the
+loss on the test split, which nothing has looked at, stands beside it. Writes
+bench/results/cpu_race.md and cpu_race.png.
 """
 
 import math
@@ -43,15 +42,6 @@ OURS = [
     *("config/llama_shakespeare.py", "config/gpt2_shakespeare.py"),
     "config/llama_laptop.py",  # to the loss that nanoGPT reaches on an A100
 ]
-# The settings that reach 1.70 fastest. For nanoGPT we searched over the learning rate, its final
-# value and the number of steps (its only optimizer is AdamW, its only schedule the cosine); for
-# ours, over the number of steps.
-SPRINT = "1.70"
-NANOGPT_SPRINT = [
-    *NANOGPT,
-    *["--learning_rate=5e-3", "--min_lr=0.0", "--max_iters=2700", "--lr_decay_iters=2700"],
-]
-OURS_SPRINT = [OURS[0], "--max_iters=380", "--eval_interval=380"]
 MARKS = (1.886, 1.75, 1.70, 1.65, 1.60)
 
 
@@ -59,7 +49,6 @@ MARKS = (1.886, 1.75, 1.70, 1.65, 1.60)
 class RaceConfig:
     nanogpt: str = "../nanoGPT"  # where nanoGPT is checked out
     rounds: PositiveInt = 2  # runs of each
-    sprint: bool = False  # also race to 1.70, each side with its fastest settings
     compile: bool = False  # compile all of ours; else train.py decides, with an empty cache
 
 
@@ -120,11 +109,7 @@ def entrants_of(config, nanogpt, threads, number):
     """{name: Entrant} of a round; each round has its own seed."""
     keys = [f"--seed={1337 + number}", *(["--compile=True"] if config.compile else [])]
     entrants = {"nanoGPT": Entrant(NANOGPT, nanogpt, threads)}
-    entrants |= {name: Entrant([name, *keys]) for name in OURS}
-    if config.sprint:
-        entrants[f"nanoGPT to {SPRINT}"] = Entrant(NANOGPT_SPRINT, nanogpt, threads)
-        entrants[f"LLaMA to {SPRINT}"] = Entrant([*OURS_SPRINT, *keys])
-    return entrants
+    return entrants | {name: Entrant([name, *keys]) for name in OURS}
 
 
 def run_rounds(config, nanogpt, scratch):
