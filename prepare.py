@@ -35,7 +35,7 @@ import numpy as np
 
 from common import files
 from common.configurator import NonNegativeInt, PositiveInt, build, load
-from common.errors import Failure, UserError, run
+from common.errors import Failure, UserError, printable, run
 from tokens import downloads, sources
 from tokens.documents import find_files, open_input
 from tokens.sources import NAMED, SHAKESPEARE
@@ -108,7 +108,7 @@ def open_text(name, config, folder):
 
     text = open_input(str(path), config.field)
     text.source = fetched or text.source
-    print(f"  text: {text.source}")
+    print(printable(f"  text: {text.source}"))
     if name in SHAKESPEARE and isinstance(text, Corpus) and not text.documents:
         is_tiny = path.is_file() and files.sha256_of(path) == sources.CANONICAL
         return sources.shakespeare_splits(text, is_tiny or fetched)
@@ -187,7 +187,7 @@ def make_dataset(name, config, folder, new):
 def describe(meta, tokenizer, skipped):
     """Print what was left out, the vocabulary, and the sizes of a dataset."""
     for path, why in islice(skipped.items(), LISTED):
-        print(f"  left out {path}: {why}")
+        print(printable(f"  left out {path}: {why}"))
     if len(skipped) > LISTED:
         print(f"  left out {len(skipped) - LISTED:,} more files")
     if not meta.get("canonical", True):
@@ -203,7 +203,7 @@ def describe(meta, tokenizer, skipped):
             print(f"    {text[start : start + width]}")
     if "documents" in meta["splits"]["train"]:
         end = tokenizer.decode([tokenizer.end]) if tokenizer.stops else "a blank line"
-        print(f"  after each document comes {end}")
+        print(printable(f"  after each document comes {end}"))
 
     for split, entry in meta["splits"].items():
         counts = f"{entry['tokens']:,} tokens of {entry['bytes']:,} bytes"
@@ -281,7 +281,7 @@ def print_table(titles, rows, numbers=()):
     for at, title in enumerate(titles):
         table.add_column(title, justify="right" if at in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
     console = Console(highlight=False)
     console.width = min(console.width, WIDTH)
     console.print(table)
@@ -316,7 +316,8 @@ def print_inspection(folder):
     tokenizer = load_tokenizer(folder, meta)
     splits = {split: load_split(folder, split, 1) for split in meta["splits"]}
 
-    print(f"{folder}: {meta['vocab_size']:,} tokens ({meta['tokenizer']}), {meta.get('source')}")
+    about = f"{folder}: {meta['vocab_size']:,} tokens ({meta['tokenizer']}), {meta.get('source')}"
+    print(printable(about))
     rows = []
     for split, entry in meta["splits"].items():
         units = entry.get("documents", entry.get("pairs"))

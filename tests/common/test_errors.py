@@ -1,6 +1,8 @@
 """How a script begins and ends, seen from outside: what it imports, its streams, its status."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,11 +10,14 @@ import time
 
 import pytest
 
+import prepare
 import sample
+import train
 from common import errors, files
 from common.errors import Failure, UserError, folded
 from common.files import ROOT
 from common.runtime import find_ranks
+from helpers.runs import arguments
 from sampling.look import note
 
 LEFTOVER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -203,3 +208,28 @@ def test_no_word_is_broken_at_the_end_of_a_terminal(show, capsys, monkeypatch):
     assert printed.split()[-31:] == text.split()
     lines = printed.splitlines()
     assert len(lines) == 4 and max(map(len, lines[:-1])) <= 80
+
+
+def test_names_from_others_do_not_reach_the_terminal_as_escape_sequences(
+    data_dir, tmp_path, capsys
+):
+    """Of a dataset's folder, its source, the files it is made of, and a run's folder."""
+    bad = "\x1b[2Jname"
+    shutil.copytree(data_dir / "words", tmp_path / "words")
+    meta = tmp_path / "words" / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"source": bad}))
+    shutil.copytree(tmp_path / "words", tmp_path / bad)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("the king of rome\n" * 40)
+    (tmp_path / "texts" / f"{bad}.png").write_bytes(b"\x89PNG")
+    where = [f"--data_dir={tmp_path}"]
+    prepare.main(["--list", *where])
+    prepare.main(["words", "--inspect", *where])
+    prepare.main(["new", f"--input={tmp_path / 'texts'}", "--tokenizer=char", *where])
+    run = [*arguments(tmp_path, tmp_path / "run"), "--max_iters=2", "--eval_interval=2"]
+    (tmp_path / "c.py").write_text(f"dataset = {bad!r}")
+    train.main([arg for arg in run if "--dataset" not in arg] + [str(tmp_path / "c.py")])
+    (tmp_path / "run").rename(tmp_path / f"{bad}-run")
+    sample.main([f"--out_dir={tmp_path / bad}-run", "--num_samples=0", "--device=cpu"])
+    printed = "".join(capsys.readouterr())
+    assert "\x1b" not in printed and printed.count(r"\x1b[2Jname") >= 5
