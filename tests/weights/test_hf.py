@@ -91,43 +91,29 @@ def test_limits_of_mamba2_as_transformers_4_writes_them(tmp_path):
     assert "layer_norm_epsilon cannot be inf" in refused(load_pretrained, folder)
 
 
-QWEN3 = dict(model_type="qwen3", head_dim=128, num_key_value_heads=8, vocab_size=151936)
-PUBLISHED = {  # {name: (what of its config.json decides the shapes, the shape of wq)}
-    "Qwen3-0.6B": (
-        QWEN3
-        | dict(hidden_size=1024, num_attention_heads=16, num_hidden_layers=28)
-        | dict(intermediate_size=3072, max_position_embeddings=40960, tie_word_embeddings=True),
-        (2048, 1024),
-    ),
-    "Qwen3-4B": (
-        QWEN3
-        | dict(hidden_size=2560, num_attention_heads=32, num_hidden_layers=36)
-        | dict(intermediate_size=9728, max_position_embeddings=40960, tie_word_embeddings=True),
-        (4096, 2560),
-    ),
-    "Mistral-Nemo": (
-        dict(model_type="mistral", head_dim=128, num_key_value_heads=8, vocab_size=131072)
-        | dict(hidden_size=5120, num_attention_heads=32, num_hidden_layers=40)
-        | dict(intermediate_size=14336, max_position_embeddings=1024000, sliding_window=None),
-        (4096, 5120),
-    ),
-    "Qwen2.5-0.5B": (
-        dict(model_type="qwen2", num_key_value_heads=2, vocab_size=151936)
-        | dict(hidden_size=896, num_attention_heads=14, num_hidden_layers=24)
-        | dict(intermediate_size=4864, max_position_embeddings=32768, tie_word_embeddings=True)
-        | dict(sliding_window=32768, use_sliding_window=False, max_window_layers=24),
-        (896, 896),
-    ),
+# What decides the shapes of published models: their sizes, their other keys, the shape of wq.
+NAMES = "hidden_size num_attention_heads num_key_value_heads num_hidden_layers intermediate_size"
+TIED, WIDE = dict(tie_word_embeddings=True), dict(head_dim=128)
+WINDOW = dict(sliding_window=32768, use_sliding_window=False, max_window_layers=24)
+PUBLISHED = {
+    "qwen3 0.6B": ((1024, 16, 8, 28, 3072), WIDE | TIED, (2048, 1024)),
+    "qwen3 4B": ((2560, 32, 8, 36, 9728), WIDE | TIED, (4096, 2560)),
+    "mistral Nemo": ((5120, 32, 8, 40, 14336), WIDE | dict(sliding_window=None), (4096, 5120)),
+    "qwen2 0.5B": ((896, 14, 2, 24, 4864), TIED | WINDOW, (896, 896)),
 }
 
 
-@pytest.mark.parametrize("config, shape", PUBLISHED.values(), ids=PUBLISHED.keys())
-def test_published_configurations_load(config, shape):
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_load(name):
+    sizes, more, shape = PUBLISHED[name]
+    kind = name.split()[0]
+    config = dict(model_type=kind, vocab_size=151936, max_position_embeddings=40960)
+    config |= dict(zip(NAMES.split(), sizes, strict=True)) | more
     word, values = hf.simplest(hf.understand(config, "config.json")[1])
     with torch.device("meta"):
         made = make(configure({"model": word} | values))
     assert made.blocks[0].attn.wq.weight.shape == shape
-    assert (made.blocks[0].attn.wq.bias is not None) == (config["model_type"] == "qwen2")
+    assert (made.blocks[0].attn.wq.bias is not None) == (kind == "qwen2")
 
 
 @pytest.mark.parametrize("n_embd", [2, 14, 84, 4096, 5120, 8192])
@@ -166,15 +152,6 @@ def test_heads_tied_and_untied(kind, tmp_path):
         ours(word, values, found, tie_embeddings=True)
     made = ours(*load_pretrained(save(tmp_path, config | {"tie_word_embeddings": True}, tensors)))
     assert torch.equal(made.lm_head.weight, tensors["lm_head.weight"])
-
-
-def test_weights_are_copied_and_cast():
-    word, values, tensors = to_ours(*parts(theirs("llama").bfloat16()))
-    made = ours(word, values, tensors, dtype=torch.float32)
-    assert made.wte.weight.dtype == torch.float32
-    assert torch.equal(made.wte.weight, tensors["wte.weight"].float())
-    tensors["wte.weight"].zero_()
-    assert made.wte.weight.abs().sum() > 0 and made.wte.weight.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -353,11 +330,6 @@ def test_tensors_that_do_not_fit(kind):
     for shape in ((), (3, 3, 3), (35, 2)):
         message = refused(to_ours, config, tensors | {first: torch.ones(shape)})
         assert "shape that does not fit" in message or f"is {shape}" in message
-    if kind == "llama":
-        name = "model.layers.0.self_attn.q_proj.bias"
-        assert "q_proj.bias" in refused(to_ours, config, tensors | {name: torch.ones(84)})
-        del tensors["lm_head.weight"]
-        assert "no tensor lm_head.weight" in refused(to_ours, config, tensors)
 
 
 # ---------------------------------------------------------------- files that are damaged
