@@ -127,7 +127,7 @@ CAVEATS = (  # the most important first
     ),
     (unmatched_arms, "These arms do not match the base within 0.5 % in what was to be matched."),
     (several_machines, "The runs were made on different hardware."),
-    (untimed_arms, "The steps of these arms could not be timed, so they have no worth in time."),
+    (untimed_arms, "The steps of these arms could not be timed on a quiet machine."),
     (changed_after_a_report, "This changed after a report was read."),
 )
 

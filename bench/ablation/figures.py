@@ -95,8 +95,8 @@ def log_axis(axes, places, labels):
 
 
 def forest(section):
-    """A mark is the difference of an arm's loss, a bar its 95 % interval, a dot a single run. The
-    shaded band around zero is the margin of a tie. An open mark is undecided."""
+    """A mark is the difference of an arm's loss, a bar its 95 % interval, a dot a single run. An
+    open mark decides nothing. Where a tie has a margin, that is the shaded band around zero."""
     rows = [row for row in records(section.verdicts) if known(row["difference"])]
     if not rows:
         return None
@@ -190,13 +190,12 @@ def curves(section):
     band of one standard deviation. Below: the difference, with its 95 % band."""
     losses = {arm: curves_of(section, arm) for arm in section.arms if not section.cells}
     losses = {arm: runs for arm, runs in losses.items() if runs}
-    longest = max((len(run) for runs in losses.values() for run in runs), default=0)
-    if longest < 2:
+    end = max((run[-1, 0] for runs in losses.values() for run in runs), default=0)
+    start = max(section.plan["base_values"].get("warmup_iters") or 0, 0.2 * end)
+    if not any((run[:, 0] >= start).sum() > 1 for runs in losses.values() for run in runs):
         return None
     figure = Figure(figsize=(WIDTH, 6.0))
     above, below = figure.subplots(2, sharex=True)
-    end = max(run[-1, 0] for runs in losses.values() for run in runs)
-    start = max(section.plan["base_values"].get("warmup_iters") or 0, 0.2 * end)
     for arm, runs in losses.items():
         steps = min(runs, key=len)[:, 0]
         steps = steps[(steps >= start) | (steps == steps[-1])]

@@ -290,9 +290,10 @@ def terminal(folders):
     console, found = Console(highlight=False, width=COLUMNS), sections(folders)
     with console.capture() as capture:
         for section in [section for section in found if not section.plan["scale"]]:
-            title = section.plan["question"] or section.plan["name"]
+            title, frame = section.plan["question"] or section.plan["name"], columns_of(section)
             console.print(title, style="bold", markup=False)
-            console.print(rich_table(columns_of(section)))
+            if frame is not None:
+                console.print(rich_table(frame))
         slopes = tables.slopes_table(found)
         if slopes is not None:
             console.print(rich_table(slopes[["arm", "slope [95 %]", "p (Holm)", "verdict"]]))
@@ -308,7 +309,7 @@ def columns_of(section):
         "worth": [tables.multiple(row, ends=section.curve_ends).split()[0] for row in shown],
         section.verdict_heading: [row["verdict"] for row in shown],
     }
-    return pd.DataFrame(columns)
+    return tables.without_empty_columns(pd.DataFrame(columns))
 
 
 def rich_table(frame):

@@ -192,7 +192,7 @@ def noise_table(section):
         "replicate minus base [95 %]": next(map(difference, records(section.replicate)), DASH),
         "smallest difference seen 80 times in 100": number(facts["smallest_visible"]),
         "margin of a tie": number(facts["margin"]),
-        "the margin is": facts["margin_source"] or DASH,
+        "the margin is": facts["margin_source"] if known(facts["margin"]) else DASH,
         "an equal arm is called a tie": f"{share:.0%}" if known(share) else DASH,
     }
     rows = [{"noise": key, "": value} for key, value in values.items() if value != DASH]

@@ -59,7 +59,7 @@ def test_there_are_at_most_15_caveats():
 
 
 CHANGES = {  # what must be said -> the change of the clean sweep
-    "could not be timed, so they have no worth in time. rope": {
+    "could not be timed on a quiet machine. rope": {
         "cost_of": {"quiet": False, "step_ratio": None}
     },
     "at the base's learning rate, which favours": {"lr_grid": [1]},

@@ -240,20 +240,23 @@ def test_each_arm_has_a_look_of_its_own(tmp_path):
         {"looks": [2, 5, 9], "metric": "best_val_loss"},
         {"curve_points": 1},
         {"noise": 0.0},
+        {"effects": {"base": 0.0}},
         {"screening": True, "seeds": 3, "lr_grid": [1], "chosen_lr": {}, "curve": []},
     ],
     ids=str,
 )
 def test_a_poor_sweep_still_gets_its_report(tmp_path, keys, recwarn, not_saved):
     make_sweep(tmp_path, **FEW | keys)
-    report.write([tmp_path])
+    report.main([str(tmp_path)])
     assert not re.search(r"\b(nan|inf|None)\b", text_of(tmp_path))
     Page(text_of(tmp_path, "report.html"))
     assert [str(warning.message) for warning in recwarn] == []
 
 
-def test_a_section_without_data_leaves_out_its_tables_and_figures(tmp_path, not_saved):
-    make_sweep(tmp_path, **FEW, costs=False, curve_points=1, lr_grid=[1], chosen_lr={}, curve=[])
+@pytest.mark.parametrize("evaluations", [1, 2])
+def test_a_section_without_data_leaves_out_its_tables_and_figures(tmp_path, not_saved, evaluations):
+    keys = {"costs": False, "lr_grid": [1], "chosen_lr": {}, "curve": []}
+    make_sweep(tmp_path, **FEW, **keys, curve_points=evaluations)
     report.write([tmp_path])
     titles = Page(text_of(tmp_path, "report.html")).titles
     absent = ("Loss curves", "Worth in tokens", "Learning rates", "Costs against loss", "Costs")
