@@ -4,7 +4,6 @@ kinds, finiteness, names and shapes. Each function raises UserError for the firs
 the file and the key or tensor.
 """
 
-import difflib
 from contextlib import contextmanager
 from typing import Literal
 
@@ -72,14 +71,11 @@ def check_state(state, config, path):
 
 def check_config(config, path):
     """Raise UserError unless the keys of the model in config.json have their declared types and
-    ranges and are compatible with each other. Also refuses a key that looks like a misspelt one."""
+    ranges and are compatible with each other."""
     kinds = keys(*(config_class for config_class, _ in CORNERS.values()), VariantConfig)
     kinds |= {"model": Literal[*CORNERS], "arch": Literal[*ARCH] | None}
     if "model" not in config:
         raise UserError("the key model is missing", path, FOREIGN)
-    for key in config.keys() - kinds.keys():
-        if near := difflib.get_close_matches(key, kinds, n=1, cutoff=0.8):
-            raise UserError(f"unknown key {key}, which resembles {near[0]}", path, FOREIGN)
     with foreign(path):
         for key in kinds.keys() & config.keys():
             check(key, config[key], kinds[key], path)

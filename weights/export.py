@@ -225,8 +225,6 @@ def main(argv):
         context = model.config.block_size
         write_whole(dest, lambda path: write_folder(path, theirs, tensors, tokens, context))
     else:
-        if note := gguf.caveat(tokens):
-            print(f"note: {note}", flush=True)
         write_whole(dest, lambda path: gguf.write(path, theirs, tensors, tokens))
     architecture = theirs["architectures"][0]
     count = sum(tensor.numel() for tensor in tensors.values())

@@ -92,49 +92,28 @@ def add_tensor(gguf, writer, name, tensor, kind):
     writer.add_tensor(name, values, raw_dtype=stored)
 
 
-# ---------------------------------------------------------------- the tokenizer
-
-
-def known_to_gguf(tokenizer):
-    """Whether GGUF has a name for a tokenizer. Takes its to_json()."""
-    return tokenizer["kind"] != "bpe" or tokenizer["pat_str"] in PATTERNS.values()
-
-
-def substitute_for_unknown(chars):
-    """The character to read in place of unknown ones: llama.cpp aborts without such a character."""
-    return next((char for char in "?_ \n" if char in chars), chars[0])
-
-
-def caveat(tokenizer):
-    """A note for the user on what llama.cpp does differently with a tokenizer, or None. Takes its
-    to_json()."""
-    if not known_to_gguf(tokenizer):
-        pattern = tokenizer["pat_str"]
-        return f"llama.cpp cannot read or write text with this file: GGUF does not know {pattern}"
-    if tokenizer["kind"] == "char":
-        substitute = substitute_for_unknown(tokenizer["chars"])
-        return f"llama.cpp reads {substitute!r} for characters that the model does not know"
-    return None
-
-
 def write_tokenizer(gguf, writer, tokenizer, vocab_size):
     """Write byte-pair encoding as GGUF's "gpt2", and characters and bytes as its "rwkv". "rwkv"
-    takes the longest token that matches the text, so it reads each character as its one token."""
-    if not known_to_gguf(tokenizer):
-        writer.add_tokenizer_model("no_vocab")
-        return
+    takes the longest token that matches the text, so it reads each character as its one token, and
+    an unknown one as ? if there is one. Raises UserError for a pattern that GGUF has no name for:
+    llama.cpp could not read a text with it."""
     special = {}
     if tokenizer["kind"] == "bpe":
+        names = {pattern: name for name, pattern in PATTERNS.items()}
+        pattern = tokenizer["pat_str"]
+        if pattern not in names:
+            what = f"llama.cpp does not know how this tokenizer cuts a text: {pattern}"
+            raise UserError(what, "export=gguf", "use --export=hf")
         tokens, merges, special = to_lists(tokenizer)
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(next(n for n, p in PATTERNS.items() if p == tokenizer["pat_str"]))
+        writer.add_tokenizer_pre(names[pattern])
         writer.add_token_merges(merges or NO_MERGES)
     else:
         tokens = to_escaped(tokenizer)
         writer.add_tokenizer_model("rwkv")
-        if tokenizer["kind"] == "char":
+        if tokenizer["kind"] == "char":  # llama.cpp aborts without one for unknown characters
             chars = tokenizer["chars"]
-            writer.add_unk_token_id(chars.index(substitute_for_unknown(chars)))
+            writer.add_unk_token_id(max(0, chars.find("?")))
     kind = gguf.TokenType
     kinds = [kind.CONTROL if token in special else kind.NORMAL for token in tokens]
     unused = [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]  # llama.cpp needs all names
