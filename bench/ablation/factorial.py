@@ -39,29 +39,28 @@ class Model:
         """cells: {arm: {factor: 0 or 1}}; losses: {arm: losses [n]} of those that count."""
         self.arms = [arm for arm in cells if len(losses.get(arm, ()))]
         self.counts = [len(losses[arm]) for arm in self.arms]
-        self.levels = pd.DataFrame([cells[arm] for arm in self.arms]) * 2.0 - 1  # [cells, factors]
-        factors = list(self.levels)
+        factors = list(next(iter(cells.values())))
+        self.levels = {f: np.array([2.0 * cells[arm][f] - 1 for arm in self.arms]) for f in factors}
         self.terms, self.mixed = [()], set()
+        self.columns = np.ones((len(self.arms), 1))  # [cells, terms]
         for term in [*combinations(factors, 1), *combinations(factors, 2)]:
             self.add(term)
-        columns = self.columns.repeat(self.counts, 0)  # [runs, terms]
-        self.fit = sm.OLS(np.concatenate([losses[arm] for arm in self.arms]), columns).fit()
-
-    @property
-    def columns(self):
-        return np.column_stack([self.column(term) for term in self.terms])  # [cells, terms]
+        self.of_runs = self.columns.repeat(self.counts, 0)  # [runs, terms]
+        losses_of_runs = np.concatenate([losses[arm] for arm in self.arms])
+        self.fit = sm.OLS(losses_of_runs, self.of_runs).fit()
 
     def column(self, term):
-        return self.levels[list(term)].prod(axis=1).to_numpy()
+        return np.prod([self.levels[factor] for factor in term], axis=0)  # [cells]
 
     def add(self, term):
         """Add a term, unless those before it make it up: then note that it is mixed with them."""
-        column, columns = self.column(term), self.columns
-        shares = np.linalg.lstsq(columns, column)[0]
-        if not np.allclose(columns @ shares, column):
+        column = self.column(term)
+        shares = np.linalg.lstsq(self.columns, column)[0]
+        if not np.allclose(self.columns @ shares, column):
             self.terms.append(term)
+            self.columns = np.column_stack([self.columns, column])
             return
-        self.mixed |= {other for other, share in zip(self.terms, shares, strict=True) if share}
+        self.mixed |= {t for t, share in zip(self.terms, shares, strict=True) if abs(share) > 1e-9}
 
     def effect(self, term):
         """The weights of the coefficients whose sum is the effect of a term."""
@@ -96,12 +95,12 @@ def effects(runs, plan, history=(), measure="loss"):
     if last is not None:
         planned = looks.planned_runs(plan, plan["looks"][0])
         missing = any(len(group) < planned[arm] for arm, group in seen.items())
-        curve = worth.curve_of(runs, measure)
+        blocks, curve = blocks_of(last, runs), worth.curve_of(runs, measure)
         for size in (1, 2):
             terms = [term for term in last.terms if len(term) == size]
             family = judged(terms, models, attrs)
             for line in family:
-                complete(line, last, runs, curve)
+                complete(line, last, runs, blocks, curve)
                 settle(line, last, plan, diverged, missing)
                 look_ahead(line, last, attrs["margin"], len(family))
             lines += family
@@ -141,13 +140,14 @@ def judged(terms, models, attrs):
     return lines
 
 
-def complete(line, model, runs, curve):
+def complete(line, model, runs, blocks, curve):
     """Fill in the numbers of an effect."""
     term = line["term"]
     weights = model.effect(term)
     high = model.column(term).repeat(model.counts) > 0
     line |= model.contrast(weights).columns() | {"n": high.sum(), "n_control": (~high).sum()}
-    line |= text_interval(model, weights, runs)
+    if blocks is not None:
+        line |= verdicts.bootstrap(weights @ np.linalg.pinv(model.of_runs) @ blocks)
     if len(term) > 1:
         return
     alone = model.effect_alone(*term)
@@ -163,15 +163,13 @@ def complete(line, model, runs, curve):
         line |= worth.columns_of(curve, loss, line["se"], n, ratio)
 
 
-def text_interval(model, weights, runs):
-    """The interval of an effect over the text: a bootstrap over its blocks, if there are enough."""
+def blocks_of(model, runs):
+    """The losses [runs, blocks] of the blocks of the text; None with fewer than LEAST_BLOCKS."""
     done = runs[runs.current & (runs.purpose == "report") & (runs.status == "done")]
-    blocks = [done.blocks[done.arm == arm].tolist() for arm in model.arms]
-    counts = {len(losses) for group in blocks for losses in group}
-    if len(counts) != 1 or min(counts) < verdicts.LEAST_BLOCKS:
-        return {}
-    of_cells = weights @ np.linalg.pinv(model.columns.repeat(model.counts, 0))  # [runs]
-    return verdicts.bootstrap(of_cells @ np.concatenate(blocks))
+    blocks = [losses for arm in model.arms for losses in done.blocks[done.arm == arm]]
+    counts = set(map(len, blocks))
+    known = len(counts) == 1 and min(counts) >= verdicts.LEAST_BLOCKS
+    return np.array(blocks) if known else None
 
 
 def step_ratio(model, factor, runs):

@@ -30,7 +30,7 @@ CHANGES = {
     "post": {"block": "post"},
 }
 TOKENS = (0.25, 0.5, 2)  # multiples at which the base is trained besides 1
-BLOCKS = 32  # of the validation text, each with its own difficulty
+BLOCKS = 64  # of the validation text, each with its own difficulty
 SAMPLE = """ROMEO:
 What say you, sir? the {arm} hath not the means
 To hold a line of <such> & heavy breath,
@@ -167,7 +167,7 @@ def plan_of(name, curve=None):
     return {
         "changes": {} if curve else CHANGES.get(name, {"mlp": name}),
         "against": "base",
-        "again": name == "base-again",
+        "replicate": name == "base-again",
         "interaction_of": None,
         "config_hash": f"c-{name}",
         "code_hash": OF_THE_CODE["code_hash"],
@@ -179,8 +179,8 @@ def plan_of(name, curve=None):
 def row_maker(sweep, effects, noise, curve_points, test_split):
     """Returns row(name, seed, lr, purpose, penalty, tokens): each call draws the next run's losses
     with sd `noise`, five times that for the arm untied."""
-    random = np.random.default_rng(7)
-    difficulty = random.normal(0, 0.1, BLOCKS)  # of the blocks, the same for all runs
+    random, text = np.random.default_rng(7), np.random.default_rng(8)
+    difficulty = text.normal(0, 0.1, BLOCKS)  # of the blocks, the same for all runs
     difficulty -= difficulty.mean()
 
     def losses(name, end, steps):
@@ -199,7 +199,7 @@ def row_maker(sweep, effects, noise, curve_points, test_split):
         tune, reported = curve + 0.02, curve - 0.02  # the halves of the text differ by 0.04
         best = int(reported.argmin())
         points = np.column_stack([steps, curve, tune, reported]).tolist()
-        of_blocks = difficulty + random.normal(0, 0.01, BLOCKS)
+        of_blocks = difficulty + text.normal(0, 0.01, BLOCKS)
         return {
             "arm": name,
             "seed": seed,

@@ -1,0 +1,183 @@
+"""The table of runs: which lines count, what an odd line does, costs, joined folders."""
+
+import json
+
+import pytest
+
+from bench.ablation import looks, rows, verdicts
+from common.errors import UserError
+from helpers.sweeps import make_sweep
+
+ROPE = {"base": 0.0, "base-again": 0.0, "rope": -0.1}
+
+
+def make(out, **given):
+    """(sweep, lines, the line of a reported run of rope)."""
+    sweep, lines, _ = make_sweep(out, effects=ROPE, diverged=(), stale=False, **given)
+    return sweep, lines, next(x for x in lines if x["arm"] == "rope" and x["purpose"] == "report")
+
+
+def write(out, name, lines):
+    (out / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_table_has_a_row_for_each_run(tmp_path):
+    sweep, lines, rope = make(tmp_path, seeds=3, test_split=True)
+    runs = rows.load(tmp_path)
+    assert list(runs.columns) == [*rows.COLUMNS, *rows.COSTS] and len(runs) == len(lines)
+    assert set(runs.sweep) == {tmp_path.name} and set(runs.text) == {"shakespeare_char"}
+    assert runs.current.all() and set(runs.arm[runs.control]) == {"base", "base-again"}
+    row = runs[(runs.arm == "rope") & (runs.seed == 0) & (runs.purpose == "report")].iloc[0]
+    halves = [rope["final_report"], rope["final_tune"], rope["final_val_loss"]]
+    assert [row.loss, row.loss_tune, row.loss_whole] == halves
+    assert (row.best_loss, row.test_loss) == (rope["best_report"], rope["test_loss"])
+    assert (row.blocks, row.curve) == (rope["blocks"], rope["curve"])
+    assert (row.step_ratio, row.parameters) == (1 + 2 / 24, 802_000)
+    assert runs.tokens[runs.purpose == "curve"].unique().tolist() == [0.25, 0.5, 2]
+    assert (runs.step_ratio[runs.arm == "base"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "stale", "failed"),
+    [
+        ({"lr": 2}, 1, 0),
+        ({"seed": 9, "code_hash": "other"}, 1, 0),
+        ({"config_hash": "other"}, 1, 0),
+        ({"arm": "unplanned"}, 1, 0),
+        ({"seed": 9, "status": "failed", "final_report": None}, 0, 1),
+        ({"status": "failed", "final_report": None}, 0, 0),  # a failure replaces no result
+    ],
+    ids=str,
+)
+def test_only_rows_of_this_plan_count(tmp_path, change, stale, failed):
+    _, lines, rope = make(tmp_path)
+    expected = rows.load(tmp_path).query("arm == 'rope' and purpose == 'report'").loss.mean()
+    wrong = rope | {"final_report": 9.9}
+    for line, same in ((wrong | change, True), (wrong, False)):  # the last line of a run counts
+        write(tmp_path, "rows.jsonl", [*lines, line])
+        runs = rows.load(tmp_path)
+        current = runs[runs.current & (runs.status == "done") & (runs.purpose == "report")]
+        assert (current.loss[current.arm == "rope"].mean() == expected) == same
+        if same:
+            assert (~runs.current).sum() == stale and (runs.status == "failed").sum() == failed
+
+
+def test_a_loss_that_is_not_finite_has_diverged_and_stays_a_result(tmp_path):
+    _, lines, rope = make(tmp_path)
+    for end in ({"final_report": float("nan")}, {"status": "diverged", "final_report": None}):
+        write(tmp_path, "rows.jsonl", [*lines, rope | end, rope | {"status": "failed"}])
+        runs = rows.load(tmp_path)
+        assert (runs.status == "diverged").sum() == 1 and not (runs.status == "failed").any()
+
+
+ODD_ROWS = [
+    {},
+    {"arm": 3},
+    {"seed": "0"},
+    {"lr": None},
+    {"status": "cancelled"},
+    {"purpose": "fun"},
+    {"final_report": "1.9"},
+    {"final_report": None},
+]
+
+
+@pytest.mark.parametrize("odd", ODD_ROWS, ids=str)
+def test_an_odd_row_is_named_and_left_out(tmp_path, capsys, odd):
+    _, lines, rope = make(tmp_path)
+    before = rows.load(tmp_path)
+    write(tmp_path, "rows.jsonl", [lines[0], rope | odd if odd else {}, *lines[1:]])
+    runs = rows.load(tmp_path)
+    assert runs.equals(before) and runs.attrs["odd"] == ["rows.jsonl, line 2"]
+    assert "rows.jsonl: line 2 is not readable and left out" in capsys.readouterr().err
+
+
+def test_odd_values_of_a_row_and_odd_costs_leave_the_rest(tmp_path):
+    _, lines, rope = make(tmp_path)
+    odd = {"curve": None, "blocks": ["x"], "extrapolation": None, "sample": 3, "hardware": None}
+    odd |= {"bits_per_byte": "1.9", "seconds": None}
+    write(tmp_path, "rows.jsonl", [*lines, rope | odd])
+    prices = [json.loads(x) for x in (tmp_path / "costs.jsonl").read_text().splitlines()]
+    write(tmp_path, "costs.jsonl", [{}, {"arm": "rope"}, prices[0] | {"step_ratio": 2}, *prices])
+    runs = rows.load(tmp_path)
+    assert runs.attrs["odd"] == ["costs.jsonl, line 1", "costs.jsonl, line 2"]
+    row = runs[(runs.arm == "rope") & (runs.seed == 0) & (runs.purpose == "report")].iloc[0]
+    assert (row.curve, row.blocks, row.extrapolation, row["sample"]) == ([], [], {}, "")
+    frame = verdicts.judge(runs, rows.plan(tmp_path))
+    assert frame.verdict[0] == "better"
+
+
+def test_a_last_line_that_a_crash_cut_short_is_no_odd_line(tmp_path, capsys):
+    _, lines, _ = make(tmp_path)
+    with open(tmp_path / "rows.jsonl", "a") as file:
+        file.write('{"arm": "ro')
+    assert rows.load(tmp_path).attrs["odd"] == [] and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [{"looks": []}, {"looks": None}, {"looks": ["5"]}], ids=str)
+def test_a_plan_without_looks_has_one_at_its_seeds(tmp_path, change):
+    sweep, *_ = make(tmp_path)
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep | change))
+    plan = rows.plan(tmp_path)
+    assert plan["looks"] == [5]
+    assert verdicts.judge(rows.load(tmp_path), plan).verdict[0] == "better"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    ["position=rope", None, {"against": "nobody"}, {"changes": []}, {"curve": "2"}],
+    ids=str,
+)
+def test_an_odd_arm_of_a_plan_is_named_and_left_out(tmp_path, capsys, facts):
+    sweep, *_ = make(tmp_path)
+    odd = sweep | {"arms": sweep["arms"] | {"odd": facts}, "margin": "wide", "chosen_lr": None}
+    (tmp_path / "sweep.json").write_text(json.dumps(odd))
+    plan = rows.plan(tmp_path)
+    assert "odd" not in plan["arms"] and "the arm 'odd'" in capsys.readouterr().err
+    assert plan["margin"] is None and plan["chosen_lr"] == {}
+    assert verdicts.judge(rows.load(tmp_path), plan).verdict[0] == "better"
+
+
+@pytest.mark.parametrize(
+    "content", ["{nope", "{}", '{"arms": {"base": "x"}, "base": "base"}', "[]"]
+)
+def test_a_folder_without_a_plan_is_refused_in_one_line(tmp_path, content):
+    (tmp_path / "sweep.json").write_text(content)
+    with pytest.raises(UserError, match=r"sweep\.json"):
+        rows.load(tmp_path)
+
+
+def test_rows_alone_are_all_current(tmp_path):
+    _, lines, _ = make(tmp_path)
+    (tmp_path / "sweep.json").unlink()
+    runs = rows.load(tmp_path)
+    assert runs.current.all() and len(runs) == len(lines) and not runs.control.any()
+
+
+def test_times_measured_beside_other_work_are_left_out(tmp_path):
+    make(tmp_path)
+    prices = [json.loads(x) for x in (tmp_path / "costs.jsonl").read_text().splitlines()]
+    write(tmp_path, "costs.jsonl", [x | {"quiet": x["arm"] != "rope"} for x in prices])
+    costs = rows.costs(tmp_path).set_index("arm")
+    assert costs.loc["rope", ["step_ratio", "ms_per_step", "decode_ms"]].isna().all()
+    assert costs.parameters.notna().all() and costs.step_ratio["base-again"] == 1 + 1 / 24
+
+
+def test_folders_of_one_sweep_are_joined(tmp_path):
+    _, lines, _ = make(tmp_path / "a", seeds=3)
+    make(tmp_path / "b", seeds=6, hardware="GPU")
+    make(tmp_path / "c", seeds=3, max_iters=1000)
+    joined = rows.sweeps([tmp_path / name for name in "abc"])
+    assert [[path.name for path in paths] for _, paths in joined] == [["a", "b"], ["c"]]
+    runs = rows.load([tmp_path / "a", tmp_path / "b"])
+    assert set(runs.sweep) == {"a"} and not runs.duplicated(rows.RUN).any()
+    assert looks.tried_seeds(runs)["rope"] == list(range(6))
+    assert rows.costs([tmp_path / "a", tmp_path / "b"]).machine.nunique() == 2
+
+
+def test_a_scale_stands_for_its_sizes(tmp_path):
+    for name in ("small", "large"):
+        make(tmp_path / name, question=name)
+    (tmp_path / rows.SCALE).write_text('{"sizes": ["small", "large"]}')
+    plans = [plan for plan, _ in rows.sweeps([tmp_path])]
+    assert {plan["scale"] for plan in plans} == {tmp_path.name}

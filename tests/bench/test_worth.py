@@ -1,0 +1,112 @@
+"""What a difference is worth in tokens: read off a curve whose truth is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bench.ablation import rows, verdicts
+from bench.ablation.worth import Curve, curve_of
+from helpers.sweeps import loss_of_tokens, make_sweep
+
+MULTIPLES = (0.25, 0.5, 1, 2)
+
+
+def exact_curve():
+    """A curve whose points have next to no noise."""
+    return Curve({k: loss_of_tokens(k) + np.array([-1e-6, 0, 1e-6]) for k in MULTIPLES})
+
+
+@pytest.mark.parametrize("k", [0.3, 0.5, 0.7, 1, 1.4, 1.9])
+def test_a_loss_is_worth_the_tokens_at_which_the_base_reaches_it(k):
+    curve = exact_curve()
+    assert curve.loss_at(k) == pytest.approx(loss_of_tokens(k), abs=1e-3)
+    assert curve.worth(curve.loss_at(k), 1e-6, 8) == pytest.approx((k, k, k), rel=2e-3)
+
+
+def test_the_curve_is_never_extrapolated():
+    curve = exact_curve()
+    assert math.isnan(curve.loss_at(2.1)) and math.isnan(curve.loss_at(0.2))
+    assert curve.worth(loss_of_tokens(2) - 0.1, 1e-6, 8)[0] == math.inf
+    assert curve.worth(loss_of_tokens(0.25) + 0.1, 1e-6, 8)[0] == 0
+    k, low, high = curve.worth(loss_of_tokens(1.8), 0.05, 8)
+    assert k == pytest.approx(1.8, abs=0.01) and low < k < high == math.inf
+
+
+def test_the_interval_covers_the_truth_95_times_in_100():
+    """It carries the errors of the arm and of all points of the curve."""
+    random, covered, by_arm_alone = np.random.default_rng(0), 0, 0
+    for _ in range(200):
+        losses = {
+            k: random.normal(loss_of_tokens(k), 0.007, 18 if k == 1 else 3) for k in MULTIPLES
+        }
+        arm = random.normal(loss_of_tokens(1.4), 0.007, 8)
+        curve, se = Curve(losses), arm.std(ddof=1) / math.sqrt(8)
+        _, low, high = curve.worth(arm.mean(), se, 8)
+        covered += low <= 1.4 <= high
+        curve.points = [(*point[:2], 0.0, point[3]) for point in curve.points]
+        _, low, high = curve.worth(arm.mean(), se, 8)
+        by_arm_alone += low <= 1.4 <= high
+    assert 0.92 <= covered / 200 <= 0.99 and by_arm_alone < covered - 5
+
+
+def test_the_worth_in_time_divides_by_the_ratio_of_steps_and_carries_its_error():
+    curve, loss = exact_curve(), loss_of_tokens(1.4)
+    exact = curve.worth(loss, 1e-6, 8, (1.25, 1.25, 1.25))
+    loose = curve.worth(loss, 1e-6, 8, (1.25, 1.15, 1.36))
+    assert exact[0] == loose[0] == pytest.approx(1.4 / 1.25, abs=5e-3)
+    assert exact[2] - exact[1] < 0.01
+    assert loose[1:] == pytest.approx((1.4 / 1.36, 1.4 / 1.15), abs=0.02)
+
+
+def test_means_that_rise_with_the_tokens_do_not_break_the_curve():
+    curve = Curve({0.25: [2.0], 0.5: [1.9], 1: [1.69, 1.71], 2: [1.72]})
+    losses = [curve.loss_at(k) for k in (0.25, 0.4, 0.5, 0.8, 1, 1.5, 2)]
+    assert losses == sorted(losses, reverse=True)
+    assert 0.25 < curve.worth(1.8, 0.01, 8)[0] < 1
+
+
+def test_the_margin_is_what_5_percent_of_the_tokens_are_worth():
+    truth = (loss_of_tokens(0.95) - loss_of_tokens(1.05)) / 2
+    assert exact_curve().margin() == pytest.approx(truth, rel=0.1)
+    assert Curve({0.5: [2.0], 1: [1.9]}).margin() > 0  # nothing above 1
+
+
+def test_a_curve_needs_the_base_and_another_point():
+    for losses in ({1: [1.0, 2.0]}, {0.5: [1.0], 2: [1.0]}):
+        with pytest.raises(ValueError, match="a curve needs losses at the base's tokens"):
+            Curve(losses)
+    k, low, _ = Curve({0.5: [2.0], 1: [1.9]}).worth(1.95, 0.01, 8)
+    assert 0.5 < k < 1 and math.isnan(low)  # single runs say nothing about the noise
+
+
+def test_the_worths_of_a_sweep_are_those_of_its_planted_effects(tmp_path):
+    effect = loss_of_tokens(1.5) - loss_of_tokens(1)
+    effects = {"base": 0.0, "base-again": 0.0, "rope": effect, "gqa": -effect, "much": -0.3}
+    sweep, lines, prices = make_sweep(
+        tmp_path, effects=effects, noise=1e-4, diverged=(), stale=False
+    )
+    runs, plan = rows.load(tmp_path), rows.plan(tmp_path)
+    frame = verdicts.judge(runs, plan).set_index("name")
+    rope, ratio = frame.loc["rope"], prices["rope"]["step_ratio"]["ratio"]
+    assert rope.worth == pytest.approx(1.5, abs=0.02)
+    assert rope.worth_time == pytest.approx(1.5 / ratio, abs=0.02)
+    assert frame.worth["gqa"] < 1 and math.isnan(frame.worth["base-again"])
+    assert frame.worth_beyond.to_list() == ["", "", ">", ""]
+    point = curve_of(runs).points[2]
+    assert (point[0], point[3]) == (1, verdicts.judge(runs, plan).attrs["base_n"])
+
+    unpriced = verdicts.judge(rows.table(lines, plan), plan)
+    assert unpriced.worth[0] == rope.worth and math.isnan(unpriced.worth_time[0])
+    assert math.isnan(verdicts.judge(runs[runs.purpose != "curve"], plan).worth[0])
+
+
+def test_the_margin_of_a_sweep_is_the_stored_one_or_the_curve_s(tmp_path):
+    sweep, *_ = make_sweep(tmp_path, noise=1e-4)
+    runs = rows.load(tmp_path)
+    stored = rows.complete(sweep | {"margin": 0.03, "margin_source": "given"})
+    attrs = verdicts.judge(runs, stored).attrs
+    assert (attrs["margin"], attrs["margin_source"]) == (0.03, "given")
+    attrs = verdicts.judge(runs, rows.complete(sweep | {"margin": None})).attrs
+    assert attrs["margin"] == pytest.approx(0.0052, rel=0.1)
+    assert "after the runs" in attrs["margin_source"]
