@@ -18,7 +18,6 @@ import dataclasses
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -41,8 +40,7 @@ from sampling.decoding import Reader, Sample, likeliest, pieces, steps
 from sampling.look import LEVELS, fit
 from sampling.settings import DRAWING, SampleConfig
 
-FILES = {"/": "page.html", "/page.css": "page.css", "/page.js": "page.js"}
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -73,8 +71,9 @@ class Guard:
 
     def __init__(self, app, port):
         self.app = app
-        names = ("127.0.0.1", "localhost")
-        self.hosts = {f"{name}:{port}" for name in names} | ({*names} if port == 80 else set())
+        self.hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+        if port == 80:
+            self.hosts |= {"127.0.0.1", "localhost"}
 
     def refuse(self, method, headers):
         """(why, HTTP status) if a request is refused, else None."""
@@ -82,12 +81,10 @@ class Guard:
             return f"this server answers only to {min(self.hosts)}", 403
         if method in ("GET", "HEAD"):
             return None
-        origin = headers.get("origin")
-        if origin is not None and origin not in {f"http://{host}" for host in self.hosts}:
+        if headers.get("origin") not in {None, *(f"http://{host}" for host in self.hosts)}:
             return "this request comes from another page", 403
         if headers.get("content-type", "").split(";")[0] != "application/json":
             return "send JSON, as application/json", 415
-        return None
 
     async def __call__(self, scope, receive, send):
         async def send_with_headers(message):
@@ -128,11 +125,10 @@ def below(count):
     return Annotated[int, Range(least=0, below=count)]
 
 
-def check_tokens(ids, tokenizer):
-    """Token ids that a request names, as they are."""
-    for token in ids:
-        check("a token", token, below(tokenizer.vocab_size), "request")
-    return ids
+def read_tokens(data, key, tokenizer):
+    """data[key], a list of token ids."""
+    kind = below(tokenizer.vocab_size)
+    return [check("a token", token, kind, "request") for token in data.get(key, [])]
 
 
 # ---------------------------------------------------------------- one model
@@ -143,19 +139,12 @@ def label(tokenizer, token):
     return tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
 
 
-def explained(tokenizer, token, logits):
-    """What the page shows of a token drawn from logits (V,), at temperature 1: its probability, its
-    surprise in nats, and the likeliest tokens instead of it, [[id, text, probability], ...]."""
-    nats = -logits.float().log_softmax(-1)[token].item()
-    top = [[other, label(tokenizer, other), p] for other, p in likeliest(logits, ALTERNATIVES)]
-    return {"id": token, "label": label(tokenizer, token), "surprise": nats, "top": top}
-
-
 def write(opened, config, prompt, kept):
     """Continue a prompt and the tokens `kept` after it. Yields dictionaries: the tokens that the
     model reads first, with their texts; each new token with its text (empty for a token that ends
-    within a character, which belongs to the last of its tokens); and why the text ends, with the
-    rest of the text. The texts together are that of sample.py's first sample."""
+    within a character, which belongs to the last of its tokens), its surprise in nats and the
+    likeliest tokens instead of it; and why the text ends, with the rest of the text. The texts
+    together are that of sample.py's first sample."""
     tokenizer = opened.tokenizer
     ids = [int(token) for token in tokenizer.encode(prompt)] or [tokenizer.start]
     ids += kept
@@ -169,9 +158,11 @@ def write(opened, config, prompt, kept):
     settings = dict(context=config.context, vocab_size=tokenizer.vocab_size, **config.settings())
     waiting, begin = [], 0  # tokens whose text may be the beginning of `stop`
     for step in steps(opened.model, idx, config.max_new_tokens, seeds, **settings):
-        token = step.token.item()
-        facts = explained(tokenizer, token, step.logits[0])
-        sample.add(token, step.logits[0])
+        token, logits = step.token.item(), step.logits[0]  # (V)
+        nats = -logits.float().log_softmax(-1)[token].item()  # at temperature 1, as are the others
+        top = [[id, label(tokenizer, id), p] for id, p in likeliest(logits, ALTERNATIVES)]
+        facts = {"id": token, "label": label(tokenizer, token), "surprise": nats, "top": top}
+        sample.add(token, logits)
         waiting.append((begin, max(begin, len(sample.text)), facts))
         begin = len(sample.text)
         while waiting and waiting[0][1] <= sample.shown and not sample.done:
@@ -304,7 +295,7 @@ class Page:
         config = dataclasses.replace(self.config, **given)
         tokenizer = served.opened.tokenizer
         prompt = fit(tokenizer, data.get("prompt", ""), "", config.skip_unknown)
-        kept = check_tokens(data.get("kept", []), tokenizer)
+        kept = read_tokens(data, "kept", tokenizer)
         try:
             await asyncio.wait_for(served.writing.acquire(), PATIENCE)
         except TimeoutError:
@@ -329,10 +320,11 @@ class Page:
             yield json.dumps({"error": one_line(error)}) + "\n"
 
     async def attention(self, request):
-        numbers = dict.fromkeys(("at", "layer"), below(BODY))
-        data = await read(request, {"model": self.kinds["model"], "tokens": list} | numbers)
+        number = below(BODY)
+        kinds = {"model": self.kinds["model"], "tokens": list, "at": number, "layer": number}
+        data = await read(request, kinds)
         served = self.served[data.get("model", 0)]
-        tokens = check_tokens(data.get("tokens", []), served.opened.tokenizer)
+        tokens = read_tokens(data, "tokens", served.opened.tokenizer)
         at = check("at", data.get("at"), below(len(tokens)), "request")
         layer = check("layer", data.get("layer"), below(len(served.heads)), "request")
         if not served.heads[layer]:
@@ -357,10 +349,10 @@ def make_app(page, port):
         Route("/write", page.write, methods=["POST"]),
         Route("/attention", page.attention, methods=["POST"]),
     ]
-    for path, name in FILES.items():
-        file = Path(__file__).with_name(name)
-        shown = partial(Response, file.read_bytes(), media_type=TYPES[file.suffix])
-        routes.append(Route(path, lambda request, shown=shown: shown()))
+    for name, kind in FILES.items():
+        shown = Response(Path(__file__).with_name(name).read_bytes(), media_type=kind)
+        path = "/" if name == "page.html" else f"/{name}"
+        routes.append(Route(path, lambda request, shown=shown: shown))
     handlers = dict.fromkeys((HTTPException, UserError, Exception), show_error)
     guard = Middleware(Guard, port=port)
     return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers)
@@ -383,12 +375,18 @@ def listen(port):
 def make_server(opened, config, port):
     """A Server, to be run with a socket of `listen`."""
     page = Page(opened, config)
-    options = dict(
-        http=Connection, ws="none", lifespan="off", log_level="critical", access_log=False
+    settings = uvicorn.Config(
+        make_app(page, port),
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=2,
     )
-    limits = dict(limit_concurrency=CONNECTIONS, timeout_graceful_shutdown=2)
-    app = make_app(page, port)
-    server = Server(uvicorn.Config(app, **options, **limits, server_header=False))
+    server = Server(settings)
     page.stopping = lambda: server.should_exit
     return server
 
