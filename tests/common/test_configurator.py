@@ -221,23 +221,15 @@ def test_ranges_are_declared_with_the_key(values, words):
 
 
 def script(*argv):
-    return subprocess.run(
-        [sys.executable, *argv],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    more = dict(text=True, timeout=60, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, **more)
 
 
 def test_exit_status_and_one_line(tmp_path):
     done = script("train.py", "--learning_rte=1", f"--out_dir={tmp_path / 'o'}")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "train.py is starting: importing torch\n"
-        "error: unknown key learning_rte (--learning_rte=1): did you mean learning_rate?\n"
-    )
+    first = "train.py is starting: importing torch\n"
+    error = "error: unknown key learning_rte (--learning_rte=1): did you mean learning_rate?\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", first + error)
     assert "Traceback" in script("train.py", "--learning_rte=1", "--debug").stderr
     assert not (tmp_path / "o").exists()
 

@@ -25,40 +25,21 @@ def refuse(number):
 def test_leftovers_are_ours_alone(tmp_path):
     path = tmp_path / "data"
     ours = [files.partial(path), files.partial(path)]
-    others = [
-        ".data.partial",
-        "data.tmp",
-        "data.old",
-        ".data.partial-0123",
-        ".datas.partial-" + "0" * 16,
-    ]
+    others = [".data.partial", "data.old", ".data.partial-0123", ".datas.partial-" + "0" * 16]
     for other in [*ours, *(tmp_path / name for name in others)]:
         other.mkdir()
     assert set(files.leftovers(path)) == set(ours)
     assert files.leftovers(tmp_path / "nowhere" / "data") == []
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("operation", ["replace", "fsync"])
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch, operation):
     path = tmp_path / "a.json"
     files.write(path, "old")
-    monkeypatch.setattr(files.os, "replace", refuse(errno.ENOSPC))
+    monkeypatch.setattr(files.os, operation, refuse(errno.ENOSPC))
     with pytest.raises(Failure, match=r"cannot write: No space left on device .*free the disk"):
         files.write(path, "new")
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_flush_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
-    files.write(tmp_path / "a", "old")
-
-    def full(number):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(
-        Failure, match=r"cannot write: No space left on device \(.*a\): free the disk"
-    ):
-        files.write(tmp_path / "a", "new")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
 
 
 @pytest.mark.parametrize(
@@ -76,18 +57,15 @@ def test_the_advice_fits_the_reason(tmp_path, name, words):
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-def test_removing_warns_once_and_goes_on(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(files.shutil, "rmtree", refuse(errno.EBUSY))
-    files.remove(tmp_path)
-    files.remove(tmp_path)
-    assert capsys.readouterr().err.count("warning: cannot remove") == 1
-
-
-def test_a_link_is_removed_and_not_what_it_points_to(tmp_path):
+def test_removing_warns_once_and_leaves_what_a_link_points_to(tmp_path, monkeypatch, capsys):
     (tmp_path / "kept").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "kept")
     files.remove(tmp_path / "link")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    monkeypatch.setattr(files.shutil, "rmtree", refuse(errno.EBUSY))
+    files.remove(tmp_path)
+    files.remove(tmp_path)
+    assert capsys.readouterr().err.count("warning: cannot remove") == 1
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS])

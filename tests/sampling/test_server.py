@@ -21,7 +21,6 @@ from common.configurator import build
 from common.errors import UserError
 from common.files import ROOT
 from helpers.runs import SIZE
-from helpers.texts import tiny_bpe
 from prepare import prepare
 from sample import SampleConfig, generate, open_model
 from sampling.attention_map import attention_weights
@@ -70,10 +69,6 @@ def opened(runs, config):
 
 @pytest.fixture
 def client(opened, config):
-    return client_of(opened, config)
-
-
-def client_of(opened, config):
     app = server.make_app(server.Page(opened, config), 8000)
     return TestClient(app, base_url=HOME)
 
@@ -186,12 +181,6 @@ def test_a_character_of_several_tokens_belongs_to_the_last_of_them(client, monke
     writing(monkeypatch, list("é".encode())[1:])
     head, tokens, end = written(client, model=1, prompt="b", kept=kept)
     assert head["texts"] == ["b", ""] and text_of(tokens, end) == "é"
-
-
-def test_labels_of_a_bpe():
-    tokenizer = tiny_bpe()
-    texts = [server.label(tokenizer, id) for id in (ord("a"), 257, 0xE4, 260)]
-    assert texts == ["a", " th", "\\xe4", "<|endoftext|>"]
 
 
 def test_no_part_of_stop_is_shown(client, monkeypatch):
@@ -452,19 +441,6 @@ def test_without_its_packages_it_says_what_to_install(runs, monkeypatch):
         sample.main([f"--out_dir={runs[0]}", "--serve"])
 
 
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--prompts=a.txt"], "serve does not go with prompts"),
-        (["--compare=a,b,c"], "two models at most"),
-        (["--port=70000"], "port=70000 is above 65535"),
-    ],
-)
-def test_keys_that_do_not_fit_a_page(options, words):
-    with pytest.raises(UserError, match=words):
-        sample.main(["--serve", *options])
-
-
 # ---------------------------------------------------------------- in a browser
 
 
@@ -575,21 +551,16 @@ def test_the_page_in_a_browser(browser, running, opened, client):
     assert requested and all(f"//127.0.0.1:{running[0]}/" in url for url in requested)
 
 
-def test_light_and_dark(browser, running):
+def test_on_a_telephone_in_light_and_dark_nothing_is_wider_than_the_screen(browser, running):
     from playwright.sync_api import expect
 
     for scheme, colour in (("light", "rgb(246, 245, 241)"), ("dark", "rgb(22, 23, 26)")):
-        page, _, complaints = open_page(browser, running[0], color_scheme=scheme)
+        look = dict(color_scheme=scheme, viewport={"width": 360, "height": 700})
+        page, _, complaints = open_page(browser, running[0], **look)
         expect(page.locator("body")).to_have_css("background-color", colour)
+        page.get_by_role("button", name="Write").click()
+        expect(page.get_by_role("status")).to_contain_text("done")
+        for box in page.locator("article, #controls, .text").all():
+            place = box.bounding_box()
+            assert place["x"] >= 0 and place["x"] + place["width"] <= 360
         assert not complaints
-
-
-def test_on_a_telephone_nothing_is_wider_than_the_screen(browser, running):
-    from playwright.sync_api import expect
-
-    page, _, _ = open_page(browser, running[0], viewport={"width": 360, "height": 700})
-    page.get_by_role("button", name="Write").click()
-    expect(page.get_by_role("status")).to_contain_text("done")
-    for box in page.locator("article, #controls, .text").all():
-        place = box.bounding_box()
-        assert place["x"] >= 0 and place["x"] + place["width"] <= 360
