@@ -40,7 +40,7 @@ REFERENCE = "reference/"  # begins the names of tensors that belong to the data 
 OVERHEAD = 1 << 16  # bytes of headers, checksums and partly filled blocks
 STEP = r"(?:[0-9]{6}|[1-9][0-9]{6,})"
 NAMES = {  # the folders in ckpt/ that are ours; .tmp and .old are names of earlier versions
-    "whole": re.compile(STEP),
+    "complete": re.compile(STEP),
     "renamed": re.compile(rf"\.{STEP}\.old-[0-9a-f]{{16}}|{STEP}\.old"),
     "unfinished": re.compile(rf"\.{STEP}\.partial-[0-9a-f]{{16}}|{STEP}\.tmp"),
 }
@@ -76,10 +76,10 @@ def entries(out_dir):
 def checkpoints(out_dir):
     """{step: folder} of the whole checkpoints in a run folder, ascending. A save that replaces a
     checkpoint renames the old one first; until the new one is in place, the old one counts."""
-    folders = {"renamed": {}, "whole": {}, "unfinished": {}}
+    folders = {"renamed": {}, "complete": {}, "unfinished": {}}
     for kind, step, folder in entries(out_dir):
         folders[kind][step] = folder
-    return dict(sorted((folders["renamed"] | folders["whole"]).items()))
+    return dict(sorted((folders["renamed"] | folders["complete"]).items()))
 
 
 def steps(out_dir):

@@ -185,7 +185,7 @@ def check_dest(dest):
         raise UserError("its parent folder does not exist", f"dest={dest}", "choose another --dest")
 
 
-def write_whole(dest, write):
+def write_atomically(dest, write):
     """Call write(temporary path), then rename the result to dest, which so appears complete or not
     at all. Raises Failure if the write fails."""
     temporary = partial(dest)
@@ -223,9 +223,9 @@ def main(argv):
     tokens = tokenizer.to_json()
     if config.export == "hf":
         context = model.config.block_size
-        write_whole(dest, lambda path: write_folder(path, theirs, tensors, tokens, context))
+        write_atomically(dest, lambda path: write_folder(path, theirs, tensors, tokens, context))
     else:
-        write_whole(dest, lambda path: gguf.write(path, theirs, tensors, tokens))
+        write_atomically(dest, lambda path: gguf.write(path, theirs, tensors, tokens))
     architecture = theirs["architectures"][0]
     count = sum(tensor.numel() for tensor in tensors.values())
     print(f"{dest}: the model after {state['step']} steps, as {architecture}, {count:,} parameters")

@@ -172,14 +172,14 @@ def to_ours(config, tensors, where="config.json"):
         if values[key] > len(tensors):
             what = f"{family.keys[key].name} is {values[key]}, but there are {len(tensors)} tensors"
             raise UserError(what, where, UNFIT)
-    found = split(family, values, with_prefix(family, tensors), where)
-    head = found.get("lm_head.weight")
+    weights = split(family, values, with_prefix(family, tensors), where)
+    head = weights.get("lm_head.weight")
     if values["tie_embeddings"] and head is not None:  # transformers ties equal weights only
-        values["tie_embeddings"] = torch.equal(head, found["wte.weight"].to(head.dtype))
+        values["tie_embeddings"] = torch.equal(head, weights["wte.weight"].to(head.dtype))
 
     word, keys = simplest(values)
-    check_fit({"model": word} | keys, found, where, UNFIT)
-    return word, keys, found
+    check_fit({"model": word} | keys, weights, where, UNFIT)
+    return word, keys, weights
 
 
 def with_prefix(family, tensors):
@@ -196,14 +196,14 @@ def with_prefix(family, tensors):
 def split(family, values, stored, where):
     """{our name: tensor} from their tensors. Raises UserError if one is missing, has no place in
     our model."""
-    left, found, missing = dict(stored), {}, []
+    left, weights, missing = dict(stored), {}, []
     for theirs, ours, layout in rows(family, values):
         names = expert_names(theirs, values)
         if left.keys() >= set(names):
             tensors = [left.pop(name) for name in names]
             try:
                 joined = torch.stack(tensors) if "*" in theirs else tensors[0]
-                found |= zip(ours, layout.split(joined, len(ours), values), strict=True)
+                weights |= zip(ours, layout.split(joined, len(ours), values), strict=True)
             except (RuntimeError, ValueError, TypeError, IndexError):
                 what = f"{theirs} has a shape that does not fit, {tuple(tensors[0].shape)}"
                 raise UserError(what, where, UNFIT) from None
@@ -213,7 +213,7 @@ def split(family, values, stored, where):
         raise UserError(f"there is no tensor {first_three(missing)}", where, UNFIT)
     if left:
         raise UserError(f"our model has no place for {first_three(left)}", where, UNFIT)
-    return found
+    return weights
 
 
 def rows(family, values):

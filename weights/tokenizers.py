@@ -44,14 +44,11 @@ def merges(ranks):
 
 def to_lists(data):
     """(tokens in order of their ids, ["left right"] merges, {special token: id}) from a tokenizer's
-    to_json(). Raises UserError if its ids have gaps."""
+    to_json()."""
     if data["kind"] == "byte":
         return [LETTERS[byte] for byte in range(256)], [], {}
     ranks = {base64.b64decode(token): rank for rank, token in enumerate(data["ranks"])}
     special = data["special_tokens"]
-    if sorted(special.values()) != list(range(len(ranks), len(ranks) + len(special))):
-        fix = "prepare the text with another tokenizer"
-        raise UserError("the ids of the special tokens leave gaps", "tokenizer.json", fix)
     tokens = [spelled(token) for token in ranks] + sorted(special, key=special.get)
     return tokens, [f"{spelled(left)} {spelled(right)}" for left, right in merges(ranks)], special
 
@@ -79,11 +76,11 @@ def split_step(pattern):
 
 def to_tokenizer_json(data):
     """Hugging Face's tokenizer.json of a tokenizer's to_json()."""
-    whole = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
-    whole |= {"version": "1.0", "added_tokens": []}
+    content = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
+    content |= {"version": "1.0", "added_tokens": []}
     if data["kind"] == "char":  # each character is a word
         vocab = {char: i for i, char in enumerate(data["chars"])}
-        return whole | {
+        return content | {
             "pre_tokenizer": split_step(r"[\s\S]"),
             "decoder": {"type": "Fuse"},
             "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
@@ -106,7 +103,7 @@ def to_tokenizer_json(data):
         "vocab": {token: i for i, token in enumerate(tokens)},
         "merges": joined,
     }
-    return whole | {
+    return content | {
         "added_tokens": added,
         "pre_tokenizer": steps,
         "decoder": byte_level,
@@ -122,14 +119,16 @@ def split_pattern(step):
     pattern, behavior = step["pattern"]["Regex"], step["behavior"]
     if behavior != "Isolated" and (behavior, step.get("invert")) != ("Removed", True):
         raise ValueError(f"a Split whose pieces are {behavior}")
-    whole = behavior == "Removed" or pattern in PATTERNS.values() or pattern.endswith(r")[\s\S])+")
-    return pattern if whole else rf"{pattern}|(?:(?!{pattern})[\s\S])+"
+    complete = (
+        behavior == "Removed" or pattern in PATTERNS.values() or pattern.endswith(r")[\s\S])+")
+    )
+    return pattern if complete else rf"{pattern}|(?:(?!{pattern})[\s\S])+"
 
 
-def text_pattern(whole):
+def text_pattern(content):
     """The pattern by which a tokenizer.json of byte-level BPE cuts a text. Raises KeyError or
     ValueError if it holds another kind of tokenizer."""
-    model, before = whole["model"], whole["pre_tokenizer"]
+    model, before = content["model"], content["pre_tokenizer"]
     listed = before.get("pretokenizers", [before])
     steps = {step["type"]: step for step in listed}
     if len(steps) < len(listed):
@@ -142,7 +141,7 @@ def text_pattern(whole):
     own_pattern = steps["ByteLevel"].get("use_regex", True)  # GPT-2's
     cut_twice_or_never = own_pattern == ("Split" in steps) and model["merges"]
     prefix = steps["ByteLevel"]["add_prefix_space"]
-    if model["type"] != "BPE" or whole.get("normalizer") or prefix or cut_twice_or_never:
+    if model["type"] != "BPE" or content.get("normalizer") or prefix or cut_twice_or_never:
         raise ValueError(f"{model['type']} with {' and '.join(steps)}")
     return patterns[tuple(steps)]
 

@@ -146,7 +146,7 @@ def test_a_wrong_slot_shows(case, change):
 
 
 @pytest.mark.parametrize(
-    "case, one, other",
+    "case, first, second",
     [
         ("bloom", "attn.wk", "attn.wv"),
         ("falcon", "attn.wk", "attn.wv"),
@@ -158,13 +158,13 @@ def test_a_wrong_slot_shows(case, change):
         ("mamba2", "attn.wq", "attn.wk"),
     ],
 )
-def test_a_wrong_layout_shows(case, one, other):
+def test_a_wrong_layout_shows(case, first, second):
     """Two tensors of each layer that has both, exchanged."""
     reference = theirs(case)
     word, values, tensors = to_ours(*parts(reference))
     exchanged = dict(tensors)
     for name in tensors:
-        there = name.replace(one, other)
+        there = name.replace(first, second)
         if there != name and there in tensors:
             exchanged |= {name: tensors[there], there: tensors[name]}
     assert difference(reference, ours(word, values, exchanged), IDX) > 1e-2
@@ -176,15 +176,15 @@ def test_round_trip(case, tmp_path):
     folder."""
     reference = theirs(case)
     config, tensors = parts(reference)
-    word, values, found = to_ours(config, tensors)
-    made = ours(word, values, found)
+    word, values, weights = to_ours(config, tensors)
+    made = ours(word, values, weights)
     new_config, new_tensors = to_hf(word, vars(made.config), made.state_dict())
     assert new_config["model_type"] == CASES[case][0]
     assert new_tensors.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert torch.equal(new_tensors[name], tensor)
-    again, read, _ = to_ours(new_config, new_tensors)
-    assert (again, read) == (word, values)
+    same_word, same_values, _ = to_ours(new_config, new_tensors)
+    assert (same_word, same_values) == (word, values)
     loaded, info = opened(tmp_path, new_config, new_tensors)
     assert type(loaded) is type(reference) and not any(info.values())
     assert difference(reference, made, IDX) < 1e-5
@@ -236,9 +236,9 @@ def test_a_scaling_without_its_original_context(case, at_the_top, monkeypatch):
     for place in ("rope_parameters", "rope_scaling"):
         del written["rope_parameters"]
         written[place] = scaling
-        word, values, found = to_ours(dict(written), tensors)
+        word, values, weights = to_ours(dict(written), tensors)
         assert values["rope_original"] == (at_the_top or 64)
-        assert difference(reference, ours(word, values, found), IDX) < 1e-9
+        assert difference(reference, ours(word, values, weights), IDX) < 1e-9
         written["rope_parameters"] = {"rope_type": "linear", "factor": 3.0}  # rope_scaling counts
 
 
@@ -327,6 +327,6 @@ def test_biases_that_are_not_there_are_zero():
     made = make(configure({"arch": "gpt-neox", "bias": "none"} | SMALL))
     made = random_weights(made.double().eval(), 0.4)
     config, tensors = to_hf("gpt2", vars(made.config), made.state_dict())
-    word, values, found = to_ours(config, tensors)
+    word, values, weights = to_ours(config, tensors)
     idx = tokens(2, 61)
-    assert (ours(word, values, found)(idx)[0] - made(idx)[0]).abs().max() < 1e-12
+    assert (ours(word, values, weights)(idx)[0] - made(idx)[0]).abs().max() < 1e-12

@@ -147,9 +147,9 @@ def test_heads_tied_and_untied(kind, tmp_path):
     assert untied.lm_head.weight is not untied.wte.weight
     assert difference(reference, untied, IDX) < 1e-9
     config, tensors = parts(theirs(kind, tie_word_embeddings=False))
-    word, values, found = to_ours(config, tensors)
+    word, values, weights = to_ours(config, tensors)
     with pytest.raises(UserError, match="head that differs from .*tie_embeddings=False"):
-        ours(word, values, found, tie_embeddings=True)
+        ours(word, values, weights, tie_embeddings=True)
     made = ours(*load_pretrained(save(tmp_path, config | {"tie_word_embeddings": True}, tensors)))
     assert torch.equal(made.lm_head.weight, tensors["lm_head.weight"])
 
