@@ -23,9 +23,9 @@ if __name__ == "__main__":
 
 from rich.console import Console
 
-from bench.ablation import costs, designs, launch
+from bench.ablation import costs, designs, launch, rows
 from bench.ablation.arms import open_data
-from bench.ablation.progress import WIDTH, doing, format_duration, plan_table
+from bench.ablation.progress import WIDTH, doing, format_duration, plan_table, say
 from bench.ablation.schedule import emit, run_sweep
 from bench.ablation.settings import AblateConfig, read
 from bench.ablation.sweep import Sweep
@@ -39,7 +39,7 @@ def plan(sweep):
     """Measure what the arms cost and print the plan. Returns the new rows of costs.jsonl. Raises
     UserError if the budget is too small for the first look."""
     config, new_costs = sweep.config, []
-    if sweep.device_is_here:
+    if sweep.device_is_here and not config.emit:
         new_costs = sweep.measure(DRY_ROUNDS if config.dry_run else costs.ROUNDS)
     jobs = sweep.planned_jobs()
     Console(width=WIDTH, highlight=False).print(plan_table(sweep, jobs))
@@ -47,11 +47,12 @@ def plan(sweep):
     words = {"tune": "to choose learning rates", "curve": "for the curve of tokens"}
     words["report"] = "to report"
     texts = [f"{counts[kind]} {text}" for kind, text in words.items() if counts[kind]]
-    duration = "an unknown time (this machine lacks the device)"
+    duration = "an unknown time, since the arms are not timed here"
     if sweep.predicted:
         duration = f"about {format_duration(sweep.seconds(jobs))}"
-    print(f"{len(jobs)} runs: {', '.join(texts)}")
-    print(f"{len(sweep.slots)} at a time: {duration}", flush=True)
+    say(f"{len(jobs)} runs: {', '.join(texts)}")
+    say(f"{len(sweep.slots)} at a time: {duration}")
+    say(sweep.decides())
     if config.budget_seconds and sweep.seconds(jobs) > config.budget_seconds:
         what = f"{config.seeds} seeds of each arm take {duration}"
         fix = "give more time, fewer seeds or arms, or more workers"
@@ -76,7 +77,7 @@ def report_sweep(sweep):
 
 def run_one(sweep):
     """Plan, run and report a sweep. Returns the exit status."""
-    new_costs = [] if sweep.config.emit else plan(sweep)
+    new_costs = plan(sweep)
     if sweep.config.dry_run:
         for job in sweep.planned_jobs():
             print(job.command())
@@ -101,6 +102,17 @@ def report_scale(out):
 
     page = report.write([out])
     print(report.terminal([out]), page, sep="\n")
+
+
+def ablate(*config_files, **keys):
+    """Run a sweep and return its runs, as bench/ablation/rows.py describes them:
+
+        ablate("config/ablate_shakespeare.py", workers=2, out_dir="out-shakespeare")
+
+    Raises UserError for a mistake; a run that fails is a row with this status."""
+    argv = [*config_files, *(f"--{key}={value}" for key, value in keys.items())]
+    main(argv)
+    return rows.load([read(argv, __doc__)[0].out_dir])
 
 
 def main(argv, trainer=launch.TRAINER):

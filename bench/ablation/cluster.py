@@ -70,9 +70,10 @@ def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
             stop_file.unlink(missing_ok=True)
 
 
-def write_slurm(jobs, out_dir, threads, cuda):
+def write_slurm(jobs, out_dir, threads, cuda, options=""):
     """Write out_dir/commands.txt, one run per line, and out_dir/slurm.sh, an array job with a task
-    per line. Returns the path of the script."""
+    per line, which uses the Python (of a virtual environment) that runs now. options: more of
+    sbatch's. Returns the path of the script."""
     out_dir, lines = Path(out_dir), []
     for job in jobs:
         make_ready(job)
@@ -91,6 +92,8 @@ def write_slurm(jobs, out_dir, threads, cuda):
         "#SBATCH --signal=B:TERM@60",
         "#SBATCH --requeue",
         f"#SBATCH --output={out_dir}/slurm-%a.txt",
+        *(f"#SBATCH {option}" for option in shlex.split(options)),
+        f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
         f"export OMP_NUM_THREADS={threads}",
         f'eval "$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {name})"',
     ]

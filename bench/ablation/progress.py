@@ -3,6 +3,7 @@ bars, elsewhere as one line when something begins or ends."""
 
 import contextlib
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -22,6 +23,11 @@ def format_duration(seconds):
     if seconds < 6000:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def say(text):
+    """Print a text in lines of 80 columns, without breaking a word."""
+    print(textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False), flush=True)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import math
 import statistics
 
 from bench.ablation import cluster, launch, worth
-from bench.ablation.progress import RunBars, format_duration
+from bench.ablation.progress import RunBars, format_duration, say
 
 EXTENSIONS = 2  # times that a grid of rates is extended if its best rate is at its edge
 
@@ -120,13 +120,13 @@ def run_more_seeds(sweep, stop):
         )
         left = max(0, sweep.config.budget_seconds - used / len(sweep.slots))
         names = affordable(sweep, undecided, first, end, left)
-        print(f"after {first} seeds, undecided: {', '.join(undecided) or 'nothing'}", flush=True)
+        say(f"after {first} seeds, undecided: {', '.join(undecided) or 'nothing'}")
         if not names:
             if undecided:
                 left = format_duration(left)
-                print(f"the {left} left are too short for {end - first} more seeds")
+                say(f"the {left} left are too short for {end - first} more seeds")
             return True
-        print(f"up to {end} seeds for {', '.join(arm for arm in sweep.arms if arm in names)}")
+        say(f"up to {end} seeds for {', '.join(arm for arm in sweep.arms if arm in names)}")
         if not run_jobs(sweep, sweep.report_jobs(first, end, names), stop):
             return False
     return True
@@ -161,9 +161,8 @@ def emit(sweep):
                 sweep.keep_row(job, launch.row_of(job, None, 0.0))
         jobs = [job for job in phase if job.key not in sweep.rows]
         if jobs:
-            script = cluster.write_slurm(
-                jobs, sweep.out, sweep.threads, sweep.device_kind == "cuda"
-            )
+            machine = sweep.threads, sweep.device_kind == "cuda", sweep.config.sbatch
+            script = cluster.write_slurm(jobs, sweep.out, *machine)
             print(
                 f"{len(jobs)} runs: sbatch {script}\nthen the same command for the next ones; "
                 "without emit it gathers them\nand does the rest here"

@@ -68,6 +68,7 @@ class AblateConfig:
     workers: PositiveInt | None = None  # runs at a time; None: one per GPU. With ray: runs per GPU
     engine: Literal["local", "ray"] = "local"  # where runs are started
     emit: Literal["slurm"] | None = None  # write an array job; run again without emit to gather it
+    sbatch: str = ""  # options of the array job, such as "--partition=gpu --account=me"
     dry_run: bool = False  # print arms, costs, commands and the predicted time, and stop
 
     def __post_init__(self):
@@ -141,7 +142,8 @@ def read(argv, usage):
     given, words = load(argv, [TrainConfig, VariantConfig, AblateConfig], usage, scope, RENAMED)
     given = shorten_warmup(given, argv)
     if "arms" in typed(argv) and not typed(argv) & {"design", "axis"}:  # not a config file's design
-        given["design"] = "scale" if "scale" in given.get("design", "").split(",") else "arms"
+        scale = "scale" in given.get("design", "").split(",")
+        given |= {"design": "scale" if scale else "arms", "axis": None}
     if "dataset" in typed(argv):  # a config file's question and prompt are about its own text
         for key in {"question", "prompt"} - typed(argv):
             given.pop(key, None)

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bench.ablation import costs as timing
-from bench.ablation import launch, looks
+from bench.ablation import launch, looks, power
 from bench.ablation.arms import check_arm, check_changes_output, match_arm, open_data
 from bench.ablation.designs import curve_arms, enumerate_arms
 from bench.ablation.identity import code_hash, digest
@@ -65,6 +65,9 @@ class Sweep:
             arm.code_hash = code_hash(self.run_values(arm))
         if self.config.match != "time":
             self.match()
+        elif not self.device_is_here:
+            what, fix = "the arms cannot be timed: this machine lacks the device", "match params"
+            raise UserError(what, f"device={self.base['device']}", fix)
         self.costs, self.predicted = {}, {}  # arm: its row of costs.jsonl, seconds of a run
         self.rows, self.chosen_lr = {}, {}  # key of a job: its row; arm: multiple of the rate
         self.grids = {name: list(self.config.lr_grid) for name in self.tuned_arms()}
@@ -264,6 +267,30 @@ class Sweep:
             if before.get(name, 0) <= seed < count and (names is None or name in names)
         ]
 
+    def decides(self):
+        """A sentence on what the planned runs can decide, in standard deviations of a run."""
+        seeds, alpha = self.config.seeds, power.ALPHA
+        if self.config.budget_seconds:
+            seeds, alpha = seeds * LOOKS[-1], alpha * looks.share_of(len(LOOKS))
+        elif not self.config.screening:
+            alpha *= looks.share_of(1)
+        counts, cells = self.planned_runs(seeds), [arm.cell for arm in self.arms.values()]
+        control = sum(counts[name] for name in self.control_arms())
+        runs, noise = sum(counts.values()), "standard deviations of a run, 80 times in 100"
+        if any(cells):  # each effect is a difference between the means of two halves
+            family = math.comb(len(cells[0]) + 1, 2)
+            se, df = 2 / math.sqrt(runs), runs - 1 - family
+            what = f"estimating {family} effects and interactions from {runs} runs"
+        else:
+            family = len(counts) - len(self.control_arms())
+            se, df = math.sqrt(1 / seeds + 1 / control), seeds + control - 2
+            df = runs - len(counts) if self.config.screening else df
+            what = f"comparing {seeds} runs of an arm with {control} of the base"
+        if seeds < 2 or df < 1:
+            return f"{what} decides nothing: give more --seeds"
+        smallest = power.smallest_visible(se, df, alpha / family)
+        return f"{what} can find a difference of {smallest:.1f} {noise}"
+
     def planned_jobs(self):
         return self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
 
@@ -294,9 +321,10 @@ class Sweep:
 
     def read_rows(self):
         """Read the rows of this code and configuration. A run that failed is tried again."""
-        rows = read_rows(self.out / "rows.jsonl", lambda row: {*launch.RESULT} <= row.keys())
+        needed = {*launch.RESULT, "status", "wall_seconds"}
+        rows = read_rows(self.out / "rows.jsonl", lambda row: needed <= row.keys())
         current = [row for row in rows if self.is_current(row)]
-        self.rows = {launch.key(row): row for row in current if row.get("status") != "failed"}
+        self.rows = {launch.key(row): row for row in current if row["status"] != "failed"}
         if len(rows) > len(current):
             print(
                 f"{len(rows) - len(current)} rows here come from other code or another "
@@ -320,8 +348,10 @@ class Sweep:
 
     def keep_margin(self):
         """Take over the margin that was fixed before, if the base is still the same."""
-        base, stored = self.arms["base"], self.stored.get("arms", {}).get("base", {})
-        same = [stored.get(key) == getattr(base, key) for key in ("code_hash", "config_hash")]
+        base, stored = self.arms["base"], self.stored.get("arms")
+        stored = stored.get("base") if isinstance(stored, dict) else None
+        hashes = "code_hash", "config_hash"
+        same = [isinstance(stored, dict) and stored.get(h) == getattr(base, h) for h in hashes]
         if self.margin is None and all(same):
             self.margin = self.stored.get("margin")
             self.margin_source = self.stored.get("margin_source")

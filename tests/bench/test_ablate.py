@@ -157,3 +157,14 @@ def test_matched_in_time_is_matched_in_steps(data_dir, tmp_path):
     assert found["slow"].values["max_iters"] == 67
     assert found["slow"].match["residual_percent"] == pytest.approx(0.5)
     assert found["base"].values["max_iters"] == 100
+
+
+def test_arms_on_the_command_line_win_over_the_design_of_a_config_file():
+    for name, wanted in [("ablate_shakespeare", ["arms"]), ("ablate_positions", ["arms"])]:
+        path, arms = str(ROOT / "config" / f"{name}.py"), arm(mine=dict(norm="rmsnorm"))
+        config, base = settings.read([path, "--device=cpu", arms, "--model=gpt2"], "")
+        assert config.designs == wanted
+        made = designs.enumerate_arms(config, base)
+        assert [each.name for each in made] == ["base", "mine", "base again"]
+    config, _ = settings.read([path, "--device=cpu", arms, "--design=axis,arms"], "")
+    assert config.designs == ["axis", "arms"]

@@ -241,6 +241,8 @@ def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, cap
     assert ablate.main(arguments(data_dir, out, *what), stub) == 0
     printed = capsys.readouterr().out
     wanted = "29 runs: 29 to report\n2 at a time: about"
+    visible = "comparing 4 runs of an arm with 9 of the base can find a difference of"
+    assert visible in printed
     assert not out.exists() and wanted in printed
     lines = printed.splitlines()
     commands = [line for line in lines if line.startswith("python ") and "--data_seed=" in line]
@@ -270,6 +272,63 @@ def test_a_slurm_array_is_written_and_gathered(data_dir, tmp_path, quick, stub, 
     assert ablate.main(arguments(data_dir, out, *what), "no/trainer.py") == 0
     assert {row["status"] for row in rows_of(out).values()} == {"done"} and len(rows_of(out)) == 4
     assert steps_of(out / "runs" / "rope-s0-lr1") == ["1", "2", "3", "4"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this is no login node")
+def test_a_login_node_without_a_gpu_plans_and_writes_the_job(
+    data_dir, tmp_path, quick, stub, capsys
+):
+    out, cuda = tmp_path / "out", [ROPE, "--seeds=2", "--device=cuda"]
+    options = "--sbatch=--partition=gpu --account=me"
+    assert ablate.main(arguments(data_dir, out, *cuda, "--emit=slurm", options), stub) == 0
+    script = (out / "slurm.sh").read_text().splitlines()
+    for line in ("gres=gpu:1", "partition=gpu", "account=me"):
+        assert f"#SBATCH --{line}" in script
+    assert f"export PATH={Path(sys.executable).parent}:$PATH" in script  # the virtual environment
+    assert "--device=cuda" in (out / "commands.txt").read_text()
+    assert ablate.main(arguments(data_dir, out, *cuda, "--engine=ray", "--dry_run"), stub) == 0
+    assert capsys.readouterr().out.count("an unknown time") == 2
+    with pytest.raises(UserError, match="the arms cannot be timed"):
+        ablate.main(arguments(data_dir, out, *cuda, "--engine=ray", "--match=time"), stub)
+
+
+@pytest.mark.parametrize("text", ["{nope", "[]"])
+def test_a_plan_that_is_none_is_found_before_anything_runs(data_dir, tmp_path, quick, text, capsys):
+    (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(UserError, match="JSON.*: move the file away"):
+        ablate.main(arguments(data_dir, tmp_path, ROPE))
+    assert "checking" not in capsys.readouterr().out
+
+
+def test_odd_lines_and_a_plan_of_texts_stop_nothing(data_dir, tmp_path, quick, stub, capsys):
+    (tmp_path / "sweep.json").write_text('{"arms": ["base"], "margin": 1}')
+    (tmp_path / "rows.jsonl").write_text('{}\n{"arm": "rope", "status": 3}\n[]\n')
+    (tmp_path / "costs.jsonl").write_text('{"arm": "rope"}\n')
+    assert ablate.main(arguments(data_dir, tmp_path, ROPE, "--seeds=2", "--screening"), stub) == 0
+    assert "rows.jsonl is damaged and read without line 1, 2, 3" in capsys.readouterr().err
+
+
+def test_from_python_a_sweep_returns_its_runs(data_dir, tmp_path):
+    """In another working directory, with nothing but the root on the path."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import bench.ablate
+assert "repo_root" not in sys.modules
+runs = bench.ablate.ablate(
+    {str(ROOT / "config/ablate_shakespeare.py")!r}, arms={{"rope": dict(position="rope")}},
+    dataset="words", data_dir={str(data_dir)!r}, out_dir="sweep", seeds=1, n_layer=1, n_embd=16,
+    block_size=16, n_head=2, max_iters=4, eval_interval=2, device="cpu", eval_tokens=100,
+)
+assert sorted(runs.arm) == ["base", "base again", "rope"] and runs.loss.notna().all()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "sweep" / "report.md").exists()
+    module = [sys.executable, "-m", "bench.ablate", "--help"]
+    assert subprocess.run(module, cwd=ROOT, capture_output=True).returncode == 0
 
 
 def alive(out):
