@@ -2,7 +2,7 @@
 filled as LLaMA what model_llama.py does, to the last bit."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn as nn
@@ -14,6 +14,7 @@ from common.configurator import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Range,
     Share,
     Words,
 )
@@ -34,6 +35,9 @@ SLOTS = {
     "residual": RESIDUAL,
     "rope_scaling": ROPE_SCALING,
 }
+
+
+Factor = Annotated[float, Range(least=1)]
 
 
 @dataclass
@@ -65,7 +69,7 @@ class VariantConfig:
     rope_theta: PositiveFloat = 10000.0  # of rope
     rope_fraction: Share = 1.0  # of rope: the part of each head that is turned
     rope_scaling: Words(ROPE_SCALING) = "none"  # of rope
-    rope_factor: PositiveFloat = 1.0  # of rope_scaling: how many times longer the texts are
+    rope_factor: Factor = 1.0  # of rope_scaling: how many times longer the texts are
     rope_original: PositiveInt = 8192  # of yarn and llama3: the context before scaling
     relative_clip: PositiveInt = 16  # of relative: the largest distance with a vector of its own
     # rare: what attention sees, residuals
@@ -98,9 +102,10 @@ class VariantConfig:
         self.bias = {True: "all", False: "none"}.get(self.bias, self.bias)
         self.n_kv_head = self.n_kv_head or self.n_head
         self.check_mixers()
+        self.check_needs()
         self.check_sizes()
-        self.check_rope()
-        self.check_experts()
+        if issubclass(MLP[self.mlp], moe.MoE):
+            self.check_experts()
 
     def check_mixers(self):
         """What only a mixer could use has a layer whose mixer does use it."""
@@ -137,21 +142,33 @@ class VariantConfig:
                     f"out, or add {word}",
                 )
 
+    def check_needs(self):
+        """What makes exceptions from another key, or scales it, is given with that key."""
+        for key, (other, fits) in NEEDS.items():
+            given, beside = getattr(self, key), getattr(self, other)
+            refuse(
+                given != self.__dataclass_fields__[key].default and not fits(beside),
+                f"{key}={given} means nothing to {other}={beside}: leave it out, or change {other}",
+            )
+
     def check_sizes(self):
-        extras = self.attn_extra.split(",")
+        extras, D = self.attn_extra.split(","), head_width(self)
         contradiction = {"gate_head", "gate_element"} <= {*extras} or "none" in extras[1:]
+        heads = f"n_embd={self.n_embd} over n_head={self.n_head}"
+        heads = f"head_dim={self.head_dim}" if self.head_dim else heads
         refuse(
             self.n_head % self.n_kv_head,
             f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}",
         )
         refuse(
+            self.position == "rope" and (D % 2 or self.rope_fraction * D // 2 <= 0),
+            f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} has an odd "
+            "half or none",
+        )
+        refuse(
             self.window and self.block_local,
             f"window={self.window} and block_local={self.block_local} are two ways to look at "
             "less: choose one",
-        )
-        refuse(
-            self.full_every and not self.window,
-            f"full_every={self.full_every} makes exceptions from a window: give window too",
         )
         refuse(
             contradiction or len({*extras}) < len(extras) or extras[0] == "none" != extras[-1],
@@ -171,39 +188,7 @@ class VariantConfig:
             f"bias=qkv means nothing to mixer={self.mixer}: choose bias=all or none",
         )
 
-    def check_rope(self):
-        D, heads = head_width(self), f"n_embd={self.n_embd} over n_head={self.n_head}"
-        heads = f"head_dim={self.head_dim}" if self.head_dim else heads
-        if self.position == "rope":
-            refuse(
-                D % 2 or self.rope_fraction * D // 2 <= 0,
-                f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} has an "
-                "odd half or none",
-            )
-        else:
-            refuse(
-                self.rope_scaling != "none" or self.rope_fraction != 1,
-                "rope_scaling and rope_fraction mean nothing to "
-                f"position={self.position}: leave them out",
-            )
-            refuse(
-                self.nope_every,
-                f"nope_every={self.nope_every} makes exceptions from rope, and position="
-                f"{self.position} turns nothing: leave it out",
-            )
-        refuse(
-            self.rope_scaling == "none" and self.rope_factor != 1,
-            f"rope_factor={self.rope_factor} scales nothing: give rope_scaling too",
-        )
-        refuse(
-            self.rope_factor < 1,
-            f"rope_factor={self.rope_factor} is below 1: it says how many times longer the texts "
-            "are",
-        )
-
     def check_experts(self):
-        if not issubclass(MLP[self.mlp], moe.MoE):
-            return
         refuse(
             self.shared_gate and not self.shared_experts,
             "shared_gate=True means nothing to shared_experts=0: leave it out",
@@ -222,6 +207,19 @@ class VariantConfig:
             f"low_rank={self.low_rank} means nothing to mlp={self.mlp}, whose experts are whole: "
             "leave it out",
         )
+
+
+def is_rope(position):
+    return position == "rope"
+
+
+NEEDS = {  # {key: (another key, whether the key means something beside a value of that)}
+    "full_every": ("window", bool),
+    "nope_every": ("position", is_rope),
+    "rope_fraction": ("position", is_rope),
+    "rope_scaling": ("position", is_rope),
+    "rope_factor": ("rope_scaling", lambda scaling: scaling != "none"),
+}
 
 
 def refuse(wrong, why):
