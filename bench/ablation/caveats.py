@@ -134,5 +134,5 @@ CAVEATS = (  # the most important first
 
 def caveats(section):
     """[(sentence, [what it concerns])] of the conditions that hold."""
-    found = [(sentence, condition(section)) for condition, sentence in CAVEATS]
-    return [(text, what if isinstance(what, list) else []) for text, what in found if what]
+    results = [(sentence, condition(section)) for condition, sentence in CAVEATS]
+    return [(text, what if isinstance(what, list) else []) for text, what in results if what]

@@ -215,8 +215,8 @@ def curves(section):
 
 def curves_of(section, arm):
     """[curve [points, 2] of steps and losses on the reported half] of an arm's runs."""
-    found = section.reported(arm)["curve"]
-    return [np.array(run, float)[:, [0, -1]] for run in found if isinstance(run, list) and run]
+    runs = section.reported(arm)["curve"]
+    return [np.array(run, float)[:, [0, -1]] for run in runs if run]
 
 
 def mean_at(runs, steps):
@@ -292,19 +292,19 @@ PANELS = {  # column of rows.load -> label
 
 def costs(section):
     """Left and down is better: a lower loss at less cost."""
-    known_arms = [arm for arm in section.arms if not section.cells]
-    prices = {key: {arm: section.cost(arm, key) for arm in known_arms} for key in PANELS}
-    prices = {key: found for key, found in prices.items() if sum(map(known, found.values())) > 1}
+    arms = [arm for arm in section.arms if not section.cells]
+    prices = {key: {arm: section.cost(arm, key) for arm in arms} for key in PANELS}
+    prices = {key: by_arm for key, by_arm in prices.items() if sum(map(known, by_arm.values())) > 1}
     if not prices:
         return None
     figure = Figure(figsize=(WIDTH, 2.6 * len(prices)))
     panels = figure.subplots(len(prices), squeeze=False)[:, 0]
-    for axes, (key, found) in zip(panels, prices.items(), strict=True):
-        for arm, price in found.items():
+    for axes, (key, by_arm) in zip(panels, prices.items(), strict=True):
+        for arm, price in by_arm.items():
             style = style_of(section, arm) | {"linestyle": "none", "markersize": 7}
             axes.plot(price, section.reported(arm)["loss"].mean(), **style)
         axes.set(xlabel=PANELS[key], ylabel="loss, nats per token")
-    legend(figure, section, known_arms)
+    legend(figure, section, arms)
     return figure
 
 

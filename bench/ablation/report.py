@@ -68,6 +68,11 @@ class Section:
     curve: worth.Curve | None  # the base's loss against its tokens
 
     @property
+    def label(self):
+        """The name of the folder; of a size of a scale, after that of the scale."""
+        return "-".join(filter(None, [self.plan["scale"], self.plan["name"]]))
+
+    @property
     def arms(self):
         """The names of the arms, without the base at other numbers of tokens."""
         return [arm for arm, facts in self.plan["arms"].items() if not facts["curve"]]
@@ -123,7 +128,7 @@ class Section:
         """The verdicts by another measure; None if its runs do not have it."""
         if self.runs[measure].isna().all():
             return None
-        return judged(self.runs, self.plan, self.history, measure)
+        return judge(self.runs, self.plan, self.history, measure)
 
     def high_level(self, factor):
         """{key: value} of a factor's high level, in a factorial."""
@@ -140,7 +145,7 @@ class Section:
         return [entry for entry in counts if entry[2] < entry[1]]
 
 
-def judged(runs, plan, history, measure="loss"):
+def judge(runs, plan, history, measure="loss"):
     if any(facts["cell"] for facts in plan["arms"].values()):
         return factorial.effects(runs, plan, history, measure)
     return verdicts.judge(runs, plan, history, measure)
@@ -148,12 +153,12 @@ def judged(runs, plan, history, measure="loss"):
 
 def sections(folders):
     """[Section] of the sweeps in some folders. Raises UserError where there is none."""
-    found = []
+    sweeps = []
     for plan, paths in rows.sweeps(folders):
         runs, history = rows.load(paths), looks.read(paths, plan)
-        frames = runs, rows.costs(paths), judged(runs, plan, history)
-        found.append(Section(plan, paths, *frames, history, worth.curve_of(runs)))
-    return found
+        frames = runs, rows.costs(paths), judge(runs, plan, history)
+        sweeps.append(Section(plan, paths, *frames, history, worth.curve_of(runs)))
+    return sweeps
 
 
 # ---------------------------------------------------------------- contents
@@ -178,7 +183,7 @@ class Shown:
         return f"data:image/png;base64,{base64.b64encode(self.content).decode()}"
 
 
-def made(place, subject, prefix="", paper=None):
+def items_of(place, subject, prefix="", paper=None):
     """[Shown] of the items of a place that have something to show of a Section, or of [Section].
     Their files, for a paper, go to the folder `paper`, if there is one."""
     shown = []
@@ -209,7 +214,7 @@ def write_paper(path, content):
 
 def contents_of(section, prefix="", brief=False, paper=None):
     """All that a report says of one sweep, for the templates."""
-    drawn = made("figures", section, prefix, paper)
+    drawn = items_of("figures", section, prefix, paper)
     done = section.runs[section.runs["current"] & (section.runs["status"] == "done")]
     samples = done[(done["sample"] != "") & (done["purpose"] == "report")].drop_duplicates("arm")
     return {
@@ -218,10 +223,10 @@ def contents_of(section, prefix="", brief=False, paper=None):
         "question": section.plan["question"] or section.plan["name"],
         "parameters": tables.number(section.cost(section.plan["base"], "parameters"), tables.short),
         "unfinished": bool(section.missing()),
-        "first": made("first", section, prefix, paper),
+        "first": items_of("first", section, prefix, paper),
         "caveats": caveats(section),
         "figures": drawn[:1] if brief else drawn,
-        "details": [] if brief else made("details", section, prefix, paper),
+        "details": [] if brief else items_of("details", section, prefix, paper),
         "samples": dict(zip(samples["arm"], samples["sample"].str.rstrip(), strict=True)),
         "runs": done,
     }
@@ -245,22 +250,22 @@ def render(name, **values):
 def write(folders, out=None, name="report", inline=True, paper=False):
     """Write NAME.md, NAME.html and their figures into OUT, or the first of the folders. The figures
     stand in the page if they are inline. Returns the path of the page."""
-    found, out = sections(folders), Path(out or folders[0])
-    several, paper = len(found) > 1, out / "paper" if paper else None
-    names = [f"{section.plan['name']}-" if several else "" for section in found]
-    sweeps = [
+    sweeps, out = sections(folders), Path(out or folders[0])
+    several, paper = len(sweeps) > 1, out / "paper" if paper else None
+    prefixes = [f"{section.label}-" if several else "" for section in sweeps]
+    contents = [
         contents_of(section, prefix, several, paper)
-        for section, prefix in zip(found, names, strict=True)
+        for section, prefix in zip(sweeps, prefixes, strict=True)
     ]
     page = {
-        "title": PAGE if several else sweeps[0]["question"],
-        "unfinished": any(sweep["unfinished"] for sweep in sweeps),
-        "items": made("page", found, paper=paper) if several else [],
-        "sweeps": sweeps,
+        "title": PAGE if several else contents[0]["question"],
+        "unfinished": any(sweep["unfinished"] for sweep in contents),
+        "items": items_of("page", sweeps, paper=paper) if several else [],
+        "sweeps": contents,
         "inline": inline,
     }
     shown = [*page["items"]]
-    for sweep in page["sweeps"]:
+    for sweep in contents:
         shown += sweep["first"] + sweep["figures"] + sweep["details"]
     out.mkdir(parents=True, exist_ok=True)
     for item in shown:
@@ -268,7 +273,7 @@ def write(folders, out=None, name="report", inline=True, paper=False):
             write_file(out / f"{item.key}.png", item.content)
     for kind in ("md", "html"):
         write_file(out / f"{name}.{kind}", render(f"report.{kind}.j2", **page))
-    for section, prefix in zip(found, names, strict=True):
+    for section, prefix in zip(sweeps, prefixes, strict=True):
         if paper:
             write_file(paper / f"{prefix}numbers.csv", section.verdicts.to_csv(index=False))
         looks.record(section.folders, section.plan, section.runs, section.verdicts, section.history)
@@ -287,14 +292,14 @@ def terminal(folders):
     stdout is a terminal."""
     from rich.console import Console
 
-    console, found = Console(highlight=False, width=COLUMNS), sections(folders)
+    console, sweeps = Console(highlight=False, width=COLUMNS), sections(folders)
     with console.capture() as capture:
-        for section in [section for section in found if not section.plan["scale"]]:
+        for section in [section for section in sweeps if not section.plan["scale"]]:
             title, frame = section.plan["question"] or section.plan["name"], columns_of(section)
             console.print(title, style="bold", markup=False)
             if frame is not None:
                 console.print(rich_table(frame))
-        slopes = tables.slopes_table(found)
+        slopes = tables.slopes_table(sweeps)
         if slopes is not None:
             console.print(rich_table(slopes[["arm", "slope [95 %]", "p (Holm)", "verdict"]]))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
@@ -337,8 +342,8 @@ def main(argv):
     if argv in (["--help"], ["-h"]):
         print(__doc__.strip())
         return
-    folders = [word for word in argv if word != "--paper"]
-    if not folders or any(word.startswith("-") for word in folders):
+    folders = [argument for argument in argv if argument != "--paper"]
+    if not folders or any(folder.startswith("-") for folder in folders):
         what, where = "the folders of sweeps are missing, or there is an option", " ".join(folders)
         raise UserError(what, where or "OUT", "type python bench/report.py OUT [OUT2 ...]")
     page = write(folders, paper="--paper" in argv)

@@ -251,7 +251,8 @@ def contexts(section, arm):
 
 def parts_table(sections):
     """Each change of each sweep, by base, what is worth most first. An arm that is worth 1.4 × gets
-    as far as its base does with 1.4 times the tokens. Verdicts are those of the sweep."""
+    as far as its base does with 1.4 times the tokens. Verdicts are those of the sweep. An
+    average is over the other parts of a factorial."""
     rows = []
     for section in sections:
         plan = section.plan
@@ -260,7 +261,7 @@ def parts_table(sections):
             rows.append(
                 {
                     "base": plan["base_values"].get("model", "gpt2"),
-                    "change": row["name"],
+                    "change": row["name"] + " (average)" * (row["kind"] == "effect"),
                     "worth × tokens": multiple(row, ends=section.curve_ends),
                     "difference [95 %]": difference(row),
                     "step time": step_time(section.costs_of(row)),
@@ -268,7 +269,7 @@ def parts_table(sections):
                     "runs": f"{row['n']:.0f}",
                     "text": plan["data"]["dataset"],
                     "steps": f"{plan['max_iters']:,}",
-                    "sweep": plan["name"],
+                    "sweep": section.label,
                     "order": row["difference"] if math.isnan(row["worth"]) else -row["worth"],
                 }
             )

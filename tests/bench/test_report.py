@@ -5,17 +5,14 @@ import html.parser
 import itertools
 import json
 import re
-from pathlib import Path
 
 import matplotlib
 import pytest
-from matplotlib.figure import Figure
 
 from bench.ablation import figures, report, tables
 from common.errors import UserError
 from helpers.sweeps import EFFECTS, make_sweep, write
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 FEW = {"effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1}, "diverged": (), "stale": False}
 
 
@@ -93,8 +90,10 @@ def section_of(folder):
 
 def tables_of(folder, name="report.html"):
     """[{first cell: {heading: cell}}] of the tables of a page."""
-    found = Page(text_of(folder, name)).tables
-    return [{row[0]: dict(zip(made[0], row, strict=True)) for row in made[1:]} for made in found]
+    return [
+        {row[0]: dict(zip(heading, row, strict=True)) for row in body}
+        for heading, *body in Page(text_of(folder, name)).tables
+    ]
 
 
 def table_of(folder, *headings):
@@ -382,9 +381,9 @@ def test_folders_of_one_sweep_are_joined_and_others_get_a_section(tmp_path, not_
     make_sweep(tmp_path / "c", **FEW, question="Another?", max_iters=1000)
 
     folders = [tmp_path / name for name in "abc"]
-    found = report.sections(folders)
-    assert [[path.name for path in section.folders] for section in found] == [["a", "b"], ["c"]]
-    assert len(found[0].reported("rope")) == 10
+    sweeps = report.sections(folders)
+    assert [[path.name for path in sweep.folders] for sweep in sweeps] == [["a", "b"], ["c"]]
+    assert len(sweeps[0].reported("rope")) == 10
     report.write(folders)
     titles = Page(text_of(tmp_path / "a", "report.html")).titles
     assert titles[1:3] == ["What each part is worth", "All changes"] and "Another?" in titles
@@ -456,5 +455,5 @@ def test_what_a_report_names_is_there(written):
     """The captions speak of a shaded band, which the figure has, and of no column that is not."""
     with matplotlib.rc_context(figures.STYLE):
         figure = figures.forest(section_of(written))
-    assert isinstance(figure, Figure) and figure.axes[0].patches
+    assert figure.axes[0].patches
     assert "p (page)" not in text_of(written) and "grey band" not in text_of(written)
