@@ -83,7 +83,14 @@ def test_hugging_face_writes_the_same_text(runs, name, tmp_path, capsys):
 def test_a_folder_trains_on(runs, name, tmp_path, capsys):
     """--init_from=FOLDER begins with the loss that the run ended with, whatever the model."""
     main([f"--out_dir={runs / name}", f"--dest={tmp_path / 'hf'}"])
-    common = [*CPU, "--batch_size=4", "--block_size=64", f"--data_dir={runs}", "--eval_only"]
+    common = [
+        *CPU,
+        "--dtype=float32",
+        "--batch_size=4",
+        "--block_size=64",
+        f"--data_dir={runs}",
+        "--eval_only",
+    ]
     common.append(next(word for word in RUNS[name] if "dataset" in word))
     capsys.readouterr()
     train.main([*common, "--init_from=resume", f"--out_dir={runs / name}"])
