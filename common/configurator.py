@@ -300,20 +300,18 @@ def help_text(usage, classes, defaults=None, everything=False):
     """The usage, and every key once under its heading: its default, its text, and its words or its
     range. The keys in OFTEN of a class come first. everything: print the rare keys too."""
     often = [key for cls in classes for key in getattr(cls, "OFTEN", ())]
-    groups, seen = {OFTEN: dict.fromkeys(often, [])}, set()  # {heading: {key: lines}}
-    for cls in classes:
-        texts = texts_of(cls)
-        for key, kind in keys(cls).items():
-            if key in seen:
-                continue
-            seen.add(key)
-            heading, text = texts.get(key, ("", ""))
-            default = (defaults or {}).get(key, repr(getattr(cls, key)))
-            # a space after each bar lets a long list of words be wrapped
-            choice = "| ".join(allowed(kind)[1]) or str(allowed(kind)[2] or "")
-            text = f"{text} {f'({choice})' if choice else ''}".strip()
-            group = OFTEN if key in often else heading or cls.__name__
-            groups.setdefault(group, {})[key] = help_lines(f"  --{key}={default}", text)
+    groups = {OFTEN: dict.fromkeys(often, [])}  # {heading: {key: lines}}
+    texts = {key: text for cls in reversed(classes) for key, text in texts_of(cls).items()}
+    for key, kind in keys(*classes).items():
+        heading, text, default = texts[key]
+        _, words, limits = allowed(kind)
+        # a space after each bar lets a long list of words be wrapped
+        choice = ", or ".join(filter(None, ("| ".join(words), str(limits or ""))))
+        lines = help_lines(
+            f"  --{key}={(defaults or {}).get(key, default)}",
+            f"{text} {f'({choice})' if choice else ''}".strip(),
+        )
+        groups.setdefault(OFTEN if key in often else heading, {})[key] = lines
 
     rare = [key for name in groups if name.startswith(RARE) for key in groups[name]]
     lines = folded_usage(usage)
@@ -321,10 +319,8 @@ def help_text(usage, classes, defaults=None, everything=False):
         if group and (everything or not heading.startswith(RARE)):
             lines += ["", f"{heading.removeprefix(RARE)}:", *sum(group.values(), [])]
     if rare and not everything:
-        lines += [
-            "",
-            *textwrap.wrap(f"--help=all shows {len(rare)} more: {', '.join(rare)}", WIDTH),
-        ]
+        more = f"--help=all shows {len(rare)} more: {', '.join(rare)}"
+        lines += ["", *textwrap.wrap(more, WIDTH)]
     return "\n".join([*lines, "", "--debug shows where an error comes from"])
 
 
@@ -339,11 +335,12 @@ def help_lines(head, text):
 
 
 def texts_of(cls):
-    """{key: (heading, text)} of the fields of a dataclass, from the comments in its source."""
+    """{key: (heading, text, default)} of the fields of a dataclass, from the comments in its
+    source."""
     source = textwrap.dedent(inspect.getsource(cls))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
-    texts, heading, last = {}, "", 0
+    texts, heading, last = {}, cls.__name__, 0
     for node in ast.parse(source).body[0].body:
         if not isinstance(node, ast.AnnAssign):
             continue
@@ -354,6 +351,6 @@ def texts_of(cls):
                 text.append(comment.lstrip("#: "))
             elif comment:
                 heading = comment.lstrip("# ")
-        texts[node.target.id] = heading, " ".join(filter(None, text))
-        last = node.end_lineno
+        key, last = node.target.id, node.end_lineno
+        texts[key] = heading, " ".join(filter(None, text)), repr(getattr(cls, key))
     return texts
