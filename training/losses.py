@@ -4,7 +4,7 @@ import torch
 
 from tokens.pairs import Preferences
 
-EVAL_BLOCKS = 32  # parts of the validation text whose losses a log row holds
+EVAL_BLOCKS = 64  # parts of the validation text whose losses a log row holds
 
 
 def weight(split, y):

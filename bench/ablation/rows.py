@@ -28,27 +28,36 @@ import pandas as pd
 from common import files
 from common.errors import UserError
 
-LOSSES = ("final_report", "final_tune", "final_val_loss", "best_report")
 PURPOSES = ("report", "tune", "curve")
 STATUSES = ("failed", "done", "diverged")  # of two rows of one run, the later word counts
+LOSSES = {  # column -> key of rows.jsonl
+    "loss": "final_report",
+    "loss_tune": "final_tune",
+    "loss_whole": "final_val_loss",
+    "best_loss": "best_report",
+}
 NUMBERS = ("train_loss", "bits_per_byte", "wrong_answers", "wrong_tokens", "test_loss", "seconds")
 TEXTS = ("sample", "reason", "command", "out_dir", "code_hash", "config_hash")
-COSTS = (
-    *("parameters", "flops_per_token", "step_ratio", "step_ratio_low", "step_ratio_high"),
-    *("ms_per_step", "memory_bytes", "kv_bytes_per_token", "decode_ms"),
-)
+PRICES = {  # column -> keys of costs.jsonl
+    "parameters": ("parameters",),
+    "flops_per_token": ("flops_per_token",),
+    "step_ratio": ("step_ratio", "ratio"),
+    "step_ratio_low": ("step_ratio", "low"),
+    "step_ratio_high": ("step_ratio", "high"),
+    "ms_per_step": ("milliseconds_per_step", "median"),
+    "memory_bytes": ("peak_memory_bytes",),
+    "kv_bytes_per_token": ("kv_bytes_per_token",),
+    "decode_ms": ("decode_ms_per_token", "median"),
+}
+TIMED = ("step_ratio", "milliseconds_per_step", "decode_ms_per_token")
+COSTS = tuple(PRICES)
 RUN = ["arm", "seed", "rate", "purpose", "code_hash", "config_hash"]  # what identifies a run
-COST_COLUMNS = [
-    *("sweep", "machine", "arm", *COSTS, "ms_per_step_low", "ms_per_step_high"),
-    *("device", "dtype", "threads", "compile"),
-]
 COLUMNS = [
-    *("sweep", "text", *RUN[:4], "tokens", "status", "current", "control"),
-    *("loss", "loss_tune", "loss_whole", "best_loss", *NUMBERS),
+    *("sweep", "text", *RUN[:4], "tokens", "status", "current", "control", *LOSSES, *NUMBERS),
     *("machine", "blocks", "curve", "extrapolation", *TEXTS),
 ]
-KINDS = {"seed": int, "tokens": float, "current": bool, "control": bool, "loss": float}
-KINDS |= dict.fromkeys(["loss_tune", "loss_whole", "best_loss", *NUMBERS], float)
+KINDS = {"seed": int, "current": bool, "control": bool}
+KINDS |= dict.fromkeys(["tokens", *LOSSES, *NUMBERS], float)
 SCALE = "scale.json"  # in the folder of a scale: {"sizes": [folder of each]}
 FIX = "name a folder that bench/ablate.py wrote"
 # Folders whose plans agree in these keys, and in their common arms, hold runs of one sweep.
@@ -68,13 +77,15 @@ def plan(folder):
 def complete(content, path="sweep.json"):
     """A plan with a default for what it lacks. An arm that is none is named and left out. Raises
     UserError if the content is no plan."""
-    given, base = content.get("arms"), content.get("base")
-    if not isinstance(given, dict) or not isinstance(given.get(base), dict):
+    arms, base = content.get("arms"), content.get("base")
+    if not isinstance(arms, dict) or not is_arm(arms.get(base)):
         raise UserError("no sweep here: no arms, or no base among them", path, FIX)
-    arms = {arm: plan_of_arm(facts, given, base) for arm, facts in given.items()}
-    for arm in [arm for arm, facts in arms.items() if facts is None]:
-        warn(f"{path}: the arm {arm!r} is not readable and left out")
-        del arms[arm]
+    arms = {arm: plan_of_arm(facts, base) for arm, facts in arms.items() if is_arm(facts)}
+    for arm in content["arms"]:
+        facts = arms.get(arm)
+        if not facts or not {facts["against"], *facts["interaction_of"]} <= arms.keys():
+            warn(f"{path}: the arm {arm!r} is not readable and left out")
+            arms.pop(arm, None)
     looks, seeds, margin = (content.get(key) for key in ("looks", "seeds", "margin"))
     looks = [n for n in looks if is_count(n)] if isinstance(looks, list) else []
     return {
@@ -89,21 +100,23 @@ def complete(content, path="sweep.json"):
     }
 
 
-def plan_of_arm(facts, arms, base):
-    """What a plan says about an arm, with defaults; None if it cannot be used."""
+def is_arm(facts):
+    """Whether an entry of a plan's arms can be used."""
     if not isinstance(facts, dict) or not isinstance(facts.get("changes", {}), dict):
-        return None
-    against, pair = facts.get("against") or base, facts.get("interaction_of")
-    compared = [against, *pair] if isinstance(pair, list | tuple) else [against]
-    cell, curve = facts.get("cell"), facts.get("curve")
-    if not all(isinstance(other, str) and other in arms for other in compared):
-        return None
-    if not isinstance(cell, dict | None) or not isinstance(curve, Real | None):
-        return None
-    usual = {"changes": {}, "match": None, "config_hash": "", "code_hash": ""}
-    replicate = bool(facts.get("replicate", facts.get("again")))
-    own = {"against": against, "interaction_of": pair, "cell": cell, "curve": curve}
-    return usual | facts | own | {"replicate": replicate}
+        return False
+    pair, against = facts.get("interaction_of") or [], facts.get("against")
+    texts = isinstance(pair, list) and all(isinstance(arm, str) for arm in [*pair, against or ""])
+    kinds = isinstance(facts.get("cell"), dict | None), isinstance(facts.get("curve"), Real | None)
+    return texts and all(kinds)
+
+
+def plan_of_arm(facts, base):
+    """What a plan says about an arm, with defaults."""
+    usual = {"changes": {}, "match": None, "cell": None, "curve": None}
+    own = {"against": facts.get("against") or base}
+    own |= {"interaction_of": facts.get("interaction_of") or []}
+    own |= {key: text(facts.get(key)) for key in ("config_hash", "code_hash")}
+    return usual | facts | own | {"replicate": bool(facts.get("replicate", facts.get("again")))}
 
 
 def control_group(plan):
@@ -194,15 +207,15 @@ def is_row(line):
     if not isinstance(line.get("arm"), str) or not isinstance(line.get("seed"), int):
         return False
     empty = (Real,) if line["status"] == "done" else (Real, type(None))
-    known = all(isinstance(line.get(column), empty) for column in LOSSES)
+    known = all(isinstance(line.get(key), empty) for key in LOSSES.values())
     return known and isinstance(line.get("lr"), Real)
 
 
 def row_of(line, plan):
     """The row of `load` of a line of rows.jsonl. A loss that is not finite has diverged."""
-    loss, tune, complete, best = (number(line.get(column)) for column in LOSSES)
+    losses = {column: number(line.get(key)) for column, key in LOSSES.items()}
     status, arm = line["status"], line["arm"]
-    if status == "done" and not math.isfinite(loss):
+    if status == "done" and not math.isfinite(losses["loss"]):
         status = "diverged"
     facts = plan.get("arms", {}).get(arm, {})
     values = plan.get("base_values", {}) | facts.get("changes", {})
@@ -217,10 +230,7 @@ def row_of(line, plan):
         "status": status,
         "current": is_current(line, plan),
         "control": bool(facts) and (arm == plan["base"] or facts["replicate"]),
-        "loss": loss,
-        "loss_tune": tune,
-        "loss_whole": complete,
-        "best_loss": best,
+        **losses,
         **{key: number(line.get(key)) for key in NUMBERS},
         "machine": text(line.get("hardware")),
         "blocks": numbers_of(line.get("blocks")),
@@ -249,9 +259,9 @@ def is_current(line, plan):
 
 
 def costs(folders):
-    """The DataFrame of costs.jsonl of the plan's code: sweep, machine, arm, COSTS, ms_per_step_low
-    and _high (quartiles), device, dtype, threads, compile; a row per machine and arm, the machine
-    that timed most arms first. Times that were measured beside other work are NaN."""
+    """The DataFrame of costs.jsonl of the plan's code: sweep, machine, arm, COSTS; a row for each
+    machine and arm, the machine that timed most arms first. Times that were measured beside other
+    work are NaN."""
     known = known_sweeps(folders)
     tables = [table_of_costs(read_all(p, "costs.jsonl", is_cost, []), plan) for plan, p in known]
     return pd.concat(tables, ignore_index=True) if tables else table_of_costs([], {})
@@ -259,14 +269,14 @@ def costs(folders):
 
 def table_of_costs(lines, plan):
     """The DataFrame of lines of costs.jsonl."""
-    prices = []
+    arms, prices = plan.get("arms", {}), []
     for line in lines:
-        facts = as_dict(plan.get("arms")).get(line["arm"], {})
-        planned = facts.get("code_hash") or plan.get("code_hash")
+        planned = arms.get(line["arm"], {}).get("code_hash") or plan.get("code_hash")
         if not planned or line.get("code_hash") == planned:
             is_base = line["arm"] == plan.get("base")
             prices.append({"sweep": plan["name"]} | cost_of(line, is_base))
-    prices = pd.DataFrame(prices, columns=COST_COLUMNS).astype(dict.fromkeys(COSTS, float))
+    prices = pd.DataFrame(prices, columns=["sweep", "machine", "arm", *COSTS])
+    prices = prices.astype(dict.fromkeys(COSTS, float))
     prices = prices.drop_duplicates(["machine", "arm"], keep="last")
     timed = prices.machine.map(prices.groupby("machine").step_ratio.count())
     order = timed.sort_values(ascending=False, kind="stable").index
@@ -280,32 +290,18 @@ def is_cost(line):
 
 def cost_of(line, is_base=False):
     """The row of `costs` of a line of costs.jsonl. The base's ratio is 1."""
-    quiet = line.get("quiet", True) is not False
     machine, threads = text(line.get("hardware")) or "a machine without a name", line.get("threads")
-    if line.get("device") == "cpu" and isinstance(threads, int):
-        machine += f", {threads} thread{'s' * (threads != 1)}"
-    ratio, step, decode = (
-        as_dict(line.get(key)) if quiet else {}
-        for key in ("step_ratio", "milliseconds_per_step", "decode_ms_per_token")
-    )
-    if is_base and quiet:
-        ratio = {"ratio": 1.0, "low": 1.0, "high": 1.0}
-    return {
-        "machine": machine,
-        "arm": line["arm"],
-        "parameters": number(line.get("parameters")),
-        "flops_per_token": number(line.get("flops_per_token")),
-        "step_ratio": number(ratio.get("ratio")),
-        "step_ratio_low": number(ratio.get("low")),
-        "step_ratio_high": number(ratio.get("high")),
-        "ms_per_step": number(step.get("median")),
-        "memory_bytes": number(line.get("peak_memory_bytes")),
-        "kv_bytes_per_token": number(line.get("kv_bytes_per_token")),
-        "decode_ms": number(decode.get("median")),
-        "ms_per_step_low": number(step.get("q25")),
-        "ms_per_step_high": number(step.get("q75")),
-        **{key: line.get(key) for key in ("device", "dtype", "threads", "compile")},
-    }
+    if line.get("device") == "cpu" and is_count(threads):
+        machine += f", {threads} thread{'s' * (threads > 1)}"
+    if is_base:
+        line = line | {"step_ratio": {"ratio": 1.0, "low": 1.0, "high": 1.0}}
+    if line.get("quiet") is False:
+        line = line | dict.fromkeys(TIMED)
+    costs = {"machine": machine, "arm": line["arm"]}
+    for column, (key, *inner) in PRICES.items():
+        value = line.get(key)
+        costs[column] = number(as_dict(value).get(*inner) if inner else value)
+    return costs
 
 
 # ---------------------------------------------------------------- lines and values
