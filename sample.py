@@ -58,7 +58,7 @@ def write_samples(model, tokenizer, rows, config, draft=None, tally=None, show=l
     a single row only. show: called with each piece of text as it is generated."""
     explain = config.jsonl or config.show_probs
     samples = [Sample(prompt, tokenizer, config.stop, explain) for prompt, _ in rows]
-    ids = [tokenizer.encode(prompt).tolist() or [tokenizer.start] for prompt, _ in rows]
+    ids = [tokenizer.prompt(prompt) for prompt, _ in rows]
     numbers = [number for _, number in rows]
     seeds = [seed_for(config.seed, n, *row) for n, row in zip(numbers, ids, strict=True)]
     idx, pad = ragged(ids, next(model.parameters()).device)  # (B, T)

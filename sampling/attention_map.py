@@ -125,8 +125,7 @@ def check_layer(model, layer):
 
 def read(model, tokenizer, prompt, context=None):
     """(the last `context` tokens of a prompt (1, T), their texts); context None: block_size."""
-    ids = list(tokenizer.encode(prompt))[-(context or model.config.block_size) :]
-    ids = ids or [tokenizer.start]
+    ids = tokenizer.prompt(prompt)[-(context or model.config.block_size) :]
     labels = [repr(tokenizer.decode([token]))[1:-1].replace(" ", "␣") for token in ids]
     return torch.tensor([ids], device=next(model.parameters()).device), labels
 

@@ -190,7 +190,8 @@ def pieces(tokenizer, ids):
 
 
 class Sample:
-    """The text that follows a prompt, built token by token and cut where `stop` first appears. With
+    """The text that follows a prompt, built token by token until the tokenizer's token that ends a
+    text, and cut where `stop` first appears. With
     `explain` it keeps each token's log probability and the likeliest tokens, at temperature 1."""
 
     def __init__(self, prompt, tokenizer, stop="", explain=False):
@@ -210,8 +211,10 @@ class Sample:
         if self.explain:
             self.logprobs.append(logits.float().log_softmax(-1)[token].item())
             self.top.append(likeliest(logits))
-        self.text += self.decoder.decode(self.tokenizer.decode_bytes([token]))
         self.seconds = time.perf_counter() - self.began
+        if token in self.tokenizer.stops:
+            return self.end()
+        self.text += self.decoder.decode(self.tokenizer.decode_bytes([token]))
 
         at = self.text.find(self.stop, self.shown) if self.stop else -1
         if at >= 0:

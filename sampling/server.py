@@ -146,7 +146,7 @@ def write(opened, config, prompt, kept):
     likeliest tokens instead of it; and why the text ends, with the rest of the text. The texts
     together are that of sample.py's first sample."""
     tokenizer = opened.tokenizer
-    ids = [int(token) for token in tokenizer.encode(prompt)] or [tokenizer.start]
+    ids = tokenizer.prompt(prompt)
     ids += kept
     labels = [label(tokenizer, token) for token in ids]
     yield {"tokens": ids, "texts": pieces(tokenizer, ids), "labels": labels, "kept": len(kept)}

@@ -22,13 +22,13 @@ from common.configurator import build, load
 from common.errors import Failure, UserError, one_line, run
 from common.files import leftovers, partial, remedy, remove, share, sync
 from parts.architectures import ARCH, idle
+from tokens.tokenizer import tokenizer_from_json
 from weights import gguf
 from weights.checkpoint import open_run
 from weights.families import FAMILIES, ROPE_NUMBERS, ROPE_READS
 from weights.hf import DEFAULTS, expert_names, rows, understand
 from weights.tokenizers import to_tokenizer_json
 
-END = "<|endoftext|>"
 SIZES = (  # (tensor, the key that its size gives, in which dimension)
     ("mlp.up.weight", "mlp_width", 0),
     ("mlp.up.v.weight", "mlp_width", 0),
@@ -155,15 +155,19 @@ class ExportConfig:
 
 def write_folder(folder, config, tensors, tokenizer, context):
     """Write a folder that AutoModelForCausalLM and AutoTokenizer open."""
-    special = tokenizer.get("special_tokens", {})
-    config |= dict.fromkeys(("bos_token_id", "eos_token_id"), special.get(END))
+    known = tokenizer_from_json(tokenizer)
+    stops = [*known.stops]
+    if stops or known.bos is not None:
+        config["bos_token_id"] = known.start
+        config["eos_token_id"] = stops[0] if len(stops) == 1 else stops or None
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": context,
     }
-    if END in special:
-        about |= {"bos_token": END, "eos_token": END}
+    for key, i in {"bos_token": known.start, "eos_token": known.end}.items():
+        if stops or known.bos is not None:
+            about[key] = known.decode([i])
     contents = {
         "config": config,
         "tokenizer": to_tokenizer_json(tokenizer),

@@ -6,6 +6,7 @@ Face's form, and needs the package `gguf`.
 import re
 
 from common.errors import UserError
+from tokens.tokenizer import tokenizer_from_json
 from weights import families
 from weights.layouts import interleaved
 from weights.tokenizers import PATTERNS, to_escaped, to_lists
@@ -98,9 +99,9 @@ def write_tokenizer(gguf, writer, tokenizer, vocab_size):
     an unknown one as ? if there is one. Raises UserError for a pattern that GGUF has no name for:
     llama.cpp could not read a text with it."""
     special = {}
-    if tokenizer["kind"] == "bpe":
+    if tokenizer["kind"] not in ("char", "byte"):
         names = {pattern: name for name, pattern in PATTERNS.items()}
-        pattern = tokenizer["pat_str"]
+        pattern = tokenizer.get("pat_str", "as SentencePiece does")
         if pattern not in names:
             what = f"llama.cpp does not know how this tokenizer cuts a text: {pattern}"
             raise UserError(what, "export=gguf", "use --export=hf")
@@ -119,7 +120,8 @@ def write_tokenizer(gguf, writer, tokenizer, vocab_size):
     unused = [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]  # llama.cpp needs all names
     writer.add_token_list(tokens + unused)
     writer.add_token_types(kinds + [kind.UNUSED] * len(unused))
-    writer.add_add_bos_token(False)
-    if "<|endoftext|>" in special:
-        writer.add_eos_token_id(special["<|endoftext|>"])
-        writer.add_bos_token_id(special["<|endoftext|>"])
+    known = tokenizer_from_json(tokenizer)
+    writer.add_add_bos_token(known.bos is not None)
+    if known.stops:
+        writer.add_eos_token_id(known.end)
+        writer.add_bos_token_id(known.start)

@@ -32,12 +32,12 @@ from tokens.tokenizer import tokenizer_from_json
 from weights import checkpoint
 from weights.checks import check_fit, first_three, misfits, read_tensors
 from weights.families import FAMILIES, NEOX, ROPE_NUMBERS, ROPE_READS
-from weights.tokenizers import from_tokenizer_json
+from weights.tokenizers import from_tokenizer_json, read_marks
 
 GPT2_SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 HUB = {name: f"openai-community/{name}" for name in GPT2_SIZES}
-TOKENIZER = ["tokenizer.json"]
-FETCHED = ["config.json", "model*.safetensors*", *TOKENIZER]
+TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"]
+FETCHED = ["model*.safetensors*", *TOKENIZER]
 
 # Buffers that older files store among the weights.
 BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
@@ -335,7 +335,9 @@ def load_tokenizer(name, key="init_from"):
         return tokenizer_from_json(checkpoint.read(checkpoint.find(path))[2])
     path = path / "tokenizer.json"
     content = read_json(path, "prepare the text with a tokenizer of ours")
-    return tokenizer_from_json(from_tokenizer_json(content, path))
+    return tokenizer_from_json(
+        from_tokenizer_json(content, path) | read_marks(path.parent, content), path
+    )
 
 
 def same_tokens(name, tokenizer):

@@ -8,7 +8,8 @@ import base64
 from itertools import pairwise
 
 from common.errors import UserError, one_line
-from tokens.tokenizer import BYTES, GPT4, LETTERS
+from common.files import read_json
+from tokens.tokenizer import BYTES, END, GPT4, LETTERS
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 # Each digit is a piece of its own; the rest is GPT-2's pattern, with a run of spaces before a digit
@@ -50,6 +51,8 @@ def to_lists(data):
     ranks = {base64.b64decode(token): rank for rank, token in enumerate(data["ranks"])}
     special = data["special_tokens"]
     tokens = [spelled(token) for token in ranks] + sorted(special, key=special.get)
+    marks = {data.get("bos"), *data.get("stops", [])} & {*range(len(ranks))}
+    special = {tokens[i]: i for i in sorted(marks)} | special
     return tokens, [f"{spelled(left)} {spelled(right)}" for left, right in merges(ranks)], special
 
 
@@ -76,6 +79,8 @@ def split_step(pattern):
 
 def to_tokenizer_json(data):
     """Hugging Face's tokenizer.json of a tokenizer's to_json()."""
+    if data["kind"] == "sentencepiece":
+        return data["tokenizer"]
     content = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
     content |= {"version": "1.0", "added_tokens": []}
     if data["kind"] == "char":  # each character is a word
@@ -103,6 +108,13 @@ def to_tokenizer_json(data):
         "vocab": {token: i for i, token in enumerate(tokens)},
         "merges": joined,
     }
+    bos = data.get("bos")
+    if bos is not None:
+        name, text = tokens[bos], {"Sequence": {"id": "A", "type_id": 0}}
+        single = [{"SpecialToken": {"id": name, "type_id": 0}}, text]
+        before = {"id": name, "ids": [bos], "tokens": [name]}
+        template = {"single": single, "pair": [*single, *single], "special_tokens": {name: before}}
+        content["post_processor"] = {"type": "TemplateProcessing"} | template
     return content | {
         "added_tokens": added,
         "pre_tokenizer": steps,
@@ -147,11 +159,14 @@ def text_pattern(content):
 
 
 def from_tokenizer_json(content, where):
-    """Our to_json() from a tokenizer.json of byte-level BPE. Special tokens whose ids are the last
+    """Our to_json() from a tokenizer.json of BPE by bytes, or by characters with bytes for those
+    that are unknown, as SentencePiece makes it. Of the former, special tokens with the last ids
     become ours; others stay among the ranks, and the pattern prevents text from producing them.
     Raises UserError if the file holds another kind of tokenizer, if its ids have gaps or
     duplicates, or if its merges are not in their order."""
     try:
+        if content["model"]["type"] == "BPE" and content["model"].get("byte_fallback"):
+            return {"kind": "sentencepiece", "tokenizer": content}
         pattern, model, added = text_pattern(content), content["model"], content["added_tokens"]
         ids = model["vocab"] | {token["content"]: token["id"] for token in added}
         tokens = sorted(ids, key=ids.get)
@@ -178,3 +193,46 @@ def from_tokenizer_json(content, where):
         "special_tokens": {tokens[i]: i for i in range(end, len(tokens))},
         "ranks": ranks,
     }
+
+
+# ---------------------------------------------------------------- what special tokens mean
+
+CHAT_STOPS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+ENDS = (END, "</s>", "<|end_of_text|>", "<eos>")  # where no file names one
+
+
+def read_marks(folder, content):
+    """{"bos": the id before each text or None, "stops": [ids that end a text, that of a document
+    first]} from the files beside a tokenizer.json; {} if <|endoftext|> alone has a meaning. Only
+    special tokens count, since a config.json may be of another vocabulary."""
+    fix = "download the file again"
+    paths = [
+        folder / f"{name}.json" for name in ("tokenizer_config", "generation_config", "config")
+    ]
+    about, *configs = (read_json(path, fix) if path.is_file() else {} for path in paths)
+    try:
+        ids = {token["content"]: token["id"] for token in content["added_tokens"]}
+        names = {
+            key: name["content"] if isinstance(name, dict) else name
+            for key, name in about.items()
+            if key in ("bos_token", "eos_token")
+        }
+        stops = [ids.get(names.get("eos_token"))]
+        for config in configs:
+            given = config.get("eos_token_id")
+            stops += given if isinstance(given, list) else [given]
+        stops = stops if {*stops} & {*ids.values()} else [ids.get(name) for name in ENDS]
+        stops += [ids.get(name) for name in CHAT_STOPS]
+        stops = [*dict.fromkeys(i for i in stops if type(i) is int and i in ids.values())]
+
+        template = content.get("post_processor") or {}
+        steps = template.get("processors", [template])
+        firsts = [step["single"][0] for step in steps if step.get("type") == "TemplateProcessing"]
+        bos = ids.get(firsts[0].get("SpecialToken", {}).get("id")) if firsts else None
+        adds = about.get("add_bos_token", bos is not None)
+        bos = (bos if bos is not None else ids.get(names.get("bos_token"))) if adds else None
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        what = f"cannot read its special tokens: {type(error).__name__} {one_line(error)}"
+        raise UserError(what, folder, fix) from None
+    is_default = bos is None and stops == [i for name, i in ids.items() if name == END]
+    return {} if is_default else {"bos": bos, "stops": stops}

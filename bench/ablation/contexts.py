@@ -94,7 +94,7 @@ def measure_trained(job, device=None):
         raise Failure("the dataset changed while the sweep ran", name, "start the sweep again")
 
     # A sample with a fixed seed.
-    ids = tokenizer.encode(job.prompt) if job.prompt else [tokenizer.start]
+    ids = tokenizer.prompt(job.prompt)
     idx = torch.tensor(np.asarray(ids), dtype=torch.long, device=runtime.device)[None]  # (1, T)
     with runtime.autocast():
         more = {"seeds": [seed_for(0)], "vocab_size": tokenizer.vocab_size}
