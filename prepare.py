@@ -11,23 +11,25 @@ Turn text into token files:
                    in the tokens of a pretrained model, to fine-tune that model
     python prepare.py mycode --input=src
     python prepare.py mydocs --input='notes/*.md,articles.jsonl.gz' --field=body
-                   many documents: files, folders, rows of tables (tokens/documents.py)
+                   documents: files, folders, rows of tables (tokens/documents.py)
     python prepare.py mypairs --input=pairs.jsonl
                    prompt/answer pairs or conversations, to fine-tune on (tokens/pairs.py)
     python prepare.py task:recall          a task that tells mixers apart (tokens/tasks.py)
 
 Without --tokenizer, one text of your own is prepared in characters, documents and pairs in GPT-2's
-tokens. About 1 % is for a test at the very end, 90 % of the rest for training, the others for
-validation (tokens/writing.py). The dataset is written under a temporary name and renamed when it is
-complete. Memory use does not grow with the text.
+tokens, or, below a megabyte, in those of a small BPE that is trained on them. 1 % is for a test at
+the very end, the rest for training and validation (tokens/writing.py). The dataset is written under
+a temporary name and renamed when it is complete. Memory use does not grow with the text.
 """
 
 import contextlib
 import errno
 import os
 import re
+import shlex
 import textwrap
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
@@ -56,6 +58,7 @@ from tokens.writing import Corpus, PairRows, write_corpus, write_pairs
 
 SMALL = [name for name in NAMED if NAMED[name].small]  # train.py prepares them if missing
 VOCAB_SIZE = 8192  # of --tokenizer=bpe
+FEW_BYTES, FEW_TOKENS = 1_000_000, 1024  # of own documents and pairs, and of their tokens at most
 WIDTH = 80  # cells of a terminal
 LISTED = 8  # files that are left out and named
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -81,9 +84,10 @@ def tokenizer_maker(kind, vocab_size=None):
     makes the tokenizer --tokenizer=kind. Raises UserError at once if there is no such tokenizer."""
     if kind == "char":
         return lambda chars, texts, documents: CharTokenizer("".join(sorted(chars())))
-    if kind == "bpe":
-        size = vocab_size or VOCAB_SIZE
-        return lambda chars, texts, documents: train_bpe(texts(), size, documents)
+    if kind in ("bpe", "small bpe"):
+        few = kind == "small bpe"
+        size = FEW_TOKENS if few else vocab_size or VOCAB_SIZE
+        return lambda chars, texts, documents: train_bpe(texts(), size, documents, fewer=few)
     if kind == "byte":
         tokenizer = ByteTokenizer()
     elif kind == "gpt2":
@@ -124,8 +128,14 @@ def chosen_tokenizer(name, kind, text):
     if isinstance(text, Corpus) and not text.documents:
         print("  each token is a character; --tokenizer=byte, bpe or gpt2 makes others")
         return "char"
-    print("  the tokens are GPT-2's; --tokenizer=char, byte or bpe makes others")
-    return "gpt2"
+    if text.size >= FEW_BYTES:
+        print("  the tokens are GPT-2's; --tokenizer=char, byte or bpe makes others")
+        return "gpt2"
+    kind = "small bpe" if find_spec("tokenizers") else "char"
+    makes = "few, trained on this text" if kind == "small bpe" else "characters"
+    print(f"  the tokens are {makes}: most of GPT-2's 50,257 would hardly")
+    print("  occur in less than a megabyte; --tokenizer=gpt2 takes them all the same")
+    return kind
 
 
 # ---------------------------------------------------------------- the dataset
@@ -141,9 +151,6 @@ def check_request(name, config, folder):
         command = f"`python prepare.py {name} --input=TEXTFILE`"
         fix = f"name its text, {command}, or choose from {', '.join(NAMED)}"
         raise UserError(f"{name} is not a known dataset", "--input", fix)
-    if name == "openwebtext" and config.tokenizer not in ("auto", "gpt2"):
-        what = "openwebtext needs GPT-2's <|endoftext|> between its documents"
-        raise UserError(what, f"--tokenizer={config.tokenizer}", "leave it out")
     if config.vocab_size is not None and config.tokenizer != "bpe":
         what = "only a tokenizer that is trained here has a size to choose"
         raise UserError(what, f"--vocab_size={config.vocab_size}", "add --tokenizer=bpe")
@@ -251,6 +258,23 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
         print("  NOTE: the dataset that had this name had other tokens:")
         print("  runs that trained on it resume only with --allow_data_change.")
     return meta
+
+
+def print_training(meta, data_dir):
+    """Print a command that trains on a dataset, with a block_size that it allows."""
+    name, splits = meta["name"], [meta["splits"][split] for split in ("train", "val")]
+    config = {"task:": "task_recall", "openw": "llama_124m"}.get(name[:5], "llama_shakespeare")
+    words = ["python", files.script("train.py"), f"config/{config}.py", f"--dataset={name}"]
+    words += [f"--data_dir={data_dir}"] * (data_dir != "data")
+    fewest = min(entry["tokens"] for entry in splits)
+    if "longest" in splits[0]:
+        words.append(f"--block_size={max(entry['longest'] for entry in splits) - 1}")
+    elif fewest <= 256:  # the block_size of the config on a GPU
+        words.append(f"--block_size={max(1, min(128, fewest - 1))}")
+    words.append(f"--out_dir=out-{name.replace(':', '-')}")
+    command = " ".join(map(shlex.quote, words))
+    options = dict(break_long_words=False, break_on_hyphens=False)
+    print("  train on it:\n  " + " \\\n    ".join(textwrap.wrap(command, WIDTH - 6, **options)))
 
 
 # ---------------------------------------------------------------- looking at datasets
@@ -394,7 +418,7 @@ def main(argv):
         raise UserError("prepare.py takes the name of one dataset", "command line", fix)
     if config.inspect:
         return print_inspection(Path(config.data_dir, words[0]))
-    prepare(words[0], **vars(config))
+    print_training(prepare(words[0], **vars(config)), config.data_dir)
 
 
 if __name__ == "__main__":

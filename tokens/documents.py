@@ -29,6 +29,7 @@ import os
 import re
 import sys
 import zlib
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -253,9 +254,10 @@ def open_input(spec, field=None):
         what = "a field is a column of a table, and there is no table"
         raise UserError(what, f"--field={field}", "leave it out")
 
-    if "text" not in kinds:
-        return PairRows(spec, lambda: pair_rows(shapes, skipped), skipped, "preferences" in kinds)
     size = sum(path.stat().st_size * (UNPACKED if ending(path)[1] else 1) for path in shapes)
+    if "text" not in kinds:
+        rows = partial(pair_rows, shapes, skipped)
+        return PairRows(spec, rows, skipped, "preferences" in kinds, size)
     if [*shapes.values()] == [("file", None)]:
         return Corpus(spec, lambda: read_text(*shapes), size=size, skipped=skipped)
     return Corpus(spec, lambda: documents_of(shapes, named, skipped), True, size, skipped)

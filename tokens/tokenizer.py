@@ -268,9 +268,10 @@ LETTERS = {byte: chr(byte) for byte in PRINTED} | {
 BYTES = {letter: byte for byte, letter in LETTERS.items()}
 
 
-def train_bpe(texts, vocab_size, documents=False):
-    """A BPETokenizer of vocab_size tokens: the 256 bytes, the merges of the pairs that are most
-    frequent in `texts`, an iterator of str, and <|endoftext|>. The same text gives the same tokens.
+def train_bpe(texts, vocab_size, documents=False, fewer=False):
+    """A BPETokenizer of vocab_size tokens, or with `fewer` as many of them as the texts yield: the
+    256 bytes, the merges of the pairs that are most frequent in `texts`, an iterator of str, and
+    <|endoftext|>. The same text gives the same tokens.
 
     The texts are consecutive pieces of one text, however it was cut; with `documents`, each is a
     text of its own. Memory grows with the number of different words, not with the text. Raises
@@ -286,7 +287,7 @@ def train_bpe(texts, vocab_size, documents=False):
     except ImportError as error:
         what = f"training a BPE needs the package {error.name}"
         raise UserError(what, where, f"pip install {error.name}") from None
-    if len(vocab) < vocab_size - 1:
+    if len(vocab) < vocab_size - 1 and not fewer:
         what = f"the text is too short: it yields only {len(vocab) + 1:,} tokens"
         raise UserError(what, where, f"choose {len(vocab) + 1} or less, or a longer text")
     ranks = {bytes(BYTES[letter] for letter in token): rank for token, rank in vocab.items()}

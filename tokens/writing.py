@@ -63,6 +63,7 @@ class PairRows:
     rows: Callable[[], Iterator[tuple[str, list]]]
     skipped: dict = field(default_factory=dict)  # {file: why it is left out}, complete after a pass
     preferences: bool = False  # the two pairs of a row are a chosen and a rejected answer
+    size: int | None = None  # about how many bytes
 
 
 # ---------------------------------------------------------------- the first pass

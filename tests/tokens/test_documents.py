@@ -52,7 +52,7 @@ def texts_in(spec, field=None):
 
 def prepared(**options):
     """meta.json and {split: its documents} of the dataset `x`, prepared in tiny_bpe's tokens."""
-    meta = prepare.prepare("x", **options)
+    meta = prepare.prepare("x", tokenizer="gpt2", **options)
     return meta, {split: documents_of(split) for split in meta["splits"]}
 
 
@@ -422,7 +422,7 @@ def test_few_documents_have_all_splits(n, splits):
     the largest one if none is small."""
     texts = [f"{i} {'some words of the king ' * 40}\n" for i in range(n)]
     write("rows.jsonl", jsonl([{"text": text} for text in texts]))
-    meta, found = prepare.prepare("x", input="rows.jsonl"), {}
+    meta, found = prepare.prepare("x", "rows.jsonl", "gpt2"), {}
     assert len(meta["splits"]) == splits
     tokens = {split: entry["tokens"] for split, entry in meta["splits"].items()}
     assert all(tokens.values()) and tokens["test"] <= 0.05 * sum(tokens.values()) + 1
@@ -465,7 +465,7 @@ def test_a_bpe_learns_only_from_what_is_in_train(monkeypatch):
     write("rows.jsonl", jsonl(ROWS))
     learned = []
 
-    def train_bpe(texts, vocab_size, documents):
+    def train_bpe(texts, vocab_size, documents, fewer):
         learned.extend(texts)
         assert vocab_size == 300 and documents
         return tiny_bpe()

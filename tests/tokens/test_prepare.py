@@ -15,6 +15,7 @@ import pytest
 import tiktoken
 
 import prepare
+import train
 from common import files
 from helpers.bpe import bpe
 from helpers.texts import message, no_network, tiny_bpe
@@ -199,7 +200,6 @@ LONG = "x" * 300
         ("../x", {"input": "book.txt"}, ["not a valid dataset name"]),
         (LONG, {"input": "book.txt"}, ["not a valid dataset name", "200 bytes"]),
         ("a\0b", {"input": "book.txt"}, ["not a valid dataset name"]),
-        ("openwebtext", {"tokenizer": "char"}, ["endoftext", "--tokenizer=char"]),
         ("mybook", {"input": "book.txt", "vocab_size": 300}, ["add --tokenizer=bpe"]),
         ("mybook", {"input": "book.txt", "seed": 3}, ["only a task is random"]),
         ("task:copy", {"input": "book.txt"}, ["a task has its own text"]),
@@ -429,6 +429,35 @@ def test_command_line_mistakes(book):
         status, out, err = command(*args)
         assert status == 2 and err.startswith("error: ") and err.count("\n") == 1 and word in err
     assert command("--help")[0] == 0
+
+
+def run_command(out):
+    """Run the command that prepare.py ends with, for two steps of a small model."""
+    command = out.split("train on it:\n")[1].replace("\\\n", " ").split()
+    assert max(map(len, out.splitlines())) <= 80 or str(ROOT) in out
+    sizes = ["--max_iters=2", "--n_layer=1", "--n_embd=32", "--device=cpu", "--eval_interval=2"]
+    return train.main([*command[2:], *sizes, "--eval_tokens=500"])
+
+
+@pytest.mark.parametrize("kind", ["text", "documents", "pairs"])
+def test_own_text_has_few_tokens_and_ends_with_a_command_that_works(kind, capsys, monkeypatch):
+    """GPT-2's 50,257 would be most of a small model; from a megabyte on they are taken."""
+    rows = [{"text": f"{i} speaks of the king\n"} for i in range(60)]
+    if kind == "pairs":
+        rows = [{"prompt": f"{i}?", "answer": f"no,\n{i}"} for i in range(60)]
+    lines = "".join((row["text"] if kind == "text" else json.dumps(row) + "\n") for row in rows)
+    name = "mine.txt" if kind == "text" else "mine.jsonl"
+    Path(name).write_text(lines)
+    prepare.main(["mine", f"--input={name}"])
+    out = capsys.readouterr().out
+    meta = load_meta("data/mine")
+    assert meta["tokenizer"] == ("char" if kind == "text" else "bpe") and meta["vocab_size"] < 400
+    assert "gpt2" in out and not run_command(out)
+    if kind != "text":
+        monkeypatch.setattr(prepare, "find_spec", lambda package: None)  # without tokenizers
+        assert prepare.chosen_tokenizer("mine", "auto", Mock(size=999_999)) == "char"
+        assert prepare.chosen_tokenizer("mine", "auto", Mock(size=1_000_000)) == "gpt2"
+        assert prepare.chosen_tokenizer("mine", "gpt2", Mock(size=1)) == "gpt2"
 
 
 # ---------------------------------------------------------------- --list and --inspect
