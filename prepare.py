@@ -38,21 +38,10 @@ import numpy as np
 from common import files
 from common.configurator import NonNegativeInt, PositiveInt, build, load
 from common.errors import Failure, UserError, printable, run
-from tokens import downloads, sources
+from tokens import downloads, sources, token_files
 from tokens.documents import find_files, open_input
 from tokens.sources import NAMED, SHAKESPEARE
 from tokens.tasks import TASKS, Task, write_task
-from tokens.token_files import (
-    dtype_name,
-    is_prepared,
-    load_meta,
-    load_split,
-    load_tokenizer,
-    only_process,
-    publish,
-    recover,
-    write_meta,
-)
 from tokens.tokenizer import ByteTokenizer, CharTokenizer, train_bpe
 from tokens.writing import Corpus, PairRows, write_corpus, write_pairs
 
@@ -162,8 +151,7 @@ def check_request(name, config, folder):
 
 
 def make_dataset(name, config, folder, new):
-    """Write all files of the dataset into the folder `new`. Returns (meta.json, tokenizer, {file:
-    why it was left out})."""
+    """Write all files of the dataset into the folder `new`, and describe it. Returns meta.json."""
     text = open_text(name, config, folder)
     first = text["train"] if isinstance(text, dict) else text
     if isinstance(text, Task):
@@ -180,15 +168,16 @@ def make_dataset(name, config, folder, new):
         "name": name,
         "tokenizer": "gpt2" if kind == "gpt2" else tokenizer.to_json()["kind"],
         "vocab_size": tokenizer.vocab_size,
-        "dtype": dtype_name(tokenizer.vocab_size),
+        "dtype": token_files.dtype_name(tokenizer.vocab_size),
         "splits": splits,
         "source": first.source,
         "source_sha256": sha256,
     }
     if name in SHAKESPEARE:
         meta["canonical"] = sha256 == sources.CANONICAL
-    write_meta(new, meta, tokenizer)
-    return meta, tokenizer, getattr(first, "skipped", {})
+    token_files.write_meta(new, meta, tokenizer)
+    describe(meta, tokenizer, getattr(first, "skipped", {}))
+    return meta
 
 
 def describe(meta, tokenizer, skipped):
@@ -198,16 +187,14 @@ def describe(meta, tokenizer, skipped):
     if len(skipped) > LISTED:
         print(f"  left out {len(skipped) - LISTED:,} more files")
     if not meta.get("canonical", True):
-        print("  NOTE: this is not the canonical tiny-shakespeare file:")
-        print("  losses on it compare only roughly with published ones.")
+        print("  NOTE: not the canonical tiny-shakespeare: compare losses only roughly")
 
-    kind, size = meta["tokenizer"], meta["vocab_size"]
     words = {"char": "characters", "byte": "bytes", "gpt2": "GPT-2 tokens"}
-    print(f"  vocabulary: {size:,} {words.get(kind, 'tokens')}")
-    if kind == "char" and size <= 100:
-        text, width = repr("".join(tokenizer.chars)), WIDTH - 4
-        for start in range(0, len(text), width):
-            print(f"    {text[start : start + width]}")
+    print(f"  vocabulary: {meta['vocab_size']:,} {words.get(meta['tokenizer'], 'tokens')}")
+    if meta["tokenizer"] == "char" and meta["vocab_size"] <= 100:
+        text = repr(tokenizer.chars)
+        for start in range(0, len(text), WIDTH - 4):
+            print(f"    {text[start : start + WIDTH - 4]}")
     if "documents" in meta["splits"]["train"]:
         end = tokenizer.decode([tokenizer.end]) if tokenizer.stops else "a blank line"
         print(printable(f"  after each document comes {end}"))
@@ -218,8 +205,10 @@ def describe(meta, tokenizer, skipped):
         for unit in {"documents", "pairs"} & entry.keys():
             print(f"    {entry[unit]:,} {unit if entry[unit] != 1 else unit[:-1]}")
         if "longest" in entry:
-            print(f"    the longest has {entry['longest']:,} tokens: ", end="")
-            print(f"a block_size of {entry['longest'] - 1:,} holds it")
+            sizes = (
+                f"{entry['longest']:,} tokens: a block_size of {entry['longest'] - 1:,} holds it"
+            )
+            print(f"    the longest has {sizes}")
 
 
 def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
@@ -235,25 +224,24 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
 
     if not os.path.isdir(data_dir):
         check_request(name, config, folder)  # before only_process makes the folder
-    with only_process(folder):
-        recover(folder)
+    with token_files.only_process(folder):
+        token_files.recover(folder)
         check_request(name, config, folder)
         print(f"preparing {folder.absolute()}", flush=True)
         before = None
         with contextlib.suppress(UserError):  # none yet, or a damaged one
-            before = load_meta(folder)["splits"]
+            before = token_files.load_meta(folder)["splits"]
         new = files.partial(folder)
         try:
             new.mkdir()
-            meta, made, skipped = make_dataset(name, config, folder, new)
-            publish(new, folder)
+            meta = make_dataset(name, config, folder, new)
+            token_files.publish(new, folder)
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
             raise Failure(f"cannot write: {error.strerror}", folder, "free the disk") from None
         finally:  # after Ctrl-C too
-            recover(folder)
-    describe(meta, made, skipped)
+            token_files.recover(folder)
     if before not in (None, meta["splits"]):
         print("  NOTE: the dataset that had this name had other tokens:")
         print("  runs that trained on it resume only with --allow_data_change.")
@@ -313,7 +301,9 @@ def print_table(titles, rows, numbers=()):
 
 def print_list(data_dir):
     """Print the datasets that are known by name, and those in data_dir."""
-    prepared = [path.name for path in sorted(Path(data_dir).glob("*")) if is_prepared(path)]
+    prepared = [
+        path.name for path in sorted(Path(data_dir).glob("*")) if token_files.is_prepared(path)
+    ]
     rows = []
     for name in dict.fromkeys([*NAMED, *prepared]):
         folder, about = Path(data_dir, name), NAMED[name].about if name in NAMED else ""
@@ -322,7 +312,7 @@ def print_list(data_dir):
             continue
         size = short(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
         try:
-            meta = load_meta(folder)
+            meta = token_files.load_meta(folder)
         except UserError:
             rows.append((name, about, "", "damaged", size))
             continue
@@ -336,9 +326,9 @@ def print_list(data_dir):
 def print_inspection(folder):
     """Print what is in a dataset: counts, the first documents, the most frequent tokens, and how
     much of one split occurs in another. Raises UserError if it is not prepared."""
-    meta = load_meta(folder)
-    tokenizer = load_tokenizer(folder, meta)
-    splits = {split: load_split(folder, split, 1) for split in meta["splits"]}
+    meta = token_files.load_meta(folder)
+    tokenizer = token_files.load_tokenizer(folder, meta)
+    splits = {split: token_files.load_split(folder, split, 1) for split in meta["splits"]}
 
     about = f"{folder}: {meta['vocab_size']:,} tokens ({meta['tokenizer']}), {meta.get('source')}"
     print(printable(about))
