@@ -149,8 +149,8 @@ def choose_dtype(kind):
 
 def multiplies_bfloat16():
     """Whether this CPU has instructions for matrix products in bfloat16: AMX or AVX512-BF16."""
-    found = torch.cpu.get_capabilities()
-    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+    features = torch.cpu.get_capabilities()
+    return bool(features.get("amx_bf16") or features.get("avx512_bf16"))
 
 
 def set_up(device="auto", dtype="auto"):

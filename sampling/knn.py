@@ -86,8 +86,8 @@ class Datastore:
         """(squared distances, tokens), (n, K) each, of the nearest keys of states (n, C). Where
         fewer than K are found, the distance is infinite."""
         keys = np.ascontiguousarray(states.float().cpu().numpy())
-        found = [shard.search(keys, NEIGHBOURS) for shard in self.shards]
-        distances, places = (np.concatenate(part, 1) for part in zip(*found, strict=True))
+        results = [shard.search(keys, NEIGHBOURS) for shard in self.shards]
+        distances, places = (np.concatenate(part, 1) for part in zip(*results, strict=True))
         distances = np.where(places < 0, np.inf, distances)
 
         nearest = np.argsort(distances, 1, kind="stable")[:, :NEIGHBOURS]
