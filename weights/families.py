@@ -46,20 +46,11 @@ def layer(theirs, ours, layout=plain):
 
 # ---------------------------------------------------------------- words of several families
 
-ACT = {
-    "gelu": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
-    "gelu_erf": ("gelu",),
-    "relu": ("relu",),
-    "silu": ("silu", "swish"),
-    "relu2": ("relu2",),
-}
-GATE = {
-    "swiglu": ("silu", "swish"),
-    "geglu": ("gelu_pytorch_tanh", "gelu_new"),
-    "reglu": ("relu",),
-    "glu": ("sigmoid",),
-    "bilinear": ("linear",),
-}
+SILU = ("silu", "swish")
+ACT = dict(gelu=("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), gelu_erf=("gelu",))
+ACT |= dict(relu=("relu",), silu=SILU, relu2=("relu2",))
+GATE = dict(swiglu=SILU, geglu=("gelu_pytorch_tanh", "gelu_new"), reglu=("relu",))
+GATE |= dict(glu=("sigmoid",), bilinear=("linear",))
 
 # ---------------------------------------------------------------- rope
 
@@ -273,7 +264,7 @@ MIXTRAL = LLAMA._replace(
         n_experts=Key("num_local_experts", 8),
         top_k=Key("num_experts_per_tok", 2),
     ),
-    fixed=ROPE_FIXED | dict(hidden_act=("silu", "swish"), layer_types=None),
+    fixed=ROPE_FIXED | dict(hidden_act=SILU, layer_types=None),
     names=[
         *(named for named in LLAMA.names if ".mlp." not in named[0]),
         layer("block_sparse_moe.gate", "mlp.router"),
@@ -369,7 +360,7 @@ MAMBA2 = Family(
         conv=Key("conv_kernel", 4),
         norm_eps=Key("layer_norm_epsilon", 1e-5),
     ),
-    dict(hidden_act=("silu", "swish"), n_groups=1, use_bias=False, use_conv_bias=True)
+    dict(hidden_act=SILU, n_groups=1, use_bias=False, use_conv_bias=True)
     | dict(head_dim=lambda c: c["expand"] * c["hidden_size"] // c["num_heads"])
     | dict(time_step_limit=([0.0, math.inf], [0.0, {"__float__": "Infinity"}])),
     [
