@@ -418,29 +418,6 @@ def test_the_convolution_keeps_its_last_inputs():
         assert cache.size() == 3 * costs.kv_bytes(model.config, 64)
 
 
-def test_it_goes_back_as_far_as_it_has_inputs():
-    model, x = randomised(config("llama", dict(conv=4))), tokens(config("llama"), 1, 20)
-    cache = KVCache(spare=4)
-    model(x, cache=cache)
-    cache.rewind(18)
-    cache.rewind(16)
-    assert close(model(x[:, 16:], cache=cache)[0], model(x)[0][:, 16:], 1e-9)
-    with pytest.raises(ValueError, match="to 15: the convolution has 4 spare inputs"):
-        cache.rewind(15)
-
-
-@torch.no_grad()
-def test_padding_leaves_no_trace_in_it():
-    model, x = randomised(config("llama", dict(conv=4, window=5))), tokens(config("llama"), 1, 12)
-    padded = torch.cat((x[:, :1].expand(-1, 5), x), dim=1)
-    cache, alone = KVCache(torch.tensor([5])), KVCache()
-    for a, b in ((0, 2), (2, 9), (9, 10), (10, 12)):
-        model(padded[:, a + 5 * (a > 0) : b + 5], cache=cache)
-        model(x[:, a:b], cache=alone)
-    for layer, expected in zip(cache.layers, alone.layers, strict=True):
-        assert close(layer.inputs, expected.inputs, 1e-12) and layer.inputs.any()
-
-
 def test_it_starts_as_the_authors_code_and_stands_before_attention_alone():
     torch.manual_seed(0)
     theirs = torch.nn.Conv1d(256, 256, 4, groups=256, bias=False).weight

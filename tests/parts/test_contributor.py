@@ -21,7 +21,7 @@ from common.errors import UserError
 from common.runtime import Runtime
 from parts import costs
 from parts.architectures import configure, make
-from parts.cache import KVCache, Recurrent
+from parts.cache import Recurrent
 from parts.mlp import MLP, GatedMLP, PlainMLP
 from parts.norm import NORM, Norm
 from parts.part import MIXER, Mixer, linear
@@ -238,13 +238,3 @@ def test_mixers_repeat_over_the_depth():
     values = gates.SIZES | {"model": "llama", "mixer": "attention,contributor_mixer", "n_layer": 5}
     kinds = [type(block.attn).__name__ for block in make(configure(values)).blocks]
     assert kinds == ["Attention", "Ema", "Attention", "Ema", "Attention"]
-
-
-def test_a_recurrent_state_says_how_far_it_can_go_back():
-    model = make(configure(gates.SIZES | {"model": "gpt2"} | EMA))
-    cache = KVCache(spare=2)
-    model(torch.zeros(1, 9, dtype=torch.long), cache=cache)
-    cache.rewind(8), cache.rewind(7)
-    with pytest.raises(ValueError, match="from 9 tokens to 6: the recurrent state has 2 spare"):
-        cache.rewind(6)
-    assert cache.length == 7
