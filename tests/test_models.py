@@ -355,14 +355,6 @@ def test_tied_or_untied(word, tie):
 
 
 @both
-def test_dropout_is_for_training(word):
-    made, plain, idx = tiny(word, dropout=0.5), tiny(word), tokens(2, 16)
-    assert torch.equal(made(idx)[0], plain(idx)[0])
-    made.train()
-    assert not torch.equal(made(idx)[0], made(idx)[0])
-
-
-@both
 def test_dropout_acts_where_gpt2_had_it(word, monkeypatch):
     """On the embedding, the attention's weights, and what each sublayer adds."""
     made, real, calls = tiny(word, dropout=0.25), F.scaled_dot_product_attention, []

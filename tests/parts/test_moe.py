@@ -335,15 +335,6 @@ def test_balancing_evens_the_load(balance):
     assert loads[0] > 0.45 and loads[-1] < 0.2  # even: 0.125
 
 
-def test_a_skewed_initial_router_has_a_larger_balance_loss():
-    mlp = trainable()[0].blocks[0].mlp
-    scores = torch.zeros(48, 8)
-    assert mlp.routing(scores, torch.full((8,), 12)).loss.item() == pytest.approx(0.01)
-    scores[:, 0] = 50.0
-    counts = torch.tensor([48, 48, 0, 0, 0, 0, 0, 0])
-    assert mlp.routing(scores, counts).loss.item() == pytest.approx(0.04)  # 8 · 1/2 · 1
-
-
 # ---------------------------------------------------------------- costs, optimizers, scripts
 
 
