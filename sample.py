@@ -149,7 +149,8 @@ def open_model(name, config, runtime, texts, kind):
     if config.knn:
         from sampling.knn import Datastore, WithNeighbours, identity
 
-        store = Datastore(config.knn, identity(checkpoint.find(name, config.checkpoint)))
+        weights = identity(checkpoint.find(name, config.checkpoint))
+        store = Datastore(config.knn, weights, model.config)
         size, share = len(store.tokens), store.weight
         note(f"{size:,} keys of {config.knn}, weight {share:g}; decoding in float32")
         return Opened(name, WithNeighbours(model, store), tokenizer, prompts)

@@ -153,7 +153,7 @@ def measure(config):
     """Choose weight and temperature on the first half of the validation text, print the loss on the
     second, and store the choice."""
     model, weights, data, runtime = opened(config)
-    store = Datastore(config.store, weights)
+    store = Datastore(config.store, weights, model.config)
     split = open_split(data, "val", model.config.block_size)
     batches = list(split.eval_batches(config.batch_size, config.tokens))
     if len(batches) < 2:

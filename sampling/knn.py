@@ -58,17 +58,22 @@ def watched(model):
 
 
 class Datastore:
-    """An open datastore. Raises UserError if it is missing, damaged, or of other weights."""
+    """An open datastore for a model with these weights and this configuration. Raises UserError if
+    it is missing, damaged, or of another model."""
 
-    def __init__(self, folder, weights):
+    def __init__(self, folder, weights, config):
         faiss, folder = import_faiss(), Path(folder)
         if not (folder / "datastore.json").is_file():
             raise UserError("no datastore here", folder, FIX)
         self.facts = files.read_json(folder / "datastore.json", FIX)
         if self.facts.get("weights") != weights:
             raise UserError("this datastore belongs to other weights", folder, FIX)
+        count = len([*folder.glob("*.index")])
+        if self.facts.get("shards") != count:
+            shown = repr(self.facts.get("shards"))[:40]
+            raise UserError(f"{count} index files where {shown} are expected", folder, FIX)
         try:
-            paths = [str(folder / f"{n}.index") for n in range(self.facts["shards"])]
+            paths = [str(folder / f"{n}.index") for n in range(count)]
             self.shards = [faiss.read_index(path, faiss.IO_FLAG_MMAP) for path in paths]
             self.tokens = np.load(folder / "tokens.npy", mmap_mode="r", allow_pickle=False)
             self.weight = float(self.facts["weight"])
@@ -76,11 +81,23 @@ class Datastore:
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             what = f"the datastore is damaged: {type(error).__name__}"
             raise UserError(what, folder, FIX) from None
-        keys = sum(shard.ntotal for shard in self.shards)
-        if keys != len(self.tokens) or not 0 <= self.weight < 1 or not self.temperature > 0:
-            raise UserError("the datastore is damaged: its files differ", folder, FIX)
-        for shard in self.shards:
+        for path, shard in zip(paths, self.shards, strict=True):
+            if not isinstance(shard, faiss.IndexIVF) or shard.d != config.n_embd:
+                what = f"{type(shard).__name__} with keys of {shard.d} numbers"
+                needed = f"inverted lists with keys of {config.n_embd}"
+                raise UserError(f"the index is {what} where {needed} are needed", path, FIX)
             shard.nprobe = LISTS
+        keys, tokens = sum(shard.ntotal for shard in self.shards), self.tokens
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or len(tokens) != keys:
+            what = (
+                f"its tokens are {tokens.dtype} {tokens.shape} where {keys:,} integers are needed"
+            )
+            raise UserError(f"the datastore is damaged: {what}", folder / "tokens.npy", FIX)
+        if keys and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
+            what = f"its tokens are not below the model's {config.vocab_size:,}"
+            raise UserError(f"the datastore is damaged: {what}", folder / "tokens.npy", FIX)
+        if not 0 <= self.weight < 1 or not self.temperature > 0:
+            raise UserError("the datastore is damaged: weight or temperature", folder, FIX)
 
     def search(self, states):
         """(squared distances, tokens), (n, K) each, of the nearest keys of states (n, C). Where

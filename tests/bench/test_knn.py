@@ -56,7 +56,8 @@ def command(folder, word, name, *more):
 def opened(folder, name):
     run = checkpoint.find(folder / "run")
     model = checkpoint.open_run(folder / "run")[0]
-    return model, memory.Datastore(folder / f"store-{name}", memory.identity(run))
+    store = folder / f"store-{name}"
+    return model, memory.Datastore(store, memory.identity(run), model.config)
 
 
 @torch.no_grad()
@@ -165,9 +166,26 @@ def test_what_is_no_datastore_is_refused(world, tmp_path):
     with pytest.raises(UserError, match="belongs to other weights"):
         sample.main([*model, f"--knn={store}"])
     (store / "datastore.json").write_text(json.dumps(facts))
-    np.save(store / "tokens.npy", np.zeros(3, np.uint32))
-    with pytest.raises(UserError, match="damaged: its files differ"):
-        sample.main([*model, f"--knn={store}"])
+
+    tokens = np.load(store / "tokens.npy")
+    above = np.append(tokens[:-1], 999_999).astype(np.int64)
+    for wrong in (tokens[:3], tokens[:, None], tokens.astype(float), above, -above, above[0]):
+        np.save(store / "tokens.npy", wrong)
+        with pytest.raises(UserError, match="damaged: its tokens are .*tokens.npy"):
+            sample.main([*model, f"--knn={store}"])
+    np.save(store / "tokens.npy", tokens)
+    for count in (10**12, "x", None, 1):  # counted before a list of so many is made
+        (store / "datastore.json").write_text(json.dumps(facts | {"shards": count}))
+        with pytest.raises(UserError, match="index files where"):
+            sample.main([*model, f"--knn={store}"])
+    (store / "datastore.json").write_text(json.dumps(facts))
+    import faiss
+
+    width = opened(world, "eagle")[0].config.n_embd
+    for other in (faiss.IndexFlatL2(width), faiss.index_factory(8, "IVF1,Flat")):
+        faiss.write_index(other, str(store / "0.index"))
+        with pytest.raises(UserError, match=r"the index is \w+ with keys of \d+ numbers.*0.index"):
+            sample.main([*model, f"--knn={store}"])
     (store / "0.index").write_bytes(b"nothing")
     with pytest.raises(UserError, match="damaged: RuntimeError"):
         sample.main([*model, f"--knn={store}"])

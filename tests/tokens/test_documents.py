@@ -111,6 +111,14 @@ def test_an_empty_folder_is_refused():
     assert "no file here (--input=none)" in message(find_files, "none")
 
 
+def test_a_pipe_is_not_waited_for():
+    Path("src").mkdir()
+    os.mkfifo("pipe"), os.mkfifo("src/pipe")
+    assert "no file here (--input=pipe)" in message(find_files, "pipe")
+    write("src/a.txt", "a text")
+    assert [*find_files("src,*")] == [Path("src/a.txt")]
+
+
 # ---------------------------------------------------------------- formats
 
 
