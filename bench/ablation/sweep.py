@@ -278,9 +278,9 @@ class Sweep:
         control = sum(counts[name] for name in self.control_arms())
         runs, noise = sum(counts.values()), "standard deviations of a run, 80 times in 100"
         if any(cells):  # each effect is a difference between the means of two halves
-            family = math.comb(len(cells[0]) + 1, 2)
-            se, df = 2 / math.sqrt(runs), runs - 1 - family
-            what = f"estimating {family} effects and interactions from {runs} runs"
+            family = len(cells[0])
+            se, df = 2 / math.sqrt(runs), runs - 1 - math.comb(family + 1, 2)
+            what = f"estimating {family} effects from {runs} runs"
         else:
             family = len(counts) - len(self.control_arms())
             se, df = math.sqrt(1 / seeds + 1 / control), seeds + control - 2

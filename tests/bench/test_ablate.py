@@ -37,7 +37,6 @@ def names(base=None, **config):
             [arm(idle=dict(mlp="relu", norm_eps=1e-3))],
             r"the arm idle changes nothing: norm_eps has no effect",
         ),
-        ([arm(mine=dict(seed=3))], r"arm mine: seed is the same for all arms"),
         ([arm(rate=dict(learning_rate=1e-3))], r"the arm rate changes nothing"),
         ([arm(big=dict(n_layer=24))], r"arm big: no MLP width matches the base in params"),
         (["--design=leave_one_out", "--model=gpt2"], r"leave_one_out starts from llama"),
@@ -56,7 +55,6 @@ def names(base=None, **config):
         ),
         ([arm(end=dict(lr_decay_iters=4)), "--max_iters=4"], r"the arm end changes nothing"),
         ([arm(alpha=dict(data_alpha=0.5))], r"arm alpha: data_alpha is the same for all arms"),
-        (["--design=leave_one_in", "--doctor"], r"the sweep gives each run its own doctor"),
         (
             ["--design=leave_one_in", "--multiple_of=8"],
             r"arm base: multiple_of means nothing to model=gpt2",

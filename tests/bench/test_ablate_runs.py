@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -97,33 +98,28 @@ def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(data_dir, tmp_
     assert {row["status"] for row in rows_of(out).values()} == {"done", "diverged"}
 
 
-def test_a_loss_above_that_of_the_first_step_has_diverged(tmp_path):
-    def row(first, last):
-        log = [{"step": 0, "val_loss": first}, {"step": 4, "val_loss": last}]
-        (tmp_path / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in log))
-        job = launch.Job("a", 0, 1, "report", str(tmp_path), {"max_iters": 4}, "c", "h", "d")
-        return launch.row_of(job, None, 1.0)
-
-    assert row(4.0, 3.0)["status"] == "done"
-    worse = row(4.0, 5.0)
-    assert (worse["status"], worse["reason"]) == (
-        "diverged",
-        "the final loss 5 is above the initial 4",
+@pytest.mark.parametrize(
+    "last, data, status, why",
+    [
+        (3.0, "d", "done", None),
+        (5.0, "d", "diverged", "the final loss 5 is above the initial 4"),
+        (3.0, "another text", "failed", "measuring the trained model: .*the dataset changed"),
+    ],
+)
+def test_how_a_run_ended(tmp_path, monkeypatch, last, data, status, why):
+    """The last one as when its dataset is prepared from another text while the sweep runs."""
+    monkeypatch.setattr(contexts.checkpoint, "steps", lambda folder: [4])
+    monkeypatch.setattr(
+        contexts.checkpoint, "open_run", lambda *a: (None, None, None, {"data": data})
     )
-    assert worse["final_val_loss"] == 5.0
-
-
-def test_a_run_on_other_data_than_the_sweep_has_failed(tmp_path, monkeypatch):
-    """As when its dataset is prepared from another text while the sweep runs."""
-    monkeypatch.setattr(launch.checkpoint, "steps", lambda folder: [4])
-    opened = None, None, None, {"data": "another text"}
-    monkeypatch.setattr(launch.checkpoint, "open_run", lambda *args: opened)
-    log = [{"step": 0, "val_loss": 4.0}, {"step": 4, "val_loss": 3.0}]
+    if data == "d":
+        monkeypatch.setattr(launch, "measure_trained", lambda *args: {})
+    log = [{"step": 0, "val_loss": 4.0}, {"step": 4, "val_loss": last}]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in log))
     values = {"max_iters": 4, "device": "cpu", "dataset": "book"}
-    job = launch.Job("a", 0, 1, "report", str(tmp_path), values, "c", "h", "the sweep's text")
-    row = launch.row_of(job, None, 1.0)
-    assert row["status"] == "failed" and "the dataset changed" in row["reason"]
+    row = launch.row_of(launch.Job("a", 0, 1, "report", str(tmp_path), values, *"chd"), None, 1.0)
+    assert row["status"] == status and row["final_val_loss"] == last
+    assert re.match(why or "None", str(row["reason"]))
 
 
 def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(

@@ -1,23 +1,14 @@
-"""What a sweep shows: on a terminal (a pseudo-terminal of 80 columns), and elsewhere."""
+"""What a sweep shows on a terminal of 80 columns, and elsewhere."""
 
-import fcntl
 import json
 import os
-import pty
 import re
-import select
-import struct
 import sys
-import termios
-import time
 from types import SimpleNamespace
 
-import pytest
 from rich.console import Console
 
 from bench.ablation import launch, progress
-from common.files import ROOT
-from helpers.ablation import DRIVER, arguments, arm
 
 
 def job(name, seed, folder="out"):
@@ -98,77 +89,19 @@ def test_the_plan_fits_80_columns_and_loses_no_change():
     assert "(compared with" in text
 
 
-# ---------------------------------------------------------------- a whole sweep on a terminal
-
-
-class OnTerminal:
-    """The driver, on the stand-in for train.py, on a terminal of 24 lines of 80 columns."""
-
-    def __init__(self, data_dir, out, stub, *more, sleep=0.3):
-        code = DRIVER.format(root=str(ROOT), stub=stub)
-        words = [sys.executable, "-c", code, *arguments(data_dir, out, *more)]
-        environment = os.environ | {"TERM": "xterm", "STUB_SLEEP": str(sleep)}
-        for key in ("COLUMNS", "LINES"):
-            environment.pop(key, None)
-        self.pid, self.terminal = pty.fork()
-        if not self.pid:
-            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-            os.execve(words[0], words, environment)
-        self.text = ""
-
-    def read(self, until=None, seconds=100):
-        """Read until a text appears, or to the end. Returns all the text so far."""
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end and not (until and until in self.text):
-            ready, _, _ = select.select([self.terminal], [], [], 1)
-            try:
-                chunk = os.read(self.terminal, 1 << 16) if ready else None
-            except OSError:  # the other end is closed
-                break
-            self.text += (chunk or b"").decode(errors="replace")
-        assert until is None or until in self.text, self.text[-2000:]
-        return self.text
-
-    @property
-    def lines(self):
-        """The lines without colours and movements."""
-        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text)
-        return [line.rstrip() for line in re.split(r"[\r\n]+", plain)]
-
-    def status(self):
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
-@pytest.fixture
-def on_terminal(data_dir, tmp_path, stub):
-    more = [arm(rope=dict(position="rope")), "--seeds=2", "--screening=True"]
-    return lambda *extra, **kw: OnTerminal(data_dir, tmp_path / "out", stub, *more, *extra, **kw)
-
-
-@pytest.mark.slow
-def test_a_sweep_on_a_terminal_is_stopped_at_once_and_continued(on_terminal):
-    found = on_terminal(sleep=1)
-    found.read(until="25%")
-    os.write(found.terminal, b"\x03")
-    found.read(until="stopping")
-    os.write(found.terminal, b"\x03")
-    found.read(seconds=20)
-    assert found.status() == 130
-    show, hide = (found.text.rindex(f"\x1b[?25{letter}") for letter in "hl")  # the cursor
-    assert show > hide
-    found = on_terminal(sleep=0)
-    found.read()
-    assert found.status() == 0 and "the table" in found.lines
-    assert max(map(len, found.lines)) <= 80
-    text = "\n".join(found.lines)
-    for words in ("6 runs: 6 to report", "6/6 runs"):
-        assert words in text
-    assert "python train.py" not in text and "--max_iters" not in text  # commands: --dry_run
-
-
-def test_a_dry_run_prints_costs_and_commands(on_terminal):
-    found = on_terminal("--dry_run=True")
-    found.read()
-    assert found.status() == 0
-    text = " ".join(found.lines)
-    assert "ms/step" in text and text.count("train.py") == 6
+def test_on_a_terminal_the_bars_are_redrawn_and_the_cursor_stays(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    jobs, state = [job("rope", seed, tmp_path) for seed in range(2)], state_of("rope")
+    (tmp_path / "stderr.txt").write_text("")
+    with progress.doing("timing") as say:
+        say("step 3 of 50")
+    with progress.RunBars(state, jobs) as bars:
+        for ended in jobs:
+            state.rows[ended.key] = ROW
+            bars.ended(ended, ROW)
+            bars.refresh()
+    printed = capsys.readouterr().out
+    for text in ("timing: step 3 of 50", "0/2 runs", "1/2 runs", "2/2 runs", "[2/2] rope seed 1"):
+        assert text in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
+    assert printed.rindex("\x1b[?25h") > printed.rindex("\x1b[?25l")  # the cursor is shown
