@@ -202,7 +202,7 @@ def in_turn(probes, function, rounds, say, seconds=math.inf):
             break
         say(f"{name}: {function.__name__} {number + 1} of {rounds}")
         results[name].append(function(probes[name]))
-    return {name: np.array(found) for name, found in results.items()}
+    return {name: np.array(values) for name, values in results.items()}
 
 
 def why_disturbed(arms, steps, share):
