@@ -6,7 +6,8 @@ The answer: one page of many sweeps, from their rows alone.
 Writes index.html, index.md and their figures into bench/results/answer. Trains nothing.
 """
 
-import repo_root  # noqa: F401
+if not __package__:
+    import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 from common.errors import UserError, run
 from common.files import ROOT

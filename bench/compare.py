@@ -23,7 +23,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-import repo_root  # noqa: F401 (puts the repo's root on the path)
+if not __package__:
+    import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 from bench.ablation.settings import variant_config
 from common import files

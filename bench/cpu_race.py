@@ -25,7 +25,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-import repo_root  # noqa: F401 (puts the repo's root on the path)
+if not __package__:
+    import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 from bench.timing.runs import train
 from common.configurator import PositiveInt, build, load

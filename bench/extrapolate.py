@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-import repo_root  # noqa: F401 (puts the repo's root on the path)
+if not __package__:
+    import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 from bench.ablation.contexts import extrapolation
 from common import files

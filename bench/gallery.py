@@ -10,7 +10,8 @@ look at; without it, the pictures of them that are there stay.
 
 from dataclasses import dataclass
 
-import repo_root  # noqa: F401 (puts the repo's root on the path)
+if not __package__:
+    import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 from bench import pictures
 from common import files

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import repo_root  # noqa: F401 (puts the repo's root on the path)
+if not __package__:
+    import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 from common import files
 from common.configurator import NonNegativeInt, PositiveInt, build, load

@@ -1,6 +1,7 @@
 """Write the report of sweeps from their stored rows: python bench/report.py OUT [OUT2 ...]"""
 
-import repo_root  # noqa: F401
+if not __package__:
+    import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 from bench.ablation.report import main
 from common.errors import run

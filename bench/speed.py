@@ -18,7 +18,8 @@ bench/results/speed.jsonl, and writes the page.
 
 import importlib
 
-import repo_root  # noqa: F401 (puts the repo's root on the path)
+if not __package__:
+    import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 from bench.timing import page, results
 from common.configurator import build, load
