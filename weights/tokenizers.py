@@ -206,10 +206,11 @@ def read_marks(folder, content):
     first]} from the files beside a tokenizer.json; {} if <|endoftext|> alone has a meaning. Only
     special tokens count, since a config.json may be of another vocabulary."""
     fix = "download the file again"
-    paths = [
-        folder / f"{name}.json" for name in ("tokenizer_config", "generation_config", "config")
-    ]
-    about, *configs = (read_json(path, fix) if path.is_file() else {} for path in paths)
+    names = ("tokenizer_config.json", "generation_config.json", "config.json")
+    about, *configs = (
+        read_json(folder / name, fix, infinity=True) if (folder / name).is_file() else {}
+        for name in names
+    )
     try:
         ids = {token["content"]: token["id"] for token in content["added_tokens"]}
         names = {

@@ -17,11 +17,12 @@ import safetensors.torch
 import torch
 
 from common.errors import UserError
+from helpers.bpe import bpe
 from helpers.families import CASES, IDX, THETA, ours, theirs
 from helpers.formats import difference, parts, refused
 from model_llama import MLP, LlamaConfig
 from parts.architectures import configure, make
-from weights import hf
+from weights import hf, tokenizers
 from weights.families import FAMILIES
 from weights.hf import load_pretrained, to_ours
 
@@ -87,6 +88,9 @@ def test_limits_of_mamba2_as_transformers_4_writes_them(tmp_path):
     folder = save(tmp_path, config | {"time_step_limit": [0.0, math.inf]}, tensors)
     assert "Infinity]" in (tmp_path / "config.json").read_text()
     assert difference(theirs("mamba2"), ours(*load_pretrained(folder)), IDX) < 1e-5
+    content = tokenizers.to_tokenizer_json(bpe().to_json())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert hf.load_tokenizer(folder).to_json()["ranks"] == bpe().to_json()["ranks"]
     folder = save(tmp_path, config | {"layer_norm_epsilon": math.inf}, tensors)
     assert "layer_norm_epsilon cannot be inf" in refused(load_pretrained, folder)
 
