@@ -118,11 +118,11 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
     config, blocks = candidates[kind]
     if blocks:
         what = ", ".join(f"{key}={value}" for key, value in blocks.items())
-        models = f"GGUF has no such model (the closest is {kind})"
+        models, fix = f"GGUF has no such model (the closest is {kind})", "use --export=hf"
         if kinds == tuple(FAMILIES):
             others = f"together with the other parts (the closest is {kind})"
-            models = f"no Hugging Face model has this {others}"
-        raise UserError(f"{what}: {models}", "export", "keep the model in our own format")
+            models, fix = f"no Hugging Face model has this {others}", "keep it in our own format"
+        raise UserError(f"{what}: {models}", "export", fix)
 
     expected, theirs = v | understand(config, "export")[1], {}
     for name, ours, layout in rows(FAMILIES[kind], expected):

@@ -108,7 +108,7 @@ def test_what_the_command_refuses(runs, tmp_path):
         "its parent folder does not exist": [f"--dest={tmp_path}/no/hf"],
         "no checkpoint here": [f"--out_dir={tmp_path}", f"--dest={tmp_path / 'hf'}"],
         "choose from hf, gguf": ["--export=onnx"],
-        "window=5: GGUF has no such model": [
+        "window=5: GGUF has no such model.*use --export=hf": [
             "--export=gguf",
             f"--out_dir={runs / 'mistral'}",
             f"--dest={tmp_path / 'x.gguf'}",
