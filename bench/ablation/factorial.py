@@ -45,9 +45,8 @@ class Model:
         self.columns = np.ones((len(self.arms), 1))  # [cells, terms]
         for term in [*combinations(factors, 1), *combinations(factors, 2)]:
             self.add(term)
-        self.of_runs = self.columns.repeat(self.counts, 0)  # [runs, terms]
-        losses_of_runs = np.concatenate([losses[arm] for arm in self.arms])
-        self.fit = sm.OLS(losses_of_runs, self.of_runs).fit()
+        columns = self.columns.repeat(self.counts, 0)  # [runs, terms]
+        self.fit = sm.OLS(np.concatenate([losses[arm] for arm in self.arms]), columns).fit()
 
     def column(self, term):
         return np.prod([self.levels[factor] for factor in term], axis=0)  # [cells]
@@ -73,6 +72,11 @@ class Model:
             return None
         return np.array([2.0 * (term == (factor,)) - 2.0 * (term in pairs) for term in self.terms])
 
+    def weights_of_runs(self, weights):
+        """{arm: weight of each of its runs} in a sum of coefficients."""
+        of_runs = weights @ self.fit.model.pinv_wexog  # [runs]
+        return dict(zip(self.arms, of_runs[np.cumsum(self.counts) - 1], strict=True))
+
     def contrast(self, weights):
         """The Contrast of a sum of coefficients."""
         if not self.fit.df_resid:
@@ -95,12 +99,12 @@ def effects(runs, plan, history=(), measure="loss"):
     if last is not None:
         planned = looks.planned_runs(plan, plan["looks"][0])
         missing = any(len(group) < planned[arm] for arm, group in seen.items())
-        blocks, curve = blocks_of(last, runs), worth.curve_of(runs, measure)
+        curve = worth.curve_of(runs, measure)
         for size in (1, 2):
             terms = [term for term in last.terms if len(term) == size]
             family = judged(terms, models, attrs)
             for line in family:
-                complete(line, last, runs, blocks, curve)
+                complete(line, last, runs, curve)
                 settle(line, last, plan, diverged, missing)
                 look_ahead(line, last, attrs["margin"], len(family))
             lines += family
@@ -140,14 +144,13 @@ def judged(terms, models, attrs):
     return lines
 
 
-def complete(line, model, runs, blocks, curve):
+def complete(line, model, runs, curve):
     """Fill in the numbers of an effect."""
     term = line["term"]
     weights = model.effect(term)
     high = model.column(term).repeat(model.counts) > 0
     line |= model.contrast(weights).columns() | {"n": high.sum(), "n_control": (~high).sum()}
-    if blocks is not None:
-        line |= verdicts.bootstrap(weights @ np.linalg.pinv(model.of_runs) @ blocks)
+    line |= verdicts.text_interval(runs, model.weights_of_runs(weights))
     if len(term) > 1:
         return
     alone = model.effect_alone(*term)
@@ -161,15 +164,6 @@ def complete(line, model, runs, blocks, curve):
     if curve:
         loss, n = curve.loss_at(1) + line["difference"], model.fit.df_resid + 1
         line |= worth.columns_of(curve, loss, line["se"], n, ratio)
-
-
-def blocks_of(model, runs):
-    """The losses [runs, blocks] of the blocks of the text; None with fewer than LEAST_BLOCKS."""
-    done = runs[runs.current & (runs.purpose == "report") & (runs.status == "done")]
-    blocks = [losses for arm in model.arms for losses in done.blocks[done.arm == arm]]
-    counts = set(map(len, blocks))
-    known = len(counts) == 1 and min(counts) >= verdicts.LEAST_BLOCKS
-    return np.array(blocks) if known else None
 
 
 def step_ratio(model, factor, runs):

@@ -105,7 +105,9 @@ def is_arm(facts):
     if not isinstance(facts, dict) or not isinstance(facts.get("changes", {}), dict):
         return False
     pair, against = facts.get("interaction_of") or [], facts.get("against")
-    texts = isinstance(pair, list) and all(isinstance(arm, str) for arm in [*pair, against or ""])
+    if not isinstance(pair, list) or len(pair) not in (0, 2):
+        return False
+    texts = all(isinstance(arm, str) for arm in [*pair, against or ""])
     kinds = isinstance(facts.get("cell"), dict | None), isinstance(facts.get("curve"), Real | None)
     return texts and all(kinds)
 

@@ -20,7 +20,7 @@ import statsmodels.api as sm
 
 from bench.ablation import looks, rows
 from bench.ablation.settings import variant_config
-from bench.ablation.verdicts import ALPHA, contrast, holm, losses_of, pick
+from bench.ablation.verdicts import ALPHA, contrast, holm, losses_of, over_share, pick
 from parts import costs
 
 COLUMNS = ["arm", "slope", "low", "high", "p", "p_holm", "p_tie", "verdict", "reason", "difference"]
@@ -36,10 +36,11 @@ def slopes(sizes):
     arms = [arm for arm in judged[0] if all(arm in others for others in judged)]
     lines = [fit(arm, sizes, np.log10(flops), margin) for arm in arms]
     tested = [line for line in lines if "p" in line]
-    for key in ("p", "p_tie"):
-        looked = [min(1, line[key] / looks.share_of(planned=1)) for line in tested]
-        column = "p_holm" if key == "p" else key
-        for line, p in zip(tested, holm(looked).tolist() if tested else [], strict=True):
+    for key, column in (("p", "p_holm"), ("p_tie", "p_tie")) if tested else ():
+        corrected = holm(
+            over_share(np.array([[line[key] for line in tested]]), [looks.share_of(planned=1)])
+        )
+        for line, p in zip(tested, corrected[0].tolist(), strict=True):
             line[column] = p
     for line in tested:
         line["verdict"] = word_of(line)
@@ -57,25 +58,18 @@ def training_flops(plan):
     return per_token * tokens * config.block_size
 
 
-def groups_of(arm, sizes):
-    """([losses of an arm, losses of the control group] at each size, why they cannot be used)."""
-    pairs, reason = [], ""
+def fit(arm, sizes, x, margin):
+    """The row of an arm, not corrected for the others. x [sizes]: the logarithm of compute."""
+    pairs, reason = [], ""  # [losses of the arm, losses of the control group] at each size
     for runs, plan, _ in sizes:
         losses, control = losses_of(runs, "loss"), rows.control_group(plan)
         planned = looks.planned_runs(plan, plan["looks"][0])
-        pair = [pick(losses, [arm]), pick(losses, control)]
-        wanted = [planned[arm], sum(planned[name] for name in control)]
-        if any(len(group) < max(2, count) for group, count in zip(pair, wanted, strict=True)):
-            reason = reason or "planned runs are missing"
-        elif not np.isfinite(np.concatenate(pair)).all():
-            reason = "runs diverged"
-        pairs.append(pair)
-    return pairs, reason
-
-
-def fit(arm, sizes, x, margin):
-    """The row of an arm, not corrected for the others. x [sizes]: the logarithm of compute."""
-    pairs, reason = groups_of(arm, sizes)
+        pairs.append([pick(losses, [arm]), pick(losses, control)])
+        wanted = max(2, planned[arm]), max(2, sum(planned[name] for name in control))
+        if any(len(group) < count for group, count in zip(pairs[-1], wanted, strict=True)):
+            reason = "planned runs are missing"
+        elif not np.isfinite(np.concatenate(pairs[-1])).all():
+            reason = reason or "runs diverged"
     if reason:
         return {"arm": arm, "verdict": "cannot tell", "reason": reason, "difference": []}
 
@@ -93,6 +87,7 @@ def fit(arm, sizes, x, margin):
     columns = test.columns()
     return {
         "arm": arm,
+        "reason": "",
         "slope": columns["difference"],
         **{key: columns[key] for key in ("low", "high", "p")},
         "p_tie": float(test.p_tie(margin / np.ptp(x))),

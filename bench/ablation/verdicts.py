@@ -288,7 +288,9 @@ def describe(row, runs, losses, curve, plan, pooled):
         row["p"] = compare(groups, row["weights"], math.nan)[0]
         return
     row |= contrast(groups, row["weights"], pooled).columns()
-    row |= text_interval(runs, row["groups"], row["weights"])
+    parts = zip(row["groups"], row["weights"], groups, strict=True)
+    weights = {arm: weight / len(group) for arms, weight, group in parts for arm in arms}
+    row |= text_interval(runs, weights)
     if curve and row["kind"] == "swap" and row["against"] == plan["base"]:
         se, n = row["sd"] / math.sqrt(len(own)), len(own)
         if pooled:
@@ -298,23 +300,17 @@ def describe(row, runs, losses, curve, plan, pooled):
         row |= worth.columns_of(curve, row["loss"], se, n, ratio)
 
 
-def text_interval(runs, groups, weights):
-    """The 95 % interval of a difference over the text: a bootstrap of the differences of its
-    blocks, means over the runs of each group. None with fewer than LEAST_BLOCKS blocks."""
+def text_interval(runs, weights):
+    """The 95 % interval over the text of a weighted sum of the losses of runs, {arm: weight of each
+    of its runs}: a bootstrap of its blocks. None with fewer than LEAST_BLOCKS blocks."""
     done = runs[runs.current & (runs.purpose == "report") & (runs.status == "done")]
-    blocks = [done.blocks[done.arm.isin(arms)].tolist() for arms in groups]
-    counts = {len(losses) for group in blocks for losses in group}
+    done = done[done.arm.isin(weights)]
+    counts = set(done.blocks.map(len))
     if len(counts) != 1 or min(counts) < LEAST_BLOCKS:
         return {}
-    return bootstrap(np.dot(weights, [np.mean(group, 0) for group in blocks]))
-
-
-def bootstrap(differences):
-    """The interval of the mean of the differences [blocks] of the blocks of a text."""
-    test = stats.bootstrap(
-        (differences,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=0
-    )
-    low, high = test.confidence_interval
+    differences = done.arm.map(weights).to_numpy() @ np.array(done.blocks.to_list())  # [blocks]
+    given = dict(n_resamples=RESAMPLES, method="percentile", rng=0)
+    low, high = stats.bootstrap((differences,), np.mean, **given).confidence_interval
     return {"text_low": float(low), "text_high": float(high)}
 
 

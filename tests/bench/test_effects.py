@@ -17,7 +17,7 @@ THREE = [(*x, -x[0] * x[1], -x[0] * x[2]) for x in product((-1, 1), repeat=3)]  
 def row(arm, seed, loss, **more):
     return {
         **{"arm": arm, "seed": seed, "lr": 1, "purpose": "report", "status": "done"},
-        **dict.fromkeys(rows.LOSSES, loss),
+        **dict.fromkeys(rows.LOSSES.values(), loss),
         **more,
     }
 
