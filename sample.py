@@ -181,7 +181,7 @@ def check_context(model, tokenizer, prompts, config):
         raise UserError(what, f"context={context}", "leave it out")
 
     if config.num_samples and config.writes():
-        longest = max(len(tokenizer.encode(prompt)) for prompt in prompts) + config.max_new_tokens
+        longest = max(len(tokenizer.prompt(prompt)) for prompt in prompts) + config.max_new_tokens
         why = f"it has positions for {limit} only" if learned else "--context looks further back"
         if longest > context:
             shown = f"the model reads the last {context - context // 2} to {context} of them"

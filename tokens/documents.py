@@ -8,14 +8,10 @@ is below it. The ending of a file says how it is read:
     .parquet           the same, through pyarrow
     any other          text in utf-8, one document: prose, source code, markdown
 
-.gz and .zst after these are unpacked on the way, the latter by pyarrow. Rows with `messages` or
-`conversations`, or with `prompt` and `answer`, are pairs, those with `prompt`, `chosen` and
-`rejected` preferences (tokens/pairs.py).
-
-A file that is named itself must be readable; one that a folder or a glob leads to is left out if it
-is binary, or has another encoding or other columns, and the reason is kept for the printout. Hidden
-files are left out, and datasets of our own. Memory does not grow with the text, only with the
-longest document, or with the largest .json file.
+.gz and .zst after these are unpacked on the way, the latter by pyarrow. Rows of prompts and answers
+are pairs or preferences (tokens/pairs.py). A file that is named itself must be readable; of those
+that a folder or a glob leads to, others than text are left out, and the reason is kept for the
+printout. Memory grows only with the longest document, or with the largest .json file.
 """
 
 import codecs
@@ -74,6 +70,10 @@ def find_files(spec):
 def walk(folder):
     """The files below a folder in a fixed order, without hidden ones and without the datasets that
     prepare.py made."""
+
+    def refuse(error):
+        raise UserError(f"cannot read: {error.strerror}", error.filename, "make it readable")
+
     paths = []
     for root, folders, names in os.walk(folder, onerror=refuse):
         if root != folder and {"meta.json", "train.bin"} <= set(names):
@@ -83,11 +83,6 @@ def walk(folder):
         shown = [Path(root, name) for name in sorted(names) if not name.startswith(".")]
         paths += [path for path in shown if path.is_file()]
     return paths
-
-
-def refuse(error):
-    """Raise UserError for a folder that cannot be read."""
-    raise UserError(f"cannot read: {error.strerror}", error.filename, "make it readable") from None
 
 
 def ending(path):

@@ -1,9 +1,8 @@
 """
 The datasets that prepare.py knows by name: where their texts come from, and how many there are.
 
-Their files are kept in the dataset's folder. A preparation that is interrupted continues with the
-file that it was fetching, and files that the user puts there are used, so that no network is
-needed. Texts are compared with a sha256, or, of the hub's files, the number of rows.
+Their files are kept in the dataset's folder: an interrupted preparation goes on, and files that the
+user puts there are used. Texts are compared with a sha256, files of the hub by their rows.
 """
 
 import codecs
@@ -335,9 +334,8 @@ ENWIK8_ENDS = {"train": 90_000_000, "val": 95_000_000, "test": 100_000_000}  # b
 def open_enwik8(folder):
     """{split: Corpus} of the first 100,000,000 bytes of a Wikipedia: 90, 5 and 5 million. A cut
     within a character is moved to its first byte."""
-    path = next((p for p in (folder / "enwik8", folder / "enwik8.zip") if p.is_file()), None)
-    if path is None:
-        path = folder / "enwik8.zip"
+    path = folder / "enwik8.zip"
+    if not path.is_file():
         try:
             data = downloads.download(ENWIK8_URL, ENWIK8_ZIP)
         except OSError as error:
@@ -346,10 +344,8 @@ def open_enwik8(folder):
         folder.mkdir(parents=True, exist_ok=True)
         files.write(path, data)
     try:
-        data = path.read_bytes()
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                data = archive.read("enwik8")
+        with zipfile.ZipFile(path) as archive:
+            data = archive.read("enwik8")
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"cannot read: {one_line(error)}", path, "move it away") from None
     if hashlib.md5(data).hexdigest() != ENWIK8_MD5:

@@ -1,20 +1,16 @@
 """
 Tasks that tell mixers apart: what a state forgets, a loss on text hides and a wrong answer shows.
 `python prepare.py task:recall` writes samples with a mask, as those of pairs.py, which train.py
-trains and scores as they are. A sample is a line of random characters; ^ marks what is learned:
+trains and scores as they are. A sample is a line of random characters; what is learned is in []:
 
-    copy        a string of 16 to 48 letters, once more         Jelassi et al. 2024,
-                kTbQ...z|kTbQ...z                               arXiv:2402.01032
-                         ^^^^^^^^
-    recall      2 to 12 keys with a value each, then as many    Arora et al. 2023,
-                KdQaZm...Qa..Kd....Qa   questions               arXiv:2312.04927 (MQAR)
-                          ^   ^     ^
-    induction   which letter followed the star?                 Fu et al. 2022,
-                kTb*Qzk...R*Q                                   arXiv:2212.14052
-                            ^
-    needle      which five digits stood among the letters?      Mohtashami & Jaggi 2023,
-                kTbQzk#40713vRk...p#40713                       arXiv:2305.16300
-                                    ^^^^^
+    copy        kTbQz|[kTbQz]         16 to 48 letters, once more (Jelassi et al. 2024,
+                                      arXiv:2402.01032)
+    recall      KdQaZmQ[a]..K[d]      2 to 12 keys with a value each, then as many questions (MQAR,
+                                      Arora et al. 2023, arXiv:2312.04927)
+    induction   kTb*QzkR*[Q]          which letter followed the star? (Fu et al. 2022,
+                                      arXiv:2212.14052)
+    needle      kT#40713vR#[40713]    which five digits stood among the letters? (Mohtashami & Jaggi
+                                      2023, arXiv:2305.16300)
 
 A dataset is a pure function of the task and the seed. All tasks have one vocabulary, so that they
 can be mixed.

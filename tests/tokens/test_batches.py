@@ -2,22 +2,16 @@
 tests/tokens/test_batches.py"""
 
 import os
-import statistics
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
-import train
 from common.files import ROOT
-from common.runtime import set_up
 from helpers.texts import tiny_bpe
 from tokens import batches, mixture, pairs
 from tokens.batches import STORED, Batches, Shuffled, Text, shuffled
-from training.settings import read_config
-from training.start import make_run
 
 # ---------------------------------------------------------------- the order
 
@@ -248,37 +242,6 @@ def test_memory_does_not_grow_with_the_tokens(tmp_path):
     command = [sys.executable, "-c", CHILD, str(ROOT), str(path), "30000000"]
     before, peak = map(int, subprocess.check_output(command, timeout=300).split())
     assert peak < before + 100  # MB; an epoch's order would be 125, the pages read 1,500
-
-
-@pytest.mark.slow
-def test_loading_beside_training(data_dir, tmp_path):
-    """The loader alone delivers at least 20 times the tokens of a training step of 0.8 M
-    parameters, also from a billion tokens. They take turns, so a busy machine slows all."""
-    path = tmp_path / "train.bin"
-    path.touch()
-    os.truncate(path, 2 * 10**9)
-    config = str(ROOT / "config" / "llama_shakespeare.py")
-    data = ["--dataset=words", f"--data_dir={data_dir}", "--device=cpu", "--compile=False"]
-    settings = read_config([config, *data, "--dry_run"], "")
-    runtime = set_up("cpu", "float32")
-    run = make_run(settings, *train.find_data(settings.config, runtime), runtime)
-    large = Text(np.memmap(path, "<u2", "r"), run.learner.model.config.block_size).batches(1)
-
-    ratios = {"small": [], "large": []}
-    for step in range(20):
-        began = time.perf_counter()
-        train.train_step(run)
-        trained = time.perf_counter() - began
-        for name, samples in (("small", run.data.batches), ("large", large)):
-            began = time.perf_counter()
-            for i in range(20):
-                samples.get((20 * step + i) * 12, 12)
-            ratios[name].append(trained / (time.perf_counter() - began) * 20)
-    for name in ratios:
-        found = statistics.quantiles(ratios[name][3:], n=20)
-        print(f"{name}: {found[9]:.0f} times the training rate ({found[0]:.0f} to {found[-1]:.0f})")
-        assert found[9] > 20
-    assert run.learner.model.config.n_embd == 128
 
 
 def test_bits_per_byte_in_parts(monkeypatch):

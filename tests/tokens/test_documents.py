@@ -170,15 +170,6 @@ def test_packed_text_is_one_text_with_its_newlines():
     assert texts_in("a.txt.gz") == ["one\ntwo\n\n", ""] and not open_input("a.txt.gz").documents
 
 
-def test_files_of_several_kinds_are_documents_together(tree):
-    write("src/rows.jsonl", jsonl(ROWS[:2]))
-    corpus = open_input("src,notes.txt")
-    names = ("src/a.py", "src/b.py", None, "src/sub/c.md", "notes.txt")
-    expected = [[f"text of {name}\n"] if name else TEXTS[:2] for name in names]
-    assert list(corpus.pieces()) == [text for texts in expected for text in texts]
-    assert corpus.documents and not corpus.skipped
-
-
 def test_text_needs_no_package(tree, monkeypatch):
     for package in ("datasets", "pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, package, None)
@@ -264,14 +255,6 @@ def test_an_array_of_objects_is_read_as_its_lines_would_be(capsys):
     assert array["splits"] == lines["splits"]
     prepare.prepare("notes", input="notes.json", tokenizer="byte")
     assert load_meta(Path("data/notes"))["splits"]["train"]["tokens"] > 20
-
-
-def test_names_may_have_blanks_around_them_and_a_home(monkeypatch, tmp_path):
-    write("a.txt", "a text of some length"), write("b.txt", "another text of some length")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "c.txt").write_text("the third text of some length")
-    assert len(find_files("a.txt, b.txt,")) == 2
-    assert [*find_files("~/c.txt")] == [tmp_path / "c.txt"]
 
 
 def test_a_field_needs_a_table(tree):

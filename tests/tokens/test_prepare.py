@@ -21,7 +21,7 @@ from helpers.bpe import bpe
 from helpers.texts import message, no_network, tiny_bpe
 from tokens import documents, downloads, token_files
 from tokens import tokenizer as encode
-from tokens.token_files import TokenFile, load_meta, load_split
+from tokens.token_files import load_meta, load_split
 from tokens.tokenizer import BPETokenizer, tokenizer_from_json
 from weights import tokenizers
 
@@ -247,18 +247,6 @@ def stepped_aside(folder):
     return files.partial(token_files.aside(Path(folder)))
 
 
-def test_next_call_ends_what_a_killed_one_began(book):
-    prepare.prepare("mybook", book, "byte")
-    Path(book).rename("data/mybook/input.txt")
-    Path("data/mybook").rename(stepped_aside("data/mybook"))  # killed between the two renames
-    half = files.partial("data/mybook")
-    half.mkdir()
-    (half / "train.bin").write_bytes(b"half")
-    assert "no dataset here" in message(load_meta, "data/mybook")  # a reader renames nothing
-    prepare.prepare("mybook")
-    assert "".join(decoded("mybook")) == TEXT and os.listdir("data") == ["mybook"]
-
-
 def test_names_of_the_users_are_left_alone(book):
     """Also those that a program might choose for its own temporary files."""
     prepare.prepare("mybook", book)
@@ -366,17 +354,6 @@ def kill_child(after):
         finally:
             os._exit(1)  # whatever fails must not go on as a second pytest
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def test_error_half_way_leaves_the_old_set(book, monkeypatch):
-    prepare.prepare("mybook", book)
-    before = contents("data/mybook")
-    for error in (OSError("disk full"), KeyboardInterrupt()):
-        with monkeypatch.context() as patch:
-            patch.setattr(TokenFile, "close", Mock(side_effect=error))
-            with pytest.raises(type(error)):
-                prepare.prepare("mybook", book, "byte")
-        assert contents("data/mybook") == before and os.listdir("data") == ["mybook"]
 
 
 # ---------------------------------------------------------------- the command line

@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import threading
@@ -31,7 +30,6 @@ from tokens.tokenizer import (
     CharTokenizer,
     encode_batches,
     learn,
-    pieces,
     safe_cut,
     tokenizer_from_json,
     train_bpe,
@@ -271,19 +269,6 @@ def test_documents_are_encoded_one_by_one_in_order(monkeypatch):
     assert joined(Slow(), map(str, range(100)), documents=True).tolist() == [*range(100)]
 
 
-def test_threads_encode_at_the_same_time(monkeypatch):
-    monkeypatch.setattr(tokenizer_module, "PIECE", 1)
-    monkeypatch.setattr(tokenizer_module.os, "cpu_count", lambda: 3)
-    together = threading.Barrier(3, timeout=10)  # breaks unless three threads meet
-
-    class Meeting:
-        def encode(self, text):
-            together.wait()
-            return np.zeros(1)
-
-    assert len(joined(Meeting(), iter("abcdef"), documents=True)) == 6
-
-
 @pytest.mark.parametrize("documents", [True, False])
 def test_few_texts_are_read_ahead_and_errors_are_raised(documents, monkeypatch):
     monkeypatch.setattr(tokenizer_module, "PIECE", 10)
@@ -322,20 +307,3 @@ def test_memory_does_not_grow_with_the_text(megabytes):
     command = [sys.executable, "-c", CHILD, str(ROOT), str(megabytes), *sources]
     before, peak, count = map(int, subprocess.check_output(command, timeout=600).split())
     assert count >= megabytes << 20 and peak < before + 15 * (os.cpu_count() or 1)
-
-
-@pytest.mark.slow
-def test_speed_beside_tiktoken():
-    """At least 0.8 of tiktoken's own threads, which keep every list of ids in memory."""
-    paths = sorted((ROOT / "tests").rglob("*.py"))
-    text = "".join(path.read_text(encoding="utf-8") for path in paths) * 8
-    tokenizer, cores = train_bpe(iter([text]), 4000), os.cpu_count()
-    parts, ratios = [*pieces(iter([text]), safe_cut)], []
-    for _ in range(15):
-        began = time.perf_counter()
-        tokenizer.encoding.encode_ordinary_batch(parts, num_threads=cores)
-        between = time.perf_counter()
-        for ids, _ in encode_batches(tokenizer, iter([text]), documents=False):
-            ids.astype("<u2").tobytes()
-        ratios.append((between - began) / (time.perf_counter() - between))
-    assert statistics.median(ratios) > 0.8, ratios
