@@ -3,6 +3,9 @@ condition returns a list of what is concerned, or whether it holds."""
 
 import numpy as np
 
+from bench.ablation.rows import as_dict
+from bench.ablation.tables import known
+
 LOUD = 3  # times the margin: a smallest visible difference above this is too coarse for a tie
 FAR = 3  # times the sd of the base's runs
 LOOKED_AT = ("metric", "margin", "looks")  # keys of history.jsonl that a report should not change
@@ -68,9 +71,12 @@ def rates_that_did_not_hold(section):
 
 
 def unmatched_arms(section):
-    matches = {arm: section.plan["arms"][arm]["match"] or {} for arm in section.arms}
-    apart = {arm: match.get("residual_percent", 0) for arm, match in matches.items()}
-    return [f"{arm} ({percent:+.2f} %)" for arm, percent in apart.items() if abs(percent) > 0.5]
+    arms = []
+    for arm in section.arms:
+        percent = as_dict(section.plan["arms"][arm]["match"]).get("residual_percent")
+        if known(percent) and abs(percent) > 0.5:
+            arms.append(f"{arm} ({percent:+.2f} %)")
+    return arms
 
 
 def several_machines(section):
@@ -116,7 +122,7 @@ CAVEATS = (  # the most important first
         "The base reads its training text more than once; fresh text could change the result.",
     ),
     (
-        lambda section: section.tuned.empty,
+        lambda section: not section.is_tuned,
         "Every arm trains at the base's learning rate, which favours the arms that it suits.",
     ),
     (rates_at_the_edge, "The best learning rate is at an edge of the grid; try beyond it."),

@@ -242,7 +242,7 @@ def learning_rates(section):
     if tuned["rate"].nunique() < 2:
         return None
     figure = Figure(figsize=(WIDTH, 3.8))
-    axes, base_rate = figure.subplots(), section.plan["base_values"]["learning_rate"]
+    axes, base_rate = figure.subplots(), section.plan["base_values"].get("learning_rate", 1)
     shown = [arm for arm in section.arms if (tuned["arm"] == arm).any()]
     for arm in shown:
         runs, style = tuned[tuned["arm"] == arm], style_of(section, arm)

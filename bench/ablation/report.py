@@ -99,10 +99,16 @@ class Section:
         return self.verdicts[self.verdicts["kind"] == "replicate"]
 
     @property
+    def is_tuned(self):
+        """Whether each arm is to train at a learning rate of its own."""
+        grid = self.plan.get("lr_grid")
+        return isinstance(grid, list) and len(grid) > 1
+
+    @property
     def verdict_heading(self):
-        """Names the rate of the arms, where no rate of their own was chosen."""
-        untuned = len(self.plan.get("lr_grid", [1])) < 2 and not self.plan["screening"]
-        return "verdict at the base's rate" if untuned else "verdict"
+        """Names the rate of the arms, where none was to be chosen."""
+        tuned = self.is_tuned or self.plan["screening"]
+        return "verdict" if tuned else "verdict at the base's rate"
 
     def reported(self, arm):
         """The runs of an arm that count, by seed."""

@@ -11,6 +11,7 @@ import pandas as pd
 
 from bench.ablation import scale
 from bench.ablation.factorial import ALONE, STEP_RATIO
+from bench.ablation.rows import as_dict
 
 DASH = "\u2013"  # stands for a missing number
 SHARES = ("wrong_answers", "wrong_tokens")  # columns of runs on prompts and answers
@@ -239,9 +240,11 @@ def contexts(section, arm):
     over an arm's runs; low and high are of the interval over windows of the text."""
     losses = {}
     for entries in section.reported(arm)["extrapolation"]:
-        for times, entry in (entries or {}).items():
-            if entry.get("loss") is not None:
-                values = [entry["loss"], entry["low"], entry["high"], entry["window"]["loss"]]
+        for times, entry in entries.items():
+            entry = as_dict(entry)
+            values = [entry.get(key) for key in ("loss", "low", "high")]
+            values.append(as_dict(entry.get("window")).get("loss"))
+            if all(map(known, values)):
                 losses.setdefault(times, []).append(values)
     return {times: np.mean(runs, axis=0) for times, runs in losses.items()}
 
@@ -267,8 +270,8 @@ def parts_table(sections):
                     "step time": step_time(section.costs_of(row)),
                     "verdict": row["verdict"],
                     "runs": f"{row['n']:.0f}",
-                    "text": plan["data"]["dataset"],
-                    "steps": f"{plan['max_iters']:,}",
+                    "text": plan["data"].get("dataset", DASH),
+                    "steps": str(plan.get("max_iters", DASH)),
                     "sweep": section.label,
                     "order": row["difference"] if math.isnan(row["worth"]) else -row["worth"],
                 }

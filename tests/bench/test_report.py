@@ -286,21 +286,19 @@ def test_an_odd_line_is_left_out_and_named(tmp_path, no_figures, line):
 
 def test_an_odd_plan_still_gets_its_report(tmp_path, no_figures):
     plan, rows, costs = make_sweep(tmp_path, **FEW)
-    rows = [row | {"curve": None, "blocks": None, "extrapolation": None} for row in rows]
+    rows = [row | {"curve": None, "blocks": None, "extrapolation": {"2": 0}} for row in rows]
     arms = plan["arms"] | {"text": "no arm"}
     write(tmp_path, plan | {"looks": [], "arms": arms}, rows, [*costs.values()])
     report.write([tmp_path])
     assert "text" not in table_of(tmp_path, "change")
 
 
-def test_few_runs_do_not_contradict_each_other(tmp_path, no_figures):
+def test_few_runs_do_not_contradict_each_other(tmp_path):
     """The interval of the replicate is that of the arms, not one from its own two runs."""
     make_sweep(tmp_path, **FEW, seeds=2, screening=True, lr_grid=[1], chosen_lr={}, curve=[])
     section = section_of(tmp_path)
     width = (section.verdicts["high"] - section.verdicts["low"]).set_axis(section.verdicts["kind"])
     assert 0.5 < width["replicate"] / width["swap"] < 2
-    report.write([tmp_path])
-    assert "over the text" not in text_of(tmp_path)  # 32 blocks are too few for an interval
 
 
 def test_a_screening_decides_nothing(tmp_path, no_figures):
