@@ -114,7 +114,7 @@ def run_more_seeds(sweep, stop):
         known = (runs.purpose != "report") | (runs.seed < runs.arm.map(planned))
         undecided = verdicts.undecided(runs[known], rows.plan(sweep.out))
         used = sum(
-            row["wall_seconds"]
+            row.get("wall_seconds") or 0.0
             for row in sweep.rows.values()
             if row["purpose"] != "report" or row["seed"] < planned[row["arm"]]
         )

@@ -13,7 +13,8 @@ from bench.ablation import launch, looks, power
 from bench.ablation.arms import check_arm, check_changes_output, match_arm, open_data
 from bench.ablation.designs import curve_arms, enumerate_arms
 from bench.ablation.identity import code_hash, digest
-from bench.ablation.progress import doing
+from bench.ablation.progress import doing, say
+from bench.ablation.rows import is_cost, is_row
 from bench.ablation.settings import OWNED, read, variant_config
 from common import files
 from common.configurator import build
@@ -38,6 +39,7 @@ OFF = (None, False, 0, "", "none")
 DEFAULTS = {
     field.name: field.default for kind in (TrainConfig, VariantConfig) for field in fields(kind)
 }
+OWN = ("name", "values")  # what sweep.json does not repeat of an arm
 # Keys of a sweep that sweep.json has as they are given.
 STORED = ("question", "prompt", "match", "lr_grid", "tune_seeds", "seeds", "screening")
 
@@ -55,10 +57,10 @@ class Sweep:
             hold(self.out).close()
         arms = enumerate_arms(self.config, self.base) + curve_arms(self.config, self.base)
         self.arms = {arm.name: arm for arm in arms}
-        with doing("checking the arms") as say:
-            self.check_arms(say)
+        with doing("checking the arms") as show:
+            self.check_arms(show)
 
-        self.slots = launch.worker_slots(self.config.workers, self.base["device"])
+        self.find_machine()
         machine = self.settle_machine()
         for arm in arms:
             arm.values |= machine
@@ -74,33 +76,27 @@ class Sweep:
         self.margin, self.margin_source = self.config.margin, self.config.margin and "given"
         self.keep_margin()
 
-    def check_arms(self, say):
+    def check_arms(self, show):
         for arm in self.arms.values():
             check_arm(arm, self.base)
         self.data, tokenizer = open_data(self.base)
         tokenizer.encode(self.config.prompt)
         for arm in self.arms.values():
-            say(arm.name)
+            show(arm.name)
             if arm.name != "base" and not arm.replicate:
                 check_changes_output(arm, self.arms[arm.against or "base"], self.data["vocab_size"])
 
-    @property
-    def device_kind(self):
-        """cpu, cuda or mps."""
-        return self.base["device"].split(":")[0]
-
-    @property
-    def device_is_here(self):
-        """Whether this machine has the device. A login node, which has none, can still plan."""
+    def find_machine(self):
+        """Set the kind of device (cpu, cuda or mps), whether this machine has it (a login node,
+        which has none, can still plan), the slots of the workers, and the threads of a run."""
+        device = self.base["device"]
+        self.device_kind = device.split(":")[0]
         try:
-            return bool(find_device(self.base["device"]))
+            self.device_is_here = bool(find_device(device))
         except UserError:
-            return False
-
-    @property
-    def threads(self):
-        """Threads of a run."""
-        return self.slots[0][1]
+            self.device_is_here = False
+        self.slots = launch.worker_slots(self.config.workers, device)
+        self.threads = self.slots[0][1]
 
     def settle_machine(self):
         """The device, number format and compilation of all runs: what train.py chooses for a run of
@@ -183,13 +179,13 @@ class Sweep:
         Rows of a busy machine hold while it is still busy."""
         facts = {"hardware": self.facts["hardware"], "threads": self.threads}
         rows = {}
-        for row in read_rows(self.out / "costs.jsonl", lambda row: {"arm", "quiet"} <= row.keys()):
+        for row in read_rows(self.out / "costs.jsonl", is_cost):
             arm = self.arms.get(row["arm"])
             if arm is not None:
                 model = variant_config(arm.values, self.data["vocab_size"])
                 same = {"code_hash": arm.code_hash, "parameters": costs.parameters(model)}
                 rows |= {arm.name: row} if (facts | same).items() <= row.items() else {}
-        quiet = {name: row for name, row in rows.items() if row["quiet"]}
+        quiet = {name: row for name, row in rows.items() if row.get("quiet")}
         if len(quiet) < len(rows) and patient and timing.wait_until_quiet(0):
             return quiet
         return rows
@@ -251,9 +247,9 @@ class Sweep:
 
     def planned_runs(self, seeds):
         """{arm: runs to report} where each arm has `seeds` runs."""
-        arms = {name: describe_arm(arm) for name, arm in self.arms.items()}
-        content = {"base": "base", "arms": arms, "screening": self.config.screening}
-        return looks.planned_runs(content, seeds)
+        content = {"base": "base", "screening": self.config.screening}
+        arms = {name: vars(arm) for name, arm in self.arms.items()}
+        return looks.planned_runs(content | {"arms": arms}, seeds)
 
     def report_jobs(self, first=0, end=None, names=None):
         """The runs to report, of all or some arms, that `end` seeds take and `first` do not, seed
@@ -321,23 +317,18 @@ class Sweep:
 
     def read_rows(self):
         """Read the rows of this code and configuration. A run that failed is tried again."""
-        needed = {*launch.RESULT, "status", "wall_seconds"}
-        rows = read_rows(self.out / "rows.jsonl", lambda row: needed <= row.keys())
-        current = [row for row in rows if self.is_current(row)]
+        stored = read_rows(self.out / "rows.jsonl", is_row)
+        hashes = {(name, arm.config_hash, arm.code_hash) for name, arm in self.arms.items()}
+        keys = "arm", "config_hash", "code_hash"
+        current = [row for row in stored if tuple(map(row.get, keys)) in hashes]
         self.rows = {launch.key(row): row for row in current if row["status"] != "failed"}
-        if len(rows) > len(current):
-            print(
-                f"{len(rows) - len(current)} rows here come from other code or another "
-                "configuration:\nthey are stale, and their runs are done again"
+        if len(stored) > len(current):
+            say(
+                f"{len(stored) - len(current)} rows here come from other code or another "
+                "configuration: they are stale, and their runs are done again"
             )
-        if rows:
-            print(f"{len(self.rows)} runs are done already")
-
-    def is_current(self, row):
-        """Whether a row is of an arm of this sweep, with its configuration and code."""
-        arm = self.arms.get(row["arm"])
-        hashes = row["config_hash"], row["code_hash"]
-        return arm is not None and hashes == (arm.config_hash, arm.code_hash)
+        if stored:
+            say(f"{len(self.rows)} runs are done already")
 
     def keep_row(self, job, row):
         """Write the row of a run that has ended, which then needs its checkpoints no more."""
@@ -348,11 +339,12 @@ class Sweep:
 
     def keep_margin(self):
         """Take over the margin that was fixed before, if the base is still the same."""
-        base, stored = self.arms["base"], self.stored.get("arms")
+        base, stored = vars(self.arms["base"]), self.stored.get("arms")
         stored = stored.get("base") if isinstance(stored, dict) else None
-        hashes = "code_hash", "config_hash"
-        same = [isinstance(stored, dict) and stored.get(h) == getattr(base, h) for h in hashes]
-        if self.margin is None and all(same):
+        same = isinstance(stored, dict) and all(
+            stored.get(key) == base[key] for key in ("code_hash", "config_hash")
+        )
+        if self.margin is None and same:
             self.margin = self.stored.get("margin")
             self.margin_source = self.stored.get("margin_source")
 
@@ -367,7 +359,10 @@ class Sweep:
             "design": config.design or ",".join(config.designs),
             "base": "base",
             "base_values": values,
-            "arms": {arm.name: describe_arm(arm) for arm in self.arms.values()},
+            "arms": {
+                name: {key: value for key, value in vars(arm).items() if key not in OWN}
+                for name, arm in self.arms.items()
+            },
             "chosen_lr": self.chosen_lr,
             # The planned numbers of seeds after which verdicts are read.
             "looks": [n * config.seeds for n in (LOOKS if config.budget_seconds else (1,))],
@@ -386,8 +381,3 @@ class Sweep:
         files.write(self.out / "sweep.json", json.dumps(content, indent=1))
         self.stored = content
         return content
-
-
-def describe_arm(arm):
-    """The entry of an arm in sweep.json."""
-    return {key: value for key, value in vars(arm).items() if key not in ("name", "values")}
