@@ -24,7 +24,6 @@ PICTURES = {  # name of the files: (title, function that draws it, and whose doc
     "rope": ("How RoPE turns queries and keys", pictures.rope),
     "alibi": ("ALiBi's slopes", pictures.alibi),
     "masks": ("What a token may see", pictures.masks),
-    "window": ("What a window forgets", pictures.window),
 }
 MAPS = {  # a model of two: (title, explanation)
     "gpt2": (

@@ -3,20 +3,18 @@ The pictures of docs/gallery.md, which the notebook shows too. A function draws 
 numbers that the model's own code computes, and returns a Figure; its docstring is the picture's
 text on the page.
 
-Shapes: B batch, T tokens, H heads, L layers, D the size of a head.
+Shapes: T tokens, H heads, D the size of a head.
 """
 
 from fractions import Fraction
 
 import matplotlib
 import torch
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-from bench.ablation.figures import BLUE, FAINT, GREY, INK, MUTED, RED, STYLE
+from bench.ablation.figures import FAINT, MUTED, STYLE
 from model_llama import rotary, rotate
-from parts.architectures import configure, make
 from parts.cache import KVCache, visible
 from parts.position import Alibi
 from parts.variant import VariantConfig
@@ -24,7 +22,6 @@ from sampling.attention_map import attention_weights, check_layer, panel, read
 
 styled = matplotlib.rc_context(STYLE)
 RAW = {"interpolation": "none"}  # the cells themselves, which keeps an SVG small
-DEPTH, WIDTH, TOKENS, WINDOW = 4, 64, 64, 8  # of the models that show what a window forgets
 
 
 # --- positions
@@ -166,79 +163,4 @@ def attention(model, tokenizer, prompt, title):
     figure.supylabel("the token that attends", fontsize=9, color=MUTED)
     figure.supxlabel("the token it attends to", fontsize=9, color=MUTED)
     figure.colorbar(image, ax=panels, aspect=50, label="weight")
-    return figure
-
-
-# --- what a window forgets
-
-SIGHTS = {  # title: keys of the model
-    f"--window={WINDOW}": {"window": WINDOW},
-    f"--window={WINDOW} --full_every={DEPTH}": {"window": WINDOW, "full_every": DEPTH},
-    "full attention": {},
-}
-
-
-def influence(keys, B=64):
-    """(L, T): how much the last token's likeliest logit changes with the input of each layer at
-    each token, the norm of the gradient, as a mean over B random texts. Untrained models, which
-    start from the same weights whatever their window."""
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        sizes = dict(n_layer=DEPTH, n_head=4, n_embd=WIDTH, block_size=TOKENS, vocab_size=64)
-        model = make(configure({"model": "llama", "multiple_of": 8, **sizes, **keys})).eval()
-        idx = torch.randint(64, (B, TOKENS))
-
-    inputs = []  # of each layer, (B, T, C)
-    for block in model.blocks:
-        block.register_forward_pre_hook(lambda block, args: inputs.append(args[0]))
-    logits, _ = model(idx, last_only=True)
-    gradients = torch.autograd.grad(logits.amax(-1).sum(), inputs)
-    return torch.stack([gradient.norm(dim=-1).mean(0) for gradient in gradients])
-
-
-def reach(layer):
-    """The tokens whose inputs of a layer can reach the last token where all layers have a window:
-    each adds the window less the token itself."""
-    return (DEPTH - layer) * (WINDOW - 1) + 1
-
-
-@styled
-def window():
-    """A layer with a window of w tokens looks w - 1 tokens back, so the last token of a model with
-    L such layers knows of the last L (w - 1) + 1 tokens (red), and the rest of the text changes
-    nothing. One layer in four without a window reaches all tokens, and full attention does, too,
-    but gives less to the near ones (untrained models with the same weights)."""
-    influences = {title: influence(keys) for title, keys in SIGHTS.items()}
-    least = min(values[values > 0].min().item() for values in influences.values())
-    scale = LogNorm(least, max(values.max().item() for values in influences.values()))
-
-    figure = Figure(figsize=(9, 5.6))
-    above, below = figure.subfigures(2, height_ratios=(1, 1.15))
-    panels = above.subplots(1, len(influences), sharey=True)
-    for axes, (title, values) in zip(panels, influences.items(), strict=True):
-        back = values.flip(1)  # by distance
-        shown = back.where(back > 0, torch.nan).numpy()  # 0 is blank
-        extent = (-0.5, TOKENS - 0.5, -0.5, DEPTH - 0.5)
-        style = dict(cmap="Blues", norm=scale, origin="lower", aspect="auto")
-        image = axes.imshow(shown, extent=extent, **style, **RAW)
-        steps = [reach(layer) - 0.5 for layer in range(DEPTH)]
-        axes.stairs(steps, torch.arange(-0.5, DEPTH), orientation="horizontal", color=RED)
-        axes.invert_xaxis()
-        axes.set(title=title, xlabel="tokens back", yticks=range(DEPTH))
-        axes.grid(False)
-    panels[0].set(ylabel="input of layer")
-    above.colorbar(image, ax=panels, label="influence")
-
-    axes = below.subplots()
-    for (title, values), color, dash in zip(
-        influences.items(), (RED, BLUE, GREY), ("-", "--", "-"), strict=True
-    ):
-        back = values[0].flip(0)
-        axes.plot(back.where(back > 0, torch.nan), dash, color=color, label=title)
-    edge = reach(0)
-    axes.axvline(edge - 0.5, color=RED, linewidth=0.8)
-    note = f"{DEPTH} × ({WINDOW} − 1) + 1 = {edge} tokens"
-    axes.annotate(note, (edge + 0.3, 0.96), xycoords=("data", "axes fraction"), va="top", color=INK)
-    axes.set(yscale="log", xlabel="tokens back", ylabel="influence of the embedding")
-    axes.legend()
     return figure

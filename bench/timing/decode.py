@@ -3,7 +3,6 @@ Measure how fast a trained model generates text, one token after another:
 
     python bench/speed.py decode --nanogpt=../nanoGPT
     python bench/speed.py decode --llamacpp=FOLDER   # after `npm install node-llama-cpp` there
-    python bench/speed.py decode --out_dir=RUN --text=FILE  # a trained LLaMA, with its loss by mode
 
 All sides take turns, so that a busy machine slows all of them equally; a speed is that of the
 median round, and a ratio has its 95 % bootstrap interval. All LLaMAs have the same weights, and
@@ -13,7 +12,6 @@ Writes bench/results/speed_decode.md.
 
 import copy
 import re
-import statistics
 import sys
 import tempfile
 import time
@@ -57,8 +55,6 @@ STARTS = (("float32", False), ("int8", False), ("int8", True))  # of sample.py: 
 class DecodeConfig:
     nanogpt: str = ""  # a checkout of nanoGPT
     llamacpp: str = ""  # the folder where `npm install node-llama-cpp` was run
-    out_dir: str = ""  # a run folder of a LLaMA to use in place of a random one
-    text: str = ""  # a file to measure the loss on, if out_dir is given
     n_layer: PositiveInt = 6
     n_head: PositiveInt = 6
     n_embd: PositiveInt = 384
@@ -70,18 +66,6 @@ class DecodeConfig:
 
 
 # ---------------------------------------------------------------- the sides
-
-
-def open_llama(config):
-    """(the trained model of config.out_dir, the ids (N,) of config.text or None)."""
-    model, tokenizer, _, _ = open_run(config.out_dir)
-    if type(model) is not Llama:
-        what = f"it holds a {type(model).__name__}"
-        raise UserError(what, f"out_dir={config.out_dir}", "give a LLaMA's run folder")
-    if not config.text:
-        return model, None
-    ids = tokenizer.encode(Path(config.text).read_text(encoding="utf-8"))
-    return model, torch.from_numpy(ids).long()
 
 
 @torch.no_grad()
@@ -148,14 +132,6 @@ def greedy(model, n, given=None):
             new = torch.tensor([[given[i]]])
             out.append(logits.double().log_softmax(-1)[0])
     return out if given is None else torch.stack(out)
-
-
-@torch.inference_mode()
-def text_loss(model, text, T):
-    """Mean cross-entropy in nats per token over windows of T, at most 20,000 tokens."""
-    n = min(20_000, len(text) - 1) // T
-    x, y = text[: n * T].view(n, T), text[1 : n * T + 1].view(n, T)
-    return statistics.mean(model(a[None], b[None])[1].item() for a, b in zip(x, y, strict=True))
 
 
 def bandwidth():
@@ -253,7 +229,7 @@ def divergence(truth, model, text):
     return max(0.0, (truth.exp() * (truth - predicted)).sum(-1).mean().item())
 
 
-def table(config, model, text, n, commands):
+def table(config, model, n, commands):
     """The lines of the table for torch's number of threads."""
     reads = bandwidth()
     models, notes = our_modes(model)
@@ -264,8 +240,7 @@ def table(config, model, text, n, commands):
     truth = greedy(models[OURS], n, texts[OURS])
     # {bytes of a weight: the row to compare with}
     rivals = LLAMACPP if LLAMACPP[4] in speeds else dict.fromkeys((4, 2, 1), TRANSFORMERS)
-    heads = ["", "tokens/s", f"times {rivals[4].split(',')[0]}", "share", "same text", "KL"]
-    heads += ["loss", ""] if text is not None else [""]
+    heads = ["", "tokens/s", f"times {rivals[4].split(',')[0]}", "share", "same text", "KL", ""]
     lines = [
         f"## {threads_text(torch.get_num_threads())}: {reads:.1f} GB/s",
         "",
@@ -281,8 +256,6 @@ def table(config, model, text, n, commands):
         cells.append(str(equal_tokens(texts[name], texts[OURS])) if name in texts else "")
         ours = models.get(name)
         cells.append(f"{divergence(truth, ours, texts[OURS]):.1e}" if ours else "")
-        if text is not None:
-            cells.append(f"{text_loss(ours, text, model.config.block_size):.4f}" if ours else "")
         lines.append(f"| {' | '.join([*cells, notes.get(name, '')])} |")
     print("\n".join(lines), "\n", flush=True)
     return [*lines, ""]
@@ -304,7 +277,7 @@ def report(config, argv):
     if config.llamacpp:
         llamacpp.check_folder(config.llamacpp)
     peers.check_nanogpt(config.nanogpt)
-    model, text = open_llama(config) if config.out_dir else (random_llama(config), None)
+    model = random_llama(config)
     c, facts = model.config, versions()
     n = min(config.tokens, c.block_size - 1)
     size = sum(p.numel() for p in model.parameters()) / 1e6
@@ -334,10 +307,10 @@ def report(config, argv):
         folder, commands = Path(scratch), {}
         if config.llamacpp:
             commands |= llamacpp.commands(config.llamacpp, model, folder)
-        run = config.out_dir or save_run(model, folder)
+        run = save_run(model, folder)
         for threads in [config.threads] if config.threads else [1, 2]:
             torch.set_num_threads(threads)
-            lines += table(config, model, text, n, commands)
+            lines += table(config, model, n, commands)
             lines += start_table(run, commands, config.rounds)
     write(lines, "speed_decode")
     print("\n".join(head))

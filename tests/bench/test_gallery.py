@@ -61,25 +61,6 @@ def test_masks_while_sampling():
     assert [axes.get_title() for axes in figure.axes[:3]] == list(pictures.MASKS)
 
 
-def test_a_window_ends_exactly_at_its_reach():
-    keys = dict(zip(("window", "mixed", "full"), pictures.SIGHTS.values(), strict=True))
-    windowed, mixed, full = (pictures.influence(keys[word], B=4) for word in keys)
-    for layer, row in enumerate(windowed):
-        reach = (pictures.DEPTH - layer) * (pictures.WINDOW - 1) + 1
-        assert (row[-reach:] > 0).all() and (row[:-reach] == 0).all()
-    assert (mixed > 0).all() and (full > 0).all()
-
-
-def test_the_models_of_the_window_differ_in_nothing_else(monkeypatch):
-    made = []
-    monkeypatch.setattr(pictures, "make", lambda config: made.append(make(config)) or made[-1])
-    for keys in pictures.SIGHTS.values():
-        pictures.influence(keys, B=1)
-    first, *others = (list(model.parameters()) for model in made)
-    for other in others:
-        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-
 def test_attention_is_the_models_own():
     model, prompt = model_with(), "abcab"
     figure = pictures.attention(model, ByteTokenizer(), prompt, "a title")
