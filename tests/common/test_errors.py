@@ -22,6 +22,7 @@ from sampling.look import note
 
 LEFTOVER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 CLEAN = {key: value for key, value in os.environ.items() if key not in LEFTOVER}
+CLEAN |= {"OMP_NUM_THREADS": "1"}
 SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
@@ -34,18 +35,15 @@ run(main)
 """
 
 
-def python(*argv, env=None, **more):
-    env = CLEAN | {"OMP_NUM_THREADS": "1"} if env is None else env
-    more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
-    return subprocess.run(
-        [sys.executable, *argv], cwd=ROOT, text=True, timeout=120, env=env, **more
-    )
+PIPES = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=CLEAN)
+
+
+def python(*argv):
+    return subprocess.run([sys.executable, *argv], timeout=120, **PIPES)
 
 
 def shell(command):
-    return subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, text=True, timeout=120, env=CLEAN, capture_output=True
-    )
+    return subprocess.run(["bash", "-c", command], timeout=120, **PIPES)
 
 
 # ---------------------------------------------------------------- start-up
@@ -89,14 +87,8 @@ def test_a_script_imports_little_besides_torch(name, argument, status, torch_alo
 @pytest.mark.parametrize("name", ["train.py", "sample.py"])
 def test_a_first_line_comes_before_torch(name):
     """It is on stderr, and there is a Ctrl-C that leaves no traceback while torch is imported."""
-    process = subprocess.Popen(
-        [sys.executable, "-X", "importtime", name, "--out_dir=nowhere", "--no_such_key=1"],
-        cwd=ROOT,
-        env=CLEAN,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    options = ["-X", "importtime", name, "--out_dir=nowhere", "--no_such_key=1"]
+    process = subprocess.Popen([sys.executable, *options], **PIPES)
     lines = []
     for line in process.stderr:
         lines.append(line)
