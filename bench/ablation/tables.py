@@ -103,28 +103,29 @@ def verdicts_table(section):
     as the base does with 1.4 times the tokens. Step time: times that of the base."""
     rows = []
     for row in records(section.verdicts):
-        diverged = f", {row['diverged']:.0f} diverged" if row["diverged"] else ""
-        rows.append(
-            {
-                "change": row["name"],
-                section.verdict_heading: row["verdict"],
-                "difference [95 %]": difference(row),
-                "worth × tokens": multiple(row, ends=section.curve_ends),
-                "step time": step_time(section.costs_of(row)),
-                "parameters": number(section.cost(row["arm"], "parameters"), short),
-                "runs": f"{row['n']:.0f}{diverged}",
-                "more seeds": number(row["more_seeds"], ".0f"),
-                "in the base alone [95 %]": interval(
-                    *(row.get(k, math.nan) for k in ALONE), signed
-                ),
-                **outcomes(section, row["arm"] if row["kind"] != "replicate" else ""),
-            }
-        )
+        alone = (row.get(key, math.nan) for key in ALONE)
+        cells = {"change": row["name"], section.verdict_heading: row["verdict"]}
+        cells |= measured(section, row)
+        cells["parameters"] = number(section.cost(row["arm"], "parameters"), short)
+        cells["more seeds"] = number(row["more_seeds"], ".0f")
+        cells["in the base alone [95 %]"] = interval(*alone, signed)
+        rows.append(cells | outcomes(section, row["arm"] if row["kind"] != "replicate" else ""))
     base = section.plan["base"]
     first = {"change": base, "runs": str(len(section.reported(base))), **outcomes(section, base)}
     first["parameters"] = number(section.cost(base, "parameters"), short)
     columns = list(dict.fromkeys(key for row in [*rows, first] for key in row))
     return without_empty_columns(pd.DataFrame([first, *rows], columns=columns).fillna(DASH))
+
+
+def measured(section, row):
+    """The cells of a comparison that every table of verdicts has."""
+    diverged = f", {row['diverged']:.0f} diverged" if row["diverged"] else ""
+    return {
+        "difference [95 %]": difference(row),
+        "worth × tokens": multiple(row, ends=section.curve_ends),
+        "step time": step_time(section.costs_of(row)),
+        "runs": f"{row['n']:.0f}{diverged}",
+    }
 
 
 def outcomes(section, arm):
@@ -258,24 +259,15 @@ def parts_table(sections):
     average is over the other parts of a factorial."""
     rows = []
     for section in sections:
-        plan = section.plan
+        data, values = section.plan["data"], section.plan["base_values"]
+        setting = {"text": data.get("dataset", DASH), "steps": str(values.get("max_iters", DASH))}
         shown = section.verdicts[section.verdicts["kind"].isin(["swap", "effect"])]
         for row in records(shown):
-            rows.append(
-                {
-                    "base": plan["base_values"].get("model", "gpt2"),
-                    "change": row["name"] + " (average)" * (row["kind"] == "effect"),
-                    "worth × tokens": multiple(row, ends=section.curve_ends),
-                    "difference [95 %]": difference(row),
-                    "step time": step_time(section.costs_of(row)),
-                    "verdict": row["verdict"],
-                    "runs": f"{row['n']:.0f}",
-                    "text": plan["data"].get("dataset", DASH),
-                    "steps": str(plan.get("max_iters", DASH)),
-                    "sweep": section.label,
-                    "order": row["difference"] if math.isnan(row["worth"]) else -row["worth"],
-                }
-            )
+            name = row["name"] + " (average)" * (row["kind"] == "effect")
+            cells = {"base": values.get("model", "gpt2"), "change": name, "verdict": row["verdict"]}
+            order = row["difference"] if math.isnan(row["worth"]) else -row["worth"]
+            cells |= measured(section, row) | setting | {"sweep": section.label, "order": order}
+            rows.append(cells)
     table = pd.DataFrame(rows, columns=rows[0] if rows else ["base", "order"])
     table = table.sort_values(["base", "order"], kind="stable", na_position="last")
     return without_empty_columns(table.drop(columns="order"))
