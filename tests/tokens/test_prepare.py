@@ -12,18 +12,14 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import tiktoken
 
 import prepare
 import train
 from common import files
-from helpers.bpe import bpe
 from helpers.texts import message, no_network, tiny_bpe
 from tokens import documents, downloads, token_files
-from tokens import tokenizer as encode
 from tokens.token_files import load_meta, load_split
-from tokens.tokenizer import BPETokenizer, tokenizer_from_json
-from weights import tokenizers
+from tokens.tokenizer import tokenizer_from_json
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TEXT = (
@@ -75,43 +71,6 @@ def contents(folder):
 
 
 # ---------------------------------------------------------------- a text of one's own
-
-
-@pytest.mark.parametrize("pattern", tokenizers.PATTERNS.values(), ids=tokenizers.PATTERNS)
-@pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
-@pytest.mark.parametrize(
-    "text", [TEXT, "他说：“你好。”\n再见！\n\n 好。 \n好。\n" * 40], ids=["English", "Chinese"]
-)
-def test_with_the_tokenizer_of_a_pretrained_model(
-    text, pattern, chunk, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(documents, "CHUNK", chunk)
-    Path("text.txt").write_text(text, encoding="utf-8")
-    ranks = {**bpe(pattern).encoding._mergeable_ranks}
-    for joined in ("!\n", "。\n", "\n\n", " \n"):  # one piece in some patterns
-        for end in range(2, len(joined.encode()) + 1):
-            ranks.setdefault(joined.encode()[:end], len(ranks))
-    special = {"<|endoftext|>": len(ranks)}
-    encoding = tiktoken.Encoding(
-        "x", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
-    )
-    theirs = BPETokenizer(encoding)
-    Path("weights").mkdir()
-    whole = json.dumps(tokenizers.to_tokenizer_json(theirs.to_json()))
-    Path("weights/tokenizer.json").write_text(whole, encoding="utf-8")
-    held, safe_cut = [], encode.safe_cut
-
-    def watched(text):
-        held.append(len(text) - safe_cut(text))
-        return safe_cut(text)
-
-    monkeypatch.setattr(encode, "safe_cut", watched)
-    monkeypatch.setattr(encode, "PIECE", 64)
-    meta = prepare.prepare("mybook", "text.txt", "weights")
-    assert (meta["tokenizer"], meta["vocab_size"]) == ("bpe", theirs.vocab_size)
-    for split, part in thirds(text).items():
-        assert (read("mybook", split) == theirs.encode(part)).all()  # in pieces as in one
-    assert max(held) < 50  # what waits for the next piece does not grow with the text
 
 
 def test_no_such_tokenizer(book, capsys):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import train
-from common.errors import UserError
 from helpers.runs import arguments, equal, losses, stop_after, two_ranks, weights
 from prepare import prepare
 from tokens import tasks
@@ -98,21 +97,6 @@ def test_the_same_seed_is_the_same_dataset(tmp_path, monkeypatch):
     ]
     assert shas[0] == shas[1] != shas[2]
     assert prepare("task:needle", data_dir=str(tmp_path))["source_sha256"] not in shas
-
-
-@pytest.mark.parametrize(
-    "name, more, words",
-    [
-        ("task:copy", {"input": __file__}, "a task has its own text"),
-        ("task:copy", {"tokenizer": "gpt2"}, "a task has its own text"),
-        ("task:hanoi", {}, "'task:hanoi' is not a valid dataset name"),
-        ("words", {"seed": 3, "input": __file__}, "only a task is random"),
-    ],
-)
-def test_what_is_no_task_is_refused(tmp_path, name, more, words):
-    with pytest.raises(UserError, match=words):
-        prepare(name, data_dir=str(tmp_path / "data"), **more)
-    assert not (tmp_path / "data" / name).exists()
 
 
 def test_the_mask_of_pieces():
