@@ -33,11 +33,11 @@ from common.errors import UserError, run
 from parts.architectures import idle
 from parts.costs import parameters
 from training.run_folder import read_log
-from training.settings import ONE_START
+from training.settings import ONE_START, RENAMED
 from weights import checkpoint
 
 SECONDS = 10  # between two looks of --watch
-NOT_COMPARED = {*ONE_START, "arch", "data_dir", "log", "wandb_project", "wandb_run_name"}
+NOT_COMPARED = {*ONE_START, "arch", "data_dir", "log", *RENAMED}
 AXES = {"step": "steps", "tokens": "training tokens", "seconds": "seconds of training steps"}
 MEASURES = {"val_loss": "validation loss, nats per token", "bits_per_byte": "bits per byte"}
 EARLY = 0.2  # the share of a run whose losses may lie above the picture

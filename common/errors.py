@@ -13,6 +13,8 @@ import sys
 import textwrap
 import traceback
 
+BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
+
 
 class UserError(Exception):
     """A mistake the user can fix: what is wrong, where (key, file or value), and what to do."""
@@ -100,7 +102,7 @@ def run(main):
         print("stopped", file=sys.stderr)
         status = 130
     except BrokenPipeError:  # nothing reads our output any more, as in `| head`
-        status = 141
+        status = BROKEN_PIPE
     except Exception as error:
         if debug and not debug[0].lower().endswith("=false"):
             traceback.print_exc()

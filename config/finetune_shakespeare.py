@@ -11,7 +11,6 @@
 init_from = "gpt2"  # 124 M parameters
 dataset = "shakespeare"
 out_dir = "out-finetuned"
-wandb_run_name = "finetune-shakespeare"
 
 batch_size = 1
 if device == "cpu":

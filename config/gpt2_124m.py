@@ -5,7 +5,6 @@
 model = "gpt2"
 out_dir = "out-gpt2-124m"
 dataset = "openwebtext"
-wandb_run_name = "gpt2-124m"
 
 # 480 sequences * 1024 tokens = 491,520 tokens a step, over all GPUs, in as few forward passes as
 # memory allows. We assume up to 1 GB for a sequence, and have not measured it on a GPU.

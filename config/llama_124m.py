@@ -5,7 +5,6 @@
 model = "llama"
 out_dir = "out-llama-124m"
 dataset = "openwebtext"
-wandb_run_name = "llama-124m"
 
 # 480 sequences * 1024 tokens = 491,520 tokens a step, over all GPUs, in as few forward passes as
 # memory allows. We assume up to 1 GB for a sequence, and have not measured it on a GPU.

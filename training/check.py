@@ -20,7 +20,7 @@ from common.errors import UserError
 from common.files import ROOT
 from parts.variant import VariantConfig
 from training.doctor import like, rounding, without_dropout
-from training.dry_run import variant
+from training.report import variant
 from training.settings import COURSE, TrainConfig
 
 GOLDEN = ROOT / "bench" / "results" / "golden"
@@ -70,7 +70,7 @@ def check(run, argv, train_step):
     tolerance, else 0."""
     names, path = find(argv)
     settings = course(run)
-    without_dropout(run.learner.model)
+    without_dropout(run.model)
     if run.config.check == "record":
         return record(run, path, settings, names, train_step)
 
@@ -181,7 +181,7 @@ def train_perturbed(run, seed, steps, train_step):
     """The losses of a copy of the run; with a seed above 0, from perturbed weights."""
     copy, random = like(run), torch.Generator().manual_seed(seed)
     if seed:
-        for p in copy.learner.model.parameters():
+        for p in copy.model.parameters():
             change = 8 * rounding(run.runtime) * torch.randn(p.shape, generator=random)
             p.data.mul_(1 + change.to(p.device))
     return [round(train_step(copy)[0].item(), 7) for _ in range(steps)]

@@ -21,7 +21,6 @@ from training import parallel
 from training.dry_run import room, size
 from training.optim import make_optimizers
 from training.run_folder import USED, check_out_dir
-from training.start import Learner
 from weights.checkpoint import steps
 
 SEARCHED = 20_000_000  # tokens of the train split searched for validation text
@@ -34,15 +33,15 @@ OVERFIT_SECONDS = 60
 
 def like(run, batches=None, **changed):
     """A new, eager run on a copy of the weights of `run`, with other settings or batches."""
-    config, model = replace(run.config, **changed), copy.deepcopy(run.learner.model)
+    config, model = replace(run.config, **changed), copy.deepcopy(run.model)
     device = run.runtime.device
     scaler = torch.amp.GradScaler(  # a low scale, so that nothing overflows
-        device.split(":")[0], init_scale=256.0, enabled=run.learner.scaler.is_enabled()
+        device.split(":")[0], init_scale=256.0, enabled=run.scaler.is_enabled()
     )
-    net = parallel.trained(model, False, replace(run.runtime, world_size=1))
-    learner = Learner(model, net, make_optimizers(model, config, run.runtime), scaler)
-    data = run.data if batches is None else replace(run.data, batches=batches)
-    return replace(run, config=config, data=data, learner=learner, state={}, unread=[])
+    optimizers = make_optimizers(model, config, run.runtime)
+    parts = {"model": model, "net": parallel.Loss(model), "optimizers": optimizers}
+    parts |= {"scaler": scaler, "batches": batches or run.batches}
+    return replace(run, config=config, **parts, state={}, unread=[])
 
 
 class Fixed:
@@ -62,7 +61,7 @@ class Fixed:
 
 def first_batch(run):
     """x and y (batch_size, block_size) of the first batch, on the device."""
-    batch = run.data.batches.get(0, run.config.batch_size)
+    batch = run.batches.get(0, run.config.batch_size)
     return [torch.from_numpy(part).to(run.runtime.device) for part in batch]
 
 
@@ -98,20 +97,20 @@ def check_device(run, train_step):
 
 def check_compile(run, train_step):
     """Compare the loss of the compiled model with that of the eager one."""
-    runtime, learner = run.runtime, run.learner
+    runtime, model = run.runtime, run.model
     if not runtime.compile:
         why = runtime.reasons[-1].partition("(")[2]  # ends with a parenthesis
         return True, f"not compiled ({why}"
     x, y = first_batch(run)
     losses = []
-    for net in (learner.net, parallel.Loss(learner.model)):  # in training mode, as in training
+    for net in (run.net, parallel.Loss(model)):  # in training mode, as in training
         torch.manual_seed(0)  # of the dropout
         with runtime.autocast():
             losses.append(net(x, y).item())
     compiled, eager = losses
 
     limit = min(0.02, 100 * rounding(runtime))
-    if getattr(learner.model.config, "dropout", 0):
+    if getattr(model.config, "dropout", 0):
         limit = 0.02  # compiled dropout draws other random numbers
     good = abs(compiled / eager - 1) < limit
     return good, f"loss {compiled:.6f} compiled, {eager:.6f} eager"
@@ -120,7 +119,7 @@ def check_compile(run, train_step):
 def check_disk(run, train_step):
     """Check that runs can be written to out_dir, that a flushed write works, and that four
     checkpoints fit. A finished run in out_dir is no fault: the result mentions it."""
-    config, resuming = run.config, run.folder is not None
+    config, resuming = run.config, run.saved is not None
     used = not resuming and not config.overwrite and steps(config.out_dir) != []
     check_out_dir(config.out_dir, resuming or used, config.overwrite)
     folder, free, needed = room(run)
@@ -137,7 +136,7 @@ def check_disk(run, train_step):
 def check_data(run, train_step):
     """Look for a hundred pieces of each validation split in its train split."""
     good, found = True, [f"fingerprint {run.state['data']}"]
-    for source in run.data.sources:
+    for source in run.sources:
         tokens = {name: split.learned for name, split in source.splits.items()}
         train, val = tokens["train"][:SEARCHED], tokens["val"]
         text, width, length = train.tobytes(), train.dtype.itemsize, min(64, len(val))
@@ -160,7 +159,7 @@ def check_data(run, train_step):
 def check_initial_loss(run, train_step):
     """Check that the loss before training is ln V plus the contribution of the logits' spread,
     which is log Σ exp - mean - ln V for any targets."""
-    model = run.learner.model
+    model = run.model
     x, y = first_batch(run)
     with run.runtime.autocast():
         logits, loss = model.eval()(x, y)
@@ -177,7 +176,7 @@ def check_initial_loss(run, train_step):
 def check_overfit(run, train_step):
     """Train on one batch of at most four samples, at the peak learning rate, until its loss is a
     tenth of ln V."""
-    x, y = run.data.batches.get(0, min(4, run.config.batch_size))
+    x, y = run.batches.get(0, min(4, run.config.batch_size))
     tiny = like(
         run,
         Fixed(x, y),
@@ -189,9 +188,9 @@ def check_overfit(run, train_step):
         lr_decay_iters=None,
     )
     tiny.step = 0
-    without_dropout(tiny.learner.model)
+    without_dropout(tiny.model)
 
-    goal, began = 0.1 * math.log(run.learner.model.config.vocab_size), time.perf_counter()
+    goal, began = 0.1 * math.log(run.model.config.vocab_size), time.perf_counter()
     losses = [train_step(tiny)[0].item()]
     while losses[-1] > goal and len(losses) < OVERFIT_STEPS:
         if time.perf_counter() - began > OVERFIT_SECONDS:
@@ -216,12 +215,12 @@ class Gradients(torch.optim.SGD):
 def check_accumulation(run, train_step):
     """Compare the loss and gradient of one batch of four samples with those of four micro-batches
     of one. The first two samples have few targets."""
-    config = run.learner.model.config
+    config = run.model.config
     balanced = getattr(config, "mlp", "").startswith("moe") and config.moe_balance == "loss"
     if balanced or getattr(config, "norm", "") == "batchnorm":
         what = "the experts' balance loss" if balanced else "batchnorm"
         return True, f"not compared: {what} depends on what else is in a batch"
-    x, y = run.data.batches.get(0, 4)
+    x, y = run.batches.get(0, 4)
     first = (y >= 0).argmax(1)  # the first target of each row, which stays
     y[0, first[0] + 1 :] = -1
     y[1, max(first[1] + 1, y.shape[1] // 2) :] = -1
@@ -235,9 +234,9 @@ def check_accumulation(run, train_step):
             gradient_accumulation_steps=micro_batches,
             grad_clip=0.0,
         )
-        optimizer = Gradients(other.learner.model.parameters(), lr=1.0)
-        other.learner.optimizers = [optimizer]
-        without_dropout(other.learner.model)
+        optimizer = Gradients(other.model.parameters(), lr=1.0)
+        other.optimizers = [optimizer]
+        without_dropout(other.model)
         loss, _ = train_step(other)
         found.append((loss.item(), optimizer.kept))
     (loss, gradient), (loss4, gradient4) = found
@@ -253,7 +252,7 @@ def same_weights(run, other):
     """Whether two runs have the same weights. On a CPU, where sums have a fixed order, they must
     agree bit for bit."""
     limit = 0 if run.runtime.device == "cpu" else 100 * rounding(run.runtime)
-    pairs = zip(run.learner.model.parameters(), other.learner.model.parameters(), strict=True)
+    pairs = zip(run.model.parameters(), other.model.parameters(), strict=True)
     return all((p.double() - q.double()).norm() <= limit * p.double().norm() for p, q in pairs)
 
 
@@ -271,11 +270,11 @@ def check_resume(run, train_step):
     train_step(straight)
     train_step(stopped)
 
-    tensors = parallel.gather(stopped.learner.model, stopped.learner.optimizers, stopped.runtime)
+    tensors = parallel.gather(stopped.model, stopped.optimizers, stopped.runtime)
     weights, moments = (safetensors.torch.load(safetensors.torch.save(part)) for part in tensors)
-    resumed.learner.model.load_state_dict(weights, strict=False)  # a tied weight is stored once
-    parallel.scatter(resumed.learner.model, resumed.learner.optimizers, moments)
-    resumed.learner.scaler.load_state_dict(stopped.learner.scaler.state_dict())
+    resumed.model.load_state_dict(weights, strict=False)  # a tied weight is stored once
+    parallel.scatter(resumed.model, resumed.optimizers, moments)
+    resumed.scaler.load_state_dict(stopped.scaler.state_dict())
     resumed.step = stopped.step
 
     loss, again = (train_step(each)[0].item() for each in (straight, resumed))

@@ -9,14 +9,13 @@ import math
 import shutil
 import statistics
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from parts.architectures import configure
 from parts.costs import parameters, training_flops_per_token
-from parts.variant import VariantConfig
+from training.report import variant
 from training.run_folder import duration
 
 STEPS = 20  # timed, after the first
@@ -25,19 +24,11 @@ STEPS = 20  # timed, after the first
 # ---------------------------------------------------------------- sizes
 
 
-def variant(run):
-    """The model's configuration as a VariantConfig, which parts/costs.py reads."""
-    c, word = run.learner.model.config, run.config.model
-    if isinstance(c, VariantConfig):
-        return c
-    return configure(asdict(c) | {"model": word, "arch": word})
-
-
 def kept_bytes(run, net):
     """The bytes that the forward pass of one micro-batch keeps for the backward pass. Under
     autocast the residual stream, the norms and the loss stay in float32, and matrix products keep
     16-bit inputs, the copies of the weights among them."""
-    batch = run.data.batches.get(0, run.config.batch_size)
+    batch = run.batches.get(0, run.config.batch_size)
     inputs = [torch.from_numpy(part).to(run.runtime.device) for part in batch]
     with run.runtime.autocast():
         return kept_of(net, *inputs)
@@ -66,11 +57,11 @@ def memory(run):
     """An estimate of the bytes that a step holds on one device, by kind. The backward pass starts
     with all activations, and with "loss": what its first operations make. "block" is what it makes
     when activation checkpointing runs a block again; 0 without. Muon's temporaries are left out."""
-    config, runtime, learner = run.config, run.runtime, run.learner
-    model, c = learner.model, learner.model.config
+    config, runtime = run.config, run.runtime
+    model, c = run.model, run.model.config
     item = 4 if runtime.dtype == "float32" else 2  # bytes of a number in a matrix product
     tokens, block = config.batch_size * c.block_size, 0
-    activations = kept_bytes(run, learner.net)
+    activations = kept_bytes(run, run.net)
 
     # Eager, the loss is in float32, and its gradient and that of its input are there at once. The
     # compiled backward pass makes one, in the format of the logits. With few words, the gradients
@@ -118,12 +109,13 @@ def memory_text(run, measured):
 
 def checkpoint_bytes(run):
     """Bytes of one checkpoint: weights and moments; AdamW has two moments per weight, Muon one."""
-    model = run.learner.model
+    model = run.model
     total = sum(p.nbytes for p in (*model.parameters(), *model.buffers()))
-    for optimizer in run.learner.optimizers:
-        moments = 1 if isinstance(optimizer, torch.optim.Muon) else 2
+    for optimizer in run.optimizers:
         total += sum(
-            moments * p.nbytes for group in optimizer.param_groups for p in group["params"]
+            optimizer.moments * p.nbytes
+            for group in optimizer.param_groups
+            for p in group["params"]
         )
     return total
 
@@ -158,8 +150,8 @@ def timed(work, run, *args):
 def time_evaluation(run, score, eval_train_tokens):
     """The seconds of an evaluation, extrapolated from a small one: a full evaluation may read a
     thousand times the tokens of a step."""
-    config, block_size = run.config, run.learner.model.config.block_size
-    sources = run.data.sources
+    config, block_size = run.config, run.model.config.block_size
+    sources = run.sources
     val_tokens = [config.eval_tokens or len(source.splits["val"].tokens) for source in sources]
     few = min(
         *val_tokens, eval_train_tokens, 4 * config.batch_size * block_size * run.runtime.world_size
@@ -186,7 +178,7 @@ def dry_run(run, train_step, score, eval_train_tokens):
     evaluations = 1 + sum(n >= begin for n in range(0, config.max_iters, config.eval_interval))
     seconds = steps * step + evaluations * evaluation + start
     tokens = steps * run.step_tokens
-    train_tokens = sum(len(source.splits["train"].tokens) for source in run.data.sources)
+    train_tokens = sum(len(source.splits["train"].tokens) for source in run.sources)
     memory_row, (folder, free, needed) = memory_text(run, measured), room(run)
     flops = training_flops_per_token(c, c.block_size)
     if not runtime.main:

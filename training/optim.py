@@ -1,10 +1,8 @@
-"""The parameter groups, the optimizers, and the learning rate at each step."""
+"""The optimizers, the parameters that each of them updates, and the learning rate at each step."""
 
 import math
 
 import torch
-
-OPTIMIZER = ("adamw", "muon")
 
 # The learning rate at time t, from 0 after the warm-up to 1 at lr_decay_iters. 1 stands for
 # learning_rate, 0 for min_lr.
@@ -16,10 +14,6 @@ SCHEDULE = {
     "wsd": lambda t: min(1.0, (1 - t) / 0.2),
     "constant": lambda t: 1.0,
 }
-
-# Entries of the matrices that Muon orthogonalizes in one batch, 64 MB in float32. Batching larger
-# matrices saves no time.
-STACK = 2**24
 
 
 def learning_rate(step, config):
@@ -33,30 +27,28 @@ def learning_rate(step, config):
     return low + SCHEDULE[config.schedule](t) * (config.learning_rate - low)
 
 
-def group_of(named, weight_decay):
-    """A torch parameter group from [(name, parameter), ...]."""
-    names, params = [name for name, _ in named], [p for _, p in named]
-    return {"params": params, "names": names, "weight_decay": weight_decay}
+# ---------------------------------------------------------------- the optimizers
 
 
-def parameter_groups(model, weight_decay):
-    """AdamW's two groups: matrices (embeddings too) decay, biases and norm weights do not.
+class AdamW(torch.optim.AdamW):
+    """AdamW (Loshchilov & Hutter 2017, arXiv:1711.05101), fused into one kernel."""
 
-    Returns [{"params", "names", "weight_decay"}, ...]. Each trainable parameter is in one group."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    matrices = [(name, p) for name, p in named if p.dim() >= 2]
-    vectors = [(name, p) for name, p in named if p.dim() < 2]
-    groups = [group_of(matrices, weight_decay), group_of(vectors, 0.0)]
-    return [group for group in groups if group["params"]]
+    moments = 2  # tensors of its state that are as large as the parameter
+    takes_matrices_only = False
+
+    def __init__(self, groups, config, runtime):
+        fused = runtime.device.startswith(("cuda", "cpu"))
+        betas = (config.beta1, config.beta2)
+        super().__init__(groups, lr=config.learning_rate, betas=betas, fused=fused)
 
 
-def orthogonal(x, steps, coefficients, eps):
+def orthogonal(x, steps=5, coefficients=(3.4445, -4.775, 2.0315)):
     """Bring the singular values of each matrix of x (n, rows, columns), except the smallest, to
     between 0.7 and 1.2, by a quintic Newton-Schulz iteration (Jordan et al. 2024)."""
     a, b, c = coefficients
     tall = x.size(1) > x.size(2)
     x = x.mT if tall else x  # (n, short, long)
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(steps):
         gram = x @ x.mT  # (n, short, short)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b gram + c gram²
@@ -64,16 +56,23 @@ def orthogonal(x, steps, coefficients, eps):
     return x.mT if tall else x
 
 
-class Muon(torch.optim.Muon):
-    """torch.optim.Muon (match_rms_adamw), which orthogonalizes in `dtype`, that of the run's matrix
+class Muon(torch.optim.Optimizer):
+    """Muon (Jordan et al. 2024): momentum beta1, whose direction is orthogonalized. Its steps have
+    the size of AdamW's, so that both use one learning_rate (Liu et al. 2025, arXiv:2502.16982).
+
+    It is torch.optim.Muon (match_rms_adamw), but orthogonalizes in the format of the run's matrix
     products; torch's uses bfloat16 always. In float32 a run has the same losses on every CPU.
     Matrices of one shape are orthogonalized in one batch, which makes up for the slower float32 if
     they are small: 0.86 of torch's time at a width of 128, 1.6 at 384, on a CPU with bfloat16
     instructions (bench/speed.py optimizer)."""
 
-    def __init__(self, params, dtype=torch.float32, **settings):
-        super().__init__(params, **settings)
-        self.dtype = dtype
+    moments = 1
+    takes_matrices_only = True
+    entries = 2**24  # of the matrices in one batch: 64 MB; batching larger ones saves no time
+
+    def __init__(self, groups, config, runtime):
+        super().__init__(groups, dict(lr=config.learning_rate, momentum=config.beta1))
+        self.dtype = torch.bfloat16 if runtime.dtype == "bfloat16" else torch.float32
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -84,7 +83,7 @@ class Muon(torch.optim.Muon):
                 if p.grad is not None:
                     by_shape.setdefault(p.shape, []).append(p)
             for shape, matrices in by_shape.items():
-                count = max(1, STACK // shape.numel())
+                count = max(1, self.entries // shape.numel())
                 for first in range(0, len(matrices), count):
                     self.update(matrices[first : first + count], group)
         return loss
@@ -100,46 +99,77 @@ class Muon(torch.optim.Muon):
             directions.append(p.grad.lerp(momentum, group["momentum"]).to(self.dtype))
 
         stack = torch.stack(directions)  # (n, rows, columns), or of experts (n, E, rows, columns)
-        updates = stack.flatten(0, -3)  # (n or n E, rows, columns)
-        updates = orthogonal(updates, group["ns_steps"], group["ns_coefficients"], group["eps"])
+        updates = orthogonal(stack.flatten(0, -3))  # (n or n E, rows, columns)
         for p, update in zip(matrices, updates.view_as(stack), strict=True):
             p.mul_(1 - group["lr"] * group["weight_decay"])
             # Scale the entries to the usual size of AdamW's steps.
             p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape[-2:])))
 
 
-def make_optimizers(model, config, runtime):
-    """The optimizers, each with its own parameters.
+# An optimizer is a class with `moments` and `takes_matrices_only`: whether it takes the matrices of
+# the blocks alone, each as a whole, and leaves embeddings, head, norms and biases to AdamW.
+OPTIMIZER = {"adamw": AdamW, "muon": Muon}
 
-    adamw: AdamW for all (Loshchilov & Hutter 2017, arXiv:1711.05101), fused into one kernel.
-    muon: Muon (Jordan et al. 2024) for the matrices of the blocks, whose momentum it
-    orthogonalizes, and AdamW for embeddings, head, norms and biases. Muon's steps are scaled to the
-    size of AdamW's, so that both use one learning_rate (Liu et al. 2025, arXiv:2502.16982). Its
-    momentum is beta1, and its matrix products are in bfloat16 where the run's are."""
-    lr, optimizers = config.learning_rate, []
+
+def make_optimizers(model, config, runtime):
+    """The optimizers of a TrainConfig. Each trainable parameter belongs to exactly one."""
+    optimizer = OPTIMIZER[config.optimizer]
     groups = parameter_groups(model, config.weight_decay)
-    if config.optimizer == "muon":
-        matrices, groups = split_groups(groups, muon_names(model))
-        stacked = [(name, p) for name, p in matrices if p.dim() == 3]  # the experts
-        plain = [(name, p) for name, p in matrices if p.dim() == 2]
-        muon = Muon(
-            [group_of(plain, config.weight_decay)],
-            torch.bfloat16 if runtime.dtype == "bfloat16" else torch.float32,
-            lr=lr,
-            momentum=config.beta1,
-            adjust_lr_fn="match_rms_adamw",
-        )
-        if stacked:  # torch's constructor refuses what is not 2-d, `Muon.update` does not
-            muon.add_param_group(group_of(stacked, config.weight_decay))
-        optimizers.append(muon)
-    fused = runtime.device.startswith(("cuda", "cpu"))
-    betas = (config.beta1, config.beta2)
-    optimizers.append(torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused))
-    return optimizers
+    if not optimizer.takes_matrices_only:
+        return [optimizer(groups, config, runtime)]
+    matrices, others = split_groups(groups, muon_names(model))
+    return [optimizer(matrices, config, runtime), AdamW(others, config, runtime)]
+
+
+def update_weights(optimizers, scaler, lr, grad_clip):
+    """Clip the gradients to a norm (0: not at all), and let the optimizers update the weights.
+    Returns (gradient norm before clipping, whether the step was skipped).
+
+    If a float16 loss was scaled too much, its gradients overflow. Then every optimizer skips the
+    step, even one whose own gradients are finite, and the scale is halved. Only float16 waits here
+    for the device."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    parameters = [p for group in groups for p in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip or math.inf)
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # sharded by fsdp
+
+    overflow = scaler.is_enabled() and not norm.isfinite().item() and scaler.get_scale() > 1
+    for group in groups:
+        group["lr"] = lr
+    for optimizer in optimizers:
+        if not overflow:
+            scaler.step(optimizer)
+        optimizer.zero_grad()
+    scaler.update()  # halves the scale after an overflow, doubles it after 2000 good steps
+    return norm, overflow
+
+
+# ---------------------------------------------------------------- the parameters
+
+
+def parameter_groups(model, weight_decay):
+    """[{"params", "names", "weight_decay"}, ...]: matrices, embeddings among them, decay; norm
+    weights and biases do not, not even the biases of experts, (E, width). Each trainable parameter
+    is in one group."""
+    decaying, others = [], []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            is_matrix = p.dim() >= 2 and not name.endswith("bias")
+            (decaying if is_matrix else others).append((name, p))
+    groups = [group_of(decaying, weight_decay), group_of(others, 0.0)]
+    return [group for group in groups if group["params"]]
+
+
+def group_of(named, weight_decay):
+    """A torch parameter group from [(name, parameter), ...]."""
+    names, params = [name for name, _ in named], [p for _, p in named]
+    return {"params": params, "names": names, "weight_decay": weight_decay}
 
 
 def muon_names(model):
-    """The names of the parameters that Muon may take: the weights of the linear maps in the blocks.
+    """The names of the matrices in the blocks: the weights of their linear maps.
 
     A part overrides this with an attribute `muon`: the names of its own parameters to take."""
     taken = set()
@@ -151,11 +181,12 @@ def muon_names(model):
 
 
 def split_groups(groups, names):
-    """([(name, parameter), ...] of the parameters with these names, the groups without them)."""
-    named, others = [], []
+    """(the groups of the parameters with these names, the groups of the others)."""
+    chosen, others = [], []
     for group in groups:
-        rest = []
-        for name, p in zip(group["names"], group["params"], strict=True):
-            (named if name in names else rest).append((name, p))
-        others.append(group_of(rest, group["weight_decay"]))
-    return named, others
+        named = [*zip(group["names"], group["params"], strict=True)]
+        inside = [(name, p) for name, p in named if name in names]
+        outside = [(name, p) for name, p in named if name not in names]
+        chosen.append(group_of(inside, group["weight_decay"]))
+        others.append(group_of(outside, group["weight_decay"]))
+    return [g for g in chosen if g["params"]], [g for g in others if g["params"]]

@@ -9,17 +9,40 @@ state, errors) is in this file.
 A checkpoint always holds whole tensors, so that a run can move between one process, ddp and fsdp.
 """
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint as checkpoint_activations
 
 from common.errors import UserError
+from training.optim import OPTIMIZER
+from weights.checkpoint import REFERENCE
 
 # torch.distributed.checkpoint and .fsdp take a second to import. The functions that need them
 # import them, so that --help and a mistyped key need not wait.
+
+
+def check_layout(config, runtime):
+    """Raise UserError if a TrainConfig cannot run on this number of ranks."""
+    ranks, fix = runtime.world_size, "choose --parallel=ddp, or --optimizer=adamw --dtype=bfloat16"
+    if config.gradient_accumulation_steps % ranks:
+        steps = config.gradient_accumulation_steps
+        what = f"gradient_accumulation_steps={steps} is not divisible by {ranks} ranks"
+        raise UserError(what, "torchrun", "make it a multiple of the number of processes")
+    if config.parallel == "ddp" or ranks == 1:
+        return
+    if OPTIMIZER[config.optimizer].takes_matrices_only:
+        what = f"{config.optimizer} needs whole matrices, and fsdp shards them"
+        raise UserError(what, "parallel=fsdp", fix)
+    if config.dtype == "float16":
+        what = "each rank would scale a float16 loss its own way, and fsdp shards the weights"
+        raise UserError(what, "parallel=fsdp", fix)
 
 
 def shard(model, how, runtime):
@@ -38,6 +61,17 @@ def shard(model, how, runtime):
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh)
+
+
+def recomputed(forward, runtime):
+    """A block's forward pass that keeps its input alone and computes the rest again in the backward
+    pass (Chen et al. 2016, arXiv:1604.06174), with the same attention."""
+
+    def compute(*args):
+        with runtime.attention():
+            return forward(*args)
+
+    return functools.partial(checkpoint_activations, compute, use_reentrant=False)
 
 
 def is_sharded(model):
@@ -61,20 +95,20 @@ class Loss(torch.nn.Module):
         if not measured:
             return loss
         right, given = logits.argmax(-1) == y, y < 0  # (B, T); right is False where y is -1
-        whole = (right | given).all(1) & ~given.all(1)  # (B,)
-        return torch.stack([loss, right.sum().type_as(loss), whole.sum().type_as(loss)])
+        right_rows = (right | given).all(1) & ~given.all(1)  # (B,)
+        return torch.stack([loss, right.sum().type_as(loss), right_rows.sum().type_as(loss)])
 
 
-def trained(model, compile, runtime, accumulates=False, loss=Loss):
-    """The module loss(model), of a batch, whose backward pass trains `model`: compiled if asked,
-    with gradients averaged over the ranks. `accumulates`: a rank has several micro-batches per
-    step."""
-    net = loss(model)
+def training_net(loss, runtime, compile, accumulates=False):
+    """The module whose backward pass trains a model: its loss module (Loss, PreferenceLoss),
+    compiled if asked, with gradients averaged over the ranks. `accumulates`: a rank has several
+    micro-batches per step."""
+    net = loss
     if compile:
         # The compiler's own random numbers for dropout triple a step on a CPU.
         options = {"fallback_random": True} if runtime.device.startswith("cpu") else None
         net = torch.compile(net, dynamic=False, options=options)
-    if runtime.world_size > 1 and not is_sharded(model):
+    if runtime.world_size > 1 and not is_sharded(loss.model):
         # torch's static_graph fails where the first backward pass is within no_sync().
         net = DistributedDataParallel(
             net, gradient_as_bucket_view=True, static_graph=not accumulates
@@ -82,8 +116,8 @@ def trained(model, compile, runtime, accumulates=False, loss=Loss):
     return net
 
 
-def local(net, device):
-    """The module that `trained` returned, as an evaluation uses it: without its communication,
+def evaluation_net(net, device):
+    """The module of `training_net`, as an evaluation uses it: without its communication,
     since the ranks score different numbers of batches, and on a CPU not compiled, since compiling
     it takes as long as thirty evaluations would save."""
     net = net.module if isinstance(net, DistributedDataParallel) else net
@@ -100,7 +134,7 @@ def accumulating(net, model, last):
     return nullcontext()
 
 
-def total(value, runtime):
+def all_reduce_sum(value, runtime):
     """The sum over the ranks of a tensor or a number; a tensor, if there are several ranks."""
     if runtime.world_size > 1:
         if not torch.is_tensor(value):
@@ -108,11 +142,6 @@ def total(value, runtime):
         value = value.to(runtime.device)
         dist.all_reduce(value)
     return value
-
-
-def whole(tensor):
-    """The whole tensor, even if fsdp has sharded it."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def main_first(work, runtime):
@@ -134,6 +163,57 @@ def main_first(work, runtime):
         mistake.status = status.item()
         raise mistake
     return result
+
+
+# ---------------------------------------------------------------- the batches of a rank
+
+
+class MicroBatch(NamedTuple):
+    number: int  # in the global batch
+    inputs: list  # x and y, (batch_size, block_size) int64; of preferences the reference, too
+    targets: int
+
+
+class Loader:
+    """The micro-batches of this rank, of any step. Those of the next step are read in a thread
+    while the device computes."""
+
+    def __init__(self, batches, config, runtime):
+        self.batches, self.runtime = batches, runtime
+        self.size, self.count = config.batch_size, config.gradient_accumulation_steps
+        self.thread = ThreadPoolExecutor(1, "loader")
+        self.ahead = {}  # {the next step: future of its micro-batches}
+
+    def get(self, step):
+        """([MicroBatch, ...] of this rank, number of targets in the global batch). Raises Failure
+        as Batches.get does."""
+        future = self.ahead.get(step) or self.thread.submit(self.read, step)
+        micro_batches = future.result()
+        self.ahead = {step + 1: self.thread.submit(self.read, step + 1)}
+        if not self.batches.masked:
+            return micro_batches, self.count * micro_batches[0].targets
+        own_targets = sum(micro_batch.targets for micro_batch in micro_batches)
+        return micro_batches, all_reduce_sum(own_targets, self.runtime)
+
+    def read(self, step):
+        if self.runtime.device.startswith("cuda"):
+            torch.cuda.set_device(self.runtime.device)  # each thread has its own
+        micro_batches = []
+        for number in range(self.runtime.rank, self.count, self.runtime.world_size):
+            x, y, *reference = self.batches.get((step * self.count + number) * self.size, self.size)
+            targets = int((y >= 0).sum()) if self.batches.masked else y.size
+            inputs = [to_device(part, self.runtime.device) for part in (x, y, *reference)]
+            micro_batches.append(MicroBatch(number, inputs, targets))
+        return micro_batches
+
+
+def to_device(array, device):
+    """A numpy array as a tensor on the device. A copy to a GPU is queued from pinned memory, so
+    that nothing waits for it."""
+    tensor = torch.from_numpy(array)
+    if device.startswith("cuda"):
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 # ---------------------------------------------------------------- state in whole tensors
@@ -166,7 +246,8 @@ def gather(model, optimizers, runtime):
 
 def scatter(model, optimizers, moments):
     """Load optimizer state, in whole tensors as gather returns it, into the optimizers of `model`,
-    sharded or not."""
+    sharded or not. What belongs to the data is left out."""
+    moments = {name: moments[name] for name in moments if not name.startswith(REFERENCE)}
     if not moments:  # saved before the first step
         return
     from torch.distributed.checkpoint.state_dict import (
@@ -180,6 +261,6 @@ def scatter(model, optimizers, moments):
         parameter, _, key = name.rpartition("/")
         state.setdefault(parameter, {})[key] = value
     groups = get_optimizer_state_dict(model, optimizers)["param_groups"]
-    whole_state = {"state": state, "param_groups": groups}
+    full_state = {"state": state, "param_groups": groups}
     options = StateDictOptions(full_state_dict=True)
-    set_optimizer_state_dict(model, optimizers, whole_state, options=options)
+    set_optimizer_state_dict(model, optimizers, full_state, options=options)

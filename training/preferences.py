@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from common.errors import UserError
+from parts import moe
 from tokens.pairs import Pairs, Preferences
 from training import parallel
-from training.feeder import to_device
 from weights.checkpoint import REFERENCE
 
 
@@ -52,6 +52,13 @@ class PreferenceLoss(torch.nn.Module):
         return torch.stack([loss, right, torch.where(real, margins, 0.0).sum()])
 
 
+def make_loss(model, config):
+    """The module that computes the loss of a TrainConfig's objective."""
+    if config.objective == "dpo":
+        return PreferenceLoss(model, config.dpo_beta)
+    return parallel.Loss(model)
+
+
 def check_objective(config, model, sources):
     """Raise UserError unless the objective, the datasets and the model go together."""
     dpo, name = config.objective == "dpo", config.dataset
@@ -60,49 +67,52 @@ def check_objective(config, model, sources):
             fix = "prepare lines with prompt, chosen and rejected"
             raise UserError(f"{name} holds no preferences", "objective=dpo", fix)
         raise UserError(f"{name} holds preferences", f"dataset={name}", "add --objective=dpo")
-    if dpo and getattr(model.config, "mlp", "") == "moe":
+    if dpo and moe.layers_of(model):
         what = "dpo does not balance the loads of experts"
-        raise UserError(what, "objective=dpo", "choose a model without mlp=moe")
+        raise UserError(what, "objective=dpo", "choose a model without experts")
 
 
 def set_references(run, stored):
     """Give each split its reference: what a checkpoint's tensors hold, or, at a new start, the
-    log-probabilities by the run's model. Raises UserError if they do not fit the data."""
-    for name, split in run.data.sources[0].splits.items():
-        if run.folder is None:
-            split.reference = computed(run, split, name)
+    log-probabilities by the run's model. Raises UserError if they do not fit the data. Other data
+    need none."""
+    if run.config.objective != "dpo":
+        return
+    for name, split in run.sources[0].splits.items():
+        if run.saved is None:
+            split.reference = compute_reference(run, split, name)
             continue
         known = stored.get(f"{REFERENCE}{name}")
         if known is None or len(known) != len(split.starts):
             what = "this checkpoint has no reference for these preferences"
             fix = f"start another run with --init_from={run.config.out_dir}"
-            raise UserError(what, run.folder, fix)
+            raise UserError(what, f"out_dir={run.config.out_dir}", fix)
         split.reference = known.numpy()
 
 
 @torch.no_grad()
-def computed(run, split, name):
+def compute_reference(run, split, name):
     """The reference of a split. The ranks divide the batches among them; a batch holds the same
     rows however many ranks there are."""
-    config, runtime, model = run.config, run.runtime, run.learner.model
-    found = torch.zeros(len(split.starts), device=runtime.device)
+    config, runtime, model = run.config, run.runtime, run.model
+    reference = torch.zeros(len(split.starts), device=runtime.device)
     batches = enumerate(Pairs.eval_batches(split, config.batch_size))
     bar = dict(unit=" rows", unit_scale=True, disable=None if runtime.main else True, leave=False)
 
     model.eval()
-    with tqdm(total=len(found), desc=f"reference, {name}", **bar) as progress:
+    with tqdm(total=len(reference), desc=f"reference, {name}", **bar) as progress:
         while group := list(islice(batches, runtime.world_size)):
-            mine = runtime.rank < len(group)  # with fsdp every rank has to run the model
-            number, (x, y) = group[runtime.rank if mine else 0]
-            x, y = (to_device(part, runtime.device) for part in (x, y))
+            has_batch = runtime.rank < len(group)  # with fsdp every rank has to run the model
+            number, (x, y) = group[runtime.rank if has_batch else 0]
+            x, y = (parallel.to_device(part, runtime.device) for part in (x, y))
             with runtime.autocast():
                 values = log_probabilities(model, x, y)
-            if mine:
-                place = found[number * config.batch_size :][: len(values)]
+            if has_batch:
+                place = reference[number * config.batch_size :][: len(values)]
                 place.copy_(values[: len(place)])
             progress.update(len(group) * config.batch_size)
     model.train()
-    return parallel.total(found, runtime).cpu().numpy().astype(np.float32)
+    return parallel.all_reduce_sum(reference, runtime).cpu().numpy().astype(np.float32)
 
 
 def references(sources):

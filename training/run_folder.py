@@ -1,5 +1,6 @@
-"""What a run keeps in its folder: lock, log.jsonl, loss.png; its status line."""
+"""What a run keeps in its folder, lock, log.jsonl and loss.png, and what it reports on the way."""
 
+import csv
 import errno
 import json
 import math
@@ -12,7 +13,7 @@ from tqdm import tqdm
 from common import files
 from common.errors import Failure, UserError, one_line
 from parts import moe
-from weights.checkpoint import steps
+from weights import checkpoint
 
 # These begin as nanoGPT's do, so that scripts that parse its logs can parse ours.
 REPORT = (
@@ -27,7 +28,7 @@ MEASURES = {  # key of an evaluation's row: how it is printed
     "val_reward_accuracy": "{:.1%} of the chosen answers preferred",
     "val_reward_margin": "by {:.3f}",
 }
-FILES = ("lock", "log.jsonl", "config.json", "latest", "best", "loss.png")
+DIVERGED = "diverged.json"  # in the folder of a run whose loss or gradient was not finite
 LISTS = ("val_blocks", "router_entropy", "expert_load")  # keys in log.jsonl whose value is one
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
 USED = "continue with --init_from=resume, start anew with --overwrite, or choose another --out_dir"
@@ -48,84 +49,40 @@ def duration(seconds):
     return f"{seconds / UNITS[unit]:.{digits}f} {unit}"
 
 
-def step_row(run, loss, norm, lr, seconds):
-    """The log row of the step that was just taken. `seconds` is the mean time of the steps since
-    the last reading."""
-    speed = run.step_tokens / seconds
-    return {
-        "step": run.step,
-        "loss": loss,
-        "lr": lr,
-        "grad_norm": norm,
-        "tokens": run.step * run.step_tokens,
-        "seconds": run.state["seconds"],
-        "milliseconds": seconds * 1000,
-        "tokens_per_second": speed,
-    } | moe.statistics(run.learner.model)
-
-
-def evaluation_lines(row):
-    """The printed form of an evaluation's row: one line, and one more for each of several
-    datasets."""
-    lines = [EVALUATION.format(**row) + measures_words(row)]
-    for name, loss in row.get("val_losses", {}).items():
-        bits = row["val_bits_per_byte"][name]
-        lines.append(f"  {name}: val loss {loss:.4f}, {bits:.4f} bits per byte")
-    return "\n".join(lines)
-
-
-def measures_words(row):
-    """What an evaluation's row holds beside the losses, as the end of a line."""
-    found = {key: row[key] for key in MEASURES if row.get(key) is not None}
-    return "".join(f", {MEASURES[key].format(value)}" for key, value in found.items())
-
-
 # ---------------------------------------------------------------- the folder and its lock
 
 
 def check_out_dir(out_dir, resuming=False, overwrite=False):
     """Raise UserError if a run cannot use out_dir: it is not writable, another process trains
     there, or it holds a run that is neither resumed nor moved aside. Nothing is written."""
-    check_place(out_dir)
-    out_dir = Path(out_dir)
-    if (out_dir / "lock").exists():
-        hold(out_dir).close()
-    if resuming or not steps(out_dir):
+    out_dir, where = Path(out_dir), f"out_dir={out_dir}"
+    parents = (out_dir.absolute(), *out_dir.absolute().parents)
+    nearest = next(folder for folder in parents if os.path.exists(folder))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError("cannot write here", where, "choose another --out_dir")
+    if os.path.exists(out_dir / "lock"):  # False for a name that is too long
+        lock_run(out_dir).close()
+    if resuming or not checkpoint.steps(out_dir):
         return
     if not overwrite:
-        raise UserError("there is a run here already", f"out_dir={out_dir}", USED)
+        raise UserError("there is a run here already", where, USED)
     if Path.cwd().is_relative_to(out_dir.resolve()):
         what = "this command runs inside the folder that --overwrite moves aside"
-        raise UserError(what, f"out_dir={out_dir}", "start it from outside that folder")
+        raise UserError(what, where, "start it from outside that folder")
 
 
-def check_place(out_dir):
-    """Raise UserError if no run folder can be at this path, or if a file of a run is a folder."""
-    path, where = Path(out_dir).absolute(), f"out_dir={out_dir}"
-    fix = "choose another --out_dir"
-    nearest = next(parent for parent in (path, *path.parents) if os.path.exists(parent))
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise UserError("cannot write here", where, fix)
-
-    longest = os.pathconf(nearest, "PC_NAME_MAX")  # bytes
-    for part in path.relative_to(nearest).parts:
-        if "\0" in part:
-            raise UserError("a name with a null character", f"out_dir={str(out_dir)!r}", fix)
-        if len(part.encode("utf-8", "surrogatepass")) > longest:
-            raise UserError(f"a name of more than {longest} bytes", where, fix)
-
-    for name in FILES:
-        if (path / name).is_dir():
-            fix = f"move it out of the way, or {fix}"
-            raise UserError("a folder where a run keeps a file", path / name, fix)
-
-
-def hold(out_dir):
-    """Take the lock of a run folder and return its open file. The lock is released when the file is
-    closed or the process ends. Raises UserError if another process holds it."""
+def lock_run(out_dir, sign=False):
+    """Take the lock of a run folder and return its open file, into which the process id is written
+    with `sign`. The lock is released when the file is closed or the process ends. Raises UserError
+    if another process holds it."""
     path = Path(out_dir) / "lock"
     try:
-        return files.lock(path)
+        lock = files.lock(path)
+        if sign:
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+        return lock
     except BlockingIOError:
         process = path.read_text(errors="replace").strip() or "?"
         fix = "wait for it, or choose another --out_dir"
@@ -135,22 +92,14 @@ def hold(out_dir):
         raise UserError(what, path, "choose another --out_dir") from None
 
 
-def sign(held):
-    """Write the process id into a lock file that this process holds; returns the file."""
-    held.truncate(0)
-    held.write(str(os.getpid()))
-    held.flush()
-    return held
-
-
 def open_out_dir(out_dir, resuming=False, overwrite=False):
     """Prepare a run folder and return its lock. An old run in it is resumed or moved aside."""
     out_dir = Path(out_dir)
     check_out_dir(out_dir, resuming, overwrite)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        held = hold(out_dir)
-        if steps(out_dir) and not resuming:
+        lock = lock_run(out_dir, sign=True)
+        if checkpoint.steps(out_dir) and not resuming:
             aside = next_free(out_dir)
             out_dir.rename(aside)
             print(f"the run that was in {out_dir} is now in {aside}")
@@ -159,28 +108,58 @@ def open_out_dir(out_dir, resuming=False, overwrite=False):
         what = f"cannot write here: {error.strerror}"
         raise UserError(what, f"out_dir={out_dir}", "choose another --out_dir") from None
 
-    for name in FILES:
+    for name in ("log.jsonl", "config.json", "latest", "best", "loss.png"):
         for leftover in files.leftovers(out_dir / name):
             files.remove(leftover)
-    return sign(held)
+    return lock
 
 
-def next_free(out_dir):
+def next_free(folder):
     """The first of NAME.old1, NAME.old2, ... that does not exist."""
     number = 1
-    while os.path.lexists(out_dir.with_name(f"{out_dir.name}.old{number}")):
+    while os.path.lexists(path := folder.with_name(f"{folder.name}.old{number}")):
         number += 1
-    return out_dir.with_name(f"{out_dir.name}.old{number}")
+    return path
 
 
-# ---------------------------------------------------------------- the log
+# ---------------------------------------------------------------- the rows of the log
+
+
+def step_row(run, loss, norm, lr, seconds):
+    """The log row of the step that was just taken. `seconds` is the mean time of the steps since
+    the last reading."""
+    return {
+        "step": run.step,
+        "loss": loss,
+        "lr": lr,
+        "grad_norm": norm,
+        "tokens": run.step * run.step_tokens,
+        "seconds": run.state["seconds"],
+        "milliseconds": seconds * 1000,
+        "tokens_per_second": run.step_tokens / seconds,
+    } | moe.statistics(run.model)
+
+
+def evaluation_lines(row):
+    """The printed form of an evaluation's row: one line, and one more for each of several
+    datasets."""
+    lines, bits = [EVALUATION.format(**row) + measures_text(row)], row.get("val_bits_per_byte")
+    for name, loss in row.get("val_losses", {}).items():
+        lines.append(f"  {name}: val loss {loss:.4f}, {bits[name]:.4f} bits per byte")
+    return "\n".join(lines)
+
+
+def measures_text(row):
+    """What an evaluation's row holds beside the losses, as the end of a line."""
+    present = {key: row[key] for key in MEASURES if row.get(key) is not None}
+    return "".join(f", {MEASURES[key].format(value)}" for key, value in present.items())
 
 
 def read_rows(path, valid=lambda row: True):
     """The rows of a JSONL file, none if it does not exist. Lines that are not JSON objects, or not
     `valid`, are skipped with one warning; a last line that a crash cut short, without a warning."""
     try:
-        *lines, last = Path(path).read_bytes().split(b"\n")
+        lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -188,14 +167,14 @@ def read_rows(path, valid=lambda row: True):
         raise UserError(what, path, "make it readable, or move it away") from None
 
     rows, skipped = [], []
-    for number, line in enumerate([*lines, last], 1):
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict) and valid(row):
             rows.append(row)
-        elif line.strip() and number <= len(lines):
+        elif line.strip() and number < len(lines):
             skipped.append(str(number))
     if skipped:
         shown = ", ".join(skipped[:3]) + (", ..." if len(skipped) > 3 else "")
@@ -207,14 +186,13 @@ def read_log(path, last_step=None):
     """The rows of a log.jsonl, up to a step if one is given."""
 
     def valid(row):
-        blocks = row.get("val_blocks", [])
-        lists = [row.get(key, []) for key in LISTS]
-        numbers = [value for key, value in row.items() if key not in LISTS]
-        if type(row.get("step")) is not int or not all(isinstance(each, list) for each in lists):
-            return False
-        return not any(isinstance(value, str | list) for value in [*numbers, *blocks])
+        good = all(isinstance(row[key], list) == (key in LISTS) for key in row)
+        return type(row.get("step")) is int and good and str not in map(type, row.values())
 
     return [row for row in read_rows(path, valid) if last_step is None or row["step"] <= last_step]
+
+
+# ---------------------------------------------------------------- the curves
 
 
 def curves(rows, title):
@@ -236,7 +214,6 @@ def curves(rows, title):
     axes.set(xlabel=f"steps{unit}", ylabel="loss (nats per token)", title=title)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-
     name_lines(axes, ends)
     return figure
 
@@ -261,8 +238,7 @@ def name_lines(axes, ends):
 
 
 def draw(rows, path):
-    """Draw the loss curves of some rows as a PNG; returns whether that worked. A failure prints a
-    warning and never stops a run."""
+    """Draw the loss curves of some rows as a PNG; returns whether that worked, or warns."""
     try:
         curves(rows, Path(path).resolve().parent.name).savefig(path, dpi=110)
         return True
@@ -271,29 +247,105 @@ def draw(rows, path):
         return False
 
 
-class RunLog:
-    """The log of a run in out_dir that continues after `step`, or starts if it is None. Rows of
-    later steps, which a killed run logged but did not save, are dropped."""
+# ---------------------------------------------------------------- where else the log goes
+# A logger is started by start(config, state, rows), where config holds the saved settings and rows
+# those of the run so far. It returns (write(row), close()).
 
-    def __init__(self, out_dir, step, max_iters, peak_speed=math.inf):
-        path = Path(out_dir) / "log.jsonl"
-        self.picture = Path(out_dir) / "loss.png"
+
+def start_tensorboard(config, state, rows):
+    """TensorBoard's files in out_dir/tensorboard. Rows of steps that were not saved are purged."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    begin = state["step"] + 1 if state.get("step") else 0
+    writer = SummaryWriter(Path(config["out_dir"]) / "tensorboard", purge_step=begin)
+
+    def write(row):
+        for key, value in row.items():
+            if isinstance(value, dict):
+                writer.add_scalars(key, value, row["step"])
+            elif key != "step" and value is not None:
+                writer.add_scalar(key, value, row["step"])
+
+    return write, writer.close
+
+
+def start_wandb(config, state, rows):
+    """Weights & Biases, in WANDB_PROJECT of the environment. The id is stored in `state`, so that a
+    resumed run continues the same charts."""
+    import wandb
+
+    project = os.environ.get("WANDB_PROJECT", "transformer-parts")
+    names = {"project": project, "name": os.environ.get("WANDB_NAME", config["out_dir"])}
+    charts = wandb.init(**names, config=config, id=state.get("wandb_id"), resume="allow")
+    state["wandb_id"] = charts.id
+    return lambda row: charts.log(row, step=row["step"]), lambda: None  # it ends with the process
+
+
+def start_csv(config, state, rows):
+    """out_dir/log.csv: a line for each logged step and each evaluation."""
+    columns = "step loss train_loss val_loss bits_per_byte lr grad_norm tokens seconds milliseconds"
+    path = Path(config["out_dir"]) / "log.csv"
+    file = open(path, "w", newline="", encoding="utf-8", buffering=1)  # noqa: SIM115
+    columns = [*columns.split(), "tokens_per_second", "mfu"]
+    writer = csv.DictWriter(file, columns, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
+    return writer.writerow, file.close
+
+
+LOGGERS = {"none": None, "tensorboard": start_tensorboard, "wandb": start_wandb, "csv": start_csv}
+
+
+class Logger:
+    """A logger of LOGGERS that has started, or has failed to. Its first failure prints a warning;
+    rows that it loses are in log.jsonl."""
+
+    def __init__(self, name, *settings):
+        self.name, self.warned = name, False
+        what = "does not start, the run continues without it"
+        self.write, self.end = self.attempt(what, LOGGERS[name], *settings) or (None, None)
+
+    def attempt(self, what, work, *arguments):
+        try:
+            return work(*arguments)
+        except Exception as error:  # of any kind: it comes from a library of others
+            if not self.warned:
+                print(f"warning: {self.name} {what}: {one_line(error)}", file=sys.stderr)
+            self.warned = True
+
+    def log(self, row):
+        if self.write:
+            self.attempt("loses rows, log.jsonl has them", self.write, row)
+
+    def close(self):
+        if self.end:
+            self.attempt("does not close", self.end)
+
+
+# ---------------------------------------------------------------- the log
+
+
+class RunLog:
+    """The log of a Run: log.jsonl, loss.png, the loggers asked for, and a bar or lines on stdout.
+    Rows of later steps, which a killed run logged but did not save, are dropped."""
+
+    def __init__(self, run, peak_speed=None):
+        out_dir = Path(run.config.out_dir)
+        files.write(out_dir / "config.json", json.dumps(run.saved_config, indent=1))
+        files.remove(out_dir / DIVERGED)
+        path, self.picture = out_dir / "log.jsonl", out_dir / "loss.png"
         self.drawing = True  # False after the first failure: one warning is enough
-        self.rows = [] if step is None else read_log(path, step)
+        self.rows = [] if run.saved is None else read_log(path, run.step)
         files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open until close())
-        self.loggers = []  # those of training/loggers.py
-        self.peak_speed = peak_speed  # tokens/s
+        names = dict.fromkeys(run.config.log.split(","))  # each once
+        settings = (run.saved_config, run.state, self.rows)
+        self.loggers = [Logger(name, *settings) for name in names if name != "none"]
+        self.peak_speed = peak_speed  # tokens/s at an MFU of 1, None if it is not known
         self.broken = False  # whether nothing reads our output any more, as in `| head`
-        self.bar = tqdm(
-            total=max_iters,
-            initial=step or 0,
-            unit="step",
-            disable=not sys.stdout.isatty(),
-            dynamic_ncols=True,
-            bar_format=STEPPING,
-            file=sys.stdout,
-        )
+        look = dict(unit="step", dynamic_ncols=True, bar_format=STEPPING, file=sys.stdout)
+        look |= dict(disable=not sys.stdout.isatty())
+        self.bar = tqdm(total=run.config.max_iters, initial=run.step, **look)
         self.phases = set()  # those that were printed
 
     def keep(self, row):
@@ -313,13 +365,19 @@ class RunLog:
         for logger in self.loggers:
             logger.log({key: row[key] for key in row if key not in LISTS})
 
+    def advance(self):
+        """Note that a step was taken."""
+        self.bar.update()
+
     def report(self, row):
         """Log the row of a step; show it on the bar or, without a terminal, as a line."""
-        row = row | {"mfu": row["tokens_per_second"] / self.peak_speed}
+        utilisation = ""
+        if self.peak_speed:
+            row = row | {"mfu": row["tokens_per_second"] / self.peak_speed}
+            utilisation = f", MFU {row['mfu']:.1%}"
         self.keep(row)
-        words = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s"
-        utilisation = f", MFU {row['mfu']:.1%}"
-        self.bar.set_postfix_str(words + utilisation, refresh=False)
+        speed = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tok/s"
+        self.bar.set_postfix_str(speed + utilisation, refresh=False)
         if self.bar.disable:
             seconds = (self.bar.total - row["step"]) * row["milliseconds"] / 1000
             left = f", {duration(seconds)} left" if seconds else ""
@@ -353,3 +411,10 @@ class RunLog:
         self.file.close()
         for logger in self.loggers:
             logger.close()
+
+
+class NoLog:
+    """The log of the ranks other than 0: it keeps nothing."""
+
+    broken, rows = False, ()
+    advance = report = evaluation = phase = close = lambda self, *arguments: None

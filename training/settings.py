@@ -4,7 +4,7 @@ command line, the config files it names and, when resuming, the checkpoint.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -23,10 +23,11 @@ from common.configurator import (
 )
 from common.errors import UserError, speaks
 from common.runtime import find_device, memory_of
-from parts.architectures import ARCH, FORMER, configure
+from parts import costs
+from parts.architectures import ARCH, FORMER, configure, idle
 from parts.variant import VariantConfig
-from training.loggers import LOGGERS
 from training.optim import OPTIMIZER, SCHEDULE
+from training.run_folder import LOGGERS
 from weights import checkpoint
 
 DTYPE = ("auto", "float32", "bfloat16", "float16")
@@ -42,50 +43,46 @@ class TrainConfig:
     model: Literal["gpt2", "llama"] = "gpt2"  # the readable model, or the base of a variant
     arch: Literal[*ARCH] | None = None  # a named architecture: fills all slots
     match: Literal["none", "params", "flops"] = "none"  # the cost that MLP width keeps equal
+    init_from: str = "scratch"  # or resume, a run, gpt2[-medium|-large|-xl], HF folder or name
     # files
     out_dir: str = "out"
+    overwrite: bool = False  # start anew in a used out_dir; the old run is moved aside
     data_dir: str = "data"
     dataset: str = "openwebtext"  # a folder in data_dir; a,b,c are mixed
     data_weights: str | None = None  # shares of the samples, such as 0.7,0.3; None: by data_alpha
     data_alpha: NonNegativeFloat = 1.0  # shares as (training tokens)^alpha: 0 = equal shares
-    init_from: str = "scratch"  # or resume, a run, gpt2[-medium|-large|-xl], HF folder/name
-    overwrite: bool = False  # start anew in a used out_dir; the old run is moved aside
     allow_data_change: bool = False  # resume although the data have changed
+    # the batch
+    batch_size: PositiveInt = 12  # sequences in one forward pass
+    gradient_accumulation_steps: PositiveInt = 1  # forward passes per step, over all ranks
+    seed: NonNegativeInt = 1337
+    data_seed: NonNegativeInt | None = None  # of the order of the batches; None: seed
+    # the optimizer and its schedule
+    max_iters: NonNegativeInt = 600000  # steps
+    learning_rate: PositiveFloat = 6e-4
+    optimizer: Literal[*OPTIMIZER] = "adamw"  # muon: of the blocks' matrices; AdamW for the rest
+    schedule: Literal[*SCHEDULE] = "cosine"
+    warmup_iters: NonNegativeInt = 2000
+    lr_decay_iters: NonNegativeInt | None = None  # step that reaches min_lr; None: max_iters
+    min_lr: NonNegativeFloat | None = None  # end of the schedule; None: a tenth of learning_rate
+    weight_decay: NonNegativeFloat = 0.1
+    beta1: Fraction = 0.9  # of the gradients' mean; Muon's momentum
+    beta2: Fraction = 0.95
+    grad_clip: NonNegativeFloat = 1.0  # largest gradient norm; 0 = no clipping
+    # rare: the objective
+    objective: Literal["next_token", "dpo"] = "next_token"  # dpo: of two answers the chosen one
+    dpo_beta: PositiveFloat = 0.1  # of dpo: holds the model near the one it starts from
     # evaluation and reports
     eval_interval: PositiveInt = 2000  # steps between evaluations; each saves a checkpoint
     eval_tokens: NonNegativeInt = 0  # validation tokens to score of each dataset; 0 = all
+    log_interval: PositiveInt = 10  # steps between reports
+    log: Words(LOGGERS, several=True) = "none"  # besides log.jsonl; a,b for several
+    # instead of training
     eval_only: bool = False  # evaluate once and stop
     split: Literal["train", "val", "test"] = "val"  # what eval_only scores
     dry_run: bool = False  # print what the run would cost, and stop
     doctor: bool = False  # check device, disk, data, model and optimizer, and stop
     check: bool | Literal["record"] = False  # compare with the golden curve, and stop
-    log_interval: PositiveInt = 10  # steps between reports
-    log: Words(LOGGERS, several=True) = "none"  # besides log.jsonl; a,b for several
-    wandb_log: bool = False  # the same as log=wandb
-    wandb_project: str = "transformer-parts"
-    wandb_run_name: str | None = None  # None: out_dir
-    # the batch
-    batch_size: PositiveInt = 12  # sequences in one forward pass
-    gradient_accumulation_steps: PositiveInt = 1  # forward passes per step, over all ranks
-    # rare: the objective
-    objective: Literal["next_token", "dpo"] = "next_token"  # dpo: of two answers the chosen one
-    dpo_beta: PositiveFloat = 0.1  # of dpo: holds the model near the one it starts from
-    # the optimizer and its schedule
-    optimizer: Literal[*OPTIMIZER] = (
-        "adamw"  # muon: Muon for the blocks' matrices, AdamW for the rest
-    )
-    schedule: Literal[*SCHEDULE] = "cosine"
-    learning_rate: PositiveFloat = 6e-4
-    max_iters: NonNegativeInt = 600000  # steps
-    weight_decay: NonNegativeFloat = 0.1
-    beta1: Fraction = 0.9  # of the gradients' mean; Muon's momentum
-    beta2: Fraction = 0.95
-    grad_clip: NonNegativeFloat = 1.0  # largest gradient norm; 0 = no clipping
-    warmup_iters: NonNegativeInt = 2000
-    lr_decay_iters: NonNegativeInt | None = None  # step that reaches min_lr; None: max_iters
-    min_lr: NonNegativeFloat | None = None  # end of the schedule; None: a tenth of learning_rate
-    seed: NonNegativeInt = 1337
-    data_seed: NonNegativeInt | None = None  # of the order of the batches; None: seed
     # the machine
     device: str = "auto"  # cpu, cuda, cuda:N, mps
     dtype: Literal[*DTYPE] = "auto"  # float16: the loss is scaled, so that small gradients survive
@@ -180,41 +177,17 @@ class TrainConfig:
 
 # Keys that determine the losses of a run, besides the data, the model and the machine.
 COURSE = (
-    "objective",
-    "dpo_beta",
-    "optimizer",
-    "schedule",
-    "learning_rate",
-    "min_lr",
-    "warmup_iters",
-    "lr_decay_iters",
-    "max_iters",
-    "batch_size",
-    "gradient_accumulation_steps",
-    "weight_decay",
-    "beta1",
-    "beta2",
-    "grad_clip",
-    "seed",
-    "data_seed",
-    "data_weights",
-    "data_alpha",
-    "dtype",
+    *("objective", "dpo_beta", "optimizer", "schedule", "learning_rate", "min_lr", "warmup_iters"),
+    *("lr_decay_iters", "max_iters", "batch_size", "gradient_accumulation_steps", "weight_decay"),
+    *("beta1", "beta2", "grad_clip", "seed", "data_seed", "data_weights", "data_alpha", "dtype"),
 )
 # Keys whose `auto` is resolved when a run starts. The choice is stored and kept on resuming.
 RESOLVED = ("device", "dtype", "compile")
 # Keys that apply to one start only: resuming does not take them from the checkpoint. (out_dir is
 # one because the folder may have been moved.)
 ONE_START = (
-    "versions",
-    "overwrite",
-    "eval_only",
-    "split",
-    "dry_run",
-    "doctor",
-    "check",
-    "out_dir",
-    "allow_data_change",
+    *("versions", "overwrite", "eval_only", "split", "dry_run", "doctor", "check"),
+    *("out_dir", "allow_data_change"),
 )
 # Keys of nanoGPT and of earlier versions that have another name here.
 RENAMED = {
@@ -222,6 +195,9 @@ RENAMED = {
     "always_save_checkpoint": "every evaluation saves; `latest` and `best` in out_dir name steps",
     "backend": "leave it out: nccl on CUDA, gloo elsewhere",
     "decay_lr": "use --schedule=constant",
+    "wandb_log": "use --log=wandb",
+    "wandb_project": "set WANDB_PROJECT in the environment",
+    "wandb_run_name": "leave it out: out_dir names the charts, or WANDB_NAME in the environment",
 } | {key: f"use --attn_extra={'|'.join(words.values())}" for key, words in FORMER.items()}
 
 
@@ -230,8 +206,8 @@ class Settings(NamedTuple):
 
     config: TrainConfig
     model: dict  # {key: value}: `model`, `arch` and the model's keys that were given or stored
-    folder: Path | None = None  # the checkpoint that the run resumes from
-    state: dict | None = None  # its state besides tensors: step, best loss, ...
+    folder: Path | None = None  # the checkpoint that holds the first weights: this run's, another's
+    state: dict | None = None  # of a resumed run: its state besides tensors: step, best loss, ...
 
 
 def read_config(argv, usage):
@@ -242,20 +218,40 @@ def read_config(argv, usage):
         fix = "write --key=value, or name a config file that ends in .py"
         raise UserError(f"cannot read {words[0]}", "command line", fix)
 
-    folder, state, resuming = None, None, values.get("init_from") == "resume"
-    if not resuming or "warmup_iters" in values:  # a checkpoint's own warm-up is right for it
+    folder, state, init_from = None, None, values.get("init_from", "scratch")
+    if init_from != "resume" or "warmup_iters" in values:  # a checkpoint's own warm-up is right
         values = shorten_warmup(values, argv)
-    if resuming:
+    if init_from == "resume":
         folder = checkpoint.find(values.get("out_dir", TrainConfig.out_dir))
         state, stored, _ = checkpoint.read(folder)
         values = resume_values(stored, values, folder)
+    elif init_from != "scratch" and checkpoint.steps(init_from):
+        folder = checkpoint.find(init_from)
+        _, stored, _ = checkpoint.read(folder)
+        values = with_model_of(stored["model"], model_values(stored), values)
 
     config = build(TrainConfig, values)
-    others = keys(TrainConfig).keys() - {"model", "arch"}
-    model = {key: value for key, value in values.items() if key not in others}
-    if config.init_from in ("scratch", "resume"):
+    model = model_values(values)
+    if folder is not None or init_from == "scratch":
         check_model(model)
     return Settings(config, model, folder, state)
+
+
+def model_values(values):
+    """Those of the values of a run that are of its model."""
+    others = (keys(TrainConfig).keys() | {*ONE_START, *RENAMED}) - {"model", "arch"}
+    return {key: value for key, value in values.items() if key not in others}
+
+
+def with_model_of(word, model, values):
+    """The values of a run that starts from weights of a model `word` with the values `model`.
+    Raises UserError if the model given is another one."""
+    if values.get("model", word) != word:
+        fix = f"leave model={values['model']} out"
+        raise UserError(
+            f"these are weights of a {word} model", f"init_from={values['init_from']}", fix
+        )
+    return model | values | {"model": word}
 
 
 def shorten_warmup(values, argv):
@@ -300,6 +296,7 @@ def check_model(values):
 def resume_values(stored, given, folder):
     """The values of a resumed run: those stored in its checkpoint, overridden by those given now.
     Raises UserError if they change the architecture; warns if they change the losses."""
+    stored = {key: value for key, value in stored.items() if key not in RENAMED}
     # `auto` given again is not a new choice.
     given = {k: v for k, v in given.items() if not (k in RESOLVED and v == "auto")}
     now = keep_device(stored, given) | one_rule_of_shares(given) | given
@@ -347,3 +344,76 @@ def one_rule_of_shares(given):
     if "data_alpha" in given and "data_weights" not in given:
         return {"data_weights": None}
     return {}
+
+
+def first_state(given, fingerprint):
+    """The state that a run starts from: that of the checkpoint, or a new one. Raises UserError if
+    the checkpoint was trained on other data."""
+    state, changed = given.state, False
+    if state is None:
+        state = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0}
+    else:
+        changed = state["data"] != fingerprint
+    if changed and not given.config.allow_data_change:
+        raise UserError(
+            f"the data in {given.config.dataset} are not those this run began with",
+            given.folder,
+            "prepare the same text again, train in another out_dir, or give --allow_data_change",
+        )
+    if changed:  # losses on the old data cannot be compared with new ones
+        state |= dict.fromkeys(("best_val_loss", "best_bits_per_byte", "best_step", "evaluated"))
+        state["samples"] = {}
+    state["data"] = fingerprint
+    return state
+
+
+# ---------------------------------------------------------------- the model's configuration
+
+
+def import_weights(given, hf, tokenizer):
+    """(Settings with the model's values, {name: tensor}) of pretrained weights. Sets config.model.
+    Raises UserError if another model is asked for, or if the data have another tokenizer."""
+    config = given.config
+    word, imported, weights = hf.load_pretrained(config.init_from)
+    model = with_model_of(word, imported, given.model | {"init_from": config.init_from})
+    model = model_values(model)
+    check_model(model)
+    if hf.same_tokens(config.init_from, tokenizer) is False:
+        what = f"{config.dataset} was not prepared with the tokenizer of these weights"
+        fix = f"python prepare.py NAME --input=TEXTFILE --tokenizer={config.init_from}"
+        raise UserError(what, f"dataset={config.dataset}", fix)
+    config.model = word
+    return given._replace(model=model), weights
+
+
+def model_config(given, vocab_size):
+    """The configuration of a new model for data with this vocabulary. With `match`, a variant gets
+    the MLP width at which it costs as much as its base."""
+    config, values = given.config, {"vocab_size": vocab_size} | given.model
+    check_vocabulary(values["vocab_size"], vocab_size, config)
+    made = configure({"model": config.model} | values)
+    if not isinstance(made, VariantConfig):
+        return made
+    unused = [key for key in idle(asdict(made)) if key in values]
+    if unused:
+        print(f"note: {', '.join(unused)} has no effect on the parts chosen")
+    if config.match == "none":
+        return made
+
+    shared = ("block_size", "n_layer", "n_head", "n_embd", "multiple_of", "vocab_size")
+    sizes = {key: values[key] for key in shared if key in values}
+    base = configure(sizes | {"model": config.model, "arch": config.model})
+    try:
+        width, residual = costs.match(made, base, config.match)
+    except ValueError as error:
+        raise UserError(str(error), f"match={config.match}", "leave match out") from None
+    print(f"match {config.match}: mlp_width {width}, {residual:+.2f} % beside {config.model}")
+    return replace(made, mlp_width=width)
+
+
+def check_vocabulary(known, needed, config):
+    """Raise UserError if a model with `known` tokens cannot read data with `needed`."""
+    if known < needed:
+        what = f"the model's vocab_size={known} is below the data's {needed}"
+        fix = "prepare the text with the model's tokenizer, or leave vocab_size out"
+        raise UserError(what, f"dataset={config.dataset}", fix)

@@ -18,14 +18,14 @@ from parts.architectures import ARCH, configure, idle
 from parts.variant import Variant, VariantConfig
 from tokens.batches import Text
 from tokens.mixture import mixed_fingerprint, open_sources
+from training.parallel import check_layout
 from training.settings import RENAMED, TrainConfig, read_config
-from training.start import check_start
 
 # Keys that are the same for all arms.
 SHARED = (
     *("dataset", "data_weights", "data_alpha", "data_dir", "eval_tokens", "eval_interval"),
     *("vocab_size", "device", "dtype", "compile", "parallel"),
-    *("log_interval", "log", "wandb_log", "wandb_project", "out_dir", "match", "model"),
+    *("log_interval", "log", "out_dir", "match", "model"),
 )
 TRAINING_ONLY = {"dropout", "block_size"}  # keys of the model that only training depends on
 
@@ -51,7 +51,7 @@ def check_arm(arm, base):
         values = arm.values | {"device": "cpu"}  # the machine that plans may lack the device
         argv = [f"--{key}={value}" for key, value in values.items()]
         settings = read_config([*argv, "--seed=0", "--out_dir=out", "--dry_run"], "")
-        check_start(settings, Runtime("cpu", "float32", 0, 1, []))
+        check_layout(settings.config, Runtime("cpu", "float32", 0, 1, []))
         configure(arm.values)
     except UserError as error:
         error.args = (f"arm {arm.name}: {error}",)

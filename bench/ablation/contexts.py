@@ -113,9 +113,9 @@ def measure_trained(job, device=None):
     val_tokens = load_split(folder, "val", block_size)
     measured["extrapolation"] = extrapolation(model, val_tokens, runtime)
     if "test" in load_meta(folder)["splits"]:
-        learner = SimpleNamespace(model=model, net=parallel.Loss(model))
         config = SimpleNamespace(batch_size=job.values["batch_size"])
-        run = SimpleNamespace(learner=learner, runtime=runtime, config=config)
+        net = parallel.Loss(model)
+        run = SimpleNamespace(model=model, net=net, runtime=runtime, config=config)
         measured["test_loss"] = mean_loss(
             train.evaluate(run, open_split(folder, "test", block_size), 0)
         )

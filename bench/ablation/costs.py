@@ -20,7 +20,6 @@ from common.runtime import set_up
 from parts import costs
 from training.dry_run import kept_bytes
 from training.settings import read_config
-from training.start import make_run
 
 WARM_UP = 3  # steps that are not timed; the first one compiles
 ROUNDS = 50  # of all arms in turn; fewer if they take long
@@ -96,8 +95,7 @@ def start_run(values):
     settings = read_config([*argv, "--dry_run"], "")
     runtime = set_up(settings.config.device, settings.config.dtype)
     with contextlib.redirect_stdout(io.StringIO()):
-        metas, tokenizer = train.find_data(settings.config, runtime)
-        return make_run(settings, metas, tokenizer, runtime)
+        return train.make_run(settings, runtime)
 
 
 class Probe:
@@ -117,8 +115,8 @@ class Probe:
             return
         # What training holds at the end of a forward pass: four numbers per parameter (weight,
         # gradient, two moments), and each tensor that the backward pass will read.
-        weights = sum(p.nbytes for p in self.run.learner.model.parameters())
-        self.memory_bytes = 4 * weights + kept_bytes(self.run, self.run.learner.net)
+        weights = sum(p.nbytes for p in self.run.model.parameters())
+        self.memory_bytes = 4 * weights + kept_bytes(self.run, self.run.net)
 
     def synchronize(self):
         if self.cuda:
@@ -133,9 +131,9 @@ class Probe:
 
     def decode(self):
         """Times of single tokens after a prompt of half the context, batch 1, with a cache."""
-        model, runtime, times = self.run.learner.model, self.run.runtime, []
+        model, runtime, times = self.run.model, self.run.runtime, []
         half = max(1, model.config.block_size // 2)
-        x, _ = self.run.data.batches.get(0, 1)
+        x, _ = self.run.batches.get(0, 1)
         prompt = torch.from_numpy(x[:, :half]).to(runtime.device)  # (1, block_size // 2)
         model.eval()
         with runtime.autocast():

@@ -25,10 +25,10 @@ BEGIN = {"train", "make_run"}  # the functions of train.py that a run consists o
 SILENT = (
     *("bench", "prepare", "sample", "sampling", "weights"),
     *("common.configurator", "common.errors", "common.files"),
-    *("training.check", "training.doctor", "training.dry_run", "training.last_words"),
-    *("training.loggers", "training.run_folder", "training.settings"),
+    *("training.check", "training.doctor", "training.dry_run", "training.report"),
+    *("training.run_folder", "training.settings"),
 )
-PATHS = ("out_dir", "data_dir", "dataset", "device", "wandb_project", "wandb_run_name")
+PATHS = ("out_dir", "data_dir", "dataset", "device")
 
 
 def digest(content):

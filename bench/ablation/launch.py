@@ -27,8 +27,7 @@ from bench.ablation.identity import digest
 from common import files
 from common.errors import UserError, one_line
 from common.files import ROOT
-from training.failures import DIVERGED
-from training.run_folder import hold, next_free, read_log
+from training.run_folder import DIVERGED, lock_run, next_free, read_log
 from weights import checkpoint
 
 TRAINER = str(ROOT / "train.py")
@@ -127,7 +126,7 @@ def is_locked(job):
     """Whether another process trains in the run's folder: one that a killed driver left behind."""
     try:
         if Path(job.out_dir, "lock").exists():
-            hold(Path(job.out_dir)).close()
+            lock_run(Path(job.out_dir)).close()
     except UserError:
         return True
     return False

@@ -22,7 +22,7 @@ from common.errors import Failure, UserError
 from common.runtime import Runtime, choose_dtype, find_device, seed_for, versions
 from parts import costs
 from parts.variant import VariantConfig
-from training.run_folder import hold, read_rows, sign
+from training.run_folder import lock_run, read_rows
 from training.settings import TrainConfig
 
 TUNING_SEED = 1000  # first seed of the runs that choose a learning rate; reported seeds start at 0
@@ -32,7 +32,7 @@ LOOKS = (1, 2, 4)  # multiples of `seeds` after which a sweep with a budget choo
 # Keys that change no result and are left out of a configuration's hash.
 NOT_HASHED = (
     *OWNED,
-    *("out_dir", "data_dir", "log_interval", "log", "wandb_log", "wandb_project", "match"),
+    *("out_dir", "data_dir", "log_interval", "log", "match"),
     *("objective", "dpo_beta"),  # a sweep trains from scratch, so it never learns preferences
 )
 OFF = (None, False, 0, "", "none")
@@ -54,7 +54,7 @@ class Sweep:
         self.facts = versions()
         self.stored = self.stored_plan()
         if (self.out / "lock").exists():
-            hold(self.out).close()
+            lock_run(self.out).close()
         arms = enumerate_arms(self.config, self.base) + curve_arms(self.config, self.base)
         self.arms = {arm.name: arm for arm in arms}
         with doing("checking the arms") as show:
@@ -303,7 +303,7 @@ class Sweep:
         except OSError as error:
             what = f"cannot write here: {error.strerror}"
             raise UserError(what, f"out_dir={self.out}", "choose another --out_dir") from None
-        self.lock = sign(hold(self.out))
+        self.lock = lock_run(self.out, sign=True)
         for row in new_costs:
             files.append(self.out / "costs.jsonl", row)
         self.describe()

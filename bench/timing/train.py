@@ -7,7 +7,7 @@ Time a training step of our models and of other libraries' models that have the 
 A step is forward, backward, clipping at 1.0 and fused AdamW, always on the same batch. Every
 model has dropout 0 and otherwise its own defaults (so transformers' GPT-2 has biases, and the
 others have none). The sides take steps in turn, eager and compiled. MFU: the model's FLOPs per
-second over the device's peak (training/peak.py).
+second over the device's peak (training/report.py).
 """
 
 import itertools
@@ -25,7 +25,7 @@ from bench.timing.side import Side, our_model
 from common.configurator import PositiveInt
 from parts.architectures import configure
 from parts.costs import training_flops_per_token
-from training.peak import peak_flops
+from training.report import peak_flops
 
 FIELDS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size", "multiple_of")
 SHAPES = {
@@ -119,7 +119,8 @@ def side_rows(times, memory, sides, c, peak):
         size = sum(p.numel() for p in sides[name].model.parameters()) / 1e6
         corner = costs_config("llama" if "LLaMA" in name else "gpt2", c)
         flops = training_flops_per_token(corner, c.block_size) * tokens / median
-        value = f"{1000 * median:.1f} ms, {tokens / median:,.0f} tokens/s, MFU {flops / peak:.1%}"
+        value = f"{1000 * median:.1f} ms, {tokens / median:,.0f} tokens/s"
+        value += f", MFU {flops / peak:.1%}" if peak else ""
         if memory:
             value += f", {memory[name, mode] / 1e9:.1f} GB"
         rows.append(row(f"{name}, {size:.2f} M parameters, {mode}", value))
@@ -146,14 +147,14 @@ def measure(what, config, device):
     # On a GPU, TF32 for operations that stay in float32; no effect on a CPU.
     torch.set_float32_matmul_precision("high")
     dtype = "bfloat16" if config.dtype == "both" else config.dtype
-    peak, source = peak_flops(SimpleNamespace(device=device, dtype=dtype))
+    peak = peak_flops(SimpleNamespace(device=device, dtype=dtype))
     sides = make_sides(config, c, device)
     times, memory = race(sides, config)
     return {
         "name": f"train {config.shape}",
         "about": f"{c.n_layer} layers, {c.n_head} heads, {c.n_embd} wide, context {c.block_size}, "
         f"batch {c.batch_size}, vocabulary {c.vocab_size}; {config.steps} rounds. "
-        f"MFU: of {peak / 1e12:.3g} TFLOP/s, {source}.",
+        + (f"MFU: of {peak / 1e12:.3g} TFLOP/s, the data sheet." if peak else ""),
         "unit": "tokens/s, each in its better mode",
         "rows": ratio_rows(times) + side_rows(times, memory, sides, c, peak),
     }

@@ -25,7 +25,7 @@ from common.files import ROOT
 from common.runtime import set_up
 from helpers.ablation import DRIVER, arguments, arm, losses, rows_of, steps_of
 from parts.architectures import configure, make
-from training.run_folder import hold, read_rows
+from training.run_folder import lock_run, read_rows
 
 ROPE = arm(rope=dict(position="rope"))
 
@@ -223,7 +223,7 @@ def test_stale_rows_are_not_mixed_in(data_dir, tmp_path, quick, stub, monkeypatc
 def test_a_second_driver_on_a_folder_is_refused(data_dir, tmp_path, quick, stub, capsys):
     out = tmp_path / "out"
     out.mkdir()
-    with hold(out) as held:
+    with lock_run(out) as held:
         held.write("1234")
         held.flush()
         with pytest.raises(UserError, match="process 1234 is training here"):

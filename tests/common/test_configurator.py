@@ -253,13 +253,11 @@ def test_options_are_frozen():
     """A new option is a cost to every reader: argue for it, then add it here."""
     options = {
         TrainConfig: """
-            model arch match out_dir data_dir dataset data_weights data_alpha init_from overwrite
-            allow_data_change eval_interval eval_tokens eval_only split dry_run doctor check
-            log_interval log wandb_log wandb_project wandb_run_name batch_size
-            gradient_accumulation_steps objective dpo_beta optimizer schedule learning_rate
-            max_iters weight_decay beta1 beta2 grad_clip warmup_iters lr_decay_iters min_lr seed
-            data_seed device dtype compile parallel
-            activation_checkpointing""",
+            model arch match init_from out_dir overwrite data_dir dataset data_weights data_alpha
+            allow_data_change batch_size gradient_accumulation_steps seed data_seed max_iters
+            learning_rate optimizer schedule warmup_iters lr_decay_iters min_lr weight_decay beta1
+            beta2 grad_clip objective dpo_beta eval_interval eval_tokens log_interval log eval_only
+            split dry_run doctor check device dtype compile parallel activation_checkpointing""",
         GPTConfig: "block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings",
         LlamaConfig: """
             block_size vocab_size n_layer n_head n_kv_head n_embd multiple_of ffn_dim_multiplier

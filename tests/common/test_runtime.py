@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.runtime import Runtime
 from model_llama import Llama, LlamaConfig
-from training.start import recomputed
+from training.parallel import recomputed
 
 bfloat16 = Runtime("cpu", "bfloat16", 0, 1, [])
 

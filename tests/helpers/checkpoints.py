@@ -36,7 +36,7 @@ def prepare_words(folder):
 def resume(out, data_dir, *more):
     """Go on with the run until step 40."""
     where = [f"--out_dir={out}", f"--data_dir={data_dir}"]
-    return train.main(["--init_from=resume", *where, "--max_iters=40", *more])
+    return train.main(["--init_from=resume", *where, "--max_iters=40", *more]).status
 
 
 def reseal(folder):

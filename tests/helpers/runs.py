@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from safetensors.torch import load_file
 
 import train
-from training import start
 from weights import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -79,6 +80,11 @@ def two_ranks(*argv, **more):
     )
 
 
+def new_run(config):
+    """As much of a new Run as its RunLog needs."""
+    return SimpleNamespace(config=config, saved_config=asdict(config), state={}, step=0, saved=None)
+
+
 def ready(data_dir, tmp_path, *more):
     """A Run that is ready for its first step."""
     return made(arguments(data_dir, tmp_path / "ready", "--max_iters=50", *more))
@@ -88,5 +94,4 @@ def made(argv):
     """The Run of a command line, as train.main makes it."""
     settings = train.read_config(argv, "")
     runtime = train.set_up(settings.config.device, settings.config.dtype)
-    metas, tokenizer = train.find_data(settings.config, runtime)
-    return start.make_run(settings, metas, tokenizer, runtime)
+    return train.make_run(settings, runtime)

@@ -355,9 +355,8 @@ def test_total_and_active_parameters():
 
 def test_muon_takes_each_expert_as_a_matrix():
     model, x, y = trainable()
-    muon, adamw = make_optimizers(
-        model, TrainConfig(optimizer="muon"), Runtime("cpu", "float32", 0, 1, [])
-    )
+    settings = TrainConfig(optimizer="muon"), Runtime("cpu", "float32", 0, 1, [])
+    muon, adamw = make_optimizers(model, *settings)
     taken = {name for group in muon.param_groups for name in group["names"]}
     assert "blocks.0.mlp.gate" in taken and "blocks.1.mlp.down" in taken
     assert "blocks.0.mlp.router.weight" in taken
@@ -369,9 +368,8 @@ def test_muon_takes_each_expert_as_a_matrix():
     alone = [torch.nn.Parameter(matrix.detach().clone()) for matrix in stacked]
     for p, grad in zip(alone, stacked.grad, strict=True):
         p.grad = grad.clone()
-    settings = {key: muon.defaults[key] for key in ("lr", "momentum", "adjust_lr_fn")}
     before = stacked.detach().clone()
-    Muon(alone, weight_decay=muon.param_groups[1]["weight_decay"], **settings).step()
+    Muon([{"params": alone, "weight_decay": 0.1}], *settings).step()
     muon.step()
     assert close(stacked, torch.stack(alone), 1e-6) and (stacked - before).abs().min() > 0
 
@@ -406,10 +404,10 @@ def test_it_trains_and_writes(data_dir, tmp_path, capsys, balance):
 
 def test_the_bias_is_in_the_checkpoint(data_dir, tmp_path):
     made = ready(data_dir, tmp_path, "--mlp=moe", "--moe_balance=bias")
-    for block in made.learner.model.blocks:
+    for block in made.model.blocks:
         block.mlp.bias.normal_()
     made.config.out_dir = str(tmp_path / "saved")
     train.save(made)
     model, *_ = open_run(tmp_path / "saved", "latest")
-    for block, saved in zip(made.learner.model.blocks, model.blocks, strict=True):
+    for block, saved in zip(made.model.blocks, model.blocks, strict=True):
         assert torch.equal(block.mlp.bias, saved.mlp.bias) and block.mlp.bias.abs().max() > 0

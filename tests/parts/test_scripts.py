@@ -34,7 +34,7 @@ def test_they_train_and_write(keys, data_dir, tmp_path, capsys):
     sampled = [key for key in keys.split() if key.startswith(("--draft", "--dtype"))]
     trained = [key for key in keys.split() if key not in sampled]
     more = ["--model=llama", "--optimizer=muon", "--max_iters=16", "--learning_rate=1e-2"]
-    assert not train.main(arguments(data_dir, out, *more, *trained))
+    assert not train.main(arguments(data_dir, out, *more, *trained)).status
     curve = [loss for _, loss in losses(out)]
     assert curve[-1] < curve[0] - 0.2 and all(map(math.isfinite, curve))
     capsys.readouterr()

@@ -123,9 +123,9 @@ def test_interrupted_and_resumed_is_uninterrupted(sets, tmp_path, more, monkeypa
     stopped = arguments(sets, tmp_path / "stopped", *run)
     for step in (2, 5):
         stop_after(step)
-        assert train.main(stopped) == 143
+        assert train.main(stopped).status == 143
         stopped = ["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"]
-    assert not train.main(stopped)
+    assert not train.main(stopped).status
     for key in ("loss", "val_loss", "val_losses", "samples"):
         assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
     assert equal(weights_of(tmp_path / "stopped"), weights_of(tmp_path / "straight"))
@@ -187,8 +187,8 @@ def test_one_way_to_weigh_takes_the_place_of_the_other_when_resuming(sets, tmp_p
     run = arguments(sets, tmp_path / "run", "--dataset=a,b", "--max_iters=2", "--data_alpha=0.5")
     train.main(run)
     resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}"]
-    assert not train.main([*resume, "--max_iters=3", "--data_weights=2,1"])
-    assert not train.main([*resume, "--max_iters=4", "--data_alpha=0.3"])
+    assert not train.main([*resume, "--max_iters=3", "--data_weights=2,1"]).status
+    assert not train.main([*resume, "--max_iters=4", "--data_alpha=0.3"]).status
 
 
 def test_the_doctor_looks_at_a_mixture(sets, tmp_path, capsys):

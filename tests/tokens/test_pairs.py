@@ -21,7 +21,6 @@ from tokens import token_files
 from tokens.documents import chat_pairs
 from tokens.pairs import PairBatches, Pairs
 from tokens.token_files import load_mask, load_meta, load_split
-from training import start
 from weights.checkpoint import open_run
 
 PAIRS = [("the king of", " rome"), ("shall", " speak no more"), ("", "é"), ("no\nmore", "x")]
@@ -251,8 +250,7 @@ def ready(pairs_dir, tmp_path, *more):
     argv = arguments(pairs_dir, tmp_path / "ready", *keys)
     settings = train.read_config(argv, "")
     runtime = train.set_up(settings.config.device, settings.config.dtype)
-    metas, tokenizer = train.find_data(settings.config, runtime)
-    return start.make_run(settings, metas, tokenizer, runtime)
+    return train.make_run(settings, runtime)
 
 
 def naive_loss(model, pairs):
@@ -275,7 +273,7 @@ def test_the_doctor_looks_at_the_answers(tmp_path, capsys):
     answers = ["".join(rng.choice("abcdefgh ") for _ in range(90)) for _ in range(40)]
     prepared(tmp_path, [(f"{prompt}Add: ", answer) for answer in answers])
     keys = ("--max_iters=4", "--dataset=pairs", "--block_size=180", "--learning_rate=1e-2")
-    status = train.main(arguments(tmp_path, tmp_path / "run", *keys, "--doctor"))
+    status = train.main(arguments(tmp_path, tmp_path / "run", *keys, "--doctor")).status
     assert status == 0, capsys.readouterr().out
 
 
@@ -286,18 +284,18 @@ def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
     keys = ("--gradient_accumulation_steps=2", "--grad_clip=0", "--weight_decay=0")
     run = ready(pairs_dir, tmp_path, f"--model={model}", "--batch_size=9", *keys)
     with torch.no_grad():
-        for p in run.learner.model.parameters():
+        for p in run.model.parameters():
             p.normal_(0, 0.2)  # far from uniform, so that every detail shows
     fitting = [pair for pair in some_pairs(60)[:51] if len(pair[0]) <= 20]
     rows = naive(some_pairs(60)[:51], 20)
     text = {tuple(x): pair for pair, (x, _) in zip(fitting, rows, strict=True)}
-    batch = [text[tuple(x)] for x in run.data.batches.get(0, 18)[0].tolist()]
-    expected = naive_loss(run.learner.model, batch)
+    batch = [text[tuple(x)] for x in run.batches.get(0, 18)[0].tolist()]
+    expected = naive_loss(run.model, batch)
     expected.backward()
-    gradient = torch.sqrt(sum((p.grad**2).sum() for p in run.learner.model.parameters())).item()
-    run.learner.model.zero_grad()
+    gradient = torch.sqrt(sum((p.grad**2).sum() for p in run.model.parameters())).item()
+    run.model.zero_grad()
     with torch.no_grad():
-        val_loss = naive_loss(run.learner.model, some_pairs(60)[51:57]).item()
+        val_loss = naive_loss(run.model, some_pairs(60)[51:57]).item()
         assert train.score(run)["val_loss"] == pytest.approx(val_loss, abs=1e-5)
     loss, norm = (value.item() for value in train.train_step(run))
     assert loss == pytest.approx(expected.item(), abs=1e-5)
@@ -307,11 +305,11 @@ def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
 def test_no_gradient_comes_from_the_prompts(pairs_dir, tmp_path):
     run = ready(pairs_dir, tmp_path)
     hidden = []
-    run.learner.model.norm_f.register_forward_hook(
+    run.model.norm_f.register_forward_hook(
         lambda module, given, out: (out.retain_grad(), hidden.append(out))[0]
     )
-    x, y = map(torch.from_numpy, run.data.batches.get(0, 30))
-    run.learner.model(x, y)[1].backward()
+    x, y = map(torch.from_numpy, run.batches.get(0, 30))
+    run.model(x, y)[1].backward()
     size = hidden[0].grad.abs().sum(-1)  # (30, block_size)
     assert (size[y < 0] == 0).all() and (size[y >= 0] > 0).all()
     assert ((y < 0) & (x > 0)).any() and ((y < 0) & (x == 0)).any()  # prompts, and padding
@@ -331,8 +329,8 @@ def test_micro_batches_of_pairs_are_one_batch(pairs_dir, tmp_path, dataset):
     for size in (12, 3, 1):
         keys = (f"--batch_size={size}", f"--gradient_accumulation_steps={12 // size}")
         run = ready(pairs_dir, tmp_path, *keys, f"--dataset={dataset}")
-        batch = map(torch.from_numpy, run.data.batches.get(0, 12))
-        mean = run.learner.model(*batch)[1].item()  # over all targets
+        batch = map(torch.from_numpy, run.batches.get(0, 12))
+        mean = run.model(*batch)[1].item()  # over all targets
         seen[size] = [value.item() for _ in range(4) for value in train.train_step(run)]
         assert seen[size][0] == pytest.approx(mean, abs=1e-5)
     for size in (3, 1):
@@ -374,7 +372,7 @@ def test_a_tiny_run_learns_the_answers(tmp_path, capsys):
 
 
 def test_pairs_that_do_not_fit_are_counted_or_refused(pairs_dir, tmp_path, capsys):
-    ready(pairs_dir, tmp_path, "--block_size=12")
+    train.report.describe(ready(pairs_dir, tmp_path, "--block_size=12"))
     words = r"\d+ more left out: their answers begin beyond block_size; \d+ cut there"
     assert re.search(rf"pairs to train on, \d+ to validate; {words}", capsys.readouterr().out)
     words = "all answers of the .* split begin beyond block_size=1 .*larger block_size"

@@ -372,7 +372,7 @@ def run_command(out):
     command = out.split("train on it:\n")[1].replace("\\\n", " ").split()
     assert max(map(len, out.splitlines())) <= 80 or str(ROOT) in out
     sizes = ["--max_iters=2", "--n_layer=1", "--n_embd=32", "--device=cpu", "--eval_interval=2"]
-    return train.main([*command[2:], *sizes, "--eval_tokens=500"])
+    return train.main([*command[2:], *sizes, "--eval_tokens=500"]).status
 
 
 @pytest.mark.parametrize("kind", ["text", "documents", "pairs"])

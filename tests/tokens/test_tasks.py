@@ -15,7 +15,6 @@ from tokens import tasks
 from tokens.pairs import Pairs
 from tokens.tasks import CHARS, KEYS, PAIRS, TASKS, VALUES, mask_of
 from tokens.token_files import load_mask, load_meta, load_split, load_tokenizer
-from training import start
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +125,8 @@ def test_the_measures_are_those_of_greedy_answers(tasks_dir, tmp_path, capsys):
     argv = arguments(tasks_dir, tmp_path, *RUN, "--dataset=task:needle", "--block_size=172")
     settings = train.read_config(argv, "")
     runtime = train.set_up("cpu", "float32")
-    run = start.make_run(settings, *train.find_data(settings.config, runtime), runtime)
-    model, coder = run.learner.model, run.data.tokenizer
+    run = train.make_run(settings, runtime)
+    model, coder = run.model, run.tokenizer
     rows, right, whole, tokens = samples_of(tasks_dir / "task:needle", "val"), 0, 0, 0
     with torch.no_grad():
         # Digits are certain, and the one after `#` is 0: some answers have right tokens.
@@ -165,7 +164,7 @@ def test_interrupted_and_resumed_is_uninterrupted(tasks_dir, tmp_path):
     straight, stopped = (arguments(tasks_dir, tmp_path / word, *RUN) for word in ("a", "b"))
     train.main(straight)
     stop_after(4)
-    assert train.main(stopped) == 143
+    assert train.main(stopped).status == 143
     train.main([*stopped, "--init_from=resume"])
     assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
     for key in ("loss", "val_loss", "val_exact", "val_accuracy", "report_accuracy"):

@@ -18,7 +18,7 @@ from common.errors import UserError
 from helpers.runs import arguments, losses, ready
 from tokens import batches, token_files
 from training import check as golden
-from training import doctor, dry_run, parallel, run_folder, start
+from training import doctor, dry_run, parallel, run_folder
 from weights import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -54,7 +54,7 @@ def test_dry_run_predicts_the_run_and_writes_nothing(data_dir, tmp_path, capsys,
         "--gradient_accumulation_steps=2",
         *more,
     )
-    assert train.main([*run, "--dry_run"]) == 0
+    assert train.main([*run, "--dry_run"]).status == 0
     assert not (tmp_path / "run").exists()
     rows = dict(
         re.findall(
@@ -62,7 +62,7 @@ def test_dry_run_predicts_the_run_and_writes_nothing(data_dir, tmp_path, capsys,
         )
     )
     train.main(run)
-    count = sum(p.numel() for p in ready(data_dir, tmp_path, *more).learner.model.parameters())
+    count = sum(p.numel() for p in ready(data_dir, tmp_path, *more).model.parameters())
     tokens = len(token_files.load_split(data_dir / "words", "train", 16))
     assert rows["parameters"] == f"{count:,}"
     assert rows["tokens"] == f"896 in 7 steps: {896 / tokens:.2f} epochs"
@@ -85,7 +85,7 @@ def test_dry_run_predicts_the_run_and_writes_nothing(data_dir, tmp_path, capsys,
     assert (
         train.main(
             ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=10", "--dry_run"]
-        )
+        ).status
         == 0
     )
     assert "3 steps of " in (out := capsys.readouterr().out) and "2 evaluations of " in out
@@ -133,7 +133,7 @@ def test_dry_run_measures_its_seconds(data_dir, tmp_path, capsys, monkeypatch):
 def test_doctor_finds_a_healthy_run_healthy_and_writes_nothing(data_dir, tmp_path, capsys, more):
     argv = arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=50", *more)
     before = sorted(tmp_path.rglob("*"))
-    status = train.main([*argv, "--doctor"])
+    status = train.main([*argv, "--doctor"]).status
     out = capsys.readouterr().out
     assert status == 0 and "all 9 checks passed" in out, out
     assert [line.split("  ")[0] for line in out.splitlines() if re.search(r" ok  ", line)] == [
@@ -144,15 +144,12 @@ def test_doctor_finds_a_healthy_run_healthy_and_writes_nothing(data_dir, tmp_pat
 
 def test_doctor_leaves_the_run_as_it_was(data_dir, tmp_path):
     run = ready(data_dir, tmp_path, "--learning_rate=1e-2", "--dropout=0.1")
-    before = {name: value.clone() for name, value in run.learner.model.state_dict().items()}
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
     assert doctor.doctor(run, train.train_step) == 0
     assert (
         run.step == 0
-        and run.learner.model.training
-        and all(
-            torch.equal(before[name], value)
-            for name, value in run.learner.model.state_dict().items()
-        )
+        and run.model.training
+        and all(torch.equal(before[name], value) for name, value in run.model.state_dict().items())
     )
 
 
@@ -161,7 +158,7 @@ def test_doctor_after_training(data_dir, tmp_path, capsys):
     assert (
         train.main(
             ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=60", "--doctor"]
-        )
+        ).status
         == 0
     )
     assert "(weights are trained)" in capsys.readouterr().out
@@ -175,13 +172,13 @@ def compiler_fails(run, monkeypatch):
     def net(x, y):
         raise RuntimeError("the compiler is broken\nin many lines")
 
-    run.runtime.compile, run.learner.net = True, net
+    run.runtime.compile, run.net = True, net
 
 
 def compiled_otherwise(run, monkeypatch):
-    run.runtime.compile, run.learner.net = (
+    run.runtime.compile, run.net = (
         True,
-        lambda x, y: run.learner.model(x, y)[1] * 1.05,
+        lambda x, y: run.model(x, y)[1] * 1.05,
     )
 
 
@@ -199,32 +196,30 @@ def disk_refuses(run, monkeypatch):
 
 
 def overlap(run, monkeypatch):
-    run.data.sources[0].splits["val"].tokens = run.data.sources[0].splits["train"].tokens[1000:1600]
+    run.sources[0].splits["val"].tokens = run.sources[0].splits["train"].tokens[1000:1600]
 
 
 def loud_head(run, monkeypatch):
     with torch.no_grad():
-        run.learner.model.lm_head.weight *= 30
+        run.model.lm_head.weight *= 30
 
 
 def half_the_loss(run, monkeypatch):
-    forward = run.learner.model.forward
-    run.learner.model.forward = lambda *args: (lambda logits, loss: (logits, loss / 2))(
-        *forward(*args)
-    )
+    forward = run.model.forward
+    run.model.forward = lambda *args: (lambda logits, loss: (logits, loss / 2))(*forward(*args))
 
 
 def leak(run, monkeypatch):
     """The logits know the target, as with a mask that is off by one."""
-    forward = run.learner.model.forward
+    forward = run.model.forward
 
     def leaking(x, y):
         logits = forward(x, y)[0] + 0.5 * torch.nn.functional.one_hot(
-            y, run.learner.model.config.vocab_size
+            y, run.model.config.vocab_size
         )
         return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
 
-    run.learner.model.forward = leaking
+    run.model.forward = leaking
 
 
 def too_slow(run, monkeypatch):
@@ -232,25 +227,25 @@ def too_slow(run, monkeypatch):
 
 
 def blocks_learn_nothing(run, monkeypatch):
-    for name, p in run.learner.model.named_parameters():
+    for name, p in run.model.named_parameters():
         p.requires_grad_("norm" in name)
 
 
 def equal_micro_batches(run, monkeypatch):
     return mutated(
         train.train_step,
-        "(all_targets / (count * runtime.world_size))",
+        "(all_targets / (targets * runtime.world_size))",
         "config.gradient_accumulation_steps",
     )
 
 
 def forgotten_division(run, monkeypatch):
-    return mutated(train.train_step, " / (all_targets / (count * runtime.world_size))", "")
+    return mutated(train.train_step, " / (all_targets / (targets * runtime.world_size))", "")
 
 
 def unseeded_dropout(run, monkeypatch):
     return mutated(
-        train.train_step, "torch.manual_seed(seed_for(config.seed, 1, run.step, n))", "pass"
+        train.train_step, "torch.manual_seed(seed_for(config.seed, 1, run.step, number))", "pass"
     )
 
 
@@ -268,7 +263,7 @@ def lost_buffer(run, monkeypatch):
             self.steps += self.training
             return x * (1 + 0.1 * self.steps)
 
-    run.learner.model.norm_f = torch.nn.Sequential(run.learner.model.norm_f, Counting())
+    run.model.norm_f = torch.nn.Sequential(run.model.norm_f, Counting())
 
 
 @pytest.mark.parametrize(
@@ -324,7 +319,7 @@ def test_a_run_in_the_folder_is_a_note_of_the_doctor(data_dir, tmp_path, capsys)
     train.main(argv)
     for more, noted in (([], True), (["--overwrite"], False)):
         capsys.readouterr()
-        assert train.main([*argv, "--doctor", *more]) == 0
+        assert train.main([*argv, "--doctor", *more]).status == 0
         out = capsys.readouterr().out
         assert re.search(r"^disk +ok .* needed for four checkpoints", out, re.MULTILINE), out
         note = f"note: {tmp_path / 'run'} holds a run already; to train, {run_folder.USED}"
@@ -334,7 +329,7 @@ def test_a_run_in_the_folder_is_a_note_of_the_doctor(data_dir, tmp_path, capsys)
 def test_a_mistake_that_the_doctor_finds_says_once_what_to_do(data_dir, tmp_path, capsys):
     (tmp_path / "run").write_text("a file")
     argv = arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=2")
-    assert train.main([*argv, "--doctor"]) == 1
+    assert train.main([*argv, "--doctor"]).status == 1
     line = next(row for row in capsys.readouterr().out.splitlines() if row.startswith("disk"))
     what = f"cannot write here (out_dir={tmp_path / 'run'}): choose another --out_dir"
     assert line.split(maxsplit=2) == ["disk", "FAILED", what]
@@ -361,7 +356,7 @@ def recorded(data_dir, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(golden, "GOLDEN", folder / "results")
         patch.setattr(golden, "STEPS", 40)
-        assert train.main(question(data_dir, folder, "--check=record")) == 0
+        assert train.main(question(data_dir, folder, "--check=record")).status == 0
     return folder
 
 
@@ -377,7 +372,9 @@ def ask(data_dir, recorded, monkeypatch, capsys):
 
     def ask(*more):
         capsys.readouterr()
-        return train.main(question(data_dir, recorded, "--check", *more)), capsys.readouterr().out
+        return train.main(
+            question(data_dir, recorded, "--check", *more)
+        ).status, capsys.readouterr().out
 
     return ask
 
@@ -460,9 +457,9 @@ def no_positions(monkeypatch):
 
 
 def no_decay(monkeypatch):
-    real = start.make_optimizers
+    real = train.make_optimizers
     monkeypatch.setattr(
-        start,
+        train,
         "make_optimizers",
         lambda model, config, runtime: real(
             model, dataclasses.replace(config, weight_decay=0.0), runtime
@@ -542,12 +539,13 @@ def test_another_run_has_another_curve(ask, more, words):
 
 def test_no_golden_curve(data_dir, recorded, ask, monkeypatch, tmp_path):
     """Of this config file, of these data, or no config file: the error says what to do."""
-    with pytest.raises(
-        UserError, match=r"no golden curve of config/gpt2_124m\.py yet .*--check=record"
-    ):
-        train.main(["config/gpt2_124m.py", "--check", "--device=cpu"])
+    argv = arguments(data_dir, tmp_path / "run", "--check")
+    with pytest.raises(UserError, match=r"no golden curve of config/dpo.*\.py yet .*=record"):
+        train.main(
+            ["config/dpo_example.py", *argv, "--objective=next_token", "--init_from=scratch"]
+        )
     with pytest.raises(UserError, match="golden curves belong to config files"):
-        train.main(["--check", "--device=cpu"])
+        train.main(argv)
     path = recorded / "results" / "tiny.json"
     curves = json.loads(path.read_text())
     monkeypatch.setattr(golden, "read", lambda argv: [curves[0] | {"data": "other"}])
@@ -595,7 +593,7 @@ def test_shipped_golden_curves_are_those_of_the_shipped_configs(name, monkeypatc
                 f"--data_dir={tmp_path}",
                 f"--out_dir={tmp_path / 'run'}",
             ]
-        )
+        ).status
         == 0
     )
 
@@ -624,6 +622,6 @@ def test_golden_curves_of_large_models(name, monkeypatch, tmp_path):
                 f"--data_dir={tmp_path}",
                 f"--out_dir={tmp_path / 'run'}",
             ]
-        )
+        ).status
         == 0
     )

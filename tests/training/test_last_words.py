@@ -11,9 +11,9 @@ import train
 from common import errors, files
 from common.configurator import keys
 from common.files import ROOT
-from helpers.runs import arguments, ready
+from helpers.runs import arguments, new_run, ready
 from prepare import prepare
-from training import last_words, run_folder
+from training import report, run_folder
 from training.settings import TrainConfig, read_config
 
 
@@ -53,14 +53,14 @@ LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
 )
 def test_the_other_model_is_trained_in_the_same_way(argv, twin):
     """With all that the user typed, except what it does not have; train.py accepts the command."""
-    assert last_words.twin_arguments(argv) == twin
+    assert report.twin_arguments(argv) == twin
     if twin:
         read_config(twin, "")
 
 
 def test_the_compared_runs_differ_in_the_model_and_the_folder_alone():
     argv = [LLAMA, "--n_layer=2", "--learning_rate=1e-3", "--max_iters=60", "--warmup_iters=5"]
-    twin = last_words.twin_arguments(argv)
+    twin = report.twin_arguments(argv)
     differ = {key for key in keys(TrainConfig) if value(argv, key) != value(twin, key)}
     assert differ == {"model", "out_dir"}
     assert read_config(twin, "").model["n_layer"] == 2
@@ -72,7 +72,7 @@ def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys,
     capsys.readouterr()
     for folder, script in ((ROOT, ""), (tmp_path, f"{ROOT}/")):
         monkeypatch.chdir(folder)
-        last_words.print_next_commands("my run/ckpt/000050", config, [GPT2, "--n_layer=2"])
+        report.print_next_commands("my run/ckpt/000050", config, [GPT2, "--n_layer=2"])
         printed = capsys.readouterr().out.replace("\\\n  ", "").partition("sample more:\n")[2]
         sample, _, twin = printed.partition("compare with LLaMA:\n")
         assert shlex.split(sample) == ["python", f"{script}sample.py", "--out_dir=my run"]
@@ -81,13 +81,13 @@ def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys,
 
 def test_a_long_command_is_wrapped_and_can_be_pasted():
     words = [LLAMA, "--out_dir=my run", *(f"--learning_rate=1e-{n}" for n in range(7))]
-    text = last_words.command("train.py", *words)
+    text = report.command("train.py", *words)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80 < len(" ".join(words)) and len(lines) < len(words)
     shell = ["sh", "-c", f"python() {{ printf '%s\\n' \"$@\"; }}\n{text}"]
     pasted = subprocess.run(shell, capture_output=True, text=True).stdout
     assert pasted.splitlines() == [files.script("train.py"), *words]
-    assert last_words.command("train.py", "x" * 200).splitlines()[-1] == "  " + "x" * 200
+    assert report.command("train.py", "x" * 200).splitlines()[-1] == "  " + "x" * 200
 
 
 # ---------------------------------------------------------------- the sample
@@ -111,9 +111,10 @@ def test_the_sample_of_pairs_answers_a_held_out_prompt(tmp_path, capsys):
 
 
 def test_the_sample_of_a_text_begins_at_its_start_token(data_dir, tmp_path, capsys):
-    data = ready(data_dir, tmp_path).data
+    run = ready(data_dir, tmp_path)
     capsys.readouterr()
-    assert last_words.closing_prompt(data) == ("\n", "") and not capsys.readouterr().out
+    prompt = report.closing_prompt(run.sources[0].splits["val"], run.tokenizer)
+    assert prompt == ("\n", "") and not capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- the terminal
@@ -124,7 +125,8 @@ def test_the_bar_fits_80_columns_and_names_what_is_done(tmp_path, monkeypatch, c
     monkeypatch.setattr(run_folder.tqdm, "status_printer", staticmethod(lambda file: shown.append))
     monkeypatch.setenv("COLUMNS", "80")
     shown = []
-    log = run_folder.RunLog(tmp_path, None, 600_000, peak_speed=1e6)
+    config = TrainConfig(out_dir=str(tmp_path), max_iters=600_000)
+    log = run_folder.RunLog(new_run(config), peak_speed=1e6)
     log.bar.dynamic_ncols, log.bar.ncols = None, 80
     log.phase("evaluating")
     assert shown[-1] == "evaluating (step 0 of 600000)"

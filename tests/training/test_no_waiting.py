@@ -8,8 +8,10 @@ import torch
 
 import train
 from common.errors import Failure
-from tests.helpers.runs import arguments, losses, ready
-from training.feeder import Feeder
+from common.runtime import Runtime
+from helpers.runs import arguments, losses, ready
+from training.parallel import Loader
+from training.settings import TrainConfig
 
 READS = ("item", "cpu", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__")
 
@@ -64,7 +66,7 @@ def test_a_steady_step_does_not_synchronize_a_gpu(data_dir, tmp_path, compile):
 def test_a_loss_that_is_not_finite_is_named_and_never_saved(data_dir, tmp_path, monkeypatch):
     """It is noticed when the steps are read, and again before a save."""
     run = ready(data_dir, tmp_path, "--log_interval=1000")
-    weight = run.learner.model.wte.weight
+    weight = run.model.wte.weight
     hooks = []
     for step in range(5):
         if step == 2:
@@ -78,7 +80,7 @@ def test_a_loss_that_is_not_finite_is_named_and_never_saved(data_dir, tmp_path, 
 def test_steps_are_read_in_any_groups_with_the_same_results(data_dir, tmp_path):
     for interval in (1, 7):
         argv = arguments(data_dir, tmp_path / str(interval), "--max_iters=14", "--eval_interval=5")
-        assert not train.main([*argv, f"--log_interval={interval}"])
+        assert not train.main([*argv, f"--log_interval={interval}"]).status
     every, some = (dict(losses(tmp_path / name)) for name in ("1", "7"))
     assert list(some) == [7, 14] and all(every[step] == loss for step, loss in some.items())
     assert losses(tmp_path / "1", "val_loss") == losses(tmp_path / "7", "val_loss")
@@ -101,20 +103,25 @@ class Counted:
         return x, np.where(x % 2, x, -1)
 
 
-def test_the_feeder_reads_ahead_and_returns_what_was_asked():
+def loader_of(batches):
+    config = TrainConfig(batch_size=2, gradient_accumulation_steps=2)
+    return Loader(batches, config, Runtime("cpu", "float32", 0, 1, []))
+
+
+def test_the_loader_reads_ahead_and_returns_what_was_asked():
     batches = Counted()
-    feeder = Feeder(batches)
+    loader = loader_of(batches)
     for step in (0, 1, 2, 7, 3):  # step 7 was not foreseen, nor is the return to 3
-        places = [(4 * step, 2), (4 * step + 2, 2)]
-        made = feeder.take(places, [(4 * step + 4, 2), (4 * step + 6, 2)], "cpu")
-        assert [x[:, 0].tolist() for x, _, _ in made] == [[k, k + 1] for k, _ in places]
-        assert all(count == 3 == int((y >= 0).sum()) for _, y, count in made)
+        micro_batches, targets = loader.get(step)
+        samples = [inputs[0][:, 0].tolist() for _, inputs, _ in micro_batches]
+        assert samples == [[4 * step, 4 * step + 1], [4 * step + 2, 4 * step + 3]]
+        assert [micro_batch.targets for micro_batch in micro_batches] == [3, 3] and targets == 6
     assert len(batches.threads) == 1 and threading.current_thread().name not in batches.threads
 
 
-def test_an_error_of_the_feeder_comes_with_its_own_step():
+def test_an_error_of_the_loader_comes_with_its_own_step():
     batches = Counted()
-    feeder, batches.end = Feeder(batches), 4
-    assert feeder.take([(0, 2)], [(4, 2)], "cpu")
+    loader, batches.end = loader_of(batches), 4
+    assert loader.get(0)
     with pytest.raises(Failure, match="shorter"):
-        feeder.take([(4, 2)], [(8, 2)], "cpu")
+        loader.get(1)

@@ -84,22 +84,22 @@ def test_the_loss_is_the_papers(tastes_dir, tmp_path):
     run = made(dpo(tastes_dir, tmp_path / "run"))
     reference, coder, _, _ = open_run(tastes_dir / "base")
     torch.manual_seed(0)
-    for p in run.learner.model.parameters():
+    for p in run.model.parameters():
         p.add_(0.2 * torch.randn_like(p))
 
     splits = load_meta(tastes_dir / "tastes")["splits"]
     assert [entry["preferences"] for entry in splits.values()] == [27, 4, 1]
-    expected, margins = formula(run.learner.model, reference, coder, ROWS[27:31])
+    expected, margins = formula(run.model, reference, coder, ROWS[27:31])
     row = train.score(run)
     assert row["val_loss"] == pytest.approx(np.mean(expected), abs=1e-5)
     assert row["val_reward_margin"] == pytest.approx(np.mean(margins), abs=1e-4)
     assert row["val_reward_accuracy"] == np.mean(np.array(margins) > 0)
     assert row["bits_per_byte"] is None and max(map(abs, margins)) > 0.1
 
-    x, y, _ = run.data.batches.get(0, 8)
+    x, y, _ = run.batches.get(0, 8)
     texts = [coder.decode(line) for line in x]
     batch = [next(r for r in ROWS[:27] if text.startswith(r["prompt"])) for text in texts[::2]]
-    expected, _ = formula(run.learner.model, reference, coder, batch)
+    expected, _ = formula(run.model, reference, coder, batch)
     with torch.enable_grad():
         assert train.train_step(run)[0].item() == pytest.approx(np.mean(expected), abs=1e-5)
 
@@ -123,7 +123,7 @@ def test_interrupted_and_resumed_is_uninterrupted(tastes_dir, tmp_path):
     more = f"--init_from={tmp_path / 'reference'}"
     train.main(dpo(tastes_dir, tmp_path / "straight", more))
     stop_after(3)
-    assert train.main(dpo(tastes_dir, tmp_path / "stopped", more)) == 143
+    assert train.main(dpo(tastes_dir, tmp_path / "stopped", more)).status == 143
     shutil.rmtree(tmp_path / "reference")
     train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
     assert equal(weights(tmp_path / "straight"), weights(tmp_path / "stopped"))
@@ -158,7 +158,7 @@ def test_two_ranks_are_one_process(tastes_dir, tmp_path):
 
 def test_each_preference_once_in_an_epoch_and_its_answers_together(tastes_dir, tmp_path):
     run = made(dpo(tastes_dir, tmp_path / "run"))
-    batches = run.data.batches
+    batches = run.batches
     count = batches.windows_per_epoch
     x, y, reference = batches.get(0, 2 * count)
     pieces = [batches.get(first, 6) for first in range(0, 2 * count, 6)]

@@ -25,8 +25,9 @@ from parts.architectures import CORNERS
 from prepare import prepare
 from tokens import batches
 from tokens.token_files import load_split
-from training import optim, parallel, run_folder, settings, start
+from training import optim, parallel, run_folder, settings
 from training.optim import learning_rate, make_optimizers, parameter_groups
+from training.settings import TrainConfig
 from weights import checkpoint
 
 # ---------------------------------------------------------------- exactness
@@ -61,14 +62,14 @@ def test_interrupted_and_resumed_is_uninterrupted(data_dir, tmp_path, more):
     stopped = arguments(data_dir, tmp_path / "stopped", *run)
     for step in (2, 5, 6):  # more than once
         stop_after(step)
-        assert train.main(stopped) == 143
+        assert train.main(stopped).status == 143
         assert (
             checkpoint.steps(tmp_path / "stopped")[-1]
             == checkpoint.read(checkpoint.find(tmp_path / "stopped"))[0]["step"]
             == step
         )
         stopped = ["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"]
-    assert not train.main(stopped)
+    assert not train.main(stopped).status
     for key in ("loss", "val_loss"):
         assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
     assert len(losses(tmp_path / "straight")) == 9
@@ -87,7 +88,7 @@ def test_stopped_before_the_first_step(data_dir, tmp_path):
         return real(run, request)
 
     train.score = stop
-    assert train.main(arguments(data_dir, tmp_path / "stopped", *run)) == 143
+    assert train.main(arguments(data_dir, tmp_path / "stopped", *run)).status == 143
     assert checkpoint.steps(tmp_path / "stopped") == [0]
     train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
     assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
@@ -96,7 +97,7 @@ def test_stopped_before_the_first_step(data_dir, tmp_path):
 
 def test_no_steps_at_all_is_a_run_folder(data_dir, tmp_path, capsys):
     """As to convert pretrained weights."""
-    assert not train.main(arguments(data_dir, tmp_path / "run", "--max_iters=0"))
+    assert not train.main(arguments(data_dir, tmp_path / "run", "--max_iters=0")).status
     assert (
         checkpoint.steps(tmp_path / "run") == [0]
         and "best validation loss" in capsys.readouterr().out
@@ -118,11 +119,11 @@ def test_an_evaluation_that_was_cut_short_is_made_up_for(data_dir, tmp_path, whe
 
     train.evaluate = cut
     try:
-        assert train.main(arguments(data_dir, tmp_path / "stopped", *run)) == 143
+        assert train.main(arguments(data_dir, tmp_path / "stopped", *run)).status == 143
     finally:
         train.evaluate = real
     assert checkpoint.steps(tmp_path / "stopped")[-1] == (when - 1) // 2 * 3
-    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"])
+    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'stopped'}"]).status
     for key in ("loss", "val_loss"):
         assert losses(tmp_path / "stopped", key) == losses(tmp_path / "straight", key)
     assert checkpoint.pointer(tmp_path / "stopped", "best") == checkpoint.pointer(
@@ -203,7 +204,7 @@ def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first,
         (then, ["--init_from=resume", "--max_iters=6"]),
     ):
         if layout == "one":
-            assert not train.main([*run, *more])
+            assert not train.main([*run, *more]).status
         else:
             process = two_ranks(*run, *more, f"--parallel={layout}")
             out, err = process.communicate(timeout=120)
@@ -295,7 +296,7 @@ def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, more):
     ranks = ["--parallel=fsdp", "--gradient_accumulation_steps=2"]
     settings = train.read_config(arguments(data_dir, tmp_path / "run", *ranks, *more), "")
     with pytest.raises(UserError, match="parallel=fsdp"):
-        start.check_start(settings, Runtime("cpu", "float32", 0, 2, []))
+        parallel.check_layout(settings.config, Runtime("cpu", "float32", 0, 2, []))
 
 
 class Masked:
@@ -318,7 +319,7 @@ def test_micro_batches_are_one_batch_whatever_is_masked(data_dir, tmp_path):
     losses = {}
     for size in ("--batch_size=6", "--batch_size=2", "--batch_size=1"):
         run = ready(data_dir, tmp_path, size, f"--gradient_accumulation_steps={6 // int(size[-1])}")
-        run.data = replace(run.data, batches=Masked(run.data.batches))
+        run = replace(run, batches=Masked(run.batches))
         losses[size] = [value.item() for _ in range(3) for value in train.train_step(run)]
     for size in losses:
         pairs = zip(losses[size], losses["--batch_size=6"], strict=True)
@@ -327,26 +328,26 @@ def test_micro_batches_are_one_batch_whatever_is_masked(data_dir, tmp_path):
 
 def test_float16_halves_its_scale_on_overflow_skips_the_step_and_grows_again(data_dir, tmp_path):
     run = ready(data_dir, tmp_path, "--dtype=float16")
-    run.learner.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
-    before = {name: p.clone() for name, p in run.learner.model.named_parameters()}
+    run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
+    before = {name: p.clone() for name, p in run.model.named_parameters()}
     skipped = 0
     while not math.isfinite(train.train_step(run)[1]):
         skipped += 1
-        assert run.learner.scaler.get_scale() == 2.0 ** (40 - skipped)
-        assert all(torch.equal(before[name], p) for name, p in run.learner.model.named_parameters())
-        assert not any(optimizer.state for optimizer in run.learner.optimizers)
+        assert run.scaler.get_scale() == 2.0 ** (40 - skipped)
+        assert all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
+        assert not any(optimizer.state for optimizer in run.optimizers)
     assert skipped > 3 and run.step == skipped + 1
-    assert not all(torch.equal(before[name], p) for name, p in run.learner.model.named_parameters())
-    scale = run.learner.scaler.get_scale()
+    assert not all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
+    scale = run.scaler.get_scale()
     for _ in range(2):
         train.train_step(run)
-    assert run.learner.scaler.get_scale() == 2 * scale  # three steps without an overflow
+    assert run.scaler.get_scale() == 2 * scale  # three steps without an overflow
 
 
 def test_float16_that_does_not_recover_stops(data_dir, tmp_path):
     run = ready(data_dir, tmp_path, "--dtype=float16")
-    run.learner.scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
-    next(run.learner.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    run.scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    next(run.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
     train.train_step(run)
     with pytest.raises(FloatingPointError, match="gradient norm inf at step 1"):
         train.read_steps(run)
@@ -364,7 +365,7 @@ def test_float16_resumed_is_uninterrupted(data_dir, tmp_path):
     try:
         train.main(arguments(data_dir, tmp_path / "straight", *run))
         stop_after(5)
-        assert train.main(arguments(data_dir, tmp_path / "stopped", *run)) == 143
+        assert train.main(arguments(data_dir, tmp_path / "stopped", *run)).status == 143
         assert (
             checkpoint.read(checkpoint.find(tmp_path / "stopped"))[0]["scaler"]["scale"] != 2.0**30
         )
@@ -397,7 +398,7 @@ def test_activation_checkpointing_changes_no_bit_and_keeps_less(data_dir, tmp_pa
             lambda tensor, sizes=sizes: sizes.append(tensor.numel()) or tensor,
             lambda tensor: tensor,
         ):
-            run.learner.model(*map(torch.from_numpy, run.data.batches.get(0, 4)))
+            run.model(*map(torch.from_numpy, run.batches.get(0, 4)))
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
     assert sum(kept["b"]) < 0.6 * sum(kept["a"])
@@ -416,7 +417,7 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay():
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
-    config = start.TrainConfig(optimizer="muon", beta1=0.8)
+    config = TrainConfig(optimizer="muon", beta1=0.8)
     for config_class, model_class in CORNERS.values():
         model = model_class(
             config_class(n_layer=2, n_head=2, n_embd=16, vocab_size=10, block_size=8)
@@ -437,18 +438,27 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
         )
 
 
+MUON = dict(lr=0.1, weight_decay=0.2, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+
+
+def our_muon(parameters, dtype="float32"):
+    """Our Muon with the settings of MUON."""
+    config = TrainConfig(learning_rate=0.1, beta1=0.9)
+    group = {"params": parameters, "weight_decay": 0.2}
+    return optim.Muon([group], config, Runtime("cpu", dtype, 0, 1, []))
+
+
 def test_muon_takes_the_steps_of_torchs(monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "bfloat16", lambda tensor: tensor.clone()
     )  # torch's rounds there; ours does not on a CPU
-    monkeypatch.setattr(optim, "STACK", 3 * 8 * 24)  # two stacks of the five
+    monkeypatch.setattr(optim.Muon, "entries", 3 * 8 * 24)  # two stacks of the five
     torch.manual_seed(0)
     shapes = [(8, 24)] * 5 + [(24, 8), (16, 16), (16, 16), (4, 4)]
     ours, theirs = (
         [torch.nn.Parameter(torch.full(shape, 0.5)) for shape in shapes] for _ in range(2)
     )
-    options = dict(lr=0.1, weight_decay=0.2, momentum=0.9, adjust_lr_fn="match_rms_adamw")
-    steppers = optim.Muon(ours, **options), torch.optim.Muon(theirs, **options)
+    steppers = our_muon(ours), torch.optim.Muon(theirs, **MUON)
     for step in range(4):
         for a, b in zip(ours, theirs, strict=True):
             a.grad = b.grad = (
@@ -472,11 +482,10 @@ def test_muon_in_bfloat16_takes_torchs_steps_to_its_rounding():
     torch.manual_seed(0)
     start_at = torch.randn(8, 24)
     pairs = [torch.nn.Parameter(start_at.clone()) for _ in range(3)]
-    options = dict(lr=0.1, weight_decay=0.2, momentum=0.9, adjust_lr_fn="match_rms_adamw")
     steppers = [
-        optim.Muon(pairs[:1], torch.bfloat16, **options),
-        torch.optim.Muon(pairs[1:2], **options),
-        optim.Muon(pairs[2:], torch.float32, **options),
+        our_muon(pairs[:1], "bfloat16"),
+        torch.optim.Muon(pairs[1:2], **MUON),
+        our_muon(pairs[2:]),
     ]
     for p in pairs:
         p.grad = start_at.sin()
@@ -501,9 +510,7 @@ def test_data_seed_sets_the_order_apart_from_the_initialisation(data_dir, tmp_pa
 
         def spy(run, name=name):
             seen.setdefault(name, []).append(
-                run.data.batches.get(run.step * run.config.batch_size, run.config.batch_size)[
-                    0
-                ].tolist()
+                run.batches.get(run.step * run.config.batch_size, run.config.batch_size)[0].tolist()
             )
             return real(run)
 
@@ -517,7 +524,7 @@ def test_data_seed_sets_the_order_apart_from_the_initialisation(data_dir, tmp_pa
 
 
 def test_other_schedules():
-    config = start.TrainConfig(learning_rate=1.0, min_lr=0.0, warmup_iters=0, max_iters=100)
+    config = TrainConfig(learning_rate=1.0, min_lr=0.0, warmup_iters=0, max_iters=100)
     for schedule, expected in dict(
         linear=[1, 0.5, 0.1, 0], wsd=[1, 1, 0.5, 0], constant=[1, 1, 1, 1]
     ).items():
@@ -526,7 +533,7 @@ def test_other_schedules():
 
 
 def test_learning_rate_schedule():
-    config = start.TrainConfig(learning_rate=1.0, min_lr=0.1, warmup_iters=10, max_iters=110)
+    config = TrainConfig(learning_rate=1.0, min_lr=0.1, warmup_iters=10, max_iters=110)
     assert learning_rate(0, config) == 1 / 11
     assert learning_rate(10, config) == 1.0
     assert math.isclose(learning_rate(60, config), 0.55)  # half way down the cosine
@@ -576,7 +583,7 @@ def test_resuming_does_not_choose_again(
     monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: has_bfloat16)
     run = arguments(data_dir, tmp_path / "run", "--max_iters=6", "--eval_interval=20")
     stop_after(5)
-    assert train.main(run) == 143 and len(compiled) == 1
+    assert train.main(run).status == 143 and len(compiled) == 1
     stored = checkpoint.read(checkpoint.find(tmp_path / "run"))[1]
     assert (stored["compile"], stored["dtype"], stored["device"]) == (True, dtype, "cpu")
 
@@ -599,10 +606,10 @@ def test_a_run_of_some_length_uses_bfloat16(data_dir, tmp_path, monkeypatch, has
     monkeypatch.setattr(runtime, "BFLOAT16_PAYS", 3 * 6 * 27_000 * 4 * 16)
     short = made(run)
     assert (short.runtime.dtype, short.runtime.compile) == (dtype, False)
-    assert short.learner.optimizers[0].dtype == getattr(torch, dtype)
+    assert short.optimizers[0].dtype == getattr(torch, dtype)
 
     stop_after(5)
-    assert train.main(run) == 143
+    assert train.main(run).status == 143
     monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: not has_bfloat16)
     resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
     assert resumed.runtime.dtype == dtype
@@ -731,7 +738,7 @@ def test_best_survives_worse_ones_and_two_more_are_kept(data_dir, tmp_path):
 def test_finished_run_resumed_has_nothing_to_do(data_dir, tmp_path, capsys):
     train.main(arguments(data_dir, tmp_path / "run", "--max_iters=3"))
     before = (tmp_path / "run" / "log.jsonl").read_bytes()
-    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
+    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"]).status
     assert "nothing to do" in capsys.readouterr().out
     assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
 
@@ -786,7 +793,7 @@ def test_resume_drops_what_the_log_says_beyond_the_checkpoint(data_dir, tmp_path
 
 def test_wandb_that_fails_is_one_warning(data_dir, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises
-    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2", "--wandb_log"))
+    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2", "--log=wandb"))
     assert capsys.readouterr().err.count("warning: wandb") == 1
     assert len(losses(tmp_path / "run")) == 2
 
@@ -845,7 +852,7 @@ def test_data_that_fail_lose_no_step(
         train.main(arguments(data_dir, tmp_path / "cut", *run))
     assert f"saved step {step}: --init_from=resume continues from it" in capsys.readouterr().out
     assert caught.value.status == 1 and checkpoint.steps(tmp_path / "cut")[-1] == step
-    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'cut'}"])
+    assert not train.main(["--init_from=resume", f"--out_dir={tmp_path / 'cut'}"]).status
     for key in ("loss", "val_loss"):
         assert losses(tmp_path / "cut", key) == losses(tmp_path / "straight", key)
     assert equal(weights(tmp_path / "cut"), weights(tmp_path / "straight"))
@@ -1159,11 +1166,11 @@ def test_resume_refuses_another_architecture_and_other_data(data_dir, tmp_path):
     prepare("words", input=str(tmp_path / "other.txt"), tokenizer="char", data_dir=str(tmp_path))
     with pytest.raises(UserError, match="not those this run began with"):
         train.main([*resume, f"--data_dir={tmp_path}"])
-    assert not train.main([*resume, f"--data_dir={tmp_path}", "--allow_data_change"])
+    assert not train.main([*resume, f"--data_dir={tmp_path}", "--allow_data_change"]).status
     assert checkpoint.steps(tmp_path / "run") == [2, 6]
     (tmp_path / "more.txt").write_text("abcdefghijklmnopqrstuvwxyz 0123456789\n" * 100)
     prepare("words", input=str(tmp_path / "more.txt"), tokenizer="char", data_dir=str(tmp_path))
-    with pytest.raises(UserError, match="the model knows 17 tokens, the data have 38"):
+    with pytest.raises(UserError, match="the model's vocab_size=17 is below the data's 38"):
         train.main([*resume, f"--data_dir={tmp_path}", "--allow_data_change"])
 
 
@@ -1245,7 +1252,7 @@ def test_a_warm_up_that_nobody_typed_is_shortened_for_a_short_run(data_dir, tmp_
     words = [word for word in words if "warmup" not in word]
     argv = [str(tmp_path / "long.py"), *words]
     stop_after(5)
-    assert train.main(argv) == 143 and not train.main([*argv, "--init_from=resume"])
+    assert train.main(argv).status == 143 and not train.main([*argv, "--init_from=resume"]).status
     printed = capsys.readouterr()
     note = "note: a warm-up of 100 steps does not fit max_iters=20: shortened to 2, a tenth\n"
     assert printed.err.count(note) == 1 and len(note) <= 80 and "will differ" not in printed.out
@@ -1302,7 +1309,7 @@ def test_pretrained_weights_go_on_training(data_dir, tmp_path, capsys):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"] == "llama"
     assert not train.main(
         ["--init_from=resume", f"--out_dir={tmp_path / 'run'}"]
-    )  # it knows its width without the folder
+    ).status  # it knows its width without the folder
     assert checkpoint.open_run(tmp_path / "run")[0].blocks[0].mlp.gate.weight.shape == (40, 24)
     with pytest.raises(UserError, match="these are weights of a llama model"):
         train.main([*run, "--model=gpt2", f"--out_dir={tmp_path / 'other'}"])

@@ -197,7 +197,7 @@ def test_trained_exported_and_read_again(model, tmp_path, capsys):
     )
     prepare("docs", str(tmp_path / "a.jsonl"), str(model.folder), str(tmp_path))
     run = arguments(tmp_path, tmp_path / "run", "--dataset=docs", "--model=llama", "--max_iters=2")
-    assert not train.main([*run, "--block_size=16"])
+    assert not train.main([*run, "--block_size=16"]).status
     tokenizer = hf.load_tokenizer(str(tmp_path / "run"))
     assert tokenizer.to_json() == hf.load_tokenizer(str(model.folder)).to_json()
 
