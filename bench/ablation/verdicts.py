@@ -288,9 +288,10 @@ def describe(row, runs, losses, curve, plan, pooled):
         row["p"] = compare(groups, row["weights"], math.nan)[0]
         return
     row |= contrast(groups, row["weights"], pooled).columns()
-    parts = zip(row["groups"], row["weights"], groups, strict=True)
-    weights = {arm: weight / len(group) for arms, weight, group in parts for arm in arms}
-    row |= text_interval(runs, weights)
+    if row["kind"] != "replicate":  # two models differ on every text
+        parts = zip(row["groups"], row["weights"], groups, strict=True)
+        weights = {arm: weight / len(group) for arms, weight, group in parts for arm in arms}
+        row |= text_interval(runs, weights)
     if curve and row["kind"] == "swap" and row["against"] == plan["base"]:
         se, n = row["sd"] / math.sqrt(len(own)), len(own)
         if pooled:

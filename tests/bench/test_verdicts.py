@@ -138,6 +138,7 @@ def test_the_replicate_has_the_pooled_interval(tmp_path):
     assert df == sum(map(len, groups)) - 4
     assert replicate["high"] - replicate["difference"] == pytest.approx(half)
     assert replicate["difference"] == pytest.approx(groups[1].mean() - groups[0].mean())
+    assert math.isnan(replicate["text_low"])
 
 
 @pytest.mark.parametrize(("noise", "verdict"), [(2e-3, "tie"), (8e-3, "undecided")])
