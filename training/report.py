@@ -13,7 +13,7 @@ from common import files
 from common.configurator import find_file, keys, load, typed
 from common.errors import Failure, UserError, folded
 from parts import moe
-from parts.architectures import configure
+from parts.architectures import CORNERS, configure
 from parts.costs import training_flops_per_token
 from parts.variant import VariantConfig
 from tokens.mixture import bits_per_byte, open_split
@@ -239,8 +239,8 @@ NAMES = {"gpt2": "GPT-2", "llama": "LLaMA"}
 
 def twin_arguments(argv):
     """The arguments that train the other model in the same way: its config file, and what the user
-    typed, except keys that this model does not have. [] if there is no such config, if the user
-    chose the model, or if the other one cannot have these sizes."""
+    typed, except keys that the readable model does not have. [] if there is no such config, if the
+    user chose the model, or if the other one cannot have these sizes."""
     paths = [arg for arg in argv if arg.endswith(".py") and not arg.startswith("--")]
     word = next((word for path in paths for word in OTHER if word in Path(path).name), None)
     if word is None or typed(argv) & {"model", "arch"}:
@@ -250,13 +250,13 @@ def twin_arguments(argv):
         return []
 
     this_run = {"init_from", "overwrite", "allow_data_change"}
-    kept = [arg for arg in argv if arg.startswith("--") and not typed([arg]) & this_run]
+    known = keys(TrainConfig, CORNERS[OTHER[word]][0]).keys() - this_run
+    kept = [arg for arg in argv if arg.startswith("--") and typed([arg]) & known]
     try:
         values, _ = load([*map(find_file, twins), *kept], [TrainConfig, VariantConfig], "", scope)
-        known = keys(TrainConfig, type(configure(values))).keys()
+        configure(values)
     except UserError:  # the other model cannot have these sizes, such as heads of odd width
         return []
-    kept = [arg for arg in kept if typed([arg]) & known]
     return [*twins, *(rename_folder(arg, word) for arg in kept)]
 
 

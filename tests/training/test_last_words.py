@@ -39,7 +39,8 @@ LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
         ([GPT2, "--out_dir=a/my-gpt2-run"], [LLAMA, "--out_dir=a/my-llama-run"]),
         ([LLAMA, "--rope_theta=5000", "--seed=2", "--overwrite"], [GPT2, "--seed=2"]),
         ([GPT2, "--dropout=0.1", "--init_from=resume"], [LLAMA, "--dropout=0.1"]),
-        ([GPT2, "--norm=rmsnorm", "--norm_eps=1e-6"], [LLAMA, "--norm=rmsnorm", "--norm_eps=1e-6"]),
+        ([GPT2, "--norm=rmsnorm", "--norm_eps=1e-6"], [LLAMA, "--norm_eps=1e-6"]),
+        ([LLAMA, "--n_kv_head=2", "--window=8", "--bias=False"], [GPT2, "--bias=False"]),
         (
             ["config/gpt2_124m.py", "config/first_steps.py"],
             ["config/llama_124m.py", "config/first_steps.py"],
