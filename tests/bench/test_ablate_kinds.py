@@ -1,12 +1,10 @@
-"""Sweeps whose runs are not one process on one text: several processes, mixtures, pairs."""
+"""Sweeps whose runs are not on one text: mixtures, pairs."""
 
 import json
 
 import pytest
 
 import ablate
-from bench.ablation import sweep
-from common.errors import UserError
 from helpers.ablation import arguments, arm, rows_of
 from prepare import prepare
 
@@ -49,17 +47,3 @@ def test_a_mixture_and_pairs_are_measured_for_what_they_are(
         }
         # Nats per answer's token are no bits per byte of the pairs.
         assert (row["bits_per_byte"] is None) == (kind == "pairs")
-
-
-@pytest.mark.parametrize(
-    "what, wanted",
-    [
-        (["--curve=[1]"], "curve holds 1, which is the base itself"),
-        (["--curve=[-1]"], "not a positive number"),
-        (["--dataset=bytes,words"], "different tokenizers"),
-    ],
-)
-def test_what_no_sweep_can_do_is_refused(two_kinds, tmp_path, what, wanted):
-    with pytest.raises(UserError, match=wanted):
-        sweep.Sweep(arguments(two_kinds, tmp_path / "out", ROPE, *what), "")
-    assert not (tmp_path / "out").exists()

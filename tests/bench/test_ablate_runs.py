@@ -417,12 +417,8 @@ def test_workers_share_cores_and_gpus(monkeypatch):
     assert launch.worker_slots(4, "cpu") == [(None, 2)] * 4
     assert launch.worker_slots(None, "cpu") == [(None, 8)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert launch.worker_slots(4, "cuda") == [
-        ("2", 2),
-        ("5", 2),
-        ("2", 2),
-        ("5", 2),
-    ] and launch.worker_slots(None, "cuda:1") == [("5", 8)]
+    assert launch.worker_slots(4, "cuda") == [("2", 2), ("5", 2)] * 2
+    assert launch.worker_slots(None, "cuda:1") == [("5", 8)]
 
 
 def test_ray_runs_a_sweep_on_two_nodes(data_dir, tmp_path, quick, stub, monkeypatch):
@@ -441,7 +437,7 @@ def test_ray_runs_a_sweep_on_two_nodes(data_dir, tmp_path, quick, stub, monkeypa
         assert ablate.main(arguments(data_dir, out, *what, "--engine=ray"), stub) == 1
         rows = rows_of(out)
         failed = {name[0] for name, row in rows.items() if row["status"] == "failed"}
-        assert len(rows) == 6 and failed == {"crash"}
+        assert len(rows) == 8 and failed == {"crash"}
         assert len({row["node"] for row in rows.values()}) == 2
         # Once more: what is done is not done again.
         ablate.main(arguments(data_dir, out, *what, "--engine=ray"), stub)

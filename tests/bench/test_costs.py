@@ -157,13 +157,6 @@ def test_a_base_that_differs_from_itself_shows_a_disturbance(timed):
     assert timed(again=1.01)[0]["swiglu"]["quiet"]
 
 
-def test_the_wait_for_a_quiet_machine_ends(monkeypatch):
-    monkeypatch.setattr(costs.OtherWork, "share", lambda work: 1.0)
-    monkeypatch.setattr(costs.time, "sleep", lambda seconds: None)
-    began = time.perf_counter()
-    assert not costs.wait_until_quiet(0.2) and 0.2 <= time.perf_counter() - began < 2
-
-
 def test_stored_times_of_a_busy_machine_are_replaced_once_it_is_quiet(
     data_dir, tmp_path, quick, monkeypatch
 ):
