@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
-from bench.ablation.tables import by_scale, contexts, known, records
+from bench.ablation.tables import by_scale, contexts, known, records, short
 
 INK, MUTED, FAINT = "#1c2128", "#57606a", "#d0d7de"
 # Grey, and the colours of Okabe and Ito (2008) that show on white. They differ for readers who do
@@ -318,22 +318,21 @@ def slopes(sections):
     if not scales:
         return None
     sizes = [size for group in scales.values() for size in group]
+    prices = {size.label: size.cost(size.plan["base"], "parameters") for size in sizes}
     arms = list(dict.fromkeys(arm for size in sizes for arm in swaps(size)))
-    columns = min(3, len(arms))
-    rows = math.ceil(len(arms) / columns)
-    figure = Figure(figsize=(WIDTH, 0.9 + 1.6 * rows))
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    rows = math.ceil(len(arms) / 2)
+    figure = Figure(figsize=(WIDTH, 0.9 + 1.7 * rows))
+    panels = figure.subplots(rows, 2, sharey=True, squeeze=False).ravel()
     for axes, arm in zip(panels, arms, strict=False):
         axes.set_title(arm, fontsize=10)
         axes.axhline(0, color=INK, linewidth=0.8)
         for color, group in zip(ARM_COLORS, scales.values(), strict=False):
-            prices = [size.cost(size.plan["base"], "parameters") for size in group]
-            effects = [swaps(size).get(arm, [math.nan] * 3) for size in group]
-            points = np.column_stack([prices, effects])
-            x, mean, low, high = points.T
+            x = [prices[size.label] for size in group]
+            mean, low, high = np.transpose([swaps(size).get(arm, [math.nan] * 3) for size in group])
             bars = np.nan_to_num([mean - low, high - mean])
             axes.errorbar(x, mean, bars, marker="o", color=color, markersize=5, linewidth=1.2)
-        axes.set_xscale("log")
+        ticks = sorted(set(filter(known, prices.values())))
+        log_axis(axes, ticks, [short(price) for price in ticks])
     for axes in panels[len(arms) :]:
         axes.set_visible(False)
     figure.supxlabel("parameters of the base", fontsize=10)

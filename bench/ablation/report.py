@@ -50,6 +50,7 @@ ITEMS = (
 )
 
 
+LATEX = str.maketrans({"\u2212": "$-$", "\u2013": "--", "×": r"$\times$", "±": r"$\pm$"})
 PAGE = "What each part is worth"  # the title of the page of several sweeps
 
 # ---------------------------------------------------------------- what a report is about
@@ -215,7 +216,8 @@ def write_paper(path, content):
             write_file(path.with_suffix(f".{kind}"), figures.saved(content, kind))
     else:
         write_file(path.with_suffix(".csv"), content.to_csv(index=False))
-        write_file(path.with_suffix(".tex"), content.to_latex(index=False, escape=True))
+        latex = content.to_latex(index=False, escape=True).translate(LATEX)
+        write_file(path.with_suffix(".tex"), latex)
 
 
 def contents_of(section, prefix="", brief=False, paper=None):

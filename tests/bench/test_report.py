@@ -196,7 +196,8 @@ def test_files_for_a_paper_are_written_on_request(written, tmp_path, no_figures)
     names = {path.name for path in (written / "paper").iterdir()}
     assert {f"{name}.{kind}" for name in FIGURES for kind in ("svg", "pdf")} <= names
     assert {"verdicts.csv", "verdicts.tex", "numbers.csv"} <= names
-    assert "\\toprule" in text_of(written / "paper", "verdicts.tex")
+    latex = text_of(written / "paper", "verdicts.tex")
+    assert "\\toprule" in latex and latex.isascii()
     make_sweep(tmp_path, **FEW)
     report.write([tmp_path])
     assert not (tmp_path / "paper").exists()
