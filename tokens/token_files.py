@@ -22,8 +22,7 @@ from common.errors import Failure, UserError
 from tokens.tokenizer import tokenizer_from_json
 
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
-FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json")
-MASKS = ("train.mask.bin", "val.mask.bin")
+FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json", "train.mask.bin", "val.mask.bin")
 TEST_FILES = ("test.bin", "test.mask.bin")  # ours only if meta.json describes a test split
 FULL_SCAN = 100_000_000  # tokens; a longer split is checked only at its ends and in a sample
 PIECE = 1 << 20  # tokens checked at a time
@@ -103,18 +102,13 @@ def only_process(folder):
         lock.close()
 
 
-def aside(folder):
-    """The name under which `publish` keeps the old dataset while the new one takes its place."""
-    return folder.with_name(f"{folder.name}.old")
-
-
 def publish(new, folder):
     """Replace `folder` by the complete dataset `new`. If this is killed at any moment, one of the
     two is complete. `recover` must be called afterwards."""
     for path in [*new.iterdir(), new]:
         files.sync(path)
     if folder.exists():
-        folder.rename(files.partial(aside(folder)))
+        folder.rename(files.partial(f"{folder}.old"))
     new.rename(folder)
     files.sync(folder.parent)
 
@@ -123,11 +117,13 @@ def recover(folder):
     """Finish or undo what a killed call began. If the new dataset is not in place yet, restore the
     old one; if it is, move the user's other files into it. Remove everything else whose name only
     files.partial can have made."""
-    for old in sorted(files.leftovers(aside(folder)), key=is_prepared, reverse=True):
+    for old in sorted(files.leftovers(f"{folder}.old"), key=is_prepared, reverse=True):
         if not folder.exists():
             old.rename(folder)
             continue
-        ours = FILES + MASKS + (TEST_FILES if has_test(old) else ())
+        ours = FILES
+        with contextlib.suppress(UserError):
+            ours += TEST_FILES if "test" in load_meta(old)["splits"] else ()
         for path in sorted(old.iterdir(), key=lambda path: path.name == "meta.json"):
             if path.name in ours and not path.is_dir():
                 path.unlink()  # meta.json last, since it says what is ours
@@ -140,14 +136,6 @@ def recover(folder):
             old.rmdir()
     for new in files.leftovers(folder):
         files.remove(new)
-
-
-def has_test(folder):
-    """Whether test.bin in this folder is ours: meta.json describes a test split."""
-    try:
-        return "test" in load_meta(folder)["splits"]
-    except UserError:
-        return False
 
 
 # ---------------------------------------------------------------- meta.json and tokenizer.json

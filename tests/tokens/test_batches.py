@@ -78,14 +78,14 @@ def test_order_is_pinned():
 @pytest.mark.parametrize("ranks, parts", [(1, 4), (2, 4), (4, 4)])
 def test_slices_of_ranks_tile_the_global_order(ranks, parts, size=3):
     tokens = np.arange(500)
-    whole = Batches(tokens, 8, 1).get(0, 6 * parts * size)[0]
+    entire = Batches(tokens, 8, 1).get(0, 6 * parts * size)[0]
     own = [Batches(tokens, 8, 1) for _ in range(ranks)]  # a process each
     seen = [
         own[part % ranks].get((step * parts + part) * size, size)[0]
         for step in range(6)
         for part in range(parts)
     ]
-    assert (np.concatenate(seen) == whole).all()
+    assert (np.concatenate(seen) == entire).all()
 
 
 def test_too_few_tokens():
@@ -157,10 +157,10 @@ def test_computed_orders_are_random():
 
 
 def test_slices_of_a_computed_order():
-    whole, lazy = order(5000, 3, 7, 8), Shuffled(np.random.default_rng(3), 5000, 7, 8)
-    assert sorted(whole) == [*range(7, 7 + 8 * 5000, 8)]
+    entire, lazy = order(5000, 3, 7, 8), Shuffled(np.random.default_rng(3), 5000, 7, 8)
+    assert sorted(entire) == [*range(7, 7 + 8 * 5000, 8)]
     for first, last in [(0, 1), (17, 40), (4990, 6000), (5000, 6000)]:
-        assert (lazy[first:last] == whole[first:last]).all()
+        assert (lazy[first:last] == entire[first:last]).all()
 
 
 def test_computed_order_is_pinned():
@@ -193,8 +193,8 @@ def test_batches_by_a_computed_order(monkeypatch):
             assert starts[0] == stored.epochs[0].min(), "the offset is the same"
     assert (straight[:size] != straight[size : 2 * size]).any()
     for first, count in [(300, 20), (0, 3), (size - 1, 2), (5, 2 * size)]:
-        found = computed.get(first, count)[0][:, 0]
-        assert (found == straight[first : first + count]).all()
+        starts = computed.get(first, count)[0][:, 0]
+        assert (starts == straight[first : first + count]).all()
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1 << 20])
@@ -248,7 +248,7 @@ def test_bits_per_byte_in_parts(monkeypatch):
     """The bytes of the tokens are counted a part at a time."""
     tokenizer = tiny_bpe()
     split = Text(np.array([257, 101, 258, 32, 195, 169] * 20, np.uint16), 8)
-    whole = mixture.bits_per_byte(split, tokenizer, 0)
-    assert whole == pytest.approx(119 / len(tokenizer.decode_bytes(split.tokens[1:])) / np.log(2))
+    entire = mixture.bits_per_byte(split, tokenizer, 0)
+    assert entire == pytest.approx(119 / len(tokenizer.decode_bytes(split.tokens[1:])) / np.log(2))
     monkeypatch.setattr(mixture, "PIECE", 7)
-    assert mixture.bits_per_byte(split, tokenizer, 0) == whole
+    assert mixture.bits_per_byte(split, tokenizer, 0) == entire

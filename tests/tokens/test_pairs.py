@@ -255,15 +255,15 @@ def ready(pairs_dir, tmp_path, *more):
 
 def naive_loss(model, pairs):
     """Mean over all tokens of the answers and their ends, each pair alone and without padding."""
-    total, count, block_size = 0.0, 0, model.config.block_size
+    nats, count, block_size = 0.0, 0, model.config.block_size
     for prompt, answer in pairs:
         ids = torch.tensor([[*prompt.encode(), *answer.encode(), 10]])[:, : block_size + 1]
         if len(prompt) > block_size:
             continue
         scores = model(ids[:, :-1])[0].log_softmax(-1)[0]
         for i in range(len(prompt), ids.size(1)):
-            total, count = total - scores[i - 1, ids[0, i]], count + 1
-    return total / count
+            nats, count = nats - scores[i - 1, ids[0, i]], count + 1
+    return nats / count
 
 
 def test_the_doctor_looks_at_the_answers(tmp_path, capsys):

@@ -104,7 +104,7 @@ def test_whole_set(book, kind, chunk, monkeypatch, capsys):
         assert len(load_split("data/mybook", split, 8)) == meta["splits"][split]["tokens"]
     assert meta["source"] == book and "canonical" not in meta
     assert meta["source_sha256"] == hashlib.sha256(TEXT.encode()).hexdigest()
-    assert sorted(contents("data/mybook")) == sorted([*token_files.FILES, "test.bin"])
+    assert sorted(contents("data/mybook")) == sorted([*token_files.FILES[:4], "test.bin"])
     assert os.listdir("data") == ["mybook"]
     assert ("each token is a character" in capsys.readouterr().out) == (kind == "auto")
 
@@ -203,20 +203,20 @@ def test_replaced_as_a_whole(book):
 
 def stepped_aside(folder):
     """The name under which a call that is killed at the right moment leaves a dataset."""
-    return files.partial(token_files.aside(Path(folder)))
+    return files.partial(f"{folder}.old")
 
 
 def test_names_of_the_users_are_left_alone(book):
     """Also those that a program might choose for its own temporary files."""
     prepare.prepare("mybook", book)
-    mine = ["mybook.old", "mybook.new", "mybook.tmp", ".mybook.partial-1", ".mybook.lock.old"]
-    for name in mine:
+    own = ["mybook.old", "mybook.new", "mybook.tmp", ".mybook.partial-1", ".mybook.lock.old"]
+    for name in own:
         Path("data", name).mkdir()
         Path("data", name, "train.bin").write_text("mine")
     for _ in range(2):
         prepare.prepare("mybook", book, "byte")
-    assert sorted(os.listdir("data")) == sorted([*mine, "mybook"])
-    assert all(Path("data", name, "train.bin").read_text() == "mine" for name in mine)
+    assert sorted(os.listdir("data")) == sorted([*own, "mybook"])
+    assert all(Path("data", name, "train.bin").read_text() == "mine" for name in own)
 
 
 def test_files_of_the_users_are_kept_when_two_have_one_name(book):
@@ -256,7 +256,7 @@ def test_two_at_once_wait_for_each_other(book, capsys):
 
 
 def contents_of_set():
-    return {name: Path("data/mybook", name).read_bytes() for name in token_files.FILES}
+    return {name: Path("data/mybook", name).read_bytes() for name in token_files.FILES[:4]}
 
 
 KILLED = """

@@ -259,7 +259,7 @@ def test_the_order_of_the_sources(three_sources, monkeypatch, capsys):
     Path("folder/tinyshakespeare.txt").unlink()
     word, canonical, out = first_word()
     assert word == "canonical:" and canonical and "not the canonical" not in out
-    assert "is not there; trying the public copy" in out
+    assert "tinyshakespeare.txt'; trying the public copy" in out
     kept.unlink()
     monkeypatch.delenv("CORPUS_DIR")
     monkeypatch.setattr(downloads, "download", no_network)

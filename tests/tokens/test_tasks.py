@@ -32,18 +32,18 @@ def samples_of(folder, split):
     """[(text, mask)] of a split's samples, which are lines."""
     coder = load_tokenizer(folder, load_meta(folder))
     text = coder.decode(load_split(folder, split, 0))
-    mask, at, found = load_mask(folder, split), 0, []
+    mask, at, samples = load_mask(folder, split), 0, []
     for line in text.splitlines(keepends=True):
-        found.append((line, mask[at : at + len(line)].tolist()))
+        samples.append((line, mask[at : at + len(line)].tolist()))
         at += len(line)
-    return found
+    return samples
 
 
 def solved(name, line):
     """The mask and the answers of a sample, from its text alone, by the definition of the task."""
     if name == "task:copy":
-        word, again = line[:-1].split("|")
-        assert word == again and 16 <= len(word) <= 48 and word.isalpha()
+        word, copied = line[:-1].split("|")
+        assert word == copied and 16 <= len(word) <= 48 and word.isalpha()
         return [0] * (len(word) + 1) + [1] * (len(word) + 1)
     if name == "task:recall":
         n = (len(line) - 1) // 6
@@ -69,9 +69,9 @@ def solved(name, line):
 @pytest.mark.parametrize("name", TASKS)
 def test_a_sample_asks_what_the_task_says(tasks_dir, name):
     for split, count in {"train": 60, "val": 30, "test": 8}.items():
-        found = samples_of(tasks_dir / name, split)
-        assert len(found) == count == load_meta(tasks_dir / name)["splits"][split]["pairs"]
-        for line, mask in found:
+        samples = samples_of(tasks_dir / name, split)
+        assert len(samples) == count == load_meta(tasks_dir / name)["splits"][split]["pairs"]
+        for line, mask in samples:
             assert mask == solved(name, line), line
 
 
@@ -127,7 +127,7 @@ def test_the_measures_are_those_of_greedy_answers(tasks_dir, tmp_path, capsys):
     runtime = train.set_up("cpu", "float32")
     run = train.make_run(settings, runtime)
     model, coder = run.model, run.tokenizer
-    rows, right, whole, tokens = samples_of(tasks_dir / "task:needle", "val"), 0, 0, 0
+    rows, right, solved_rows, tokens = samples_of(tasks_dir / "task:needle", "val"), 0, 0, 0
     with torch.no_grad():
         # Digits are certain, and the one after `#` is 0: some answers have right tokens.
         model.lm_head.weight.zero_()
@@ -137,11 +137,15 @@ def test_the_measures_are_those_of_greedy_answers(tasks_dir, tmp_path, capsys):
             ids = torch.tensor(coder.encode(line))[None]
             best = model.eval()(ids[:, :-1])[0].argmax(-1)[0]
             hits = [best[i - 1] == ids[0, i] for i in range(len(mask)) if mask[i] == 1]
-            right, whole, tokens = right + sum(hits), whole + all(hits), tokens + len(hits)
+            right, solved_rows, tokens = (
+                right + sum(hits),
+                solved_rows + all(hits),
+                tokens + len(hits),
+            )
         row = train.score(run)
     assert tokens == 150 and 0 < right < tokens
     assert row["val_accuracy"] == pytest.approx(right.item() / tokens)
-    assert row["val_exact"] == whole / len(rows)
+    assert row["val_exact"] == solved_rows / len(rows)
     assert {"report_accuracy", "report_exact"} <= row.keys()
 
 
