@@ -199,16 +199,16 @@ def print_evaluation(run, score, evaluate):
 
 def closing_prompt(split, tokenizer):
     """(prompt, where to stop) of the sample at the end: the first prompt of the validation split if
-    the data are prompts and answers, else the token that starts a text."""
-    start = tokenizer.decode([tokenizer.start])
+    the data are prompts and answers, else that of a new text: none if a special token starts it."""
+    special = {tokenizer.bos, *tokenizer.stops} - {None}
+    newline = "" if special else tokenizer.decode([tokenizer.end])
     if not isinstance(split, Pairs):
-        return start, ""
+        return newline, ""
     first, answer, end = split.starts[0], split.answers[0], split.ends[0] - 1
-    prompt, known = split.tokens[first:answer].tolist(), split.tokens[answer:end].tolist()
-    print(
-        f"a prompt that it has not seen, whose answer in the data is {tokenizer.decode(known)!r}:"
-    )
-    return tokenizer.decode(prompt), start
+    prompt = [i for i in split.tokens[first:answer].tolist() if i not in special]
+    known = tokenizer.decode(split.tokens[answer:end].tolist())
+    print(f"a prompt that it has not seen, whose answer in the data is {known!r}:")
+    return tokenizer.decode(prompt), newline
 
 
 def print_next_commands(folder, config, argv):

@@ -19,8 +19,10 @@ from helpers.runs import arguments
 from helpers.texts import message
 from prepare import prepare
 from sample import write_text
+from tokens.mixture import open_split
 from tokens.token_files import load_mask, load_meta, load_split, load_tokenizer
 from tokens.tokenizer import GPT4, LETTERS, encode_batches
+from training.report import closing_prompt
 from weights import export, hf
 
 TEXT = "the king of rome shall speak no more,\nand Zoë says <s> no </s> word  in 1999.\n"
@@ -161,6 +163,12 @@ def test_documents_pairs_and_preferences_end_with_it(model, tmp_path, capsys):
         assert (ids == end).sum() == len(starts)
         first = [*tokenizer.prompt(ANSWERS[0][0]), *tokenizer.encode(ANSWERS[0][1]), end]
         assert ids[: len(first)].tolist() == first
+
+        # The sample at the end of a run repeats no special token as text.
+        split = open_split(tmp_path / name, "train", 64)
+        prompt, stop = closing_prompt(split, tokenizer)
+        assert tokenizer.prompt(prompt) == tokenizer.prompt(ANSWERS[0][0]) and stop == ""
+    assert closing_prompt(open_split(tmp_path / "docs", "train", 8), tokenizer) == ("", "")
 
 
 class Fixed(torch.nn.Module):
