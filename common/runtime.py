@@ -53,8 +53,8 @@ class Runtime:
         """The part of `autocast` that activation checkpointing needs again, in the backward pass.
 
         On a CPU in 16 bits F.scaled_dot_product_attention runs as two matrix products and a softmax
-        of 16 bits: the backward pass of torch's fused kernel takes two to five times as long (torch
-        2.13). The gradients differ from those in float64 by 0.5 %, the fused kernel's by 0.3 %."""
+        of 16 bits: forward and backward, torch's fused kernel takes two to five times as long at 64
+        and 128 tokens (torch 2.13). Gradients are within 0.6 % of those in float64 with either."""
         if self.dtype == "float32" or not self.device.startswith("cpu"):
             return contextlib.nullcontext()
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # or it computes in float32
