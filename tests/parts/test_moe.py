@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 import sample
 import train
+from common.errors import UserError
 from common.runtime import Runtime
 from helpers.runs import arguments, equal, losses, ready, weights
 from helpers.variants import close, config, randomised, tokens
@@ -22,6 +23,7 @@ from parts import costs, moe
 from parts.moe import MoE, after_step, collect, expert_by_expert, in_one_kernel, statistics
 from parts.variant import Variant
 from training.optim import Muon, make_optimizers
+from training.preferences import check_objective
 from training.settings import TrainConfig
 from weights.checkpoint import open_run
 
@@ -333,6 +335,13 @@ def test_balancing_evens_the_load(balance):
         after_step(model)
         loads.append(max(statistics(model)["expert_load"][0]))
     assert loads[0] > 0.45 and loads[-1] < 0.2  # even: 0.125
+
+
+@pytest.mark.parametrize("word", ["moe", "moe_clamped"])
+def test_preferences_refuse_experts_whose_loads_nobody_balances(word):
+    model = Variant(config("llama", dict(mlp=word)))
+    with pytest.raises(UserError, match="dpo does not balance the loads of experts"):
+        check_objective(SimpleNamespace(objective="dpo", dataset="tastes"), model, [])
 
 
 # ---------------------------------------------------------------- costs, optimizers, scripts

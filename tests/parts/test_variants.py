@@ -447,8 +447,10 @@ def test_gradient_reaches_every_parameter_and_the_first_loss_is_right(base, arm)
     maps = {f"{key}.weight" for key, module in blocks if isinstance(module, torch.nn.Linear)}
     experts = {key for key in named if key.endswith((".gate", ".up", ".down"))}
     assert muon_names(model) == maps | experts
-    grouped = [id(p) for group in parameter_groups(model, 0.1) for p in group["params"]]
-    assert sorted(grouped) == sorted(map(id, model.parameters()))
+    groups = parameter_groups(model, 0.1)
+    assert sorted(key for group in groups for key in group["names"]) == sorted(named)
+    decaying = {key for group in groups if group["weight_decay"] for key in group["names"]}
+    assert not any(key.endswith("bias") or named[key].dim() < 2 for key in decaying)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
     for _ in range(12):
         optimizer.zero_grad()
