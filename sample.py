@@ -277,8 +277,8 @@ def main(argv):
     kind = "int8" if config.dtype == "int8" else runtime.dtype
     runtime.dtype = "float32"  # the weights are converted to `kind` instead of autocast
 
-    names = [config.out_dir if config.init_from == "resume" else config.init_from]
-    names = config.compare.split(",") if config.compare else names
+    name = config.out_dir if config.init_from == "resume" else config.init_from
+    names = config.compare.split(",") if config.compare else [name]
     opened = [open_model(name, config, runtime, texts, kind) for name in names]
     if config.serve:
         server.serve(opened, config, listener)
