@@ -115,24 +115,25 @@ def make_model(given, tokenizer, vocab_size):
 
 
 def make_run(given, runtime):
-    """The Run of some Settings. Writes nothing, except a small dataset that is missing. Raises
-    UserError if the data, the model or the checkpoint do not allow it."""
+    """The Run of some Settings. Raises UserError if data, model and checkpoint do not fit."""
     config = given.config
 
     # The data and the model.
     metas, tokenizer = find_data(config, runtime)
     state = settings.first_state(given, mixture.mixed_fingerprint(metas.values()))
-    model = make_model(given, tokenizer, metas[config.datasets[0]]["vocab_size"])
-    model.to(runtime.device)
+    vocab_size = metas[config.datasets[0]]["vocab_size"]
+    model = make_model(given, tokenizer, vocab_size).to(runtime.device)
     sources = mixture.open_sources(config, metas, tokenizer, model.config.block_size)
     batches = mixture.open_batches(config, sources)
     preferences.check_objective(config, model, sources)
 
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
-    tokens = config.batch_size * config.gradient_accumulation_steps * model.config.block_size
-    steps = config.max_iters - state["step"]
+    samples = config.batch_size * config.gradient_accumulation_steps
+    tokens = samples * model.config.block_size * (config.max_iters - state["step"])
     runtime.auto_dtype &= not config.check  # the golden curves are of float32
-    runtime.choose_compile(config.compile, 6 * report.used_parameters(model) * tokens * steps)
+    flops = 6 * report.used_parameters(model) * tokens
+    why = "as asked" if given.state is None else "as set for this run"
+    runtime.choose_compile(config.compile, flops, why)
     kind = runtime.device.split(":")[0]
     device = kind if config.device == "auto" else config.device
     config = replace(config, device=device, dtype=runtime.dtype, compile=runtime.compile)
@@ -202,8 +203,8 @@ def train_step(run):
 
 
 def read_steps(run):
-    """Wait for the device to finish the steps since the last reading, at least one. Returns (loss,
-    gradient norm) of the newest. Raises FloatingPointError if one of theirs is not finite."""
+    """Wait for the steps since the last reading, at least one. Returns (loss, gradient norm) of the
+    newest. Raises FloatingPointError if one of theirs is not finite."""
     numbers = torch.stack([torch.stack([loss, norm]) for _, loss, norm, _ in run.unread]).tolist()
     for (step, _, _, skipped), (loss, norm) in zip(run.unread, numbers, strict=True):
         if not math.isfinite(loss) or not (math.isfinite(norm) or skipped):
@@ -284,12 +285,13 @@ def train(run, log):
 
         # Wait for the device only where the results are needed.
         report_due = run.step % config.log_interval == 0
-        if report_due or stop.status or evaluation_due(run) or not speeds:
+        if report_due or log.estimate_due() or stop.status or evaluation_due(run) or not speeds:
             count = len(run.unread)
             loss, norm = read_steps(run)
             seconds = time.perf_counter() - began
             run.state["seconds"] += seconds
             speeds += [count * run.step_tokens / seconds] * count
+            log.estimate(run.step, seconds / count)
             if report_due:
                 lr = learning_rate(run.step - 1, config)
                 log.report(run_folder.step_row(run, loss, norm, lr, seconds / count))

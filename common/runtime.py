@@ -60,10 +60,11 @@ class Runtime:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # or it computes in float32
         return sdpa_kernel(SDPBackend.MATH)
 
-    def choose_compile(self, asked, flops):
+    def choose_compile(self, asked, flops, why="as asked"):
         """Decide whether to compile a run of `flops` operations. On a CPU, compiling takes about a
         minute and then saves a quarter of the time, so it pays for runs of five minutes or more.
-        And decide, if dtype is auto, whether a CPU that multiplies bfloat16 uses it."""
+        And decide, if dtype is auto, whether a CPU that multiplies bfloat16 uses it. why: the
+        reason for a choice that was `asked`."""
         kind = self.device.split(":")[0]
         compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
         if asked is True and kind == "cpu" and not compiler:
@@ -74,7 +75,7 @@ class Runtime:
             )
 
         if asked != "auto":
-            choice, why = asked, "as asked"
+            choice = asked
         elif kind == "cuda":
             choice, why = True, "it pays on CUDA"
         elif kind == "mps":
@@ -87,10 +88,11 @@ class Runtime:
             choice, why = False, "a run this short would not repay it"
         self.compile = choice
         long = choice or flops > BFLOAT16_PAYS
-        if long and kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
-            self.dtype = "bfloat16"
+        if kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
+            self.dtype = "bfloat16" if long else "float32"
             self.reasons = [text for text in self.reasons if not text.startswith("dtype")]
-            self.reasons.append("dtype bfloat16 (this CPU multiplies it)")
+            length = "a run this long gains from it" if long else "this run is short for bfloat16"
+            self.reasons.append(f"dtype {self.dtype} ({length})")
         self.reasons.append(f"compile {choice} ({why})")
 
 

@@ -147,7 +147,10 @@ def prepare_command(folder):
 
     source = "" if folder.name in NAMED else " --input=TEXTFILE"
     where = "" if folder.parent == Path("data") else f" --data_dir={folder.parent}"
-    return f"run `python prepare.py {folder.name}{source}{where}`"
+    command = f"run `python prepare.py {folder.name}{source}{where}`"
+    if folder.name == "openwebtext":
+        return f"begin with `python train.py config/gpt2_shakespeare.py`, or, for 18 GB, {command}"
+    return command
 
 
 def is_prepared(folder):

@@ -85,6 +85,8 @@ def peak_speed(run):
 def describe(run):
     """Print the machine, the data, the parts of the model and the optimizers of a run."""
     print("\n".join(run.runtime.reasons))
+    if run.saved is not None:
+        print(f"resumed after step {run.step} of {run.config.max_iters}")
     for source in run.sources:
         describe_source(source, mixed=len(run.sources) > 1)
 

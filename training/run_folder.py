@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import time
 from pathlib import Path
 
 from tqdm import tqdm
@@ -196,45 +197,25 @@ def read_log(path, last_step=None):
 
 
 def curves(rows, title):
-    """A figure of the loss curves of some rows. Each ends with its name and its last value."""
+    """A figure of the loss curves of some rows. The legend holds their last values."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes, ends = figure.subplots(), []
+    axes = figure.subplots()
     for key, label, style in CURVES:
         points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
         if points:
-            (line,) = axes.plot(*zip(*points, strict=True), **style)
-            ends.append((points[-1], f"{label} {points[-1][1]:.3f}", line.get_color()))
+            axes.plot(*zip(*points, strict=True), label=f"{label} {points[-1][1]:.3f}", **style)
 
     sizes = {row["tokens"] // row["step"] for row in rows if row.get("tokens")}
     unit = f" ({sizes.pop():,} tokens each)" if len(sizes) == 1 else ""
     axes.set(xlabel=f"steps{unit}", ylabel="loss (nats per token)", title=title)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    name_lines(axes, ends)
+    axes.legend(frameon=False)
     return figure
-
-
-def name_lines(axes, ends):
-    """Write the names of lines at the right edge of their axes, at the heights of their ends. Names
-    that would overlap move up; a thin line joins each name with the end of its line. ends:
-    [((x, y), name, colour)]. The limits of y must be set."""
-    points = axes.get_figure().get_figheight() * 72 * 0.8  # height of the axes, about
-    height = points / (axes.get_ylim()[1] - axes.get_ylim()[0])
-    right = max((x for (x, _), *_ in ends), default=0)
-    free = -math.inf  # where the next name may stand, in points
-    for (x, y), text, colour in sorted(ends, key=lambda end: end[0][1]):
-        place = max(y * height, free)
-        offset = (14, place - y * height)
-        axes.plot([x, right], [y, y], ":", color=colour, lw=0.8)
-        joined = dict(arrowstyle="-", color=colour, lw=0.6, relpos=(0, 0.5), shrinkA=0, shrinkB=0)
-        style = dict(color=colour, fontsize=9, va="center", annotation_clip=False)
-        style |= dict(textcoords="offset points", arrowprops=joined)
-        axes.annotate(text, (right, y), offset, **style)
-        free = place + 12
 
 
 def draw(rows, path):
@@ -347,6 +328,7 @@ class RunLog:
         look |= dict(disable=not sys.stdout.isatty())
         self.bar = tqdm(total=run.config.max_iters, initial=run.step, **look)
         self.phases = set()  # those that were printed
+        self.estimate_at = None  # when an estimate is printed, unless a bar shows it
 
     def keep(self, row):
         """Write a row to log.jsonl. Raises Failure if the disk refuses."""
@@ -368,6 +350,18 @@ class RunLog:
     def advance(self):
         """Note that a step was taken."""
         self.bar.update()
+        self.estimate_at = self.estimate_at or time.perf_counter() + 5  # after the slow first step
+
+    def estimate_due(self):
+        """Whether to say how long the run takes: once, some seconds after its first step."""
+        return self.bar.disable and time.perf_counter() > (self.estimate_at or math.inf)
+
+    def estimate(self, step, seconds):
+        """Print the time left if that is due; `seconds` is that of a step."""
+        if self.estimate_due():
+            self.estimate_at = math.inf
+            left = self.bar.total - step
+            self.show(f"about {duration(left * seconds)} for the {left:,} steps left")
 
     def report(self, row):
         """Log the row of a step; show it on the bar or, without a terminal, as a line."""
@@ -417,4 +411,6 @@ class NoLog:
     """The log of the ranks other than 0: it keeps nothing."""
 
     broken, rows = False, ()
-    advance = report = evaluation = phase = close = lambda self, *arguments: None
+    advance = estimate_due = estimate = report = evaluation = phase = close = (
+        lambda self, *arguments: None
+    )

@@ -92,8 +92,7 @@ class TrainConfig:
 
     @property
     def trains(self):
-        """Whether the run trains and writes into out_dir, instead of checking something and
-        stopping."""
+        """Whether the run trains, instead of checking something and stopping."""
         return not (self.eval_only or self.dry_run or self.doctor or self.check)
 
     @property
@@ -102,54 +101,48 @@ class TrainConfig:
         return [name.strip() for name in self.dataset.split(",")]
 
     def __post_init__(self):
-        """Check what the types and ranges of single keys cannot express."""
-        self.check_schedule()
+        """Raise ValueError for values that do not go together."""
+        for is_wrong, message in (*self.mistakes(), *self.preference_mistakes()):
+            if is_wrong:
+                raise ValueError(message)
         self.check_datasets()
-        if self.objective == "dpo":
-            self.check_preferences()
-        if self.eval_tokens == 1:
-            raise ValueError(
-                "eval_tokens=1 scores nothing, since the first token has no context: "
-                "give 0 for all, or 2 or more"
-            )
-        if (self.eval_only + self.dry_run + self.doctor + bool(self.check)) > 1:
-            raise ValueError(
-                "eval_only, dry_run, doctor and check each stop without training: choose one"
-            )
-        if self.split != "val" and not self.eval_only:
-            raise ValueError(
-                f"split={self.split} is scored by eval_only, and by nothing else: add --eval_only"
-            )
-        if not self.out_dir:
-            raise ValueError("out_dir is empty: name a folder")
 
-    def check_schedule(self):
-        if self.min_lr is not None and self.min_lr > self.learning_rate:
-            raise ValueError(
-                f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}: "
-                "the schedule decreases, so make min_lr smaller"
-            )
+    def mistakes(self):
+        """[(whether the values are wrong, the message), ...]."""
         end = "max_iters" if self.lr_decay_iters is None else "lr_decay_iters"
-        if self.warmup_iters >= max(getattr(self, end), 1):
-            raise ValueError(
-                f"warmup_iters={self.warmup_iters} is not below {end}={getattr(self, end)}: "
-                f"give a smaller --warmup_iters or a larger --{end}"
-            )
+        last, low, high = getattr(self, end), self.min_lr, self.learning_rate
+        modes = self.eval_only + self.dry_run + self.doctor + bool(self.check)
+        lower = f"min_lr={low} is above learning_rate={high}: the schedule decreases, so lower it"
+        longer = f"warmup_iters={self.warmup_iters} is not below {end}={last}"
+        alone = f"split={self.split} is scored by eval_only, and by nothing else: add --eval_only"
+        return [
+            (low is not None and low > high, lower),
+            (
+                self.warmup_iters >= max(last, 1),
+                f"{longer}: give a smaller --warmup_iters or a larger --{end}",
+            ),
+            (self.eval_tokens == 1, "eval_tokens=1 scores nothing: give 0 for all, or 2 or more"),
+            (modes > 1, "eval_only, dry_run, doctor and check do not train: choose one"),
+            (self.split != "val" and not self.eval_only, alone),
+            (not self.out_dir, "out_dir is empty: name a folder"),
+        ]
 
-    def check_preferences(self):
-        if self.init_from == "scratch":
-            raise ValueError("dpo starts from a trained model: give --init_from=RUN")
-        if self.batch_size % 2:
-            raise ValueError(
-                f"batch_size={self.batch_size} is odd: a preference takes two rows, so make it even"
-            )
-        if len(self.datasets) > 1:
-            raise ValueError(f"dpo takes one dataset: choose from dataset={self.dataset}")
-        for key in ("doctor", "check", "allow_data_change"):
-            if getattr(self, key):
-                raise ValueError(f"{key} does not work with objective=dpo: leave {key} out")
-        if self.split != "val":
-            raise ValueError(f"dpo has a reference for train and val: leave split={self.split} out")
+    def preference_mistakes(self):
+        """The same of preferences."""
+        if self.objective != "dpo":
+            return []
+        modes = [key for key in ("doctor", "check", "allow_data_change") if getattr(self, key)]
+        odd = f"batch_size={self.batch_size} is odd: make it even, two rows for each preference"
+        several = f"dpo takes one dataset: choose from dataset={self.dataset}"
+        split = f"dpo has a reference for train and val: leave split={self.split} out"
+        scratch = "dpo starts from a trained model: give --init_from=RUN"
+        return [
+            (self.init_from == "scratch", scratch),
+            (self.batch_size % 2, odd),
+            (len(self.datasets) > 1, several),
+            (modes, f"{', '.join(modes)} does not work with objective=dpo: leave it out"),
+            (self.split != "val", split),
+        ]
 
     def check_datasets(self):
         names = self.datasets
@@ -377,6 +370,10 @@ def import_weights(given, hf, tokenizer):
     word, imported, weights = hf.load_pretrained(config.init_from)
     model = with_model_of(word, imported, given.model | {"init_from": config.init_from})
     model = model_values(model)
+    longest = imported["block_size"]
+    if model["block_size"] > longest and model.get("rope_scaling", "none") == "none":
+        print(f"note: block_size {model['block_size']} -> {longest}, the longest of these weights")
+        model["block_size"] = longest
     check_model(model)
     if hf.same_tokens(config.init_from, tokenizer) is False:
         what = f"{config.dataset} was not prepared with the tokenizer of these weights"

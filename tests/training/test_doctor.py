@@ -19,6 +19,7 @@ from helpers.runs import arguments, losses, ready
 from tokens import batches, token_files
 from training import check as golden
 from training import doctor, dry_run, parallel, run_folder
+from training.optim import OPTIMIZER, SCHEDULE
 from weights import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -39,8 +40,8 @@ def mutated(function, old, new):
 @pytest.mark.parametrize(
     "more",
     [
-        ["--model=gpt2"],
-        ["--model=llama", "--optimizer=muon"],
+        *(["--model=llama", f"--optimizer={word}"] for word in OPTIMIZER),
+        *([f"--schedule={word}"] for word in SCHEDULE),
         ["--arch=falcon", "--activation_checkpointing"],
     ],
     ids=" ".join,
@@ -124,7 +125,7 @@ def test_dry_run_measures_its_seconds(data_dir, tmp_path, capsys, monkeypatch):
     "more",
     [
         ["--model=gpt2", "--dropout=0.1", "--gradient_accumulation_steps=2"],
-        ["--model=llama", "--optimizer=muon"],
+        *(["--model=llama", f"--optimizer={word}"] for word in OPTIMIZER),
         ["--norm=batchnorm"],
         ["--dtype=bfloat16", "--model=llama"],
     ],

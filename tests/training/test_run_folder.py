@@ -2,16 +2,12 @@
 
 import csv
 import errno
-import itertools
 import json
 import os
 import sys
 from dataclasses import asdict
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from common import files
 from common.errors import Failure, UserError
@@ -273,16 +269,3 @@ def test_a_failure_while_training_loses_no_step(out, data_dir, monkeypatch):
     assert checkpoint.steps(out) == [20, 23] and not checkpoint.flaw(checkpoint.find(out))
     monkeypatch.undo()
     assert not resume(out, data_dir, "--max_iters=24")
-
-
-def test_names_of_lines_that_end_together_do_not_touch():
-    figure = Figure(figsize=(4.4, 3.4), layout="constrained")
-    axes = FigureCanvasAgg(figure).figure.subplots()
-    axes.plot([0, 10], [0.9, 2.0])
-    ends = [((10 - number, 1 + 0.004 * number), f"run {number}", "black") for number in range(8)]
-    run_folder.name_lines(axes, ends[::-1])
-    figure.draw_without_rendering()
-    boxes = [Text.get_window_extent(text) for text in axes.texts]
-    assert [text.get_text() for text in axes.texts] == [f"run {number}" for number in range(8)]
-    assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(boxes))
-    assert all(box.x0 >= axes.bbox.x1 - 25 and box.x1 <= figure.bbox.x1 for box in boxes)

@@ -38,10 +38,8 @@ from weights import checkpoint
     [
         ["--model=gpt2"],
         ["--model=llama"],
-        ["--model=llama", "--optimizer=muon"],
-        ["--schedule=wsd"],
-        ["--schedule=linear"],
-        ["--schedule=constant"],
+        *(["--model=llama", f"--optimizer={word}"] for word in optim.OPTIMIZER),
+        *([f"--schedule={word}"] for word in optim.SCHEDULE),
         ["--data_seed=7"],
         ["--norm=batchnorm"],
         ["--arch=gpt-neox", "--n_embd=32"],
