@@ -194,7 +194,7 @@ def test_a_run_goes_on_from_another_one(tastes_dir, tmp_path):
         (["--doctor"], "doctor does not work with objective=dpo"),
         (["--eval_only", "--split=test"], "dpo has a reference for train and val"),
         (["--model=gpt2"], "these are weights of a llama model"),
-        (["--n_layer=3"], "n_layer=3, but the weights have 2"),
+        (["--n_layer=3"], "the weights do not fit the model"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_written(tastes_dir, tmp_path, more, words):

@@ -138,26 +138,15 @@ def test_a_log_that_finds_the_disk_full(tmp_path, monkeypatch):
 
 
 def test_loss_curves_have_their_names_and_units():
-    """Beside the end of each line, in its colour, apart from each other and inside the picture."""
-    from matplotlib.text import Text
-
     step = lambda n: {"step": n, "loss": 4 - 0.2 * n, "tokens": 64 * n, "grad_norm": 1.0}
     score = lambda n, loss: {"step": n, "train_loss": loss, "val_loss": loss + 0.001}
     rows = [score(0, 4.0), *map(step, range(1, 11)), score(10, 2.0), {"step": 11, "loss": None}]
     figure = run_folder.curves(rows, "out-test")
     (axes,) = figure.axes
     assert axes.get_xlabel() == "steps (64 tokens each)" and axes.get_title() == "out-test"
-    assert axes.get_ylabel() == "loss (nats per token)" and axes.get_legend() is None
-    named = {text.get_text(): text.get_color() for text in axes.texts}
-    lines = [line.get_color() for line in axes.lines if line.get_linestyle() != ":"]
-    words = ["training batches 2.000", "train split 2.000", "validation split 2.001"]
-    assert named == dict(zip(words, lines, strict=True))
-
-    figure.canvas.draw()
-    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the thin line
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
-    assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in boxes)
+    assert axes.get_ylabel() == "loss (nats per token)"
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names == ["training batches 2.000", "train split 2.000", "validation split 2.001"]
     run_folder.curves([{"step": 1, "loss": 2.0}], "one point")
 
 
