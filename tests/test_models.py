@@ -447,12 +447,12 @@ def test_the_same_classes_in_the_same_order():
 
 @pytest.mark.parametrize("name", ["model.py", "model_llama.py", "parts/cache.py"])
 def test_only_torch_is_needed(name):
-    found = set()
+    packages = set()
     for node in ast.walk(ast.parse((ROOT / name).read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            packages |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0
-            found.add(node.module.split(".")[0])
-    assert found <= {"torch"} | sys.stdlib_module_names
-    assert not found & {"os", "sys"}, "no environment look-ups"
+            packages.add(node.module.split(".")[0])
+    assert packages <= {"torch"} | sys.stdlib_module_names
+    assert not packages & {"os", "sys"}, "no environment look-ups"

@@ -143,8 +143,8 @@ def test_grouped_heads():
         c = configure(n_layer=1, n_head=12, n_kv_head=heads, n_embd=768, **more)
         return costs.parameter_table(c)["attention"]
 
-    full, four, one = (attention(heads) for heads in (12, 4, 1))
-    assert (full, four, one) == (4 * 768**2, 4 * 768**2 * 2 // 3, 768**2 * 13 // 6)
+    all_heads, four, single = (attention(heads) for heads in (12, 4, 1))
+    assert (all_heads, four, single) == (4 * 768**2, 4 * 768**2 * 2 // 3, 768**2 * 13 // 6)
     caches = [costs.kv_bytes_per_token(configure(n_kv_head=heads)) for heads in (12, 4, 3, 1)]
     assert [round(100 * held / caches[0], 1) for held in caches] == [100.0, 33.3, 25.0, 8.3]
     for c in (configure(n_layer=1, n_head=8, n_kv_head=heads, n_embd=512) for heads in (8, 2)):
