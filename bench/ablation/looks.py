@@ -47,14 +47,13 @@ def control_runs(arms, seeds):
 
 def planned_runs(plan, seeds):
     """{arm: runs} that a look at `seeds` seeds takes."""
-    control, arms = rows.control_group(plan), rows.judged_arms(plan)
+    (base, *replicates), arms = rows.control_group(plan), rows.judged_arms(plan)
     if plan["screening"] or any(facts["cell"] for facts in plan["arms"].values()):
         others = [arm for arm, facts in plan["arms"].items() if not facts["curve"]]
         return dict.fromkeys(others, seeds)
-    counts = control_runs(max(len(arms), 1), seeds)
-    if len(control) == 1:
-        counts = [sum(counts)]
-    return dict.fromkeys(arms, seeds) | dict(zip(control, counts, strict=True))
+    of_base, of_replicate = control_runs(max(len(arms), 1), seeds)
+    control = {base: of_base if replicates else of_base + of_replicate}
+    return dict.fromkeys(arms, seeds) | control | dict.fromkeys(replicates, of_replicate)
 
 
 def tried_seeds(runs):
@@ -129,9 +128,10 @@ def is_line(line):
     """Whether a line of history.jsonl says what looks_of needs."""
     texts = all(isinstance(line.get(key), str) for key in ("when", "metric"))
     runs, looks, arms = line.get("runs"), line.get("looks"), line.get("arms")
-    lists = isinstance(arms, list) and isinstance(looks, list) and len(looks) > 0
+    lists = isinstance(arms, list) and all(isinstance(arm, str) for arm in arms)
+    counts = isinstance(looks, list) and len(looks) > 0 and all(map(rows.is_count, looks))
     known = isinstance(runs, dict) and all(isinstance(seeds, list) for seeds in runs.values())
-    return texts and lists and known and isinstance(line.get("margin"), Real | None)
+    return texts and lists and counts and known and isinstance(line.get("margin"), Real | None)
 
 
 def record(folders, plan, runs, verdicts, history):

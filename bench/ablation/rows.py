@@ -118,12 +118,13 @@ def plan_of_arm(facts, base):
     own = {"against": facts.get("against") or base}
     own |= {"interaction_of": facts.get("interaction_of") or []}
     own |= {key: text(facts.get(key)) for key in ("config_hash", "code_hash")}
-    return usual | facts | own | {"replicate": bool(facts.get("replicate", facts.get("again")))}
+    return usual | facts | own | {"replicate": facts.get("replicate", facts.get("again")) is True}
 
 
 def control_group(plan):
     """The base and its replicate, if the plan has one: what arms are compared with."""
-    return [plan["base"], *(arm for arm, facts in plan["arms"].items() if facts["replicate"])]
+    base, arms = plan["base"], plan["arms"].items()
+    return [base, *(arm for arm, facts in arms if facts["replicate"] and arm != base)]
 
 
 def judged_arms(plan):

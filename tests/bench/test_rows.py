@@ -107,6 +107,28 @@ def test_odd_values_of_a_row_and_odd_costs_leave_the_rest(tmp_path):
     assert frame.verdict[0] == "better"
 
 
+@pytest.mark.parametrize("odd", [{}, {"looks": ["3"]}, {"looks": [[1]]}, {"arms": 3}], ids=str)
+def test_an_odd_line_of_the_history_is_left_out(tmp_path, odd):
+    make(tmp_path)
+    plan, runs = rows.plan(tmp_path), rows.load(tmp_path)
+    looks.record([tmp_path], plan, runs, verdicts.judge(runs, plan), [])
+    (line,) = looks.read([tmp_path], plan)
+    write(tmp_path, "history.jsonl", [line | odd if odd else {}, line])
+    assert looks.read([tmp_path], plan) == [line]
+
+
+def test_a_ratio_of_steps_that_is_none_gives_no_worth_in_time(tmp_path):
+    make(tmp_path)
+    prices = [json.loads(x) for x in (tmp_path / "costs.jsonl").read_text().splitlines()]
+    write(
+        tmp_path,
+        "costs.jsonl",
+        [x | {"step_ratio": {"ratio": 1, "low": -1, "high": 2}} for x in prices],
+    )
+    frame = verdicts.judge(rows.load(tmp_path), rows.plan(tmp_path))
+    assert frame.worth_time.isna().all() and frame.worth.notna().any()
+
+
 def test_a_last_line_that_a_crash_cut_short_is_no_odd_line(tmp_path, capsys):
     _, lines, _ = make(tmp_path)
     with open(tmp_path / "rows.jsonl", "a") as file:
