@@ -60,19 +60,14 @@ def plan(sweep):
     return new_costs
 
 
-def report_sweep(sweep):
-    """Write and print the report. Returns 1 if a run failed, else 0."""
+def write_report(folder):
+    """Write and print the report of a sweep, or of a scale. Returns the path of its page."""
     with doing("writing the report"):
         from bench.ablation import report
 
-        page = report.write([sweep.out])
-        print(report.terminal([sweep.out]))
-    failed = [row for row in sweep.rows.values() if row["status"] == "failed"]
-    for row in failed:
-        run_name = f"{row['arm']} seed {row['seed']}"
-        print(f"error: {run_name} failed ({row['out_dir']}): {row['reason']}", file=sys.stderr)
-    print(page)
-    return 1 if failed else 0
+        page = report.write([folder])
+    print(report.terminal([folder]))
+    return page
 
 
 def run_one(sweep):
@@ -88,20 +83,18 @@ def run_one(sweep):
         if sweep.config.emit:
             return emit(sweep)
         stop = StopRequest()
-        if run_sweep(sweep, stop):
-            return report_sweep(sweep)
-        print(f"stopped and saved; the same command continues:\n{sweep.command}")
-        return stop.status
+        if not run_sweep(sweep, stop):
+            print(f"stopped and saved; the same command continues:\n{sweep.command}")
+            return stop.status
+        page = write_report(sweep.out)
+        failed = [row for row in sweep.rows.values() if row["status"] == "failed"]
+        for row in failed:
+            run_name = f"{row['arm']} seed {row['seed']}"
+            print(f"error: {run_name} failed ({row['out_dir']}): {row['reason']}", file=sys.stderr)
+        print(page)
+        return 1 if failed else 0
     finally:
         sweep.lock.close()
-
-
-def report_scale(out):
-    """Write and print the report of a scale."""
-    from bench.ablation import report
-
-    page = report.write([out])
-    print(report.terminal([out]), page, sep="\n")
 
 
 def ablate(*config_files, **keys):
@@ -128,7 +121,7 @@ def main(argv, trainer=launch.TRAINER):
             return status
     if sizes and not config.dry_run:
         designs.write_sizes(config.out_dir, sizes)
-        report_scale(config.out_dir)
+        print(write_report(config.out_dir))
     return status
 
 

@@ -201,19 +201,19 @@ def final_losses(rows, kind="text"):
         for row in rows
     ]
     best, last = min(points, key=lambda point: point[1]), points[-1]
-    right = {
-        name: rows[-1].get(f"report_{name}", rows[-1].get(f"val_{name}")) for name in COLUMN_OF
-    }
-    return {
+    last_row, wrong = rows[-1], {}
+    for name, column in COLUMN_OF.items():
+        right = last_row.get(f"report_{name}", last_row.get(f"val_{name}"))
+        wrong |= {} if right is None else {column: 1 - right}
+    return wrong | {
         "first_val_loss": points[0][1] if points[0][0] == 0 else None,
         **dict(zip(("final_val_loss", "final_tune", "final_report"), last[1:], strict=True)),
         **dict(zip(("best_val_loss", "best_tune", "best_report"), best[1:], strict=True)),
-        "train_loss": rows[-1].get("train_loss"),
-        "bits_per_byte": None if kind == "pairs" else rows[-1].get("bits_per_byte"),
-        "seconds": rows[-1].get("seconds"),
+        "train_loss": last_row.get("train_loss"),
+        "bits_per_byte": None if kind == "pairs" else last_row.get("bits_per_byte"),
+        "seconds": last_row.get("seconds"),
         "curve": points,
-        "blocks": rows[-1].get("val_blocks"),
-        **{COLUMN_OF[name]: 1 - share for name, share in right.items() if share is not None},
+        "blocks": last_row.get("val_blocks"),
     }
 
 
@@ -230,36 +230,31 @@ class Run:
     """A job whose process is running."""
 
     def __init__(self, job, gpu=None):
-        self.job, self.gpu = job, gpu
+        self.job, self.gpu, self.stderr = job, gpu, Path(job.out_dir, "stderr.txt")
         self.began = time.perf_counter()
         self.stopped_at = None  # seconds after which it was stopped because it took too long
-        self.resumed = make_ready(job)
         self.start()
 
     def start(self):
+        self.resumed = make_ready(self.job)
         more = {"OMP_NUM_THREADS": str(self.job.threads), "PYTHONUNBUFFERED": "1"}
         if self.gpu is not None:
             more["CUDA_VISIBLE_DEVICES"] = str(self.gpu)
-        folder = Path(self.job.out_dir)
-        with open(folder / "stdout.txt", "ab") as out, open(folder / "stderr.txt", "wb") as error:
+        with open(self.stderr.with_name("stdout.txt"), "ab") as out, open(self.stderr, "wb") as err:
             # In its own session: Ctrl-C reaches only the driver, which passes on one signal.
             self.process = subprocess.Popen(
                 [sys.executable, self.job.trainer, *self.job.arguments(self.resumed)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=error,
+                **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err},
                 env=os.environ | more,
                 start_new_session=True,
                 preexec_fn=die_with_parent if LIBC else None,
             )
 
     def poll(self):
-        """(reason of the failure or None, seconds) if the run has ended, else None."""
-        status, seconds, limit = (
-            self.process.poll(),
-            time.perf_counter() - self.began,
-            self.job.limit,
-        )
+        """(reason of the failure or None, seconds) if the run has ended, else None. A run that
+        takes too long is stopped, and killed if it does not stop."""
+        status, limit = self.process.poll(), self.job.limit
+        seconds = time.perf_counter() - self.began
         if status is None:
             if self.stopped_at is None and limit and seconds > limit:
                 self.stopped_at = seconds
@@ -270,10 +265,7 @@ class Run:
         if self.stopped_at is not None:
             return f"over the limit of {limit:.0f} s", seconds
         if status == 2 and self.resumed:  # its checkpoint cannot be used: begin anew
-            self.resumed = False
-            folder = Path(self.job.out_dir)
-            folder.rename(next_free(folder))
-            make_ready(self.job)
+            self.stderr.parent.rename(next_free(self.stderr.parent))
             self.start()
             return None
         return (self.reason(status) if status else None), seconds
@@ -283,9 +275,7 @@ class Run:
         signal that killed it."""
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
-        lines = (
-            Path(self.job.out_dir, "stderr.txt").read_text(errors="replace").strip().splitlines()
-        )
+        lines = self.stderr.read_text(errors="replace").strip().splitlines()
         errors = [line for line in lines if line.startswith("error: ")] or lines
         return one_line((errors or [f"exit status {status}"])[-1]).removeprefix("error: ")
 

@@ -304,13 +304,14 @@ def test_odd_lines_and_a_plan_of_texts_stop_nothing(data_dir, tmp_path, quick, s
     assert "rows.jsonl is damaged and read without line 1, 2, 3" in capsys.readouterr().err
 
 
-def test_from_python_a_sweep_returns_its_runs(data_dir, tmp_path):
+def test_from_python_a_sweep_returns_its_runs(data_dir, tmp_path, stub):
     """In another working directory, with nothing but the root on the path."""
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 import bench.ablate
 assert "repo_root" not in sys.modules
+bench.ablate.costs.ROUNDS, bench.ablate.main.__defaults__ = 1, ({stub!r},)
 runs = bench.ablate.ablate(
     {str(ROOT / "config/ablate_shakespeare.py")!r}, arms={{"rope": dict(position="rope")}},
     dataset="words", data_dir={str(data_dir)!r}, out_dir="sweep", seeds=1, n_layer=1, n_embd=16,
@@ -318,9 +319,8 @@ runs = bench.ablate.ablate(
 )
 assert sorted(runs.arm) == ["base", "base again", "rope"] and runs.loss.notna().all()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
+    command, environment = [sys.executable, "-c", code], os.environ | {"STUB_FORGETS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "sweep" / "report.md").exists()
     module = [sys.executable, "-m", "bench.ablate", "--help"]

@@ -202,9 +202,8 @@ def test_a_scale_that_cannot_be_is_refused(data_dir, tmp_path, words, wanted):
         sizes_of(*arguments(data_dir, tmp_path, "--axis=norm", "--design=scale", *words))
 
 
-def test_a_scale_runs_the_sweep_of_each_size(data_dir, tmp_path, quick, stub, monkeypatch):
+def test_a_scale_runs_the_sweep_of_each_size(data_dir, tmp_path, quick, stub):
     out = tmp_path / "out"
-    monkeypatch.setattr(ablate, "report_scale", lambda out: None)
     rms = arms_key(rms={"norm": "rmsnorm"})
     given = [rms, SIZES, "--design=scale", "--seeds=1", "--screening"]
     assert ablate.main(arguments(data_dir, out, *given), stub) == 0
