@@ -26,7 +26,7 @@ from tokens.writing import Corpus, nanogpt_splits
 
 def documents(source, texts):
     """The Corpus of a list of documents, which are in memory."""
-    return Corpus(source, lambda: iter(texts), documents=True, size=sum(map(len, texts)))
+    return Corpus(source, partial(iter, texts), documents=True, size=sum(map(len, texts)))
 
 
 def check_texts(name, texts, sha256):
