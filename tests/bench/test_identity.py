@@ -79,6 +79,7 @@ def test_a_message_a_comment_or_a_new_word_leaves_all_rows_fresh(changed):
         ("tokens/batches.py", "default_rng([self.seed, epoch])", "default_rng(epoch)", None),
         ("parts/part.py", "STD = 0.02", "STD = 0.03", None),
         ("model.py", "F.layer_norm(x", "F.layer_norm(2 * x", None),
+        ("training/optim.py", 'alpha=-group["lr"] * 0.2', 'alpha=-group["lr"] * 0.3', {"muon"}),
         (
             "parts/position.py",
             "self.turned_width(D) if D",
