@@ -4,7 +4,7 @@ import mmap
 
 import numpy as np
 
-from tokens.token_files import check_length
+from common.errors import Failure
 
 STORED = 1 << 20  # the order of more windows than this is computed, not stored: 8 bytes each
 ROUNDS = 6  # of mixing, where the order is computed
@@ -56,6 +56,24 @@ def release(*arrays):
     for array in arrays:
         if isinstance(array, np.memmap):
             array.base.madvise(mmap.MADV_DONTNEED)
+
+
+def check_length(tokens):
+    """Raise Failure if the file behind the token ids of `load_split` is shorter than when it was
+    opened. Reading ids that are no longer in the file would end the process by SIGBUS, without a
+    message.
+
+    The size is that of the open file, not of its path: preparing the data again replaces the
+    folder, which does not affect the open file."""
+    if not isinstance(tokens, np.memmap):
+        return  # in memory
+    size = tokens.base.size()  # bytes in the open file now
+    if size < tokens.nbytes:
+        raise Failure(
+            f"the token file shrank from {tokens.nbytes:,} to {size:,} bytes while it was read",
+            tokens.filename,
+            "prepare the data again, then resume from the last checkpoint with --init_from=resume",
+        )
 
 
 def visits(order, size, first, count):

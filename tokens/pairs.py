@@ -19,8 +19,8 @@ import functools
 
 import numpy as np
 
-from tokens.batches import RELEASE, release, shuffled, visits
-from tokens.token_files import PIECE, check_length
+from tokens.batches import RELEASE, check_length, release, shuffled, visits
+from tokens.token_files import PIECE
 
 
 def joints(mask):

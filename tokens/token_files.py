@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from common import files
-from common.errors import Failure, UserError
+from common.errors import UserError
 from tokens.tokenizer import tokenizer_from_json
 
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
@@ -264,24 +264,6 @@ def content_flaw(tokens, vocab_size, sha256):
     if scanned and hashlib.sha256(tokens).hexdigest() != sha256:
         return "the tokens are not those that were prepared: their sha256 differs from meta.json's"
     return None
-
-
-def check_length(tokens):
-    """Raise Failure if the file behind the token ids of `load_split` is shorter than when it was
-    opened. Reading ids that are no longer in the file would end the process by SIGBUS, without a
-    message.
-
-    The size is that of the open file, not of its path: preparing the data again replaces the
-    folder, which does not affect the open file."""
-    if not isinstance(tokens, np.memmap):
-        return  # in memory
-    size = tokens.base.size()  # bytes in the open file now
-    if size < tokens.nbytes:
-        raise Failure(
-            f"the token file shrank from {tokens.nbytes:,} to {size:,} bytes while it was read",
-            tokens.filename,
-            "prepare the data again, then resume from the last checkpoint with --init_from=resume",
-        )
 
 
 def load_mask(folder, split):

@@ -177,10 +177,7 @@ def compiler_fails(run, monkeypatch):
 
 
 def compiled_otherwise(run, monkeypatch):
-    run.runtime.compile, run.net = (
-        True,
-        lambda x, y: run.model(x, y)[1] * 1.05,
-    )
+    run.runtime.compile, run.net = (True, lambda x, y: run.model(x, y)[1] * 1.05)
 
 
 def disk_full(run, monkeypatch):

@@ -175,12 +175,7 @@ def test_micro_batches_are_one_batch(data_dir, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "first,then,model",
-    [
-        ("one", "fsdp", "llama"),
-        ("ddp", "one", "gpt2"),
-        ("fsdp", "ddp", "gpt2"),
-    ],
+    "first,then,model", [("one", "fsdp", "llama"), ("ddp", "one", "gpt2"), ("fsdp", "ddp", "gpt2")]
 )
 @pytest.mark.slow
 def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first, then, model):
