@@ -18,7 +18,7 @@ from common.errors import UserError
 from helpers.runs import arguments, losses, ready
 from tokens import batches, token_files
 from training import check as golden
-from training import doctor, dry_run, parallel, run_folder
+from training import doctor, dry_run, parallel
 from training.optim import OPTIMIZER, SCHEDULE
 from weights import checkpoint
 
@@ -309,36 +309,6 @@ def test_doctor_finds_what_is_wrong(data_dir, tmp_path, monkeypatch, capsys, che
     out = capsys.readouterr().out
     assert re.search(rf"^{check} +FAILED  .*{words}", out, re.MULTILINE), out
     assert "1 of 1 checks failed" in out and "Traceback" not in out
-
-
-def test_a_run_in_the_folder_is_a_note_of_the_doctor(data_dir, tmp_path, capsys):
-    """As after the first command of README. With --overwrite it is moved aside: nothing to say."""
-    argv = arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=2")
-    train.main(argv)
-    for more, noted in (([], True), (["--overwrite"], False)):
-        capsys.readouterr()
-        assert train.main([*argv, "--doctor", *more]).status == 0
-        out = capsys.readouterr().out
-        assert re.search(r"^disk +ok .* needed for four checkpoints", out, re.MULTILINE), out
-        note = f"note: {tmp_path / 'run'} holds a run already; to train, {run_folder.USED}"
-        assert (note in out) == noted and "error" not in out.lower()
-
-
-def test_a_mistake_that_the_doctor_finds_says_once_what_to_do(data_dir, tmp_path, capsys):
-    (tmp_path / "run").write_text("a file")
-    argv = arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=2")
-    assert train.main([*argv, "--doctor"]).status == 1
-    line = next(row for row in capsys.readouterr().out.splitlines() if row.startswith("disk"))
-    what = f"cannot write here (out_dir={tmp_path / 'run'}): choose another --out_dir"
-    assert line.split(maxsplit=2) == ["disk", "FAILED", what]
-
-
-@pytest.mark.parametrize(
-    "more", [["--doctor", "--dry_run"], ["--check", "--eval_only"]], ids=" ".join
-)
-def test_one_question_at_a_time(data_dir, tmp_path, more):
-    with pytest.raises(UserError, match="choose one"):
-        train.main(arguments(data_dir, tmp_path / "run", *more))
 
 
 # ---------------------------------------------------------------- --check

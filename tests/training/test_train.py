@@ -256,22 +256,6 @@ def test_a_mistake_found_by_rank_0_ends_all(data_dir, tmp_path):
     )
 
 
-def test_rank_0_tells_the_others_what_it_found(monkeypatch, capsys):
-    """Seen from rank 1, to which rank 0 sends the status of its mistake."""
-
-    def broadcast(tensor, source):
-        tensor.fill_(status)
-
-    monkeypatch.setattr(parallel.dist, "broadcast", broadcast)
-    one = Runtime("cpu", "float32", 1, 2, [])
-    status = 0
-    assert parallel.main_first(lambda: pytest.fail("this is rank 0's work"), one) is None
-    status = 2
-    with pytest.raises(UserError, match="rank 0 cannot continue") as caught:
-        parallel.main_first(lambda: None, one)
-    assert caught.value.status == 2
-
-
 def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
     """A signal reaches the ranks at different moments. If one left and the other stayed to save,
     both would wait for ever."""
@@ -615,12 +599,6 @@ def test_a_dtype_that_was_asked_for_stays(data_dir, tmp_path, compiled, monkeypa
     assert resumed.runtime.compile and resumed.runtime.dtype == "float32"
 
 
-def test_a_short_run_that_is_resumed_with_more_steps_stays_eager(data_dir, tmp_path, compiled):
-    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=1"))
-    resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=99"])
-    assert not resumed.runtime.compile and not compiled
-
-
 def test_another_choice_on_the_command_line_wins_with_a_warning(
     data_dir, tmp_path, compiled, capsys
 ):
@@ -782,13 +760,6 @@ def test_resume_drops_what_the_log_says_beyond_the_checkpoint(data_dir, tmp_path
     train.main(["--init_from=resume", f"--out_dir={out}", "--max_iters=6"])
     assert [step for step, _ in losses(out)] == [1, 2, 3, 4, 5, 6]
     assert losses(out)[4][1] < 9
-
-
-def test_wandb_that_fails_is_one_warning(data_dir, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises
-    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2", "--log=wandb"))
-    assert capsys.readouterr().err.count("warning: wandb") == 1
-    assert len(losses(tmp_path / "run")) == 2
 
 
 # ---------------------------------------------------------------- faults
@@ -1167,40 +1138,16 @@ def test_resume_refuses_another_architecture_and_other_data(data_dir, tmp_path):
         train.main([*resume, f"--data_dir={tmp_path}", "--allow_data_change"])
 
 
-def test_warning_when_the_course_changes(data_dir, tmp_path, capsys):
-    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))
-    train.main(
-        [
-            "--init_from=resume",
-            f"--out_dir={tmp_path / 'run'}",
-            "--max_iters=3",
-            "--learning_rate=1e-5",
-        ]
-    )
-    assert (
-        "warning: learning_rate 0.0006 -> 1e-05, max_iters 2 -> 3: the run will differ"
-        in capsys.readouterr().out
-    )
-
-
 @pytest.mark.parametrize(
     "more, words",
     [
         (["--n_head=3"], "n_embd=32 is not divisible by n_head=3"),
-        (["--model=llama", "--n_kv_head=4"], "n_head=2 is not divisible by n_kv_head=4"),
         (["--model=llama", "--n_head=32"], "odd head size"),
         (["--rope_theta=5.0"], "rope_theta means nothing to model=gpt2"),
         (["--rope_theta=5.0", "--model=gpt2"], "rope_theta means nothing to model=gpt2"),
         (["--mlp=foo"], "mlp cannot be 'foo'.*relu, gelu.*swiglu"),
         (["--arch=vgg"], "arch cannot be 'vgg'.*falcon"),
         (["--window=8", "--block_local=8"], "window=8 and block_local=8"),
-        (["--window=-1"], "window=-1 is negative"),
-        (["--block_size=5000"], "5,?000"),
-        (["--dropout=1.0"], "dropout=1.0 is not below 1"),
-        (["--n_layer=0"], "n_layer=0 is below 1"),
-        (["--batch_size=0"], "batch_size=0 is below 1"),
-        (["--beta1=1.5"], "beta1=1.5 is not below 1"),
-        (["--learning_rate=1e999"], "learning_rate cannot be inf"),
         (["--min_lr=1"], "min_lr=1.0 is above learning_rate"),
         (["--warmup_iters=10", "--max_iters=10"], "warmup_iters=10 is not below max_iters=10"),
         (
@@ -1208,15 +1155,7 @@ def test_warning_when_the_course_changes(data_dir, tmp_path, capsys):
             "=9 is not below lr_decay_iters=9.*--lr_decay",
         ),
         (["--eval_tokens=1"], "eval_tokens=1 scores nothing"),
-        (["--device=cpu:x"], "unknown device cpu:x"),
-        (["--position=rope", "--rope_fraction=7"], "rope_fraction=7.0 is above 1"),
-        (["--model=llama", "--rope_theta=0"], "rope_theta=0.0"),
-        (["--model=llama", "--norm_eps=-1"], "norm_eps=-1.0"),
-        (["--model=llama", "--ffn_dim_multiplier=-1"], "ffn_dim_multiplier=-1.0"),
-        (["--attn_softcap=-3"], "attn_softcap=-3.0 is negative"),
         (["--out_dir="], "out_dir is empty"),
-        (["--seed=-1"], "seed=-1 is negative"),
-        (["--max_iters=-1"], "max_iters=-1 is negative"),
         (["--device=cuda"], "no CUDA device is visible.*--device=cpu"),
         (["--device=tpu"], "unknown device tpu"),
         (["--dataset=nowhere"], "prepare.py nowhere"),
@@ -1308,9 +1247,3 @@ def test_pretrained_weights_go_on_training(data_dir, tmp_path, capsys):
         train.main([*run, "--model=gpt2", f"--out_dir={tmp_path / 'other'}"])
     with pytest.raises(UserError, match="vocab_size=20 is below|leave out the keys"):
         train.main([*run, "--vocab_size=30", f"--out_dir={tmp_path / 'other'}"])
-
-
-def test_folder_that_cannot_be_written(data_dir, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write here"):
-        train.main(arguments(data_dir, tmp_path / "file", "--max_iters=1"))
