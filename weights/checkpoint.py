@@ -22,7 +22,7 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 
 from common import files
-from common.errors import Failure, UserError
+from common.errors import Failure, UserError, one_line
 from parts.architectures import configure, make, translated
 from parts.costs import NoInitialValues
 from tokens.tokenizer import tokenizer_from_json
@@ -32,6 +32,7 @@ from weights.checks import (
     check_config,
     check_fit,
     check_state,
+    check_vocabulary,
     first_three,
     read_tensors,
 )
@@ -62,8 +63,8 @@ def entries(out_dir):
             present = [Path(entry) for entry in scan if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        what = f"cannot look for checkpoints: {getattr(error, 'strerror', None) or error}"
+    except (OSError, ValueError) as error:  # ValueError: no path has this name
+        what = f"cannot look for checkpoints: {one_line(error)}"
         raise UserError(what, f"out_dir={str(out_dir)!r}", "choose another --out_dir") from None
     return [
         (kind, step_of(path), path)
@@ -76,10 +77,10 @@ def entries(out_dir):
 def checkpoints(out_dir):
     """{step: folder} of the whole checkpoints in a run folder, ascending. A save that replaces a
     checkpoint renames the old one first; until the new one is in place, the old one counts."""
-    folders = {"renamed": {}, "complete": {}, "unfinished": {}}
-    for kind, step, folder in entries(out_dir):
-        folders[kind][step] = folder
-    return dict(sorted((folders["renamed"] | folders["complete"]).items()))
+    present = entries(out_dir)
+    folders = {step: folder for kind, step, folder in present if kind == "renamed"}
+    folders |= {step: folder for kind, step, folder in present if kind == "complete"}
+    return dict(sorted(folders.items()))
 
 
 def steps(out_dir):
@@ -93,22 +94,18 @@ def pointer(out_dir, name):
     try:
         if name == "best":
             present = checkpoints(out_dir)
-            newest = [*present.values()][-1]
-            best_step = files.parse_json(files.regular(newest / "state.json").read_bytes())[
-                "best_step"
-            ]
-            if best_step in [*present]:
-                return best_step
+            state = files.read_json(present[max(present)] / "state.json", FOREIGN)
+            if state["best_step"] in [*present]:
+                return state["best_step"]
         return int(files.regular(Path(out_dir) / name).read_text())
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, UserError):
         return None
 
 
 def find(out_dir, which="latest"):
     """The checkpoint folder that `which` (latest, best, or a step) names in a run folder.
     Raises UserError if it is not there."""
-    which, where = str(which), f"out_dir={out_dir}"
-    present = checkpoints(out_dir)
+    which, where, present = str(which), f"out_dir={out_dir}", checkpoints(out_dir)
     if not present:
         fix = "train first, or name another run folder with --out_dir"
         raise UserError("no checkpoint here", where, fix)
@@ -150,13 +147,12 @@ def save(out_dir, step, weights, moments, state, config, tokenizer, best):
     except (OSError, SafetensorError) as error:  # a full disk, most often
         what = f"cannot save step {step}: {getattr(error, 'strerror', None) or error}"
         last = max(checkpoints(out_dir), default=None)
-        resume = f"then --init_from=resume continues from step {last}"
-        if last is None:
-            resume = "then start again"
-        raise Failure(what, folder, f"{files.remedy(error)}, {resume}") from error
+        resume = "start again"
+        if last is not None:
+            resume = f"--init_from=resume continues from step {last}"
+        raise Failure(what, folder, f"{files.remedy(error)}, then {resume}") from error
     finally:
-        if temporary.exists():
-            files.remove(temporary)
+        files.remove(temporary)
 
     files.write(Path(out_dir) / "latest", f"{step}\n")
     best_step = step if best else pointer(out_dir, "best")
@@ -164,8 +160,7 @@ def save(out_dir, step, weights, moments, state, config, tokenizer, best):
         files.write(Path(out_dir) / "best", f"{best_step}\n")
     settle(out_dir)
     present = checkpoints(out_dir)
-    keep = {*[*present][-2:], best_step, step}
-    for old in present.keys() - keep:
+    for old in present.keys() - {*[*present][-2:], best_step, step}:
         discard(present[old])
     return folder
 
@@ -245,8 +240,7 @@ def flaw(folder):
                 return f"the checkpoint is corrupt: {what}", folder / name
     except PermissionError as error:
         what = f"cannot read the checkpoint: {error.strerror}"
-        fix = "ask its owner for permission to read it"
-        raise UserError(what, error.filename, fix) from None
+        raise UserError(what, error.filename, "ask its owner for permission") from None
     except (OSError, ValueError, TypeError) as error:
         return f"the checkpoint is not whole: {error}", folder
     return None
@@ -297,7 +291,6 @@ def optimizer_tensors(folder):
     """The optimizer state of a checkpoint, {"parameter name/state name": tensor}, and what is
     stored with it under REFERENCE, (rows,) each. Raises UserError if it is missing or does not fit
     the weights."""
-    folder = Path(folder)
     path = folder / "optimizer.safetensors"
     if not path.exists():
         fix = "sample from it; it cannot be resumed"
@@ -308,16 +301,14 @@ def optimizer_tensors(folder):
 
     wrong, with_state = [], set()
     for key, tensor in tensors.items():
-        name, shape = key.rpartition("/")[0], [*tensor.shape]
-        if key.startswith(REFERENCE):
-            fits = len(shape) == 1
-        else:
+        name = key.rpartition("/")[0]
+        if not key.startswith(REFERENCE):
             with_state.add(name)
-            fits = name in weights and shape in ([], weights[name])  # []: a count of steps
-        if not fits:
-            wrong.append(key)
+            if [*tensor.shape] not in ([], weights.get(name)):  # []: a count of steps
+                wrong.append(key)
     if with_state:  # none before the first step; afterwards every matrix has a state
         wrong += [name for name in weights if len(weights[name]) > 1 and name not in with_state]
+    wrong += with_state - weights.keys()
     if wrong:
         what = f"the optimizer state does not fit the model: {first_three(wrong)}"
         raise UserError(what, path, "was it saved by another model?")
@@ -337,8 +328,5 @@ def open_run(out_dir, which="latest", device="cpu"):
 
     path = folder / "tokenizer.json"
     tokenizer = tokenizer_from_json(tokenizer, path)
-    model_size, tokenizer_size = model.config.vocab_size, tokenizer.vocab_size
-    if tokenizer_size > model_size:
-        what = f"the tokenizer has {tokenizer_size} tokens, the model {model_size}"
-        raise UserError(what, path, FOREIGN)
+    check_vocabulary(tokenizer, model.config.vocab_size, path, FOREIGN)
     return model, tokenizer, config, state

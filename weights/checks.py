@@ -4,7 +4,6 @@ kinds, finiteness, names and shapes. Each function raises UserError for the firs
 the file and the key or tensor.
 """
 
-from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -43,15 +42,6 @@ class State:
     wandb_id: str | None = None
 
 
-@contextmanager
-def foreign(path):
-    """Name the file `path` in an error about one of its values."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(error.parts[0], path, FOREIGN) from None
-
-
 def check_state(state, config, path):
     """Raise UserError unless state.json has the entries of State, and this version can read it."""
     stored = state.get("format")
@@ -64,9 +54,8 @@ def check_state(state, config, path):
     missing = [key for key in kinds if key not in state and not hasattr(State, key)]
     if missing:
         raise UserError(f"an entry is missing: {', '.join(missing)}", path, FOREIGN)
-    with foreign(path):
-        for key in kinds.keys() & state.keys():
-            check(key, state[key], kinds[key], path)
+    for key in kinds.keys() & state.keys():
+        check(key, state[key], kinds[key], path)
 
 
 def check_config(config, path):
@@ -74,12 +63,19 @@ def check_config(config, path):
     ranges and are compatible with each other."""
     kinds = keys(*(config_class for config_class, _ in CORNERS.values()), VariantConfig)
     kinds |= {"model": Literal[*CORNERS], "arch": Literal[*ARCH] | None}
-    if "model" not in config:
-        raise UserError("the key model is missing", path, FOREIGN)
-    with foreign(path):
-        for key in kinds.keys() & config.keys():
-            check(key, config[key], kinds[key], path)
+    try:
+        for key in kinds.keys() & {*config, "model"}:
+            check(key, config.get(key), kinds[key], path)
         configure(config)
+    except UserError as error:
+        raise UserError(error.parts[0], path, FOREIGN) from None
+
+
+def check_vocabulary(tokenizer, vocab_size, where, fix):
+    """Raise UserError if a tokenizer has more tokens than its model."""
+    if tokenizer.vocab_size > vocab_size:
+        what = f"the tokenizer has {tokenizer.vocab_size} tokens, the model {vocab_size}"
+        raise UserError(what, where, fix)
 
 
 # ---------------------------------------------------------------- tensors

@@ -65,7 +65,12 @@ def describe(kind, v):
     config |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     for ours, key in family.keys.items():
         if ours == "rope_scaling":
-            config |= scaling_of_rope(v) if v[ours].removesuffix("_exact") in key.words else {}
+            scaling = v[ours]
+            if scaling in key.words and scaling != "none":  # newer readers accept it, too
+                numbers = {ROPE_NUMBERS[number]: v[number] for number in ROPE_READS[scaling]}
+                if scaling == "llama3":
+                    numbers |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+                config["rope_scaling"] = {"rope_type": scaling} | numbers
         elif ours in ROPE_NUMBERS:
             continue
         elif not key.words:  # None: no window, no cap, where ours is 0
@@ -76,19 +81,6 @@ def describe(kind, v):
         fixed = family.fixed[key]
         config[key] = fixed(config) if callable(fixed) else fixed
     return config
-
-
-def scaling_of_rope(v):
-    """Their rope_scaling, as {key: value}; newer readers accept it in place of rope_parameters."""
-    kind = v["rope_scaling"]
-    if kind == "none":
-        return {}
-    scaling = {"rope_type": kind} | {ROPE_NUMBERS[ours]: v[ours] for ours in ROPE_READS[kind]}
-    if kind == "yarn_exact":
-        scaling |= {"rope_type": "yarn", "truncate": False}
-    if kind == "llama3":
-        scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    return {"rope_scaling": scaling}
 
 
 def blocking(config, v, effective):
@@ -118,28 +110,24 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
     config, blocks = candidates[kind]
     if blocks:
         what = ", ".join(f"{key}={value}" for key, value in blocks.items())
-        models, fix = f"GGUF has no such model (the closest is {kind})", "use --export=hf"
-        if kinds == tuple(FAMILIES):
-            others = f"together with the other parts (the closest is {kind})"
-            models, fix = f"no Hugging Face model has this {others}", "keep it in our own format"
-        raise UserError(f"{what}: {models}", "export", fix)
+        program, fix = "Hugging Face", "keep it in our own format"
+        if kinds == gguf.FAMILIES:
+            program, fix = "GGUF", "use --export=hf"
+        models = f"no {program} model has this together with the other parts"
+        raise UserError(f"{what}: {models} (the closest is {kind})", "export", fix)
 
     expected, theirs = v | understand(config, "export")[1], {}
     for name, ours, layout in rows(FAMILIES[kind], expected):
-        if ours != ["lm_head.weight"] or not v["tie_embeddings"]:
-            parts = [tensor_or_zeros(part, tensors) for part in ours]
-            joined = layout.join(parts, v)
-            tensors_of = joined if "*" in name else [joined]
-            theirs |= zip(expert_names(name, v), (t.contiguous() for t in tensors_of), strict=True)
+        if ours == ["lm_head.weight"] and v["tie_embeddings"]:
+            continue
+        for part in ours:  # a bias that their model has and ours does not is zero
+            if part.endswith(".bias") and part not in tensors:
+                weight = tensors[part.replace(".bias", ".weight")]
+                tensors = tensors | {part: weight.new_zeros(len(weight))}
+        joined = layout.join([tensors[part] for part in ours], v)
+        experts = joined if "*" in name else [joined]
+        theirs |= zip(expert_names(name, v), (t.contiguous() for t in experts), strict=True)
     return config, theirs
-
-
-def tensor_or_zeros(name, tensors):
-    """A tensor of ours, or zeros for a bias that their model has and ours does not."""
-    if name.endswith(".bias") and name not in tensors:
-        size = len(tensors[name.replace(".bias", ".weight")])
-        return torch.zeros(size).to(tensors["wte.weight"])
-    return tensors[name]
 
 
 # ---------------------------------------------------------------- the command
@@ -156,37 +144,20 @@ class ExportConfig:
 def write_folder(folder, config, tensors, tokenizer, context):
     """Write a folder that AutoModelForCausalLM and AutoTokenizer open."""
     known = tokenizer_from_json(tokenizer)
-    stops = [*known.stops]
+    stops, about = [*known.stops], {}
     if stops or known.bos is not None:
         config["bos_token_id"] = known.start
         config["eos_token_id"] = stops[0] if len(stops) == 1 else stops or None
-    about = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": context,
-    }
-    for key, i in {"bos_token": known.start, "eos_token": known.end}.items():
-        if stops or known.bos is not None:
-            about[key] = known.decode([i])
-    contents = {
-        "config": config,
-        "tokenizer": to_tokenizer_json(tokenizer),
-        "tokenizer_config": about,
-    }
+        about = {"bos_token": known.decode([known.start]), "eos_token": known.decode([known.end])}
+    about |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context}
+    about["clean_up_tokenization_spaces"] = False
+    contents = {"config": config, "tokenizer_config": about}
     folder.mkdir()
-    for name, content in contents.items():
+    for name, content in (contents | {"tokenizer": to_tokenizer_json(tokenizer)}).items():
         text = json.dumps(content, indent=1, ensure_ascii=False)
         (folder / f"{name}.json").write_text(text, "utf-8")
     tensors = {name: t.float() if t.dtype == torch.float64 else t for name, t in tensors.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
-def check_dest(dest):
-    """Raise UserError unless dest is free and can be created, so that nothing is overwritten."""
-    if os.path.lexists(dest):
-        raise UserError("it exists already", f"dest={dest}", "choose another --dest")
-    if not dest.absolute().parent.is_dir():
-        raise UserError("its parent folder does not exist", f"dest={dest}", "choose another --dest")
 
 
 def write_atomically(dest, write):
@@ -201,7 +172,6 @@ def write_atomically(dest, write):
             if path.is_file():
                 share(path)
             sync(path)
-        check_dest(dest)  # again: something may have been created there in the meantime
         temporary.rename(dest)
         sync(dest.absolute().parent)
     except (OSError, SafetensorError) as error:
@@ -219,17 +189,19 @@ def main(argv):
         fix = f"write --export={config.export} --out_dir=RUN --dest=NAME"
         raise UserError(what, "command line", fix)
     dest = Path(os.path.expanduser(config.dest))
-    check_dest(dest)
+    if os.path.lexists(dest):
+        raise UserError("it exists already", f"dest={dest}", "choose another --dest")
+    if not dest.absolute().parent.is_dir():
+        raise UserError("its parent folder does not exist", f"dest={dest}", "choose another --dest")
 
     model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint)
     kinds = gguf.FAMILIES if config.export == "gguf" else tuple(FAMILIES)
     theirs, tensors = to_hf(trained["model"], vars(model.config), model.state_dict(), kinds)
-    tokens = tokenizer.to_json()
+    content = [theirs, tensors, tokenizer.to_json()]
     if config.export == "hf":
-        context = model.config.block_size
-        write_atomically(dest, lambda path: write_folder(path, theirs, tensors, tokens, context))
-    else:
-        write_atomically(dest, lambda path: gguf.write(path, theirs, tensors, tokens))
+        content.append(model.config.block_size)
+    write = gguf.write if config.export == "gguf" else write_folder
+    write_atomically(dest, lambda path: write(path, *content))
     architecture = theirs["architectures"][0]
     count = sum(tensor.numel() for tensor in tensors.values())
     print(f"{dest}: the model after {state['step']} steps, as {architecture}, {count:,} parameters")

@@ -44,28 +44,25 @@ def layer(theirs, ours, layout=plain):
     return row(f"model.layers.{{}}.{theirs}", ours, layout)
 
 
-# ---------------------------------------------------------------- words of several families
-
+# The values that are common to several families.
 SILU = ("silu", "swish")
 ACT = dict(gelu=("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), gelu_erf=("gelu",))
 ACT |= dict(relu=("relu",), silu=SILU, relu2=("relu2",))
 GATE = dict(swiglu=SILU, geglu=("gelu_pytorch_tanh", "gelu_new"), reglu=("relu",))
 GATE |= dict(glu=("sigmoid",), bilinear=("linear",))
 
-# ---------------------------------------------------------------- rope
-
-ROPE = {"none": ("default",), "linear": ("linear",), "yarn": ("yarn",), "llama3": ("llama3",)}
+ROPE = dict(none=("default",), linear=("linear",), yarn=("yarn",), llama3=("llama3",))
 ROPE_NUMBERS = {"rope_factor": "factor", "rope_original": "original_max_position_embeddings"}
 FACTOR, BOTH = {"rope_factor"}, {*ROPE_NUMBERS}  # the numbers that a kind of rope_scaling reads
 ROPE_READS = dict(linear=FACTOR, ntk=FACTOR, yarn=BOTH, yarn_exact=BOTH, llama3=BOTH)
 
 
-def head_width(c):
-    return c["hidden_size"] // c["num_attention_heads"]
-
-
 def yarn_temperature(c):
     return 0.1 * math.log(c["factor"]) + 1 if c["factor"] > 1 else 1
+
+
+def head_width(c):
+    return c["hidden_size"] // c["num_attention_heads"]
 
 
 def even_part(c):
@@ -80,11 +77,9 @@ SCALING = dict(
     rope_original=Key("original_max_position_embeddings", None),
 )
 ROPE_KEYS = SCALING | dict(rope_theta=Key("rope_theta", 10000.0))
-ROPE_FIXED = (
-    dict(partial_rotary_factor=1, low_freq_factor=1, high_freq_factor=4)
-    | dict(beta_fast=32, beta_slow=1, truncate=(True, False), mscale=None)
-    | dict(attention_factor=yarn_temperature)
-)
+ROPE_FIXED = dict(partial_rotary_factor=1, low_freq_factor=1, high_freq_factor=4)
+ROPE_FIXED |= dict(beta_fast=32, beta_slow=1, truncate=True, mscale=None)
+ROPE_FIXED |= dict(attention_factor=yarn_temperature)
 
 # ---------------------------------------------------------------- GPT-2 and its kin
 
@@ -123,7 +118,6 @@ GPT2 = Family(
     ],
 )
 
-
 BLOOM_NAMES = [
     row("transformer.word_embeddings", "wte"),
     row("transformer.h.{}.input_layernorm", "norm1"),
@@ -139,8 +133,8 @@ BLOOM = Family(
     "transformer.",
     dict(position="alibi", norm="layernorm", block="pre", mlp="gelu", bias="all", embed_norm=True),
     sizes("seq_length vocab_size n_layer n_head hidden_size")
-    | TIED
-    | dict(block_size=Key("seq_length", 2048)),
+    | dict(block_size=Key("seq_length", 2048))
+    | TIED,
     dict(layer_norm_epsilon=1e-5, apply_residual_connection_post_layernorm=False),
     [
         row("transformer.word_embeddings_layernorm", "norm_e"),
@@ -347,6 +341,7 @@ NANOCHAT = LLAMA._replace(  # of January 2026 or earlier: without value embeddin
 
 # ---------------------------------------------------------------- Mamba-2
 
+MAPS = "attn.wz attn.wv attn.wk attn.wq attn.wa"
 MAMBA2 = Family(
     "Mamba2ForCausalLM",
     "backbone.",
@@ -366,11 +361,7 @@ MAMBA2 = Family(
     [
         row("backbone.embeddings", "wte"),
         row("backbone.layers.{}.norm", "norm1"),
-        row(
-            "backbone.layers.{}.mixer.in_proj",
-            "attn.wz attn.wv attn.wk attn.wq attn.wa",
-            layouts.mamba_maps,
-        ),
+        row("backbone.layers.{}.mixer.in_proj", MAPS, layouts.mamba_maps),
         row("backbone.layers.{}.mixer.norm", "attn.norm"),
         row("backbone.layers.{}.mixer.out_proj", "attn.wo"),
         row("backbone.norm_f", "norm_f"),
@@ -386,18 +377,7 @@ MAMBA2 = Family(
     absent=dict(head_dim=64, n_groups=8),
 )
 
-FAMILIES = {
-    "gpt2": GPT2,
-    "llama": LLAMA,
-    "mistral": MISTRAL,
-    "bloom": BLOOM,
-    "falcon": FALCON,
-    "gpt_neox": NEOX,
-    "olmo2": OLMO2,
-    "qwen2": QWEN2,
-    "qwen3": QWEN3,
-    "smollm3": SMOLLM3,
-    "nanochat": NANOCHAT,
-    "mixtral": MIXTRAL,
-    "mamba2": MAMBA2,
-}  # by their model_type
+# By their model_type. Of those that fit equally well, an export takes the first.
+FAMILIES = dict(gpt2=GPT2, llama=LLAMA, mistral=MISTRAL, bloom=BLOOM, falcon=FALCON, gpt_neox=NEOX)
+FAMILIES |= dict(olmo2=OLMO2, qwen2=QWEN2, qwen3=QWEN3, smollm3=SMOLLM3, nanochat=NANOCHAT)
+FAMILIES |= dict(mixtral=MIXTRAL, mamba2=MAMBA2)

@@ -31,8 +31,8 @@ NO_MERGES = ["a !"]
 
 def write(path, config, tensors, tokenizer, kind="F32"):
     """Write a model to a GGUF file. Takes its configuration and tensors in Hugging Face's form, and
-    its tokenizer's to_json(). kind: F32, F16 or Q8_0, the format of the matrices whose rows it can
-    divide into blocks. Raises UserError for a part that llama.cpp's model does not have."""
+    its tokenizer's to_json(). kind: F32, F16 or Q8_0, the format of the matrices. Raises UserError
+    for a part that llama.cpp's model does not have."""
     try:
         import gguf
     except ImportError:
@@ -54,10 +54,16 @@ def write(path, config, tensors, tokenizer, kind="F32"):
     for key, value in values.items():
         add = writer.add_float32 if key.endswith(("epsilon", "freq_base")) else writer.add_uint32
         add(f"{name}.{key}", value)
+    types = gguf.GGMLQuantizationType
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
     write_tokenizer(gguf, writer, tokenizer, config["vocab_size"])
     for own_name, tensor in named(gguf, tensors, config):
-        add_tensor(gguf, writer, own_name, tensor, kind)
+        # As float32, unless the rows of a matrix can be divided into the blocks of `kind`.
+        matrix = tensor.dim() == 2 and own_name != "position_embd.weight"
+        fits = matrix and tensor.size(-1) % gguf.GGML_QUANT_SIZES[types[kind]][0] == 0
+        stored = types[kind] if fits else types.F32
+        numbers = gguf.quants.quantize(tensor.float().contiguous().numpy(), stored)
+        writer.add_tensor(own_name, numbers, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -82,17 +88,6 @@ def named(gguf, tensors, config):
         yield names.get_name(theirs, (".weight", ".bias")), tensor
 
 
-def add_tensor(gguf, writer, name, tensor, kind):
-    """Add a tensor in the number format `kind` if it is a matrix whose rows that can hold, else as
-    float32."""
-    types = gguf.GGMLQuantizationType
-    matrix = tensor.dim() == 2 and name != "position_embd.weight"
-    fits = matrix and tensor.size(-1) % gguf.GGML_QUANT_SIZES[types[kind]][0] == 0
-    stored = types[kind] if fits else types.F32
-    values = gguf.quants.quantize(tensor.float().contiguous().numpy(), stored)
-    writer.add_tensor(name, values, raw_dtype=stored)
-
-
 def write_tokenizer(gguf, writer, tokenizer, vocab_size):
     """Write byte-pair encoding as GGUF's "gpt2", and characters and bytes as its "rwkv". "rwkv"
     takes the longest token that matches the text, so it reads each character as its one token, and
@@ -113,8 +108,7 @@ def write_tokenizer(gguf, writer, tokenizer, vocab_size):
         tokens = to_escaped(tokenizer)
         writer.add_tokenizer_model("rwkv")
         if tokenizer["kind"] == "char":  # llama.cpp aborts without one for unknown characters
-            chars = tokenizer["chars"]
-            writer.add_unk_token_id(max(0, chars.find("?")))
+            writer.add_unk_token_id(max(0, tokenizer["chars"].find("?")))
     kind = gguf.TokenType
     kinds = [kind.CONTROL if token in special else kind.NORMAL for token in tokens]
     unused = [f"[PAD{i}]" for i in range(len(tokens), vocab_size)]  # llama.cpp needs all names

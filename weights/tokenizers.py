@@ -40,9 +40,6 @@ def merges(ranks):
     return pairs
 
 
-# ---------------------------------------------------------------- lists, as GGUF has them
-
-
 def to_lists(data):
     """(tokens in order of their ids, ["left right"] merges, {special token: id}) from a tokenizer's
     to_json()."""
@@ -63,11 +60,10 @@ def to_escaped(data):
         tokens = [bytes([byte]) for byte in range(256)]
     else:
         tokens = [char.encode() for char in data["chars"]]
-    return ["".join(escaped(byte) for byte in token) for token in tokens]
-
-
-def escaped(byte):
-    return chr(byte) if 32 <= byte < 127 and byte != ord("\\") else f"\\x{byte:02x}"
+    escaped = [f"\\x{byte:02x}" for byte in range(256)]
+    for byte in {*range(32, 127)} - {ord("\\")}:
+        escaped[byte] = chr(byte)
+    return ["".join(escaped[byte] for byte in token) for token in tokens]
 
 
 # ---------------------------------------------------------------- tokenizer.json
@@ -91,23 +87,13 @@ def to_tokenizer_json(data):
             "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
         }
     tokens, joined, special = to_lists(data)
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": False,
-    }
-    steps = byte_level
+    options = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    steps = byte_level = {"type": "ByteLevel"} | options
     if data.get("pat_str"):
-        both = [split_step(data["pat_str"]), byte_level]
-        steps = {"type": "Sequence", "pretokenizers": both}
+        steps = {"type": "Sequence", "pretokenizers": [split_step(data["pat_str"]), byte_level]}
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [{"id": i, "content": token, "special": True} | plain for token, i in special.items()]
-    model = {
-        "type": "BPE",
-        "vocab": {token: i for i, token in enumerate(tokens)},
-        "merges": joined,
-    }
+    vocab = {token: i for i, token in enumerate(tokens)}
     bos = data.get("bos")
     if bos is not None:
         name, text = tokens[bos], {"Sequence": {"id": "A", "type_id": 0}}
@@ -119,7 +105,7 @@ def to_tokenizer_json(data):
         "added_tokens": added,
         "pre_tokenizer": steps,
         "decoder": byte_level,
-        "model": model,
+        "model": {"type": "BPE", "vocab": vocab, "merges": joined},
     }
 
 
@@ -131,10 +117,8 @@ def split_pattern(step):
     pattern, behavior = step["pattern"]["Regex"], step["behavior"]
     if behavior != "Isolated" and (behavior, step.get("invert")) != ("Removed", True):
         raise ValueError(f"a Split whose pieces are {behavior}")
-    complete = (
-        behavior == "Removed" or pattern in PATTERNS.values() or pattern.endswith(r")[\s\S])+")
-    )
-    return pattern if complete else rf"{pattern}|(?:(?!{pattern})[\s\S])+"
+    complete = pattern in PATTERNS.values() or pattern.endswith(r")[\s\S])+")
+    return pattern if complete or behavior == "Removed" else rf"{pattern}|(?:(?!{pattern})[\s\S])+"
 
 
 def text_pattern(content):

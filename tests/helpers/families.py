@@ -7,30 +7,15 @@ from parts.architectures import configure, make
 from weights.hf import load_weights
 
 EAGER = dict(attn_implementation="eager", experts_implementation="eager")
-SIZES = dict(
-    vocab_size=999,
-    hidden_size=84,
-    num_hidden_layers=2,
-    num_attention_heads=7,
-    bos_token_id=0,
-    eos_token_id=0,
-    pad_token_id=0,
-)
-LLAMA = SIZES | dict(
-    max_position_embeddings=64,
-    intermediate_size=107,
-    num_attention_heads=14,
-    num_key_value_heads=7,
-    rms_norm_eps=1e-3,
-)
+SPECIAL = dict(bos_token_id=0, eos_token_id=0, pad_token_id=0)
+SIZES = SPECIAL | dict(vocab_size=999, hidden_size=84, num_hidden_layers=2, num_attention_heads=7)
+LLAMA = SIZES | dict(max_position_embeddings=64, intermediate_size=107, rms_norm_eps=1e-3)
+LLAMA |= dict(num_attention_heads=14, num_key_value_heads=7)
 THETA = {"rope_type": "default", "rope_theta": 500.0}
 SCALED = dict(rope_theta=500.0, factor=4.0, original_max_position_embeddings=16)
-LLAMA3 = dict(
-    rope_parameters=SCALED
-    | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-)
-# The ramp ends between two pairs.
-UNROUNDED = dict(rope_type="yarn", truncate=False, original_max_position_embeddings=30)
+FREQUENCIES = dict(rope_type="llama3", low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3 = dict(rope_parameters=SCALED | FREQUENCIES)
+WIDE = LLAMA | dict(head_dim=10, rope_parameters=THETA)  # 84 / 14 would be 6
 EXPERTS = dict(num_local_experts=5, num_experts_per_tok=3)
 GPT2 = dict(vocab_size=999, n_positions=64, n_embd=35, n_head=5, n_layer=2)
 CORNERS = {  # those that are a readable model
@@ -40,8 +25,8 @@ CORNERS = {  # those that are a readable model
     "llama-tied": (
         "llama",
         LLAMA
-        | dict(tie_word_embeddings=True, num_key_value_heads=1, intermediate_size=1)
-        | dict(rope_parameters=THETA),
+        | dict(tie_word_embeddings=True, num_key_value_heads=1, rope_parameters=THETA)
+        | dict(intermediate_size=1),
         dict(tie_embeddings=True, n_kv_head=1),
     ),
     "llama-mha": ("llama", LLAMA | dict(num_key_value_heads=14, rope_parameters=THETA), {}),
@@ -67,16 +52,12 @@ CASES = CORNERS | {  # name: (model_type, its configuration, what our model is)
         LLAMA | dict(hidden_size=84 * 4, rope_parameters=SCALED | {"rope_type": "yarn"}),
         dict(rope_scaling="yarn", rope_factor=4.0, rope_original=16),
     ),
-    "llama-wide": ("llama", LLAMA | dict(head_dim=10, rope_parameters=THETA), dict(head_dim=10)),
+    "llama-wide": ("llama", WIDE, dict(head_dim=10)),
     "llama-geglu": ("llama", LLAMA | dict(hidden_act="gelu_pytorch_tanh"), dict(mlp="geglu")),
-    "mistral": (
-        "mistral",
-        LLAMA | dict(sliding_window=9, rope_parameters=THETA),
-        dict(window=9, n_kv_head=7),
-    ),
+    "mistral": ("mistral", WIDE | dict(sliding_window=9), dict(window=9, head_dim=10)),
     "bloom": (
         "bloom",
-        dict(vocab_size=999, hidden_size=84, n_layer=2, n_head=6, bos_token_id=0, eos_token_id=0),
+        SPECIAL | dict(vocab_size=999, hidden_size=84, n_layer=2, n_head=6),
         dict(position="alibi", embed_norm=True, bias="all"),
     ),
     "falcon": (
@@ -97,43 +78,22 @@ CASES = CORNERS | {  # name: (model_type, its configuration, what our model is)
     "gpt-neox-serial": (
         "gpt_neox",
         SIZES
-        | dict(
-            intermediate_size=107,
-            use_parallel_residual=False,
-            hidden_act="relu",
-            rope_parameters=THETA | {"partial_rotary_factor": 1.0},
-        ),
+        | dict(intermediate_size=107, use_parallel_residual=False, hidden_act="relu")
+        | dict(rope_parameters=THETA | {"partial_rotary_factor": 1.0}),
         dict(block="pre", mlp="relu"),
     ),
-    "mistral-wide": (
-        "mistral",
-        LLAMA | dict(hidden_size=80, head_dim=10, sliding_window=9, rope_parameters=THETA),
-        dict(head_dim=10, window=9),
-    ),
-    "olmo2": ("olmo2", LLAMA | dict(rope_parameters=THETA), dict(block="output", qk_norm="full")),
-    "olmo2-wide": ("olmo2", LLAMA | dict(head_dim=4, rope_parameters=THETA), dict(head_dim=4)),
+    "olmo2": ("olmo2", WIDE, dict(block="output", qk_norm="full", head_dim=10)),
     "qwen2": ("qwen2", LLAMA | dict(rope_parameters=THETA), dict(bias="qkv")),
-    "qwen3-wide": (
-        "qwen3",
-        LLAMA | dict(hidden_size=80, head_dim=10, rope_parameters=THETA),
-        dict(qk_norm="head", head_dim=10),
-    ),
-    "qwen3": ("qwen3", LLAMA | dict(head_dim=6, rope_parameters=THETA), dict(qk_norm="head")),
+    "qwen3": ("qwen3", WIDE, dict(qk_norm="head", head_dim=10)),
     "smollm3": (
         "smollm3",
-        LLAMA | dict(num_hidden_layers=3, no_rope_layer_interval=2, rope_parameters=THETA),
-        dict(nope_every=2, n_kv_head=7),
-    ),
-    "smollm3-wide": ("smollm3", LLAMA | dict(head_dim=8, rope_parameters=THETA), dict(head_dim=8)),
-    "nanochat-wide": (
-        "nanochat",
-        LLAMA | dict(head_dim=8, rope_parameters=THETA),
-        dict(head_dim=8, logit_softcap=15.0),
+        WIDE | dict(num_hidden_layers=3, no_rope_layer_interval=2),
+        dict(nope_every=2, n_kv_head=7, head_dim=10),
     ),
     "nanochat": (
         "nanochat",
-        LLAMA | dict(final_logit_softcapping=7.0, rope_parameters=THETA),
-        dict(norm="rmsnorm_bare", mlp="relu2", embed_norm=True, logit_softcap=7.0),
+        WIDE | dict(final_logit_softcapping=7.0),
+        dict(norm="rmsnorm_bare", mlp="relu2", logit_softcap=7.0, head_dim=10),
     ),
     "mixtral": (
         "mixtral",
@@ -149,7 +109,7 @@ CASES = CORNERS | {  # name: (model_type, its configuration, what our model is)
         "mamba2",
         dict(vocab_size=999, hidden_size=84, num_hidden_layers=2, max_position_embeddings=64)
         | dict(num_heads=7, head_dim=24, state_size=11, conv_kernel=3, n_groups=1, chunk_size=16)
-        | dict(layer_norm_epsilon=1e-3, bos_token_id=0, eos_token_id=0, pad_token_id=0),
+        | dict(layer_norm_epsilon=1e-3, **SPECIAL),
         dict(mixer="mamba2", mlp="none", block="parallel", state_size=11, expand=2, conv=3),
     ),
     "qwen3-llama3": (

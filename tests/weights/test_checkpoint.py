@@ -1,10 +1,8 @@
 """Checkpoints that are old, new or half written, and disks that refuse."""
 
-import collections
 import errno
 import json
 import os
-import re
 import shutil
 import stat
 import threading
@@ -65,13 +63,10 @@ def test_format_1_samples(out, capsys):
 
 def test_format_1_resumes(out, data_dir):
     assert not resume(out, data_dir)
-    rows = {
-        row["step"]: row["loss"] for row in run_folder.read_log(out / "log.jsonl") if "loss" in row
-    }
-    assert {step: rows[step] for step in LOSSES} == pytest.approx(LOSSES, abs=1e-4)
-    assert checkpoint.FORMAT == 1, (
-        "keep a checkpoint of the format before in tests/checkpoints, and a test like this one"
-    )
+    log = run_folder.read_log(out / "log.jsonl")
+    losses = {row["step"]: row["loss"] for row in log if "loss" in row}
+    assert {step: losses[step] for step in LOSSES} == pytest.approx(LOSSES, abs=1e-4)
+    assert checkpoint.FORMAT == 1, "keep a checkpoint of the format before, and such a test"
 
 
 def test_a_newer_format_is_refused(out, data_dir):
@@ -85,44 +80,17 @@ def test_a_newer_format_is_refused(out, data_dir):
             read()
 
 
-@pytest.mark.parametrize("damage", ["flipped", "pipe"])
 @pytest.mark.parametrize("name", names(SAVED))
-def test_sampling_from_a_damaged_checkpoint_names_it_and_the_one_before(out, name, damage):
+def test_sampling_from_a_damaged_checkpoint_names_it_and_the_one_before(out, name):
     folder = copy_as(out, 40)
     data = bytearray((folder / name).read_bytes())
     data[len(data) // 2] ^= 4
-    (folder / name).unlink()
-    if damage == "pipe":  # which nobody writes to
-        os.mkfifo(folder / name)
-    else:
-        (folder / name).write_bytes(data)
+    (folder / name).write_bytes(data)
     with pytest.raises(UserError, match=rf"(corrupt|not whole).*\({folder}.*go back to step 20"):
-        checkpoint.open_run(out)
-    (out / "ckpt" / "000020" / "state.json").unlink()  # that one is of no use either
-    with pytest.raises(UserError, match="no other checkpoint is left"):
         checkpoint.open_run(out)
 
 
 # ---------------------------------------------------------------- a save that is cut short
-
-
-def test_no_room_for_a_checkpoint_is_seen_before_it_is_written(out, data_dir, monkeypatch):
-    usage = collections.namedtuple("usage", "total used free")
-    sizes = [(SAVED / f"{name}.safetensors").stat().st_size for name in ("model", "optimizer")]
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, sum(sizes)))
-    began = lambda *args: pytest.fail("the write began")  # noqa: E731
-    monkeypatch.setattr(checkpoint.safetensors.torch, "save_file", began)
-    words = rf"cannot save step 40: [\d,]+ bytes are needed, {sum(sizes):,} are free \({out}"
-    with pytest.raises(Failure, match=f"{words}.*free the disk.*step 20"):
-        resume(out, data_dir)
-    assert names(out / "ckpt") == ["000020"]
-
-
-def test_a_folder_that_became_read_only(out, monkeypatch):
-    monkeypatch.setattr(Path, "mkdir", refuse(errno.EACCES))
-    words = "cannot save step 40: Permission denied.*make the folder writable"
-    with pytest.raises(Failure, match=words):
-        save(out, 40)
 
 
 def test_killed_while_an_old_checkpoint_is_removed(out, monkeypatch):
@@ -226,26 +194,25 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(out, monkeypatch,
 
 
 def test_what_else_lies_in_ckpt_is_left_alone(out):
+    """What interrupted saves left is removed."""
     root = out / "ckpt"
-    for name in ("notes.tmp", "notes.old", "000030.tmp", "000050", "²"):
+    for name in ("notes.old", "000030.tmp", "000050"):
         (root / name).write_text("not ours")
-    for name in ("backup.old", "000020.old2", "0000020", ".000020.partial", "000020.tmp.mine"):
+    for name in ("backup.old", "000020.old2", ".000020.partial"):
         (root / name).mkdir()
     before = names(root)
+    for name in ("000010.tmp", ".000010.partial-0123456789abcdef"):
+        (root / name).mkdir()
+    shutil.copytree(root / "000020", root / "000020.old")
     save(out, 60)
     assert names(root) == sorted([*before, "000060"])
     assert checkpoint.steps(out) == [20, 60]
     with pytest.raises(Failure, match="cannot save step 50: .*move what has this name out of"):
         save(out, 50)
+    for which in ("²", "newest"):
+        with pytest.raises(UserError, match="no checkpoint is called " + which):
+            checkpoint.find(out, which)
     assert (root / "000050").read_text() == "not ours"
-
-
-def test_leftovers_of_interrupted_saves_are_removed(out):
-    for name in ("000010.tmp", ".000010.partial-0123456789abcdef"):
-        (out / "ckpt" / name).mkdir()
-    shutil.copytree(out / "ckpt" / "000020", out / "ckpt" / "000020.old")
-    save(out, 60)
-    assert names(out / "ckpt") == ["000020", "000060"]
 
 
 def test_a_file_system_that_cannot_flush_folders_saves(out, monkeypatch, capsys):
@@ -273,15 +240,3 @@ def test_a_checkpoint_that_may_not_be_read(out, monkeypatch):
     monkeypatch.setattr(files, "sha256_of", sha256_of)
     with pytest.raises(UserError, match=f"cannot read the checkpoint: Permission.*{path}.*owner"):
         checkpoint.open_run(out)
-
-
-@pytest.mark.parametrize("which", ["²", "-1", "1e3", "newest", "9" * 5000])
-def test_a_checkpoint_that_has_no_such_name(out, which):
-    with pytest.raises(UserError, match="no checkpoint is called " + re.escape(which)):
-        checkpoint.find(out, which)
-
-
-@pytest.mark.parametrize("name", ["a\0b", "n" * 300, "\ud800"])
-def test_a_run_folder_that_cannot_be(tmp_path, name):
-    with pytest.raises(UserError, match="cannot look for checkpoints|no checkpoint here"):
-        checkpoint.open_run(tmp_path / name)

@@ -1,6 +1,5 @@
 """A model's own special tokens, from its tokenizer into data, samples and exports: LLaMA 2 and
-Mistral end a text with </s>, LLaMA 3 with one of several. Run: python -m pytest
-tests/weights/test_end_tokens.py"""
+Mistral end a text with </s>, LLaMA 3 with one of several."""
 
 import json
 import shutil
@@ -27,6 +26,12 @@ from weights import export, hf
 
 TEXT = "the king of rome shall speak no more,\nand Zoë says <s> no </s> word  in 1999.\n"
 ANSWERS = [(f"king {i}?\n", f" he is\nking {i}") for i in range(8)]
+DOCUMENTS = [{"text": f"king {i} of rome"} for i in range(40)]
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
 
 
 def byte_level(special, last=()):
@@ -93,26 +98,21 @@ def folders(tmp_path_factory):
     expected["llama3"] = (first, [first + 3, first + 1, first + 2])
 
     library = byte_level(["<unk>", "<s>", "</s>", "[INST]", "[/INST]"])
-    about = {
-        key: {"content": name} for key, name in {"bos_token": "<s>", "eos_token": "</s>"}.items()
-    }
     config = {"bos_token_id": 1, "eos_token_id": 2}
+    about = {"bos_token": {"content": "<s>"}, "eos_token": {"content": "</s>"}}
     about["add_bos_token"] = True
     write(root / "mistral", library, tokenizer_config=about, config=config)
     expected["mistral"] = (1, [2])
     return root, expected
 
 
-NAMES = ["llama2", "llama3", "mistral"]
-
-
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=["llama2", "llama3", "mistral"])
 def model(request, folders):
     root, expected = folders
     return SimpleNamespace(folder=root / request.param, expected=expected[request.param])
 
 
-def test_ids_are_those_of_the_library(model):
+def test_ids_are_those_of_the_library(model, monkeypatch):
     library = tokenizers.Tokenizer.from_file(str(model.folder / "tokenizer.json"))
     ours, (bos, stops) = hf.load_tokenizer(str(model.folder)), model.expected
     assert ours.bos == ours.start == bos and [*ours.stops] == stops and ours.end == stops[0]
@@ -122,25 +122,14 @@ def test_ids_are_those_of_the_library(model):
         assert ours.prompt(text) == [bos, *library.encode(text, add_special_tokens=False).ids]
     ids = ours.encode(TEXT)  # a text that spells a special token is ordinary text
     assert not {bos, *stops} & {*ids.tolist()} and ours.decode(ids).removeprefix(" ") == TEXT
-    long = f" {TEXT}" * 40  # in pieces as in one
-    parts = encode_batches(
-        ours, iter([long[at : at + 99] for at in range(0, len(long), 99)]), False
-    )
-    assert np.concatenate([ids for ids, _ in parts]).tolist() == ours.encode(long).tolist()
-
-
-def test_long_texts_in_pieces(model, monkeypatch):
-    monkeypatch.setattr("tokens.tokenizer.PIECE", 50)
-    ours, long = hf.load_tokenizer(str(model.folder)), TEXT * 40
-    parts = [ids for ids, _ in encode_batches(ours, iter([long]), False)]
-    assert len(parts) > 20 and np.concatenate(parts).tolist() == ours.encode(long).tolist()
+    monkeypatch.setattr("tokens.tokenizer.PIECE", 50)  # a long text in pieces as in one
+    parts = [ids for ids, _ in encode_batches(ours, iter([TEXT * 40]), False)]
+    assert len(parts) > 20 and np.concatenate(parts).tolist() == ours.encode(TEXT * 40).tolist()
 
 
 def test_documents_pairs_and_preferences_end_with_it(model, tmp_path, capsys):
     bos, (end, *_) = model.expected
-    (tmp_path / "a.jsonl").write_text(
-        "".join(f'{{"text": "king {i} of rome"}}\n' for i in range(30))
-    )
+    write_rows(tmp_path / "a.jsonl", DOCUMENTS)
     prepare("docs", str(tmp_path / "a.jsonl"), str(model.folder), str(tmp_path))
     tokenizer = load_tokenizer(tmp_path / "docs", load_meta(tmp_path / "docs"))
     assert f"after each document comes {tokenizer.decode([end])}\n" in capsys.readouterr().out
@@ -154,9 +143,8 @@ def test_documents_pairs_and_preferences_end_with_it(model, tmp_path, capsys):
     rows = [{"prompt": prompt, "answer": answer} for prompt, answer in [*ANSWERS, ("", "x")]]
     tastes = [{"prompt": p, "chosen": a, "rejected": a[::-1]} for p, a in ANSWERS]
     for name, lines in {"pairs": rows, "tastes": tastes}.items():
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        prepare(name, str(path), str(model.folder), str(tmp_path))
+        path = write_rows(tmp_path / f"{name}.jsonl", lines)
+        prepare(name, path, str(model.folder), str(tmp_path))
         ids, mask = load_split(tmp_path / name, "train", 0), load_mask(tmp_path / name, "train")
         starts = np.flatnonzero(np.diff(mask.astype(int), prepend=1) == -1)
         assert (ids[starts] == bos).all() and (ids[starts[1:] - 1] == end).all() and ids[-1] == end
@@ -200,9 +188,7 @@ def test_trained_exported_and_read_again(model, tmp_path, capsys):
     """The sample at the end does not begin with the name of a token; an export has the same tokens
     with the same meaning, for transformers and for us."""
     bos, stops = model.expected
-    (tmp_path / "a.jsonl").write_text(
-        "".join(f'{{"text": "king {i} of rome"}}\n' for i in range(40))
-    )
+    write_rows(tmp_path / "a.jsonl", DOCUMENTS)
     prepare("docs", str(tmp_path / "a.jsonl"), str(model.folder), str(tmp_path))
     run = arguments(tmp_path, tmp_path / "run", "--dataset=docs", "--model=llama", "--max_iters=2")
     assert not train.main([*run, "--block_size=16"]).status
@@ -235,7 +221,6 @@ def test_what_a_config_of_another_vocabulary_says_does_not_count(folders, tmp_pa
 
 def test_a_tokenizer_without_an_end_takes_no_pairs(tmp_path):
     write(tmp_path / "bare", byte_level([]))
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in ANSWERS))
+    path = write_rows(tmp_path / "a.jsonl", [{"prompt": p, "answer": a} for p, a in ANSWERS])
     with pytest.raises(UserError, match="no token that ends an answer"):
-        prepare("pairs", str(path), str(tmp_path / "bare"), str(tmp_path))
+        prepare("pairs", path, str(tmp_path / "bare"), str(tmp_path))

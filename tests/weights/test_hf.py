@@ -162,13 +162,8 @@ def test_heads_tied_and_untied(kind, tmp_path):
     "change, words",
     [
         (lambda t: t.pop("blocks.1.attn.wq.bias"), "no blocks.1.attn.wq.bias"),
-        (
-            lambda t: [t.pop(name) for name in list(t) if "norm" in name],
-            "no blocks.0.norm1.bias, no blocks.0.norm1.weight, .* and 7 more",
-        ),
         (lambda t: t.update(extra=torch.ones(1)), "no place for extra"),
         (lambda t: t.update({"norm_f.weight": torch.ones(34)}), r"norm_f.weight is \(34,\), not"),
-        (lambda t: t.pop("wte.weight"), "no wte.weight"),
     ],
 )
 def test_load_weights_is_strict(change, words):
@@ -188,141 +183,66 @@ HUGE = 10**9
 REFUSED = {  # {model_type: [(key, value, what the message names instead of the key)]}
     "gpt2": [
         ("activation_function", "quick_gelu"),
-        ("layer_norm_epsilon", 1e-6),
         ("layer_norm_epsilon", {"a": "b" * 1000}),
-        ("scale_attn_weights", False),
-        ("scale_attn_by_inverse_layer_idx", True),
-        ("add_cross_attention", True),
-        ("quantization_config", {"bits": 8}),
-        ("n_head", 0),
-        ("n_layer", "2"),
         ("n_layer", HUGE),
-        ("n_positions", 10**15),
-        ("n_inner", {"a": 1}),
     ],
     "llama": [
-        ("hidden_act", "gelu"),
-        ("hidden_act", ["silu"]),
         ("head_dim", 128, "attn.wk.weight is"),
-        ("max_position_embeddings", 10**12),
-        ("attention_bias", True),
-        ("mlp_bias", {"a": 1}),
-        ("sliding_window", 4096),
-        ("partial_rotary_factor", 0.5),
         ("num_attention_heads", HUGE, "n_head"),
-        ("num_key_value_heads", 2.5),
         ("num_key_value_heads", 14, "attn.wk"),
         ("rms_norm_eps", math.nan),
-        ("rms_norm_eps", 10**400),
-        ("tie_word_embeddings", 1),
         ("num_hidden_layers", HUGE),
-        ("hidden_size", 84 * 10**13, "the weights do not fit the model"),
         ("vocab_size", 10**12, "wte.weight is"),
-        ("intermediate_size", 10**15, "mlp."),
         ("intermediate_size", 10**30, "no model has these sizes"),
-        ("rope_parameters", {"rope_type": "default", "rope_theta": math.inf}, "rope_theta"),
         ("rope_parameters", {"full_attention": {"rope_theta": 5.0}}, "full_attention"),
         ("rope_parameters", THETA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ("rope_scaling", "dynamic", "rope_type='dynamic'"),
-        ("rope_scaling", {"type": "dynamic", "factor": 2.0}, "rope_type='dynamic'"),
         ("rope_scaling", {"type": "linear"}, "factor is missing"),
         ("rope_scaling", {"type": "linear", "factor": "x"}, "factor must be float"),
-        ("rope_scaling", {"rope_type": ["x"], "factor": 2.0}, "rope_type"),
-    ],
-    "mistral": [("head_dim", 10, "attn.wk.weight is"), ("head_dim", "x")],
-    "bloom": [("apply_residual_connection_post_layernorm", True)],
-    "falcon": [
-        ("new_decoder_architecture", True),
-        ("multi_query", False),
-        ("parallel_attn", False),
-        ("alibi", True),
-        ("bias", {"a": 1}),
-        ("layer_norm_epsilon", 1e-6),
+        ("rope_parameters", {"rope_type": "yarn", "factor": 2.0, "beta_fast": 16}, "beta_fast=16"),
     ],
     "gpt_neox": [
-        ("attention_bias", False),
-        ("layer_norm_eps", 1e-6),
-        ("hidden_act", "quick_gelu"),
         ("head_dim", 10),  # transformers reads it, and computes another function
         ("rope_parameters", THETA | {"partial_rotary_factor": 0.25}, "rotary_pct"),  # 3 of 12
     ],
-    "olmo2": [("attention_bias", True)],
-    "qwen2": [("layer_types", ["sliding_attention"]), ("head_dim", 128, "attn.wk.bias is")],
-    "qwen3": [
-        ("layer_types", ["full_attention", "sliding_attention"]),
-        ("use_sliding_window", True),
-        ("head_dim", 128, "attn.wk.weight is"),
-    ],
-    "smollm3": [
-        ("no_rope_layers", [0, 1, 1]),
-        ("use_sliding_window", True),
-        ("attention_bias", True),
-    ],
+    "qwen3": [("layer_types", ["full_attention", "sliding_attention"])],
+    "smollm3": [("no_rope_layers", [0, 1, 1])],
+    # It norms queries and keys after rope, which cancels the temperature of YaRN.
     "nanochat": [
-        ("attention_bias", True),
-        ("hidden_act", "silu2"),
-        ("head_dim", 10, "a shape that does not fit"),
-        # It norms queries and keys after rope, which cancels the temperature of YaRN.
         ("rope_parameters", THETA | {"rope_type": "yarn", "factor": 4.0}, "rope_type='yarn'"),
     ],
-    "mixtral": [
-        ("hidden_act", "gelu"),
-        ("head_dim", 10, "attn.wk.weight is"),
-        ("num_local_experts", HUGE),
-        ("num_experts_per_tok", 6, "top_k"),
-    ],
-    "mamba2": [
-        ("n_groups", 7),
-        ("use_bias", True),
-        ("use_conv_bias", False),
-        ("time_step_limit", [0.001, 0.1]),
-        ("head_dim", 64),
-        ("hidden_act", "gelu"),
-    ],
+    "mixtral": [("num_local_experts", HUGE), ("num_experts_per_tok", 6, "top_k")],
+    "mamba2": [("n_groups", 7), ("head_dim", 64)],
 }
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_what_is_refused(kind):
-    """A configuration that is not ours, in one line that names the key."""
-    case = next(case for case, (model_type, _, _) in CASES.items() if model_type == kind)
+    """A configuration that is not ours, in one line that names the key: a wrong type of any key
+    that is read, and another value of any that is fixed."""
+    family, case = FAMILIES[kind], next(case for case in CASES if CASES[case][0] == kind)
     config, tensors = parts(theirs(case))
-    for key, value, *instead in REFUSED[kind]:
-        message = refused(to_ours, config | {key: value}, tensors)
-        assert (instead or [key])[0] in message and "config.json" in message
-        assert len(message) < 400 and "leave out" not in message
+    rope = config.get("rope_parameters") or {}
+    wrong = {key.name: ["x"] for key in family.keys.values()} | dict.fromkeys(family.fixed, "x")
+    read = [(key, wrong[key]) for key in wrong if key not in ("rope_type", "factor")]
+    for key, value, *instead in [*read, *REFUSED.get(kind, [])]:
+        inner = {"rope_parameters": rope | {key: value}} if key in wrong else {}
+        message = refused(to_ours, config | inner | {key: value}, tensors)
+        named = (instead or [family.in_rope.get(key, key)])[0]
+        assert named in message and "config.json" in message and len(message) < 400
     name = next((name for name in tensors if "norm" in name or "ln_" in name), "lm_head.weight")
     without = {other: t for other, t in tensors.items() if other != name}
     assert f"no tensor {name}" in refused(to_ours, config, without)
     assert "no place for" in refused(to_ours, config, tensors | {"extra": torch.ones(1)})
 
 
-STRETCHED = dict(factor=8.0, original_max_position_embeddings=20)
-
-
-@pytest.mark.parametrize(
-    "rope, words",
-    [
-        (dict(rope_type="longrope"), "rope_type='longrope'"),
-        (dict(rope_type="llama3", original_max_position_embeddings="x"), "must be int"),
-        (dict(rope_type="llama3", low_freq_factor=2.0), "low_freq_factor=2.0"),
-        (dict(rope_type="yarn", beta_fast=16), "beta_fast=16"),
-        (dict(rope_type="yarn", attention_factor=2.0), "attention_factor=2.0"),
-    ],
-)
-def test_a_scaling_of_rope_that_is_not_ours(rope, words):
-    config, tensors = parts(theirs("llama"))
-    assert words in refused(to_ours, config | {"rope_parameters": STRETCHED | rope}, tensors)
-
-
 @kinds
 def test_tensors_that_do_not_fit(kind):
     config, tensors = parts(theirs(kind))
-    for garbage in ([], {}, {"model_type": ["gpt2"]}, {"model_type": "bert"}, None, "x"):
+    for garbage in ({}, {"model_type": ["gpt2"]}, {"model_type": "bert"}):
         assert "model_type" in refused(to_ours, garbage, tensors)
     layers = "n_layer" if kind == "gpt2" else "num_hidden_layers"
-    message = refused(to_ours, config | {layers: 1}, tensors)
-    assert "no place for" in message and "more" in message and message.count("1.") == 3
+    assert "no place for" in refused(to_ours, config | {layers: 1}, tensors)
     assert "no tensor" in refused(to_ours, config | {layers: 3}, tensors)
     first = next(name for name in tensors if "0" in name and name.endswith("weight"))
     for shape in ((), (3, 3, 3), (35, 2)):
@@ -336,11 +256,8 @@ def test_tensors_that_do_not_fit(kind):
 @pytest.mark.parametrize(
     "change, words",
     [
-        (lambda t: (t * 10).to(torch.int8), "is of type int8"),
         (lambda t: t.to(torch.float8_e4m3fn), "is of type float8"),
-        (lambda t: t > 0, "is of type bool"),
         (lambda t: t.index_fill(0, torch.tensor([1]), math.nan), "holds NaN"),
-        (lambda t: t.index_fill(0, torch.tensor([1]), -math.inf), "holds NaN or infinity"),
         (lambda t: t.double().index_fill(0, torch.tensor([1]), 1e300), "holds NaN or infinity"),
     ],
 )
@@ -373,14 +290,6 @@ def text(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
-def pipe(name):
-    def replace(folder):
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-
-    return replace
-
-
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 
@@ -389,30 +298,18 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
     [
         ("single", lambda f: (f / CONFIG).unlink(), CONFIG),
         ("single", text(CONFIG, b"{oops"), CONFIG),
-        ("single", text(CONFIG, b"\xff\xfe\x00"), CONFIG),
-        ("single", text(CONFIG, b"[1, 2]"), CONFIG),
-        ("single", text(CONFIG, b"[" * 200_000), "nested too deep"),
-        ("single", text(CONFIG, b'{"rope_theta": NaN}'), "NaN"),
         ("single", lambda f: truncate(f / WEIGHTS), WEIGHTS),
         ("single", text(WEIGHTS, b""), WEIGHTS),
-        ("single", text(WEIGHTS, b"\x80\x02}q\x00."), WEIGHTS),
         ("single", lambda f: (f / WEIGHTS).rename(f / "model.pt"), "model.pt would need unpickl"),
         ("single", lambda f: (f / WEIGHTS).unlink(), "no .*safetensors"),
         ("shards", lambda f: truncate(second(f)), "model-00002-of"),
         ("shards", lambda f: second(f).unlink(), "model-00002-of"),
-        ("shards", text(INDEX, b"{}"), INDEX),
-        ("shards", text(INDEX, b"[]"), INDEX),
-        ("shards", text(INDEX, b'{"weight_map": {"a": 3}}'), f"weight_map .*{INDEX}"),
-        ("shards", text(INDEX, b'{"weight_map": {"a": "../x.safetensors"}}'), "weight_map"),
-        ("shards", text(INDEX, b'{"weight_map": {"a": "/x.safetensors"}}'), "weight_map"),
-        ("single", pipe(CONFIG), "it is a pipe or a device"),
-        ("single", pipe(WEIGHTS), f"it is a pipe or a device.*{WEIGHTS}"),
-        ("shards", pipe(INDEX), "it is a pipe or a device"),
+        ("shards", text(INDEX, b"{}"), f"weight_map .*{INDEX}"),
+        ("shards", text(INDEX, b'{"weight_map": {"a": "../x.safetensors"}}'), "copy/x.safetensors"),
     ],
 )
 def test_a_damaged_folder(saved, kind, damage, words, tmp_path):
-    folder = tmp_path / "copy"
-    shutil.copytree(saved / kind, folder)
+    folder = shutil.copytree(saved / kind, tmp_path / "copy")
     damage(folder)
     assert re.search(words, refused(load_pretrained, str(folder)))
 
@@ -425,7 +322,7 @@ def test_names_that_are_no_model(tmp_path, monkeypatch):
     monkeypatch.setattr(hf, "fetch", lambda name: pytest.fail("asked the hub"))
     monkeypatch.setattr(os.path, "expanduser", lambda name: name)  # its answer without a home
     monkeypatch.chdir(tmp_path)
-    for name in ("gtp2", "resum", "/no/such/folder", "./here", "a/b/c", "~/nothing", "n" * 300):
+    for name in ("gtp2", "/no/such/folder", "a/b/c", "~/nothing", "n" * 300):
         message = refused(load_pretrained, name)
         assert "gpt2-medium" in message and f"init_from={name}" in message
     (tmp_path / "weights.safetensors").write_bytes(b"")

@@ -18,17 +18,8 @@ from weights.export import to_hf, write_folder
 transformers = pytest.importorskip("transformers")
 
 BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
-TEXTS = [
-    "the king of Rome, 1999!",
-    "  two   spaces\n\n \nlines \n",
-    "don't I'LL we've",
-    "Zoë 你好 🙂\t\r\n",
-    " 1 22  333",
-    "",
-    "a\nb",
-    "x \n",
-    "<|endoftext|>",
-]
+TEXTS = ["the king of Rome, 1999!", "  two   spaces\n\n \nlines \n", "don't I'LL we've", ""]
+TEXTS += ["Zoë 你好 🙂\t\r\n", " 1 22  333", "a\nb", "x \n", "<|endoftext|>"]
 TOKENIZERS = {
     "byte": ByteTokenizer(),
     "char": CharTokenizer("".join(sorted({*"".join(TEXTS), "\\", "\0", "\x7f"}))),
@@ -91,9 +82,7 @@ def test_gguf_lists_the_same_tokens(kind, unused, tmp_path):
     else:
         assert fields["tokenizer.ggml.model"] == "rwkv"
         raw = [tokenizer.decode_bytes([i]).decode("latin-1") for i in range(size)]
-        assert all(
-            ours == theirs for ours, theirs in zip(raw, listed, strict=False) if " " <= ours < "\\"
-        )
+        assert all(raw[i] == listed[i] for i in range(size) if " " <= raw[i] < "\\")
 
 
 def test_a_tokenizer_that_llama_cpp_lacks(tmp_path):
@@ -114,13 +103,6 @@ def test_what_a_pattern_leaves_out_is_not_lost(pattern):
         assert own.encode(text).tolist() == theirs.encode(text).ids
         assert own.decode(own.encode(text)) == text
     assert tokenizers.from_tokenizer_json(tokenizers.to_tokenizer_json(data), "x") == data
-
-
-def test_merges_are_those_of_the_ranks():
-    data = bpe().to_json()
-    listed, joined, special = tokenizers.to_lists(data)
-    assert len(joined) == len(data["ranks"]) - 256
-    assert special == {"<|endoftext|>": len(data["ranks"])}
 
 
 def test_a_run_of_spaces_before_a_digit():
@@ -156,9 +138,8 @@ def steps(change):
     """Replace the steps before the merges, a Split and ByteLevel, by change(both)."""
 
     def damage(content):
-        content["pre_tokenizer"]["pretokenizers"] = change(
-            *content["pre_tokenizer"]["pretokenizers"]
-        )
+        before = content["pre_tokenizer"]
+        before["pretokenizers"] = change(*before["pretokenizers"])
 
     return damage
 
@@ -168,14 +149,12 @@ def steps(change):
     [
         (lambda c: c["model"]["vocab"].update(king=999), "gaps or duplicates"),
         (lambda c: c["model"]["vocab"].update({"!": 1}), "gaps or duplicates"),
-        (lambda c: c["model"]["vocab"].update({"!": "1"}), "cannot read"),
         (lambda c: c["model"]["merges"].reverse(), "not in the order of its ids"),
         (lambda c: c["model"].update(merges=[[1, 2]]), NOT_BPE),
         (lambda c: c.update(pre_tokenizer=None), NOT_BPE),
         (lambda c: c.update(added_tokens=5), NOT_BPE),
         (steps(lambda split, level: [split, split, level]), NOT_BPE),
         (steps(lambda split, level: [split | {"behavior": "Removed"}, level]), NOT_BPE),
-        (steps(lambda split, level: [split | {"behavior": "MergedWithPrevious"}, level]), NOT_BPE),
         (steps(lambda split, level: [split | {"pattern": {"String": " "}}, level]), NOT_BPE),
     ],
 )
