@@ -222,7 +222,7 @@ def test_it_compiles(balance, recomputed):
 
 
 def recompute_blocks(model):
-    """As activation_checkpointing does in training/start.py."""
+    """As activation_checkpointing does in training/parallel.py."""
     for block in model.blocks:
         block.forward = functools.partial(recompute, block.forward, use_reentrant=False)
 
