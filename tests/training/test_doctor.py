@@ -194,7 +194,8 @@ def disk_refuses(run, monkeypatch):
 
 
 def overlap(run, monkeypatch):
-    run.sources[0].splits["val"].tokens = run.sources[0].splits["train"].tokens[1000:1600]
+    splits = run.sources[0].splits
+    splits["val"].learned = splits["train"].learned[1000:1600]
 
 
 def loud_head(run, monkeypatch):
