@@ -74,11 +74,8 @@ class State:
         raise NotImplementedError
 
     def earliest(self):
-        """(the smallest number of tokens it can be rewound to, the reason why not fewer)"""
-        if self.inputs is None:
-            return 0, ""
-        spare = self.inputs.size(1) - self.past
-        return self.cache.length - spare, f"the convolution has {self.cache.spare} spare inputs"
+        """The smallest number of tokens it can be rewound to."""
+        return 0 if self.inputs is None else self.cache.length - self.inputs.size(1) + self.past
 
     def rewind(self, length):
         """Forget the tokens after the first `length`, which is not below `earliest`."""
@@ -160,10 +157,8 @@ class Ring(LayerCache):
         self.k, self.v, self.places = new_k, new_v, places
 
     def earliest(self):
-        reason = f"the ring has {self.cache.spare} spare slots"
         wrapped = self.places is not None and self.cache.peak > self.places.size(1)
-        ring = (self.cache.peak - self.cache.spare if wrapped else 0), reason
-        return max(ring, super().earliest())
+        return max(self.cache.peak - self.cache.spare if wrapped else 0, super().earliest())
 
     def rewind(self, length):
         super().rewind(length)
@@ -198,7 +193,7 @@ class Recurrent(State):
 
     def earliest(self):
         held = 0 if self.states is None else self.states.size(1) - 1
-        return self.cache.length - held, f"the recurrent state has {self.cache.spare} spare copies"
+        return self.cache.length - held
 
     def rewind(self, length):
         super().rewind(length)
@@ -257,10 +252,10 @@ class KVCache:
 
     def rewind(self, length):
         """Forget the tokens read after the first `length`; ValueError if a state cannot."""
-        for layer in self.layers:
-            least, reason = layer.earliest()
-            if length < least:
-                raise ValueError(f"cannot go back from {self.peak} tokens to {length}: {reason}")
+        if length < max((layer.earliest() for layer in self.layers), default=0):
+            raise ValueError(
+                f"cannot go back from {self.peak} tokens to {length}: spare={self.spare}"
+            )
         for layer in self.layers:
             layer.rewind(length)
         self.length = length

@@ -33,6 +33,7 @@ from parts.position import POSITION
 from parts.variant import SLOTS, Variant, VariantConfig
 
 WIDTH = 100  # columns of the catalogue
+SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "dropout")
 
 # ---------------------------------------------------------------- a model without numbers
 
@@ -51,15 +52,13 @@ class NoInitialValues(TorchFunctionMode):
 def without_numbers(c):
     """(the model of a configuration with shapes but without memory, [(block, number of layers like
     it)]). Layers repeat, so that only the first of each kind are made."""
-    model = made(tuple(vars(c).items()))
+    model = without_memory(tuple(vars(c).items()))
     kinds = len(model.blocks)
-    return model, [
-        (block, len(range(first, c.n_layer, kinds))) for first, block in enumerate(model.blocks)
-    ]
+    return model, [(block, len(range(i, c.n_layer, kinds))) for i, block in enumerate(model.blocks)]
 
 
 @lru_cache(maxsize=256)
-def made(items):
+def without_memory(items):
     c = SimpleNamespace(**dict(items))
     words = c.mixer.split(",")
     c.n_layer = min(c.n_layer, math.lcm(len(words), *(MIXER[word].period(c) for word in words)))
@@ -169,17 +168,17 @@ def match(c, base, what="params"):
 
 # ---------------------------------------------------------------- the catalogue
 
-# The papers of what is no part of its own: {key: {word: paper}}, or {key: paper}.
+# The papers of words that are no class of their own.
 PAPERS = {
+    "rope_scaling": {
+        "linear": "Chen et al. 2023, arXiv:2306.15595",
+        "ntk": 'bloc97 2023, "NTK-aware scaled RoPE"; YaRN section 3.1',
+        "yarn": "Peng et al. 2023, arXiv:2309.00071",
+        "yarn_exact": "gpt-oss, arXiv:2508.10925",
+        "llama3": "LLaMA 3.1, arXiv:2407.21783",
+    },
     "qk_norm": {"head": "Qwen 3, arXiv:2505.09388", "full": "OLMo 2, arXiv:2501.00656"},
-    "n_kv_head": "Ainslie et al. 2023, arXiv:2305.13245",
-    "window": "Jiang et al. 2023, arXiv:2310.06825",
-    "attn_softcap": "Gemma 2, arXiv:2408.00118",
-    "logit_softcap": "Gemma 2, arXiv:2408.00118",
-    "embed_norm": "BLOOM, arXiv:2211.05100",
     "attn_extra": EXTRA,
-    "nope_every": "Yang et al. 2025, arXiv:2501.18795",
-    "conv": "Allen-Zhu 2025, arXiv:2512.17351",
     "moe_balance": {"loss": "Switch, arXiv:2101.03961", "bias": "DeepSeek, arXiv:2408.15664"},
 }
 
@@ -202,30 +201,10 @@ def choices():
     return {key: words for key, words in words_of.items() if words}
 
 
-def numbers(c):
-    """{key: the values to show on a base c} of the keys whose value is a number or a switch."""
-    quarter = max(1, c.block_size // 4)
-    return {
-        "n_kv_head": [n for n in range(1, c.n_head) if c.n_head % n == 0],
-        "window": [quarter],
-        "block_local": [quarter],
-        "attn_softcap": [50.0],
-        "logit_softcap": [30.0],
-        "low_rank": [max(1, c.n_embd // 4)],
-        "tie_embeddings": [not c.tie_embeddings],
-        "embed_norm": [not c.embed_norm],
-        "head_dim": [2 * c.n_embd // c.n_head],
-        "nope_every": [4],
-        "conv": [4],
-    }
-
-
 def paper(key, word):
     """Where the value `word` of a key comes from; "" where nobody needs to be named."""
-    if key in SLOTS:
-        return SLOTS[key][word].paper
-    papers = PAPERS.get(key, "")
-    return papers.get(word, "") if isinstance(papers, dict) else papers
+    part = SLOTS.get(key, {}).get(word)
+    return getattr(part, "paper", "") or PAPERS.get(key, {}).get(word, "")
 
 
 def summary(c):
@@ -244,9 +223,8 @@ def row(word, c, base, note):
 
 
 def needed(key, word, base):
-    """The change to the base without which a key means nothing, such as position=rope, or without
-    which a word cannot be used: position=none for a mixer that has no place for those of the base,
-    block=parallel for mlp=none."""
+    """The change to the base that a word needs: position=none for a mixer that has no place for
+    that of the base, block=parallel for mlp=none, position=rope for rope_scaling."""
     if (key, word) == ("mlp", "none"):
         return {"block": "parallel"}
     if key == "mixer" and POSITION[base.position].acts_on not in (None, *MIXER[word].acted_on):
@@ -266,19 +244,17 @@ def catalogue(values):
     )
     print("slot, word           parameters           MFLOP KV bytes  paper")
     print(" " * 39 + "per token of a full context, float32")
-    for key, words in (choices() | numbers(base)).items():
+    for key, words in choices().items():
         print(key)
         for word in words:
-            name = f"{word} *" if getattr(base, key) == word else f"{word}"
+            name = f"{word} *" if getattr(base, key) == word else word
             more = needed(key, word, base)
+            notes = [paper(key, word), *(f"with {other}={value}" for other, value in more.items())]
             try:
                 c = configure(values | more | {key: word})
+                print(row(name, c, base, ", ".join(filter(None, notes))))
             except UserError as refused:
-                why = textwrap.shorten(f"refused: {refused}", WIDTH - 17, placeholder=" …")
-                print(f"  {name:<15}{why}")
-            else:
-                beside = [f"with {other}={value}" for other, value in more.items()]
-                print(row(name, c, base, ", ".join(filter(None, [paper(key, word), *beside]))))
+                print(f"  {name:<15}" + textwrap.shorten(f"refused: {refused}", WIDTH - 17))
 
     print(f"* the base\n\n{'named architectures':<59}what changes")
     for word in ARCH:
@@ -292,10 +268,6 @@ def changes(a, b):
     return [(key, a[key], b[key]) for key in a if a[key] != b[key]]
 
 
-def shown(value):
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def difference(values, pair):
     """Print the changes that lead from one architecture to the other, and what each adds to those
     above it."""
@@ -307,7 +279,7 @@ def difference(values, pair):
         before = summary(step)
         setattr(step, key, new)
         added = [f"{y - x:+,.0f}" for x, y in zip(before, summary(step), strict=True)]
-        print(line(key, shown(old), shown(new), *added))
+        print(line(key, str(old), str(new), *added))
     for word, c in zip(pair, (a, b), strict=True):
         n_params, flops, kv = summary(c)
         print(f"{word:<54}{n_params:>16,.0f}{flops:>16,.0f}{kv:>14,.0f}")
@@ -318,13 +290,10 @@ def table():
     readers = owners()
     lines = ["| slot | words | further keys |", "|---|---|---|"]
     for slot, words in SLOTS.items():
-        own = [f"`{key}`" for key, (owner, _) in readers.items() if owner == slot]
-        own = [key for key in own if key.strip("`") not in SLOTS]
+        own = [f"`{key}`" for key in readers if readers[key][0] == slot and key not in SLOTS]
         lines.append(f"| `{slot}` | `{' '.join(words)}` | {', '.join(own)} |")
-
-    elsewhere = {*SLOTS, *readers}
-    rest = [key for key in [*choices(), *numbers(VariantConfig())] if key not in elsewhere]
-    lines.append(f"| other keys | {', '.join(f'`{key}`' for key in [*rest, 'mlp_width'])} | |")
+    rest = [f"`{key}`" for key in keys(VariantConfig) if key not in {*SIZES, *SLOTS, *readers}]
+    lines.append(f"| other keys | {', '.join(rest)} | |")
     lines.append(f"| `arch` | `{' '.join(ARCH)}` | |")
     return "\n".join(lines)
 
@@ -332,10 +301,10 @@ def table():
 def main(argv):
     given, words = load(argv, [CatalogueConfig], __doc__)
     config = asdict(build(CatalogueConfig, given))
-    diff, wants_table = config.pop("diff"), config.pop("table")
+    diff = config.pop("diff")
     if words:
         raise UserError(f"cannot use {words[0]}", "command line", "write --key=value")
-    if wants_table:
+    if config.pop("table"):
         print(table())
     elif diff is None:
         catalogue(config)

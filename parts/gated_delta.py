@@ -39,7 +39,7 @@ class GatedDelta(StateMixer):
         C, H = config.n_embd, config.n_head
         N = config.state_size or max(1, C // H // 2)
         P = config.expand * C // H
-        self.shape = H, N, P
+        self.shape = H, N, P  # the transpose of S
 
         self.wq = linear(C, H * N, config)
         self.wk = linear(C, H * N, config)
@@ -67,9 +67,6 @@ class GatedDelta(StateMixer):
         y = self.scan(cache, q, k, v, log_alpha, beta).type_as(self.norm.weight)  # (B, T, H, P)
         y = self.norm(y) * F.silu(self.wz(x)).unflatten(-1, (H, P))
         return self.dropout(self.wo(y.flatten(2)))
-
-    def empty(self, x):
-        return x.new_zeros(x.size(0), *self.shape)  # (B, H, N, P), the transpose of S
 
     @staticmethod
     def step(S, q, k, v, log_alpha, beta):
@@ -111,8 +108,6 @@ class GatedDelta(StateMixer):
             outputs.append(q_old @ S + reads @ W)
             S = alpha * S + k_end.mT @ W
         return out_of_chunks(torch.stack(outputs).transpose(2, 3), T), S
-
-    # What it costs.
 
     def flops(self, T):
         """In a chunk, per head: k kᵀ and q kᵀ (2cN each), what q reads of W (2cP) and three

@@ -37,7 +37,7 @@ class Mamba2(StateMixer):
         C, H = config.n_embd, config.n_head
         N = config.state_size or max(1, C // 2)
         P = config.expand * C // H
-        self.shape = N, H, P
+        self.shape = N, H, P  # the transposes of S
 
         self.wq = linear(C, N, config)
         self.wk = linear(C, N, config)
@@ -67,9 +67,6 @@ class Mamba2(StateMixer):
         y = self.scan(cache, q, k, dt[..., None] * v, log_alpha)  # (B, T, H, P)
         y = (y.type_as(self.norm.weight) + self.skip[:, None] * v).flatten(2)
         return self.dropout(self.wo(self.norm(y * F.silu(self.wz(x)))))
-
-    def empty(self, x):
-        return x.new_zeros(x.size(0), *self.shape)  # (B, N, H, P), the transpose of S
 
     @staticmethod
     def step(S, q, k, v, log_alpha):
@@ -101,8 +98,6 @@ class Mamba2(StateMixer):
             S = alpha[:, None] * S + new
         old = q @ torch.stack(before).flatten(3)  # (n, B, c, H P), from earlier chunks
         return out_of_chunks(y + from_start * old.unflatten(-1, (H, P)), T), S
-
-    # What it costs.
 
     def flops(self, T):
         """In a chunk q kᵀ (2cN), what q reads of v (2cHP) and two products with the state (2NHP

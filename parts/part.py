@@ -13,17 +13,12 @@ STD = 0.02  # of every matrix at the start, as in model.py
 
 
 class Part(nn.Module):
-    """The answers of a part that has nothing special; a part overrides what differs."""
+    """The answers of a part that has nothing special; a part overrides what differs. One with
+    parameters of its own sets them in reset(); its linear maps set theirs."""
 
     paper = ""  # where it comes from
     reads = ()  # keys of the configuration that mean nothing without this part
     muon = ()  # names of the parameters of its own that Muon may take, beside its linear maps
-
-    def reset(self):
-        """Set the parameters that stand in this module itself; its linear maps set their own."""
-        raise TypeError(
-            f"{type(self).__name__} does not say how its parameters start: give it a reset()"
-        )
 
     def flops(self, T):
         """FLOPs per token in a context of T, as torch counts them, beside the linear maps."""
@@ -39,7 +34,8 @@ class Mixer(Part):
     of its layer.
 
     forward(x, where, cache=None): x (B, T, C) -> (B, T, C). where: a position.Where. cache: this
-    layer's state of what was read before, or None.
+    layer's state of what was read before, or None. held(T): numbers that the state holds after T
+    tokens of one sequence.
     """
 
     acted_on = ("embedding",)  # where a position scheme can reach it
@@ -58,12 +54,6 @@ class Mixer(Part):
     def new_state(self, cache):
         """The state of this layer in a new KVCache."""
         return self.state(cache)
-
-    def held(self, T):
-        """Numbers that the state holds after T tokens of one sequence."""
-        raise TypeError(
-            f"{type(self).__name__} does not say how much its state holds: give it a held(T)"
-        )
 
 
 MIXER = {}  # the slot `mixer`: {word: class}; each file of a mixer adds its word
@@ -125,8 +115,7 @@ def linear(n_in, n_out, config, residual=False, qkv=False):
 
 def weight_dropout(config):
     """The dropout of the attention weights."""
-    rate = config.dropout if config.attn_dropout is None else config.attn_dropout
-    return nn.Dropout(rate)
+    return nn.Dropout(config.dropout if config.attn_dropout is None else config.attn_dropout)
 
 
 def reset(part):

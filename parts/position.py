@@ -208,34 +208,20 @@ POSITION = {
 
 # ---------------------------------------------------------------- slot: rope_scaling
 
-
 # A word is a function of the exponents 2i/D (D/2) and the configuration: (the frequencies (D/2) of
 # the pairs, the factor by which q and k are both multiplied).
 
 
-def from_paper(text):
-    """Marks a function as a part that comes from this paper."""
-
-    def mark(function):
-        function.paper = text
-        return function
-
-    return mark
-
-
-@from_paper("")
 def rope_plain(exponent, config):
     """theta^(-2i/D)"""
     return 1.0 / config.rope_theta**exponent, 1.0
 
 
-@from_paper("Chen et al. 2023, arXiv:2306.15595")
 def rope_linear(exponent, config):
     """Position interpolation: positions divided by s = rope_factor."""
     return 1.0 / config.rope_theta**exponent / config.rope_factor, 1.0
 
 
-@from_paper('bloc97 2023, "NTK-aware scaled RoPE"; YaRN section 3.1')
 def rope_ntk(exponent, config):
     """theta multiplied by s^(D/(D-2)), so that the slowest pair is stretched s times and the
     fastest not at all."""
@@ -244,7 +230,6 @@ def rope_ntk(exponent, config):
     return 1.0 / theta**exponent, 1.0
 
 
-@from_paper("Peng et al. 2023, arXiv:2309.00071")
 def rope_yarn(exponent, config, fast=32, slow=1, rounded=True):
     """Pairs that turn more than `fast` times over rope_original tokens stay, those that turn less
     than `slow` times are divided by s, with a ramp between; q and k are both multiplied by
@@ -265,13 +250,11 @@ def rope_yarn(exponent, config, fast=32, slow=1, rounded=True):
     return freq / s * ramp + freq * (1 - ramp), temperature
 
 
-@from_paper("gpt-oss, arXiv:2508.10925")
 def rope_yarn_exact(exponent, config):
     """As yarn, but the ramp may begin and end between two pairs."""
     return rope_yarn(exponent, config, rounded=False)
 
 
-@from_paper("LLaMA 3.1, arXiv:2407.21783")
 def rope_llama3(exponent, config, low=1.0, high=4.0):
     """Wavelengths above rope_original / low are divided by s, those below rope_original / high
     stay, with a linear blend between."""

@@ -25,8 +25,8 @@ class StateMixer(Mixer):
     """A mixer that remembers a state S, N P numbers per head, however long the text.
 
     A word says the same recurrence twice: step(S, ...) for one token, chunked(S, ...) for T tokens
-    in matrix products. Both return (what was read from the state, the new state). empty(x) is the
-    state before the first token. Its matrices are linear maps, which Muon may take; the convolution
+    in matrix products. Both return (what was read from the state, the new state). `shape` is the
+    state's, of one sequence. Its matrices are linear maps, which Muon may take; the convolution
     and the numbers per head are AdamW's.
     """
 
@@ -42,7 +42,8 @@ class StateMixer(Mixer):
         and the last tokens of a prompt, if the cache must be able to forget these.
         """
         inputs = [precise(x) for x in inputs]
-        S, T = self.empty(inputs[0]), inputs[0].size(1)
+        B, T = inputs[0].shape[:2]
+        S = inputs[0].new_zeros(B, *self.shape)
         if cache is None:
             return self.chunked(S, *inputs)[0]
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import UserError
 from helpers.variants import close, config, name, randomised, tokens
-from parts import attention, costs
+from parts import attention
 from parts.architectures import idle
 from parts.cache import KVCache
 from parts.mla import LatentAttention
@@ -289,12 +289,6 @@ def test_it_is_theirs_and_a_mistake_would_be_seen(model, monkeypatch):
             assert not close(*model(patch, mistake), 1e-9)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("layer, n_kv_head", [(0, 4), (1, 4)])
-def test_differential_attention_is_diffllamas_in_each_layer(monkeypatch, layer, n_kv_head):
-    assert close(*differential(monkeypatch, lambda mixer: None, layer, n_kv_head), 1e-9)
-
-
 # ---------------------------------------------------------------- latent attention
 
 
@@ -326,16 +320,6 @@ def test_one_token_in_the_other_order_is_the_same(base, monkeypatch):
         assert not taken
 
 
-def test_the_cache_holds_the_latent_and_the_shared_key():
-    model = Variant(config("llama", dict(mixer="mla", latent_rank=6, rope_head_dim=4))).eval()
-    cache = KVCache()
-    model(tokens(model.config, 3, 10), cache=cache)
-    held = [tensor.numel() for layer in cache.layers for tensor in layer.tensors()]
-    assert held == [3 * 64 * (6 + 4), 0] * 2  # room for 64 tokens
-    plain = Variant(config("llama", dict(mixer="mla"), n_embd=128, n_head=4))
-    assert (plain.blocks[0].attn.rank, plain.blocks[0].attn.turned) == (32, 16)  # C/4, D/2
-
-
 def test_norm_eps_has_an_effect_on_norms_within_a_mixer():
     values = dict(norm="layernorm", norm_eps=0.1, mlp="gelu", position="none")
     assert "norm_eps" in idle(values)
@@ -344,43 +328,6 @@ def test_norm_eps_has_an_effect_on_norms_within_a_mixer():
 
 
 # ---------------------------------------------------------------- differential attention
-
-
-def test_what_both_heads_see_is_subtracted():
-    """With equal heads and a strength of 1, nothing is left."""
-    model = randomised(config("llama", dict(mixer="differential", n_layer=1, position="none")))
-    mixer = model.blocks[0].attn
-    q, k, v = torch.randn(3, 1, 4, 6, 4, dtype=torch.float64)
-    q[:, 2:], k[:, 2:] = q[:, :2], k[:, :2]
-    raised, lowered = ((a * b).sum().exp().item() for a, b in mixer.products())
-    mixer.start = 1.0 - raised + lowered
-    seen = []
-    mixer.pair_norm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    mixer.attend(q, k, v, None, None, None, None)
-    assert seen[0].abs().max() < 1e-12
-
-
-def test_the_strength_starts_at_its_published_value():
-    torch.manual_seed(0)
-    model = Variant(config("llama", dict(mixer="differential", n_layer=4)))
-    starts = [block.attn.start for block in model.blocks]
-    assert starts == pytest.approx([0.2, 0.35551, 0.47071, 0.55606], abs=1e-5)
-    for block in model.blocks:
-        raised, lowered = ((a * b).sum().exp().item() for a, b in block.attn.products())
-        assert abs(raised - lowered) < 0.2
-
-
-def test_a_bias_of_the_scores_is_made_once_for_both_values():
-    """So that its FLOPs are counted once, as torch counts them in test_costs.py."""
-    flops = {}
-    for mixer in ("attention", "differential"):
-        for word in ("none", "relative"):
-            c = config("llama", dict(mixer=mixer, position=word, relative_clip=8))
-            flops[mixer, word] = costs.flops_per_token(c, 20)
-    added = [
-        flops[mixer, "relative"] - flops[mixer, "none"] for mixer in ("attention", "differential")
-    ]
-    assert added[0] == added[1] > 0
 
 
 # ---------------------------------------------------------------- dropout of the weights
@@ -405,17 +352,6 @@ def test_the_weights_have_a_dropout_of_their_own(mixer):
 
 
 # ---------------------------------------------------------------- a convolution before attention
-
-
-def test_the_convolution_keeps_its_last_inputs():
-    """conv - 1 inputs, beside keys and values and beside a ring; and what costs says of them."""
-    for window, kept in ((0, 64), (5, 5)):  # room for 64 tokens
-        model = Variant(config("llama", dict(conv=4, window=window))).eval()
-        cache = KVCache()
-        model(tokens(model.config, 3, 10), cache=cache)
-        assert [layer.inputs.shape for layer in cache.layers] == [(3, 3, 16)] * 2
-        assert cache.size() == 4 * 3 * 2 * (2 * 16 * kept + 3 * 16)
-        assert cache.size() == 3 * costs.kv_bytes(model.config, 64)
 
 
 def test_it_starts_as_the_authors_code_and_stands_before_attention_alone():

@@ -2,7 +2,6 @@
 parts, each added from outside as a contributor would, pass every gate, and --help, costs, catalogue
 and ablation know them."""
 
-import inspect
 import math
 import re
 
@@ -18,16 +17,13 @@ from bench.ablation.designs import enumerate_arms
 from bench.ablation.settings import AblateConfig
 from common.configurator import help_text
 from common.errors import UserError
-from common.runtime import Runtime
 from parts import costs
-from parts.architectures import configure, make
+from parts.architectures import configure
 from parts.cache import Recurrent
 from parts.mlp import MLP, GatedMLP, PlainMLP
 from parts.norm import NORM, Norm
 from parts.part import MIXER, Mixer, linear
 from parts.variant import SLOTS, VariantConfig
-from training.optim import make_optimizers
-from training.settings import TrainConfig
 
 # ---------------------------------------------------------------- what the contributor writes
 
@@ -139,13 +135,6 @@ def added(monkeypatch):
         SLOTS[slot].update(words)
 
 
-@words
-def test_a_part_is_this_short(word):
-    _, add, most, _ = PARTS[word]
-    lines = inspect.getsource(add).splitlines()[1:]
-    assert len([line for line in lines if line.strip()]) < most
-
-
 # ---------------------------------------------------------------- the gates that every part passes
 
 GATES = {
@@ -181,26 +170,6 @@ def test_its_costs_are_what_is_counted(word):
     cost_gates.test_matching(change)
 
 
-def test_an_initial_value_survives():
-    values = gates.SIZES | {"model": "gpt2", "norm": "contributor_norm"}
-    model = make(configure(values))
-    assert model.blocks[0].norm1.scale.item() == model.norm_f.scale.item() == 4  # sqrt(16)
-
-
-@words
-def test_muon_takes_its_linear_maps_and_adamw_the_rest(word):
-    model = make(configure(gates.SIZES | {"model": "gpt2", PARTS[word][0]: word}))
-    config = TrainConfig(optimizer="muon")
-    muon, adamw = make_optimizers(model, config, Runtime("cpu", "float32", 0, 1, []))
-    taken, rest = (
-        [name for group in optimizer.param_groups for name in group["names"]]
-        for optimizer in (muon, adamw)
-    )
-    assert sorted(taken + rest) == sorted(name for name, _ in model.named_parameters())
-    assert {name.split(".")[-1] for name in taken} == {"weight"}
-    assert not any("scale" in name or "decay" in name for name in taken)
-
-
 # ---------------------------------------------------------------- the tools that know them
 
 
@@ -232,9 +201,3 @@ def test_what_a_mixer_cannot_use_is_refused():
         configure({"model": "gpt2", "mixer": "contributor_mixer,foo"})
     with pytest.raises(UserError, match="more mixers than n_layer=2"):
         configure(gates.SIZES | {"model": "gpt2", "mixer": "attention,attention,contributor_mixer"})
-
-
-def test_mixers_repeat_over_the_depth():
-    values = gates.SIZES | {"model": "llama", "mixer": "attention,contributor_mixer", "n_layer": 5}
-    kinds = [type(block.attn).__name__ for block in make(configure(values)).blocks]
-    assert kinds == ["Attention", "Ema", "Attention", "Ema", "Attention"]

@@ -100,7 +100,7 @@ def test_a_ring_refuses_to_go_back_further_than_it_remembers():
     model, cache = trained((("window", 5),)), KVCache(spare=2)
     model(progression(0, 1, 9)[None], cache=cache)
     cache.rewind(8), cache.rewind(7)
-    with pytest.raises(ValueError, match="from 9 tokens to 6: the ring has 2 spare slots"):
+    with pytest.raises(ValueError, match="from 9 tokens to 6"):
         cache.rewind(6)
 
 
