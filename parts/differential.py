@@ -11,7 +11,7 @@ import torch.nn as nn
 
 from parts.attention import Attention
 from parts.norm import RMSNorm
-from parts.part import MIXER
+from parts.part import MIXER, refuse
 
 WITHOUT = dict(conv=None, nope_every=0, attn_extra="none")  # what Attention could do besides
 
@@ -32,11 +32,11 @@ class Differential(Attention):
 
     @classmethod
     def check(cls, config):
-        if config.n_head % 2 or config.n_kv_head % 2:
-            raise ValueError(
-                f"mixer=differential pairs the heads, and n_head={config.n_head} or "
-                f"n_kv_head={config.n_kv_head} is odd: make both even"
-            )
+        refuse(
+            config.n_head % 2 or config.n_kv_head % 2,
+            f"mixer=differential pairs the heads, and n_head={config.n_head} or "
+            f"n_kv_head={config.n_kv_head} is odd: make both even",
+        )
 
     def __init__(self, config, layer):
         super().__init__(SimpleNamespace(**vars(config) | WITHOUT), layer)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from parts.cache import LayerCache
 from parts.norm import RMSNorm
-from parts.part import MIXER, Linear, Mixer, head_width, linear, weight_dropout
+from parts.part import MIXER, Linear, Mixer, head_width, linear, refuse, weight_dropout
 
 
 class LatentAttention(Mixer):
@@ -32,10 +32,9 @@ class LatentAttention(Mixer):
 
     @classmethod
     def check(cls, config):
-        if config.position == "rope" and (config.rope_head_dim or 2) % 2:
-            raise ValueError(
-                f"rope rotates pairs, and rope_head_dim={config.rope_head_dim} is odd: make it even"
-            )
+        width = config.rope_head_dim
+        odd = config.position == "rope" and (width or 2) % 2
+        refuse(odd, f"rope rotates pairs, and rope_head_dim={width} is odd: make it even")
 
     def __init__(self, config, layer):
         super().__init__()
@@ -98,8 +97,6 @@ class LatentAttention(Mixer):
         if self.wu.bias is None:
             return y
         return y + self.wu.bias.unflatten(0, (self.n_head, 2, 1, -1))[:, 1]
-
-    # What it remembers, and what it costs.
 
     def held(self, T):
         return (self.rank + self.turned) * T

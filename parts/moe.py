@@ -13,7 +13,7 @@ from torch._compile import _disable_dynamo
 from torch.nn import functional as F
 
 from parts.mlp import MLP, GatedMLP
-from parts.part import STD, Linear, Part
+from parts.part import STD, Linear, Part, refuse
 
 LOSS_SHARE = 0.01  # of each layer's balance loss in the training loss (Switch, arXiv:2101.03961)
 BIAS_STEP = 0.001  # by which a balance bias moves per optimizer step (arXiv:2408.15664)
@@ -62,6 +62,13 @@ class MoE(Part):
         used = config.top_k + config.shared_experts
         width = GatedMLP.width_of(config)
         return width if config.mlp_width or used == 1 else 8 * math.ceil(width / used / 8)
+
+    @classmethod
+    def check(cls, config):
+        E, k = config.n_experts, config.top_k
+        refuse(k > E, f"top_k={k} is above n_experts={E}")
+        refuse(k == 1 < E, "with top_k=1 a router learns nothing: choose top_k=2 or more")
+        refuse(config.low_rank, f"low_rank={config.low_rank} means nothing to mlp={config.mlp}")
 
     def __init__(self, config):
         super().__init__()
@@ -159,8 +166,6 @@ class MoE(Part):
         sums = torch.stack((entropy, loss.detach() * len(p)))
         added = LOSS_SHARE * loss if self.adds_loss else 0.0
         return Routing(added, torch.cat((counts.to(sums.dtype), sums)))
-
-    # What it costs.
 
     def flops(self, T):
         return 2 * self.top_k * 3 * self.n_embd * self.width

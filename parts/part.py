@@ -20,6 +20,10 @@ class Part(nn.Module):
     reads = ()  # keys of the configuration that mean nothing without this part
     muon = ()  # names of the parameters of its own that Muon may take, beside its linear maps
 
+    @classmethod
+    def check(cls, config):
+        """Raise ValueError if it cannot be made with this VariantConfig; of mixers and MLPs."""
+
     def flops(self, T):
         """FLOPs per token in a context of T, as torch counts them, beside the linear maps."""
         return 0
@@ -43,10 +47,6 @@ class Mixer(Part):
     normed = False  # whether it has an RMSNorm of its own, which reads norm_eps
 
     @classmethod
-    def check(cls, config):
-        """Raise ValueError if it cannot be made with this VariantConfig."""
-
-    @classmethod
     def period(cls, config):
         """Layers so many apart cost the same; 1 if all do."""
         return 1
@@ -57,6 +57,12 @@ class Mixer(Part):
 
 
 MIXER = {}  # the slot `mixer`: {word: class}; each file of a mixer adds its word
+
+
+def refuse(wrong, why):
+    """ValueError where values do not go together; why: "what is wrong: what to do"."""
+    if wrong:
+        raise ValueError(why)
 
 
 def layer_mixers(config):

@@ -23,7 +23,7 @@ from parts.attention import EXTRA
 from parts.block import BLOCK, RESIDUAL
 from parts.mlp import MLP
 from parts.norm import NORM
-from parts.part import MIXER, STD, Linear, head_width, reset
+from parts.part import MIXER, STD, Linear, head_width, refuse, reset
 from parts.position import POSITION, ROPE_SCALING, Where
 
 SLOTS = {
@@ -35,8 +35,6 @@ SLOTS = {
     "residual": RESIDUAL,
     "rope_scaling": ROPE_SCALING,
 }
-
-
 Factor = Annotated[float, Range(least=1)]
 
 
@@ -101,29 +99,20 @@ class VariantConfig:
     def __post_init__(self):
         self.bias = {True: "all", False: "none"}.get(self.bias, self.bias)
         self.n_kv_head = self.n_kv_head or self.n_head
-        self.check_mixers()
+        mixers = [MIXER[word] for word in self.mixer.split(",")]
+        self.check_mixers(mixers)
         self.check_needs()
-        self.check_sizes()
-        if issubclass(MLP[self.mlp], moe.MoE):
-            self.check_experts()
+        self.check_heads()
+        self.check_words()
+        for part in (*mixers, MLP[self.mlp]):
+            part.check(self)
 
-    def check_mixers(self):
+    def check_mixers(self, mixers):
         """What only a mixer could use has a layer whose mixer does use it."""
-        words = self.mixer.split(",")
         refuse(
-            len(words) > self.n_layer,
+            len(mixers) > self.n_layer,
             f"mixer={self.mixer} names more mixers than n_layer={self.n_layer}: leave some out",
         )
-        mixers = [MIXER[word] for word in words]
-        read = {key for mixer in mixers for key in mixer.reads}
-        own_width = self.head_dim and all("head_dim" in mixer.reads for mixer in mixers)
-        refuse(
-            self.n_embd % self.n_head and not own_width,
-            f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}",
-        )
-        for mixer in mixers:
-            mixer.check(self)
-
         place = POSITION[self.position].acts_on
         places = {None, *(place for mixer in mixers for place in mixer.acted_on)}
         fitting = [word for word, scheme in POSITION.items() if scheme.acts_on in places]
@@ -132,12 +121,12 @@ class VariantConfig:
             f"position={self.position} acts on {place}, which mixer={self.mixer} does not have: "
             f"choose {', '.join(fitting)}",
         )
-        defaults = {key: field.default for key, field in self.__dataclass_fields__.items()}
-        defaults["n_kv_head"] = self.n_head
+        read = {key for mixer in mixers for key in mixer.reads}
         for word, mixer in MIXER.items():
-            for key in mixer.reads:
+            for key in {*mixer.reads} - read:
+                default = self.n_head if key == "n_kv_head" else getattr(VariantConfig, key)
                 refuse(
-                    key not in read and getattr(self, key) != defaults[key],
+                    getattr(self, key) != default,
                     f"{key}={getattr(self, key)} means nothing to mixer={self.mixer}: leave it "
                     f"out, or add {word}",
                 )
@@ -147,33 +136,36 @@ class VariantConfig:
         for key, (other, fits) in NEEDS.items():
             given, beside = getattr(self, key), getattr(self, other)
             refuse(
-                given != self.__dataclass_fields__[key].default and not fits(beside),
+                given != getattr(VariantConfig, key) and not fits(beside),
                 f"{key}={given} means nothing to {other}={beside}: leave it out, or change {other}",
             )
 
-    def check_sizes(self):
-        extras, D = self.attn_extra.split(","), head_width(self)
-        contradiction = {"gate_head", "gate_element"} <= {*extras} or "none" in extras[1:]
-        heads = f"n_embd={self.n_embd} over n_head={self.n_head}"
-        heads = f"head_dim={self.head_dim}" if self.head_dim else heads
+    def check_heads(self):
+        H, K, D = self.n_head, self.n_kv_head, head_width(self)
+        own_width = all("head_dim" in MIXER[word].reads for word in self.mixer.split(","))
         refuse(
-            self.n_head % self.n_kv_head,
-            f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}",
+            self.n_embd % H and not (self.head_dim and own_width),
+            f"n_embd={self.n_embd} is not divisible by n_head={H}",
         )
+        refuse(H % K, f"n_head={H} is not divisible by n_kv_head={K}")
+        heads = f"head_dim={D}" if self.head_dim else f"n_embd={self.n_embd} over n_head={H}"
         refuse(
             self.position == "rope" and (D % 2 or self.rope_fraction * D // 2 <= 0),
             f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} has an odd "
             "half or none",
         )
+
+    def check_words(self):
+        """Words that contradict each other, or change nothing."""
+        extras = self.attn_extra.split(",")
+        gates = {"gate_head", "gate_element"} <= {*extras}
         refuse(
-            self.window and self.block_local,
-            f"window={self.window} and block_local={self.block_local} are two ways to look at "
-            "less: choose one",
-        )
-        refuse(
-            contradiction or len({*extras}) < len(extras) or extras[0] == "none" != extras[-1],
+            gates or len({*extras}) < len(extras) or "none" in extras and len(extras) > 1,
             f"attn_extra={self.attn_extra} contradicts or repeats itself: give each word once, "
             "one gate at most, and none alone",
+        )
+        refuse(
+            self.window and self.block_local, "window and block_local both look at less: choose one"
         )
         refuse(
             self.mlp == "none" and self.block != "parallel",
@@ -188,26 +180,6 @@ class VariantConfig:
             f"bias=qkv means nothing to mixer={self.mixer}: choose bias=all or none",
         )
 
-    def check_experts(self):
-        refuse(
-            self.shared_gate and not self.shared_experts,
-            "shared_gate=True means nothing to shared_experts=0: leave it out",
-        )
-        refuse(
-            self.top_k > self.n_experts,
-            f"top_k={self.top_k} is above n_experts={self.n_experts}",
-        )
-        refuse(
-            self.top_k == 1 < self.n_experts,
-            f"top_k=1 of n_experts={self.n_experts} always has the share 1, from which a router "
-            "learns nothing: choose top_k=2 or more",
-        )
-        refuse(
-            self.low_rank,
-            f"low_rank={self.low_rank} means nothing to mlp={self.mlp}, whose experts are whole: "
-            "leave it out",
-        )
-
 
 def is_rope(position):
     return position == "rope"
@@ -219,13 +191,8 @@ NEEDS = {  # {key: (another key, whether the key means something beside a value 
     "rope_fraction": ("position", is_rope),
     "rope_scaling": ("position", is_rope),
     "rope_factor": ("rope_scaling", lambda scaling: scaling != "none"),
+    "shared_gate": ("shared_experts", bool),
 }
-
-
-def refuse(wrong, why):
-    """ValueError where values do not go together; why: "what is wrong: what to do"."""
-    if wrong:
-        raise ValueError(why)
 
 
 class Variant(nn.Module):
