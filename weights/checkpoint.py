@@ -6,9 +6,7 @@ Checkpoints: how a run is saved, found, verified and loaded.
 
 A checkpoint is written under a temporary name, with checksums, fsynced, and renamed to its step;
 `latest` and `best` change afterwards. So, after the first save, a complete checkpoint exists at
-every moment.
-Only the process that trains writes, renames or removes here; reading changes nothing.
-Tensors are safetensors and everything else is JSON: nothing is ever unpickled.
+every moment. Only the process that trains writes here. Nothing is ever unpickled.
 """
 
 import errno
@@ -26,16 +24,8 @@ from common.errors import Failure, UserError, one_line
 from parts.architectures import configure, make, translated
 from parts.costs import NoInitialValues
 from tokens.tokenizer import tokenizer_from_json
-from weights.checks import (
-    FOREIGN,
-    FORMAT,
-    check_config,
-    check_fit,
-    check_state,
-    check_vocabulary,
-    first_three,
-    read_tensors,
-)
+from weights import checks
+from weights.checks import FOREIGN, FORMAT
 
 REFERENCE = "reference/"  # begins the names of tensors that belong to the data (preferences)
 OVERHEAD = 1 << 16  # bytes of headers, checksums and partly filled blocks
@@ -89,8 +79,8 @@ def steps(out_dir):
 
 
 def pointer(out_dir, name):
-    """The step that out_dir/latest or out_dir/best names, or None. The best step is read from the
-    newest checkpoint first: a kill may have come before the file `best` was written."""
+    """The step that out_dir/latest or out_dir/best names, or None. The best step is that of the
+    newest checkpoint: a kill may have come before the file `best` was written."""
     try:
         if name == "best":
             present = checkpoints(out_dir)
@@ -264,11 +254,11 @@ def read(folder):
     the checksums match and every value has the type and range that later code relies on."""
     folder = Path(folder)
     verify(folder)
-    names = ("state.json", "config.json", "tokenizer.json")
-    state, config, tokenizer = (files.read_json(folder / name, FOREIGN) for name in names)
-    check_state(state, config, folder / "state.json")
+    names = ("state", "config", "tokenizer")
+    state, config, tokenizer = (files.read_json(folder / f"{name}.json", FOREIGN) for name in names)
+    checks.check_state(state, config, folder / "state.json")
     config = translated(config)
-    check_config(config, folder / "config.json")
+    checks.check_config(config, folder / "config.json")
     return state, config, tokenizer
 
 
@@ -276,11 +266,11 @@ def read(folder):
 
 
 def load_model(folder, config, device="cpu"):
-    """The model of a checkpoint folder on `device`, built from the stored configuration. Raises
-    UserError if the tensors do not fit that configuration."""
+    """The model of a checkpoint folder on `device`. Raises UserError if the tensors do not fit the
+    stored configuration."""
     path = Path(folder) / "model.safetensors"
-    tensors = read_tensors(path)
-    check_fit(config, tensors, path)
+    tensors = checks.read_tensors(path)
+    checks.check_fit(config, tensors, path)
     with NoInitialValues():  # the file has them all
         model = make(configure(config))
     model.load_state_dict(tensors, strict=False)  # of a tied weight's names the file has one
@@ -295,7 +285,7 @@ def optimizer_tensors(folder):
     if not path.exists():
         fix = "sample from it; it cannot be resumed"
         raise UserError("this checkpoint has weights only", folder, fix)
-    tensors = read_tensors(path)
+    tensors = checks.read_tensors(path)
     with safe_open(folder / "model.safetensors", "pt") as file:
         weights = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
 
@@ -310,8 +300,8 @@ def optimizer_tensors(folder):
         wrong += [name for name in weights if len(weights[name]) > 1 and name not in with_state]
     wrong += with_state - weights.keys()
     if wrong:
-        what = f"the optimizer state does not fit the model: {first_three(wrong)}"
-        raise UserError(what, path, "was it saved by another model?")
+        what = f"the optimizer state does not fit the model: {checks.first_three(wrong)}"
+        raise UserError(what, path, FOREIGN)
     return tensors
 
 
@@ -328,5 +318,5 @@ def open_run(out_dir, which="latest", device="cpu"):
 
     path = folder / "tokenizer.json"
     tokenizer = tokenizer_from_json(tokenizer, path)
-    check_vocabulary(tokenizer, model.config.vocab_size, path, FOREIGN)
+    checks.check_vocabulary(tokenizer, model.config.vocab_size, path, FOREIGN)
     return model, tokenizer, config, state

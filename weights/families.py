@@ -5,6 +5,7 @@ all of weights/, "theirs" means the keys of Hugging Face's config.json and the n
 """
 
 import math
+import re
 from typing import NamedTuple
 
 from weights import layouts
@@ -328,14 +329,11 @@ NANOCHAT = LLAMA._replace(  # of January 2026 or earlier: without value embeddin
         rope_scaling=Key("rope_type", "default", WITHOUT_YARN),
     ),
     names=[
-        row("model.embed_tokens", "wte"),
+        *(named for named in LLAMA.names if re.search("embed|head|[vo]_proj", named[0])),
         layer("self_attn.q_proj", "attn.wq", swapped_halves),
         layer("self_attn.k_proj", "attn.wk", swapped_halves),
-        layer("self_attn.v_proj", "attn.wv"),
-        layer("self_attn.o_proj", "attn.wo"),
         layer("mlp.fc1", "mlp.up"),
         layer("mlp.fc2", "mlp.down"),
-        row("lm_head", "lm_head"),
     ],
 )
 

@@ -5,14 +5,8 @@ Read models in Hugging Face's format into ours:
     python train.py config/finetune_shakespeare.py --init_from=FOLDER     # or owner/name
     python prepare.py more --input=TEXT --tokenizer=RUN  # of a run folder of ours
 
-    word, values, tensors = load_pretrained("gpt2-medium")
-    model = make(configure({"model": word} | values))
-    load_weights(model, tensors)
-
-"Theirs" means Hugging Face's config.json and tensors, "ours" our configuration and parameters;
-families.py holds a table of both for each family. A model that ours cannot express exactly is
-refused. Only safetensors are read: a .bin or .pt file would have to be unpickled, which can run any
-code.
+families.py holds a table of theirs and ours for each family. A model that ours cannot express
+exactly is refused. Only safetensors are read: unpickling a .bin or .pt file can run any code.
 """
 
 import functools
@@ -122,8 +116,8 @@ def flat(family, config, where):
 
     # rope_type and factor count only inside the rope's keys; the original context of the top level
     # has priority over the rope's.
-    top = {family.older.get(key, key): value for key, value in config.items()}
-    top = {key: value for key, value in top.items() if key not in ("rope_type", "factor")}
+    outside = [key for key in config if key not in ("rope_type", "factor")]
+    top = {family.older.get(key, key): config[key] for key in outside}
     original = ROPE_NUMBERS["rope_original"]
     flat = top | rope | ({original: top[original]} if top.get(original) else {})
     return {key: value for key, value in flat.items() if value is not None or key in NULLABLE}
@@ -133,8 +127,8 @@ def simplest(values):
     """(word, values) for configure: those of a readable model if it has all the parts."""
     word = "gpt2" if values["norm"] == "layernorm" else "llama"
     own = {field.name for field in fields(CORNERS[word][0])}
-    usual = DEFAULTS | ARCH[word]
-    usual["mlp_width"] = 4 * values["n_embd"] if word == "gpt2" else values.get("mlp_width")
+    width = 4 * values["n_embd"] if word == "gpt2" else values["mlp_width"]
+    usual = DEFAULTS | ARCH[word] | {"mlp_width": width}
     if any(usual[key] != value for key, value in values.items() if key not in own):
         return word, {key: value for key, value in values.items() if key not in idle(values)}
 
@@ -162,7 +156,7 @@ def to_ours(config, tensors, where="config.json"):
         if values[key] > len(tensors):
             what = f"{family.keys[key].name} is {values[key]}, but there are {len(tensors)} tensors"
             raise UserError(what, where, UNFIT)
-    weights = split(family, values, with_prefix(family, tensors), where)
+    weights = split(family, values, tensors, where)
     head = weights.get("lm_head.weight")
     if values["tie_embeddings"] and head is not None:  # transformers ties equal weights only
         values["tie_embeddings"] = torch.equal(head, weights["wte.weight"].to(head.dtype))
@@ -172,21 +166,15 @@ def to_ours(config, tensors, where="config.json"):
     return word, keys, weights
 
 
-def with_prefix(family, tensors):
-    """Their tensors under the names of the family's table; some files omit the prefix."""
-    stored = {}
-    for name, tensor in tensors.items():
+def split(family, values, stored, where):
+    """{our name: tensor} from their tensors. Raises UserError if one is missing, has another shape,
+    or has no place in our model."""
+    left, weights, missing = {}, {}, []
+    for name, tensor in stored.items():
         if family is NEOX:  # files have either name for its head
             name = name.replace("lm_head.", "embed_out.")
         complete = name.startswith((family.prefix, "lm_head.", "embed_out."))
-        stored[name if complete else family.prefix + name] = tensor
-    return stored
-
-
-def split(family, values, stored, where):
-    """{our name: tensor} from their tensors. Raises UserError if one is missing, has no place in
-    our model."""
-    left, weights, missing = dict(stored), {}, []
+        left[name if complete else family.prefix + name] = tensor  # some files omit the prefix
     for theirs, ours, layout in rows(family, values):
         names = expert_names(theirs, values)
         if left.keys() >= set(names):
@@ -218,11 +206,8 @@ def rows(family, values):
 
 def suffixes(ours, values):
     """The tensors of a linear map or norm of ours."""
-    if "norm" in ours:
-        biased = values["norm"] == "layernorm"
-    else:
-        biased = values["bias"] == "all" and ours.startswith("blocks.")
-        biased |= values["bias"] == "qkv" and ours.endswith(("attn.wq", "attn.wk", "attn.wv"))
+    maps = dict(all="blocks.", qkv="attn.w[qkv]$").get(values["bias"], "$^")
+    biased = values["norm"] == "layernorm" if "norm" in ours else re.search(maps, ours)
     return (".weight", ".bias") if biased else (".weight",)
 
 
@@ -245,10 +230,8 @@ def fetch(name, key="init_from"):
     except ImportError:
         fix = "pip install huggingface_hub, or give a folder"
         raise UserError("names of the hub need a package", f"{key}={name}", fix) from None
-
     try:
-        try:
-            # Without a timeout, an unresponsive network blocks forever.
+        try:  # without a timeout, an unresponsive network blocks forever
             commit = HfApi().model_info(name, timeout=5).sha
             return Path(snapshot_download(name, revision=commit, allow_patterns=wanted))
         except Exception:
@@ -299,9 +282,8 @@ def read_folder(folder):
         tensors |= read_tensors(path, DAMAGED, unread=BUFFERS)
     if not tensors:
         pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
-        what = "this folder has no *.safetensors file"
-        if pickles:
-            what = f"{first_three(pickles)} would need unpickling, which can run any code"
+        danger = f"{first_three(pickles)} would need unpickling, which can run any code"
+        what = danger if pickles else "this folder has no *.safetensors file"
         raise UserError(what, folder, "get the model as safetensors")
     return config, tensors
 
@@ -319,11 +301,9 @@ def load_tokenizer(name, key="init_from"):
     path = find(name, key)
     if checkpoint.steps(path):
         return tokenizer_from_json(checkpoint.read(checkpoint.find(path))[2])
-    path = path / "tokenizer.json"
-    content = read_json(path, "prepare the text with a tokenizer of ours")
-    return tokenizer_from_json(
-        from_tokenizer_json(content, path) | read_marks(path.parent, content), path
-    )
+    content = read_json(path / "tokenizer.json", "prepare the text with a tokenizer of ours")
+    own = from_tokenizer_json(content, path / "tokenizer.json") | read_marks(path, content)
+    return tokenizer_from_json(own, path / "tokenizer.json")
 
 
 def same_tokens(name, tokenizer):

@@ -100,22 +100,12 @@ CASES = CORNERS | {  # name: (model_type, its configuration, what our model is)
         LLAMA | EXPERTS | dict(sliding_window=9, rope_parameters=THETA),
         dict(mlp="moe", n_experts=5, top_k=3, window=9, mlp_width=107),
     ),
-    "mixtral-yarn": (
-        "mixtral",
-        LLAMA | EXPERTS | dict(head_dim=24, rope_parameters=SCALED | {"rope_type": "yarn"}),
-        dict(head_dim=24, rope_scaling="yarn", rope_factor=4.0),
-    ),
     "mamba2": (
         "mamba2",
         dict(vocab_size=999, hidden_size=84, num_hidden_layers=2, max_position_embeddings=64)
         | dict(num_heads=7, head_dim=24, state_size=11, conv_kernel=3, n_groups=1, chunk_size=16)
         | dict(layer_norm_epsilon=1e-3, **SPECIAL),
         dict(mixer="mamba2", mlp="none", block="parallel", state_size=11, expand=2, conv=3),
-    ),
-    "qwen3-llama3": (
-        "qwen3",
-        LLAMA | LLAMA3 | dict(head_dim=6, tie_word_embeddings=True),
-        dict(qk_norm="head", rope_scaling="llama3", tie_embeddings=True),
     ),
 }
 IDX = tokens(2, 61, vocab=999)

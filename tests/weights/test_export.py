@@ -21,7 +21,7 @@ from tokens.tokenizer import ByteTokenizer
 from weights import export, gguf
 from weights.checkpoint import open_run
 from weights.export import main
-from weights.hf import load_pretrained, open_pretrained
+from weights.hf import load_pretrained
 
 transformers = pytest.importorskip("transformers")
 
@@ -75,29 +75,12 @@ def test_hugging_face_writes_the_same_text(runs, name, tmp_path, capsys):
     assert (back(own[None])[0] - model(own[None])[0]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", RUNS)
-@pytest.mark.slow
-def test_a_folder_trains_on(runs, name, tmp_path, capsys):
-    """--init_from=FOLDER begins with the loss that the run ended with, whatever the model."""
-    main([f"--out_dir={runs / name}", f"--dest={tmp_path / 'hf'}"])
-    common = [*CPU, "--dtype=float32", "--batch_size=4", "--block_size=64", "--eval_only"]
-    common += [f"--data_dir={runs}", *(word for word in RUNS[name] if "dataset" in word)]
-    capsys.readouterr()
-    train.main([*common, "--init_from=resume", f"--out_dir={runs / name}"])
-    expected = capsys.readouterr().out.splitlines()[-1]
-    train.main([*common, f"--init_from={tmp_path / 'hf'}"])
-    said = capsys.readouterr().out
-    assert said.splitlines()[-1].split(": ")[1] == expected.split(": ")[1] and "warning" not in said
-
-
 def test_what_the_command_refuses(runs, tmp_path):
     (tmp_path / "there").mkdir()
     for words, argv in {
         "dest is missing": [],
         "it exists already": [f"--dest={tmp_path / 'there'}"],
         "its parent folder does not exist": [f"--dest={tmp_path}/no/hf"],
-        "no checkpoint here": [f"--out_dir={tmp_path}", f"--dest={tmp_path / 'hf'}"],
-        "choose from hf, gguf": ["--export=onnx"],
         "window=5: no GGUF model has this.*use --export=hf": [
             *("--export=gguf", f"--out_dir={runs / 'mistral'}", f"--dest={tmp_path / 'x.gguf'}")
         ],
@@ -131,32 +114,6 @@ def test_nothing_unfinished_stays(runs, kind, fails, tmp_path, monkeypatch):
             assert path.stat().st_mode & 0o777 == 0o666 & ~UMASK
     expected = ["model.partial"] if fails else ["model", "model.partial"]
     assert sorted(path.name for path in tmp_path.iterdir()) == expected
-
-
-def test_a_trained_bpe_from_the_text_to_the_exports(runs, tmp_path):
-    """The run keeps its tokenizer when the dataset is gone, and both exports carry it."""
-    text = (runs / "words.txt").read_text(encoding="utf-8")
-    (tmp_path / "words.txt").write_text(text * 4, encoding="utf-8")
-    prepare("words", str(tmp_path / "words.txt"), "bpe", str(tmp_path), vocab_size=290)
-    size = "--n_layer=1 --n_head=2 --n_embd=8 --block_size=16 --batch_size=2"
-    new = [*size.split(), "--model=llama", "--dataset=words", f"--data_dir={tmp_path}"]
-    train.main([*CPU, f"--out_dir={tmp_path / 'run'}", *new, "--max_iters=2"])
-
-    (tmp_path / "words").rename(tmp_path / "gone")
-    model, tokenizer, _, _ = open_run(tmp_path / "run")
-    assert tokenizer.vocab_size == model.config.vocab_size == 290
-    for kind in ("hf", "gguf"):
-        dest = f"--dest={tmp_path / f'x.{kind}'}"
-        main([f"--export={kind}", f"--out_dir={tmp_path / 'run'}", dest])
-    fields, _ = read_gguf(tmp_path / "x.gguf")
-    assert len(fields["tokenizer.ggml.tokens"]) == 290
-    made, back = open_pretrained(str(tmp_path / "x.hf"))
-    assert back.to_json() == tokenizer.to_json() | {"name": "imported"}
-    assert back.encode(text).tolist() == tokenizer.encode(text).tolist()
-    assert torch.equal(made(tokens(1, 16) % 290)[0], model(tokens(1, 16) % 290)[0])
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "x.hf")
-    assert theirs(text)["input_ids"] == tokenizer.encode(text).tolist()
-    assert theirs.decode(tokenizer.encode(text)) == text and theirs.eos_token_id == 289
 
 
 # ---------------------------------------------------------------- GGUF

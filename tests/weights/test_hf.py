@@ -11,6 +11,7 @@ import shutil
 import socket
 import sys
 from fnmatch import fnmatch
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -21,7 +22,6 @@ from helpers.bpe import bpe
 from helpers.families import CASES, IDX, THETA, ours, theirs
 from helpers.formats import difference, parts, refused
 from model_llama import MLP, LlamaConfig
-from parts.architectures import configure, make
 from weights import hf, tokenizers
 from weights.families import FAMILIES
 from weights.hf import load_pretrained, to_ours
@@ -68,11 +68,8 @@ def test_older_files(tmp_path):
 
     config, tensors = parts(theirs("llama"))
     del config["rope_parameters"], config["tie_word_embeddings"], config["head_dim"]
-    for rope in (
-        {"rope_scaling": None, "rope_theta": 500.0},
-        {"rope_scaling": {"type": "default"}, "rope_theta": 500},
-        {"rope_parameters": {"rope_theta": 500.0}},
-    ):
+    older = {"rope_scaling": {"type": "default"}, "rope_theta": 500}
+    for rope in (older | {"rope_scaling": None}, older, {"rope_parameters": {"rope_theta": 500.0}}):
         assert difference(theirs("llama"), ours(*to_ours(config | rope, tensors)), IDX) < 1e-5
     config, tensors = parts(theirs("llama-mha"))
     for key in ("rope_parameters", "rms_norm_eps", "num_key_value_heads"):
@@ -95,29 +92,11 @@ def test_limits_of_mamba2_as_transformers_4_writes_them(tmp_path):
     assert "layer_norm_epsilon cannot be inf" in refused(load_pretrained, folder)
 
 
-# What decides the shapes of published models: their sizes, their other keys, the shape of wq.
-NAMES = "hidden_size num_attention_heads num_key_value_heads num_hidden_layers intermediate_size"
-TIED, WIDE = dict(tie_word_embeddings=True), dict(head_dim=128)
-WINDOW = dict(sliding_window=32768, use_sliding_window=False, max_window_layers=24)
-PUBLISHED = {
-    "qwen3 0.6B": ((1024, 16, 8, 28, 3072), WIDE | TIED, (2048, 1024)),
-    "qwen3 4B": ((2560, 32, 8, 36, 9728), WIDE | TIED, (4096, 2560)),
-    "mistral Nemo": ((5120, 32, 8, 40, 14336), WIDE | dict(sliding_window=None), (4096, 5120)),
-    "qwen2 0.5B": ((896, 14, 2, 24, 4864), TIED | WINDOW, (896, 896)),
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_configurations_load(name):
-    sizes, more, shape = PUBLISHED[name]
-    kind = name.split()[0]
-    config = dict(model_type=kind, vocab_size=151936, max_position_embeddings=40960)
-    config |= dict(zip(NAMES.split(), sizes, strict=True)) | more
-    word, values = hf.simplest(hf.understand(config, "config.json")[1])
-    with torch.device("meta"):
-        made = make(configure({"model": word} | values))
-    assert made.blocks[0].attn.wq.weight.shape == shape
-    assert (made.blocks[0].attn.wq.bias is not None) == (kind == "qwen2")
+def test_a_window_that_is_not_used():
+    """As Qwen2's files have it."""
+    config, tensors = parts(theirs("qwen2"))
+    unused = dict(sliding_window=32768, use_sliding_window=False, max_window_layers=24)
+    assert not to_ours(config | unused, tensors)[1].get("window")
 
 
 @pytest.mark.parametrize("n_embd", [2, 14, 84, 4096, 5120, 8192])
@@ -239,11 +218,7 @@ def test_what_is_refused(kind):
 @kinds
 def test_tensors_that_do_not_fit(kind):
     config, tensors = parts(theirs(kind))
-    for garbage in ({}, {"model_type": ["gpt2"]}, {"model_type": "bert"}):
-        assert "model_type" in refused(to_ours, garbage, tensors)
-    layers = "n_layer" if kind == "gpt2" else "num_hidden_layers"
-    assert "no place for" in refused(to_ours, config | {layers: 1}, tensors)
-    assert "no tensor" in refused(to_ours, config | {layers: 3}, tensors)
+    assert "model_type" in refused(to_ours, config | {"model_type": "bert"}, tensors)
     first = next(name for name in tensors if "0" in name and name.endswith("weight"))
     for shape in ((), (3, 3, 3), (35, 2)):
         message = refused(to_ours, config, tensors | {first: torch.ones(shape)})
@@ -330,11 +305,6 @@ def test_names_that_are_no_model(tmp_path, monkeypatch):
     assert "give the Hugging Face folder" in refused(load_pretrained, "model.gguf")
 
 
-def test_the_hub_needs_its_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert "pip install huggingface_hub" in refused(load_pretrained, "some/model")
-
-
 def test_the_hub_out_of_reach(saved, monkeypatch, tmp_path):
     """No network: one line that says what to do instead, at once; what was downloaded before is
     still there."""
@@ -346,15 +316,16 @@ def test_the_hub_out_of_reach(saved, monkeypatch, tmp_path):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    for name in ("gpt2-medium", "some-body/llama-not-there"):
-        message = refused(load_pretrained, name)
-        assert "huggingface.co/" in message and name in message and "give its folder" in message
+    message = refused(load_pretrained, "some-body/llama-not-there")
+    assert "huggingface.co/some-body/llama-not-there" in message and "give its folder" in message
 
     def earlier(name, local_files_only, **kwargs):
         return str(local_files_only and saved / "single")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", earlier)
     assert load_pretrained("gpt2-medium")[0] == "llama"
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert "pip install huggingface_hub" in refused(load_pretrained, "some/model")
 
 
 def test_the_hub(saved, monkeypatch):
@@ -362,24 +333,21 @@ def test_the_hub(saved, monkeypatch):
     tokenizer is fetched."""
     import huggingface_hub
 
-    asked = []
+    asked = {}
 
     def model_info(self, name, timeout):
-        asked.append((name, timeout))
-        return type("Info", (), {"sha": "abc"})
+        assert name == "openai-community/gpt2-xl" and timeout <= 10
+        return SimpleNamespace(sha="abc")
 
     def download(name, **kwargs):
-        asked.append((name, kwargs))
+        asked.update(kwargs, name=name)
         return str(saved / "shards")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert load_pretrained("gpt2-xl")[0] == "llama"
-    (name, timeout), (same, kwargs) = asked
-    assert name == same == "openai-community/gpt2-xl" and timeout <= 10
-    assert kwargs["revision"] == "abc"
+    assert asked["name"] == "openai-community/gpt2-xl" and asked["revision"] == "abc"
     wanted = [CONFIG, WEIGHTS, INDEX, "model-00001-of-00002.safetensors", "tokenizer.json"]
     others = ["pytorch_model.bin", "model.pt", "onnx/model.onnx", "consolidated.safetensors"]
-    patterns = kwargs["allow_patterns"]
-    fetched = [n for n in wanted + others if any(fnmatch(n, pattern) for pattern in patterns)]
-    assert fetched == wanted
+    patterns = asked["allow_patterns"]
+    assert wanted == [n for n in wanted + others if any(fnmatch(n, p) for p in patterns)]
