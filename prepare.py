@@ -41,7 +41,7 @@ from common.errors import Failure, UserError, printable, run
 from tokens import downloads, sources, token_files
 from tokens.documents import find_files, open_input
 from tokens.sources import NAMED, SHAKESPEARE
-from tokens.tasks import TASKS, Task, write_task
+from tokens.tasks import TASKS, write_task
 from tokens.tokenizer import ByteTokenizer, CharTokenizer, train_bpe
 from tokens.writing import Corpus, PairRows, write_corpus, write_pairs
 
@@ -89,11 +89,9 @@ def tokenizer_maker(kind, vocab_size=None):
 
 
 def open_text(name, config, folder):
-    """What the dataset is made of: a Corpus, {split: Corpus}, PairRows or a Task. The text is
-    --input, or else input.txt in the dataset's folder, where tiny-shakespeare is saved."""
+    """What the dataset is made of: a Corpus, {split: Corpus} or PairRows. The text is --input, or
+    else input.txt in the dataset's folder, where tiny-shakespeare is saved."""
     path, fetched = Path(config.input or folder / "input.txt"), None
-    if name in TASKS:
-        return Task(name, config.seed or 0)
     if name in SHAKESPEARE and not config.input and not path.is_file():
         fetched = sources.fetch_shakespeare(path)
     elif name in NAMED and name not in SHAKESPEARE and not config.input:
@@ -122,8 +120,7 @@ def chosen_tokenizer(name, kind, text):
         return "gpt2"
     kind = "small bpe" if find_spec("tokenizers") else "char"
     makes = "few, trained on this text" if kind == "small bpe" else "characters"
-    print(f"  the tokens are {makes}: most of GPT-2's 50,257 would hardly")
-    print("  occur in less than a megabyte; --tokenizer=gpt2 takes them all the same")
+    print(f"  the tokens are {makes}; --tokenizer=gpt2 makes others")
     return kind
 
 
@@ -137,30 +134,30 @@ def check_request(name, config, folder):
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise UserError("this is not a folder", folder, "move it, or choose another name")
     if name not in NAMED and config.input is None and not os.path.isfile(folder / "input.txt"):
-        command = f"`python prepare.py {name} --input=TEXTFILE`"
-        fix = f"name its text, {command}, or choose from {', '.join(NAMED)}"
+        fix = f"add --input=TEXTFILE, or choose from {', '.join(NAMED)}"
         raise UserError(f"{name} is not a known dataset", "--input", fix)
     if config.vocab_size is not None and config.tokenizer != "bpe":
-        what = "only a tokenizer that is trained here has a size to choose"
-        raise UserError(what, f"--vocab_size={config.vocab_size}", "add --tokenizer=bpe")
+        raise UserError("only bpe has a size to choose", "--vocab_size", "add --tokenizer=bpe")
     if config.seed is not None and name not in TASKS:
         raise UserError("only a task is random", f"--seed={config.seed}", "leave it out")
     if name in TASKS and (config.input is not None or config.tokenizer not in ("auto", "char")):
-        what = "a task has its own text, in characters"
-        raise UserError(what, name, "leave --input and --tokenizer out")
+        raise UserError("a task has its own text", name, "leave --input and --tokenizer out")
 
 
 def make_dataset(name, config, folder, new):
     """Write all files of the dataset into the folder `new`, and describe it. Returns meta.json."""
-    text = open_text(name, config, folder)
-    first = text["train"] if isinstance(text, dict) else text
-    if isinstance(text, Task):
-        kind, (tokenizer, splits, sha256) = "char", write_task(text, new)
+    if name in TASKS:
+        seed, kind, skipped = config.seed or 0, "char", {}
+        source = f"{name}, seed {seed}"
+        tokenizer, splits, sha256 = write_task(name, seed, new)
     else:
+        text = open_text(name, config, folder)
         kind = chosen_tokenizer(name, config.tokenizer, text)
         size = config.vocab_size or (NAMED[name].vocab_size if name in NAMED else None)
         write = write_pairs if isinstance(text, PairRows) else write_corpus
         tokenizer, splits, sha256 = write(text, tokenizer_maker(kind, size), new)
+        first = text["train"] if isinstance(text, dict) else text
+        source, skipped = first.source, first.skipped
     if name in NAMED and not NAMED[name].checked:
         print(f"  sha256 of the text, not on record yet to compare with: {sha256}")
 
@@ -170,17 +167,17 @@ def make_dataset(name, config, folder, new):
         "vocab_size": tokenizer.vocab_size,
         "dtype": token_files.dtype_name(tokenizer.vocab_size),
         "splits": splits,
-        "source": first.source,
+        "source": source,
         "source_sha256": sha256,
     }
     if name in SHAKESPEARE:
         meta["canonical"] = sha256 == sources.CANONICAL
     token_files.write_meta(new, meta, tokenizer)
-    describe(meta, tokenizer, getattr(first, "skipped", {}))
+    describe(meta, skipped)
     return meta
 
 
-def describe(meta, tokenizer, skipped):
+def describe(meta, skipped):
     """Print what was left out, the vocabulary, and the sizes of a dataset."""
     for path, why in islice(skipped.items(), LISTED):
         print(printable(f"  left out {path}: {why}"))
@@ -191,13 +188,6 @@ def describe(meta, tokenizer, skipped):
 
     words = {"char": "characters", "byte": "bytes", "gpt2": "GPT-2 tokens"}
     print(f"  vocabulary: {meta['vocab_size']:,} {words.get(meta['tokenizer'], 'tokens')}")
-    if meta["tokenizer"] == "char" and meta["vocab_size"] <= 100:
-        text = repr(tokenizer.chars)
-        for start in range(0, len(text), WIDTH - 4):
-            print(f"    {text[start : start + WIDTH - 4]}")
-    if "documents" in meta["splits"]["train"]:
-        end = tokenizer.decode([tokenizer.end]) if tokenizer.stops else "a blank line"
-        print(printable(f"  after each document comes {end}"))
 
     for split, entry in meta["splits"].items():
         counts = f"{entry['tokens']:,} tokens of {entry['bytes']:,} bytes"
@@ -205,10 +195,7 @@ def describe(meta, tokenizer, skipped):
         for unit in {"documents", "pairs"} & entry.keys():
             print(f"    {entry[unit]:,} {unit if entry[unit] != 1 else unit[:-1]}")
         if "longest" in entry:
-            sizes = (
-                f"{entry['longest']:,} tokens: a block_size of {entry['longest'] - 1:,} holds it"
-            )
-            print(f"    the longest has {sizes}")
+            print(f"    the longest has {entry['longest']:,} tokens")
 
 
 def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
@@ -301,10 +288,8 @@ def print_table(titles, rows, numbers=()):
 
 def print_list(data_dir):
     """Print the datasets that are known by name, and those in data_dir."""
-    prepared = [
-        path.name for path in sorted(Path(data_dir).glob("*")) if token_files.is_prepared(path)
-    ]
-    rows = []
+    folders = sorted(Path(data_dir).glob("*"))
+    prepared, rows = [path.name for path in folders if token_files.is_prepared(path)], []
     for name in dict.fromkeys([*NAMED, *prepared]):
         folder, about = Path(data_dir, name), NAMED[name].about if name in NAMED else ""
         if name not in prepared:
@@ -378,12 +363,10 @@ def overlap(sought, searched, vocab_size):
     looked for). Rows are compared by hashes, sums of random 64-bit codes of their tokens times
     powers of an odd number. Of long splits a sample is read."""
     codes = np.random.default_rng(0).integers(0, 2**64, vocab_size, np.uint64)
+    powers = np.uint64(0x9E3779B97F4A7C15) ** np.arange(LENGTH, dtype=np.uint64)
 
     def hashes(block):  # (N,) tokens -> (N - LENGTH + 1,) uint64
-        count, rows = max(0, len(block) - LENGTH + 1), np.uint64(0)
-        for at in range(LENGTH):
-            rows = rows * np.uint64(0x9E3779B97F4A7C15) + codes[block[at : at + count]]
-        return rows
+        return np.convolve(codes[block], powers, "valid") if len(block) >= LENGTH else codes[:0]
 
     rows = np.concatenate([hashes(block) for block in blocks(sought, SOUGHT, LENGTH - 1)])
     known = np.unique(rows)
@@ -403,8 +386,7 @@ def main(argv):
     if config.list and not words:
         return print_list(config.data_dir)
     if len(words) != 1:
-        names = f"NAME is {', '.join(NAMED)} or one of yours with --input=TEXTFILE"
-        fix = f"`python prepare.py NAME`, where {names}"
+        fix = "run `python prepare.py NAME`; --list prints the names that are known"
         raise UserError("prepare.py takes the name of one dataset", "command line", fix)
     if config.inspect:
         return print_inspection(Path(config.data_dir, words[0]))

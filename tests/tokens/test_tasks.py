@@ -13,7 +13,7 @@ from helpers.runs import arguments, equal, losses, stop_after, two_ranks, weight
 from prepare import prepare
 from tokens import tasks
 from tokens.pairs import Pairs
-from tokens.tasks import CHARS, KEYS, PAIRS, TASKS, VALUES, mask_of
+from tokens.tasks import CHARS, KEYS, PAIRS, TASKS, VALUES
 from tokens.token_files import load_mask, load_meta, load_split, load_tokenizer
 
 
@@ -96,11 +96,6 @@ def test_the_same_seed_is_the_same_dataset(tmp_path, monkeypatch):
     ]
     assert shas[0] == shas[1] != shas[2]
     assert prepare("task:needle", data_dir=str(tmp_path))["source_sha256"] not in shas
-
-
-def test_the_mask_of_pieces():
-    pieces = [("ab", False), ("c", True), ("de", False), ("f", True), ("g", False)]
-    assert [*mask_of(pieces)] == [0, 0, 1, 2, 2, 1, 2]
 
 
 def test_what_is_given_between_answers_is_no_target_and_begins_no_row():

@@ -16,7 +16,6 @@ from tokens import token_files
 from tokens.batches import Text
 from tokens.pairs import Pairs
 from tokens.token_files import fingerprint, load_mask, load_meta, load_split, load_tokenizer
-from tokens.tokenizer import ByteTokenizer
 
 
 @pytest.fixture
@@ -145,12 +144,6 @@ def test_a_file_that_is_not_what_was_written(folder, name, text):
     words = message(load, folder)
     assert re.search("garbled|not JSON|a dict is needed|cannot read|no meta.json", words)
     assert str(folder) in words and "prepare.py mybook" in words
-
-
-def test_a_tokenizer_of_another_size_than_the_dataset(folder):
-    (folder / "tokenizer.json").write_text(json.dumps(ByteTokenizer().to_json()))
-    text = message(load_tokenizer, folder, load_meta(folder))
-    assert "256 tokens where meta.json says 7" in text and "tokenizer.json)" in text
 
 
 ENTRY = dict(tokens=100, bytes=100, sha256="5")
