@@ -28,7 +28,6 @@ from matplotlib.figure import Figure
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
-from bench.timing.runs import train
 from common.configurator import PositiveInt, build, load
 from common.errors import Failure, UserError, run
 from common.files import ROOT, write
@@ -50,7 +49,6 @@ MARKS = (1.886, 1.75, 1.70, 1.65, 1.60)
 class RaceConfig:
     nanogpt: str = "../nanoGPT"  # where nanoGPT is checked out
     rounds: PositiveInt = 2  # runs of each
-    compile: bool = False  # compile all of ours; else train.py decides, with an empty cache
 
 
 @dataclass
@@ -90,8 +88,12 @@ def race(entrant, out_dir, cache):
 
 def test_loss(out_dir):
     """The loss of a run of ours on the test split. Raises Failure."""
-    printed = train(["--init_from=resume", "--eval_only", "--split=test", f"--out_dir={out_dir}"])
-    return float(re.search(r"test loss ([\d.]+)", printed)[1])
+    words = ["--init_from=resume", "--eval_only", "--split=test", f"--out_dir={out_dir}"]
+    command = [sys.executable, "train.py", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise Failure(f"train.py failed: {done.stderr.strip()[-200:]}", out_dir, "run it by itself")
+    return float(re.search(r"test loss ([\d.]+)", done.stdout)[1])
 
 
 def best_threads(nanogpt, scratch):
@@ -106,18 +108,14 @@ def best_threads(nanogpt, scratch):
     return min(times, key=times.get)
 
 
-def entrants_of(config, nanogpt, threads, number):
-    """{name: Entrant} of a round; each round has its own seed."""
-    keys = [f"--seed={1337 + number}", *(["--compile=True"] if config.compile else [])]
-    entrants = {"nanoGPT": Entrant(NANOGPT, nanogpt, threads)}
-    return entrants | {name: Entrant([name, *keys]) for name in OURS}
-
-
 def run_rounds(config, nanogpt, scratch):
-    """({name: [(seconds, points, test loss or None) of each round]}, nanoGPT's thread count)."""
+    """({name: [(seconds, points, test loss or None) of each round]}, nanoGPT's thread count). Each
+    round of ours has its own seed."""
     threads, runs = best_threads(nanogpt, scratch), {}
     for number in range(config.rounds):
-        for name, entrant in entrants_of(config, nanogpt, threads, number).items():
+        entrants = {"nanoGPT": Entrant(NANOGPT, nanogpt, threads)}
+        entrants |= {name: Entrant([name, f"--seed={1337 + number}"]) for name in OURS}
+        for name, entrant in entrants.items():
             out_dir = scratch / f"{number}-{Path(name).stem.replace(' ', '-')}"
             seconds, points = race(entrant, out_dir, out_dir.with_suffix(".cache"))
             unseen = test_loss(out_dir) if entrant.folder == ROOT else None

@@ -12,7 +12,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 PYTHON=${PYTHON:-python} OUT=${OUT:-out-gpu} DATA=${DATA:-data} TINY=${TINY:-}
-STEPS="data train flash flex shakespeare memory tests ranks page"
+STEPS="data train flash shakespeare memory tests ranks page"
 
 speed() { "$PYTHON" bench/speed.py "$@"; }
 
@@ -39,15 +39,24 @@ step_train() { # tokens/s, MFU and memory at 124 M beside nanoGPT and others
 
 step_flash() { speed flash $DEVICE $SHORT; } # FlashAttention beside the formula
 
-step_flex() { speed flex $DEVICE $SHORT ${TINY:+--compile=False --backward=False}; } # beside a mask
+run() { # a config of train.py, at most ten minutes
+    # shellcheck disable=SC2086
+    "$PYTHON" train.py "config/$1.py" $DEVICE $(more "$TINY_RUN") "${@:2}"
+}
 
-step_shakespeare() { # the Shakespeare configs, nanoGPT's GPU setting; goes on with its runs
-    speed shakespeare $DEVICE --out_dir="$OUT" --more="$(more "$TINY_RUN")"
+step_shakespeare() { # the Shakespeare configs, nanoGPT's GPU setting
+    for name in gpt2_shakespeare llama_shakespeare; do
+        local begin="--overwrite"
+        [ ! -e "$OUT/$name/latest" ] || begin="--init_from=resume" # go on
+        run "$name" --out_dir="$OUT/$name" "$begin" || return
+    done
+    "$PYTHON" bench/compare.py "$OUT/gpt2_shakespeare" "$OUT/llama_shakespeare" --out="$OUT/compare.png"
 }
 
 step_memory() { # the estimate of --dry_run beside the measured peak at 124 M
-    local batches="--gradient_accumulation_steps=4 --eval_tokens=65536"
-    speed memory $DEVICE --more="$(more "$batches $TINY_RUN")"
+    for name in gpt2_124m llama_124m; do
+        run "$name" --gradient_accumulation_steps=4 --eval_tokens=65536 --dry_run || return
+    done
 }
 
 step_tests() { # the tests that need a GPU, of a step that waits for nothing among them
@@ -62,7 +71,13 @@ step_ranks() { # two processes, with NCCL on two GPUs
         echo "left out: it needs two GPUs"
         return
     fi
-    speed ranks $DEVICE --out_dir="$OUT" ${TINY:+--steps=2} --more="$(more "$TINY_RUN")"
+    local words="--log_interval=1 --gradient_accumulation_steps=2 --warmup_iters=0 --max_iters=20"
+    for ranks in 1 2; do # the same losses, more tokens/s
+        # shellcheck disable=SC2086
+        "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node=$ranks train.py \
+            config/gpt2_shakespeare.py $DEVICE $words $(more "$TINY_RUN") --out_dir="$OUT/ranks-$ranks" --overwrite || return
+    done
+    "$PYTHON" bench/compare.py "$OUT/ranks-1" "$OUT/ranks-2" --out="$OUT/ranks.png"
 }
 
 step_page() { speed page; }
@@ -70,7 +85,7 @@ step_page() { speed page; }
 DEVICE="--device=cuda" SHORT="" TINY_RUN=""
 if [ -n "$TINY" ]; then
     DEVICE="--device=cpu"
-    SHORT="--lengths=[16,32] --tokens=32 --n_head=2 --head_size=16 --window=8 --steps=2"
+    SHORT="--lengths=[16,32] --tokens=32 --n_head=2 --head_size=16 --steps=2"
     TINY_RUN="--n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=0 \
         --eval_interval=2 --log_interval=1 --eval_tokens=64 --vocab_size=70 --compile=False"
 fi

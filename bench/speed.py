@@ -1,15 +1,11 @@
 """
 Time training steps and decoding, beside other libraries:
 
-    python bench/speed.py train        # the training step
-    python bench/speed.py optimizer    # a step of Muon beside one of AdamW
-    python bench/speed.py decode       # tokens per second
-    python bench/speed.py flash        # attention in one kernel beside its formula
-    python bench/speed.py flex         # FlexAttention beside a mask
-    python bench/speed.py shakespeare  # the Shakespeare configs, whole runs
-    python bench/speed.py memory       # the estimate of --dry_run beside the measured peak
-    python bench/speed.py ranks        # two processes beside one
-    python bench/speed.py page         # writes bench/results/speed.md from all that was measured
+    python bench/speed.py train      # the training step
+    python bench/speed.py optimizer  # a step of Muon beside one of AdamW
+    python bench/speed.py decode     # tokens per second
+    python bench/speed.py flash      # attention in one kernel beside its formula
+    python bench/speed.py page       # writes bench/results/speed.md from all that was measured
 
 Each has its own keys: add --help. All sides take turns, so that a busy machine slows all of them
 equally; a ratio is the median over the rounds, with its 95 % bootstrap interval. Appends to
@@ -27,9 +23,7 @@ from common.errors import UserError, run
 from common.runtime import find_device
 
 # {what is measured: the module of bench/timing}
-MODULES = {word: word for word in ("train", "optimizer", "decode")}
-MODULES |= {"flash": "attention", "flex": "attention"}
-MODULES |= dict.fromkeys(("shakespeare", "memory", "ranks"), "runs")
+MODULES = {"train": "train", "optimizer": "optimizer", "decode": "decode", "flash": "attention"}
 
 
 def main(argv):
@@ -53,7 +47,7 @@ def main(argv):
     results.check_steps(config.steps)
     device = find_device(config.device)
     torch.set_num_threads(config.threads)
-    measured = module.measure(named[0], config, device)
+    measured = module.measure(config, device)
     print("\n".join(page.table(measured["rows"])))
     results.record(measured, device, config, argv)
     page.main()

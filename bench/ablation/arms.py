@@ -125,22 +125,14 @@ def same_logits(old, new):
 # ---------------------------------------------------------------- matching
 
 
-def match_arm(arm, base, kind, vocab_size, milliseconds=None):
-    """Match an arm to the cost of the base, by its MLP's width (params, flops) or by its number of
-    steps (time, from {arm: milliseconds of a step}). Sets arm.match and arm.values. Raises
-    UserError if no width matches."""
+def match_arm(arm, base, kind, vocab_size):
+    """Match an arm to the parameters or FLOPs of the base, by its MLP's width. Sets arm.match and
+    arm.values. Raises UserError if no width matches."""
     if arm.name == "base" or arm.replicate or arm.curve:
         return
     ours, theirs = variant_config(arm.values, vocab_size), variant_config(base.values, vocab_size)
     width, residual = costs.match(ours, theirs, "none")
     arm.match = {"kind": kind, "mlp_width": width, "residual_percent": residual}
-    if kind == "time":
-        step, wanted = milliseconds[arm.name], milliseconds["base"] * base.values["max_iters"]
-        steps = max(1, round(wanted / step))
-        arm.match |= {"max_iters": steps, "residual_percent": 100 * (steps * step / wanted - 1)}
-        ends = arm.values.get("lr_decay_iters") == arm.values["max_iters"]
-        arm.values = arm.values | dict.fromkeys(("max_iters", *["lr_decay_iters"] * ends), steps)
-        return
     if kind == "flops":
         flops = [costs.flops_per_token(c, c.block_size) for c in (ours, theirs)]
         arm.match["residual_percent"] = residual = 100 * (flops[0] / flops[1] - 1)

@@ -10,7 +10,6 @@ import time
 import numpy as np
 import torch
 
-import sample
 import train
 from bench.ablation.progress import doing
 from bench.ablation.settings import variant_config
@@ -23,9 +22,8 @@ from training.settings import read_config
 
 WARM_UP = 3  # steps that are not timed; the first one compiles
 ROUNDS = 50  # of all arms in turn; fewer if they take long
-FEW = 5  # rounds of decoding, and the least of training
-SECONDS = 15  # per arm, for all its rounds of training
-DECODED = 32  # tokens written in a round of decoding
+FEW = 5  # the least rounds
+SECONDS = 15  # per arm, for all its rounds
 
 SAME = 0.05  # by which the step times of two arms that are the same may differ
 TRIES = 3  # how often the rounds are timed until the machine was quiet
@@ -99,7 +97,7 @@ def start_run(values):
 
 
 class Probe:
-    """A run of an arm that takes train.py's steps, is evaluated and decodes. Times in seconds."""
+    """A run of an arm that takes train.py's steps."""
 
     def __init__(self, values):
         device = values["device"]
@@ -118,32 +116,13 @@ class Probe:
         weights = sum(p.nbytes for p in self.run.model.parameters())
         self.memory_bytes = 4 * weights + kept_bytes(self.run, self.run.net)
 
-    def synchronize(self):
-        if self.cuda:
-            torch.cuda.synchronize(self.run.runtime.device)
-
     def step(self):
-        """The time of one training step."""
+        """The seconds of one training step."""
         began = time.perf_counter()
         train.train_step(self.run)
-        self.synchronize()
+        if self.cuda:
+            torch.cuda.synchronize(self.run.runtime.device)
         return time.perf_counter() - began
-
-    def decode(self):
-        """Times of single tokens after a prompt of half the context, batch 1, with a cache."""
-        model, runtime, times = self.run.model, self.run.runtime, []
-        half = max(1, model.config.block_size // 2)
-        x, _ = self.run.batches.get(0, 1)
-        prompt = torch.from_numpy(x[:, :half]).to(runtime.device)  # (1, block_size // 2)
-        model.eval()
-        with runtime.autocast():
-            began = time.perf_counter()
-            for _ in sample.generate(model, prompt, min(DECODED, half)):
-                self.synchronize()
-                times.append(time.perf_counter() - began)
-                began = time.perf_counter()
-        model.train()
-        return times[1:] or times  # the first one reads the prompt
 
 
 # ---------------------------------------------------------------- all arms
@@ -173,12 +152,10 @@ def time_arms(arms, threads, rounds=None, tries=1):
                 if tries > 1:
                     wait_until_quiet(PATIENCE, say)
                 work = OtherWork()
-                steps = in_turn(probes, Probe.step, rounds, say, SECONDS * len(arms))
+                steps = steps_in_turn(probes, rounds, say)
                 disturbed = why_disturbed(arms, steps, work.share())
                 if not disturbed:
                     break
-            few = 1 + min(rounds, FEW)  # the first round does not count
-            decodings = in_turn(probes, Probe.decode, few, say)
     finally:
         torch.set_num_threads(threads_before)
     ratios = {} if disturbed else {name: steps[name] / steps["base"] for name in probes}
@@ -186,20 +163,19 @@ def time_arms(arms, threads, rounds=None, tries=1):
     for name, probe in probes.items():
         row = row_of(name, arms[name], probe, steps[name], ratios.get(name))
         row["quiet"], row["disturbed"] = not disturbed, disturbed
-        row["decode_ms_per_token"] = quartiles(np.concatenate(decodings[name][1:]))
         rows.append(row | {"threads": threads})
     return rows, failed
 
 
-def in_turn(probes, function, rounds, say, seconds=math.inf):
-    """{arm: [result of each round]} of a function of the probes, called for all arms in turn; a few
-    rounds, and then no more than fit into `seconds`."""
-    results, end = {name: [] for name in probes}, time.perf_counter() + seconds
+def steps_in_turn(probes, rounds, say):
+    """{arm: [seconds of its step in each round]}; a few rounds, and then no more than fit into
+    SECONDS for each arm."""
+    results, end = {name: [] for name in probes}, time.perf_counter() + SECONDS * len(probes)
     for place, (number, name) in enumerate(turns(probes, rounds)):
         if place % len(probes) == 0 and number > FEW and time.perf_counter() > end:
             break
-        say(f"{name}: {function.__name__} {number + 1} of {rounds}")
-        results[name].append(function(probes[name]))
+        say(f"{name}: step {number + 1} of {rounds}")
+        results[name].append(probes[name].step())
     return {name: np.array(values) for name, values in results.items()}
 
 
@@ -245,17 +221,15 @@ def quartiles(times):
 
 
 def run_seconds(row, values, val_tokens):
-    """The predicted seconds of a run: start, steps, evaluations (forward alone, a third of a
-    step's work), train.py's sample and ours."""
+    """The predicted seconds of a run: start and samples, steps, evaluations (forward alone, a
+    third of a step's work)."""
     micro_batch = values["batch_size"] * values["block_size"]
     limit = values.get("eval_tokens") or val_tokens
     tokens = limit + min(train.EVAL_TRAIN_TOKENS, limit)
-    step, decode = (row[key]["median"] for key in ("milliseconds_per_step", "decode_ms_per_token"))
+    step = row["milliseconds_per_step"]["median"]
     per_batch = step / values["gradient_accumulation_steps"] / 3
     evaluations = 1 + math.ceil(values["max_iters"] / values["eval_interval"])
-    milliseconds = (
-        values["max_iters"] * step
-        + evaluations * (math.ceil(tokens / micro_batch) * per_batch + 400)
-        + 500 * decode
+    milliseconds = values["max_iters"] * step + evaluations * (
+        math.ceil(tokens / micro_batch) * per_batch + 400
     )
-    return 5 + milliseconds / 1000
+    return 6 + milliseconds / 1000

@@ -286,7 +286,6 @@ def extrapolation(section):
 PANELS = {  # column of rows.load -> label
     "step_ratio": "time of a step, times the base's",
     "memory_bytes": "memory of training, bytes",
-    "decode_ms": "decoding, ms per token",
 }
 
 

@@ -53,7 +53,7 @@ class AblateConfig:
     order: list | None = None  # rungs of design ladder: slots or names of arms; None: all slots
     factors: list | dict | None = None  # of design factorial: slots, or {name: [dict(), dict()]}
     sizes: dict | None = None  # of design scale: {"small": dict(n_embd=32)}, the smallest first
-    match: Literal["params", "flops", "time", "none"] = "params"  # what each arm and the base share
+    match: Literal["params", "flops", "none"] = "params"  # what each arm and the base share
     # the runs
     seeds: PositiveInt = 8  # runs to report for each arm; with a budget: at the first look
     curve: list | None = None  # the base at these multiples of its tokens; None: [0.25, 0.5, 2]
@@ -72,11 +72,6 @@ class AblateConfig:
     dry_run: bool = False  # print arms, costs, commands and the predicted time, and stop
 
     def __post_init__(self):
-        if self.emit and self.match == "time":
-            raise ValueError(
-                "match=time needs the arms timed on the machine that trains: "
-                "leave emit out, or give match=params"
-            )
         if self.lr_grid is None:
             self.lr_grid = [1] if self.screening else [0.5, 1, 2]
         if self.curve is None:

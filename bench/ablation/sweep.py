@@ -65,11 +65,7 @@ class Sweep:
         for arm in arms:
             arm.values |= machine
             arm.code_hash = code_hash(self.run_values(arm))
-        if self.config.match != "time":
-            self.match()
-        elif not self.device_is_here:
-            what, fix = "the arms cannot be timed: this machine lacks the device", "match params"
-            raise UserError(what, f"device={self.base['device']}", fix)
+        self.match()
         self.costs, self.predicted = {}, {}  # arm: its row of costs.jsonl, seconds of a run
         self.rows, self.chosen_lr = {}, {}  # key of a job: its row; arm: multiple of the rate
         self.grids = {name: list(self.config.lr_grid) for name in self.tuned_arms()}
@@ -116,12 +112,11 @@ class Sweep:
         """The values of an arm's run, with the vocabulary of the dataset."""
         return {"vocab_size": self.data["vocab_size"]} | arm.values
 
-    def match(self, milliseconds=None):
-        """Match all arms to the base in cost, and set their config_hash. `milliseconds`: {arm: of a
-        step}, for match=time."""
+    def match(self):
+        """Match all arms to the base in cost, and set their config_hash."""
         base, vocab_size = self.arms["base"], self.data["vocab_size"]
         for arm in self.arms.values():
-            match_arm(arm, base, self.config.match, vocab_size, milliseconds)
+            match_arm(arm, base, self.config.match, vocab_size)
         # What a result depends on besides its code and the keys of train.py.
         threads = self.threads if self.device_kind == "cpu" else None
         machine = {"torch": self.facts["torch"].partition("+")[0], "threads": threads}
@@ -140,10 +135,8 @@ class Sweep:
 
     def measure(self, rounds=None):
         """Time the arms that out_dir/costs.jsonl does not have yet. Sets self.costs and
-        self.predicted, and returns the new rows. Raises Failure if the base cannot be timed, or
-        arms that are to be matched in time."""
-        by_time = self.config.match == "time"
-        patient = by_time or not (self.config.screening or self.config.dry_run)
+        self.predicted, and returns the new rows. Raises Failure if the base cannot be timed."""
+        patient = not (self.config.screening or self.config.dry_run)
         self.costs, new = self.stored_costs(patient), []
         timed = [name for name, arm in self.arms.items() if not arm.curve]
         missing = [name for name in timed if name not in self.costs]
@@ -161,13 +154,8 @@ class Sweep:
             why = next(iter(failed.values()), new[0]["disturbed"] if new else "")
             if why and not failed:
                 print(f"warning: these times decide nothing: {why}", file=sys.stderr)
-            if "base" in failed or why and by_time:
-                what = f"cannot time {', '.join(failed) or 'the arms'}: {why}"
-                fix = "try again on a quiet machine, or match params"
-                raise Failure(what, f"match={self.config.match}", fix)
-        if by_time:
-            rows = self.costs.items()
-            self.match({name: row["milliseconds_per_step"]["median"] for name, row in rows})
+            if "base" in failed:
+                raise Failure("cannot time the base", failed["base"], "run it with train.py alone")
         for name, arm in self.arms.items():
             row = self.costs.get(name, self.costs["base"])
             values = asdict(build(TrainConfig, arm.values)) | arm.values

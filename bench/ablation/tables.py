@@ -223,7 +223,6 @@ def costs_table(section):
             "ms/step": number(row["ms_per_step"], ".1f"),
             "peak bytes": number(row["memory_bytes"], short),
             "KV bytes/token": number(row["kv_bytes_per_token"], ",.0f"),
-            "decode ms/token": number(row["decode_ms"], ".2f"),
         }
         for row in records(section.costs)
     ]

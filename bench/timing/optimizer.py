@@ -36,9 +36,9 @@ def make_sets(model, device):
         config = SimpleNamespace(optimizer=name, **settings)
         sets[name] = make_optimizers(model, config, SimpleNamespace(device=device, dtype="float32"))
     our_muon, *rest = sets["muon"]
-    matrices = our_muon.param_groups[0]
-    adjust = matrices["adjust_lr_fn"]
-    sets["torch"] = [torch.optim.Muon(matrices["params"], lr=1e-4, adjust_lr_fn=adjust), *rest]
+    matrices = our_muon.param_groups[0]["params"]
+    torchs = torch.optim.Muon(matrices, lr=1e-4, adjust_lr_fn="match_rms_adamw")
+    sets["torch"] = [torchs, *rest]
     return sets
 
 
@@ -68,7 +68,7 @@ def time_shape(c, steps, device):
     return {name: np.array(seconds[WARM_UP:]) for name, seconds in times.items()}
 
 
-def measure(what, config, device):
+def measure(config, device):
     rows = []
     for shape in ("S", "M"):
         times = time_shape(shape_of(shape), config.steps, device)

@@ -11,6 +11,7 @@ second over the device's peak (training/report.py).
 """
 
 import itertools
+import time
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -21,10 +22,11 @@ import torch
 
 from bench.timing import peers
 from bench.timing.results import row, times_in_turn
-from bench.timing.side import Side, our_model
 from common.configurator import PositiveInt
-from parts.architectures import configure
+from common.runtime import Runtime
+from parts.architectures import configure, make
 from parts.costs import training_flops_per_token
+from training.optim import parameter_groups
 from training.report import peak_flops
 
 FIELDS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size", "multiple_of")
@@ -61,12 +63,59 @@ def ours(name, c):
     """Our readable model of a shape, and its loss function."""
     bias = {"bias": False} if name == "gpt2" else {}
     tied = {"tie_embeddings": True} if c.vocab_size > peers.TIED_FROM else {}
-    return our_model({"model": name} | vars(c) | bias | tied)
+    model = make(configure({"model": name} | vars(c) | bias | tied))
+    return model, lambda x, y: model(x, y)[1]
 
 
 def costs_config(name, c):
     """The configuration of a corner as costs.py wants it: every slot named."""
     return configure({"model": name, "arch": name, **vars(c)})
+
+
+class Side:
+    """A model that is ready to take training steps, eager or compiled.
+
+    `make()` returns (model, its loss function); `c` has vocab_size, batch_size and block_size. Ours
+    computes attention on a CPU as train.py does, a peer as it does by itself."""
+
+    def __init__(self, make, c, device, dtype="float32", ours=True):
+        torch.manual_seed(0)
+        self.model, self.loss = make()
+        self.model.to(device).train()
+        self.optimizer = torch.optim.AdamW(parameter_groups(self.model, 0.1), lr=1e-4, fused=True)
+        shape = (2, c.batch_size, c.block_size)
+        self.x, self.y = torch.randint(c.vocab_size, shape, device=device)  # (B, T) each
+        self.device, self.dtype = device, dtype
+        self.ours = ours
+
+    def step(self, loss, dtype=None):
+        """Take one training step with a loss function, self.loss or its compiled form. dtype: of
+        its matrix products, None: the side's. Returns its seconds."""
+        began = time.perf_counter()
+        kind, dtype = self.device.split(":")[0], dtype or self.dtype
+        if self.ours:
+            context = Runtime(self.device, dtype, 0, 1, []).autocast()
+        else:
+            context = torch.autocast(kind, getattr(torch, dtype), enabled=dtype != "float32")
+        with context:
+            value = loss(self.x, self.y)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        value.item()  # waits for a GPU, too
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    def gpu_bytes(self, loss):
+        """The most bytes that a step holds: weights, moments, and what it allocates besides."""
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        self.step(loss)
+        moments = [t for state in self.optimizer.state.values() for t in state.values()]
+        held = sum(t.nbytes for t in [*self.model.parameters(), *moments])
+        return torch.cuda.max_memory_allocated() - before + held
 
 
 def make_sides(config, c, device):
@@ -82,10 +131,10 @@ def make_sides(config, c, device):
     if not config.nanogpt:
         del makers["nanoGPT"]
     sides = {}
-    for name, make in makers.items():
+    for name, maker in makers.items():
         try:
             dtype = "float32" if config.dtype == "both" else config.dtype
-            sides[name] = Side(partial(make, c), c, device, dtype, name.startswith("our"))
+            sides[name] = Side(partial(maker, c), c, device, dtype, name.startswith("our"))
         except ImportError as error:
             print(f"without {name}: {error}", flush=True)
     return sides
@@ -140,7 +189,7 @@ def ratio_rows(times):
     return rows
 
 
-def measure(what, config, device):
+def measure(config, device):
     peers.check_nanogpt(config.nanogpt)
     c = shape_of(config.shape)
     c.batch_size = config.batch_size or c.batch_size

@@ -49,10 +49,6 @@ def names(base=None, **config):
         (["--design=leave_one_in", "--budget=soon"], r"budget=soon is not a duration"),
         (["--design=leave_one_in", "--budget=1s"], r"8 seeds of each arm take about"),
         (["--design=leave_one_in", "--prompt=é"], r"is not in the vocabulary"),
-        (
-            ["--design=leave_one_in", "--match=time", "--emit=slurm"],
-            r"match=time needs the arms timed",
-        ),
         ([arm(alpha=dict(data_alpha=0.5))], r"arm alpha: data_alpha is the same for all arms"),
         (
             ["--design=leave_one_in", "--multiple_of=8"],
@@ -143,17 +139,6 @@ def test_a_text_of_ones_own_gets_neither_the_question_nor_the_prompt_of_a_config
     assert config.prompt == "" and "Shakespeare" not in config.question
     config, _ = settings.read([path, "--dataset=mine", "--prompt=Dear", "--question=Why?"], "")
     assert config.prompt == "Dear" and config.question == "Why?"
-
-
-def test_matched_in_time_is_matched_in_steps(data_dir, tmp_path):
-    _, base = settings.read(arguments(data_dir, tmp_path, "--axis=norm", "--max_iters=100"), "")
-    found = names(base, arms=dict(slow=dict(norm="rmsnorm")))
-    for each in found.values():
-        arms.check_arm(each, base)
-        arms.match_arm(each, found["base"], "time", 29, {"base": 2.0, "slow": 3.0})
-    assert found["slow"].values["max_iters"] == 67
-    assert found["slow"].match["residual_percent"] == pytest.approx(0.5)
-    assert found["base"].values["max_iters"] == 100
 
 
 def test_arms_on_the_command_line_win_over_the_design_of_a_config_file():

@@ -284,8 +284,6 @@ def test_a_login_node_without_a_gpu_plans_and_writes_the_job(
     assert "--device=cuda" in (out / "commands.txt").read_text()
     assert ablate.main(arguments(data_dir, out, *cuda, "--engine=ray", "--dry_run"), stub) == 0
     assert capsys.readouterr().out.count("an unknown time") == 2
-    with pytest.raises(UserError, match="the arms cannot be timed"):
-        ablate.main(arguments(data_dir, out, *cuda, "--engine=ray", "--match=time"), stub)
 
 
 @pytest.mark.parametrize("text", ["{nope", "[]"])
@@ -481,7 +479,6 @@ def test_a_real_sweep(data_dir, tmp_path, monkeypatch):
     assert len(base["blocks"]) > 1
     cost = {row["arm"]: row for row in read_rows(out / "costs.jsonl")}
     assert cost["base"]["milliseconds_per_step"]["median"] > 0
-    assert cost["rope"]["decode_ms_per_token"]["median"] > 0
     assert cost["base"]["threads"] == 1
     assert (out / "report.md").exists()
     assert (out / "runs/base-s0-lr1/ckpt").exists()

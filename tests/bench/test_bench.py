@@ -135,5 +135,5 @@ def test_a_race_whose_run_fails_ends_in_one_line(tmp_path):
     """The run itself, and the evaluation on the test split."""
     with pytest.raises(Failure, match="a run failed: error: "):
         cpu_race.race(cpu_race.Entrant(["nonsense"]), tmp_path / "out", tmp_path / "cache")
-    with pytest.raises(Failure, match="train.py failed: error: "):
+    with pytest.raises(Failure, match="train.py failed: "):
         cpu_race.test_loss(tmp_path / "none")

