@@ -32,7 +32,7 @@ from parts import moe
 from parts.architectures import make
 from tokens import mixture, token_files
 from training import losses, parallel, preferences, report, run_folder, settings
-from training.optim import learning_rate, make_optimizers, update_weights
+from training.optim import learning_rate, make_optimizers
 from training.settings import TrainConfig, read_config
 from weights import checkpoint
 
@@ -46,7 +46,7 @@ class Run:
     config: TrainConfig  # each `auto` is resolved
     runtime: Runtime
     sources: list  # tokens.mixture.Source, one for each dataset
-    batches: object  # the training samples in their order: get(first, count) -> x, y
+    batches: object  # the training samples in their order; the loader makes micro-batches of them
     tokenizer: object
     model: torch.nn.Module  # for saving and sampling
     net: torch.nn.Module  # its loss, for training and evaluating: compiled, in DDP
@@ -95,7 +95,8 @@ def find_data(config, runtime):
 
 
 def make_model(given, tokenizer, vocab_size):
-    """The model to train, on the CPU: from a checkpoint, from pretrained weights, or new."""
+    """The model to train, on the CPU: from a checkpoint, from pretrained weights, or new. `given`
+    are the Settings: config, the model's keys, and the checkpoint's folder and state."""
     if given.folder:
         model = checkpoint.load_model(given.folder, given.model)
         settings.check_vocabulary(model.config.vocab_size, vocab_size, given.config)
@@ -130,7 +131,7 @@ def make_run(given, runtime):
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
     samples = config.batch_size * config.gradient_accumulation_steps
     tokens = samples * model.config.block_size * (config.max_iters - state["step"])
-    runtime.auto_dtype &= not config.check  # the golden curves are of float32
+    runtime.auto_dtype &= not config.check  # bench/results/golden is of float32
     flops = 6 * report.used_parameters(model) * tokens
     why = "as asked" if given.state is None else "as set for this run"
     runtime.choose_compile(config.compile, flops, why)
@@ -159,7 +160,7 @@ def make_run(given, runtime):
         parallel.scatter(model, optimizers, stored)
         scaler.load_state_dict(state.get("scaler", {}))
         run.saved = run.step
-    preferences.set_references(run, stored)
+    preferences.set_references(run, stored)  # of objective=dpo: the losses before training
     return run
 
 
@@ -175,7 +176,8 @@ def train_step(run):
     micro_batches, all_targets = run.loader.get(run.step)
 
     # Forward and backward: gradients accumulate, and the ranks average them after the last
-    # micro-batch. Every target has the same weight, even if masks leave some micro-batches fewer.
+    # micro-batch. The net gives the mean over a micro-batch's targets, which is weighted by their
+    # share of all targets (masks leave some micro-batches fewer).
     loss_sum = torch.zeros((), device=runtime.device)
     for number, inputs, targets in micro_batches:
         torch.manual_seed(seed_for(config.seed, 1, run.step, number))  # for dropout
@@ -188,7 +190,7 @@ def train_step(run):
 
     # Update the weights.
     lr = learning_rate(run.step, config)
-    norm, skipped = update_weights(run.optimizers, run.scaler, lr, config.grad_clip)
+    norm, skipped = update_weights(run, lr)
     if run.has_experts and not skipped:
         moe.after_step(run.model, lambda tally: parallel.all_reduce_sum(tally, runtime))
 
@@ -200,6 +202,32 @@ def train_step(run):
     run.step += 1
     run.unread.append((run.step, loss, norm, skipped))
     return loss, norm
+
+
+def update_weights(run, lr):
+    """Clip the gradients, and let the optimizers update the weights. Returns (gradient norm before
+    clipping, whether the step was skipped).
+
+    If a float16 loss was scaled too much, its gradients overflow. Then every optimizer skips the
+    step, even one whose own gradients are finite, and the scale is halved. Only float16 waits here
+    for the device."""
+    optimizers, scaler = run.optimizers, run.scaler
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    parameters = [p for group in groups for p in group["params"]]
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, run.config.grad_clip or math.inf)
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # sharded by fsdp
+
+    overflow = scaler.is_enabled() and not norm.isfinite().item() and scaler.get_scale() > 1
+    for group in groups:
+        group["lr"] = lr
+    for optimizer in optimizers:
+        if not overflow:
+            scaler.step(optimizer)
+        optimizer.zero_grad()
+    scaler.update()  # halves the scale after an overflow, doubles it after 2000 good steps
+    return norm, overflow
 
 
 def read_steps(run):
@@ -225,7 +253,7 @@ def evaluate(run, split, limit, stop=None):
     runtime, values, counts = run.runtime, [], []  # the last two of each batch
     net = parallel.evaluation_net(run.net, runtime.device)
     batches = split.eval_batches(run.config.batch_size, limit)
-    measured = {"measured": True} if split.measures else {}
+    measured = {"measured": True} if split.measures else {}  # pairs and tasks: are answers right?
 
     run.model.eval()
     while group := list(islice(batches, runtime.world_size)):
@@ -237,7 +265,7 @@ def evaluate(run, split, limit, stop=None):
         inputs = [parallel.to_device(part, runtime.device) for part in inputs]
         with runtime.autocast():
             value = net(*inputs, **measured)
-        for rank, (_, y, *_) in enumerate(group):
+        for rank, (_, y, *_) in enumerate(group):  # one entry for each batch, 0 for other ranks'
             values.append(value)
             counts.append(losses.count_targets(split, y) if rank == runtime.rank else (0, 0))
     run.model.train()
@@ -326,7 +354,7 @@ def evaluate_and_save(run, log, stop):
     if is_best:
         state["best_val_loss"], state["best_bits_per_byte"] = row["val_loss"], row["bits_per_byte"]
         state["best_step"] = run.step
-    if run.step or not run.config.max_iters:
+    if run.step or not run.config.max_iters:  # a run can be begun anew without its step 0
         log.phase("saving")
         save(run, is_best)
     log.phase("")
@@ -376,7 +404,7 @@ def main(argv):
     lock = parallel.main_first(lambda: run_folder.open_out_dir(*folder), runtime)
     with lock or nullcontext():
         log = run_folder.RunLog(run, report.peak_speed(run)) if lock else run_folder.NoLog()
-        with report.explained(run, save):
+        with report.explained(run, save):  # an error is explained after saving what can be
             status, speed = train(run, log)
         log.close()
         if runtime.main and status != errors.BROKEN_PIPE:

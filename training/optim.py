@@ -121,31 +121,6 @@ def make_optimizers(model, config, runtime):
     return [optimizer(matrices, config, runtime), AdamW(others, config, runtime)]
 
 
-def update_weights(optimizers, scaler, lr, grad_clip):
-    """Clip the gradients to a norm (0: not at all), and let the optimizers update the weights.
-    Returns (gradient norm before clipping, whether the step was skipped).
-
-    If a float16 loss was scaled too much, its gradients overflow. Then every optimizer skips the
-    step, even one whose own gradients are finite, and the scale is halved. Only float16 waits here
-    for the device."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    for optimizer in optimizers:
-        scaler.unscale_(optimizer)
-    parameters = [p for group in groups for p in group["params"]]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip or math.inf)
-    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # sharded by fsdp
-
-    overflow = scaler.is_enabled() and not norm.isfinite().item() and scaler.get_scale() > 1
-    for group in groups:
-        group["lr"] = lr
-    for optimizer in optimizers:
-        if not overflow:
-            scaler.step(optimizer)
-        optimizer.zero_grad()
-    scaler.update()  # halves the scale after an overflow, doubles it after 2000 good steps
-    return norm, overflow
-
-
 # ---------------------------------------------------------------- the parameters
 
 

@@ -135,6 +135,9 @@ def words(p, p_tie, difference, shares, tie_shares=None, family=0):
     not corrected, with p = 1 where a comparison has not reached a look; shares [looks], for ties
     tie_shares. The last look is at all data, with a share of 0 if it may decide nothing.
 
+    This is where a comparison is decided. `decide` takes back what diverged runs do not bear,
+    `explain` what missing runs do not, `screen` words a screening. factorial.py calls it, too.
+
     Returns a dict of arrays [..., family]: verdict, seen (what a look said, also where it no longer
     stands), and the p-values of a difference and of a tie, corrected for the looks (p_looks,
     p_tie_looks) and for the family, too (p_holm, p_tie)."""
