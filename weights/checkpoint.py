@@ -236,24 +236,18 @@ def flaw(folder):
     return None
 
 
-def verify(folder):
-    """Compare every file of a checkpoint with its checksum. Raises UserError that names the first
-    bad file and the newest whole checkpoint to go back to."""
-    wrong = flaw(folder)
-    if not wrong:
-        return
-    others = checkpoints(folder.parent.parent)
-    others.pop(step_of(folder), None)
-    good = next((step for step in reversed(others) if not flaw(others[step])), None)
-    fix = f"go back to step {good}: remove this folder"
-    raise UserError(*wrong, "no other checkpoint is left here" if good is None else fix)
-
-
 def read(folder):
     """(state, config, tokenizer) of a checkpoint folder, as dictionaries. Raises UserError unless
     the checksums match and every value has the type and range that later code relies on."""
     folder = Path(folder)
-    verify(folder)
+    wrong = flaw(folder)
+    if wrong:
+        others = checkpoints(folder.parent.parent)
+        others.pop(step_of(folder), None)
+        good = [step for step in others if not flaw(others[step])]
+        fix = f"go back to step {good[-1]}: remove this folder" if good else "start again"
+        raise UserError(*wrong, fix)
+
     names = ("state", "config", "tokenizer")
     state, config, tokenizer = (files.read_json(folder / f"{name}.json", FOREIGN) for name in names)
     checks.check_state(state, config, folder / "state.json")

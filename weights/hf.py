@@ -149,8 +149,7 @@ def llama_width(width, n_embd):
 
 def to_ours(config, tensors, where="config.json"):
     """(word of our model, values of its configuration, its tensors) from their config.json and
-    tensors. The tensors must confirm the sizes in config.json before anything of those sizes is
-    allocated. Raises UserError if the two do not fit."""
+    tensors. Raises UserError if the two do not fit, before anything of these sizes is made."""
     family, values = understand(config, where)
     for key in values.keys() & {"n_layer", "n_experts"}:
         if values[key] > len(tensors):
@@ -246,39 +245,23 @@ def fetch(name, key="init_from"):
 def find(name, key="init_from"):
     """The folder that a name stands for. `key` is the key that messages name."""
     path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no home folder
-    if name.endswith(".gguf"):
-        fix = "give the Hugging Face folder or owner/name that the file was made from"
-        raise UserError("GGUF files are written here, and not read", f"{key}={name}", fix)
     if name in HUB or not name or not os.path.exists(path):  # False for a name that is too long
         if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name)):
-            words = ["scratch", "resume"] if key == "init_from" else ["auto", "char", "byte"]
-            fix = f"give {', '.join([*words, *HUB])}, a folder, or owner/name of the hub"
+            fix = f"give {', '.join(HUB)}, a folder, or owner/name of the hub"
             raise UserError("no such folder", f"{key}={name}", fix)
         path = fetch(HUB.get(name, name), key)
     if not path.is_dir():
-        fix = "give the folder of a model, with its config.json, *.safetensors and tokenizer.json"
+        fix = "give the folder with config.json, *.safetensors and tokenizer.json"
         raise UserError("this is not a folder", f"{key}={name}", fix)
     return path
-
-
-def tensor_files(folder):
-    """The files with a folder's tensors: those in the index of shards if there is one, else
-    model.safetensors, else all *.safetensors."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = read_json(index, DAMAGED).get("weight_map")
-        if not isinstance(names, dict):
-            raise UserError("it has no weight_map", index, DAMAGED)
-        return sorted({folder / Path(str(name)).name for name in names.values()})
-    single = folder / "model.safetensors"
-    return [single] if single.exists() else sorted(folder.glob("*.safetensors"))
 
 
 def read_folder(folder):
     """(config.json, {name: tensor}) of a folder, with the tensors in one file or in shards."""
     # transformers 4 writes Mamba-2's limits with Infinity, which JSON does not have.
     config, tensors = read_json(folder / "config.json", DAMAGED, infinity=True), {}
-    for path in tensor_files(folder):
+    patterns = ("model.safetensors", "model-*-of-*.safetensors", "*.safetensors")
+    for path in next(filter(None, (sorted(folder.glob(names)) for names in patterns)), []):
         tensors |= read_tensors(path, DAMAGED, unread=BUFFERS)
     if not tensors:
         pickles = [path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth")]
@@ -321,10 +304,9 @@ def same_tokens(name, tokenizer):
 
 
 def load_weights(model, tensors):
-    """Copy tensors into a model of ours; each tensor must have a parameter and the reverse. Weights
-    without a head use their token embedding as the head. A model with a smaller block_size takes
-    the first learned positions. Raises UserError, before anything is copied, if names or shapes
-    differ."""
+    """Copy tensors into a model of ours. Weights without a head use their token embedding as the
+    head. A model with a smaller block_size takes the first learned positions. Raises UserError,
+    before anything is copied, if names or shapes differ."""
     own, tensors = model.state_dict(), dict(tensors)
     if "wte.weight" in tensors:
         embedding = tensors["wte.weight"]

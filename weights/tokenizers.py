@@ -56,9 +56,8 @@ def to_lists(data):
 def to_escaped(data):
     """The tokens of characters or bytes as GGUF's "rwkv" tokenizer lists them: printable ASCII
     unchanged, every other byte as \\xHH."""
-    if data["kind"] == "byte":
-        tokens = [bytes([byte]) for byte in range(256)]
-    else:
+    tokens = [bytes([byte]) for byte in range(256)]
+    if data["kind"] == "char":
         tokens = [char.encode() for char in data["chars"]]
     escaped = [f"\\x{byte:02x}" for byte in range(256)]
     for byte in {*range(32, 127)} - {ord("\\")}:
@@ -110,10 +109,8 @@ def to_tokenizer_json(data):
 
 
 def split_pattern(step):
-    """The pattern of a Split step, for tiktoken; None without a step. tiktoken drops text that the
-    pattern does not match. Where Hugging Face keeps it, the returned pattern matches it too."""
-    if step is None:
-        return None
+    """The pattern of a Split step, for tiktoken, which drops text that the pattern does not match.
+    Where Hugging Face keeps it, the returned pattern matches it too."""
     pattern, behavior = step["pattern"]["Regex"], step["behavior"]
     if behavior != "Isolated" and (behavior, step.get("invert")) != ("Removed", True):
         raise ValueError(f"a Split whose pieces are {behavior}")
@@ -129,11 +126,9 @@ def text_pattern(content):
     steps = {step["type"]: step for step in listed}
     if len(steps) < len(listed):
         raise ValueError("it has several pre-tokenizers of one type")
-    patterns = {
-        ("ByteLevel",): GPT2,
-        ("Digits", "ByteLevel"): SMOLLM,
-        ("Split", "ByteLevel"): split_pattern(steps.get("Split")),
-    }
+    patterns = {("ByteLevel",): GPT2, ("Digits", "ByteLevel"): SMOLLM}
+    if "Split" in steps:
+        patterns["Split", "ByteLevel"] = split_pattern(steps["Split"])
     own_pattern = steps["ByteLevel"].get("use_regex", True)  # GPT-2's
     cut_twice_or_never = own_pattern == ("Split" in steps) and model["merges"]
     prefix = steps["ByteLevel"]["add_prefix_space"]
@@ -146,8 +141,7 @@ def from_tokenizer_json(content, where):
     """Our to_json() from a tokenizer.json of BPE by bytes, or by characters with bytes for those
     that are unknown, as SentencePiece makes it. Of the former, special tokens with the last ids
     become ours; others stay among the ranks, and the pattern prevents text from producing them.
-    Raises UserError if the file holds another kind of tokenizer, if its ids have gaps or
-    duplicates, or if its merges are not in their order."""
+    Raises UserError for another kind of tokenizer, or ids that do not follow the merges."""
     try:
         if content["model"]["type"] == "BPE" and content["model"].get("byte_fallback"):
             return {"kind": "sentencepiece", "tokenizer": content}
@@ -191,20 +185,14 @@ def read_marks(folder, content):
     special tokens count, since a config.json may be of another vocabulary."""
     fix = "download the file again"
     names = ("tokenizer_config.json", "generation_config.json", "config.json")
-    about, *configs = (
-        read_json(folder / name, fix, infinity=True) if (folder / name).is_file() else {}
-        for name in names
-    )
+    paths = [folder / name for name in names]
+    about, *configs = (read_json(p, fix, infinity=True) if p.is_file() else {} for p in paths)
     try:
         ids = {token["content"]: token["id"] for token in content["added_tokens"]}
-        names = {
-            key: name["content"] if isinstance(name, dict) else name
-            for key, name in about.items()
-            if key in ("bos_token", "eos_token")
-        }
-        stops = [ids.get(names.get("eos_token"))]
-        for config in configs:
-            given = config.get("eos_token_id")
+        named = [about.get("bos_token"), about.get("eos_token")]
+        first, last = (name["content"] if isinstance(name, dict) else name for name in named)
+        stops = [ids.get(last)]
+        for given in (config.get("eos_token_id") for config in configs):
             stops += given if isinstance(given, list) else [given]
         stops = stops if {*stops} & {*ids.values()} else [ids.get(name) for name in ENDS]
         stops += [ids.get(name) for name in CHAT_STOPS]
@@ -215,7 +203,7 @@ def read_marks(folder, content):
         firsts = [step["single"][0] for step in steps if step.get("type") == "TemplateProcessing"]
         bos = ids.get(firsts[0].get("SpecialToken", {}).get("id")) if firsts else None
         adds = about.get("add_bos_token", bos is not None)
-        bos = (bos if bos is not None else ids.get(names.get("bos_token"))) if adds else None
+        bos = (bos if bos is not None else ids.get(first)) if adds else None
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         what = f"cannot read its special tokens: {type(error).__name__} {one_line(error)}"
         raise UserError(what, folder, fix) from None
