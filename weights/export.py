@@ -8,6 +8,7 @@ The first writes a folder for Hugging Face transformers, the second a file for l
 model class there has one of the model's parts, the export stops and names the part.
 """
 
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from common.configurator import build, load
 from common.errors import Failure, UserError, one_line, run
 from common.files import leftovers, partial, remedy, remove, share, sync
 from parts.architectures import ARCH, idle
-from tokens.tokenizer import tokenizer_from_json
 from weights import gguf
 from weights.checkpoint import open_run
 from weights.families import FAMILIES, ROPE_NUMBERS, ROPE_READS
@@ -143,35 +143,38 @@ class ExportConfig:
 
 def write_folder(folder, config, tensors, tokenizer, context):
     """Write a folder that AutoModelForCausalLM and AutoTokenizer open."""
-    known = tokenizer_from_json(tokenizer)
-    stops, about = [*known.stops], {}
-    if stops or known.bos is not None:
-        config["bos_token_id"] = known.start
+    stops, about = [*tokenizer.stops], {}
+    if stops or tokenizer.bos is not None:
+        config["bos_token_id"] = tokenizer.start
         config["eos_token_id"] = stops[0] if len(stops) == 1 else stops or None
-        about = {"bos_token": known.decode([known.start]), "eos_token": known.decode([known.end])}
+        marks = {"bos_token": tokenizer.start, "eos_token": tokenizer.end}
+        about = {key: tokenizer.decode([i]) for key, i in marks.items()}
     about |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context}
     about["clean_up_tokenization_spaces"] = False
     contents = {"config": config, "tokenizer_config": about}
+    contents["tokenizer"] = to_tokenizer_json(tokenizer.to_json())
     folder.mkdir()
-    for name, content in (contents | {"tokenizer": to_tokenizer_json(tokenizer)}).items():
+    for name, content in contents.items():
         text = json.dumps(content, indent=1, ensure_ascii=False)
         (folder / f"{name}.json").write_text(text, "utf-8")
     tensors = {name: t.float() if t.dtype == torch.float64 else t for name, t in tensors.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-def write_atomically(dest, write):
-    """Call write(temporary path), then rename the result to dest, which so appears complete or not
-    at all. Raises Failure if the write fails."""
+def write_atomically(dest, write, *content):
+    """Call write(temporary path, *content), then rename the result to dest, which so appears
+    complete or not at all. Raises Failure if the write fails."""
     temporary = partial(dest)
     try:
         for unfinished in leftovers(dest):
             remove(unfinished)
-        write(temporary)
+        write(temporary, *content)
         for path in [*temporary.glob("*"), temporary]:
             if path.is_file():
                 share(path)
             sync(path)
+        if os.path.lexists(dest):  # since the check before the write
+            raise FileExistsError(errno.EEXIST, "it exists already")
         temporary.rename(dest)
         sync(dest.absolute().parent)
     except (OSError, SafetensorError) as error:
@@ -197,14 +200,12 @@ def main(argv):
     model, tokenizer, trained, state = open_run(config.out_dir, config.checkpoint)
     kinds = gguf.FAMILIES if config.export == "gguf" else tuple(FAMILIES)
     theirs, tensors = to_hf(trained["model"], vars(model.config), model.state_dict(), kinds)
-    content = [theirs, tensors, tokenizer.to_json()]
     if config.export == "hf":
-        content.append(model.config.block_size)
-    write = gguf.write if config.export == "gguf" else write_folder
-    write_atomically(dest, lambda path: write(path, *content))
-    architecture = theirs["architectures"][0]
-    count = sum(tensor.numel() for tensor in tensors.values())
-    print(f"{dest}: the model after {state['step']} steps, as {architecture}, {count:,} parameters")
+        write_atomically(dest, write_folder, theirs, tensors, tokenizer, model.config.block_size)
+    else:
+        write_atomically(dest, gguf.write, theirs, tensors, tokenizer.to_json())
+    name, count = theirs["architectures"][0], sum(tensor.numel() for tensor in tensors.values())
+    print(f"{dest}: the model after {state['step']} steps, as {name}, {count:,} parameters")
 
 
 if __name__ == "__main__":

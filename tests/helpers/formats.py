@@ -1,6 +1,7 @@
 """Comparing our models with those of other formats."""
 
 import json
+import os
 import signal
 
 import pytest
@@ -64,6 +65,12 @@ def read_gguf(path):
 
 
 # ---------------------------------------------------------------- what is refused, in one line
+
+
+def replace_by_pipe(path):
+    """By a pipe that nobody writes to."""
+    path.unlink()
+    os.mkfifo(path)
 
 
 def refused(call, *args):

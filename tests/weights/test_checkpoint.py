@@ -14,6 +14,7 @@ import sample
 from common import files
 from common.errors import Failure, UserError
 from helpers.checkpoints import FORMAT_1, copy_as, copy_run, prepare_words, reseal, resume
+from helpers.formats import refused, replace_by_pipe
 from training import run_folder
 from weights import checkpoint
 
@@ -78,6 +79,12 @@ def test_a_newer_format_is_refused(out, data_dir):
     for read in (lambda: resume(out, data_dir), lambda: checkpoint.open_run(out)):
         with pytest.raises(UserError, match=words):
             read()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "checksums.json"])
+def test_a_pipe_in_a_checkpoint_does_not_hang(out, name):
+    replace_by_pipe(out / "ckpt" / "000020" / name)
+    assert "not whole: " in refused(checkpoint.open_run, out)
 
 
 # ---------------------------------------------------------------- a save that is cut short

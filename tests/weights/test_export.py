@@ -119,6 +119,16 @@ def test_nothing_unfinished_stays(runs, kind, fails, tmp_path, monkeypatch):
 # ---------------------------------------------------------------- GGUF
 
 
+def test_a_dest_that_appears_meanwhile_stays(tmp_path):
+    def write(path):
+        path.write_text("ours")
+        (tmp_path / "model").write_text("not ours")
+
+    with pytest.raises(Failure, match="it exists already"):
+        export.write_atomically(tmp_path / "model", write)
+    assert (tmp_path / "model").read_text() == "not ours" and len([*tmp_path.iterdir()]) == 1
+
+
 def gguf_logits(fields, stored, idx):
     """The logits of llama.cpp's `llama` and `gpt2`, by their own names and orders, in float64."""
     kind = fields["general.architecture"]

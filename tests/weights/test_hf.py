@@ -20,7 +20,7 @@ import torch
 from common.errors import UserError
 from helpers.bpe import bpe
 from helpers.families import CASES, IDX, THETA, ours, theirs
-from helpers.formats import difference, parts, refused
+from helpers.formats import difference, parts, refused, replace_by_pipe
 from model_llama import MLP, LlamaConfig
 from weights import hf, tokenizers
 from weights.families import FAMILIES
@@ -255,6 +255,8 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
         ("single", text(WEIGHTS, b""), WEIGHTS),
         ("single", lambda f: (f / WEIGHTS).rename(f / "model.pt"), "model.pt would need unpickl"),
         ("single", lambda f: (f / WEIGHTS).unlink(), "no .*safetensors"),
+        ("single", lambda f: replace_by_pipe(f / CONFIG), "it is a pipe or a device"),
+        ("single", lambda f: replace_by_pipe(f / WEIGHTS), f"it is a pipe or a device.*{WEIGHTS}"),
         ("shards", lambda f: truncate(second(f)), "model-00002-of"),
         ("shards", lambda f: second(f).unlink(), "there is no tensor"),
     ],

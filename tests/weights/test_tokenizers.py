@@ -37,7 +37,7 @@ def random_texts(count, pieces, length):
 
 def saved(folder, made, tokenizer):
     theirs = to_hf("llama", vars(made.config), made.state_dict())
-    write_folder(folder, *theirs, tokenizer.to_json(), 64)
+    write_folder(folder, *theirs, tokenizer, 64)
     return folder
 
 
