@@ -42,11 +42,6 @@ from sampling.settings import SampleConfig
 from weights import checkpoint
 
 ROWS = 64  # samples in one batch
-RENAMED = {
-    "eval_iters": "leave it out",
-    "score_all": "--jsonl prints the surprise of every token",
-    "draft_tokens": "leave it out",
-}
 
 
 # ---------------------------------------------------------------- texts
@@ -83,15 +78,13 @@ def write_samples(model, tokenizer, rows, config, draft=None, tally=None, show=l
     return samples
 
 
-def write_sample(model, tokenizer, prompt, runtime, config, number=0, draft=None, tally=None):
-    """Generate the Sample of one prompt. Prints the prompt, then the text as it is generated."""
-    look.show_prompt(prompt)
+def write_sample(model, tokenizer, prompt, runtime, config):
+    """Print a prompt and the text that follows it, as it is generated."""
     show = partial(print, end="", flush=True)
+    show(prompt)
     with runtime.autocast():
-        row = (prompt, number)
-        (sample,) = write_samples(model, tokenizer, [row], config, draft, tally, show)
+        write_samples(model, tokenizer, [(prompt, 0)], config, show=show)
     print(flush=True)
-    return sample
 
 
 def load(name, checkpoint="latest", device="cpu"):
@@ -155,18 +148,17 @@ def open_model(name, config, runtime, texts, kind):
         note(f"{size:,} keys of {config.knn}, weight {share:g}; decoding in float32")
         return Opened(name, WithNeighbours(model, store), tokenizer, prompts)
 
-    from sampling import fast
+    from sampling.fast import COMPILE_PAYS, prepare
 
     # Batches use the model's own forward pass, which is not compiled.
     alone = config.writes() and not config.prompts
     tokens = config.num_samples * config.max_new_tokens if alone else 0
-    compiles = config.compile is True or config.compile == "auto" and tokens >= fast.COMPILE_PAYS
+    compiles = tokens >= COMPILE_PAYS if config.compile == "auto" else config.compile
     if compiles:
         note("compiling, which takes half a minute the first time")
-    model, reasons = fast.prepare(model, kind, tokens, config.compile)
-    for reason in reasons:
-        if compiles or not reason.startswith("decoding"):
-            note(reason)
+    model, how = prepare(model, kind, compiles)
+    if compiles:
+        note(how)
     return Opened(name, model, tokenizer, prompts)
 
 
@@ -212,46 +204,26 @@ def report(opened, samples, config, streamed):
     print("---------------", flush=True)
 
 
-def write_all(opened, config, runtime, draft, tally):
+def write_all(opened, config, draft, tally):
     """Generate and print every sample of every prompt, a batch at a time."""
     prompts = range(len(opened[0].prompts))
     rows = [(i, number) for i in prompts for number in range(config.num_samples)]
     size = ROWS if config.prompts and not config.draft else 1
     streamed = size == 1 and not config.jsonl and not config.compare
+    show = partial(print, end="", flush=True) if streamed else lambda piece: None
     for first in range(0, len(rows), size):
         written = []
         for _, model, tokenizer, prompts in opened:
             inputs = [(prompts[i], number) for i, number in rows[first : first + size]]
-            if streamed:
-                options = (runtime, config, inputs[0][1], draft, tally)
-                written.append([write_sample(model, tokenizer, inputs[0][0], *options)])
-            else:
-                written.append(write_samples(model, tokenizer, inputs, config, draft, tally))
+            show(inputs[0][0])
+            written.append(write_samples(model, tokenizer, inputs, config, draft, tally, show))
+            show("\n")
         for samples in zip(*written, strict=True):
             report(opened, samples, config, streamed)
 
 
-def report_score(opened, text, config, runtime, kind):
-    """Print how well each model predicts a text, with int8 weights also without their rounding."""
-    scorers = list(opened)
-    for o in opened if kind == "int8" else ():
-        exact = open_model(o.name, config, runtime, o.prompts, "float32")
-        scorers.append(exact._replace(name=f"{o.name} in float32"))
-    readable = [fit(o.tokenizer, text, config.score, config.skip_unknown) for o in scorers]
-    look.report_score(scorers, readable, config)
-
-
-def import_server():
-    try:
-        from sampling import server
-    except ImportError as error:
-        fix = "pip install starlette uvicorn"
-        raise UserError(f"the page needs the package {error.name}", "serve", fix) from None
-    return server
-
-
 def main(argv):
-    values, words = configurator.load(argv, [SampleConfig], __doc__, renamed=RENAMED)
+    values, words = configurator.load(argv, [SampleConfig], __doc__)
     if words:
         raise UserError(f"cannot read {words[0]}", "command line", "write --key=value")
     config = configurator.build(SampleConfig, values)
@@ -268,13 +240,18 @@ def main(argv):
 
         attention_map.check_path(config.attention)
     if config.serve:
-        server = import_server()
+        try:
+            from sampling import server
+        except ImportError as error:
+            fix = "pip install starlette uvicorn"
+            raise UserError(f"the page needs the package {error.name}", "serve", fix) from None
         listener = server.listen(config.port)
 
-    runtime = set_up(config.device, "float32" if config.dtype == "int8" else config.dtype)
-    for reason in runtime.reasons:
+    is_int8 = config.dtype == "int8"
+    runtime = set_up(config.device, "float32" if is_int8 else config.dtype)
+    for reason in runtime.reasons + ["weights int8"] * is_int8:
         note(reason)
-    kind = "int8" if config.dtype == "int8" else runtime.dtype
+    kind = "int8" if is_int8 else runtime.dtype
     runtime.dtype = "float32"  # the weights are converted to `kind` instead of autocast
 
     name = config.out_dir if config.init_from == "resume" else config.init_from
@@ -289,13 +266,13 @@ def main(argv):
 
         draft, tally = open_draft(config.draft, opened[0].tokenizer, runtime.device, kind), Tally()
     if config.score:
-        report_score(opened, scored, config, runtime, kind)
+        look.report_score(opened, scored, config)
     if config.attention:
         path, layer = config.attention, config.layer
         attention_map.write_map(path, *opened[0][:3], opened[0].prompts[0], layer, config.context)
         note(f"attention of layer {layer}: {path}")
     if config.writes():
-        write_all(opened, config, runtime, draft, tally)
+        write_all(opened, config, draft, tally)
         if tally and tally.reads:
             note(f"draft {config.draft}: {tally}")
 

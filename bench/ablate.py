@@ -109,8 +109,7 @@ def ablate(*config_files, **keys):
 
 
 def main(argv, trainer=launch.TRAINER):
-    if print_help(argv, __doc__, [AblateConfig], {"lr_grid": "[1]"}):
-        return 0
+    print_help(argv, __doc__, [AblateConfig], {"lr_grid": "[1]"})
     config, sizes = read(argv, __doc__)[0], {}
     if "scale" in config.design.split(","):
         sizes = designs.sizes_of(argv, __doc__, lambda base: open_data(base)[0]["vocab_size"])

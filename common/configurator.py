@@ -109,9 +109,8 @@ def from_text(text, kind):
     """The Python value that a text on the command line stands for. It stays a text if the key takes
     any text."""
     kinds, words, _ = allowed(kind)
-    takes_any_text = str in kinds and not words
     is_none = text == "None" and types.NoneType in kinds
-    if text in words or takes_any_text and not is_none:
+    if text in words or str in kinds and not words and not is_none:
         return text  # a word such as none is a word, not None
     try:
         return ast.literal_eval(text.capitalize() if text in ("true", "false", "none") else text)
@@ -205,7 +204,7 @@ def read_file(path, scope, known, renamed):
         exec(code, names)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # any exception, even SystemExit, is a mistake in the file
+    except BaseException as error:  # even SystemExit is a mistake in the file
         frames = traceback.extract_tb(error.__traceback__)
         line = [frame.lineno for frame in frames if frame.filename == path][-1]
         what = f"{type(error).__name__}: {one_line(error)}"
@@ -225,9 +224,7 @@ def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=N
     The keys are the fields of `classes`. scope(values) returns names that a config file may read
     in addition to the keys given so far, such as the detected device. renamed: {old key: what to
     use instead}. defaults: {key: the default that --help prints instead of the field's}."""
-    if print_help(argv, usage, classes, defaults):
-        sys.exit(0)
-
+    print_help(argv, usage, classes, defaults)
     known, renamed = keys(*classes), renamed or {}
     given, config_files, words = {}, [], []
     for arg in argv:
@@ -277,11 +274,10 @@ OFTEN, RARE = "most used", "rare: "  # the first heading; how one of --help=all 
 
 
 def print_help(argv, usage, classes, defaults=None):
-    """Whether a command line asks for help, which is then printed: all keys for --help=all."""
-    asked = {"--help", "-h", "--help=all"} & {*argv}
-    if asked:
-        print(help_text(usage, classes, defaults, everything="--help=all" in asked))
-    return bool(asked)
+    """Print the help and exit if a command line asks for it: all keys for --help=all."""
+    if {"--help", "-h", "--help=all"} & {*argv}:
+        print(help_text(usage, classes, defaults, everything="--help=all" in argv))
+        sys.exit(0)
 
 
 def folded_usage(usage):

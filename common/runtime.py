@@ -68,32 +68,26 @@ class Runtime:
         kind = self.device.split(":")[0]
         compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
         if asked is True and kind == "cpu" and not compiler:
-            raise UserError(
-                "torch.compile needs a C++ compiler on a CPU, and none was found",
-                "compile=True",
-                "install g++, or leave compile out",
-            )
+            what = "torch.compile needs a C++ compiler on a CPU, and none was found"
+            raise UserError(what, "compile=True", "install g++, or leave compile out")
 
-        if asked != "auto":
-            choice = asked
-        elif kind == "cuda":
-            choice, why = True, "it pays on CUDA"
-        elif kind == "mps":
-            choice, why = False, "eager is safer on Metal"
-        elif not compiler:
-            choice, why = False, "no C++ compiler here"
-        elif flops > COMPILE_PAYS:
-            choice, why = True, "a run this long repays it"
-        else:
-            choice, why = False, "a run this short would not repay it"
-        self.compile = choice
-        long = choice or flops > BFLOAT16_PAYS
+        self.compile = asked
+        if asked == "auto":
+            length = "long repays" if flops > COMPILE_PAYS else "short would not repay"
+            self.compile, why = {
+                "cuda": (True, "it pays on CUDA"),
+                "mps": (False, "eager is safer on Metal"),
+                "cpu": (flops > COMPILE_PAYS, f"a run this {length} it"),
+            }[kind]
+            if kind == "cpu" and not compiler:
+                self.compile, why = False, "no C++ compiler here"
+        long = self.compile or flops > BFLOAT16_PAYS
         if kind == "cpu" and self.auto_dtype and multiplies_bfloat16():
             self.dtype = "bfloat16" if long else "float32"
             self.reasons = [text for text in self.reasons if not text.startswith("dtype")]
             length = "a run this long gains from it" if long else "this run is short for bfloat16"
             self.reasons.append(f"dtype {self.dtype} ({length})")
-        self.reasons.append(f"compile {choice} ({why})")
+        self.reasons.append(f"compile {self.compile} ({why})")
 
 
 def find_device(device="auto"):
@@ -125,28 +119,22 @@ def memory_of(device):
 
 def find_ranks():
     """(rank, number of ranks) of this process, from the environment that torchrun sets. Raises
-    UserError if only some of the variables are set, since joining the other ranks would then
-    fail."""
-    given = {name: os.environ.get(name) for name in ("RANK", "MASTER_ADDR", "MASTER_PORT")}
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    place, fix = f"environment: WORLD_SIZE={world_size}", "start with torchrun, or unset it"
-    if not f"{world_size}{given['RANK'] or 0}".isdecimal():
-        raise UserError(f"RANK={given['RANK']} or WORLD_SIZE is not a number", place, fix)
-    if int(world_size) > 1 and None in given.values():
-        missing = [name for name, value in given.items() if value is None]
-        raise UserError(f"there is no {', '.join(missing)}", place, fix)
-    return int(given["RANK"] or 0), int(world_size)
+    UserError if only some of the variables are set, as those of a shell that once ran torchrun."""
+    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    needed = {"RANK", "MASTER_ADDR", "MASTER_PORT"} if world_size != "1" else set()
+    if needed - os.environ.keys() or not (rank + world_size).isdecimal():
+        what = "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT do not fit together"
+        where = f"environment: RANK={rank} WORLD_SIZE={world_size}"
+        raise UserError(what, where, "start with torchrun, or unset them")
+    return int(rank), int(world_size)
 
 
 def choose_dtype(kind):
     """(number format, reason) for a kind of device."""
     if kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return "bfloat16", "this GPU has it"
-    if kind == "cuda":
-        return "float32", "this GPU has no bfloat16"
-    if kind == "mps":
-        return "float32", "the safe choice on Metal"
-    return "float32", "most CPUs are no faster in bfloat16"
+    reasons = {"cuda": "this GPU has no bfloat16", "mps": "the safe choice on Metal"}
+    return "float32", reasons.get(kind, "most CPUs are no faster in bfloat16")
 
 
 def multiplies_bfloat16():

@@ -105,11 +105,10 @@ def picture(weights, labels, title):
 
 def check_path(path):
     """Raise UserError if no picture can be written to `path`. Called before a model is loaded."""
-    where = f"attention={path}"
-    if not Path(path).parent.is_dir():
-        raise UserError("there is no such folder", where, "make it, or choose another")
-    if Path(path).exists() and not Path(path).is_file():
-        raise UserError("this is not a file", where, "give the name of a PNG file")
+    path = Path(path)
+    if not path.parent.is_dir() or path.exists() and not path.is_file():
+        fix = "give the name of a PNG file in a folder that exists"
+        raise UserError("no picture can be written here", f"attention={path}", fix)
 
 
 def check_layer(model, layer):

@@ -111,22 +111,14 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None
 # ---------------------------------------------------------------- the draw
 
 
-def penalised(logits, seen, penalty):
-    """logits (B, V), in which those of the tokens in seen (B, T) are divided by `penalty` if
-    positive and multiplied by it if negative. A penalty above 1 reduces repetition (CTRL, Keskar et
-    al. 2019, arXiv:1909.05858, as transformers implements it)."""
-    old, penalty = logits.gather(1, seen), min(max(penalty, 1e-30), 1e30)
-    new = torch.where(old > 0, old / penalty, old * penalty).clamp(-1e30, 1e30)
-    return logits.scatter(1, seen, new)
-
-
 def probabilities(
     logits, temperature=1.0, top_k=None, top_p=None, min_p=None, repetition_penalty=1.0, seen=None
 ):
     """Probabilities (B, V) of the next token, given logits (B, V) and the text so far, seen (B, T).
     The settings are applied in this order:
 
-    repetition_penalty: see `penalised`
+    repetition_penalty: divides the logits of seen tokens that are positive and multiplies those
+        that are negative (CTRL, Keskar et al. 2019, arXiv:1909.05858, as in transformers)
     temperature: divides the logits; 0 puts all probability on the likeliest token
     top_k: keeps the k likeliest tokens
     top_p: keeps the smallest set of the likeliest tokens that together reach probability top_p
@@ -136,7 +128,10 @@ def probabilities(
     """
     logits = logits.float()  # (B, V)
     if repetition_penalty != 1 and seen is not None:
-        logits = penalised(logits, seen, repetition_penalty)
+        penalty = min(max(repetition_penalty, 1e-30), 1e30)
+        old = logits.gather(1, seen)  # (B, T)
+        new = torch.where(old > 0, old / penalty, old * penalty).clamp(-1e30, 1e30)
+        logits = logits.scatter(1, seen, new)
     if temperature == 0:
         return F.one_hot(logits.argmax(-1), logits.size(-1)).float()
 

@@ -1,7 +1,7 @@
 """
 Makes a trained model generate text fast, without changes to the readable models.
 
-    model, reasons = prepare(model, dtype="int8", tokens=500)   # is called as before
+    model, how = prepare(model, dtype="int8")   # is called as before
 
 When a model generates one token at a time, it spends nearly all time on reading every weight once
 per token. This code reads fewer bytes (16 bits, int8), in a contiguous order, in few large
@@ -13,8 +13,6 @@ V vocabulary.
 
 import hashlib
 import os
-import shutil
-import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -293,43 +291,29 @@ class Fast(nn.Module):
 
 
 @torch.no_grad()
-def prepare(model, dtype="float32", tokens=0, compile="auto"):
-    """(a model that generates `tokens` tokens fast, [each choice with its reason]).
+def prepare(model, dtype="float32", compile=False):
+    """(a model that generates fast, how it decodes), from a model that is changed in place.
 
-    dtype: float32, bfloat16, float16 or int8. compile: True, False, or auto, which compiles if the
-    number of tokens repays it. The given model is changed in place."""
+    dtype: float32, bfloat16, float16 or int8. compile: for a CPU, in float32 and int8."""
     model.eval()
-    reasons = ["weights int8"] if dtype == "int8" else []
     if dtype == "int8":
         quantize(model)
     else:
         model.to(getattr(torch, dtype))
     if type(model) not in (GPT, Llama):
-        why = "the fast one knows the two corners only"
-        return model, [*reasons, f"decoding by its own forward pass: {why}"]
+        return model, "decoding by its own forward pass: the fast one knows GPT-2 and LLaMA only"
 
-    on_cpu = model.wte.weight.is_cpu
-    if (
-        not on_cpu
-        or dtype in ("bfloat16", "float16")
-        or not shutil.which(os.environ.get("CXX", "g++"))
-    ):
-        compile, why = False, "compiled for a CPU only, with a C++ compiler, in float32 and int8"
-    elif compile == "auto":
-        compile = tokens >= COMPILE_PAYS
-        why = f"{tokens} tokens {'repay' if compile else 'would not repay'} it"
-    else:
-        why = "as asked"
+    on_cpu, how = model.wte.weight.is_cpu, "decoding eager"
+    if compile and not (on_cpu and dtype in ("float32", "int8")):
+        compile, how = False, f"{how} (compiled for a CPU only, in float32 and int8)"
     fast = Fast(model, columns=on_cpu and dtype == "float32" and not compile)
     if compile:
-        began = time.perf_counter()
         try:
             path = artefact(model, dtype)
             if not path.exists():
                 compile_step(model.config, fast.w, path)
-                why += f"; {time.perf_counter() - began:.0f} s, once for this shape"
             fast.load(path)
+            how = "decoding compiled"
         except Exception as error:  # no working compiler, a full disk, no home folder: stay eager
-            compile = False
-            why = f"compiling failed: {type(error).__name__} {one_line(error)[:100]}"
-    return fast, [*reasons, f"decoding {'compiled' if compile else 'eager'} ({why})"]
+            how += f" (compiling failed: {type(error).__name__} {one_line(error)[:100]})"
+    return fast, how

@@ -68,12 +68,8 @@ class Datastore:
         self.facts = files.read_json(folder / "datastore.json", FIX)
         if self.facts.get("weights") != weights:
             raise UserError("this datastore belongs to other weights", folder, FIX)
-        count = len([*folder.glob("*.index")])
-        if self.facts.get("shards") != count:
-            shown = repr(self.facts.get("shards"))[:40]
-            raise UserError(f"{count} index files where {shown} are expected", folder, FIX)
         try:
-            paths = [str(folder / f"{n}.index") for n in range(count)]
+            paths = [str(folder / f"{n}.index") for n in range(self.facts["shards"])]
             self.shards = [faiss.read_index(path, faiss.IO_FLAG_MMAP) for path in paths]
             self.tokens = np.load(folder / "tokens.npy", mmap_mode="r", allow_pickle=False)
             self.weight = float(self.facts["weight"])
@@ -83,18 +79,13 @@ class Datastore:
             raise UserError(what, folder, FIX) from None
         for path, shard in zip(paths, self.shards, strict=True):
             if not isinstance(shard, faiss.IndexIVF) or shard.d != config.n_embd:
-                what = f"{type(shard).__name__} with keys of {shard.d} numbers"
-                needed = f"inverted lists with keys of {config.n_embd}"
-                raise UserError(f"the index is {what} where {needed} are needed", path, FIX)
+                what = f"the datastore is damaged: its keys are not of {config.n_embd} numbers"
+                raise UserError(what, path, FIX)
             shard.nprobe = LISTS
         keys, tokens = sum(shard.ntotal for shard in self.shards), self.tokens
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or len(tokens) != keys:
-            what = (
-                f"its tokens are {tokens.dtype} {tokens.shape} where {keys:,} integers are needed"
-            )
-            raise UserError(f"the datastore is damaged: {what}", folder / "tokens.npy", FIX)
-        if keys and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
-            what = f"its tokens are not below the model's {config.vocab_size:,}"
+        valid = tokens.dtype.kind in "iu" and tokens.shape == (keys,)
+        if not valid or keys and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
+            what = f"its tokens are not {keys:,} integers below {config.vocab_size:,}"
             raise UserError(f"the datastore is damaged: {what}", folder / "tokens.npy", FIX)
         if not 0 <= self.weight < 1 or not self.temperature > 0:
             raise UserError("the datastore is damaged: weight or temperature", folder, FIX)

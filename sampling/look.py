@@ -127,11 +127,12 @@ def score_text(model, tokenizer, text, context=None, where="text"):
     }
 
 
-def report_score(opened, texts, config):
-    """Print how well each model of `opened` predicts a text, given as each of them can read it."""
+def report_score(opened, text, config):
+    """Print how well each model of `opened` predicts a text."""
     rows = []
-    for o, text in zip(opened, texts, strict=True):
-        score = score_text(o.model, o.tokenizer, text, config.context, config.score)
+    for o in opened:
+        readable = fit(o.tokenizer, text, config.score, config.skip_unknown)
+        score = score_text(o.model, o.tokenizer, readable, config.context, config.score)
         rows.append({"model": o.name, "score": config.score} | score)
     if config.jsonl:
         print("\n".join(map(json.dumps, rows)))
@@ -167,14 +168,13 @@ def surprising(texts, nats, count=20):
     return lines
 
 
-def paint(text, colour):
-    """A text in a colour, line by line."""
-    lines = text.split("\n")
-    return "\n".join(f"\033[{colour}m{line}\033[0m" if colour and line else line for line in lines)
-
-
 def coloured(texts, nats):
     """The texts of tokens, each coloured by its surprise, with a legend."""
+
+    def paint(text, colour):
+        lines = text.split("\n") if colour else []
+        return "\n".join(line and f"\033[{colour}m{line}\033[0m" for line in lines) or text
+
     text, legend = "", "nats:"
     for piece, value in zip(texts[:SHOWN], nats, strict=False):
         colour = next(colour for limit, colour in LEVELS if value < limit or limit == math.inf)
@@ -224,12 +224,6 @@ def show_columns(titles, texts):
         table.add_column(Text(title), ratio=1, overflow="fold")
     table.add_row(*(Text(clean(text)) for text in texts))
     Console(width=width).print(table)
-
-
-def show_prompt(prompt):
-    """Print a prompt, which its continuation follows; on a terminal it is bold."""
-    bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
-    print(f"{bold}{prompt}{plain}", end="", flush=True)
 
 
 def clean(text):

@@ -110,9 +110,9 @@ def our_modes(model):
     for dtype, compiled in MODES:
         name = f"{FAST}, {dtype}, {'compiled' if compiled else 'eager'}"
         began = time.perf_counter()
-        models[name], reasons = prepare(copy.deepcopy(model), dtype, compile=compiled)
+        models[name], how = prepare(copy.deepcopy(model), dtype, compile=compiled)
         if compiled:
-            notes[name] = f"ready in {time.perf_counter() - began:.1f} s: {reasons[-1]}"
+            notes[name] = f"ready in {time.perf_counter() - began:.1f} s: {how}"
     return models, notes
 
 

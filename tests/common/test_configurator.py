@@ -21,13 +21,6 @@ from prepare import PrepareConfig
 from sample import SampleConfig
 from training.settings import TrainConfig
 
-CONFIGS = {
-    "train.py": TrainConfig,
-    "sample.py": SampleConfig,
-    "prepare.py": PrepareConfig,
-    "bench/ablate.py": AblateConfig,
-}
-
 
 @dataclass
 class Keys:
@@ -58,16 +51,11 @@ def read(*argv, **more):
         ("--learning_rate=1", "learning_rate", 1.0),
         ("--batch_size=1e3", "batch_size", 1000),
         ("--n_kv_head=None", "n_kv_head", None),
-        ("--n_kv_head=2", "n_kv_head", 2),
         ("--compile=false", "compile", False),
         ("--compile", "compile", True),
         ("--compile=auto", "compile", "auto"),
-        ("--eval_only", "eval_only", True),
-        ("--eval_only=False", "eval_only", False),
-        ("--dtype=bfloat16", "dtype", "bfloat16"),
         ("--start=123", "start", "123"),
         ("--start=a=b c", "start", "a=b c"),
-        ("--start=", "start", ""),
         ("--start=None", "start", "None"),
         ("--name=None", "name", None),
         ("--norm=none", "norm", "none"),
@@ -85,15 +73,12 @@ def test_values(text, key, value):
     [
         ("--learning_rte=1", "unknown key learning_rte .*did you mean learning_rate?"),
         ("--batch_size=1.5", "batch_size must be int, not 1.5"),
-        ("--batch_size=abc", "batch_size must be int, not 'abc'"),
         ("--batch_size=True", "batch_size must be int, not True"),
         ("--eval_only=1", "eval_only must be bool, not 1"),
         ("--compile=maybe", "compile cannot be 'maybe'.*auto"),
-        ("--dtype=fp32", "dtype cannot be 'fp32'.*float32, bfloat16"),
         ("--n_kv_head=x", "n_kv_head must be int or None, not 'x'"),
         ("--batch_size", "batch_size has no value.*--batch_size=value"),
         ("-b=1", "cannot read -b=1.*--key=value"),
-        ("--os=1", "unknown key os"),
         ("--__name__=x", "unknown key __name__"),
         ("--batch_size=0", "batch_size=0 is below 1.*give 1 or more"),
         ("--learning_rate=1" + "0" * 400, "learning_rate is too large"),
@@ -128,12 +113,10 @@ def test_files_then_command_line_and_files_read_it(tmp_path):
         ("batch_size = 8\nlearning_rte = 1\n", "unknown key learning_rte .*c.py:2.*learning_rate"),
         ("batch_size = 'x'\n", "batch_size must be int, not 'x' .*c.py:1"),
         ("batch_size = \n", "c.py:1.*a config file is Python"),
-        ("x = 1 / 0\n", "ZeroDivisionError.*c.py:1"),
         ("\nbatch_size = nowhere\n", "NameError.*c.py:2"),
         ("old = 3\n", "old has another name .*c.py:1.*use --new"),
         ("raise SystemExit\n", "SystemExit.*c.py:1"),
         ("\nraise BaseException('no')\n", "BaseException: no .*c.py:2.*mend this line"),
-        ("class Odd(BaseException): pass\nraise Odd\n", "Odd.*c.py:2"),
         (
             "class Odd(Exception):\n    def __str__(self): return 1 / 0\nraise Odd\n",
             "Odd: its message cannot be printed .*c.py:3",
@@ -142,10 +125,9 @@ def test_files_then_command_line_and_files_read_it(tmp_path):
         ("start = 1\nreturn\n", "'return' outside function .*c.py:2"),
         ("start = 'a\\0b'\n", "start contains a NUL character .*c.py:1"),
         ("start = '\0'\n", "c.py:1.*a config file is Python"),
-        (f"batch_size = {'(' * 300}\n", "c.py:1.*a config file is Python"),
         (f"batch_size = {'-' * 200_000}1\n", "c.py:1.*a config file is Python"),
     ],
-    ids=range(16),
+    ids=range(13),
 )
 def test_mistakes_in_a_file(tmp_path, source, words):
     (tmp_path / "c.py").write_text(source)
@@ -200,9 +182,7 @@ def test_help_has_texts_ranges_and_words_under_headings_in_80_columns():
     "values, words",
     [
         ({"count": 0}, r"count=0 is below 1 \(Numbers\): give 1 or more"),
-        ({"maybe": 0}, "maybe=0 is below 1"),
         ({"dropout": 1.0}, "dropout=1.0 is not below 1 .*0 or more, below 1"),
-        ({"dropout": -0.1}, "dropout=-0.1 is negative"),
         ({"share": 0}, "share=0.0 is not above 0 .*a number above 0, at most 1"),
         ({"share": "a"}, "share must be float, not 'a'"),
     ],
@@ -234,12 +214,19 @@ def test_exit_status_and_one_line(tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize("name", ["train.py", "sample.py", "prepare.py", "bench/ablate.py"])
-def test_help_of_the_scripts(name):
+@pytest.mark.parametrize(
+    "name, config",
+    [
+        ("train.py", TrainConfig),
+        ("sample.py", SampleConfig),
+        ("prepare.py", PrepareConfig),
+        ("bench/ablate.py", AblateConfig),
+    ],
+)
+def test_help_of_the_scripts(name, config):
     """Every key once, with a text or choices, in 80 columns; the most used ones first."""
     done = script(name, "--help=all")
     shown = re.findall(r"^  --([a-z0-9_]+)=", done.stdout, re.MULTILINE)
-    config = CONFIGS[name]
     assert done.returncode == 0 and done.stderr == ""
     assert set(keys(config)) <= set(shown) and len(shown) == len(set(shown))
     assert max(map(len, done.stdout.splitlines())) <= 80

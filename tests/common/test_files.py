@@ -42,21 +42,6 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch, operation
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    "name, words",
-    [
-        ("gone/a", "cannot write: No such file or directory .*make the folder again"),
-        ("folder", "cannot write: Is a directory .*out of the way"),
-        ("n" * 250, "cannot write: File name too long .*choose a shorter name"),
-    ],
-)
-def test_the_advice_fits_the_reason(tmp_path, name, words):
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(Failure, match=words):
-        files.write(tmp_path / name, "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
 def test_removing_warns_once_and_leaves_what_a_link_points_to(tmp_path, monkeypatch, capsys):
     (tmp_path / "kept").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "kept")
@@ -106,7 +91,6 @@ def test_permissions_follow_the_umask(tmp_path):
         (b"\xff", "not JSON"),
         (b'{"a": NaN}', "NaN is not a JSON number"),
         (b'{"a": {"b": 1e999}}', "1e999 is not a JSON number"),
-        (b"[NaN]", "NaN is not a JSON number"),
         (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
         (b"[" * 200_000 + b"]" * 200_000, "nested too deep"),
         (b"[1]", "a JSON list where a dict is needed"),

@@ -46,8 +46,8 @@ def test_scores_stand_in_columns(capsys):
     assert score["tokens"] == score["bytes"] == 9 and len(score["surprise"]) == 9
     assert score["perplexity"] == pytest.approx(math.exp(score["nats_per_token"]))
     assert score["bits_per_byte"] == pytest.approx(score["nats_per_token"] / math.log(2))
-    config = SimpleNamespace(context=None, score="file", jsonl=False)
-    look.report_score(opened, ["", ""], config)
+    config = SimpleNamespace(context=None, score="file", jsonl=False, skip_unknown=False)
+    look.report_score(opened, "", config)
     lines = capsys.readouterr().out.splitlines()[:3]
     assert len({len(line) for line in lines}) == 1  # no line is wrapped
     assert lines[1].split()[:3] == ["a", "9", f"{score['nats_per_token']:.4f}"]
@@ -99,14 +99,6 @@ def test_columns(terminal, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")  # too narrow
     look.show_columns(["first", "second"], ["one", "two"])
     assert capsys.readouterr().out == "first:\none\n\nsecond:\ntwo\n"
-
-
-def test_a_prompt_is_bold_on_a_terminal_alone(terminal, capsys, monkeypatch):
-    look.show_prompt("the king [x]")
-    assert capsys.readouterr().out == "\033[1mthe king [x]\033[0m"
-    monkeypatch.undo()
-    look.show_prompt("a\t[bold]\x07" + "x" * 200)
-    assert capsys.readouterr().out == "a\t[bold]\x07" + "x" * 200
 
 
 def test_alternatives_end_where_the_terminal_does(terminal, capsys):
