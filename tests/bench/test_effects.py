@@ -70,7 +70,7 @@ def test_intervals_cover_the_truth_95_times_in_100():
     """Also those of the effects alone. Without the interactions in the model they do not."""
     covered, alone = [], []
     truth = dict.fromkeys(map(":".join, combinations(EFFECTS, 2)), 0.0) | EFFECTS | PAIRS
-    for seed in range(160):
+    for seed in range(400):
         frame = effects(seed=seed, seeds=2)
         covered += [line.low <= truth[line.Index] <= line.high for line in frame.itertuples()]
         low, high = frame.loc["a", ["alone_low", "alone_high"]]
