@@ -31,7 +31,6 @@ from weights.tokenizers import to_tokenizer_json
 
 SIZES = (  # (tensor, the key that its size gives, in which dimension)
     ("mlp.up.weight", "mlp_width", 0),
-    ("mlp.up.v.weight", "mlp_width", 0),
     ("mlp.up", "mlp_width", 1),
     ("attn.conv.weight", "conv", 1),
 )

@@ -57,7 +57,17 @@ def write(path, config, tensors, tokenizer, kind="F32"):
     types = gguf.GGMLQuantizationType
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
     write_tokenizer(gguf, writer, tokenizer, config["vocab_size"])
-    for own_name, tensor in named(gguf, tensors, config):
+    arch = next(arch for arch, own in gguf.MODEL_ARCH_NAMES.items() if own == name)
+    names = gguf.get_tensor_name_map(arch, config[keys["n_layer"].name])
+    for theirs, tensor in tensors.items():
+        if re.search(r"c_(attn|proj|fc)\.weight$", theirs):  # (in, out)
+            tensor = tensor.t()
+        # Rope turns the features (i, i + D/2) of a head in Hugging Face's form, (2i, 2i + 1) here.
+        # A file that ignores this makes a model that works, but badly.
+        for part, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
+            if theirs.endswith(f"{part}_proj.weight"):
+                tensor = interleaved(tensor, config[heads])
+        own_name = names.get_name(theirs, (".weight", ".bias"))
         # As float32, unless the rows of a matrix can be divided into the blocks of `kind`.
         matrix = tensor.dim() == 2 and own_name != "position_embd.weight"
         fits = matrix and tensor.size(-1) % gguf.GGML_QUANT_SIZES[types[kind]][0] == 0
@@ -68,24 +78,6 @@ def write(path, config, tensors, tokenizer, kind="F32"):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def named(gguf, tensors, config):
-    """(GGUF's name, tensor) for each of Hugging Face's."""
-    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    kind = config["model_type"]
-    layers = config[families.FAMILIES[kind].keys["n_layer"].name]
-    names = gguf.get_tensor_name_map(numbers[kind], layers)
-    for theirs, tensor in tensors.items():
-        if re.search(r"c_(attn|proj|fc)\.weight$", theirs):  # (in, out)
-            tensor = tensor.t()
-        # Rope turns the features (i, i + D/2) of a head in Hugging Face's form, (2i, 2i + 1) here.
-        # A file that ignores this makes a model that works, but badly.
-        if theirs.endswith("q_proj.weight"):
-            tensor = interleaved(tensor, config["num_attention_heads"])
-        if theirs.endswith("k_proj.weight"):
-            tensor = interleaved(tensor, config["num_key_value_heads"])
-        yield names.get_name(theirs, (".weight", ".bias")), tensor
 
 
 def write_tokenizer(gguf, writer, tokenizer, vocab_size):

@@ -31,7 +31,7 @@ from weights.tokenizers import from_tokenizer_json, read_marks
 GPT2_SIZES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 HUB = {name: f"openai-community/{name}" for name in GPT2_SIZES}
 TOKENIZER = ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"]
-FETCHED = ["model*.safetensors*", *TOKENIZER]
+FETCHED = ["model*.safetensors", *TOKENIZER]
 
 # Buffers that older files store among the weights.
 BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
@@ -48,8 +48,8 @@ UNFIT = "these are not the weights of this config.json"
 def understand(config, where):
     """(family, values of VariantConfig) of their config.json. Raises UserError that names the key
     if a value has the wrong type or range, or if our model cannot express it."""
-    kind = config.get("model_type") if isinstance(config, dict) else None
-    if not isinstance(kind, str) or kind not in FAMILIES:
+    kind = config.get("model_type")
+    if kind not in [*FAMILIES]:
         what = f"cannot read a model of model_type {one_line(kind)}"
         raise UserError(what, where, "choose from " + ", ".join(FAMILIES))
     family = FAMILIES[kind]
@@ -80,13 +80,12 @@ def understand(config, where):
 
 def typed(c, key, where):
     """The value of a Key, or its default. Raises UserError if it has the wrong type or range."""
-    required = isinstance(key.default, type)
-    if required and key.name not in c:
-        raise UserError(f"{key.name} is missing", where, NO_CONFIG)
-    kind = key.default if required else int if key.default is None else type(key.default)
+    default = None if isinstance(key.default, type) else key.default
+    kind = type(default) if default is not None else int
     kind = {int: PositiveInt, float: PositiveFloat}.get(kind, kind)
+    kind = kind if default is None and key.default else kind | None
     try:
-        return check(key.name, c.get(key.name, key.default), kind | None, where)
+        return check(key.name, c.get(key.name, default), kind, where)
     except UserError as error:
         raise UserError(one_line(error.parts[0]), where, NO_CONFIG) from None
 

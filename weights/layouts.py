@@ -33,11 +33,6 @@ def join_by_head(parts, v):
     return torch.stack(heads, 1).flatten(0, 2)
 
 
-def split_multi_query(t, n, v):
-    D = v["n_embd"] // v["n_head"]
-    return t.split([v["n_embd"], D, D])
-
-
 def interleaved(t, heads):
     """Reorder the rows of each head from our order (2, D/2) to (D/2, 2), where the features that
     rope turns together are neighbours."""
@@ -73,7 +68,9 @@ transposed = Layout(lambda t, n, v: t.t().chunk(n), lambda parts, v: torch.cat(p
 # The query, key and value of each head follow one another.
 by_head = Layout(split_by_head, join_by_head)
 # All queries, then the single key, then the single value.
-multi_query = Layout(split_multi_query, plain.join)
+multi_query = Layout(
+    lambda t, n, v: t.split([v["n_embd"], *[v["n_embd"] // v["n_head"]] * 2]), plain.join
+)
 # nanochat turns queries and keys by the negative angle: as if the halves of a head were exchanged.
 swapped_halves = single(swap_halves, swap_halves)
 

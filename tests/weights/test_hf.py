@@ -243,7 +243,7 @@ def text(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_the_hub(saved, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert load_pretrained("gpt2-xl")[0] == "llama"
     assert asked["name"] == "openai-community/gpt2-xl" and asked["revision"] == "abc"
-    wanted = [CONFIG, WEIGHTS, INDEX, "model-00001-of-00002.safetensors", "tokenizer.json"]
+    wanted = [CONFIG, WEIGHTS, "model-00001-of-00002.safetensors", "tokenizer.json"]
     others = ["pytorch_model.bin", "model.pt", "onnx/model.onnx", "consolidated.safetensors"]
     patterns = asked["allow_patterns"]
     assert wanted == [n for n in wanted + others if any(fnmatch(n, p) for p in patterns)]
