@@ -37,16 +37,11 @@ def find(argv):
     return " ".join(names), GOLDEN / ("+".join(Path(name).stem for name in names) + ".json")
 
 
-def read(argv):
-    """The golden curves of a command line's config files. Raises UserError if there are none."""
-    names, path = find(argv)
+def read(path):
+    """The golden curves in a file. Raises UserError if there are none."""
     if not path.is_file():
         fix = "--check=record makes one, from code that you trust"
-        raise UserError(f"no golden curve of {names} yet", path, fix)
-    return read_curves(path)
-
-
-def read_curves(path):
+        raise UserError("no golden curve yet", path, fix)
     return files.read_json(path, "restore it from git, or remove it", list)
 
 
@@ -59,11 +54,6 @@ def course(run):
     return settings | asdict(variant(run)) | {"dropout": 0.0}
 
 
-def default(key):
-    """The value of a key that did not exist when a golden curve was recorded."""
-    return getattr(TrainConfig, key, getattr(VariantConfig, key, None))
-
-
 def check(run, argv, train_step):
     """Compare the losses of the first steps with the golden curve, or record one. Dropout is off,
     since its random numbers depend on the device. Returns 1 if a loss is off by more than the
@@ -74,13 +64,12 @@ def check(run, argv, train_step):
     if run.config.check == "record":
         return record(run, path, settings, names, train_step)
 
-    curve = matching_curve(read(argv), settings, run, path)
+    curve = matching_curve(read(path), settings, run, path)
     losses = [train_step(run)[0].item() for _ in curve["losses"]]
     differences = [abs(a - b) for a, b in zip(losses, curve["losses"], strict=True)]
-    good = max(differences) <= curve["tolerance"]
     if run.runtime.main:
-        report(losses, curve, differences, good, rounding(run.runtime))
-    return int(not good)
+        print(f"\n{answer(losses, curve, differences, rounding(run.runtime))}")
+    return int(max(differences) > curve["tolerance"])
 
 
 def matching_curve(curves, settings, run, path):
@@ -88,11 +77,10 @@ def matching_curve(curves, settings, run, path):
     UserError, which names the settings in which the nearest curve differs."""
     differing = []
     for curve in curves:
-        recorded = {key: curve["settings"].get(key, default(key)) for key in settings}
+        recorded = asdict(VariantConfig()) | asdict(TrainConfig()) | curve["settings"]
+        items = settings.items()
         texts = [
-            f"{key} {recorded[key]} -> {value}"
-            for key, value in settings.items()
-            if value != recorded[key]
+            f"{key} {recorded[key]} -> {value}" for key, value in items if value != recorded[key]
         ]
         if not texts and curve["data"] == run.state["data"]:
             return curve
@@ -108,34 +96,22 @@ def matching_curve(curves, settings, run, path):
     raise UserError(what, path, f"prepare the text again, or {record_one}")
 
 
-def report(losses, curve, differences, good, smallest):
-    """Print whether the losses are right and, if not, where to look. `smallest` is the relative
-    rounding error of a matrix product."""
+def answer(losses, curve, differences, smallest):
+    """Whether the losses are right and, if not, where to look. `smallest` is the relative rounding
+    error of a matrix product."""
     tolerance, worst = curve["tolerance"], max(differences)
-    if good:
-        print(
-            f"\nyes, the loss is right: over {len(losses)} steps the largest difference is "
-            f"{worst:.1e}, of {tolerance} allowed"
-        )
-        return
-    first = next(i for i, value in enumerate(differences) if value > tolerance)
-    print(
-        f"\nno: the loss of step {first + 1} is {losses[first]:.4f}, not "
-        f"{curve['losses'][first]:.4f}: {differences[first]:.4f} off, of {tolerance} allowed; "
-        f"the largest difference is {worst:.4f}"
-    )
+    most = f"the largest difference is {worst:.1e}, of {tolerance} allowed"
+    if worst <= tolerance:
+        return f"yes, the loss is right: over {len(losses)} steps {most}"
+    i = next(i for i, value in enumerate(differences) if value > tolerance)
+    no = f"no: the loss of step {i + 1} is {losses[i]:.4f}, not {curve['losses'][i]:.4f}; {most}\n"
 
     # Rounding hardly changes the first loss, so even a small difference there means a mistake.
     if differences[0] > min(tolerance, 20 * smallest):
-        print(
-            f"The first loss is {differences[0]:.0e} off already: look at the initial weights, "
-            "the forward pass (mask, positions, norms), the loss and the first batch"
-        )
-    else:
-        print(
-            "The first loss is right: look at the gradients, the optimizer, its learning rate, "
-            "weight decay and clipping, and the batches that follow"
-        )
+        places = "initial weights, the forward pass (mask, positions, norms), the first batch"
+        return f"{no}The first loss is {differences[0]:.0e} off already: look at the {places}"
+    places = "optimizer, its learning rate, weight decay and clipping, the batches that follow"
+    return f"{no}The first loss is right: look at the gradients, the {places}"
 
 
 def record(run, path, settings, names, train_step):
@@ -159,18 +135,14 @@ def record(run, path, settings, names, train_step):
         "dataset": run.config.dataset,
         "data": run.state["data"],
         "tolerance": tolerance,
-        "why": f"10 times {noise:.1e}, to which changes of all weights by 8 roundings grow over "
-        "these steps, and at least 0.001",
         "versions": run.saved_config["versions"] | machine,
         "settings": settings,
         "losses": losses,
     }
 
-    curves = [curve]
-    if path.is_file():
-        same = settings, curve["data"]
-        kept = [other for other in read_curves(path) if (other["settings"], other["data"]) != same]
-        curves = [*kept, curve]
+    curves = read(path) if path.is_file() else []
+    same = settings, curve["data"]
+    curves = [other for other in curves if (other["settings"], other["data"]) != same] + [curve]
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, "[\n" + ",\n".join(json.dumps(curve) for curve in curves) + "\n]\n")
     print(f"\nrecorded {steps} steps in {path}, with a tolerance of {tolerance}")

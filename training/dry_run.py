@@ -25,30 +25,24 @@ STEPS = 20  # timed, after the first
 
 
 def kept_bytes(run, net):
-    """The bytes that the forward pass of one micro-batch keeps for the backward pass. Under
-    autocast the residual stream, the norms and the loss stay in float32, and matrix products keep
-    16-bit inputs, the copies of the weights among them."""
-    batch = run.batches.get(0, run.config.batch_size)
-    inputs = [torch.from_numpy(part).to(run.runtime.device) for part in batch]
-    with run.runtime.autocast():
-        return kept_of(net, *inputs)
-
-
-def kept_of(net, *inputs):
-    """The bytes that net(*inputs) keeps for the backward pass, besides the parameters. Each tensor
-    counts once, as it is stored. Weights that fsdp gathers are gone again, their storage is
-    empty."""
-    whole = [p for p in net.parameters() if not hasattr(p, "full_tensor")]
-    own = {p.untyped_storage().data_ptr() for p in whole}
-    kept = {}  # a place in memory: the storage there
+    """The bytes that the forward pass of one micro-batch keeps for the backward pass, besides the
+    parameters: each tensor once, as it is stored. Under autocast the residual stream, the norms and
+    the loss stay in float32, and matrix products keep 16-bit inputs, copies of weights among them.
+    Weights that fsdp gathers are gone again: their storage is empty."""
+    inputs = [torch.from_numpy(part) for part in run.batches.get(0, run.config.batch_size)]
+    unsharded = [p for p in net.parameters() if not hasattr(p, "full_tensor")]
+    weights = {p.untyped_storage().data_ptr() for p in unsharded}
+    kept = {}  # {place in memory: the storage there}
 
     def note(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    keeping = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with run.runtime.autocast(), keeping:
+        inputs = [part.to(run.runtime.device) for part in inputs]
         out = net(*inputs)  # noqa: F841, alive until the end, so that no place is used twice
     return sum(storage.nbytes() for storage in kept.values())
 
@@ -71,10 +65,10 @@ def memory(run):
 
     if config.activation_checkpointing:
         activations += 4 * c.n_layer * tokens * c.n_embd  # the inputs of the blocks
-        first, without_it = model.blocks[0], kept_bytes(run, model)
-        again, first.forward = first.forward, first.forward.args[0]
-        block = kept_bytes(run, model) - without_it + inside
-        first.forward = again
+        first, recomputed = model.blocks[0], kept_bytes(run, model)
+        checkpointed, first.forward = first.forward, first.forward.args[0]
+        block = kept_bytes(run, model) - recomputed + inside
+        first.forward = checkpointed
 
     shards = runtime.world_size if config.parallel == "fsdp" else 1
     return {
@@ -109,15 +103,11 @@ def memory_text(run, measured):
 
 def checkpoint_bytes(run):
     """Bytes of one checkpoint: weights and moments; AdamW has two moments per weight, Muon one."""
-    model = run.model
-    total = sum(p.nbytes for p in (*model.parameters(), *model.buffers()))
+    tensors = [*run.model.parameters(), *run.model.buffers()]
     for optimizer in run.optimizers:
-        total += sum(
-            optimizer.moments * p.nbytes
-            for group in optimizer.param_groups
-            for p in group["params"]
-        )
-    return total
+        for group in optimizer.param_groups:
+            tensors += group["params"] * optimizer.moments
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def room(run):
@@ -138,10 +128,10 @@ def size(count):
 # ---------------------------------------------------------------- times
 
 
-def timed(work, run, *args):
-    """The seconds that work(run, *args) takes, until a GPU has finished too."""
+def timed(work, run):
+    """The seconds that work(run) takes, until a GPU has finished too."""
     began = time.perf_counter()
-    work(run, *args)
+    work(run)
     if run.runtime.device.startswith("cuda"):
         torch.cuda.synchronize(run.runtime.device)
     return time.perf_counter() - began
@@ -150,16 +140,13 @@ def timed(work, run, *args):
 def time_evaluation(run, score, eval_train_tokens):
     """The seconds of an evaluation, extrapolated from a small one: a full evaluation may read a
     thousand times the tokens of a step."""
-    config, block_size = run.config, run.model.config.block_size
-    sources = run.sources
-    val_tokens = [config.eval_tokens or len(source.splits["val"].tokens) for source in sources]
-    few = min(
-        *val_tokens, eval_train_tokens, 4 * config.batch_size * block_size * run.runtime.world_size
-    )
+    config, batch = run.config, run.config.batch_size * run.model.config.block_size
+    val_tokens = [config.eval_tokens or len(source.splits["val"].tokens) for source in run.sources]
+    few = min(*val_tokens, eval_train_tokens, 4 * batch * run.runtime.world_size)
     small = replace(run, config=replace(config, eval_tokens=few))
     score(small)  # warms up
     tokens = sum(val + min(val, eval_train_tokens) for val in val_tokens)
-    return timed(score, small) * tokens / (2 * few * len(sources))
+    return timed(score, small) * tokens / (2 * few * len(run.sources))
 
 
 def dry_run(run, train_step, score, eval_train_tokens):
@@ -167,37 +154,33 @@ def dry_run(run, train_step, score, eval_train_tokens):
     score(run) are train.py's; score reads up to eval_train_tokens of the train split."""
     config, runtime, c, begin = run.config, run.runtime, variant(run), run.step
     first, *times = [timed(train_step, run) for _ in range(1 + STEPS)]
-    measured = None
-    if runtime.device.startswith("cuda"):
-        measured = torch.cuda.max_memory_allocated(runtime.device)
+    on_gpu = runtime.device.startswith("cuda")
+    measured = torch.cuda.max_memory_allocated(runtime.device) if on_gpu else None
     step = statistics.median(times)
-    start = max(0.0, first - step)
-    evaluation = time_evaluation(run, score, eval_train_tokens)
+    start, evaluation = max(0.0, first - step), time_evaluation(run, score, eval_train_tokens)
 
     steps = max(0, config.max_iters - begin)
     evaluations = 1 + sum(n >= begin for n in range(0, config.max_iters, config.eval_interval))
-    seconds = steps * step + evaluations * evaluation + start
+    seconds = duration(steps * step + evaluations * evaluation + start)
     tokens = steps * run.step_tokens
-    train_tokens = sum(len(source.splits["train"].tokens) for source in run.sources)
-    memory_row, (folder, free, needed) = memory_text(run, measured), room(run)
+    epochs = tokens / sum(len(source.splits["train"].tokens) for source in run.sources)
     flops = training_flops_per_token(c, c.block_size)
+    memory_row, (folder, free, needed) = memory_text(run, measured), room(run)
     if not runtime.main:
         return 0
 
-    speed, slowest = flops * run.step_tokens / step / 1e9, max(times) * 1000
+    per_second = f"{run.step_tokens / step:,.0f} tokens/s"
+    extra = f"{'compiling' if runtime.compile else 'the first step'} {duration(start)} more"
+    evaluated = f"{evaluations} evaluations of {duration(evaluation)}"
     rows = {
         "parameters": f"{parameters(c):,}",
-        "operations": f"{flops / 1e6:,.2f} MFLOP per token, forward and backward; "
-        f"{flops * tokens:.2g} FLOP in all",
+        "operations": f"{flops / 1e6:,.2f} MFLOP per token, {flops * tokens:.2g} FLOP in all",
         "memory": memory_row,
-        "tokens": f"{tokens:,} in {steps:,} steps: {tokens / train_tokens:.2f} epochs",
-        "time": f"{duration(seconds)}: {steps:,} steps of {step * 1000:.1f} ms, "
-        f"{evaluations} evaluations of {duration(evaluation)}, "
-        f"{'compiling' if runtime.compile else 'the first step'} {duration(start)} more",
-        "speed": f"{run.step_tokens / step:,.0f} tokens/s, {speed:,.1f} GFLOP/s "
-        f"(median of {STEPS} steps of {min(times) * 1000:.1f} to {slowest:.1f} ms)",
-        "checkpoints": f"{size(checkpoint_bytes(run))} each, at most four at a time: "
-        f"{size(needed)}; {size(free)} free in {folder}",
+        "tokens": f"{tokens:,} in {steps:,} steps: {epochs:.2f} epochs",
+        "time": f"{seconds}: {steps:,} steps of {step * 1000:.1f} ms, {evaluated}, {extra}",
+        "speed": f"{per_second}, {flops * run.step_tokens / step / 1e9:,.1f} GFLOP/s",
+        "checkpoints": f"{size(needed // 4)} each, at most four at a time; "
+        f"{size(free)} free in {folder}",
     }
     print("\nWhat this run would cost (the timed steps are discarded, nothing was written):")
     for name, text in rows.items():

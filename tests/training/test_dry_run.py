@@ -1,11 +1,79 @@
-"""The memory that --dry_run estimates is what a step really takes from the allocator."""
+"""--dry_run: its numbers are those of the run, its memory is what a step takes from the allocator,
+and nothing is written."""
+
+import re
+from itertools import accumulate
 
 import pytest
 from torch.profiler import ProfilerActivity, profile
 
 import train
-from helpers.runs import ready
+from helpers.runs import losses, ready
+from tokens.token_files import load_split
 from training import dry_run
+from training.optim import OPTIMIZER, SCHEDULE
+from weights import checkpoint
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *(f"--model=llama --optimizer={word}" for word in OPTIMIZER),
+        *(f"--schedule={word}" for word in SCHEDULE),
+        "--arch=falcon --activation_checkpointing",
+    ],
+)
+def test_dry_run_predicts_the_run_and_writes_nothing(
+    data_dir, tmp_path, start, resume, capsys, more
+):
+    options = f"--max_iters=7 --eval_interval=3 --gradient_accumulation_steps=2 {more}"
+    out = tmp_path / "run"
+    assert start("run", f"{options} --dry_run") == 0 and not out.exists()
+    printed = capsys.readouterr().out.partition("would cost")[2]
+    rows = dict(re.findall(r"^  (\w+) +(.*)", printed, re.MULTILINE))
+    start("run", options)
+    count = sum(p.numel() for p in checkpoint.open_run(out)[0].parameters())
+    tokens = len(load_split(data_dir / "words", "train", 16))
+    assert rows["parameters"] == f"{count:,}"
+    assert rows["tokens"] == f"896 in 7 steps: {896 / tokens:.2f} epochs"
+    assert f"gradients {dry_run.size(4 * count)}, activations " in rows["memory"]
+    evaluations = f"{len(losses(out, 'val_loss'))} evaluations of "
+    assert "7 steps of " in rows["time"] and evaluations in rows["time"]
+    files = [checkpoint.find(out) / f"{name}.safetensors" for name in ("model", "optimizer")]
+    real = sum(file.stat().st_size for file in files)
+    predicted, unit = rows["checkpoints"].split(" each")[0].split()
+    assert float(predicted) * 1000 == pytest.approx(real, rel=0.15)  # file headers come on top
+    assert unit == "kB"
+
+    # Of a run that goes on: what is left. It is there as it was.
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    capsys.readouterr()
+    assert resume("run", "--max_iters=10 --dry_run") == 0
+    printed = capsys.readouterr().out
+    assert "3 steps of " in printed and "2 evaluations of " in printed
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_dry_run_measures_its_seconds(data_dir, tmp_path, capsys, monkeypatch):
+    """With a clock of our own: a step takes 2 s, the first 7 s, a token that is scored 1 ms."""
+    clock, steps = [0.0], []
+    monkeypatch.setattr(dry_run.time, "perf_counter", lambda: clock[0])
+
+    def step(run):
+        clock[0] += 2 if steps else 7
+        steps.append(0)
+
+    def score(run):
+        clock[0] += 0.001 * (run.config.eval_tokens + min(run.config.eval_tokens, 100))
+
+    run = ready(data_dir, tmp_path, "--eval_interval=20", "--eval_tokens=400")
+    dry_run.dry_run(run, step, score, 100)  # 50 steps: evaluations at 0, 20, 40 and 50
+    assert len(steps) == 21
+    parts = "50 steps of 2000.0 ms, 4 evaluations of 0.5 s, the first step 5.0 s more"
+    assert f"time         {100 + 4 * 0.5 + 5:.1f} s: {parts}" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- memory
 
 
 def nodes(tree):
@@ -18,13 +86,9 @@ def most_bytes(work):
     """The most bytes that work() has from torch's CPU allocator at once."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
-    found = nodes(profiler.profiler.kineto_results.experimental_event_tree())
-    changes = sorted((n for n in found if n.name == "[memory]"), key=lambda n: n.start_time_ns)
-    held = most = 0
-    for change in changes:
-        held += change.typed[1].alloc_size
-        most = max(most, held)
-    return most
+    tree = nodes(profiler.profiler.kineto_results.experimental_event_tree())
+    changes = sorted((n for n in tree if n.name == "[memory]"), key=lambda n: n.start_time_ns)
+    return max(accumulate(change.typed[1].alloc_size for change in changes))
 
 
 SHAPES = {
@@ -51,14 +115,6 @@ def test_estimate_is_the_peak_of_the_allocator(data_dir, tmp_path, kind, shape, 
     before = parts["weights and moments"]
     measured = before + most_bytes(lambda: train.train_step(run))
     assert dry_run.peak(run, parts) == pytest.approx(measured, rel=0.1)
-
-
-def test_a_measured_peak_comes_first_and_an_estimate_is_called_one(data_dir, tmp_path):
-    run = ready(data_dir, tmp_path)
-    estimated = dry_run.size(dry_run.peak(run, dry_run.memory(run)))
-    assert dry_run.memory_text(run, None).startswith(f"about {estimated} at the peak, an estimate")
-    text = dry_run.memory_text(run, 8_400_000_000)
-    assert text.startswith(f"8.4 GB at the peak, measured ({estimated} estimated: weights and ")
 
 
 def test_a_compiled_loss_makes_one_gradient(data_dir, tmp_path):
