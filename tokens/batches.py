@@ -1,5 +1,6 @@
 """The order of the training samples, and the batches of an evaluation."""
 
+import functools
 import mmap
 
 import numpy as np
@@ -59,21 +60,13 @@ def release(*arrays):
 
 
 def check_length(tokens):
-    """Raise Failure if the file behind the token ids of `load_split` is shorter than when it was
-    opened. Reading ids that are no longer in the file would end the process by SIGBUS, without a
-    message.
-
-    The size is that of the open file, not of its path: preparing the data again replaces the
-    folder, which does not affect the open file."""
-    if not isinstance(tokens, np.memmap):
-        return  # in memory
-    size = tokens.base.size()  # bytes in the open file now
-    if size < tokens.nbytes:
-        raise Failure(
-            f"the token file shrank from {tokens.nbytes:,} to {size:,} bytes while it was read",
-            tokens.filename,
-            "prepare the data again, then resume from the last checkpoint with --init_from=resume",
-        )
+    """Raise Failure if the open file behind the token ids of `load_split` has become shorter:
+    reading ids that are no longer in it would end the process by SIGBUS, without a message. A
+    dataset that is prepared again is another file."""
+    if isinstance(tokens, np.memmap) and (size := tokens.base.size()) < tokens.nbytes:
+        what = f"the token file shrank from {tokens.nbytes:,} to {size:,} bytes while it was read"
+        fix = "prepare the data again, then resume with --init_from=resume"
+        raise Failure(what, tokens.filename, fix)
 
 
 def visits(order, size, first, count):
@@ -99,25 +92,19 @@ class Batches:
     masked = False  # the loss of every target counts
 
     def __init__(self, tokens, block_size, seed):
-        if len(tokens) <= block_size:
-            raise ValueError(f"{len(tokens)} tokens are too few for block_size={block_size}")
         self.tokens, self.block_size, self.seed = tokens, block_size, seed
         # All windows of block_size + 1 tokens, as a view: (N - block_size, block_size + 1)
         self.windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), block_size + 1)
         self.windows_per_epoch = max(1, (len(tokens) - block_size) // block_size)
-        self.epochs = {}  # {epoch: its window starts} of the last two epochs in use
         self.unreleased = 0  # windows read
+        self.starts = functools.lru_cache(2)(self.shuffled)
 
-    def starts(self, epoch):
-        """The windows_per_epoch starts of an epoch's windows, in the order of the visits, to be
-        sliced."""
-        if epoch not in self.epochs:
-            random = np.random.default_rng([self.seed, epoch])
-            covered = (self.windows_per_epoch - 1) * self.block_size
-            offset = int(random.integers(len(self.windows) - covered))
-            starts = shuffled(random, self.windows_per_epoch, offset, self.block_size)
-            self.epochs = dict([*self.epochs.items()][-1:]) | {epoch: starts}
-        return self.epochs[epoch]
+    def shuffled(self, epoch):
+        """The starts of an epoch's windows, in the order of the visits, to be sliced."""
+        random = np.random.default_rng([self.seed, epoch])
+        covered = (self.windows_per_epoch - 1) * self.block_size
+        offset = int(random.integers(len(self.windows) - covered))
+        return shuffled(random, self.windows_per_epoch, offset, self.block_size)
 
     def get(self, first, count):
         """Samples first .. first + count - 1: x and its successors y, both (count, block_size)
@@ -153,7 +140,6 @@ class Text:
         (None or 0: all), except the very first, is a target exactly once. Windows do not overlap.
         All batches have the same shape, so that a compiled model sees only one: past the end x is 0
         and y is -1. Raises Failure as Batches.get does."""
-        shape = batch_size, self.block_size
         size = batch_size * self.block_size
         targets = min(limit or len(self.tokens), len(self.tokens)) - 1
 
@@ -164,7 +150,7 @@ class Text:
             part = np.asarray(self.tokens[start : min(start + size, targets) + 1]).astype(np.int64)
             x, y = np.zeros(size, np.int64), np.full(size, -1)
             x[: len(part) - 1], y[: len(part) - 1] = part[:-1], part[1:]
-            yield x.reshape(shape), y.reshape(shape)
+            yield x.reshape(batch_size, -1), y.reshape(batch_size, -1)
 
     def scored(self, limit=None):
         """(number of targets, their ids) of what eval_batches yields."""

@@ -54,10 +54,8 @@ def find_files(spec):
         part, where = os.path.expanduser(part), f"--input={part}"
         matches = [part] if os.path.exists(part) else sorted(glob.glob(part, recursive=True))
         if not matches:
-            is_glob = glob.has_magic(part)
-            what = "no file matches" if is_glob else "no such file or folder"
-            fix = "check the path" + (", and quote it so that the shell passes it on" * is_glob)
-            raise UserError(what, where, fix)
+            what = "no file matches" if glob.has_magic(part) else "no such file or folder"
+            raise UserError(what, where, "check the path")
         for match in matches:
             inside = walk(match) if os.path.isdir(match) else [Path(match)] * os.path.isfile(match)
             if match == part and not inside:
@@ -87,9 +85,8 @@ def walk(folder):
 
 def ending(path):
     """(ending that says how a file is read, .gz or .zst or nothing)."""
-    packed = path.suffix.lower() if path.suffix.lower() in (".gz", ".zst") else ""
-    plain = Path(path.stem) if packed else path
-    return plain.suffix.lower(), packed
+    suffix = path.suffix.lower()
+    return (Path(path.stem).suffix.lower(), suffix) if suffix in (".gz", ".zst") else (suffix, "")
 
 
 @contextlib.contextmanager
@@ -107,10 +104,9 @@ def opened(path):
         with stream:
             yield stream
     except (EOFError, zlib.error, OSError) as error:
-        if getattr(error, "errno", None) is None:
-            what = f"the file is damaged: {one_line(error)}"
-            raise UserError(what, path, "copy it again") from None
-        raise UserError(f"cannot read: {error.strerror}", path, "make it readable") from None
+        reason = getattr(error, "strerror", None)
+        what = f"cannot read: {reason}" if reason else f"the file is damaged: {one_line(error)}"
+        raise UserError(what, path, "make it readable, or copy it again") from None
 
 
 def needed(package, where):
@@ -238,16 +234,13 @@ def open_input(spec, field=None):
     if not shapes:
         name, why = next(iter(skipped.items()))
         raise UserError(f"there is no text here: {why}", name, "name other files")
-    words = {"chat": "prompts and answers", "pairs": "prompts and answers"}
-    words |= {"preferences": "preferences"}
-    kinds = {words.get(kind, "text"): path for path, (kind, _) in shapes.items()}
+    words = {"chat": "pairs", "file": "text"}
+    kinds = {words.get(kind, kind): path for path, (kind, _) in shapes.items()}
     if len(kinds) > 1:
-        (first, path), (second, other) = sorted(kinds.items())[:2]
-        what = f"{path} holds {first}, {other} {second}"
-        raise UserError(what, f"--input={spec}", "prepare them as two datasets")
-    if field and all(kind == "file" for kind, _ in shapes.values()):
-        what = "a field is a column of a table, and there is no table"
-        raise UserError(what, f"--field={field}", "leave it out")
+        what = ", ".join(f"{path} holds {kind}" for kind, path in kinds.items())
+        raise UserError(what, f"--input={spec}", "prepare them as datasets of their own")
+    if field and {kind for kind, _ in shapes.values()} == {"file"}:
+        raise UserError("there is no table with fields", f"--field={field}", "leave it out")
 
     size = sum(path.stat().st_size * (UNPACKED if ending(path)[1] else 1) for path in shapes)
     if "text" not in kinds:
@@ -269,9 +262,8 @@ def documents_of(shapes, named, skipped):
                     yield text
                 else:
                     empty += 1
-            if empty:
-                rows = f"only the rows without {column}: {empty:,}"
-                skipped[str(path)] = "the file is empty" if kind == "file" else rows
+                    rows = f"only the rows without {column}: {empty:,}"
+                    skipped[str(path)] = "the file is empty" if kind == "file" else rows
         except UserError as error:
             if named[path] or kind != "file":
                 raise
@@ -280,9 +272,8 @@ def documents_of(shapes, named, skipped):
 
 def column_of(path, column):
     """Yield the text in a column of each row, "" if there is none."""
-    fix = "choose a column of texts with --field=NAME"
     for where, row in rows_of(path, [column]):
-        yield text_of(row, column, where, fix) if row.get(column) is not None else ""
+        yield "" if row.get(column) is None else text_of(row, column, where, "choose a --field")
 
 
 def pair_rows(shapes, skipped):
@@ -290,16 +281,13 @@ def pair_rows(shapes, skipped):
     for path, (kind, column) in shapes.items():
         empty = 0
         for where, row in rows_of(path, COLUMNS.get(kind, [column])):
-            if kind == "chat":
-                pairs = chat_pairs(row.get(column), where)
-            else:
-                pairs = answers(row, COLUMNS[kind], where)
+            is_chat = kind == "chat"
+            pairs = chat_pairs(row.get(column), where) if is_chat else answers(row, kind, where)
             if pairs:
                 yield where, pairs
             else:
                 empty += 1
-        if empty:
-            skipped[str(path)] = f"only the rows without an answer: {empty:,}"
+                skipped[str(path)] = f"only the rows without an answer: {empty:,}"
 
 
 # ---------------------------------------------------------------- prompts and answers
@@ -314,18 +302,15 @@ def text_of(row, key, where, fix=FORM):
     text = row.get(key)
     if not isinstance(text, str):
         raise UserError(f"no {key} that is a text", where, fix)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        what = f"the {key} holds a lone surrogate, \\ud800 to \\udfff"
-        raise UserError(what, where, "remove it") from None
+    if re.search("[\ud800-\udfff]", text):
+        raise UserError(f"the {key} holds half a character, \\ud800 to \\udfff", where, "remove it")
     return text
 
 
-def answers(row, columns, where):
+def answers(row, kind, where):
     """[(prompt, answer)] of a row, or of a preference [(prompt, chosen), (prompt, rejected)].
     Raises UserError if a text is missing, or the answers are the same."""
-    prompt, *texts = (text_of(row, key, where) for key in columns)
+    prompt, *texts = (text_of(row, key, where) for key in COLUMNS[kind])
     if not all(text.strip() for text in texts):
         raise UserError("an answer is empty", where, "leave the row out, or answer")
     if len({*texts}) < len(texts):
@@ -362,11 +347,10 @@ def chat_pairs(messages, where):
 
 
 def content_of(message, where):
-    """The text of a message; if its content is a list of parts, of those that are text."""
+    """The text of a message, whose content is a text or a list of parts."""
     content = message["content"]
     if not isinstance(content, list):
         return text_of(message, "content", where, MESSAGE)
-    if not all(isinstance(part, dict) and "text" in part for part in content):
-        what = "the content has parts without text, such as images"
-        raise UserError(what, where, "leave the conversation out")
+    if not all(isinstance(part, dict) for part in content):
+        raise UserError("a part of the content is not an object", where, MESSAGE)
     return "".join(text_of(part, "text", where, MESSAGE) for part in content)

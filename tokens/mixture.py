@@ -85,7 +85,7 @@ def common_tokenizer(tokenizers, config):
     for other in others:
         if tokenizers[other].to_json() != tokenizers[first].to_json():
             what = f"{first} and {other} have different tokenizers"
-            fix = "prepare both with the same one, and not with char: characters depend on the text"
+            fix = "prepare both with the same one; those of char depend on the text"
             raise UserError(what, f"dataset={config.dataset}", fix)
     return tokenizers[first]
 
@@ -104,11 +104,8 @@ def open_sources(config, metas, tokenizer, block_size):
     sources, seed = [], data_seed(config)
     for i, ((name, meta), weight) in enumerate(zip(metas.items(), parts, strict=True)):
         if not weight * BLOCK >= 1:
-            raise UserError(
-                f"{name} would be {weight:.2g} of the samples, less than one in {BLOCK:,}",
-                "data_weights, data_alpha",
-                "give it more, or leave it out of dataset",
-            )
+            what = f"{name} would be {weight:.2g} of the samples, less than one in {BLOCK:,}"
+            raise UserError(what, "data_weights, data_alpha", "give it more, or leave it out")
         folder = Path(config.data_dir) / name
         splits = {split: open_split(folder, split, block_size) for split in ("train", "val")}
         if i > 0:  # so that datasets of the same length have different orders
@@ -130,11 +127,8 @@ def open_split(folder, split, block_size):
     except ValueError as error:
         raise UserError(str(error), folder, "prepare them again") from None
     if not len(pairs.starts):
-        raise UserError(
-            f"all answers of the {split} split begin beyond block_size={block_size:,}",
-            folder,
-            "choose a larger block_size, or shorter prompts",
-        )
+        what = f"all answers of the {split} split begin beyond block_size={block_size:,}"
+        raise UserError(what, folder, "choose a larger block_size, or shorter prompts")
     return pairs
 
 
@@ -186,5 +180,4 @@ class Mixture:
         ]
         # The place of each sample among the samples sorted by source.
         place = np.argsort(np.argsort(origin, kind="stable"))
-        x, y = (np.concatenate(part)[place] for part in zip(*parts, strict=True))
-        return x, y
+        return tuple(np.concatenate(part)[place] for part in zip(*parts, strict=True))

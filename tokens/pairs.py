@@ -139,21 +139,19 @@ class Preferences(Pairs):
 
 
 class PairBatches:
-    """The pairs, or preferences, in one endless global order, a pure function of (pairs, seed), as
-    batches.Batches orders windows. A preference is two samples, the first of an even number."""
+    """The pairs, or preferences, in one endless global order, as batches.Batches orders windows. A
+    preference is two samples, the first of an even number."""
 
     def __init__(self, pairs, seed):
-        if not len(pairs.starts):
-            raise ValueError("no pair's answer begins within block_size")
         self.pairs, self.seed, self.windows_per_epoch = pairs, seed, len(pairs.starts)
         self.masked = pairs.group == 1  # preferences count the same, however long their answers
         self.unreleased = 0  # pairs read
+        self.groups = len(pairs.starts) // pairs.group  # an epoch
         self.order = functools.lru_cache(2)(self.shuffled)
 
     def shuffled(self, epoch):
         """The numbers of the pairs, or preferences, in the order of an epoch, to be sliced."""
-        random = np.random.default_rng([self.seed, epoch])
-        return shuffled(random, self.windows_per_epoch // self.pairs.group)
+        return shuffled(np.random.default_rng([self.seed, epoch]), self.groups)
 
     def get(self, first, count):
         """Samples first .. first + count - 1, as Pairs.rows gives them. Every row has a target."""
@@ -162,6 +160,5 @@ class PairBatches:
             release(self.pairs.tokens, self.pairs.mask)
             self.unreleased = 0
         group = self.pairs.group
-        size = self.windows_per_epoch // group
-        chosen = visits(self.order, size, first // group, count // group)
+        chosen = visits(self.order, self.groups, first // group, count // group)
         return self.pairs.rows((group * chosen[:, None] + np.arange(group)).ravel())

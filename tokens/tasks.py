@@ -95,14 +95,13 @@ def write_task(name, seed, folder):
     tokenizer, sha256, entries = CharTokenizer(CHARS), hashlib.sha256(), {}
     random = np.random.default_rng([seed, [*TASKS].index(name)])
     for split, count in SAMPLES.items():
-        file, longest = TokenFile(folder / f"{split}.bin", tokenizer.vocab_size, masked=True), 0
+        file = TokenFile(folder / f"{split}.bin", tokenizer.vocab_size, masked=True)
         for _ in tqdm(range(count), f"writing {split}", unit=" samples", **BAR):
             pieces = TASKS[name][1](random)
-            text, mask = "".join(text for text, _ in pieces), mask_of(pieces)
-            file.add(tokenizer.encode(text), len(text), mask)
+            text = "".join(text for text, _ in pieces)
+            file.add(tokenizer.encode(text), len(text), mask_of(pieces))
             sha256.update(text.encode())
-            longest = max(longest, len(mask))
-        entries[split] = file.close() | {"pairs": count, "longest": longest}
+        entries[split] = file.close()
     return tokenizer, entries, sha256.hexdigest()
 
 

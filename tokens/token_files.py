@@ -24,6 +24,7 @@ from tokens.tokenizer import tokenizer_from_json
 SPLITS = ("train", "val")  # of every dataset; most have a split named test too
 FILES = ("train.bin", "val.bin", "tokenizer.json", "meta.json", "train.mask.bin", "val.mask.bin")
 TEST_FILES = ("test.bin", "test.mask.bin")  # ours only if meta.json describes a test split
+COUNTS = ("tokens", "bytes", "documents", "pairs", "longest", "preferences")  # of a split
 FULL_SCAN = 100_000_000  # tokens; a longer split is checked only at its ends and in a sample
 PIECE = 1 << 20  # tokens checked at a time
 
@@ -42,24 +43,26 @@ def on_disk(name):
 
 
 class TokenFile:
-    """A split that is being written, its ids counted and hashed on the way. With `masked`, a mask
-    is written beside it."""
+    """A split that is being written, with `masked` its mask beside it."""
 
     def __init__(self, path, vocab_size, masked=False):
         self.file = open(path, "wb")  # noqa: SIM115 (closed by close)
-        self.mask_path = path.with_suffix(".mask.bin") if masked else None
-        self.mask = open(self.mask_path, "wb") if masked else None  # noqa: SIM115
+        self.mask = open(path.with_suffix(".mask.bin"), "wb") if masked else None  # noqa: SIM115
         self.dtype = on_disk(dtype_name(vocab_size))
-        self.tokens, self.bytes, self.sha256 = 0, 0, hashlib.sha256()
+        self.sha256, self.mask_sha256 = hashlib.sha256(), hashlib.sha256()
+        self.tokens, self.bytes, self.pieces, self.longest = 0, 0, 0, 0
 
     def add(self, ids, n_bytes, mask=b""):
-        """Write ids, which encode `n_bytes` bytes of text, and with `masked` the mask of each."""
+        """Write ids, which encode `n_bytes` bytes of text, and with `masked` the mask of each: a
+        whole pair."""
         data = np.asarray(ids).astype(self.dtype).tobytes()
         self.file.write(data)
         self.sha256.update(data)
         self.tokens, self.bytes = self.tokens + len(ids), self.bytes + n_bytes
+        self.pieces, self.longest = self.pieces + 1, max(self.longest, len(ids))
         if self.mask:
             self.mask.write(mask)
+            self.mask_sha256.update(mask)
 
     def close(self):
         """Finish the files and return the entry of the split in meta.json."""
@@ -67,7 +70,8 @@ class TokenFile:
         entry = {"tokens": self.tokens, "bytes": self.bytes, "sha256": self.sha256.hexdigest()}
         if self.mask:
             self.mask.close()
-            entry["mask_sha256"] = files.sha256_of(self.mask_path)
+            entry |= {"mask_sha256": self.mask_sha256.hexdigest()}
+            entry |= {"pairs": self.pieces, "longest": self.longest}
         return entry
 
 
@@ -148,9 +152,8 @@ def prepare_command(folder):
     source = "" if folder.name in NAMED else " --input=TEXTFILE"
     where = "" if folder.parent == Path("data") else f" --data_dir={folder.parent}"
     command = f"run `python prepare.py {folder.name}{source}{where}`"
-    if folder.name == "openwebtext":
-        return f"begin with `python train.py config/gpt2_shakespeare.py`, or, for 18 GB, {command}"
-    return command
+    small = "begin with `python train.py config/gpt2_shakespeare.py`, or, for 18 GB, "
+    return small * (folder.name == "openwebtext") + command
 
 
 def is_prepared(folder):
@@ -177,21 +180,18 @@ def meta_flaw(meta):
     splits = meta.get("splits")
     if not isinstance(splits, dict) or not all(isinstance(splits.get(s), dict) for s in SPLITS):
         return "splits does not describe train and val"
-
-    def is_count(value):
-        return type(value) is int and value > 0
-
-    right = {"vocab_size": is_count(meta.get("vocab_size"))}
-    right["dtype"] = meta.get("dtype") in ("uint16", "uint32")
-    right |= {key: isinstance(meta.get(key), str) for key in ("tokenizer", "source_sha256")}
+    texts = {key: meta.get(key) for key in ("dtype", "tokenizer", "source_sha256")}
+    counts = {"vocab_size": meta.get("vocab_size")}
     for split in [*SPLITS, "test"] if "test" in splits else SPLITS:
         entry = splits[split] if isinstance(splits[split], dict) else {}
-        entry = dict(documents=1, pairs=1, longest=1, preferences=1, mask_sha256="") | entry
-        for key in ("tokens", "bytes", "documents", "pairs", "longest", "preferences"):
-            right[f"splits.{split}.{key}"] = is_count(entry.get(key))
-        for key in ("sha256", "mask_sha256"):
-            right[f"splits.{split}.{key}"] = isinstance(entry.get(key), str)
-    wrong = [key for key in right if not right[key]]
+        for key in {"sha256", "mask_sha256"} & entry.keys() | {"sha256"}:
+            texts[f"splits.{split}.{key}"] = entry.get(key)
+        for key in {*COUNTS} & entry.keys() | {*COUNTS[:2]}:
+            counts[f"splits.{split}.{key}"] = entry.get(key)
+    wrong = [key for key, value in texts.items() if not isinstance(value, str)]
+    wrong += [key for key, value in counts.items() if type(value) is not int or value <= 0]
+    if not wrong and meta["dtype"] not in ("uint16", "uint32"):
+        wrong = ["dtype"]
     return f"{wrong[0]} is missing, or of the wrong kind" if wrong else None
 
 
@@ -208,8 +208,8 @@ def load_tokenizer(folder, meta):
 
 
 def fingerprint(meta):
-    """A short text that changes when the tokens of train or val do, or their meaning. Checkpoints
-    store it. A test split does not count: no run reads it."""
+    """A short text that checkpoints store. It changes when the tokens of train or val do, or their
+    meaning."""
     splits = [meta["splits"][split] for split in SPLITS]
     identity = [meta["tokenizer"], meta["vocab_size"], meta["source_sha256"]]
     identity += [entry["sha256"] for entry in splits]
@@ -229,19 +229,14 @@ def load_split(folder, split, block_size):
     if split not in meta["splits"]:
         raise UserError(f"the dataset has no {split} split", folder, prepare_command(folder))
     entry, dtype = meta["splits"][split], on_disk(meta["dtype"])
-    if not path.is_file():
-        raise UserError(f"the {split} split is missing", path, prepare_command(folder))
-    if path.stat().st_size != entry["tokens"] * dtype.itemsize:
-        sizes = f"{path.stat().st_size:,} bytes where meta.json says {entry['tokens']:,} tokens"
-        what = f"the token file holds {sizes} of {meta['dtype']}"
+    size = path.stat().st_size if path.is_file() else 0
+    if size != entry["tokens"] * dtype.itemsize:
+        tokens = f"{entry['tokens']:,} tokens of {meta['dtype']}"
+        what = f"the token file holds {size:,} bytes where meta.json says {tokens}"
         raise UserError(what, path, prepare_command(folder))
     if entry["tokens"] <= block_size:
-        raise UserError(
-            f"the {split} split has {entry['tokens']:,} tokens and block_size={block_size:,} "
-            "needs more",
-            path,
-            "choose a smaller block_size or a longer text",
-        )
+        what = f"block_size={block_size:,} needs more than the split's {entry['tokens']:,} tokens"
+        raise UserError(what, path, "choose a smaller block_size or a longer text")
     tokens = np.memmap(path, dtype, "r")
     if flaw := content_flaw(tokens, meta["vocab_size"], entry["sha256"]):
         raise UserError(flaw, path, prepare_command(folder))

@@ -61,14 +61,12 @@ class CharTokenizer(Tokenizer):
 
         if (ids < 0).any():
             at = int((ids < 0).argmax())
-            known = f"{self.vocab_size} characters, such as {self.chars[-20:]!r}"
-            if self.vocab_size <= 100:
-                known = repr(self.chars)
-            raise UserError(
+            what, where = (
                 f"{text[at]!r} is not in the vocabulary",
                 f"character {at + 1} of the text",
-                f"leave it out; the vocabulary is {known}",
             )
+            known = f"{self.vocab_size} characters, {self.chars[-100:]!r}"
+            raise UserError(what, where, f"leave it out; the vocabulary is {known}")
         return ids
 
     def decode(self, ids):
@@ -169,12 +167,10 @@ class SentencePieceTokenizer(ModelTokenizer):
         pieces = [self.library.id_to_token(i) for i in range(self.vocab_size)]
         if None in pieces:
             raise ValueError("its ids have gaps")
-        self.bytes = [
-            bytes([int(piece[3:5], 16)])
-            if re.fullmatch("<0x[0-9A-F]{2}>", piece)
-            else piece.replace("\u2581", " ").encode()
-            for piece in pieces
-        ]
+        self.bytes = [piece.replace("\u2581", " ").encode() for piece in pieces]
+        for i, piece in enumerate(pieces):
+            if re.fullmatch("<0x[0-9A-F]{2}>", piece):
+                self.bytes[i] = bytes([int(piece[3:5], 16)])
         self.mark(special, **marks)
 
     def cut(self, text):
@@ -198,8 +194,7 @@ FIX = "prepare the data again, or take another checkpoint"
 
 
 def tokenizer_from_json(data, where="tokenizer.json", fix=FIX):
-    """The tokenizer whose to_json() gave `data`. Raises UserError if the data are malformed in any
-    way; `where` is the file that holds them, and `fix` the advice."""
+    """The tokenizer whose to_json() gave `data`. Raises UserError if the data are malformed."""
     try:
         kind = data["kind"]
         if kind == "char":
@@ -209,9 +204,7 @@ def tokenizer_from_json(data, where="tokenizer.json", fix=FIX):
         if kind == "byte":
             return ByteTokenizer()
         if kind not in ("bpe", "sentencepiece"):
-            raise ValueError(
-                f"its kind is not char, byte, bpe or sentencepiece: {str(kind)[:40]!r}"
-            )
+            raise ValueError(f"its kind is not known: {str(kind)[:40]!r}")
         marks = {key: data[key] for key in ("bos", "stops") if key in data}
         if kind == "bpe":
             tokenizer = BPETokenizer(encoding_from_json(data), **marks)
@@ -271,22 +264,20 @@ BYTES = {letter: byte for byte, letter in LETTERS.items()}
 def train_bpe(texts, vocab_size, documents=False, fewer=False):
     """A BPETokenizer of vocab_size tokens, or with `fewer` as many of them as the texts yield: the
     256 bytes, the merges of the pairs that are most frequent in `texts`, an iterator of str, and
-    <|endoftext|>. The same text gives the same tokens.
+    <|endoftext|>. The texts are those of `encode_batches`.
 
-    The texts are consecutive pieces of one text, however it was cut; with `documents`, each is a
-    text of its own. Memory grows with the number of different words, not with the text. Raises
-    UserError if vocab_size is too small or too large, or the text too short for so many tokens."""
+    Memory grows with the number of different words. Raises UserError if vocab_size is too small or
+    too large, or the text too short for so many tokens."""
     where = f"vocab_size={vocab_size}"
     if not 257 <= vocab_size <= LARGEST:
-        what = "a vocabulary has 257 tokens, the 256 bytes and <|endoftext|>, or more"
-        raise UserError(what, where, f"choose 257 to {LARGEST:,}")
+        raise UserError("there are 256 bytes and an end", where, f"choose 257 to {LARGEST:,}")
     try:
         import tiktoken
 
         vocab = learn(texts if documents else pieces(texts, safe_cut), vocab_size - 1).get_vocab()
     except ImportError as error:
-        what = f"training a BPE needs the package {error.name}"
-        raise UserError(what, where, f"pip install {error.name}") from None
+        fix = f"pip install {error.name}"
+        raise UserError(f"training a BPE needs {error.name}", where, fix) from None
     if len(vocab) < vocab_size - 1 and not fewer:
         what = f"the text is too short: it yields only {len(vocab) + 1:,} tokens"
         raise UserError(what, where, f"choose {len(vocab) + 1} or less, or a longer text")
@@ -316,11 +307,9 @@ PIECE = 1 << 18  # characters that a thread encodes at a time
 
 
 def encode_batches(tokenizer, texts, documents):
-    """Yield (ids, number of utf-8 bytes) in the order of `texts`, an iterator of str.
-
-    With `documents`, each text is encoded by itself and each result is one document, without an
-    end-of-text token. Otherwise the texts are consecutive pieces of one text, however it was cut;
-    the ids of all results together are those of the whole text.
+    """Yield (ids, number of utf-8 bytes) in the order of `texts`, an iterator of str: of each of
+    the `documents`, without an end-of-text token, or of the pieces of one text, however it was cut,
+    whose ids together are those of the text.
 
     Threads encode: tiktoken needs no lock of Python's. At most two pieces per core are in memory.
     Raises what the tokenizer's `encode` raises."""
@@ -328,13 +317,10 @@ def encode_batches(tokenizer, texts, documents):
     def encode(batch):
         return [(tokenizer.encode(text), len(text.encode())) for text in batch]
 
-    if documents:
-        batches = groups(texts)
-    else:
-        batches = ([piece] for piece in pieces(texts, tokenizer.cut))
+    parts = groups(texts) if documents else ([piece] for piece in pieces(texts, tokenizer.cut))
     cores = os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as pool:
-        while waiting := [*islice(batches, 2 * cores)]:
+        while waiting := [*islice(parts, 2 * cores)]:
             for results in pool.map(encode, waiting):
                 yield from results
 
@@ -352,8 +338,8 @@ def groups(texts):
 
 
 def pieces(texts, cut):
-    """Yield one text, which comes as its consecutive pieces `texts`, in pieces of about PIECE
-    characters that end where `cut` allows it. A stretch that cannot be cut is held in memory."""
+    """Yield the text whose consecutive pieces are `texts` in pieces of about PIECE characters that
+    end where `cut` allows it. A stretch that cannot be cut is held in memory."""
     held, length, wanted = [], 0, PIECE
     for text in texts:
         for start in range(0, len(text), PIECE):

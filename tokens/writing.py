@@ -97,15 +97,11 @@ def survey(corpus):
         bar.update(len(data))
     bar.close()
 
-    flaw = None
     if facts.documents > 1 and len(facts.sizes) == 1:
-        flaw = f"all {facts.documents:,} documents are the same"
-    elif facts.chars and not "".join(facts.chars).strip():
-        flaw = "the text is blank"
-    elif len(facts.chars) < 2:
-        flaw = "the text has only one character" if facts.characters else "the text is empty"
-    if flaw:
-        raise UserError(flaw, corpus.source, "choose a longer text")
+        raise UserError("all documents are the same", corpus.source, "add others")
+    if len(facts.chars) < 2 or not "".join(facts.chars).strip():
+        what = "the text is empty, blank, or one character alone"
+        raise UserError(what, corpus.source, "choose a longer text")
     facts.sha256 = sha256.hexdigest()
     return facts
 
@@ -202,9 +198,8 @@ def few_documents(sizes, share):
 
 
 def encoded(parts, tokenizer, documents):
-    """Yield (split, ids, bytes of their text) of (split, text) parts: of each document, or of
-    consecutive pieces of a running text. A document stands between the tokenizer's bos and end, or
-    ends with a blank line."""
+    """Yield (split, ids, bytes of their text) of (split, text) parts. A document stands between the
+    tokenizer's bos and end, or ends with a blank line."""
     if not documents:
         for split, group in groupby(parts, key=lambda part: part[0]):
             for ids, n_bytes in encode_batches(tokenizer, (text for _, text in group), False):
@@ -226,25 +221,23 @@ def encoded(parts, tokenizer, documents):
 
 
 def write_parts(parts, tokenizer, folder, documents, size, source):
-    """Write the token files of (split, text) parts: of a running text, or of documents. `size` is
-    about how many bytes there are. Returns {split: entry in meta.json}. Raises UserError unless
-    there are tokens to train on and to validate on."""
-    files, counts = {}, dict.fromkeys(("train", "val", "test"), 0)
+    """Write the token files of (split, text) parts, of about `size` bytes. Returns {split: entry in
+    meta.json}. Raises UserError unless there are tokens to train on and to validate on."""
+    files = {}
     bar = tqdm(total=size, desc="writing tokens", unit="B", **BAR)
     for split, ids, n_bytes in encoded(parts, tokenizer, documents):
         if split not in files:
             files[split] = TokenFile(folder / f"{split}.bin", tokenizer.vocab_size)
         files[split].add(ids, n_bytes)
-        counts[split] += 1
         bar.update(n_bytes)
     bar.close()
 
-    entries = {split: files[split].close() for split in counts if split in files}
+    entries = {split: files[split].close() for split in ("train", "val", "test") if split in files}
     for split in ("train", "val"):
         if not entries.get(split, {}).get("tokens"):
             raise UserError(f"there is no text for the {split} split", source, "give more text")
-    if documents:
-        entries = {split: entry | {"documents": counts[split]} for split, entry in entries.items()}
+    for split in entries if documents else ():
+        entries[split]["documents"] = files[split].pieces
     return entries
 
 
@@ -254,9 +247,8 @@ def write_corpus(corpus, make_tokenizer, folder):
 
     make_tokenizer(chars, texts, documents) returns the tokenizer; chars() is the set of the text's
     characters, texts() a pass over text that is in train however large the test split becomes:
-    documents, or pieces of one text. Returns (tokenizer, {split: entry in
-    meta.json}, sha256 of the text; that of a given test split does not count, so that a test split
-    can be added to a known text). Raises UserError if there is too little text."""
+    documents, or pieces of one text. Returns (tokenizer, {split: entry in meta.json}, sha256 of the
+    text). Raises UserError if there is too little text."""
     if isinstance(corpus, dict):
         return write_given(corpus, make_tokenizer, folder)
 
@@ -279,7 +271,8 @@ def write_corpus(corpus, make_tokenizer, folder):
 
 
 def write_given(splits, make_tokenizer, folder):
-    """write_corpus for splits that are given."""
+    """write_corpus for splits that are given. A test split does not count in the sha256, so that
+    one can be added to a known text."""
     sha256, train = hashlib.sha256(), splits["train"]
 
     def chars():
@@ -294,9 +287,7 @@ def write_given(splits, make_tokenizer, folder):
                 yield split, text
 
     tokenizer = make_tokenizer(chars, train.pieces, train.documents)
-    sizes = [corpus.size for corpus in splits.values()]
-    size = None if None in sizes else sum(sizes)
-    entries = write_parts(parts(), tokenizer, folder, train.documents, size, train.source)
+    entries = write_parts(parts(), tokenizer, folder, train.documents, train.size, train.source)
     return tokenizer, entries, sha256.hexdigest()
 
 
@@ -317,8 +308,7 @@ def write_pairs(pairs, make_tokenizer, folder):
             if len(sample) < SAMPLE:
                 sample += text
     if count < 2:
-        what = f"training and validation need two rows with an answer or more, here: {count}"
-        raise UserError(what, pairs.source, "add some")
+        raise UserError(f"rows with an answer: {count}, at least 2 are needed", pairs.source, "add")
 
     def learned():  # the rows that are in train in any case
         for _, row in islice(pairs.rows(), count // 2):
@@ -326,8 +316,7 @@ def write_pairs(pairs, make_tokenizer, folder):
 
     tokenizer = make_tokenizer(lambda: chars, learned, True)
     if not tokenizer.stops and tokenizer.decode([tokenizer.end]) != "\n":
-        fix = "use --tokenizer=gpt2, or that of another model"
-        raise UserError("this tokenizer has no token that ends an answer", "--tokenizer", fix)
+        raise UserError("no token of this tokenizer ends an answer", "--tokenizer", "use gpt2")
 
     share = share_of_test(tokenizer, sample.replace("\0", "\n"), characters)
     test = min(math.ceil(share * count), int(MOST * count))
@@ -348,17 +337,14 @@ def write_rows(path, rows, tokenizer):
         for where, pairs in rows:
             for prompt, answer in pairs:
                 if not tokenizer.stops and "\n" in answer:
-                    what = "the answer has several lines, but a newline ends an answer"
-                    raise UserError(what, where, "use --tokenizer=gpt2")
+                    raise UserError("the answer has several lines", where, "use --tokenizer=gpt2")
                 yield from (prompt, answer)
 
     file = TokenFile(path, tokenizer.vocab_size, masked=True)
     first = [] if tokenizer.bos is None else [tokenizer.bos]
-    count, longest = 0, 0
     results = encode_batches(tokenizer, texts(), documents=True)
     for (prompt, prompt_bytes), (answer, answer_bytes) in zip(results, results, strict=True):
         prompt = [*first, *prompt] or [tokenizer.start]
         mask = bytes(len(prompt)) + b"\1" * (len(answer) + 1)
         file.add([*prompt, *answer, tokenizer.end], prompt_bytes + answer_bytes, mask)
-        count, longest = count + 1, max(longest, len(mask))
-    return file.close() | {"pairs": count, "longest": longest}
+    return file.close()

@@ -18,21 +18,15 @@ import pytest
 import prepare
 from common.errors import Failure, UserError
 from helpers.texts import message, tiny_bpe
-from tokens import documents, downloads, token_files, writing
+from tokens import documents, token_files, writing
 from tokens.documents import find_files, open_input
 from tokens.token_files import TokenFile, load_meta, load_split
 from tokens.tokenizer import tokenizer_from_json
 from tokens.writing import Corpus
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
 TEXTS = [f"Document {i}\nover the {'hills and far ' * (i % 7)}away, Zoë.\n" for i in range(400)]
 ROWS = [{"id": i, "text": text, "body": f"body {i}"} for i, text in enumerate(TEXTS)]
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """An empty folder to work in, and a tokenizer with <|endoftext|> that needs no download."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(downloads, "gpt2_tokenizer", tiny_bpe)
 
 
 def write(path, content):
@@ -203,30 +197,23 @@ ZIPPED = gzip.compress(b"PK\1\2\0\0ab\0", mtime=0)
     [
         ("a.txt", "wide".encode("utf-16"), "the text is UTF-16 or UTF-32, not utf-8 (a.txt)"),
         ("a.txt", "wide text".encode("utf-16-be"), "the file is binary, or UTF-16"),
-        ("a.txt", "wide".encode("utf-32"), "UTF-16 or UTF-32, not utf-8 (a.txt)"),
-        ("a.jsonl", '{"text": "a"}'.encode("utf-16"), "not utf-8 (a.jsonl)"),
         ("a.png", b"\x89PNG\0\1\2\0\0", "the file is binary"),
         ("a.jsonl", "\n\n", "the table is empty (a.jsonl)"),
         ("a.jsonl", '{"text": "a"}\n[1]\n', "as jsonl: a list, not an object (a.jsonl:2)"),
         ("a.jsonl", '{"text": "a"}\n{"text":\n', "Expecting value (a.jsonl:2)"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "'utf-8' codec can't decode"),
         ("a.jsonl", '{"text": "a"}\n{"text": 5}\n', "no text that is a text (a.jsonl:2)"),
-        ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "lone surrogate"),
-        ("a.jsonl", '{"text": null}\n{"text": ""}\n{"id": 1}\n', "the text is empty (a.jsonl)"),
-        ("a.txt", " \n\n", "the text is blank (a.txt)"),
-        ("a.jsonl", '{"text": "ab"}\n' * 9, "all 9 documents are the same (a.jsonl)"),
-        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', "or more, here: 0"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "half a character"),
+        ("a.jsonl", '{"text": null}\n{"text": ""}\n{"id": 1}\n', "the text is empty"),
+        ("a.txt", " \n\n", "blank, or one character alone (a.txt)"),
+        ("a.jsonl", '{"text": "ab"}\n' * 9, "all documents are the same (a.jsonl)"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', "2 are needed"),
         ("a.json", '[\n{"text": "a"},\n{"text":', "Expecting value (a.json)"),
         ("a.json", '[{"text": "a"}, 3]', "a int, not an object (a.json, row 2)"),
-        ("a.json", '[{"body": "a"}]', "there is no field text among: body (a.json)"),
         ("a.jsonl", '{"instruction": "a"}', "or name two of them prompt and answer"),
-        ("a.jsonl", '{"text": null}\n{"text": "a"}\n', "only one character (a.jsonl)"),
         ("a.csv", 'text\n"never closed\n' * 3, "cannot be read as csv"),
-        ("a.csv", b"text\n\xff\xfe\xff\n", "'utf-8' codec can't decode"),
         ("a.parquet", b"PAR1 no parquet", "cannot be read as parquet"),
         ("a.jsonl.zst", b"no zstd", "(a.jsonl.zst)"),
         ("a.txt.gz", CUT, "the file is damaged: Compressed file"),
-        ("a.txt.gz", b"no gzip", "the file is damaged: Not a gzipped file"),
         ("a.gz", ZIPPED, "the file is binary"),
     ],
 )
@@ -252,7 +239,7 @@ def test_an_array_of_objects_is_read_as_its_lines_would_be(capsys):
 def test_text_and_pairs_are_two_datasets(tree):
     write("src/chat.jsonl", jsonl([{"prompt": "a", "answer": "b"}]))
     text = message(open_input, "src")
-    assert "src/chat.jsonl holds prompts and answers, src/sub/c.md text" in text
+    assert "src/chat.jsonl holds pairs" in text and "src/sub/c.md holds text" in text
 
 
 def test_what_a_folder_holds_besides_text_is_left_out_by_name(tree, capsys):
@@ -275,10 +262,6 @@ def test_what_a_folder_holds_besides_text_is_left_out_by_name(tree, capsys):
         "other.jsonl": "there is no field text among: id",
     }.items():
         assert f"left out src/{name}: {why}" in out
-    for i in range(9):
-        write(f"src/{i}.png", b"\0")
-    prepare.prepare("x", input="src")
-    assert "left out 6 more files" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -389,14 +372,14 @@ def test_shares_of_documents_by_size(monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("n, splits", [(1, 3), (2, 3), (3, 3), (5, 3)])
-def test_few_documents_have_all_splits(n, splits):
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_few_documents_have_all_splits(n):
     """One document is split by position; of two or more, val has whole ones, and test the end of
     the largest one if none is small."""
     texts = [f"{i} {'some words of the king ' * 40}\n" for i in range(n)]
     write("rows.jsonl", jsonl([{"text": text} for text in texts]))
     meta, parts = prepare.prepare("x", "rows.jsonl", "gpt2"), {}
-    assert len(meta["splits"]) == splits
+    assert len(meta["splits"]) == 3
     tokens = {split: entry["tokens"] for split, entry in meta["splits"].items()}
     assert all(tokens.values()) and tokens["test"] <= 0.05 * sum(tokens.values()) + 1
     if n > 1:
@@ -447,8 +430,6 @@ def test_a_bpe_learns_only_from_what_is_in_train(monkeypatch):
     meta = prepare.prepare("x", input="rows.jsonl", tokenizer="bpe", vocab_size=300)
     assert meta["tokenizer"] == "bpe" and set(learned) <= set(documents_of("train"))
     assert len(learned) > 300
-    text = message(lambda: prepare.prepare("x", input="rows.jsonl", vocab_size=300))
-    assert "add --tokenizer=bpe" in text
 
 
 # ---------------------------------------------------------------- the folder

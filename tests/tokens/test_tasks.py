@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import train
-from helpers.runs import arguments, equal, losses, stop_after, two_ranks, weights
+from helpers.runs import arguments, equal, losses, stop_after, weights
 from prepare import prepare
 from tokens import tasks
 from tokens.pairs import Pairs
@@ -144,21 +144,6 @@ def test_the_measures_are_those_of_greedy_answers(tasks_dir, tmp_path, capsys):
     assert {"report_accuracy", "report_exact"} <= row.keys()
 
 
-def test_a_task_is_learned_and_reported(tasks_dir, tmp_path, capsys):
-    """Sixty samples can be memorised: those of the training split, scored with --split=train."""
-    run = arguments(tasks_dir, tmp_path / "run", "--dataset=task:induction", "--block_size=98")
-    more = ["--max_iters=60", "--eval_interval=60", "--learning_rate=1e-2", "--batch_size=20"]
-    train.main([*run, *more])
-    assert losses(tmp_path / "run", "val_exact") == losses(tmp_path / "run", "val_accuracy")
-    printed = capsys.readouterr().out
-    assert re.search(
-        r"step 60: .* bits per byte, [\d.]+% of the answers right, [\d.]+% of", printed
-    )
-    out = f"--out_dir={tmp_path / 'run'}"
-    train.main(["--init_from=resume", out, "--eval_only", "--split=train"])
-    assert re.search(r"task:induction: train loss .* of the answers right", capsys.readouterr().out)
-
-
 def test_interrupted_and_resumed_is_uninterrupted(tasks_dir, tmp_path):
     straight, stopped = (arguments(tasks_dir, tmp_path / word, *RUN) for word in ("a", "b"))
     train.main(straight)
@@ -168,18 +153,6 @@ def test_interrupted_and_resumed_is_uninterrupted(tasks_dir, tmp_path):
     assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
     for key in ("loss", "val_loss", "val_exact", "val_accuracy", "report_accuracy"):
         assert losses(tmp_path / "a", key) == losses(tmp_path / "b", key) != []
-
-
-@pytest.mark.slow
-def test_two_ranks_are_one_process(tasks_dir, tmp_path):
-    run = arguments(tasks_dir, tmp_path / "one", *RUN, "--gradient_accumulation_steps=2")
-    train.main(run)
-    process = two_ranks(*run, f"--out_dir={tmp_path / 'two'}")
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    for key in ("loss", "val_loss", "val_accuracy", "val_exact", "report_accuracy"):
-        a, b = losses(tmp_path / "one", key), losses(tmp_path / "two", key)
-        assert [value for _, value in b] == pytest.approx([value for _, value in a], abs=2e-5)
 
 
 def test_the_vocabulary_is_common(tasks_dir, tmp_path):

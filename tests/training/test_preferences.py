@@ -241,7 +241,7 @@ def test_preferences_and_pairs_are_two_datasets(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": "a", "answer": "b"}) + "\n")
     text = message(prepare, "x", str(tmp_path / "*.jsonl"), "byte", str(tmp_path / "data"))
-    assert "a.jsonl holds preferences" in text and "b.jsonl prompts and answers" in text
+    assert "a.jsonl holds preferences" in text and "b.jsonl holds pairs" in text
 
 
 def test_the_example_can_be_prepared(tmp_path):

@@ -1,0 +1,16 @@
+"""What the tests of the data share: an empty folder to work in."""
+
+import pytest
+
+from helpers.texts import no_network, tiny_bpe
+from tokens import downloads
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """An empty folder, and no source of text but those that a test opens; GPT-2's tokenizer is a
+    tiny one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CORPUS_DIR", raising=False)
+    monkeypatch.setattr(downloads, "download", no_network)
+    monkeypatch.setattr(downloads, "gpt2_tokenizer", tiny_bpe)
