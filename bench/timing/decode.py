@@ -11,8 +11,9 @@ Writes bench/results/speed_decode.md.
 """
 
 import copy
-import re
-import sys
+import os
+import shutil
+import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
@@ -22,16 +23,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.timing import llamacpp, peers, results
+from bench.timing import peers, results
 from bench.timing.results import interval, ratio_text, threads_text, turns, write
 from common.configurator import PositiveInt, build, load
 from common.errors import UserError
-from common.files import ROOT
 from common.runtime import versions
 from model_llama import Llama, LlamaConfig
 from parts.cache import KVCache
 from sampling.fast import prepare
-from weights.checkpoint import open_run, save
+from weights import gguf
 from weights.export import to_hf
 
 SIZES = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size")
@@ -48,7 +48,6 @@ MODES = (  # of sampling/fast.py: dtype, compiled
     ("float32", True),
     ("int8", True),
 )
-STARTS = (("float32", False), ("int8", False), ("int8", True))  # of sample.py: likewise
 
 
 @dataclass
@@ -104,6 +103,36 @@ def nanogpt_arm(path, c):
     return lambda n: model.generate(torch.tensor([[1]]), n, top_k=1)[0, 1:].tolist()
 
 
+FORMATS = {"F32": "F32", "F16": "F16", "Q8_0": "F16"}  # of weights: of the keys and values
+
+
+def llamacpp_arms(path, model, folder):
+    """{name: function that writes n tokens with llama.cpp and returns (tokens, its own tokens/s)}
+    for each number format; the weights are written to `folder` as GGUF. Raises UserError unless
+    node and node-llama-cpp, which brings llama.cpp, are there."""
+    if not Path(path, "node_modules", "node-llama-cpp").is_dir() or not shutil.which("node"):
+        fix = "install Node.js, and run `npm install node-llama-cpp` there"
+        raise UserError("no node-llama-cpp here", f"llamacpp={path}", fix)
+    config, tensors = to_hf("llama", vars(model.config), model.state_dict(), ("llama",))
+    characters = "".join(map(chr, range(256, 256 + config["vocab_size"])))
+    arms = {}
+    for kind, cache in FORMATS.items():
+        file = folder / f"{kind}.gguf"
+        gguf.write(file, config, tensors, {"kind": "char", "chars": characters}, kind)
+        script = Path(__file__).with_name("llamacpp.mjs")
+        arms[f"llama.cpp, {kind}"] = partial(
+            run_llamacpp, ["node", script, Path(path).resolve(), file, cache]
+        )
+    return arms
+
+
+def run_llamacpp(command, n):
+    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    words = [*map(str, command), str(n)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
+    return [int(word) for word in done.stdout.split()], float(done.stderr.split()[-1])
+
+
 def our_modes(model):
     """({name: the model prepared for the mode}, {name: how long that took, if compiled})."""
     models, notes = {OURS: copy.deepcopy(model)}, {}
@@ -134,16 +163,6 @@ def greedy(model, n, given=None):
     return out if given is None else torch.stack(out)
 
 
-def bandwidth():
-    """GB/s of reading 256 MB in sequence, the best of ten."""
-    x, best = torch.ones(64 * 2**20), float("inf")
-    for _ in range(10):
-        began = time.perf_counter()
-        x.sum()
-        best = min(best, time.perf_counter() - began)
-    return x.numel() * 4 / best / 1e9
-
-
 def timed(arm, n):
     """(tokens, tokens per second). An arm may return both by itself."""
     began = time.perf_counter()
@@ -153,11 +172,10 @@ def timed(arm, n):
     return tokens, n / (time.perf_counter() - began)
 
 
-def race(config, model, models, commands, n):
+def race(config, model, models, engines, n):
     """({name: tokens per second of each round}, {name: the tokens})."""
     arms = {name: partial(greedy, mode) for name, mode in models.items()}
-    arms[TRANSFORMERS] = transformers_arm(model)
-    arms |= {name: llamacpp.program_arm(command) for name, command in commands.items()}
+    arms |= {TRANSFORMERS: transformers_arm(model)} | engines
     if config.nanogpt:
         arms[NANOGPT] = nanogpt_arm(config.nanogpt, model.config)
     speeds, texts = {name: [] for name in arms}, {}
@@ -168,43 +186,6 @@ def race(config, model, models, commands, n):
         speeds[name].append(speed)
     texts.pop(NANOGPT, None)  # another model's
     return {name: np.array(rounds) for name, rounds in speeds.items()}, texts
-
-
-# ---------------------------------------------------------------- starting
-
-
-def save_run(model, folder):
-    """Make a folder one that sample.py opens, with a model in it."""
-    state = {"data": "", "best_val_loss": None, "best_step": None, "seconds": 0.0}
-    config = {"model": "llama"} | vars(model.config)
-    words = llamacpp.one_word_each(model.config.vocab_size)
-    save(folder, 0, model.state_dict(), {}, state, config, words, True)
-    return folder
-
-
-def start_times(run, commands, rounds):
-    """{name: (seconds of the command that writes one token, seconds of loading, or None)}, a list
-    of one per round each."""
-    ours = [sys.executable, ROOT / "sample.py", f"--out_dir={run}", "--device=cpu"]
-    ours += ["--num_samples=1", "--max_new_tokens=1"]
-    modes, starts = {}, {name: [*command, 1] for name, command in commands.items()}
-    for dtype, compiled in STARTS:
-        name = f"sample.py, {dtype}, {'compiled before' if compiled else 'eager'}"
-        modes[name] = dtype, compiled
-        starts[name] = [*ours, f"--dtype={dtype}", f"--compile={compiled}"]
-
-    times = {name: ([], []) for name in starts}
-    for _, name in turns(starts, rounds):
-        began = time.perf_counter()
-        done = llamacpp.run_program(starts[name])
-        times[name][0].append(time.perf_counter() - began)
-        if name in modes:
-            began = time.perf_counter()
-            prepare(open_run(run)[0], modes[name][0], compile=modes[name][1])
-            times[name][1].append(time.perf_counter() - began)
-        elif said := re.search(r"loaded in ([\d.]+) s", done.stderr):
-            times[name][1].append(float(said[1]))
-    return times
 
 
 # ---------------------------------------------------------------- the page
@@ -229,30 +210,25 @@ def divergence(truth, model, text):
     return max(0.0, (truth.exp() * (truth - predicted)).sum(-1).mean().item())
 
 
-def table(config, model, n, commands):
+def table(config, model, n, engines):
     """The lines of the table for torch's number of threads."""
-    reads = bandwidth()
     models, notes = our_modes(model)
-    speeds, texts = race(config, model, models, commands, n)
+    speeds, texts = race(config, model, models, engines, n)
     medians = {name: np.median(values) for name, values in speeds.items()}
-    matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and name != "wte.weight"]
-    read_per_token = sum(p.numel() for p in matrices)
     truth = greedy(models[OURS], n, texts[OURS])
     # {bytes of a weight: the row to compare with}
     rivals = LLAMACPP if LLAMACPP[4] in speeds else dict.fromkeys((4, 2, 1), TRANSFORMERS)
-    heads = ["", "tokens/s", f"times {rivals[4].split(',')[0]}", "share", "same text", "KL", ""]
+    heads = ["", "tokens/s", f"times {rivals[4].split(',')[0]}", "same text", "KL", ""]
     lines = [
-        f"## {threads_text(torch.get_num_threads())}: {reads:.1f} GB/s",
+        f"## {threads_text(torch.get_num_threads())}",
         "",
         f"| {' | '.join(heads)} |",
         "|---" * len(heads) + "|",
     ]
     for name in sorted(medians, key=medians.get):
-        speed, size = medians[name], number_bytes(name)
-        cells = [name, f"{speed:.0f} ({max(speeds[name]):.0f})"]
-        peer = speeds.get(rivals[size])
+        cells = [name, f"{medians[name]:.0f} ({max(speeds[name]):.0f})"]
+        peer = speeds.get(rivals[number_bytes(name)])
         cells.append("" if peer is None else ratio_text(*interval(speeds[name] / peer)))
-        cells.append(f"{100 * speed * read_per_token * size / 1e9 / reads:.0f} %")
         cells.append(str(equal_tokens(texts[name], texts[OURS])) if name in texts else "")
         ours = models.get(name)
         cells.append(f"{divergence(truth, ours, texts[OURS]):.1e}" if ours else "")
@@ -261,21 +237,8 @@ def table(config, model, n, commands):
     return [*lines, ""]
 
 
-def start_table(run, commands, rounds):
-    """The lines of the table of starting times."""
-    lines = ["| one token | seconds | of them loading |", "|---|---|---|"]
-    times = start_times(run, commands, rounds)
-    for name, (seconds, loading) in sorted(times.items(), key=lambda item: np.median(item[1][0])):
-        load = f"{np.median(loading):.2f}" if loading else ""
-        lines.append(f"| {name} | {np.median(seconds):.2f} ({min(seconds):.2f}) | {load} |")
-    print("\n".join(lines), "\n", flush=True)
-    return [*lines, ""]
-
-
 def report(config, argv):
     """Measure, and write the page."""
-    if config.llamacpp:
-        llamacpp.check_folder(config.llamacpp)
     peers.check_nanogpt(config.nanogpt)
     model = random_llama(config)
     c, facts = model.config, versions()
@@ -285,13 +248,9 @@ def report(config, argv):
         f"A LLaMA of {size:.2f} M parameters ({c.n_layer} layers, {c.n_head} heads, "
         f"{c.n_embd} wide, vocabulary {c.vocab_size}), {n} tokens after one; median of "
         f"{config.rounds} alternating rounds, the fastest in brackets.",
-        "Share: bytes of weights read per second over what this machine reads in sequence from "
-        "memory (what stays in its caches may exceed it).",
         "Same text: tokens equal to the model's own greedy text before the first difference.",
         "KL: of the mode's predictions from the model's, nats per token, along that text.",
-        "Times another engine: the one with as many bytes per weight. The lower table: the whole "
-        "command that writes one token, the start of Python or node included; loading is reading "
-        "the weights and preparing them.",
+        "Times another engine: the one with as many bytes per weight.",
     ]
     head = [
         "# Generation, one token after another: batch 1, greedy",
@@ -304,14 +263,12 @@ def report(config, argv):
     ]
     lines = list(head)
     with tempfile.TemporaryDirectory() as scratch:
-        folder, commands = Path(scratch), {}
+        engines = {}
         if config.llamacpp:
-            commands |= llamacpp.commands(config.llamacpp, model, folder)
-        run = save_run(model, folder)
+            engines = llamacpp_arms(config.llamacpp, model, Path(scratch))
         for threads in [config.threads] if config.threads else [1, 2]:
             torch.set_num_threads(threads)
-            lines += table(config, model, n, commands)
-            lines += start_table(run, commands, config.rounds)
+            lines += table(config, model, n, engines)
     write(lines, "speed_decode")
     print("\n".join(head))
 
