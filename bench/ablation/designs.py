@@ -4,7 +4,6 @@ Design `factorial`: every run serves every effect. Each factor has two levels, a
 design, an arm, sets all of them. A fraction has resolution V: main effects and two-factor
 interactions are free of each other (Box, Hunter and Hunter, Statistics for Experimenters)."""
 
-import itertools
 import json
 import re
 from collections import Counter
@@ -44,7 +43,6 @@ class Arm:
     against: str | None = "base"  # the arm it is compared with; None: a cell of a factorial
     cell: dict | None = None  # {factor: 0 or 1} in a factorial
     replicate: bool = False  # whether it is the second copy of the base
-    interaction_of: list | None = None  # the two arms whose changes it combines
     values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
     match: dict | None = None
     curve: float | None = None  # the base at this multiple of its tokens
@@ -71,7 +69,7 @@ def enumerate_arms(config, base):
     parts = {key: value for key, value in other_corner.items() if getattr(here, key) != value}
 
     arms = [Arm("base", {})]
-    if {"leave_one_in", "leave_one_out"} & set(designs) or designs == ["pairs"] and not by_hand:
+    if {"leave_one_in", "leave_one_out"} & set(designs):
         arms += [Arm(part_name(key, value), {key: value}) for key, value in parts.items()]
     if "ladder" in designs:
         arms += ladder(config.order, parts, by_hand)
@@ -83,8 +81,6 @@ def enumerate_arms(config, base):
         dense = [word for word, filled in ARCH.items() if filled["mlp"].split("_")[0] not in SPARSE]
         arms += [Arm(word, {"arch": word}) for word in dense if word != model]
     arms += by_hand.values()
-    if "pairs" in designs:
-        arms += pairs(arms[1:])
     arms.append(Arm("base again", {}, replicate=True))
     check_names(arms, config)
     return arms
@@ -157,16 +153,6 @@ def axis(slot, base, here):
             changes |= {"rope_factor": 4.0, "rope_original": here.block_size}
         arms.append(Arm(part_name(slot, word), changes))
     return arms
-
-
-def pairs(arms):
-    """One arm per pair of arms that change different keys of the base."""
-    single = [arm for arm in arms if arm.against == "base" and "arch" not in arm.changes]
-    return [
-        Arm(f"{a.name} and {b.name}", a.changes | b.changes, interaction_of=[a.name, b.name])
-        for a, b in itertools.combinations(single, 2)
-        if not a.changes.keys() & b.changes.keys()
-    ]
 
 
 def curve_arms(config, base):

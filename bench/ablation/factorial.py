@@ -138,8 +138,8 @@ def judged(terms, models, attrs):
     for place, term in enumerate(terms):
         name, pair = ":".join(term), len(term) == 2
         kind, against = ("interaction", " + ".join(term)) if pair else ("effect", "its low level")
-        line = verdicts.row_of(name, name, against, kind, [])
-        line |= {key: values[place].item() for key, values in columns.items()} | {"term": term}
+        line = verdicts.row_of(name, against, kind, term=term)
+        line |= {key: values[place].item() for key, values in columns.items()}
         lines.append(line if reached else line | {"verdict": "no verdict"})
     return lines
 

@@ -47,9 +47,7 @@ PRICES = {  # column -> keys of costs.jsonl
     "ms_per_step": ("milliseconds_per_step", "median"),
     "memory_bytes": ("peak_memory_bytes",),
     "kv_bytes_per_token": ("kv_bytes_per_token",),
-    "decode_ms": ("decode_ms_per_token", "median"),
 }
-TIMED = ("step_ratio", "milliseconds_per_step", "decode_ms_per_token")
 COSTS = tuple(PRICES)
 RUN = ["arm", "seed", "rate", "purpose", "code_hash", "config_hash"]  # what identifies a run
 COLUMNS = [
@@ -83,7 +81,7 @@ def complete(content, path="sweep.json"):
     arms = {arm: plan_of_arm(facts, base) for arm, facts in arms.items() if is_arm(facts)}
     for arm in content["arms"]:
         facts = arms.get(arm)
-        if not facts or not {facts["against"], *facts["interaction_of"]} <= arms.keys():
+        if not facts or facts["against"] not in arms:
             warn(f"{path}: the arm {arm!r} is not readable and left out")
             arms.pop(arm, None)
     looks, seeds, margin = (content.get(key) for key in ("looks", "seeds", "margin"))
@@ -104,19 +102,14 @@ def is_arm(facts):
     """Whether an entry of a plan's arms can be used."""
     if not isinstance(facts, dict) or not isinstance(facts.get("changes", {}), dict):
         return False
-    pair, against = facts.get("interaction_of") or [], facts.get("against")
-    if not isinstance(pair, list) or len(pair) not in (0, 2):
-        return False
-    texts = all(isinstance(arm, str) for arm in [*pair, against or ""])
-    kinds = isinstance(facts.get("cell"), dict | None), isinstance(facts.get("curve"), Real | None)
-    return texts and all(kinds)
+    kinds = {"against": str | None, "cell": dict | None, "curve": Real | None}
+    return all(isinstance(facts.get(key), kind) for key, kind in kinds.items())
 
 
 def plan_of_arm(facts, base):
     """What a plan says about an arm, with defaults."""
     usual = {"changes": {}, "match": None, "cell": None, "curve": None}
     own = {"against": facts.get("against") or base}
-    own |= {"interaction_of": facts.get("interaction_of") or []}
     own |= {key: text(facts.get(key)) for key in ("config_hash", "code_hash")}
     return usual | facts | own | {"replicate": facts.get("replicate", facts.get("again")) is True}
 
@@ -299,7 +292,7 @@ def cost_of(line, is_base=False):
     if is_base:
         line = line | {"step_ratio": {"ratio": 1.0, "low": 1.0, "high": 1.0}}
     if line.get("quiet") is False:
-        line = line | dict.fromkeys(TIMED)
+        line = line | dict.fromkeys(("step_ratio", "milliseconds_per_step"))
     costs = {"machine": machine, "arm": line["arm"]}
     for column, (key, *inner) in PRICES.items():
         value = line.get(key)

@@ -138,8 +138,7 @@ def affordable(sweep, undecided, first, end, seconds_left):
     names = set()
     for name in sorted(undecided, key=undecided.get):
         arm = sweep.arms[name]
-        compared = {name, arm.against, *(arm.interaction_of or ()), *sweep.control_arms()}
-        wanted = names | compared & set(sweep.arms)
+        wanted = names | {name, arm.against, *sweep.control_arms()} & set(sweep.arms)
         jobs = sweep.report_jobs(first, end, wanted)
         if (
             sum(sweep.predicted.get(job.arm, 0.0) for job in jobs) / len(sweep.slots)

@@ -19,7 +19,6 @@ DESIGN = {
     "ladder": None,  # one part after the other; each rung is compared with the one below
     "axis": None,  # all words of one slot
     "archs": None,  # all dense named architectures
-    "pairs": None,  # all pairs of the other designs' arms
     "arms": None,  # those given by hand
     "factorial": None,  # two levels of each factor, combined
     "scale": None,  # the arms of the other designs, at several sizes

@@ -33,10 +33,10 @@ LEAST_BLOCKS = 50  # of text, for an interval over it
 COLUMNS = [
     *("name", "arm", "against", "kind", "n", "n_control", "diverged", "loss", "sd", "difference"),
     *("se", "df", "low", "high", "p", "p_looks", "p_holm", "p_tie", "verdict", "reason"),
-    *("more_seeds", "text_low", "text_high", "worth", "worth_low", "worth_high", "worth_beyond"),
+    *("more_seeds", "text_low", "text_high", "worth", "worth_low", "worth_high"),
     *("worth_time", "worth_time_low", "worth_time_high"),
 ]
-TEXTS = {"verdict": "no verdict", "reason": "", "worth_beyond": "", "diverged": 0}
+TEXTS = {"verdict": "no verdict", "reason": "", "diverged": 0}
 
 
 # ---------------------------------------------------------------- tests, on arrays
@@ -71,7 +71,7 @@ class Contrast(NamedTuple):
 
 def contrast(groups, weights=(1, -1), pooled=None):
     """The Contrast of the weighted means of independent groups, each [n, ...], by Welch's test. The
-    interactions of pairs have four groups, slopes more: scipy's test has two. `pooled` (variance,
+    slopes of scales have more groups than two: scipy's test has two. `pooled` (variance,
     degrees of freedom) replaces the groups' own variances."""
     with np.errstate(all="ignore"):
         difference = sum(w * np.mean(x, 0) for w, x in zip(weights, groups, strict=True))
@@ -104,15 +104,13 @@ def rank_test(group, control):
     return np.maximum(test.pvalue, 2 / math.comb(n + m, n)), test.statistic - n * m / 2
 
 
-def compare(groups, weights, margin):
+def compare(groups, margin):
     """(p, p of a tie, direction) of groups of losses, not corrected; (1, 1, 0) if one is empty."""
     if not all(map(len, groups)):
         return 1.0, 1.0, 0.0
     if all(np.isfinite(group).all() for group in groups):
-        test = contrast(groups, weights)
+        test = contrast(groups)
         return float(test.p()), float(test.p_tie(margin)), float(test.difference)
-    if len(groups) > 2:
-        return 1.0, 1.0, 0.0
     p, direction = rank_test(*groups)
     return float(p), 1.0, float(direction)
 
@@ -171,7 +169,7 @@ def over_share(p, shares):
 
 def judge(runs, plan, history=(), measure="loss"):
     """The DataFrame of the verdicts of a sweep by a column of its runs: COLUMNS, a row for each
-    comparison in the plan's order, the replicate, then interactions. worth is inf above the curve
+    comparison in the plan's order, then the replicate. worth is inf above the curve
     and 0 below it; more_seeds inf where it is over MOST_SEEDS. attrs say what the sweep can see."""
     losses, comparisons = losses_of(runs, measure), comparisons_of(plan)
     control = finite(pick(losses, rows.control_group(plan)))
@@ -210,11 +208,9 @@ def judge(runs, plan, history=(), measure="loss"):
 
 
 def undecided(runs, plan, history=()):
-    """{arm: about how many more seeds may decide it, inf if unknown} of the undecided arms. A pair
-    is undecided as long as its own verdict or its interaction's is."""
-    open_rows = judge(runs, plan, history).query("verdict == 'undecided'")
-    needed = open_rows.more_seeds.fillna(math.inf).groupby(open_rows.arm, sort=False).max()
-    return needed.to_dict()
+    """{arm: about how many more seeds may decide it, inf if unknown} of the undecided arms."""
+    rows_left = judge(runs, plan, history).query("verdict == 'undecided'")
+    return dict(zip(rows_left.arm, rows_left.more_seeds.fillna(math.inf), strict=True))
 
 
 def margin_of(plan, curve):
@@ -227,29 +223,21 @@ def margin_of(plan, curve):
 
 
 def comparisons_of(plan):
-    """The rows of `judge`, with their groups of arms and the weights of these."""
-    swaps, interactions, control = [], [], rows.control_group(plan)
+    """The rows of `judge` without numbers, with their two groups of arms."""
+    compared, control = [], rows.control_group(plan)
     for arm in rows.judged_arms(plan):
-        facts = plan["arms"][arm]
-        against, pair = facts["against"], facts["interaction_of"]
+        against = plan["arms"][arm]["against"]
         groups = [[arm], control if against == plan["base"] else [against]]
-        swaps.append(row_of(arm, arm, against, "swap", groups))
-        if pair:  # (arm - a) - (b - base): the effect of both beyond the sum of their effects
-            a, b = pair
-            beyond, groups = f"{a} + {b}", [[arm], [a], [b], control]
-            interactions.append(
-                row_of(f"{arm}: beyond {beyond}", arm, beyond, "interaction", groups)
-            )
+        compared.append(row_of(arm, against, "swap", groups=groups))
     base, *replicates = control
-    copies = [row_of(arm, arm, base, "replicate", [[arm], [base]]) for arm in replicates]
-    return swaps + copies + interactions
+    copies = [row_of(arm, base, "replicate", groups=[[arm], [base]]) for arm in replicates]
+    return compared + copies
 
 
-def row_of(name, arm, against, kind, groups):
-    """A row of `judge` without numbers, with its groups of arms and their weights."""
-    weights = (1, -1, -1, 1)[: len(groups)]
-    own = dict(name=name, arm=arm, against=against, kind=kind, groups=groups, weights=weights)
-    return dict.fromkeys(COLUMNS, math.nan) | TEXTS | {"reached": False} | own
+def row_of(name, against, kind, **more):
+    """A row of `judge` without numbers."""
+    empty = dict.fromkeys(COLUMNS, math.nan) | TEXTS | {"reached": False}
+    return empty | dict(name=name, arm=name, against=against, kind=kind, **more)
 
 
 def losses_of(runs, measure):
@@ -283,18 +271,17 @@ def describe(row, runs, losses, curve, plan, pooled):
     groups = [pick(losses, arms) for arms in row["groups"]]
     own = finite(groups[0])
     row |= {"n": len(groups[0]), "n_control": len(groups[1]), "diverged": len(groups[0]) - len(own)}
-    if len(own) and row["kind"] != "interaction":
+    if len(own):
         row |= {"loss": float(own.mean()), "sd": float(np.sqrt(variance(own)))}
     if row["kind"] == "replicate":
         row["verdict"] = "noise"
     if not all(len(group) and np.isfinite(group).all() for group in groups):
-        row["p"] = compare(groups, row["weights"], math.nan)[0]
+        row["p"] = compare(groups, math.nan)[0]
         return
-    row |= contrast(groups, row["weights"], pooled).columns()
+    row |= contrast(groups, pooled=pooled).columns()
     if row["kind"] != "replicate":  # two models differ on every text
-        parts = zip(row["groups"], row["weights"], groups, strict=True)
-        weights = {arm: weight / len(group) for arms, weight, group in parts for arm in arms}
-        row |= text_interval(runs, weights)
+        weights = {row["arm"]: 1 / row["n"]}
+        row |= text_interval(runs, weights | dict.fromkeys(row["groups"][1], -1 / len(groups[1])))
     if curve and row["kind"] == "swap" and row["against"] == plan["base"]:
         se, n = row["sd"] / math.sqrt(len(own)), len(own)
         if pooled:
@@ -327,7 +314,7 @@ def decide(judged, losses, attrs):
     for look in [*taken[:-1], None]:
         for row in judged:
             groups = [pick(losses, arms, look and look.seeds) for arms in row["groups"]]
-            tests.append(compare(groups, row["weights"], attrs["margin"]))
+            tests.append(compare(groups, attrs["margin"]))
             row["reached"] |= look is not None and all(map(len, groups))
     tests = np.moveaxis(np.reshape(tests, (len(taken), len(judged), 3)), -1, 0)
 

@@ -104,7 +104,6 @@ def columns_of(curve, loss, se, n, ratio):
     """The columns of a verdict that say what an arm with this loss is worth. ratio: of its step
     time to the base's, with its interval; nan if it was not timed."""
     columns = dict(zip(("worth", "worth_low", "worth_high"), curve.worth(loss, se, n), strict=True))
-    columns["worth_beyond"] = {math.inf: ">", 0.0: "<"}.get(columns["worth"], "")
     if np.isfinite(ratio).all() and np.min(ratio) > 0:
         names = ("worth_time", "worth_time_low", "worth_time_high")
         columns |= dict(zip(names, curve.worth(loss, se, n, ratio), strict=True))

@@ -55,13 +55,6 @@ def test_designs_come_from_the_dictionaries():
     assert {"rope", "sandwich", "wide"} <= set(mixed)
 
 
-def test_pairs_combine_all_single_changes():
-    pairs = [arm for arm in names(design="pairs").values() if arm.interaction_of]
-    assert len(pairs) == len(DIFFER) * (len(DIFFER) - 1) // 2
-    assert pairs[0].interaction_of == ["rope", "rmsnorm"]
-    assert pairs[0].changes.keys() == {"position", "norm"}
-
-
 def test_ladder_goes_from_one_corner_to_the_other():
     order = ["norm", "position", "mlp", "tie_embeddings", "bias", "gqa"]
     by_hand = {"gqa": dict(n_kv_head=1)}

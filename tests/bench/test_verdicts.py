@@ -186,19 +186,6 @@ def test_a_ladder_compares_each_rung_with_the_one_before(tmp_path):
     assert swiglu["difference"] == pytest.approx(-0.06, abs=0.02) and math.isnan(swiglu["worth"])
 
 
-def test_the_interaction_is_what_two_swaps_do_beyond_each_alone(tmp_path):
-    effects = ROPE | {"swiglu": -0.05, "both": -0.3}
-    arms = {"both": {"interaction_of": ["rope", "swiglu"]}}
-    sweep, lines, _ = make_sweep(tmp_path, effects=effects, arms=arms, seeds=8, **CALM)
-    last = judge(sweep, lines)[0].iloc[-1]
-    groups = ["both"], ["rope"], ["swiglu"], ["base", "base-again"]
-    means = [reported(lines, *arms).mean() for arms in groups]
-    assert (last.kind, last["name"], last.verdict) == (
-        *("interaction", "both: beyond rope + swiglu", "better"),
-    )
-    assert last.difference == pytest.approx(means[0] - means[1] - means[2] + means[3])
-
-
 def test_a_screening_says_larger_than_the_noise_or_not_seen(tmp_path):
     sweep, lines, _ = make_sweep(tmp_path, seeds=3, screening=True, stale=False)
     words = judge(sweep, lines)[0].set_index("arm").verdict

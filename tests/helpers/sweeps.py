@@ -168,7 +168,6 @@ def plan_of(name, curve=None):
         "changes": {} if curve else CHANGES.get(name, {"mlp": name}),
         "against": "base",
         "replicate": name == "base-again",
-        "interaction_of": None,
         "config_hash": f"c-{name}",
         "code_hash": OF_THE_CODE["code_hash"],
         "match": None if curve or name in ("base", "base-again") else match,
