@@ -217,8 +217,7 @@ class Attention(Mixer):
 
     def skips(self, x, scheme):
         """Whether `blocked` does here what `attend` does, and faster: on a CPU, where a text
-        x (B, T, C) is LONG and at least four blocks, without a bias of the scores, and without
-        dropout of its weights, which would drop other weights in blocks."""
+        x (B, T, C) is LONG and at least four blocks, without a bias or dropout of the scores."""
         block, drops = self.window or self.group, self.training and self.attn_dropout.p
         long = 0 < 4 * block <= x.size(1) and x.size(1) >= LONG
         return bool(long and x.device.type == "cpu" and scheme.acts_on != "scores" and not drops)
@@ -244,8 +243,7 @@ class Attention(Mixer):
 
     def flexible(self, q, scheme):
         """Whether `flex` can and should do what `attend` does here: more than plain causal
-        attention, no dropout, no bias but ALiBi's, which it can make from the positions alone, and
-        heads of 16 or more, as its kernels need."""
+        attention, no dropout, no bias but ALiBi's, and heads of 16 or more, as its kernels need."""
         biased = scheme.acts_on == "scores"
         more = self.window or self.group or self.softcap or biased
         drops = self.training and self.attn_dropout.p
@@ -271,20 +269,10 @@ class Attention(Mixer):
         blocks = where.shared[sight]
         return flex_attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=True)
 
-    # What it remembers, and what it costs.
-
     def new_state(self, cache):
         return Ring(cache, self.window) if self.window else LayerCache(cache)
 
-    @classmethod
-    def period(cls, config):
-        if {"value_residual", "value_embed"} & set(config.attn_extra.split(",")):
-            return config.n_layer
-        return math.lcm(config.full_every or 1, config.nope_every or 1)
-
     def held(self, T):
-        """2 K D numbers per token, of the last `window` tokens where there is a window, and the
-        last inputs of the convolution. Query heads do not enter."""
         keys_and_values = 2 * self.n_kv_head * self.head_dim * min(T, self.window or T)
         return keys_and_values + (self.conv.held() if self.conv else 0)
 

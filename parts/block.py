@@ -148,7 +148,7 @@ RESIDUAL = {"plain": Plain, "scaled": Scaled, "hyper": Hyper}
 
 
 class Block(Part):
-    """A word is a subclass: its `forward`, and the norms it has."""
+    """A word is a subclass: the norms it has, and `step`, how a sublayer is added with them."""
 
     norms = ("norm1", "norm2")
     reads_per_block = 2  # how often it reads the residual stream
@@ -168,17 +168,21 @@ class Block(Part):
                 setattr(self, name, norm(config.n_embd, config))
         self.residual = RESIDUAL[config.residual](config, layer, self.reads_per_block)
 
+    def forward(self, x, where, cache=None):
+        norms = [getattr(self, name) for name in self.norms]
+        h, kept = self.residual.read(x, 0, where)
+        x = self.step(kept, h, lambda h: self.attn(h, where, cache), *norms[0::2])
+        h, kept = self.residual.read(x, 1, where)
+        return self.step(kept, h, lambda h: self.mlp(h, where), *norms[1::2])
+
 
 class Pre(Block):
     """The norm before each sublayer."""
 
     paper = "GPT-2, Radford et al. 2019"
 
-    def forward(self, x, where, cache=None):
-        h, kept = self.residual.read(x, 0, where)
-        x = self.residual.add(kept, self.attn(self.norm1(h), where, cache))
-        h, kept = self.residual.read(x, 1, where)
-        return self.residual.add(kept, self.mlp(self.norm2(h), where))
+    def step(self, kept, h, sublayer, norm):
+        return self.residual.add(kept, sublayer(norm(h)))
 
 
 class Post(Block):
@@ -187,11 +191,8 @@ class Post(Block):
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
     last_norm = False
 
-    def forward(self, x, where, cache=None):
-        h, kept = self.residual.read(x, 0, where)
-        x = self.norm1(self.residual.add(kept, self.attn(h, where, cache)))
-        h, kept = self.residual.read(x, 1, where)
-        return self.norm2(self.residual.add(kept, self.mlp(h, where)))
+    def step(self, kept, h, sublayer, norm):
+        return norm(self.residual.add(kept, sublayer(h)))
 
 
 class Output(Block):
@@ -199,11 +200,8 @@ class Output(Block):
 
     paper = "OLMo 2, arXiv:2501.00656"
 
-    def forward(self, x, where, cache=None):
-        h, kept = self.residual.read(x, 0, where)
-        x = self.residual.add(kept, self.norm1(self.attn(h, where, cache)))
-        h, kept = self.residual.read(x, 1, where)
-        return self.residual.add(kept, self.norm2(self.mlp(h, where)))
+    def step(self, kept, h, sublayer, norm):
+        return self.residual.add(kept, norm(sublayer(h)))
 
 
 class Sandwich(Block):
@@ -212,11 +210,8 @@ class Sandwich(Block):
     paper = "Kim et al. 2025, arXiv:2502.02732"
     norms = ("norm1", "norm2", "norm1_out", "norm2_out")
 
-    def forward(self, x, where, cache=None):
-        h, kept = self.residual.read(x, 0, where)
-        x = self.residual.add(kept, self.norm1_out(self.attn(self.norm1(h), where, cache)))
-        h, kept = self.residual.read(x, 1, where)
-        return self.residual.add(kept, self.norm2_out(self.mlp(self.norm2(h), where)))
+    def step(self, kept, h, sublayer, norm, norm_out):
+        return self.residual.add(kept, norm_out(sublayer(norm(h))))
 
 
 class Parallel(Block):

@@ -43,9 +43,8 @@ def grown(old, new, used):
 class State:
     """What one layer remembers. A mixer chooses the class; its forward pass calls `update`.
 
-    `update` takes what the tokens last announced bring, be it a whole prompt, a chunk of one, or
-    one token, of several rows with padding before some of them. A mixer with a short convolution
-    has its last inputs here too.
+    `update` takes what the tokens last announced bring: a prompt, a chunk of one, or one token.
+    tensors() are those it holds, beside the last inputs of a short convolution.
     """
 
     def __init__(self, cache):
@@ -68,10 +67,6 @@ class State:
         kept = min(past + self.cache.spare, longer.size(1))
         self.inputs = longer[:, longer.size(1) - kept :].clone()
         return longer[:, longer.size(1) - x.size(1) - past :]
-
-    def tensors(self):
-        """The tensors it holds, beside the inputs."""
-        raise NotImplementedError
 
     def earliest(self):
         """The smallest number of tokens it can be rewound to."""

@@ -13,7 +13,6 @@ c is any object with the fields of VariantConfig. C = n_embd, V = vocab_size, T 
 B sequences.
 """
 
-import math
 import textwrap
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -50,20 +49,14 @@ class NoInitialValues(TorchFunctionMode):
 
 
 def without_numbers(c):
-    """(the model of a configuration with shapes but without memory, [(block, number of layers like
-    it)]). Layers repeat, so that only the first of each kind are made."""
-    model = without_memory(tuple(vars(c).items()))
-    kinds = len(model.blocks)
-    return model, [(block, len(range(i, c.n_layer, kinds))) for i, block in enumerate(model.blocks)]
+    """The model of a configuration, with shapes but without memory."""
+    return without_memory(tuple(vars(c).items()))
 
 
 @lru_cache(maxsize=256)
 def without_memory(items):
-    c = SimpleNamespace(**dict(items))
-    words = c.mixer.split(",")
-    c.n_layer = min(c.n_layer, math.lcm(len(words), *(MIXER[word].period(c) for word in words)))
     with torch.device("meta"), NoInitialValues():
-        return Variant(c).eval()
+        return Variant(SimpleNamespace(**dict(items))).eval()
 
 
 def count(*modules):
@@ -81,16 +74,15 @@ def mlp_width(c):
 def parameter_table(c):
     """{part: parameters}, exact. `attention` is the mixer, of any kind. `norms` has all else that a
     block has, also what is learned in the slot residual."""
-    model, blocks = without_numbers(c)
-    mixers = sum(layers * count(block.attn) for block, layers in blocks)
-    mlps = sum(layers * count(block.mlp) for block, layers in blocks)
-    whole_blocks = sum(layers * count(block) for block, layers in blocks)
+    model = without_numbers(c)
+    mixers = count(*(block.attn for block in model.blocks))
+    mlps = count(*(block.mlp for block in model.blocks))
     return {
         "embedding": count(model.wte),
         "position": count(model.wpe),
         "attention": mixers,
         "mlp": mlps,
-        "norms": whole_blocks - mixers - mlps + count(model.norm_e, model.norm_f),
+        "norms": count(model.blocks, model.norm_e, model.norm_f) - mixers - mlps,
         "head": 0 if c.tie_embeddings else count(model.lm_head),
     }
 
@@ -101,19 +93,17 @@ def parameters(c):
 
 def active_parameters(c):
     """Without the parameters that one token does not use, those of experts that are not chosen."""
-    _, blocks = without_numbers(c)
-    return parameters(c) - sum(layers * block.mlp.unused() for block, layers in blocks)
+    return parameters(c) - sum(block.mlp.unused() for block in without_numbers(c).blocks)
 
 
 def flops_per_token(c, T):
     """FLOPs of one token's forward pass in a context of T, a multiply-add being 2, as torch's
     counter has them: matrices and mixers, not norms and activations. A matrix of n weights: 2n."""
-    model, blocks = without_numbers(c)
-    flops = 2 * model.lm_head.weight.numel()
-    for block, layers in blocks:
-        matrices = [module.weight for module in block.modules() if isinstance(module, Linear)]
-        flops += layers * sum(2 * matrix.numel() for matrix in matrices)
-        flops += layers * sum(part.flops(T) for part in (block.attn, block.mlp, block.residual))
+    model = without_numbers(c)
+    matrices = [module.weight for module in model.modules() if isinstance(module, Linear)]
+    flops = 2 * sum(matrix.numel() for matrix in matrices)
+    for block in model.blocks:
+        flops += sum(part.flops(T) for part in (block.attn, block.mlp, block.residual))
     return flops
 
 
@@ -124,8 +114,7 @@ def training_flops_per_token(c, T):
 
 def kv_bytes(c, T, bytes=4):
     """Bytes of keys and values, or of other states, after T tokens of one sequence."""
-    _, blocks = without_numbers(c)
-    return bytes * sum(layers * block.attn.held(T) for block, layers in blocks)
+    return bytes * sum(block.attn.held(T) for block in without_numbers(c).blocks)
 
 
 def kv_bytes_per_token(c, bytes=4):

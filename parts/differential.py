@@ -57,21 +57,15 @@ class Differential(Attention):
             halves.append(super().attend(q, k, both, qpos, kpos, mask, bias))
         first, second = torch.cat(halves, -1).chunk(2, dim=1)  # (B, H/2, T, 2D)
 
-        raised, lowered = ((a * b).sum().exp() for a, b in self.products())
-        strength = raised - lowered + self.start
+        q1, k1, q2, k2 = (getattr(self, name) for name in self.vectors)
+        strength = (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + self.start
         y = (1 - self.start) * self.pair_norm(first - strength * second)
         return y.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
-
-    def products(self):
-        """The two pairs of vectors (D) whose products make the strength of the subtraction."""
-        q1, k1, q2, k2 = (getattr(self, name) for name in self.vectors)
-        return (q1, k1), (q2, k2)
 
     def flexible(self, q, scheme):
         return False
 
-    def flops(self, T):
-        """The weights are used twice, for the values of each head of a pair."""
+    def flops(self, T):  # the weights are used twice, for the values of each head of a pair
         return super().flops(T) + 4 * T * self.n_head * self.head_dim
 
 

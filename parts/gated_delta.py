@@ -5,14 +5,10 @@ tokens.
 """
 
 import torch
-import torch.nn as nn
 from torch.nn import functional as F
 
-from parts.norm import RMSNorm
-from parts.part import MIXER, Linear, linear
+from parts.part import MIXER
 from parts.recurrence import (
-    Decay,
-    ShortConv,
     StateMixer,
     chunk_size,
     decay_between,
@@ -35,29 +31,14 @@ class GatedDelta(StateMixer):
     paper = "Yang et al. 2024, arXiv:2412.06464"
 
     def __init__(self, config, layer):
-        super().__init__()
         C, H = config.n_embd, config.n_head
-        N = config.state_size or max(1, C // H // 2)
-        P = config.expand * C // H
-        self.shape = H, N, P  # the transpose of S
-
-        self.wq = linear(C, H * N, config)
-        self.wk = linear(C, H * N, config)
-        self.wv = linear(C, H * P, config)
-        self.wz = linear(C, H * P, config)
-        self.wa = Linear(C, H, bias=False)
-        self.wb = Linear(C, H, bias=False)
-        self.wo = linear(H * P, C, config, residual=True)
-        self.conv = ShortConv(H * (2 * N + P), config.conv or 4, bias=False)
-        self.decay = Decay(H)
-        self.norm = RMSNorm(P, config)
-        self.dropout = nn.Dropout(config.dropout)
+        N, P = config.state_size or max(1, C // H // 2), config.expand * C // H
+        shape = H, N, P  # the transpose of S
+        super().__init__(config, shape, H * N, P, conv_bias=False, heads=("wa", "wb"))
 
     def forward(self, x, where, cache=None):
         H, N, P = self.shape
-        qkv = torch.cat((self.wq(x), self.wk(x), self.wv(x)), dim=-1)
-        qkv = F.silu(self.conv(qkv, cache))  # (B, T, H (2N + P))
-        q, k, v = qkv.split((H * N, H * N, H * P), dim=-1)
+        q, k, v = self.convolved(x, cache)
         q, k = (unit(precise(a).unflatten(-1, (H, N))) for a in (q, k))  # (B, T, H, N)
         v = v.unflatten(-1, (H, P))  # (B, T, H, P)
         beta, (_, log_alpha) = self.wb(x).sigmoid(), self.decay(self.wa(x))  # (B, T, H)

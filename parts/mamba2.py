@@ -8,11 +8,8 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from parts.norm import RMSNorm
-from parts.part import MIXER, Linear, linear
+from parts.part import MIXER
 from parts.recurrence import (
-    Decay,
-    ShortConv,
     StateMixer,
     chunk_size,
     decay_between,
@@ -33,32 +30,18 @@ class Mamba2(StateMixer):
     paper = "Dao & Gu 2024, arXiv:2405.21060"
 
     def __init__(self, config, layer):
-        super().__init__()
         C, H = config.n_embd, config.n_head
-        N = config.state_size or max(1, C // 2)
-        P = config.expand * C // H
-        self.shape = N, H, P  # the transposes of S
-
-        self.wq = linear(C, N, config)
-        self.wk = linear(C, N, config)
-        self.wv = linear(C, H * P, config)
-        self.wz = linear(C, H * P, config)
-        self.wa = Linear(C, H, bias=False)
-        self.wo = linear(H * P, C, config, residual=True)
-        self.conv = ShortConv(2 * N + H * P, config.conv or 4, bias=True)
-        self.decay = Decay(H)
+        N, P = config.state_size or max(1, C // 2), config.expand * C // H
+        shape = N, H, P  # the transposes of S
+        super().__init__(config, shape, N, H * P, conv_bias=True)
         self.skip = nn.Parameter(torch.empty(H))
-        self.norm = RMSNorm(H * P, config)
-        self.dropout = nn.Dropout(config.dropout)
 
     def reset(self):
         nn.init.ones_(self.skip)
 
     def forward(self, x, where, cache=None):
-        N, H, P = self.shape
-        qkv = torch.cat((self.wq(x), self.wk(x), self.wv(x)), dim=-1)
-        qkv = F.silu(self.conv(qkv, cache))  # (B, T, 2N + H P)
-        q, k, v = qkv.split((N, N, H * P), dim=-1)
+        _, H, P = self.shape
+        q, k, v = self.convolved(x, cache)
         v = v.unflatten(-1, (H, P))
         dt, log_alpha = self.decay(self.wa(x))  # (B, T, H)
         if cache is not None:

@@ -46,11 +46,6 @@ class Mixer(Part):
     state = State  # the class of its state
     normed = False  # whether it has an RMSNorm of its own, which reads norm_eps
 
-    @classmethod
-    def period(cls, config):
-        """Layers so many apart cost the same; 1 if all do."""
-        return 1
-
     def new_state(self, cache):
         """The state of this layer in a new KVCache."""
         return self.state(cache)

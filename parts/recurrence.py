@@ -11,7 +11,8 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from parts.cache import Recurrent
-from parts.part import Mixer, Part
+from parts.norm import RMSNorm
+from parts.part import Linear, Mixer, Part, linear
 
 CHUNK = 64  # tokens that are read at once
 
@@ -25,14 +26,37 @@ class StateMixer(Mixer):
     """A mixer that remembers a state S, N P numbers per head, however long the text.
 
     A word says the same recurrence twice: step(S, ...) for one token, chunked(S, ...) for T tokens
-    in matrix products. Both return (what was read from the state, the new state). `shape` is the
-    state's, of one sequence. Its matrices are linear maps, which Muon may take; the convolution
-    and the numbers per head are AdamW's.
+    in matrix products. Both return (what was read from the state, the new state). Its matrices are
+    linear maps, which Muon may take; the convolution and the numbers per head are AdamW's.
     """
 
     state = Recurrent
     reads = ("state_size", "expand", "conv")
     normed = True
+
+    def __init__(self, config, shape, keys, norm_width, conv_bias, heads=("wa",)):
+        """shape: of the state of one sequence. keys: features of q, and of k. heads: names of the
+        maps to a number per head."""
+        super().__init__()
+        C, H = config.n_embd, config.n_head
+        values = config.expand * C // H * H
+        self.shape, self.widths = shape, (keys, keys, values)
+        self.wq = linear(C, keys, config)
+        self.wk = linear(C, keys, config)
+        self.wv = linear(C, values, config)
+        self.wz = linear(C, values, config)
+        for name in heads:
+            setattr(self, name, Linear(C, H, bias=False))
+        self.wo = linear(values, C, config, residual=True)
+        self.conv = ShortConv(sum(self.widths), config.conv or 4, conv_bias)
+        self.decay = Decay(H)
+        self.norm = RMSNorm(norm_width, config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def convolved(self, x, cache):
+        """q, k and v (B, T, ...) of x (B, T, C), out of the short convolution."""
+        qkv = torch.cat((self.wq(x), self.wk(x), self.wv(x)), dim=-1)
+        return F.silu(self.conv(qkv, cache)).split(self.widths, dim=-1)
 
     def scan(self, cache, *inputs):
         """What the T tokens of the inputs (B, T, ...) read from the state, (B, T, H, P), in float32
@@ -71,7 +95,6 @@ class StateMixer(Mixer):
         return torch.stack(outputs, dim=1), torch.stack(states, dim=1)
 
     def held(self, T):
-        """The state, and the last inputs of the convolution."""
         return math.prod(self.shape) + self.conv.held()
 
 
@@ -84,8 +107,7 @@ class ShortConv(Part):
         self.weight = nn.Parameter(torch.empty(channels, width))  # the last is of the newest token
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
 
-    def reset(self):
-        """As torch starts a convolution, which the authors of all three mixers leave so."""
+    def reset(self):  # as torch starts a convolution
         for p in self.parameters():
             nn.init.uniform_(p, -(self.width**-0.5), self.width**-0.5)
 
@@ -102,7 +124,6 @@ class ShortConv(Part):
         return 2 * self.channels * self.width
 
     def held(self):
-        """Numbers that a cache holds: the last inputs."""
         return (self.width - 1) * self.channels
 
 

@@ -196,18 +196,6 @@ def test_rope_of_a_cast_model_is_fp32():
 # ---------------------------------------------------------------- whole models
 
 
-@pytest.mark.parametrize("chunks", [[1] * 100, [20, 1, 30, 49]], ids=["tokens", "chunks"])
-def test_llama_runs_past_block_size(chunks):
-    made, idx, cache, start = tiny("llama"), tokens(2, 100), KVCache(), 0
-    logits = made(idx)[0]
-    for chunk in chunks:
-        out = made(idx[:, start : start + chunk], cache=cache)[0]
-        assert (out - logits[:, start : start + chunk]).abs().max() < 1e-5
-        start += chunk
-    longer = tiny("llama", block_size=999)
-    assert torch.equal(made(idx[:, :50])[0], longer(idx[:, :50])[0]), "block_size changes nothing"
-
-
 def test_gpt2_refuses_past_block_size():
     made, cache = tiny("gpt2"), KVCache()
     with pytest.raises(ValueError, match="17 .*16"):
@@ -216,15 +204,6 @@ def test_gpt2_refuses_past_block_size():
     with pytest.raises(ValueError, match="18 .*16"):
         made(tokens(1, 3), cache=cache)
     made(tokens(1, 1), cache=cache)  # nothing was lost
-
-
-@both
-def test_last_only(word):
-    made, idx = tiny(word), tokens(3, 9)
-    logits, loss = made(idx, last_only=True)
-    assert logits.shape == (3, 1, 99) and loss is None
-    assert (logits - made(idx)[0][:, -1:]).abs().max() < 1e-5
-    assert made(idx)[0].shape == (3, 9, 99)
 
 
 @both

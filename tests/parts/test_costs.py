@@ -6,8 +6,6 @@ the matching; the catalogue; and that the slots cost nothing.
 """
 
 import re
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -243,13 +241,6 @@ MISTAKES = [
 def test_catalogue_reports_mistakes(arg, message):
     with pytest.raises(UserError, match=message):
         costs.main([arg])
-
-
-def test_catalogue_is_a_script():
-    command = [sys.executable, "-m", "parts.costs", "--diff=gpt2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: two named")
-    assert done.stderr.count("\n") == 1
 
 
 # ---------------------------------------------------------------- the slots cost nothing

@@ -53,50 +53,40 @@ def give_experts(theirs, mlp):
     theirs.gate.weight.copy_(mlp.router.weight)
 
 
-@torch.no_grad()
-def check_mixtral(monkeypatch):
-    mixtral = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
-    mlp = randomised(config("llama", dict(mlp="moe", n_experts=5, top_k=3))).blocks[0].mlp
-    theirs = mixtral.MixtralSparseMoeBlock(
-        mixtral.MixtralConfig(
-            hidden_size=16,
-            intermediate_size=mlp.width,
-            num_local_experts=5,
-            num_experts_per_tok=3,
-        )
-    ).double()
+def check_against(monkeypatch, theirs, mlp):
+    theirs = theirs.double()
     give_experts(theirs, mlp)
+    if mlp.balance == "bias":
+        theirs.gate.e_score_correction_bias.copy_(mlp.bias)
+        for name in ("gate", "up", "down"):
+            ours = getattr(mlp.shared, name).weight
+            getattr(theirs.shared_experts, f"{name}_proj").weight.copy_(ours)
     in_float64(monkeypatch)
     x = torch.randn(2, 7, 16, dtype=torch.float64)
     assert close(mlp(x), theirs(x), 1e-9)
+
+
+@torch.no_grad()
+def check_mixtral(monkeypatch):
+    theirs = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    mlp = randomised(config("llama", dict(mlp="moe", n_experts=5, top_k=3))).blocks[0].mlp
+    sizes = dict(hidden_size=16, intermediate_size=mlp.width)
+    experts = dict(num_local_experts=5, num_experts_per_tok=3)
+    check_against(
+        monkeypatch, theirs.MixtralSparseMoeBlock(theirs.MixtralConfig(**sizes | experts)), mlp
+    )
 
 
 @torch.no_grad()
 def check_deepseek(monkeypatch):
-    deepseek = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    theirs = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
     arm = dict(mlp="moe", n_experts=6, top_k=3, shared_experts=2, moe_balance="bias")
     mlp = randomised(config("llama", arm)).blocks[0].mlp
-    theirs = deepseek.DeepseekV3MoE(
-        deepseek.DeepseekV3Config(
-            hidden_size=16,
-            moe_intermediate_size=mlp.width,
-            n_routed_experts=6,
-            num_experts_per_tok=3,
-            n_shared_experts=2,
-            n_group=1,
-            topk_group=1,
-            norm_topk_prob=True,
-            routed_scaling_factor=1.0,
-        )
-    ).double()
-    give_experts(theirs, mlp)
-    theirs.gate.e_score_correction_bias.copy_(mlp.bias)
-    for name in ("gate", "up", "down"):
-        ours = getattr(mlp.shared, name).weight
-        getattr(theirs.shared_experts, f"{name}_proj").weight.copy_(ours)
-    in_float64(monkeypatch)
-    x = torch.randn(2, 7, 16, dtype=torch.float64)
-    assert close(mlp(x), theirs(x), 1e-9)
+    sizes = dict(hidden_size=16, moe_intermediate_size=mlp.width, routed_scaling_factor=1.0)
+    experts = dict(n_routed_experts=6, num_experts_per_tok=3, n_shared_experts=2)
+    groups = dict(n_group=1, topk_group=1, norm_topk_prob=True)
+    their_config = theirs.DeepseekV3Config(**sizes | experts | groups)
+    check_against(monkeypatch, theirs.DeepseekV3MoE(their_config), mlp)
 
 
 def shares_of_all(self, scores):
@@ -182,18 +172,13 @@ def test_the_one_kernel_of_a_gpu_gives_the_same(width, out):
     assert results[0][2][1].abs().max() == 0 < results[0][2][0].abs().min()
 
 
-def test_bfloat16_reaches_the_experts():
+def test_bfloat16_reaches_the_experts(monkeypatch):
     model, x, _ = trainable()
+    seen, real = [], expert_by_expert
+    spy = lambda *args: seen.append(args[0].dtype) or real(*args)
+    monkeypatch.setattr(moe, "expert_by_expert", spy)
     with torch.autocast("cpu", torch.bfloat16):
-        seen = []
-        real, moe.expert_by_expert = (
-            expert_by_expert,
-            lambda *args: seen.append(args[0].dtype) or real(*args),
-        )
-        try:
-            low = model.eval()(x)[0]
-        finally:
-            moe.expert_by_expert = real
+        low = model.eval()(x)[0]
     assert set(seen) == {torch.bfloat16} and len(seen) == 3 * model.config.n_layer
     assert close(low.float(), model(x)[0], 0.05)
 

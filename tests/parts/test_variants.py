@@ -7,7 +7,6 @@ writing a test, but for its formula in references.py.
 
 import itertools
 import math
-import random
 from types import SimpleNamespace
 
 import pytest
@@ -408,17 +407,6 @@ def test_all_pairs_of_words(base):
         check_tiny(c)
 
 
-@pytest.mark.slow
-def test_a_sample_of_the_full_product():
-    draws, made = random.Random(0), 0  # of 16 million combinations, most of them refused
-    while made < 300:
-        words = [draws.choice(list(words)) for words in SLOTS.values()]
-        c = tiny("llama", dict(zip(SLOTS, words, strict=True)))
-        if c:
-            check_tiny(c)
-            made += 1
-
-
 # ---------------------------------------------------------------- gates 4 and 5: gradients, loss
 
 
@@ -675,17 +663,9 @@ def test_options_are_frozen():
         (dict(window=4, block_local=4), "choose one"),
         (dict(full_every=2), "full_every=2 means nothing to window=0"),
         (dict(position="rope", n_head=16), "rope rotates pairs, and n_embd=16 over n_head=16"),
-        (dict(position="rope", head_dim=5), "rope rotates pairs, and head_dim=5"),
         (dict(position="alibi", rope_fraction=0.5), "means nothing to position=alibi"),
-        (dict(position="alibi", rope_scaling="yarn"), "means nothing to position=alibi"),
-        (
-            dict(position="rope", rope_factor=2.0),
-            "nothing to rope_scaling=none.*change rope_scaling",
-        ),
-        (dict(position="alibi", nope_every=2), "nope_every=2 means nothing to position=alibi"),
         (dict(norm="rmsnorm", bias="norm"), "norm=rmsnorm has no bias"),
         (dict(mixer="mla", bias="qkv"), "bias=qkv means nothing to mixer=mla"),
-        (dict(position="rope", rope_scaling="yarn", rope_factor=0.5), "below 1"),
         (dict(attn_extra="sink,none"), "attn_extra=sink,none contradicts or repeats itself"),
         (dict(attn_extra="gate_head,gate_element"), "one gate at most"),
         (dict(mlp="moe", n_experts=2, top_k=3), "top_k=3 is above n_experts=2"),
@@ -693,11 +673,8 @@ def test_options_are_frozen():
         (dict(mlp="moe", low_rank=3), "low_rank=3 means nothing to mlp=moe"),
         (dict(mlp="moe", shared_gate=True), "shared_gate=True means nothing to shared_experts=0"),
         (dict(mlp="none"), "mlp=none leaves a norm of block=pre without use"),
-        (dict(mlp="foo"), "mlp cannot be 'foo'.*choose from relu, gelu"),
         (dict(mixer="mla", rope_head_dim=3, position="rope"), "rope_head_dim=3 is odd"),
         (dict(mixer="mla", position="alibi"), "scores, which mixer=mla does not have"),
-        (dict(mixer="mla", window=4), "window=4 means nothing to mixer=mla"),
-        (dict(mixer="mamba2", position="none", head_dim=4), "head_dim=4 means nothing to mixer="),
         (dict(mixer="differential", n_kv_head=1), "n_kv_head=1 is odd"),
         (dict(mixer="differential", attn_extra="sink"), "attn_extra=sink means nothing to mixer="),
         (dict(latent_rank=8), "latent_rank=8 means nothing to mixer=attention"),
