@@ -102,24 +102,19 @@ class Connection(Part):
 
 
 class Hyper(Plain):
-    """Hyper-connections: n streams, of which a sublayer reads a mix, writes to each, and mixes them
-    with one another; the mixes depend on the token. At first all is as in `plain`, to the last bit
-    with 2 or 4 streams: they start equal and stay so, and the model ends with their mean.
-
-    The paper's dynamic form. Its successor mHC (arXiv:2512.24880) keeps the mix of the streams
-    doubly stochastic, which makes it stable at 27 billion parameters, but cannot start as `plain`.
-    """
+    """Hyper-connections, the paper's dynamic form: n streams, of which a sublayer reads a mix,
+    writes to each, and mixes them with one another. At first all is as in `plain`, to the last bit
+    with 2 or 4 streams: they start equal and stay so, and the model ends with their mean."""
 
     paper = "Zhu et al. 2024, arXiv:2409.19606"
     reads = ("streams",)
 
     def __init__(self, config, layer, reads_per_block):
         super().__init__(config, layer, reads_per_block)
-        self.n = config.streams
-        self.width = config.n_embd
-        first = layer * reads_per_block
-        numbers = range(first, first + reads_per_block)
-        self.connections = nn.ModuleList(Connection(config, k) for k in numbers)
+        self.n, self.width, first = config.streams, config.n_embd, layer * reads_per_block
+        self.connections = nn.ModuleList(
+            Connection(config, first + k) for k in range(reads_per_block)
+        )
 
     def spread(self, x):
         return x[..., None, :].expand(-1, -1, self.n, -1)  # (B, T, n, C)

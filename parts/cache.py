@@ -31,10 +31,11 @@ def capacity(needed):
     return max(64, 2 * needed)
 
 
-def grown(old, new, used):
-    """A buffer like `new` (B, H, T, D), with room to grow and the `used` tokens of the old one."""
+def grown(old, new, used, room=None):
+    """A buffer like `new` (B, H, T, D), with room to grow and the `used` tokens of the old one.
+    Zeros, as a masked key has weight 0, but 0 times a NaN in memory would be NaN."""
     B, H, T, D = new.shape
-    buffer = new.new_empty(B, H, capacity(used + T), D)
+    buffer = new.new_zeros(B, H, room or capacity(used + T), D)
     if used:
         buffer[:, :, :used] = old[:, :, :used]
     return buffer
@@ -142,14 +143,12 @@ class Ring(LayerCache):
         old = 0 if self.k is None else self.k.size(2)
         if old == full or old >= needed:
             return
-        # Zeros, not what is in memory: a masked key has weight 0, but 0 times NaN would be NaN.
         room = min(full, capacity(needed))
-        new_k = k.new_zeros(*k.shape[:2], room, k.size(3))
-        new_v = v.new_zeros(*v.shape[:2], room, v.size(3))
+        self.k, self.v = grown(self.k, k, old, room), grown(self.v, v, old, room)
         places = pos.new_full((pos.size(0), room), -1)
         if old:
-            new_k[:, :, :old], new_v[:, :, :old], places[:, :old] = self.k, self.v, self.places
-        self.k, self.v, self.places = new_k, new_v, places
+            places[:, :old] = self.places
+        self.places = places
 
     def earliest(self):
         wrapped = self.places is not None and self.cache.peak > self.places.size(1)
@@ -172,8 +171,7 @@ class Recurrent(State):
         self.states = None  # (B, n, ...) the state after each of the last n - 1 tokens, and before
 
     def update(self, states):
-        """Remember the states (B, T, ...) after the tokens last announced; those after the last
-        spare + 1 of them are enough."""
+        """Remember the states (B, T, ...) after the tokens last announced, or the last of them."""
         if self.states is None:
             self.states = torch.zeros_like(states[:, :1])
         kept = torch.cat((self.states, states), 1)[:, -1 - self.cache.spare :]

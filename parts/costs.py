@@ -133,18 +133,18 @@ def match(c, base, what="params"):
     def cost(c):
         return flops_per_token(c, base.block_size) if what == "flops" else active_parameters(c)
 
-    goal = cost(base)
+    def at(width):
+        return cost(replace(c, mlp_width=width))
 
     def residual(width):
-        return 100 * (cost(replace(c, mlp_width=width)) / goal - 1)
+        return 100 * (at(width) / cost(base) - 1)
 
     if what == "none":
         return mlp_width(c), residual(mlp_width(c))
-    # Both costs are straight lines in the width: two points give where the line meets the goal.
-    slope = cost(replace(c, mlp_width=2)) - cost(replace(c, mlp_width=1))
-    if not slope:
+    # Both costs are straight lines in the width: two points give where the line meets the base.
+    if at(1) == at(2):
         raise ValueError(f"mlp={c.mlp}: no MLP width could match the base: choose match=none")
-    exact = 1 + (goal - cost(replace(c, mlp_width=1))) / slope
+    exact = 1 + (cost(base) - at(1)) / (at(2) - at(1))
     for step in (8, 1):
         width = max(step, step * round(exact / step))
         if abs(residual(width)) <= 0.5 and width <= 8 * mlp_width(base):
@@ -231,8 +231,7 @@ def catalogue(values):
         f"{values['model']}: {base.n_layer} layers, {base.n_head} heads, {base.n_embd} wide, "
         f"context {base.block_size}, vocabulary {base.vocab_size}; one slot changed at a time\n"
     )
-    print("slot, word           parameters           MFLOP KV bytes  paper")
-    print(" " * 39 + "per token of a full context, float32")
+    print("slot, word           parameters           MFLOP KV bytes  per token of a full context")
     for key, words in choices().items():
         print(key)
         for word in words:

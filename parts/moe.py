@@ -27,9 +27,8 @@ class Routing(NamedTuple):
     tally: torch.Tensor  # (E + 2): tokens per expert; sums over the tokens: entropy, balance loss
 
 
-class Routings:
-    """Those of all layers in one forward pass. Not a plain list, because fsdp gives each block
-    copies of the lists among its inputs."""
+class Routings:  # not a plain list, because fsdp gives each block copies of the lists it reads
+    """Those of all layers in one forward pass."""
 
     def __init__(self):
         self.of_layers = []  # bottom first; a second forward pass of a block is not read
@@ -236,9 +235,7 @@ def after_step(model, all_reduce_sum=lambda tally: tally):
     """Finish an optimizer step: keep what its micro-batches counted, for `statistics`, and move the
     balance biases. all_reduce_sum: sums a tensor over the ranks."""
     layers = layers_of(model)
-    if not layers:
-        return
-    tallies = all_reduce_sum(torch.stack([layer.tally for layer in layers]))
+    tallies = all_reduce_sum(torch.stack([layer.tally for layer in layers])) if layers else []
     for layer, tally in zip(layers, tallies, strict=True):
         layer.last = tally
         layer.tally.zero_()
@@ -249,8 +246,7 @@ def after_step(model, all_reduce_sum=lambda tally: tally):
 
 def statistics(model):
     """The columns of the log about the last step, {} without experts: what the balance added to the
-    loss, and per layer the routers' mean entropy in nats and the share of each expert in the
-    choices."""
+    loss, and per layer the router's mean entropy in nats and each expert's share of the choices."""
     layers = [layer for layer in layers_of(model) if layer.last is not None]
     if not layers:
         return {}

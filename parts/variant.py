@@ -133,10 +133,10 @@ class VariantConfig:
 
     def check_needs(self):
         """What makes exceptions from another key, or scales it, is given with that key."""
-        for key, (other, fits) in NEEDS.items():
+        for key, (other, useless) in NEEDS.items():
             given, beside = getattr(self, key), getattr(self, other)
             refuse(
-                given != getattr(VariantConfig, key) and not fits(beside),
+                given != getattr(VariantConfig, key) and beside in useless,
                 f"{key}={given} means nothing to {other}={beside}: leave it out, or change {other}",
             )
 
@@ -181,17 +181,14 @@ class VariantConfig:
         )
 
 
-def is_rope(position):
-    return position == "rope"
-
-
-NEEDS = {  # {key: (another key, whether the key means something beside a value of that)}
-    "full_every": ("window", bool),
-    "nope_every": ("position", is_rope),
-    "rope_fraction": ("position", is_rope),
-    "rope_scaling": ("position", is_rope),
-    "rope_factor": ("rope_scaling", lambda scaling: scaling != "none"),
-    "shared_gate": ("shared_experts", bool),
+UNTURNED = "position", {*POSITION} - {"rope"}
+NEEDS = {  # {key: (another key, its values beside which the key means nothing)}
+    "full_every": ("window", {0}),
+    "nope_every": UNTURNED,
+    "rope_fraction": UNTURNED,
+    "rope_scaling": UNTURNED,
+    "rope_factor": ("rope_scaling", {"none"}),
+    "shared_gate": ("shared_experts", {0}),
 }
 
 

@@ -1,7 +1,6 @@
 """
-The two models, pinned: sizes, every formula written naively, causality, initialisation. The gates
-of tests/parts/test_variants.py run on them too (cache, ragged batches, gradients, first loss).
-Parity tests make every parameter random: with a gain of 1 and a bias of 0 a forgotten one passes.
+The two models, pinned: sizes, rotary positions, loss, dropout, initialisation. The gates and
+formulas of tests/parts/test_variants.py run on them too (causality, cache, ragged batches).
 
     python -m pytest tests/test_models.py
 """
@@ -16,7 +15,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import model
 import model_llama
 from helpers.models import random_weights, tokens
 from model import GPT, GPTConfig
@@ -110,14 +108,6 @@ def attention(q, k, v):
     return scores.masked_fill(future, -math.inf).softmax(-1) @ v
 
 
-def test_gpt2_attention():
-    attn = random_weights(model.Attention(GPTConfig(n_embd=35, n_head=5)).double(), 0.5)
-    x = torch.randn(2, 9, 35, dtype=torch.float64)
-    heads = lambda layer: layer(x).unflatten(-1, (5, 7)).transpose(1, 2)
-    y = attention(heads(attn.wq), heads(attn.wk), heads(attn.wv)).transpose(1, 2).flatten(2)
-    assert (attn(x) - attn.wo(y)).abs().max() < 1e-12
-
-
 def llama_attention(theta=10000.0):
     """An attention of 6 query and 2 key heads with random weights, its input, rope and output."""
     config = LlamaConfig(n_embd=48, n_head=6, n_kv_head=2, rope_theta=theta)
@@ -126,18 +116,6 @@ def llama_attention(theta=10000.0):
     x = torch.randn(2, 9, 48, dtype=torch.float64)
     rope = rotary(torch.arange(9)[None], theta, 8)
     return attn, x, rope, attn(x, rope)
-
-
-def test_grouped_queries_are_neighbours():
-    attn, x, rope, y = llama_attention()
-    q = rotate(attn.wq(x).unflatten(-1, (6, 8)).transpose(1, 2), *rope)
-    k = rotate(attn.wk(x).unflatten(-1, (2, 8)).transpose(1, 2), *rope)
-    v = attn.wv(x).unflatten(-1, (2, 8)).transpose(1, 2)
-    out = lambda k, v: attn.wo(attention(q, k, v).transpose(1, 2).flatten(2))
-    neighbours = out(k.repeat_interleave(3, dim=1), v.repeat_interleave(3, dim=1))
-    tiled = out(k.repeat(1, 3, 1, 1), v.repeat(1, 3, 1, 1))
-    assert (y - neighbours).abs().max() < 1e-12
-    assert (y - tiled).abs().max() > 0.1, "tiled heads are another model"
 
 
 @pytest.mark.parametrize("theta", [10000.0, 100.0])

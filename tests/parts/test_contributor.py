@@ -119,7 +119,6 @@ PARTS = {  # word: (its slot, what adds it, the lines it may take, its formula)
     "contributor_mixer": ("mixer", a_mixer_with_a_state, 40, ema),
 }
 words = pytest.mark.parametrize("word", PARTS)
-EMA = dict(mixer="contributor_mixer")
 
 
 @pytest.fixture(autouse=True)
@@ -188,16 +187,10 @@ def test_the_tools_know_it(word, capsys):
 
 
 def test_what_a_mixer_cannot_use_is_refused():
-    for arm, reason in {
-        "rope": (dict(position="rope"), "rope acts on q and k, which mixer=.*mixer does not have"),
-        "alibi": (dict(position="alibi"), "choose none, learned, sinusoidal"),
-        "window": (dict(window=4), "window=4 means nothing to mixer=.*mixer .*add attention"),
-        "heads": (dict(n_kv_head=1), "n_kv_head=1 means nothing to mixer=.*mixer"),
-    }.values():
-        with pytest.raises(UserError, match=reason):
-            configure(gates.SIZES | {"model": "gpt2"} | EMA | arm)
-        configure(gates.SIZES | {"model": "gpt2", "mixer": "attention,contributor_mixer"} | arm)
-    with pytest.raises(UserError, match="mixer cannot be '.*foo'.*choose from attention, .*mixer"):
-        configure({"model": "gpt2", "mixer": "contributor_mixer,foo"})
+    base = gates.SIZES | {"model": "gpt2"}
+    for arm in (dict(position="rope"), dict(window=4), dict(n_kv_head=1)):
+        with pytest.raises(UserError, match="does not have|means nothing to mixer=contributor"):
+            configure(base | {"mixer": "contributor_mixer"} | arm)
+        configure(base | {"mixer": "attention,contributor_mixer"} | arm)
     with pytest.raises(UserError, match="more mixers than n_layer=2"):
-        configure(gates.SIZES | {"model": "gpt2", "mixer": "attention,attention,contributor_mixer"})
+        configure(base | {"mixer": "attention,attention,contributor_mixer"})

@@ -101,17 +101,6 @@ def test_costs_are_what_is_counted(change):
     assert cache.size() == costs.kv_bytes(c, 64), "correct held(T) of the mixer"
 
 
-def test_published_counts():
-    tied = dict(arch="llama", tie_embeddings=True) | SHAKESPEARE  # D45 in the claims
-    assert costs.parameters(configure(arch="gpt2")) == 124_439_808
-    assert costs.parameters(configure(arch="gpt2", **SHAKESPEARE)) == 10_770_816
-    assert costs.parameters(configure(arch="gpt2", bias=False, **SHAKESPEARE)) == 10_745_088
-    by_heads = [costs.parameters(configure(n_kv_head=heads, **tied)) for heads in (6, 3, 2, 1)]
-    assert by_heads == [10_646_784, 9_762_048, 9_467_136, 9_172_224]
-    llama7b = configure(n_layer=32, n_head=32, n_embd=4096, vocab_size=32000, block_size=2048)
-    assert costs.parameters(llama7b) == 6_738_415_616
-
-
 def test_a_published_width_of_heads():
     """Qwen3-0.6B and 4B, whose 16 and 32 heads of 128 are wider than the model."""
     qwen = dict(vocab_size=151_936, n_kv_head=8, head_dim=128, block_size=40_960)
@@ -171,14 +160,6 @@ def test_matching_by_hand():
     assert width > 1024 * 1.15 and abs(residual) < 0.5
 
 
-def test_what_cannot_be_matched():
-    base = configure(**SHAKESPEARE)
-    with pytest.raises(ValueError, match="no MLP width matches the base in params"):
-        costs.match(configure(low_rank=4, **SHAKESPEARE), base)
-    with pytest.raises(ValueError, match="no MLP width"):  # attention alone is dearer than the base
-        costs.match(configure(arch="llama", **SHAKESPEARE), replace(base, n_layer=1))
-
-
 # ---------------------------------------------------------------- the catalogue
 
 
@@ -231,8 +212,6 @@ def test_diff_adds_up(capsys, word):
 MISTAKES = [
     ("--diff=gpt2", "two named architectures"),
     ("--diff=gpt2,gpt5", "choose from gpt2"),
-    ("--n_head=0", "n_head=0"),
-    ("--n_head=5", "not divisible"),
     ("gpt2", "--key=value"),
 ]
 
