@@ -187,10 +187,9 @@ def report(opened, samples, config, streamed):
     """Print one sample of each model; streamed: its text has been printed already."""
     if config.jsonl:
         for o, sample in zip(opened, samples, strict=True):
-            line = {"model": o.name, "prompt": sample.prompt, "text": sample.text}
-            line |= {"tokens": sample.tokens, "logprobs": sample.logprobs}
-            line |= {"seconds": round(sample.seconds, 4)}
-            line |= {"top": sample.top} if config.show_probs else {}
+            line = {"model": o.name, "seconds": round(sample.seconds, 4)}
+            keys = ("prompt", "text", "tokens", "logprobs", *["top"] * config.show_probs)
+            line |= {key: getattr(sample, key) for key in keys}
             print(json.dumps(line), flush=True)
         return
 

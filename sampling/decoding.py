@@ -190,8 +190,7 @@ class Sample:
     `explain` it keeps each token's log probability and the likeliest tokens, at temperature 1."""
 
     def __init__(self, prompt, tokenizer, stop="", explain=False):
-        self.prompt, self.tokenizer = prompt, tokenizer
-        self.stop, self.explain = stop, explain
+        self.prompt, self.tokenizer, self.stop, self.explain = prompt, tokenizer, stop, explain
         self.text, self.done = "", False
         self.shown = 0  # characters returned so far by add and end
         self.tokens, self.logprobs, self.top = [], [], []

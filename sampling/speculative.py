@@ -83,10 +83,8 @@ class Tally:
     drafted = accepted = reads = written = 0
 
     def __str__(self):
-        share = "nothing could be drafted"
-        if self.drafted:
-            percent = 100 * self.accepted / self.drafted
-            share = f"{percent:.0f} % of {self.drafted:,} drafted tokens accepted"
+        percent = 100 * self.accepted / max(1, self.drafted)
+        share = f"{percent:.0f} % of {self.drafted:,} drafted tokens accepted"
         return f"{share}; {self.written / max(1, self.reads):.2f} tokens each time the model reads"
 
 

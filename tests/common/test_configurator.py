@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from bench.ablation.settings import AblateConfig
-from common.configurator import Fraction, PositiveInt, Share, build, help_text, keys, load
+from common.configurator import Fraction, PositiveInt, Share, build, keys, load
 from common.errors import UserError
 from common.files import ROOT
 from model import GPTConfig
@@ -147,37 +147,6 @@ def test_control_c_in_a_file_is_not_its_mistake(tmp_path):
         read(str(tmp_path / "c.py"))
 
 
-@dataclass
-class Described:
-    OFTEN = ("share",)
-    # numbers
-    short: PositiveInt = 1  # a comment
-    long: str = (
-        "a default that the formatter puts on a line of its own"  # the comment of three lines
-    )
-    odd: str = "# no comment"
-    share: Share | None = None  # of the whole
-    # rare: the words
-    #: a text above its key, which
-    #: takes two lines
-    word: Literal["one", "two", "three"] = "one"
-
-
-def test_help_has_texts_ranges_and_words_under_headings_in_80_columns():
-    text = help_text("usage", [Described], everything=True)
-    assert max(map(len, text.splitlines())) <= 80
-    flat = " ".join(text.split())
-    assert flat.startswith(
-        "usage most used: --share=None of the whole (a number above 0, at most 1) "
-        "numbers: --short=1 a comment (1 or more) --long="
-    )
-    assert "own' the comment of three lines --odd='# no comment' the words: --word='one'" in flat
-    assert "--word='one' a text above its key, which takes two lines (one|two|three)" in flat
-    short = help_text("usage", [Described])
-    assert "--word" not in short and "the words:" not in short
-    assert "--help=all shows 1 more: word" in short
-
-
 @pytest.mark.parametrize(
     "values, words",
     [
@@ -215,19 +184,24 @@ def test_exit_status_and_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, config",
+    "name, config, line",
     [
-        ("train.py", TrainConfig),
-        ("sample.py", SampleConfig),
-        ("prepare.py", PrepareConfig),
-        ("bench/ablate.py", AblateConfig),
+        ("train.py", TrainConfig, "--dtype='auto' "),
+        (
+            "sample.py",
+            SampleConfig,
+            "--top_k=200 draw from the k likeliest tokens only (1 or more) ",
+        ),
+        ("prepare.py", PrepareConfig, "--tokenizer="),
+        ("bench/ablate.py", AblateConfig, "--arms="),
     ],
 )
-def test_help_of_the_scripts(name, config):
-    """Every key once, with a text or choices, in 80 columns; the most used ones first."""
+def test_help_of_the_scripts(name, config, line):
+    """Every key once, with its text and its range, in 80 columns; the most used ones first, the
+    rare ones only for --help=all."""
     done = script(name, "--help=all")
     shown = re.findall(r"^  --([a-z0-9_]+)=", done.stdout, re.MULTILINE)
-    assert done.returncode == 0 and done.stderr == ""
+    assert done.returncode == 0 and done.stderr == "" and line in " ".join(done.stdout.split())
     assert set(keys(config)) <= set(shown) and len(shown) == len(set(shown))
     assert max(map(len, done.stdout.splitlines())) <= 80
     first = list(getattr(config, "OFTEN", []))

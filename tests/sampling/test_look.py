@@ -18,7 +18,7 @@ from model_llama import Llama, LlamaConfig
 from sample import steps
 from sampling import look
 from sampling.attention_map import attention_weights, has_map, picture, write_map
-from sampling.decoding import Sample, pieces
+from sampling.decoding import pieces
 from tokens.tokenizer import ByteTokenizer
 
 
@@ -67,16 +67,6 @@ def test_colours_follow_the_surprise_and_the_text_is_whole():
     assert pieces(ByteTokenizer(), "aé".encode()) == ["a", "", "é"]
 
 
-def test_the_most_surprising_tokens_stand_in_their_places():
-    texts = [*"the king\nof ", "Rome", *" shall\tspeak"]
-    nats = [0.1 * i for i in range(len(texts))]
-    nats[texts.index("Rome")] = 9.5
-    lines = look.surprising(texts, nats, count=3)
-    assert lines[0].split() == ["nats", "line"] and len(lines) == 4
-    assert lines[1].split(maxsplit=2) == ["9.50", "2", "the king↵of [Rome] shall    speak"]
-    assert [float(line.split()[0]) for line in lines[2:]] == [2.4, 2.3]
-
-
 @pytest.fixture
 def terminal(monkeypatch):
     """A terminal of 83 columns."""
@@ -99,19 +89,6 @@ def test_columns(terminal, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")  # too narrow
     look.show_columns(["first", "second"], ["one", "two"])
     assert capsys.readouterr().out == "first:\none\n\nsecond:\ntwo\n"
-
-
-def test_alternatives_end_where_the_terminal_does(terminal, capsys):
-    sample, logits = Sample("", ByteTokenizer(), explain=True), torch.full((256,), -20.0)
-    logits[ord("a")], logits[ord("b")] = math.log(0.75), math.log(0.25)
-    sample.add(ord("b"), logits)
-    assert [token for token, _ in sample.top[0][:2]] == [ord("a"), ord("b")]
-    assert sample.logprobs == [pytest.approx(math.log(0.25), abs=1e-5)]
-    header, row = look.alternatives(ByteTokenizer(), sample)
-    assert row.split()[:7] == ["1", "'b'", "0.250", "'a'", "0.750", "'b'", "0.250"]
-    assert header.split()[:3] == ["step", "drawn", "p"] and len(row.split()) == 3 + 2 * 5
-    look.show_cut([header, row * 3])
-    assert [len(line) for line in capsys.readouterr().out.splitlines()] == [len(header), 83]
 
 
 # ---------------------------------------------------------------- attention maps

@@ -176,12 +176,10 @@ def test_a_character_of_several_tokens_belongs_to_the_last_of_them(client, monke
 
 def test_no_part_of_stop_is_shown(client, monkeypatch):
     """A token that may begin `stop` is sent when the next ones are known."""
-    writing(monkeypatch, list(b"ab--x--cd"))
-    _, tokens, end = written(client, model=1, prompt="b", stop="--c")
-    assert [t["text"] for t in tokens] == list("ab--x") and end == {"end": "stop", "rest": ""}
-    writing(monkeypatch, list(b"ab--"))
-    _, tokens, end = written(client, model=1, prompt="b", stop="--c")
-    assert [t["text"] for t in tokens] == list("ab--") and end == {"end": "length", "rest": ""}
+    for text, shown, why in ((b"ab--x--cd", "ab--x", "stop"), (b"ab--", "ab--", "length")):
+        writing(monkeypatch, list(text))
+        _, tokens, end = written(client, model=1, prompt="b", stop="--c")
+        assert [t["text"] for t in tokens] == list(shown) and end == {"end": why, "rest": ""}
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -248,26 +246,20 @@ def test_host_origin_and_type_are_checked(client, status, headers):
         ("write", {"kept": [0, 999]}, "a token=999 is not below"),
         ("write", {"out_dir": "/etc"}, "unknown key 'out_dir'"),
         ("write", [], "a JSON object"),
+        ("write", b"{", "not JSON"),
+        ("write", b"\xff", "not JSON"),
+        ("write", b"[" * 100_000, "not JSON"),
+        ("write", b" " * (server.BODY + 1), "more than 262,144 bytes"),
         ("attention", {"tokens": [1, 2, 3], "at": 3, "layer": 0}, "at=3 is not below 3"),
         ("attention", {"tokens": [1, 2, 3], "at": 1}, "layer must be int"),
         ("attention", {"tokens": [1, -3], "at": 1, "layer": 0}, "a token=-3 is negative"),
     ],
 )
 def test_a_wrong_value_is_named(client, path, data, words):
-    response = client.post(f"/{path}", content=json.dumps(data), headers=JSON)
-    assert response.status_code == 400
+    body = data if isinstance(data, bytes) else json.dumps(data)
+    response = client.post(f"/{path}", content=body, headers=JSON)
+    assert response.status_code == (413 if len(body) > server.BODY else 400)
     assert words in response.json()["error"] and "\n" not in response.json()["error"]
-
-
-def test_what_is_no_request(client, monkeypatch):
-    for body in (b"{", b"\xff", b"[" * 100_000, b""):
-        response = client.post("/write", content=body, headers=JSON)
-        assert response.status_code == 400 and "JSON" in response.json()["error"]
-    assert client.get("/write").status_code == 405 and client.get("/nothing").status_code == 404
-    assert "error" in client.get("/nothing").json()
-    monkeypatch.setattr(server, "BODY", 100)
-    response = client.post("/write", content=b" " * 101, headers=JSON)
-    assert response.status_code == 413 and "100 bytes" in response.json()["error"]
 
 
 # ---------------------------------------------------------------- the real server
