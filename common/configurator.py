@@ -219,11 +219,10 @@ def read_file(path, scope, known, renamed):
 
 
 def load(argv, classes, usage, scope=lambda values: {}, renamed=None, defaults=None):
-    """({key: value}, other words) of a command line and of the config files it names.
-
-    The keys are the fields of `classes`. scope(values) returns names that a config file may read
-    in addition to the keys given so far, such as the detected device. renamed: {old key: what to
-    use instead}. defaults: {key: the default that --help prints instead of the field's}."""
+    """({key: value}, other words) of a command line and of the config files it names. The keys are
+    the fields of `classes`. scope(values) returns names that a config file may read, too, such as
+    the detected device. renamed: {old key: what to use instead}. defaults: those that --help prints
+    instead of the fields'."""
     print_help(argv, usage, classes, defaults)
     known, renamed = keys(*classes), renamed or {}
     given, config_files, words = {}, [], []

@@ -43,9 +43,8 @@ def warn_once(text, kind="warning"):
 
 
 def partial(path, word="partial"):
-    """A temporary name beside `path` for something unfinished; `word` says what it is. The name is
-    hidden, and nobody chooses 16 random digits by hand, so that a later process may safely remove
-    what has such a name."""
+    """A hidden temporary name beside `path`. Nobody chooses 16 random digits by hand, so that a
+    later process may safely remove what has such a name."""
     path = Path(path)
     return path.with_name(f".{path.name}.{word}-{secrets.token_hex(8)}")
 
@@ -188,10 +187,9 @@ def read_json(path, fix, kind=dict, infinity=False):
 
 
 def lock(path):
-    """Open `path` and lock it until the returned file is closed or the process ends, however it
-    ends.
-    Raises BlockingIOError if another process holds the lock. On a file system without locks
-    (Lustre, some FUSE) the file is returned unlocked, with a warning."""
+    """Open `path` and lock it until the returned file is closed or the process ends. Raises
+    BlockingIOError if another process holds the lock. On a file system without locks (Lustre, some
+    FUSE) the file is returned unlocked, with a warning."""
     file = open(path, "a+")  # noqa: SIM115 (the caller keeps it open)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

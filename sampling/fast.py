@@ -92,9 +92,8 @@ def stack(w, name, groups, columns):
     for part in ("weight", "scale", "bias"):
         if getattr(groups[0][0], part, None) is None:
             continue
-        stacked = torch.stack(
-            [torch.cat([getattr(layer, part).detach() for layer in group]) for group in groups]
-        )
+        rows = [torch.cat([getattr(layer, part).detach() for layer in group]) for group in groups]
+        stacked = torch.stack(rows)
         if columns and part == "weight":
             stacked = stacked.transpose(-2, -1).contiguous().transpose(-2, -1)
         w[name if part == "weight" else f"{name}.{part}"] = stacked
@@ -145,9 +144,8 @@ class Eager:
 
 
 class Compiled:
-    """The operations of `step` in a form that compiles to plain loops over the weights. `kept`
-    marks a value to compute once and store; torch.compile would otherwise recompute it in each loop
-    that reads it."""
+    """The operations of `step` as plain loops over the weights. torch.compile would compute a value
+    again in each loop that reads it, unless it is `kept`."""
 
     @staticmethod
     def kept(x):
@@ -244,11 +242,9 @@ def compile_step(config, w, path):
     temporary = path.with_name(f"{path.stem}.{os.getpid()}.pt2")
     with warnings.catch_warnings(action="ignore"):
         program = torch.export.export(Step(), example, dynamic_shapes=shapes)
-        torch._inductor.aoti_compile_and_package(
-            program,
-            package_path=str(temporary),
-            inductor_configs={"cpp.enable_floating_point_contract_flag": "fast"},
-        )
+        options = {"cpp.enable_floating_point_contract_flag": "fast"}
+        package = torch._inductor.aoti_compile_and_package
+        package(program, package_path=str(temporary), inductor_configs=options)
     os.replace(temporary, path)
 
 

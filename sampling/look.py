@@ -62,9 +62,8 @@ def read_prompts(start, path=""):
 
 
 def fit(tokenizer, text, where, skip_unknown=False):
-    """`text`, if the tokenizer has all its characters. Otherwise, with skip_unknown, the text
-    without the unknown characters, which a printed note lists; without it, raises UserError, which
-    names the first of them, its position and `where`."""
+    """`text` as the tokenizer can encode it: with skip_unknown, without unknown characters, which a
+    note lists. Otherwise raises UserError, which names the first of them and `where`."""
 
     def mistake(text):
         try:
@@ -155,8 +154,7 @@ def report_score(opened, text, config):
 
 
 def surprising(texts, nats, count=20):
-    """Lines for the most surprising tokens of a text, given the texts of its tokens and their
-    surprise: nats, the line, and the token in brackets with what is around it."""
+    """Lines for the most surprising tokens: nats, the line, and the token within its context."""
     text, ends = "".join(texts), list(itertools.accumulate(map(len, texts)))
     lines = [f"{'nats':>6}{'line':>7}"]
     for i in sorted(range(len(nats)), key=lambda i: -nats[i])[:count]:
@@ -190,8 +188,7 @@ def coloured(texts, nats):
 
 
 def alternatives(tokenizer, sample):
-    """A line for each token of a Sample: its probability, and the likeliest tokens with theirs, by
-    the model alone (temperature 1)."""
+    """A line for each token of a Sample: its probability, and the likeliest, at temperature 1."""
     lines = ["step  drawn           p  likeliest"]
     steps = zip(sample.tokens, sample.logprobs, sample.top, strict=True)
     for step, (token, logprob, top) in enumerate(steps, 1):

@@ -94,29 +94,28 @@ def speculate(
     idx,
     max_new_tokens,
     draft="lookup",
-    draft_tokens=DRAFTED,
+    most=DRAFTED,
     seed=0,
+    tally=None,
     context=None,
     vocab_size=None,
-    tally=None,
     **settings,
 ):
     """Like sample.steps, for one row idx (1, T): yields a Step per token, max_new_tokens of them.
 
-    draft: a model with the same tokens, or "lookup". draft_tokens: how many are drafted at a time.
+    draft: a model with the same tokens, or "lookup". most: how many tokens are drafted at a time.
     settings: those of decoding.probabilities. The same seed gives the same text, but another text
     than without a draft."""
     generator = torch.Generator(idx.device).manual_seed(seed)
-    if draft == "lookup":
-        proposer = Lookup()
-    else:
-        proposer = Draft(draft, vocab_size, draft_tokens, generator, settings)
-    reader = Reader(model, context, vocab_size, spare=draft_tokens)
+    proposer = Lookup()
+    if draft != "lookup":
+        proposer = Draft(draft, vocab_size, most, generator, settings)
+    reader = Reader(model, context, vocab_size, spare=most)
     tally, left = tally or Tally(), max_new_tokens
 
     while left > 0:
         T = idx.size(1)
-        drafted, q = proposer.propose(idx, min(draft_tokens, left - 1, reader.room(T)))  # (n,)
+        drafted, q = proposer.propose(idx, min(most, left - 1, reader.room(T)))  # (n,)
         idx = torch.cat((idx, drafted[None]), dim=1)  # (1, T + n)
         logits = reader.read(idx, last=len(drafted) + 1)[0]  # (n + 1, V)
         rows = enumerate(logits)
