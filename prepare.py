@@ -112,15 +112,13 @@ def chosen_tokenizer(name, kind, text):
         return kind
     if name in NAMED:
         return NAMED[name].tokenizer
-    if isinstance(text, Corpus) and not text.documents:
-        print("  each token is a character; --tokenizer=byte, bpe or gpt2 makes others")
-        return "char"
-    if text.size >= FEW_BYTES:
-        print("  the tokens are GPT-2's; --tokenizer=char, byte or bpe makes others")
-        return "gpt2"
-    kind = "small bpe" if find_spec("tokenizers") else "char"
-    makes = "few, trained on this text" if kind == "small bpe" else "characters"
-    print(f"  the tokens are {makes}; --tokenizer=gpt2 makes others")
+    kind, makes = "char", "characters"
+    if not isinstance(text, Corpus) or text.documents:
+        if text.size >= FEW_BYTES:
+            kind, makes = "gpt2", "GPT-2's"
+        elif find_spec("tokenizers"):
+            kind, makes = "small bpe", "few, trained on this text"
+    print(f"  the tokens are {makes}; --tokenizer=char, byte, bpe or gpt2 makes others")
     return kind
 
 
@@ -319,10 +317,12 @@ def print_inspection(folder):
     print(printable(about))
     rows = []
     for split, entry in meta["splits"].items():
-        units = entry.get("documents", entry.get("pairs"))
-        counts = ("" if units is None else f"{units:,}", f"{entry['tokens']:,}")
+        units, counts = (
+            entry.get("documents", entry.get("pairs")),
+            (entry["tokens"], entry["bytes"]),
+        )
         rate = f"{entry['bytes'] / entry['tokens']:.3f}"
-        rows.append((split, *counts, f"{entry['bytes']:,}", rate))
+        rows.append((split, *(f"{n:,}" if n else "" for n in (units, *counts)), rate))
     titles = ("split", "documents", "tokens", "bytes", "bytes per token")
     print_table(titles, rows, numbers=(1, 2, 3, 4))
 

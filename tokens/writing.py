@@ -242,8 +242,7 @@ def write_parts(parts, tokenizer, folder, documents, size, source):
 
 
 def write_corpus(corpus, make_tokenizer, folder):
-    """Write the token files of a Corpus, which is split here, or of {"train", "val"[, "test"]:
-    Corpus}, whose splits are given.
+    """Write the token files of a Corpus, or of {"train", "val"[, "test"]: Corpus}.
 
     make_tokenizer(chars, texts, documents) returns the tokenizer; chars() is the set of the text's
     characters, texts() a pass over text that is in train however large the test split becomes:

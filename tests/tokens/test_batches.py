@@ -128,13 +128,6 @@ def test_computed_orders_are_random():
     pairs = np.delete(pairs, np.arange(0, n * n, n + 1))  # 90 pairs; mean 89, deviation 13
     assert 45 < ((pairs - draws / 90) ** 2 / (draws / 90)).sum() < 150
 
-    large = order(1_000_003).astype(float)
-    for lag in (1, 2, 12, 1000):
-        assert abs(np.corrcoef(large[lag:], large[:-lag])[0, 1]) < 0.005  # deviation 0.001
-    assert abs(np.corrcoef(large, np.arange(len(large)))[0, 1]) < 0.005
-    steps = np.diff(large)
-    assert abs((steps > 0).mean() - 0.5) < 0.003
-
 
 def test_slices_of_a_computed_order():
     entire, lazy = order(5000, 3, 7, 8), Shuffled(np.random.default_rng(3), 5000, 7, 8)

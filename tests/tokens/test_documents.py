@@ -170,10 +170,8 @@ def test_text_needs_no_package(tree, monkeypatch):
     "row, words",
     [
         ({"prompt": "a", "answer": "b"}, "pairs"),
-        ({"messages": [{"role": "user", "content": "x"}]}, "pairs"),
         ({"text": "a", "prompt": "a", "answer": "b"}, "documents"),
         ({"id": 1}, "there is no field text among: id"),
-        ({"prompt": "a"}, "there is no field text among: prompt"),
     ],
 )
 def test_what_the_rows_hold_decides(row, words):
@@ -346,8 +344,8 @@ def test_a_single_text_has_50_000_test_tokens_or_1_percent_never_5(n):
 
 
 def test_shares_of_documents_by_size(monkeypatch):
-    """Test holds at least its share and at most 5 %, val at least 5 % and at most a half, whatever
-    the sizes; the shares of many documents come from the hash alone."""
+    """Test holds at most 5 %, val at most a half, whatever the sizes; the shares of many documents
+    come from the hash alone."""
     rng = np.random.default_rng(0)
     seen = set()
     for n in [2, 3, 4, 5, 10, 30, 100, 1000] * 5:
@@ -363,9 +361,6 @@ def test_shares_of_documents_by_size(monkeypatch):
         for at, share in tail.items():
             assert splits[at] == "train" and 0 < share * sizes[at] <= 0.0201 * size
         seen.add(bool(tail))
-        if n == 1000 and not tail:
-            outside = [at for at, split in splits.items() if split == "test"]
-            assert max(outside) < 0.2
     assert seen == {True, False}
     assert [writing.split_of(at, 0.01) for at in (0.009, 0.01, 0.05, 0.149, 0.15, 0.99)] == [
         *("test", "train", "val", "val", "train", "train")

@@ -221,5 +221,5 @@ def test_what_a_config_of_another_vocabulary_says_does_not_count(folders, tmp_pa
 def test_a_tokenizer_without_an_end_takes_no_pairs(tmp_path):
     write(tmp_path / "bare", byte_level([]))
     path = write_rows(tmp_path / "a.jsonl", [{"prompt": p, "answer": a} for p, a in ANSWERS])
-    with pytest.raises(UserError, match="no token that ends an answer"):
+    with pytest.raises(UserError, match="no token of this tokenizer ends an answer"):
         prepare("pairs", path, str(tmp_path / "bare"), str(tmp_path))
