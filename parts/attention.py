@@ -36,17 +36,6 @@ def compiled_on_gpu(x):
     return x.is_cuda and torch.compiler.is_compiling()
 
 
-def in_blocks(x, block):
-    """x (B, H, T, D) -> (B, n, H, block, D), the last block filled up with zeros."""
-    x = F.pad(x, (0, 0, 0, -x.size(2) % block))
-    return x.unflatten(2, (-1, block)).transpose(1, 2)
-
-
-def out_of_blocks(y, T):
-    """y (B, n, H, block, D) -> (B, H, T, D)."""
-    return y.transpose(1, 2).flatten(2, 3)[:, :, :T]
-
-
 class Attention(Mixer):
     """softmax(q kᵀ / sqrt(D) + bias) v over the keys that a query may see.
 
@@ -227,19 +216,22 @@ class Attention(Mixer):
         each of which attends to itself and to the block before. Groups are such blocks, which
         attend to themselves alone."""
         T, block = q.size(2), self.window or self.group
-        q, k, v = (in_blocks(x, block) for x in (q, k, v))  # (B, n, H or K, block, D)
+        filled = (F.pad(x, (0, 0, 0, -T % block)) for x in (q, k, v))  # the last block, with zeros
+        q, k, v = (x.unflatten(2, (-1, block)).transpose(1, 2) for x in filled)
+        # q, k and v (B, n, H or K, block, D)
         pos = torch.arange(2 * block, device=q.device)[None]  # (1, 2 block)
         before, own = pos[:, :block], pos[:, block:]
         if self.group:
             y = self.attend(*(x.flatten(0, 1) for x in (q, k, v)), own, own, None, None)
-            return out_of_blocks(y.unflatten(0, q.shape[:2]), T)
+            return y.unflatten(0, q.shape[:2]).transpose(1, 2).flatten(2, 3)[:, :, :T]
 
         first = self.attend(q[:, 0], k[:, 0], v[:, 0], before, before, None, None)
         pairs = (torch.cat((x[:, :-1], x[:, 1:]), 3).flatten(0, 1) for x in (k, v))
         mask = visible(own, pos, self.window)  # (1, 1, block, 2 block), the same for all blocks
         rest = self.attend(q[:, 1:].flatten(0, 1), *pairs, own, pos, mask, None)
         rest = rest.unflatten(0, (len(q), -1))  # (B, n - 1, H, block, D)
-        return out_of_blocks(torch.cat((first[:, None], rest), 1), T)
+        y = torch.cat((first[:, None], rest), 1)
+        return y.transpose(1, 2).flatten(2, 3)[:, :, :T]
 
     def flexible(self, q, scheme):
         """Whether `flex` can and should do what `attend` does here: more than plain causal
