@@ -97,24 +97,20 @@ def find_device(device="auto"):
         return next((kind for kind in ("cuda", "mps") if count[kind]), "cpu")
 
     kind, _, number = device.partition(":")
-    where, fix = f"device={device}", "use --device=cpu, or install a build of torch for it"
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", device):
         fix = "choose auto, cpu, cuda, cuda:N or mps"
         raise UserError(f"unknown device {device}", "device", fix)
-    if not count.get(kind, 1):
-        name = {"cuda": "CUDA", "mps": "Metal"}[kind]
-        raise UserError(f"no {name} device is visible", where, fix)
-    if number and int(number) >= count["cuda"]:
-        what = f"only {count['cuda']} CUDA devices are visible"
-        raise UserError(what, where, "choose a smaller number")
+    if int(number or 0) >= count.get(kind, 1):
+        name = {"cuda": "CUDA", "mps": "Metal"}[kind] + " device" + f" {number}" * bool(number)
+        fix = "use --device=cpu, another number, or a build of torch for it"
+        raise UserError(f"no {name} is visible", f"device={device}", fix)
     return device
 
 
 def memory_of(device):
     """The memory of a CUDA device in GB (10^9 bytes); 0 for other devices."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_properties(device).total_memory / 1e9
-    return 0.0
+    is_cuda = device.startswith("cuda")
+    return torch.cuda.get_device_properties(device).total_memory / 1e9 if is_cuda else 0.0
 
 
 def find_ranks():
@@ -222,11 +218,10 @@ def cpu_name():
 def versions():
     """Versions and hardware, on which the results of a run depend besides its configuration."""
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
+    commit = ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # no git here
         done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, timeout=10)
         commit = done.stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):  # no git here
-        commit = ""
     hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()
     return {
         "python": platform.python_version(),

@@ -26,7 +26,9 @@ from training.settings import TrainConfig
 class Keys:
     learning_rate: float = 1e-3  # how fast
     batch_size: int = 12
-    n_kv_head: int | None = None
+    n_kv_head: PositiveInt | None = None
+    dropout: Fraction = 0.0
+    share: Share = 1.0
     compile: bool | Literal["auto"] = "auto"
     eval_only: bool = False  # look once
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -81,6 +83,10 @@ def test_values(text, key, value):
         ("-b=1", "cannot read -b=1.*--key=value"),
         ("--__name__=x", "unknown key __name__"),
         ("--batch_size=0", "batch_size=0 is below 1.*give 1 or more"),
+        ("--n_kv_head=0", r"n_kv_head=0 is below 1 \(--n_kv_head=0\): give 1 or more"),
+        ("--dropout=1", "dropout=1.0 is not below 1 .*0 or more, below 1"),
+        ("--dropout=-1", "dropout=-1.0 is negative"),
+        ("--share=0", "share=0.0 is not above 0 .*a number above 0, at most 1"),
         ("--learning_rate=1" + "0" * 400, "learning_rate is too large"),
         ("--learning_rate=1e999", "learning_rate cannot be inf"),
         ("--old=1", "old has another name.*use --new"),
@@ -145,28 +151,6 @@ def test_control_c_in_a_file_is_not_its_mistake(tmp_path):
     (tmp_path / "c.py").write_text("raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
         read(str(tmp_path / "c.py"))
-
-
-@pytest.mark.parametrize(
-    "values, words",
-    [
-        ({"count": 0}, r"count=0 is below 1 \(Numbers\): give 1 or more"),
-        ({"dropout": 1.0}, "dropout=1.0 is not below 1 .*0 or more, below 1"),
-        ({"share": 0}, "share=0.0 is not above 0 .*a number above 0, at most 1"),
-        ({"share": "a"}, "share must be float, not 'a'"),
-    ],
-)
-def test_ranges_are_declared_with_the_key(values, words):
-    @dataclass
-    class Numbers:
-        count: PositiveInt = 1
-        maybe: PositiveInt | None = None
-        dropout: Fraction = 0.0
-        share: Share = 1.0
-
-    assert build(Numbers, {"count": 3.0, "dropout": 0, "maybe": None}) == Numbers(3)
-    with pytest.raises(UserError, match=words):
-        build(Numbers, values)
 
 
 def script(*argv):
