@@ -15,6 +15,7 @@ import train
 from common.errors import UserError
 from common.files import ROOT
 from helpers.runs import SIZE
+from parts.cache import LayerCache
 from prepare import prepare
 from sample import generate
 from weights.checkpoint import open_run
@@ -86,6 +87,19 @@ def test_writing_imports_little(out_dir, dtype):
     assert "sampling.decoding" in imported
     views = {f"sampling.{name}" for name in ("server", "knn", "attention_map", "speculative")}
     assert not imported & {"torch._inductor", "sympy", "matplotlib", "rich", *views}
+
+
+def test_cached_text_is_uncached_text_also_past_block_size(out_dir, monkeypatch):
+    model, tokenizer, _, _ = open_run(out_dir)
+    for prompt in ("the k", "shall speak no more\nthe king of rome shall "):  # 16 is the context
+        idx = torch.from_numpy(tokenizer.encode(prompt))[None]
+        for settings in (dict(temperature=0), dict(temperature=1.0, top_k=5, seeds=[3])):
+            cached = continuation(model, idx, 60, **settings)
+            assert torch.equal(cached, continuation(model, idx, 60, use_cache=False, **settings))
+            assert cached.shape == (1, 60)
+    right = continuation(model, idx, 10, temperature=0)
+    monkeypatch.setattr(LayerCache, "update", lambda self, k, v: (k, v, None))  # it forgets
+    assert not torch.equal(continuation(model, idx, 10, temperature=0), right)
 
 
 def test_context_is_the_last_half_to_whole_of_block_size(out_dir):
