@@ -137,7 +137,7 @@ def check_request(name, config, folder):
     if config.vocab_size is not None and config.tokenizer != "bpe":
         raise UserError("only bpe has a size to choose", "--vocab_size", "add --tokenizer=bpe")
     if config.seed is not None and name not in TASKS:
-        raise UserError("only a task is random", f"--seed={config.seed}", "leave it out")
+        raise UserError("only a task is random", "--seed", "leave it out")
     if name in TASKS and (config.input is not None or config.tokenizer not in ("auto", "char")):
         raise UserError("a task has its own text", name, "leave --input and --tokenizer out")
 

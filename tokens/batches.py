@@ -52,8 +52,8 @@ class Shuffled:
 
 
 def release(*arrays):
-    """Let go of the pages of token files that were read; the system's cache keeps them. Otherwise
-    the resident memory of a run grows to the size of the files."""
+    """Let go of the pages of token files that were read, or the resident memory of a run grows to
+    the size of the files."""
     for array in arrays:
         if isinstance(array, np.memmap):
             array.base.madvise(mmap.MADV_DONTNEED)

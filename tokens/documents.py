@@ -187,9 +187,8 @@ def rows_of(path, columns=None):
 
 def shape_of(path, field):
     """(kind, column) of the documents in a table: ("text", column), ("chat", column), ("pairs",
-    None) or ("preferences", None). Without --field they are the first that exist of `text`,
-    `messages`, `conversations`, and `prompt` with `answer` or with `chosen` and `rejected`. Raises
-    UserError, which lists the columns, if there are none."""
+    None) or ("preferences", None), the first that exist. Raises UserError, which lists the columns,
+    if there are none."""
     first = {}  # of each column its first value
     for _, row in islice(rows_of(path), ROWS_SEEN):
         first |= {key: value for key, value in row.items() if first.get(key) is None}
@@ -203,10 +202,8 @@ def shape_of(path, field):
     for kind, columns in COLUMNS.items():
         if not field and {*columns} <= first.keys():
             return kind, None
-    fields = ", ".join(map(str, islice(first, 20)))
-    what = f"there is no field {wanted[0]} among: {fields}"
-    fix = "choose one with --field=NAME" + ", or name two of them prompt and answer" * (not field)
-    raise UserError(what, path, fix)
+    what = f"there is no field {wanted[0]} among: {', '.join(map(str, islice(first, 20)))}"
+    raise UserError(what, path, "choose one with --field=NAME, or name two prompt and answer")
 
 
 # ---------------------------------------------------------------- all that is found
@@ -319,14 +316,14 @@ def answers(row, kind, where):
 
 
 def chat_pairs(messages, where):
-    """[(prompt, answer), ...] of a conversation, one for each message of the assistant. The prompt
-    is the conversation before it, and ends with the words after which the model has to answer:
+    """[(prompt, answer), ...] of a conversation, one for each message of the assistant, whose
+    prompt is what stands before it:
 
         User: What is the capital of France?
         Assistant:
 
-    A message without content, such as the call of a tool, is left out. ShareGPT's names `from` and
-    `value` do as well. Raises UserError if the conversation is malformed."""
+    A message without content, such as the call of a tool, is left out. Raises UserError if the
+    conversation is malformed."""
     if not isinstance(messages, list):
         raise UserError("no messages that are a list", where, FORM)
     pairs, before = [], ""

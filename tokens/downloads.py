@@ -88,8 +88,8 @@ def download_wheel(requirement, folder, seconds):
 
 
 def prepare_hub():
-    """Make the hub's packages use their cache at once if the hub cannot be reached, or they retry
-    for most of a minute. To be called before they are imported."""
+    """Make the hub's packages, which are not imported yet, use their cache at once if the hub
+    cannot be reached, or they retry for most of a minute."""
     try:
         import requests
 

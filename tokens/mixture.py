@@ -142,9 +142,8 @@ class Mixture:
     weights, seed).
 
     Each block of BLOCK samples contains every source in exactly its share, in a new random order.
-    The samples of a source follow its own order, so each is seen once before any is repeated. The
-    position in the global order determines the positions in the sources: the shares of the earlier
-    blocks, plus a count within the block. Resuming needs only the step."""
+    The samples of a source follow its own order, and its position is the shares of the earlier
+    blocks plus a count within the block. Resuming needs only the step."""
 
     def __init__(self, sources, seed):
         self.sources, self.seed = sources, seed

@@ -112,8 +112,7 @@ def hash_of(data):
 
 
 def share_of_test(tokenizer, sample, characters):
-    """The share of a text of so many characters that the test split takes; a sample of it says how
-    many tokens it has."""
+    """The share of a text that the test split takes; a sample says how many tokens it has."""
     tokens = characters * len(tokenizer.encode(sample[:SAMPLE])) / len(sample[:SAMPLE])
     return min(max(TEST_SHARE, TEST_TOKENS / max(tokens, 1)), MOST)
 
@@ -172,8 +171,7 @@ def few_documents(sizes, share):
 
     Val has the documents in its range, and those that follow until it holds 5 % of the bytes, but
     at most half of all. Test has the documents with the lowest hashes, until it holds `share` of
-    the bytes. It never holds more than 5 %: if no document is so small, it takes the end of the
-    largest one of train."""
+    the bytes, or, if none is as small as 5 %, the end of the largest one of train."""
     splits, size = dict.fromkeys(sizes, "train"), sum(sizes.values())
 
     def fill(split, start, width, least, most):

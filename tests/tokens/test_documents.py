@@ -207,7 +207,7 @@ ZIPPED = gzip.compress(b"PK\1\2\0\0ab\0", mtime=0)
         ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', "2 are needed"),
         ("a.json", '[\n{"text": "a"},\n{"text":', "Expecting value (a.json)"),
         ("a.json", '[{"text": "a"}, 3]', "a int, not an object (a.json, row 2)"),
-        ("a.jsonl", '{"instruction": "a"}', "or name two of them prompt and answer"),
+        ("a.jsonl", '{"instruction": "a"}', "or name two prompt and answer"),
         ("a.csv", 'text\n"never closed\n' * 3, "cannot be read as csv"),
         ("a.parquet", b"PAR1 no parquet", "cannot be read as parquet"),
         ("a.jsonl.zst", b"no zstd", "(a.jsonl.zst)"),
