@@ -11,7 +11,6 @@ before it, and so never reads more than in training. Writes a table, its numbers
 
 import json
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +50,6 @@ class ExtrapolateConfig:
 def opened(outs, config, runtime):
     """[(run folder, model, checkpoint folder, its keys, VariantConfig)] of the runs, and the
     validation tokens (N,) that they share. Raises UserError if they do not share them."""
-
     runs, shared = [], {}
     for out in outs:
         folder = checkpoint.find(out, config.checkpoint)
@@ -73,7 +71,6 @@ def opened(outs, config, runtime):
 
 def tokens_of(data, tokenizer, block_size):
     """The validation tokens (N,) of a dataset that is one text, in the model's own tokens."""
-
     split = None if "," in data.name else open_split(data, "val", block_size)
     if not isinstance(split, Text):
         raise UserError("this is no single text", data, "give runs of one text")
@@ -141,9 +138,10 @@ def loss_table(T, lines):
 # ---------------------------------------------------------------- pictures
 
 
-def loss_panel(axes, T, lines):
-    """The losses of some lines against the tokens before the last target; a dotted line shows the
-    baseline."""
+def loss_figure(T, lines):
+    """The losses against the tokens before the last target; a dotted line shows the baseline."""
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    axes = figure.subplots()
     for line in lines:
         known = [n for n in POSITIONS if "loss" in line["losses"][f"{n:g}"]]
         entries = [line["losses"][f"{n:g}"] for n in known]
@@ -156,17 +154,6 @@ def loss_panel(axes, T, lines):
     axes.axvline(T, lw=0.8, color="#6e7781")
     axes.set(xlabel="context, tokens", ylabel="loss, nats per token")
     axes.legend(fontsize=8)
-
-
-def loss_figure(T, lines):
-    """A panel of the runs as they are, and one of rope and its scalings, if there are any."""
-    counts = Counter(line["name"] for line in lines)
-    panels = [[line for line in lines if line["scaling"] == "none" or counts[line["name"]] == 1]]
-    if len(lines) > len(panels[0]):
-        panels.append([line for line in lines if counts[line["name"]] > 1])
-    figure = Figure(figsize=(6.4, 3.8 * len(panels)), layout="constrained")
-    for axes, shown in zip(np.atleast_1d(figure.subplots(len(panels))), panels, strict=True):
-        loss_panel(axes, T, shown)
     return figure
 
 

@@ -8,7 +8,7 @@
 # A step that is done leaves a file in $OUT (out-gpu), so that an interrupted measurement goes on
 # with the next one. Nothing needs a network: without tiny-shakespeare (also looked for in
 # $CORPUS_DIR) the text is random characters, whose loss means nothing, but whose speed does.
-# NANOGPT and LITGPT name checkouts to compare with. TINY=1 tries all steps on a CPU.
+# NANOGPT names a checkout to compare with. TINY=1 tries all steps on a CPU.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 PYTHON=${PYTHON:-python} OUT=${OUT:-out-gpu} DATA=${DATA:-data} TINY=${TINY:-}
@@ -34,7 +34,7 @@ step_train() { # tokens/s, MFU and memory at 124 M beside nanoGPT and others
     local size="--shape=124m --dtype=bfloat16 --compile=True"
     [ -z "$TINY" ] || size="--compile=False --steps=2"
     # shellcheck disable=SC2086
-    speed train $DEVICE $size ${NANOGPT:+--nanogpt="$NANOGPT"} ${LITGPT:+--litgpt="$LITGPT"}
+    speed train $DEVICE $size ${NANOGPT:+--nanogpt="$NANOGPT"}
 }
 
 step_flash() { speed flash $DEVICE $SHORT; } # FlashAttention beside the formula

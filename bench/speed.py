@@ -36,14 +36,13 @@ def main(argv):
         fix = f"python bench/speed.py {next(iter(MODULES))}, or another of its --help"
         raise UserError("give exactly one measurement", "command line", fix)
     module = importlib.import_module(f"bench.timing.{MODULES[named[0]]}")
-    if named == ["decode"]:  # it measures what no table of ratios holds, and writes its own page
-        module.main(argv)
-        return page.main()
-
     import torch
 
     values, _ = load(argv, [module.SpeedConfig], module.__doc__)
     config = build(module.SpeedConfig, values)
+    if named == ["decode"]:  # it measures what no table of ratios holds, and writes its own page
+        module.report(config, argv)
+        return page.main()
     results.check_steps(config.steps)
     device = find_device(config.device)
     torch.set_num_threads(config.threads)

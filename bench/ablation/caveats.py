@@ -79,17 +79,6 @@ def unmatched_arms(section):
     return arms
 
 
-def several_machines(section):
-    done = section.runs[section.runs["current"] & (section.runs["status"] == "done")]
-    machines = sorted(done["machine"].unique())
-    return machines if len(machines) > 1 else []
-
-
-def untimed_arms(section):
-    timed = {arm: section.cost(arm, "step_ratio") for arm in section.arms[1:]}
-    return [arm for arm, ratio in timed.items() if np.isnan(ratio)] if len(section.costs) else []
-
-
 def changed_after_a_report(section):
     lines = section.history
     return [key for key in LOOKED_AT if len({str(line.get(key)) for line in lines}) > 1]
@@ -132,8 +121,6 @@ CAVEATS = (  # the most important first
         " seeds to choose by (tune_seeds) find a safer rate.",
     ),
     (unmatched_arms, "These arms do not match the base within 0.5 % in what was to be matched."),
-    (several_machines, "The runs were made on different hardware."),
-    (untimed_arms, "The steps of these arms could not be timed on a quiet machine."),
     (changed_after_a_report, "This changed after a report was read."),
 )
 

@@ -166,11 +166,11 @@ def load(folders):
     """The DataFrame of all runs in some folders, see above. Lines that are no rows are named, in
     attrs["odd"] and as a warning, and left out."""
     tables, odd = [], []
-    for content, paths in known_sweeps(folders):
+    for content, paths in sweeps([folders] if isinstance(folders, str | Path) else folders):
         lines = read_all(paths, "rows.jsonl", is_row, odd)
         prices = read_all(paths, "costs.jsonl", is_cost, odd)
         tables.append(table(lines, content, prices))
-    runs = pd.concat(tables, ignore_index=True) if tables else table([], {"name": ""})
+    runs = pd.concat(tables, ignore_index=True)
     runs.attrs["odd"] = odd
     return runs
 
@@ -185,15 +185,6 @@ def table(lines, plan, prices=()):
     arms = table_of_costs(prices, plan)
     arms = arms[arms.machine == arms.machine.iloc[0]] if len(arms) else arms
     return runs.merge(arms[["arm", *COSTS]], on="arm", how="left")
-
-
-def known_sweeps(folders):
-    """`sweeps` of the folders with a plan; the others one by one, without a plan."""
-    folders = [folders] if isinstance(folders, str | Path) else folders
-    folders = [Path(folder) for folder in folders]
-    planned = [path for path in folders if any((path / f).exists() for f in ("sweep.json", SCALE))]
-    bare = [path for path in folders if path not in planned and (path / "rows.jsonl").exists()]
-    return sweeps(planned) + [({"name": path.name}, [path]) for path in bare]
 
 
 def is_row(line):
@@ -213,11 +204,11 @@ def row_of(line, plan):
     status, arm = line["status"], line["arm"]
     if status == "done" and not math.isfinite(losses["loss"]):
         status = "diverged"
-    facts = plan.get("arms", {}).get(arm, {})
-    values = plan.get("base_values", {}) | facts.get("changes", {})
+    facts = plan["arms"].get(arm, {})
+    values = plan["base_values"] | facts.get("changes", {})
     return {
         "sweep": plan["name"],
-        "text": values.get("dataset") or plan.get("data", {}).get("dataset") or "",
+        "text": values.get("dataset") or plan["data"].get("dataset") or "",
         "arm": arm,
         "seed": line["seed"],
         "rate": float(line["lr"]),
@@ -237,10 +228,7 @@ def row_of(line, plan):
 
 
 def is_current(line, plan):
-    """Whether the plan's code, configuration and, if reported, chosen rate made a line. Without a
-    plan all lines are current."""
-    if "arms" not in plan:
-        return True
+    """Whether the plan's code, configuration and, if reported, chosen rate made a line."""
     facts = plan["arms"].get(line["arm"])
     if facts is None:
         return False
@@ -258,14 +246,14 @@ def costs(folders):
     """The DataFrame of costs.jsonl of the plan's code: sweep, machine, arm, COSTS; a row for each
     machine and arm, the machine that timed most arms first. Times that were measured beside other
     work are NaN."""
-    known = known_sweeps(folders)
+    known = sweeps([folders] if isinstance(folders, str | Path) else folders)
     tables = [table_of_costs(read_all(p, "costs.jsonl", is_cost, []), plan) for plan, p in known]
-    return pd.concat(tables, ignore_index=True) if tables else table_of_costs([], {})
+    return pd.concat(tables, ignore_index=True)
 
 
 def table_of_costs(lines, plan):
     """The DataFrame of lines of costs.jsonl."""
-    arms, prices = plan.get("arms", {}), []
+    arms, prices = plan["arms"], []
     for line in lines:
         planned = arms.get(line["arm"], {}).get("code_hash") or plan.get("code_hash")
         if not planned or line.get("code_hash") == planned:

@@ -5,7 +5,7 @@ import itertools
 import math
 import statistics
 
-from bench.ablation import cluster, launch, worth
+from bench.ablation import cluster, launch, rows, worth
 from bench.ablation.progress import RunBars, format_duration, say
 
 EXTENSIONS = 2  # times that a grid of rates is extended if its best rate is at its edge
@@ -70,12 +70,8 @@ def fix_margin(sweep):
     tokens, unless it is given or was fixed before."""
     if sweep.margin is not None or not sweep.curve_jobs():
         return
-    losses = {}
-    for job in [*sweep.curve_jobs(), *sweep.report_jobs(names=sweep.control_arms())]:
-        row = sweep.rows.get(job.key, {})
-        if row.get("status") == "done":
-            losses.setdefault(sweep.arms[job.arm].curve or 1, []).append(row["final_report"])
-    margin = worth.Curve(losses).margin() if len(losses) > 1 and 1 in losses else math.nan
+    curve = worth.curve_of(rows.load(sweep.out))
+    margin = curve.margin() if curve else math.nan
     if math.isfinite(margin):
         sweep.margin = margin
         sweep.margin_source = "5 % of the tokens, fixed before the arms ran"
@@ -106,7 +102,7 @@ def run_more_seeds(sweep, stop):
     fewest first. The looks are planned beforehand, and the verdicts correct for all of them
     (looks.py), so that errors hold although verdicts are read several times. Returns False if
     stopped."""
-    from bench.ablation import rows, verdicts
+    from bench.ablation import verdicts
 
     for first, end in itertools.pairwise(sweep.describe()["looks"]):
         # A resumed sweep decides by the rows that were known at this look.
@@ -139,11 +135,7 @@ def affordable(sweep, undecided, first, end, seconds_left):
     for name in sorted(undecided, key=undecided.get):
         arm = sweep.arms[name]
         wanted = names | {name, arm.against, *sweep.control_arms()} & set(sweep.arms)
-        jobs = sweep.report_jobs(first, end, wanted)
-        if (
-            sum(sweep.predicted.get(job.arm, 0.0) for job in jobs) / len(sweep.slots)
-            <= seconds_left
-        ):
+        if sweep.seconds(sweep.report_jobs(first, end, wanted)) <= seconds_left:
             names = wanted
     return names
 

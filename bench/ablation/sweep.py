@@ -253,14 +253,10 @@ class Sweep:
 
     def decides(self):
         """A sentence on what the planned runs can decide, in standard deviations of a run."""
-        seeds, alpha = self.config.seeds, power.ALPHA
-        if self.config.budget_seconds:
-            seeds, alpha = seeds * LOOKS[-1], alpha * looks.share_of(len(LOOKS))
-        elif not self.config.screening:
-            alpha *= looks.share_of(1)
+        planned = len(LOOKS) if self.config.budget_seconds else 1
+        seeds = self.config.seeds * LOOKS[planned - 1]
         counts, cells = self.planned_runs(seeds), [arm.cell for arm in self.arms.values()]
-        control = sum(counts[name] for name in self.control_arms())
-        runs, noise = sum(counts.values()), "standard deviations of a run, 80 times in 100"
+        control, runs = sum(counts[name] for name in self.control_arms()), sum(counts.values())
         if any(cells):  # each effect is a difference between the means of two halves
             family = len(cells[0])
             se, df = 2 / math.sqrt(runs), runs - 1 - math.comb(family + 1, 2)
@@ -272,8 +268,10 @@ class Sweep:
             what = f"comparing {seeds} runs of an arm with {control} of the base"
         if seeds < 2 or df < 1:
             return f"{what} decides nothing: give more --seeds"
-        smallest = power.smallest_visible(se, df, alpha / family)
-        return f"{what} can find a difference of {smallest:.1f} {noise}"
+        share = 1 if self.config.screening else looks.share_of(planned)
+        smallest = power.smallest_visible(se, df, power.ALPHA * share / family)
+        sd = "standard deviations of a run, 80 times in 100"
+        return f"{what} can find a difference of {smallest:.1f} {sd}"
 
     def planned_jobs(self):
         return self.tuning_jobs() + self.curve_jobs() + self.report_jobs()

@@ -25,7 +25,7 @@ import torch
 
 from bench.timing import peers, results
 from bench.timing.results import interval, ratio_text, threads_text, turns, write
-from common.configurator import PositiveInt, build, load
+from common.configurator import PositiveInt
 from common.errors import UserError
 from common.runtime import versions
 from model_llama import Llama, LlamaConfig
@@ -51,7 +51,7 @@ MODES = (  # of sampling/fast.py: dtype, compiled
 
 
 @dataclass
-class DecodeConfig:
+class SpeedConfig:
     nanogpt: str = ""  # a checkout of nanoGPT
     llamacpp: str = ""  # the folder where `npm install node-llama-cpp` was run
     n_layer: PositiveInt = 6
@@ -149,18 +149,14 @@ def our_modes(model):
 
 
 @torch.inference_mode()
-def greedy(model, n, given=None):
-    """n greedy tokens after token 1, or the log-probabilities (n, V) along the tokens `given`."""
+def greedy(model, n):
+    """n greedy tokens after token 1."""
     cache, new, out = KVCache(), torch.tensor([[1]]), []
-    for i in range(n):
+    for _ in range(n):
         logits = model(new, cache=cache, last_only=True)[0][:, -1]  # (1, V)
-        if given is None:
-            new = logits.argmax(-1, keepdim=True)
-            out.append(new.item())
-        else:
-            new = torch.tensor([[given[i]]])
-            out.append(logits.double().log_softmax(-1)[0])
-    return out if given is None else torch.stack(out)
+        new = logits.argmax(-1, keepdim=True)
+        out.append(new.item())
+    return out
 
 
 def timed(arm, n):
@@ -204,21 +200,14 @@ def equal_tokens(text, other):
     return next((i for i, (a, b) in enumerate(pairs) if a != b), len(text))
 
 
-def divergence(truth, model, text):
-    """KL of a model's predictions along a text from log-probabilities `truth`, nats per token."""
-    predicted = greedy(model, len(text), text)
-    return max(0.0, (truth.exp() * (truth - predicted)).sum(-1).mean().item())
-
-
 def table(config, model, n, engines):
     """The lines of the table for torch's number of threads."""
     models, notes = our_modes(model)
     speeds, texts = race(config, model, models, engines, n)
     medians = {name: np.median(values) for name, values in speeds.items()}
-    truth = greedy(models[OURS], n, texts[OURS])
     # {bytes of a weight: the row to compare with}
     rivals = LLAMACPP if LLAMACPP[4] in speeds else dict.fromkeys((4, 2, 1), TRANSFORMERS)
-    heads = ["", "tokens/s", f"times {rivals[4].split(',')[0]}", "same text", "KL", ""]
+    heads = ["", "tokens/s", f"times {rivals[4].split(',')[0]}", "same text", ""]
     lines = [
         f"## {threads_text(torch.get_num_threads())}",
         "",
@@ -230,15 +219,14 @@ def table(config, model, n, engines):
         peer = speeds.get(rivals[number_bytes(name)])
         cells.append("" if peer is None else ratio_text(*interval(speeds[name] / peer)))
         cells.append(str(equal_tokens(texts[name], texts[OURS])) if name in texts else "")
-        ours = models.get(name)
-        cells.append(f"{divergence(truth, ours, texts[OURS]):.1e}" if ours else "")
         lines.append(f"| {' | '.join([*cells, notes.get(name, '')])} |")
     print("\n".join(lines), "\n", flush=True)
     return [*lines, ""]
 
 
 def report(config, argv):
-    """Measure, and write the page."""
+    """Measure, and write the page. Raises UserError if there is one round."""
+    results.check_steps(config.rounds, "rounds")
     peers.check_nanogpt(config.nanogpt)
     model = random_llama(config)
     c, facts = model.config, versions()
@@ -249,7 +237,6 @@ def report(config, argv):
         f"{c.n_embd} wide, vocabulary {c.vocab_size}), {n} tokens after one; median of "
         f"{config.rounds} alternating rounds, the fastest in brackets.",
         "Same text: tokens equal to the model's own greedy text before the first difference.",
-        "KL: of the mode's predictions from the model's, nats per token, along that text.",
         "Times another engine: the one with as many bytes per weight.",
     ]
     head = [
@@ -271,13 +258,3 @@ def report(config, argv):
             lines += table(config, model, n, engines)
     write(lines, "speed_decode")
     print("\n".join(head))
-
-
-def main(argv):
-    values, words = load(argv, [DecodeConfig], __doc__)
-    if words != ["decode"]:
-        fix = "python bench/speed.py decode, and --key=value"
-        raise UserError("give exactly one measurement", "command line", fix)
-    config = build(DecodeConfig, values)
-    results.check_steps(config.rounds, "rounds")
-    report(config, argv)

@@ -71,29 +71,3 @@ def transformers_llama(c):
         **THEIRS,
     )
     return with_loss(LlamaForCausalLM(config))
-
-
-def litgpt_llama(path, c):
-    """litgpt's LLaMA, from the installed package or from a folder that it was installed into."""
-    if path and str(path) not in sys.path:
-        sys.path.append(str(path))
-    from litgpt.config import Config
-    from litgpt.model import GPT
-
-    config = Config(
-        block_size=c.block_size,
-        padded_vocab_size=c.vocab_size,
-        n_layer=c.n_layer,
-        n_head=c.n_head,
-        n_embd=c.n_embd,
-        rotary_percentage=1.0,
-        parallel_residual=False,
-        bias=False,
-        norm_class_name="RMSNorm",
-        mlp_class_name="LLaMAMLP",
-        intermediate_size=swiglu_width(c),
-    )
-    model = GPT(config)
-    if c.vocab_size > TIED_FROM:
-        model.lm_head.weight = model.transformer.wte.weight
-    return model, lambda x, y: cross_entropy(model(x), y)

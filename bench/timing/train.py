@@ -38,7 +38,7 @@ SHAPES = {
 # {our model: the models to compare it with}
 RATIOS = {
     "our GPT-2": ("nanoGPT", "transformers GPT-2"),
-    "our LLaMA": ("transformers LLaMA", "litgpt LLaMA", "nanoGPT"),
+    "our LLaMA": ("transformers LLaMA", "nanoGPT"),
 }
 
 
@@ -46,7 +46,6 @@ RATIOS = {
 class SpeedConfig:
     shape: Literal["S", "M", "124m"] = "S"
     nanogpt: str | None = None  # where nanoGPT is checked out
-    litgpt: str | None = None  # a folder that litgpt was installed into (pip install --target)
     compile: bool | Literal["both"] = "both"
     steps: int = 40  # rounds that are timed, after three that are not
     threads: PositiveInt = 1
@@ -126,7 +125,6 @@ def make_sides(config, c, device):
         "nanoGPT": partial(peers.nanogpt, config.nanogpt),
         "transformers GPT-2": peers.transformers_gpt2,
         "transformers LLaMA": peers.transformers_llama,
-        "litgpt LLaMA": partial(peers.litgpt_llama, config.litgpt),
     }
     if not config.nanogpt:
         del makers["nanoGPT"]

@@ -286,14 +286,6 @@ def test_a_login_node_without_a_gpu_plans_and_writes_the_job(
     assert capsys.readouterr().out.count("an unknown time") == 2
 
 
-@pytest.mark.parametrize("text", ["{nope", "[]"])
-def test_a_plan_that_is_none_is_found_before_anything_runs(data_dir, tmp_path, quick, text, capsys):
-    (tmp_path / "sweep.json").write_text(text)
-    with pytest.raises(UserError, match="JSON.*: move the file away"):
-        ablate.main(arguments(data_dir, tmp_path, ROPE))
-    assert "checking" not in capsys.readouterr().out
-
-
 def test_odd_lines_and_a_plan_of_texts_stop_nothing(data_dir, tmp_path, quick, stub, capsys):
     (tmp_path / "sweep.json").write_text('{"arms": ["base"], "margin": 1}')
     (tmp_path / "rows.jsonl").write_text('{}\n{"arm": [], "status": 3}\n[]\n')

@@ -19,15 +19,13 @@ CLEAN = {
 
 @pytest.fixture
 def said(tmp_path):
-    """The caveats of a simulated sweep as one text. `row_of` and `cost_of` change rope's reported
-    rows and its costs, `odd` is a line of rows.jsonl."""
+    """The caveats of a simulated sweep as one text. `row_of` changes rope's reported
+    rows, `odd` is a line of rows.jsonl."""
 
-    def make(row_of=None, cost_of=None, odd="", **keys):
+    def make(row_of=None, odd="", **keys):
         _, rows, costs = make_sweep(tmp_path, **keys)
         reported = {"arm": "rope", "purpose": "report"}.items()
         rows = [row | (row_of or {}) if reported <= row.items() else row for row in rows]
-        if cost_of:
-            costs["rope"] |= cost_of
         for name, lines in (("rows.jsonl", rows), ("costs.jsonl", costs.values())):
             text = "".join(json.dumps(line) + "\n" for line in lines)
             (tmp_path / name).write_text(odd * (name == "rows.jsonl") + text)
@@ -56,9 +54,6 @@ def test_a_clean_sweep_has_no_caveat(said):
 
 
 CHANGES = {  # what must be said -> the change of the clean sweep
-    "could not be timed on a quiet machine. rope": {
-        "cost_of": {"quiet": False, "step_ratio": None}
-    },
     "at the base's learning rate, which favours": {"lr_grid": [1]},
     "is over three times the margin of a tie": {"margin": 1e-4},
     "no replicate of the base": {"effects": {"base": 0.0, "rope": -0.1}},
@@ -67,7 +62,6 @@ CHANGES = {  # what must be said -> the change of the clean sweep
         "base_values": {"max_iters": 10, "batch_size": 4, "block_size": 25, "learning_rate": 1e-3},
         "data": {"train_tokens": 500, "val_tokens": 1, "dataset": "x", "fingerprint": "y"},
     },
-    "different hardware. H200, Xeon": {"row_of": {"hardware": "H200"}},
     "chose their learning rate. More seeds to choose by (tune_seeds) find a safer rate. rope (1.": {
         "row_of": {"final_tune": 9.0}
     },

@@ -74,12 +74,6 @@ def test_attention_is_the_models_own():
             assert axes.get_title() == f"{layer}.{head}: {back:.1f} back"
 
 
-def test_a_layer_without_attention_is_refused():
-    model = model_with(mixer="attention,mamba2", position="none")
-    with pytest.raises(UserError, match="layer 1 has no attention"):
-        pictures.attention(model, ByteTokenizer(), "ab", "a title")
-
-
 def opened(word):
     tokenizer = ByteTokenizer()
     return lambda out_dir: (model_with(), tokenizer, {"model": word, "dataset": "d"}, {"step": 7})
@@ -115,9 +109,3 @@ def test_the_page_is_the_one_of_the_command_and_its_files_are_small():
     assert all(1000 < path.stat().st_size < 250_000 for path in files)
     texts = [draw.__doc__ for _, draw in gallery.PICTURES.values()]
     assert all(text.count(". ") + text.count(".\n") + text.endswith(".") == 2 for text in texts)
-
-
-@pytest.mark.parametrize("argv", [["gpt2"], ["--promt=a"]])
-def test_a_mistake_in_the_command(argv):
-    with pytest.raises(UserError):
-        gallery.main(argv)

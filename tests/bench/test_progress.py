@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import sys
 from types import SimpleNamespace
 
 from rich.console import Console
@@ -87,21 +85,3 @@ def test_the_plan_fits_80_columns_and_loses_no_change():
     last = [line.split() for line in lines if "dyt" in line][-1]
     assert last[-5:] == ["3", "10", "s", "123.4", "123,456,789"]
     assert "(compared with" in text
-
-
-def test_on_a_terminal_the_bars_are_redrawn_and_the_cursor_stays(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    jobs, state = [job("rope", seed, tmp_path) for seed in range(2)], state_of("rope")
-    (tmp_path / "stderr.txt").write_text("")
-    with progress.doing("timing") as say:
-        say("step 3 of 50")
-    with progress.RunBars(state, jobs) as bars:
-        for ended in jobs:
-            state.rows[ended.key] = ROW
-            bars.ended(ended, ROW)
-            bars.refresh()
-    printed = capsys.readouterr().out
-    for text in ("timing: step 3 of 50", "0/2 runs", "1/2 runs", "2/2 runs", "[2/2] rope seed 1"):
-        assert text in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
-    assert printed.rindex("\x1b[?25h") > printed.rindex("\x1b[?25l")  # the cursor is shown

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 
-import matplotlib
 import pytest
 
 from bench.ablation import figures, report, tables
@@ -212,12 +211,6 @@ def test_the_same_rows_give_the_same_files(tmp_path):
             assert path.read_bytes() == (tmp_path / "b/sweep" / path.name).read_bytes(), path.name
 
 
-def test_every_item_has_a_title_and_a_caption():
-    for make, title, place in report.ITEMS:
-        assert title and place in ("page", "first", "figures", "details")
-        assert make.__doc__.strip().endswith("."), make
-
-
 def test_each_arm_has_a_look_of_its_own(tmp_path):
     arms = {"base": 0.0} | {f"arm{number}": 0.0 for number in range(24)}
     make_sweep(tmp_path, seeds=1, effects=arms, diverged=(), stale=False, curve_points=2)
@@ -253,53 +246,11 @@ def test_a_poor_sweep_still_gets_its_report(tmp_path, keys, recwarn, not_saved):
     assert [str(warning.message) for warning in recwarn] == []
 
 
-@pytest.mark.parametrize("evaluations", [1, 2])
-def test_a_section_without_data_leaves_out_its_tables_and_figures(tmp_path, not_saved, evaluations):
-    keys = {"costs": False, "lr_grid": [1], "chosen_lr": {}, "curve": []}
-    make_sweep(tmp_path, **FEW, **keys, curve_points=evaluations)
-    report.write([tmp_path])
-    titles = Page(text_of(tmp_path, "report.html")).titles
-    absent = ("Loss curves", "Worth in tokens", "Learning rates", "Costs against loss", "Costs")
-    assert not set(absent) & set(titles)
-
-
 def test_no_rows_yet(tmp_path, not_saved):
     make_sweep(tmp_path, **FEW)
     (tmp_path / "rows.jsonl").write_text("")
     report.write([tmp_path])
     assert table_of(tmp_path, "change")["rope"]["verdict"] == "not run"
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["{}", "[1]", "nonsense", {"status": "odd"}, {"final_report": "2.1"}, {"lr": None}],
-    ids=str,
-)
-def test_an_odd_line_is_left_out_and_named(tmp_path, no_figures, line):
-    _, rows, _ = make_sweep(tmp_path, **FEW)
-    line = line if isinstance(line, str) else json.dumps(rows[0] | line)
-    path = tmp_path / "rows.jsonl"
-    path.write_text(f"{line}\n{path.read_text()}")
-    report.write([tmp_path])
-    assert "- Lines that are no rows are left out. `rows.jsonl, line 1`" in text_of(tmp_path)
-    assert table_of(tmp_path, "change")["rope"]["runs"] == "5"
-
-
-def test_an_odd_plan_still_gets_its_report(tmp_path, no_figures):
-    plan, rows, costs = make_sweep(tmp_path, **FEW)
-    rows = [row | {"curve": None, "blocks": None, "extrapolation": {"2": 0}} for row in rows]
-    arms = plan["arms"] | {"text": "no arm"}
-    write(tmp_path, plan | {"looks": [], "arms": arms}, rows, [*costs.values()])
-    report.write([tmp_path])
-    assert "text" not in table_of(tmp_path, "change")
-
-
-def test_few_runs_do_not_contradict_each_other(tmp_path):
-    """The interval of the replicate is that of the arms, not one from its own two runs."""
-    make_sweep(tmp_path, **FEW, seeds=2, screening=True, lr_grid=[1], chosen_lr={}, curve=[])
-    section = section_of(tmp_path)
-    width = (section.verdicts["high"] - section.verdicts["low"]).set_axis(section.verdicts["kind"])
-    assert 0.5 < width["replicate"] / width["swap"] < 2
 
 
 def test_a_screening_decides_nothing(tmp_path, no_figures):
@@ -309,13 +260,6 @@ def test_a_screening_decides_nothing(tmp_path, no_figures):
     assert not words & {"better", "worse", "tie"}
     assert "A screening: few runs" in text_of(tmp_path)
     assert "decided" not in text_of(tmp_path).replace("undecided", "")
-
-
-def test_without_tuning_the_verdicts_are_headed_by_the_rate(tmp_path, no_figures):
-    make_sweep(tmp_path, **FEW, lr_grid=[1], chosen_lr={})
-    report.write([tmp_path])
-    shown = table_of(tmp_path, "change", "verdict at the base's rate")
-    assert shown["rope"]["verdict at the base's rate"] == "better"
 
 
 def test_costs_of_other_code_are_left_out_and_each_machine_has_its_own(tmp_path, no_figures):
@@ -431,28 +375,3 @@ def test_a_terminal_of_80_columns_breaks_no_word(tmp_path, name, no_figures):
     assert set(name.split("+")) <= words and {"larger", "than", "the", "noise"} <= words
     row = section_of(tmp_path).verdicts.set_index("arm").loc[name]
     assert tables.difference(row, 3) in text
-
-
-def test_the_command_prints_the_verdicts_and_last_the_path(tmp_path, capsys, no_figures):
-    make_sweep(tmp_path, **FEW)
-    report.main([str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert re.search(r"^rope +−0\.\d+ .* better", printed, re.MULTILINE)
-    assert printed.splitlines()[-1] == str(tmp_path / "report.html")
-
-
-def test_a_folder_without_a_sweep_is_an_error_of_one_line(tmp_path):
-    for argv in ([str(tmp_path)], [], ["--wrong"]):
-        with pytest.raises(UserError):
-            report.main(argv)
-
-
-# ---------------------------------------------------------------- what must not come back
-
-
-def test_what_a_report_names_is_there(written):
-    """The captions speak of a shaded band, which the figure has, and of no column that is not."""
-    with matplotlib.rc_context(figures.STYLE):
-        figure = figures.forest(section_of(written))
-    assert figure.axes[0].patches
-    assert "p (page)" not in text_of(written) and "grey band" not in text_of(written)

@@ -169,13 +169,6 @@ def test_a_folder_without_a_plan_is_refused_in_one_line(tmp_path, content):
         rows.load(tmp_path)
 
 
-def test_rows_alone_are_all_current(tmp_path):
-    _, lines, _ = make(tmp_path)
-    (tmp_path / "sweep.json").unlink()
-    runs = rows.load(tmp_path)
-    assert runs.current.all() and len(runs) == len(lines) and not runs.control.any()
-
-
 def test_times_measured_beside_other_work_are_left_out(tmp_path):
     make(tmp_path)
     prices = [json.loads(x) for x in (tmp_path / "costs.jsonl").read_text().splitlines()]

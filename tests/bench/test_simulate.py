@@ -6,7 +6,6 @@ import pytest
 from scipy import stats as scipy_stats
 
 from bench.ablation.verdicts import contrast, holm
-from common.files import ROOT
 from helpers import simulate
 
 SWEEPS = 10_000
@@ -61,13 +60,3 @@ def test_a_screening_errs_as_often_as_it_says():
     assert simulate.screening_rates(SWEEPS, 3, equal)[0] <= 0.05 + ROOM
     assert simulate.screening_rates(SWEEPS, 3, unequal)[0] <= 0.09 + ROOM
     assert simulate.screening_rates(SWEEPS, 3, equal, 3)[1] > 0.8
-
-
-def test_the_page_is_written_from_its_figures():
-    text = simulate.page(20, {"mine: .01 / .01": 1.0})
-    committed = (ROOT / "bench/results/simulation.md").read_text(encoding="utf-8")
-    headings = [[line for line in t.splitlines() if line[:1] == "#"] for t in (text, committed)]
-    assert headings[0] == headings[1] and "| mine: .01 / .01 = 1.00 | 8 |" in text
-    assert "20,000 simulated sweeps for each figure" in committed
-    command = "PYTHONPATH=. python tests/helpers/simulate.py"
-    assert all(command in words for words in (text, committed, simulate.__doc__))

@@ -1,26 +1,24 @@
 """
 The errors and the power of the verdicts, over simulated sweeps whose truth is known:
 
-    PYTHONPATH=. python tests/helpers/simulate.py [FOLDER]
+    PYTHONPATH=. python tests/helpers/simulate.py
 
-writes bench/results/simulation.md. The functions that judge real sweeps judge the simulated ones.
-FOLDER is a sweep whose noise and margin the table of ties adds.
+prints the tables of bench/results/simulation.md. The functions that judge real sweeps judge the
+simulated ones.
 """
 
+import itertools
 import math
-import sys
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from scipy import stats as scipy_stats
 
-from bench.ablation import rows, verdicts
+from bench.ablation import verdicts
 from bench.ablation.looks import control_runs, share_of
 from bench.ablation.power import welch
 from bench.ablation.verdicts import ALPHA, contrast, holm, pooled_variance, rank_test
-from common.files import ROOT
 
 SWEEPS = 20_000  # for each figure
 ARMS = 5
@@ -161,118 +159,43 @@ def table(headings, rows):
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def measured_noise(folder):
-    """{name: margin over the sd of a run} of a sweep's folder."""
-    judged = verdicts.judge(rows.load(folder), rows.plan(folder))
-    sd, margin = math.sqrt((judged.sd**2).mean()), judged.attrs["margin"]
-    return {f"{Path(folder).name}: {margin:.4f} / {sd:.4f}": margin / sd}
-
-
-def page(sweeps, measured):
-    """The text of simulation.md."""
-    ratios = {".0096 / .007": 0.0096 / 0.007, ".0096 / .0088": 0.0096 / 0.0088} | measured
-    few = sweeps // 2  # where each sweep is judged by itself
-    return PAGE.format(
-        sweeps=sweeps,
-        few=few,
-        arms=ARMS,
-        error=100 * math.sqrt(0.05 * 0.95 / sweeps),
-        errors=table(
-            ["noise", *LOOKS],
-            [
-                [n.name, *(family_error(sweeps, n, *looks) for looks in LOOKS.values())]
-                for n in NOISES
-            ],
-        ),
-        power=table(
-            ["seeds", "control", "effect", "found", "paired t tests"],
-            [
-                [seeds, sum(control_runs(ARMS, seeds)), effect, *power(sweeps, seeds, effect)]
-                for seeds in (3, 5, 8, 10)
-                for effect in (1, 2, 3)
-            ],
-        ),
-        ties=table(
-            ["margin / sd", "seeds", "ties, no difference", "ties at the margin"],
-            [
-                [f"{name} = {ratio:.2f}", seeds, *tie_rates(sweeps, seeds, ratio)]
-                for name, ratio in ratios.items()
-                for seeds in (5, 8, 12, 16)
-            ],
-        ),
-        diverging=table(
-            ["chance to diverge", "others lower by", "better", "worse", "better, if dropped"],
-            [
-                [f"{chance:g}", effect, *diverging(few, 8, chance, effect)]
-                for chance in (0, 0.1, 0.4, 0.8)
-                for effect in (0, 2)
-            ],
-        ),
-        screening=table(
-            ["seeds", "noise", "error", "finds 2", "finds 3", "finds 4"],
-            [
-                [seeds, noise.name, screening_rates(sweeps, seeds, noise)[0]]
-                + [screening_rates(sweeps, seeds, noise, effect)[1] for effect in (2, 3, 4)]
-                for seeds in (2, 3)
-                for noise in NOISES
-            ],
-        ),
+def tables(sweeps):
+    """The tables of simulation.md, in its order."""
+    ratios = {".0096 / .007": 0.0096 / 0.007, ".0096 / .0088": 0.0096 / 0.0088}
+    yield table(
+        ["noise", *LOOKS],
+        [[n.name, *(family_error(sweeps, n, *looks) for looks in LOOKS.values())] for n in NOISES],
+    )
+    yield table(
+        ["seeds", "control", "effect", "found", "paired t tests"],
+        [
+            [seeds, sum(control_runs(ARMS, seeds)), effect, *power(sweeps, seeds, effect)]
+            for seeds, effect in itertools.product((3, 5, 8, 10), (1, 2, 3))
+        ],
+    )
+    yield table(
+        ["margin / sd", "seeds", "ties, no difference", "ties at the margin"],
+        [
+            [f"{name} = {ratio:.2f}", seeds, *tie_rates(sweeps, seeds, ratio)]
+            for (name, ratio), seeds in itertools.product(ratios.items(), (5, 8, 12, 16))
+        ],
+    )
+    yield table(
+        ["chance to diverge", "others lower by", "better", "worse", "better, if dropped"],
+        [
+            [f"{chance:g}", effect, *diverging(sweeps // 2, 8, chance, effect)]
+            for chance, effect in itertools.product((0, 0.1, 0.4, 0.8), (0, 2))
+        ],
+    )
+    yield table(
+        ["seeds", "noise", "error", "finds 2", "finds 3", "finds 4"],
+        [
+            [seeds, noise.name, screening_rates(sweeps, seeds, noise)[0]]
+            + [screening_rates(sweeps, seeds, noise, effect)[1] for effect in (2, 3, 4)]
+            for seeds, noise in itertools.product((2, 3), NOISES)
+        ],
     )
 
 
-PAGE = """# Errors and power of the verdicts
-
-`PYTHONPATH=. python tests/helpers/simulate.py`:
-{sweeps:,} simulated sweeps for each figure ({few:,} where runs diverge), {arms} arms. Figures
-are in %, effects in standard deviations of a run. The functions of
-`bench/ablation/verdicts.py` that judge real sweeps judge these. The standard error of a
-figure near 5 is {error:.2f}.
-
-## Family error
-
-All arms equal the base. The share of sweeps in which the report of any look calls some arm better
-or worse; nominal: 5. Looks are at 5 seeds; at 5, 10 and 20; at 5, 7, 10, 14 and 20; "unplanned": at
-6, 8, 11 and 16; "one at each new seed": at 6 to 15. An arm counts as soon as one report claims it,
-so the figures hold for sweeps that stop at any look.
-
-{errors}
-
-## Power at one look
-
-One arm is lower by the effect, the others equal the base. Control: the runs of the base and of its
-second copy. The last column is the rule of the first version.
-
-{power}
-
-## Ties
-
-With no difference, the share of arms that tie. With a difference as large as the margin, the share
-of sweeps that call some arm a tie; nominal: 5. Ties are corrected for the family.
-
-{ties}
-
-## Runs that diverge
-
-8 seeds, one arm, some of whose runs diverge. "If dropped" leaves out the runs that diverged.
-
-{diverging}
-
-## Screening
-
-Welch's test finds little with two or three seeds. A screening pools one variance over all arms, and
-says "larger than the noise" where Holm's p is at most 5 %. Error: the share of screenings that say
-so of some arm that equals the base. It is above 5 % where one arm varies more than the base; a
-screening therefore never says better or worse.
-
-{screening}
-"""
-
-
-def main(argv):
-    text = page(SWEEPS, measured_noise(argv[0]) if argv else {})
-    (ROOT / "bench" / "results" / "simulation.md").write_text(text, encoding="utf-8")
-    print(text)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(*tables(SWEEPS), sep="\n\n")
