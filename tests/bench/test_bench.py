@@ -43,14 +43,6 @@ def test_sides_are_of_one_size_and_take_the_same_step():
         assert all(p.grad is None for p in side.model.parameters())
 
 
-@pytest.mark.parametrize("shape", train.SHAPES)
-def test_flops_are_six_per_weight_and_attention(shape):
-    c = train.shape_of(shape)
-    weights = 12 * c.n_layer * c.n_embd**2 + c.vocab_size * c.n_embd
-    flops = train.training_flops_per_token(train.costs_config("gpt2", c), c.block_size)
-    assert flops == 6 * weights + 12 * c.n_layer * c.block_size * c.n_embd
-
-
 def test_interval_holds_the_median_and_narrows():
     rng = np.random.default_rng(0)
     few, many = (interval(1.2 + 0.1 * rng.standard_normal(n)) for n in (8, 400))

@@ -74,20 +74,12 @@ PAGES = {  # 0.0 and inf: below and above the curve
         alibi      | worse     | +0.0355 +0.0194 +0.0517 0.0035 0.86 0.79 0.94
         relative   | undecided | -0.0078 -0.0289 +0.0133 0.42 1.0 0.93 1.2
         t5         | worse     | +0.1032 +0.0804 +0.1261 0.00042 0.65 0.58 0.72""",
-    "answer/key_heads": """
-        2 key heads | worse | +0.0144 +0.0028 +0.0260 0.021 0.94 0.89 0.99
-        1 key head  | worse | +0.0306 +0.0219 +0.0392 1.6e-06 0.87 0.84 0.91""",
     "answer/mixers": """
         differential | worse  | +0.1050 +0.0831 +0.1269 0.00018 0.64 0.58 0.72
         mla          | worse  | +0.0902 +0.0322 +0.1482 0.016 0.68 0.55 0.89
         mamba2       | better | -0.1257 -0.1347 -0.1167 2.2e-09 1.9 1.7 inf
         gated_delta  | better | -0.1376 -0.1570 -0.1181 2.3e-05 2.0 1.7 inf
         hybrid       | better | -0.1290 -0.1453 -0.1127 4.2e-06 1.9 1.7 inf""",
-    "answer/activations": """
-        relu     | undecided | -0.0064 -0.0409 +0.0280 1 1.0 0.91 1.2
-        bilinear | undecided | +0.1216 -0.1278 +0.3711 1 0.69 0.0 1.6
-        reglu    | undecided | +0.0059 -0.0076 +0.0194 1 0.98 0.95 1.0
-        swiglu   | worse     | +0.2008 +0.1243 +0.2772 0.025 0.54 0.0 0.70""",
     "answer/factorial_plays": """
         position        | better    | -0.2721 -0.2808 -0.2634 {} inf inf inf
         norm            | undecided | -0.0036 -0.0123 +0.0051 {} 1.0 0.93 1.1

@@ -211,14 +211,6 @@ def test_the_same_rows_give_the_same_files(tmp_path):
             assert path.read_bytes() == (tmp_path / "b/sweep" / path.name).read_bytes(), path.name
 
 
-def test_each_arm_has_a_look_of_its_own(tmp_path):
-    arms = {"base": 0.0} | {f"arm{number}": 0.0 for number in range(24)}
-    make_sweep(tmp_path, seeds=1, effects=arms, diverged=(), stale=False, curve_points=2)
-    section = section_of(tmp_path)
-    styles = [figures.style_of(section, arm) for arm in arms]
-    assert len({(style["color"], style["marker"]) for style in styles}) == 25
-
-
 # ---------------------------------------------------------------- poor and unusual sweeps
 
 

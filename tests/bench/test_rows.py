@@ -73,10 +73,8 @@ def test_a_loss_that_is_not_finite_has_diverged_and_stays_a_result(tmp_path):
 ODD_ROWS = [
     {},
     {"arm": 3},
-    {"seed": "0"},
     {"lr": None},
     {"status": "cancelled"},
-    {"purpose": "fun"},
     {"final_report": "1.9"},
     {"final_report": None},
 ]
@@ -117,32 +115,11 @@ def test_an_odd_line_of_the_history_is_left_out(tmp_path, odd):
     assert looks.read([tmp_path], plan) == [line]
 
 
-def test_a_ratio_of_steps_that_is_none_gives_no_worth_in_time(tmp_path):
-    make(tmp_path)
-    prices = [json.loads(x) for x in (tmp_path / "costs.jsonl").read_text().splitlines()]
-    write(
-        tmp_path,
-        "costs.jsonl",
-        [x | {"step_ratio": {"ratio": 1, "low": -1, "high": 2}} for x in prices],
-    )
-    frame = verdicts.judge(rows.load(tmp_path), rows.plan(tmp_path))
-    assert frame.worth_time.isna().all() and frame.worth.notna().any()
-
-
 def test_a_last_line_that_a_crash_cut_short_is_no_odd_line(tmp_path, capsys):
     _, lines, _ = make(tmp_path)
     with open(tmp_path / "rows.jsonl", "a") as file:
         file.write('{"arm": "ro')
     assert rows.load(tmp_path).attrs["odd"] == [] and not capsys.readouterr().err
-
-
-@pytest.mark.parametrize("change", [{"looks": []}, {"looks": None}, {"looks": ["5"]}], ids=str)
-def test_a_plan_without_looks_has_one_at_its_seeds(tmp_path, change):
-    sweep, *_ = make(tmp_path)
-    (tmp_path / "sweep.json").write_text(json.dumps(sweep | change))
-    plan = rows.plan(tmp_path)
-    assert plan["looks"] == [5]
-    assert verdicts.judge(rows.load(tmp_path), plan).verdict[0] == "better"
 
 
 @pytest.mark.parametrize(
