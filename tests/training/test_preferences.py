@@ -214,14 +214,6 @@ def test_experts_whose_loads_need_balance_are_refused(word):
         preferences.check_objective(config, model, [source])
 
 
-def test_a_run_of_another_objective_has_no_reference(tastes_dir, tmp_path):
-    shutil.copytree(tastes_dir / "base", tmp_path / "base")
-    argv = ["--init_from=resume", f"--out_dir={tmp_path / 'base'}", "--objective=dpo"]
-    prepare("words2", str(tastes_dir / "words.txt"), "char", str(tmp_path))
-    with pytest.raises(UserError, match="holds no preferences"):
-        train.main([*argv, f"--data_dir={tastes_dir}"])
-
-
 @pytest.mark.parametrize(
     "row, words",
     [

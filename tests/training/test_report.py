@@ -1,109 +1,209 @@
-"""What a run says and returns: estimates, reasons, its result; and what it refuses to train on."""
+"""What a finished run prints: a sample that fits the data, and the commands to type next."""
 
 import itertools
+import json
+import shlex
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
-import torch
 
 import train
-from common import runtime
-from common.errors import UserError
-from helpers.runs import arguments, losses, made, ready
-from parts.architectures import configure, make
+from common import errors, files
+from common.configurator import keys
+from common.files import ROOT
+from helpers.runs import arguments, losses, new_run, ready
+from prepare import prepare
 from training import report, run_folder
-from training.optim import parameter_groups
-from weights import checkpoint
+from training.settings import TrainConfig, read_config
 
 
-def test_main_returns_what_the_run_gave(data_dir, tmp_path):
-    result = train.main(arguments(data_dir, tmp_path / "run", "--max_iters=3"))
-    assert result.status == 0 and result.folder == checkpoint.find(tmp_path / "run")
-    assert [row["step"] for row in result.rows if "val_loss" in row] == [0, 3]
-    assert [row["loss"] for row in result.rows if "loss" in row][-1] == losses(tmp_path / "run")[
-        -1
-    ][1]
-    again = train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
-    assert again.status == 0 and again.folder == result.folder
+def value(argv, key):
+    return getattr(read_config(argv, "").config, key)
 
 
-def test_a_resumed_run_says_where_it_begins_and_that_nobody_asked(data_dir, tmp_path, capsys):
-    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=2"))
-    assert "as asked" not in capsys.readouterr().out
-    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=4"])
+# ---------------------------------------------------------------- the comparison
+
+
+LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
+
+
+@pytest.mark.parametrize(
+    "argv, twin",
+    [
+        ([LLAMA], [GPT2]),
+        ([GPT2], [LLAMA]),
+        ([LLAMA, "--n_layer=2", "--max_iters=60"], [GPT2, "--n_layer=2", "--max_iters=60"]),
+        ([LLAMA, "--n_embd=64"], [GPT2, "--n_embd=64"]),  # with the config's four heads
+        ([GPT2, "--n_embd=36"], []),  # heads of odd width, which cannot rotate
+        ([LLAMA, "--out_dir=out-small"], [GPT2, "--out_dir=out-small-gpt2"]),
+        ([GPT2, "--out_dir=a/my-gpt2-run"], [LLAMA, "--out_dir=a/my-llama-run"]),
+        ([LLAMA, "--rope_theta=5000", "--seed=2", "--overwrite"], [GPT2, "--seed=2"]),
+        ([GPT2, "--dropout=0.1", "--init_from=resume"], [LLAMA, "--dropout=0.1"]),
+        ([GPT2, "--norm=rmsnorm", "--norm_eps=1e-6"], [LLAMA, "--norm_eps=1e-6"]),
+        ([LLAMA, "--n_kv_head=2", "--window=8", "--bias=False"], [GPT2, "--bias=False"]),
+        (
+            ["config/gpt2_124m.py", "config/first_steps.py"],
+            ["config/llama_124m.py", "config/first_steps.py"],
+        ),
+        ([LLAMA, "--model=gpt2"], []),
+        ([LLAMA, "--arch=falcon"], []),
+        (["config/finetune_shakespeare.py"], []),
+        (["--model=llama"], []),
+    ],
+    ids=" ".join,
+)
+def test_the_other_model_is_trained_in_the_same_way(argv, twin):
+    """With all that the user typed, except what it does not have; train.py accepts the command."""
+    assert report.twin_arguments(argv) == twin
+    if twin:
+        read_config(twin, "")
+
+
+def test_the_compared_runs_differ_in_the_model_and_the_folder_alone():
+    argv = [LLAMA, "--n_layer=2", "--learning_rate=1e-3", "--max_iters=60", "--warmup_iters=5"]
+    twin = report.twin_arguments(argv)
+    differ = {key for key in keys(TrainConfig) if value(argv, key) != value(twin, key)}
+    assert differ == {"model", "out_dir"}
+    assert read_config(twin, "").model["n_layer"] == 2
+
+
+def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys, monkeypatch):
+    """From another directory with the path of the script."""
+    config = ready(data_dir, tmp_path, "--out_dir=my run").config
+    capsys.readouterr()
+    for folder, script in ((ROOT, ""), (tmp_path, f"{ROOT}/")):
+        monkeypatch.chdir(folder)
+        report.print_next_commands("my run/ckpt/000050", config, [GPT2, "--n_layer=2"])
+        printed = capsys.readouterr().out.replace("\\\n  ", "").partition("sample more:\n")[2]
+        sample, _, twin = printed.partition("compare with LLaMA:\n")
+        assert shlex.split(sample) == ["python", f"{script}sample.py", "--out_dir=my run"]
+        assert shlex.split(twin) == ["python", f"{script}train.py", LLAMA, "--n_layer=2"]
+
+
+def test_a_long_command_is_wrapped_and_can_be_pasted():
+    words = [LLAMA, "--out_dir=my run", *(f"--learning_rate=1e-{n}" for n in range(7))]
+    text = report.command("train.py", *words)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80 < len(" ".join(words)) and len(lines) < len(words)
+    shell = ["sh", "-c", f"python() {{ printf '%s\\n' \"$@\"; }}\n{text}"]
+    pasted = subprocess.run(shell, capture_output=True, text=True).stdout
+    assert pasted.splitlines() == [files.script("train.py"), *words]
+    assert report.command("train.py", "x" * 200).splitlines()[-1] == "  " + "x" * 200
+
+
+# ---------------------------------------------------------------- the sample
+
+
+def test_the_sample_of_pairs_answers_a_held_out_prompt(tmp_path, capsys):
+    """And ends where the answer ends."""
+    rows = [{"prompt": f"{n} is", "answer": " even" if n % 2 == 0 else " odd"} for n in range(40)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = str(tmp_path / "pairs.jsonl")
+    prepare("words", input=source, tokenizer="char", data_dir=str(tmp_path))
+    sizes = ["--max_iters=60", "--learning_rate=1e-2", "--eval_interval=60"]
+    train.main(arguments(tmp_path, tmp_path / "run", *sizes))
     printed = capsys.readouterr().out
-    assert "resumed after step 2 of 4\n" in printed and "as asked" not in printed
+    said = printed.partition("a prompt that it has not seen, whose answer in the data is ")[2]
+    known, sample, *_ = said.splitlines()
+    prompts = {row["prompt"]: row["answer"] for row in rows[-10:]}
+    prompt = " ".join(sample.split()[:2])
+    assert prompt in prompts and known == f"{prompts[prompt]!r}:"
+    assert sample in (f"{prompt} even", f"{prompt} odd") and "checkpoint: " in said.splitlines()[3]
 
 
-@pytest.mark.parametrize("pays, dtype", [(0, "bfloat16"), (1e30, "float32")])
-def test_the_length_of_the_run_explains_the_number_format(
-    data_dir, tmp_path, capsys, monkeypatch, pays, dtype
-):
-    monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(runtime, "BFLOAT16_PAYS", pays)
+def test_the_sample_of_a_text_begins_at_its_start_token(data_dir, tmp_path, capsys):
     run = ready(data_dir, tmp_path)
-    train.report.describe(run)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("dtype")]
-    assert line.startswith(f"dtype {dtype} (") and "run" in line
+    capsys.readouterr()
+    prompt = report.closing_prompt(run.sources[0].splits["val"], run.tokenizer)
+    assert prompt == ("\n", "") and not capsys.readouterr().out
 
 
-def test_the_time_left_is_said_within_seconds(data_dir, tmp_path, capsys, monkeypatch):
+# ---------------------------------------------------------------- the terminal
+
+
+def test_the_bar_fits_80_columns_and_names_what_is_done(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(run_folder.tqdm, "status_printer", staticmethod(lambda file: shown.append))
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = []
+    config = TrainConfig(out_dir=str(tmp_path), max_iters=600_000)
+    log = run_folder.RunLog(new_run(config), peak_speed=1e6)
+    log.bar.dynamic_ncols, log.bar.ncols = None, 80
+    log.phase("evaluating")
+    assert shown[-1] == "evaluating (step 0 of 600000)"
+    log.phase("")
+    row = dict(step=123456, loss=2.345, tokens_per_second=123456.0, milliseconds=1.0)
+    log.report(row)
+    log.bar.update(123456)
+    log.bar.refresh()
+    assert "123456/600000" in shown[-1] and "MFU 12.3%" in shown[-1] and len(shown[-1]) <= 80
+    log.close()
+
+
+def test_long_lines_are_folded_on_a_terminal_only(monkeypatch):
+    line = "disk          ok      " + "many words of advice " * 8
+    assert errors.folded(line, 22) == line
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    first, *others = errors.folded(line, 22).splitlines()
+    assert first.startswith("disk") and others and max(map(len, [first, *others])) <= 80
+    assert all(other.startswith(" " * 22) for other in others)
+    assert " ".join([first, *others]).split() == line.split()
+
+
+# ---------------------------------------------------------------- another directory
+
+
+def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypatch, capsys):
+    """And data are written where data_dir says. A config of the same name here comes first."""
+    files.warned.clear()
+    monkeypatch.chdir(tmp_path)
+    config = read_config([LLAMA, "--device=cpu"], "").config
+    assert (config.model, config.max_iters, config.data_dir) == ("llama", 1080, "data")
+    assert f"reading {ROOT / LLAMA}" in capsys.readouterr().err
+    (tmp_path / "config").mkdir()
+    (tmp_path / LLAMA).write_text("max_iters = 3000")
+    assert value([LLAMA], "max_iters") == 3000
+    with pytest.raises(errors.UserError, match="cannot read the config file"):
+        read_config(["config/nowhere.py"], "")
+
+
+# ---------------------------------------------------------------- speed and time
+
+
+@pytest.mark.parametrize(
+    "name, tflops",
+    {
+        "NVIDIA A100-SXM4-80GB": 312,
+        "NVIDIA H100 80GB HBM3": 989,
+        "NVIDIA H100 PCIe": 756,
+        "NVIDIA H200": 989,
+        "NVIDIA L4": 121,
+        "NVIDIA GeForce RTX 4090": 165,
+        "NVIDIA L40": None,
+        "NVIDIA GeForce RTX 4090 Laptop GPU": None,
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb": None,
+    }.items(),
+)
+def test_a_known_gpu_has_its_makers_peak(monkeypatch, name, tflops):
+    monkeypatch.setattr(report.torch.cuda, "get_device_name", lambda device: name)
+    peak = report.peak_flops(SimpleNamespace(device="cuda:0", dtype="bfloat16"))
+    assert peak == (tflops and tflops * 1e12)
+
+
+@pytest.mark.parametrize("device, dtype", [("cpu", "bfloat16"), ("cuda", "float32")])
+def test_no_peak_is_measured(device, dtype):
+    assert report.peak_flops(SimpleNamespace(device=device, dtype=dtype)) is None
+
+
+def test_the_time_left_is_said_within_seconds(start, tmp_path, capsys, monkeypatch):
     """Of slow steps, long before the first report; it is said once and adds no row to the log."""
     clock = itertools.count(0, 2.0)
     monkeypatch.setattr(train.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(run_folder.time, "perf_counter", lambda: next(clock))
-    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=12", "--log_interval=12"))
-    printed = capsys.readouterr().out
-    assert printed.count(" steps left\n") == 1 and printed.index("steps left") < printed.index(
-        "iter 12"
-    )
+    start("run", "--max_iters=12 --log_interval=12")
+    before, _, after = capsys.readouterr().out.partition(" steps left\n")
+    assert "iter 12" in after and "iter 12" not in before and " steps left" not in after
     assert [step for step, _ in losses(tmp_path / "run")] == [12]
-
-
-def test_epochs_are_told_as_people_do():
-    assert (
-        report.epochs_text(0.031) == "3.1 % of an epoch" and report.epochs_text(1) == "1.0 epochs"
-    )
-    assert report.epochs_text(0.9999) == "1 epoch"
-
-
-def test_the_default_dataset_offers_a_small_one(tmp_path):
-    with pytest.raises(UserError, match="gpt2_shakespeare.py.*18 GB.*prepare.py openwebtext"):
-        train.main([f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'run'}", "--device=cpu"])
-
-
-def test_biases_of_experts_do_not_decay():
-    """They have two dimensions, (experts, width)."""
-    model = make(configure({"arch": "gpt-oss", "n_layer": 1, "n_head": 8, "n_embd": 32}))
-    decaying, others = parameter_groups(model, 0.1)
-    stacked = {
-        name for name, p in model.named_parameters() if name.endswith("bias") and p.dim() == 2
-    }
-    assert stacked and stacked <= set(others["names"]) and others["weight_decay"] == 0
-
-
-def pretrained_folder(folder, positions=16):
-    """A small LLaMA as transformers writes it, with a tokenizer of its own."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = dict(vocab_size=300, hidden_size=24, intermediate_size=40, num_hidden_layers=1)
-    sizes |= dict(num_attention_heads=2, max_position_embeddings=positions)
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(folder)
-    return folder
-
-
-def test_weights_are_not_trained_past_their_positions(data_dir, tmp_path, capsys):
-    run = arguments(data_dir, tmp_path / "run", "--block_size=64")
-    sizes = ("--n_layer", "--n_head", "--n_embd")
-    run = [arg for arg in run if not arg.startswith(sizes)]
-    made([*run, f"--init_from={pretrained_folder(tmp_path / 'hf')}"])
-    assert "note: block_size 64 -> 16, the longest of these weights" in capsys.readouterr().out
-
-
-def test_data_of_another_tokenizer_are_refused(data_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr("weights.hf.same_tokens", lambda name, tokenizer: False)
-    run = [arg for arg in arguments(data_dir, tmp_path / "run") if "--n_" not in arg]
-    with pytest.raises(
-        UserError, match="not prepared with the tokenizer of these weights.*prepare.py NAME"
-    ):
-        train.main([*run, f"--init_from={pretrained_folder(tmp_path / 'hf')}"])
-    assert not (tmp_path / "run").exists()

@@ -13,7 +13,6 @@ from common import files
 from common.errors import Failure, UserError
 from helpers.checkpoints import copy_run, prepare_words, resume
 from helpers.runs import new_run
-from tokens.batches import Batches
 from training import run_folder
 from training.settings import TrainConfig, read_config
 from weights import checkpoint
@@ -234,27 +233,6 @@ def test_a_word_that_names_no_logger(tmp_path):
         read_config(["--log=csv,paper"], "")
 
 
-# ---------------------------------------------------------------- a failure while training
-
-
 @pytest.fixture
 def data_dir(tmp_path):
     return prepare_words(tmp_path / "data")
-
-
-def test_a_failure_while_training_loses_no_step(out, data_dir, monkeypatch):
-    """The data become unreadable after step 23: what was learnt since step 20 is saved."""
-    real, parts = Batches.get, []
-
-    def get(self, first, count):
-        parts.append(first)
-        if len(parts) > 2 * 3:
-            raise Failure("the token file shrank", "train.bin", "prepare the data again")
-        return real(self, first, count)
-
-    monkeypatch.setattr(Batches, "get", get)
-    with pytest.raises(Failure, match="the token file shrank"):
-        resume(out, data_dir)
-    assert checkpoint.steps(out) == [20, 23] and not checkpoint.flaw(checkpoint.find(out))
-    monkeypatch.undo()
-    assert not resume(out, data_dir, "--max_iters=24")
