@@ -147,9 +147,8 @@ class TrainConfig:
     def check_datasets(self):
         names = self.datasets
         if not all(names) or len(set(names)) < len(names):
-            raise ValueError(
-                f"dataset={self.dataset} names no dataset, or one twice: write --dataset=a,b,c"
-            )
+            what = f"dataset={self.dataset} names no dataset, or one twice"
+            raise ValueError(f"{what}: write --dataset=a,b,c")
         if self.data_weights is None:
             return
         try:
@@ -157,14 +156,11 @@ class TrainConfig:
         except ValueError:
             shares = []
         if len(shares) != len(names) or not all(0 < share < math.inf for share in shares):
-            raise ValueError(
-                f"data_weights={self.data_weights} is not a number above 0 for each of "
-                f"{', '.join(names)}: write --data_weights=0.7,0.3, without spaces"
-            )
+            what = f"data_weights={self.data_weights} is not a number above 0 for each of "
+            raise ValueError(f"{what}{', '.join(names)}: write --data_weights=0.7,0.3")
         if self.data_alpha != 1:
             raise ValueError(
-                f"data_weights={self.data_weights} and data_alpha={self.data_alpha} both set the "
-                "shares: leave one of them out"
+                "data_weights and data_alpha both set the shares: leave one of them out"
             )
 
 
@@ -240,10 +236,8 @@ def with_model_of(word, model, values):
     """The values of a run that starts from weights of a model `word` with the values `model`.
     Raises UserError if the model given is another one."""
     if values.get("model", word) != word:
-        fix = f"leave model={values['model']} out"
-        raise UserError(
-            f"these are weights of a {word} model", f"init_from={values['init_from']}", fix
-        )
+        where, fix = f"init_from={values['init_from']}", f"leave model={values['model']} out"
+        raise UserError(f"these are weights of a {word} model", where, fix)
     return model | values | {"model": word}
 
 
@@ -276,11 +270,8 @@ def check_model(values):
     known = {"model", "arch", *keys(type(configure(values)))}
     for key, value in values.items():
         if key not in known:
-            raise UserError(
-                f"{key} means nothing to model={values.get('model', 'gpt2')}",
-                f"{key}={value}",
-                "leave it out, or choose the other model",
-            )
+            what = f"{key} means nothing to model={values.get('model', 'gpt2')}"
+            raise UserError(what, f"{key}={value}", "leave it out, or choose the other model")
 
 
 # ---------------------------------------------------------------- resuming
@@ -301,11 +292,9 @@ def resume_values(stored, given, folder):
     trained = {*keys(TrainConfig), *ONE_START} - {"model", "match"}
     other = [text for key, text in changed.items() if key not in trained]
     if other:
-        raise UserError(
-            "the checkpoint has another architecture: " + ", ".join(other),
-            folder,
-            "leave these keys out, or train from scratch in another out_dir",
-        )
+        what = f"the checkpoint has another architecture: {', '.join(other)}"
+        fix = "leave these keys out, or train from scratch in another out_dir"
+        raise UserError(what, folder, fix)
     course = [changed[key] for key in (*COURSE, "device", "compile") if key in changed]
     if course:
         print(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
@@ -348,11 +337,9 @@ def first_state(given, fingerprint):
     else:
         changed = state["data"] != fingerprint
     if changed and not given.config.allow_data_change:
-        raise UserError(
-            f"the data in {given.config.dataset} are not those this run began with",
-            given.folder,
-            "prepare the same text again, train in another out_dir, or give --allow_data_change",
-        )
+        what = f"the data in {given.config.dataset} are not those this run began with"
+        fix = "prepare the same text again, train in another out_dir, or give --allow_data_change"
+        raise UserError(what, given.folder, fix)
     if changed:  # losses on the old data cannot be compared with new ones
         state |= dict.fromkeys(("best_val_loss", "best_bits_per_byte", "best_step", "evaluated"))
         state["samples"] = {}
