@@ -72,14 +72,14 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
         raise UserError(what, where, "start it from outside that folder")
 
 
-def lock_run(out_dir, sign=False):
-    """Take the lock of a run folder and return its open file, into which the process id is written
-    with `sign`. The lock is released when the file is closed or the process ends. Raises UserError
-    if another process holds it."""
+def lock_run(out_dir, write_id=False):
+    """Take the lock of a run folder and return its open file; `write_id` writes the process id into
+    it. The lock is released when the file is closed or the process ends. Raises UserError if
+    another process holds it."""
     path = Path(out_dir) / "lock"
     try:
         lock = files.lock(path)
-        if sign:
+        if write_id:
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
@@ -99,7 +99,7 @@ def open_out_dir(out_dir, resuming=False, overwrite=False):
     check_out_dir(out_dir, resuming, overwrite)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        lock = lock_run(out_dir, sign=True)
+        lock = lock_run(out_dir, write_id=True)
         if checkpoint.steps(out_dir) and not resuming:
             aside = next_free(out_dir)
             out_dir.rename(aside)

@@ -289,7 +289,7 @@ class Sweep:
         except OSError as error:
             what = f"cannot write here: {error.strerror}"
             raise UserError(what, f"out_dir={self.out}", "choose another --out_dir") from None
-        self.lock = lock_run(self.out, sign=True)
+        self.lock = lock_run(self.out, write_id=True)
         for row in new_costs:
             files.append(self.out / "costs.jsonl", row)
         self.describe()

@@ -449,8 +449,8 @@ def test_resuming_does_not_choose_again(
     resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
     assert resumed.runtime.compile and len(compiled) == 2 and resumed.runtime.dtype == dtype
     # `auto` on the command line is no other choice.
-    again = ["--compile=auto", "--dtype=auto", "--device=auto"]
-    resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", *again])
+    choices = ["--compile=auto", "--dtype=auto", "--device=auto"]
+    resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", *choices])
     assert resumed.runtime.compile and resumed.runtime.device == "cpu"
     assert resumed.runtime.dtype == dtype
 
