@@ -4,7 +4,6 @@ loss curves against steps, tokens and seconds.
 
     python bench/compare.py out-a out-b
     python bench/compare.py out-* --out=figures/sizes.png
-    python bench/compare.py out-* --watch     # until the last run has ended, or Ctrl-C
 
 Prints the table and draws the curves into compare.png, or OUT. A file of that name that this
 command did not write is never replaced. The run folders are only read.
@@ -13,7 +12,6 @@ command did not write is never replaced. The run folders are only read.
 import json
 import math
 import os
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,7 +34,6 @@ from training.run_folder import read_log
 from training.settings import ONE_START, RENAMED
 from weights import checkpoint
 
-SECONDS = 10  # between two looks of --watch
 NOT_COMPARED = {*ONE_START, "arch", "data_dir", "log", *RENAMED}
 AXES = {"step": "steps", "tokens": "training tokens", "seconds": "seconds of training steps"}
 MEASURES = {"val_loss": "validation loss, nats per token", "bits_per_byte": "bits per byte"}
@@ -46,7 +43,6 @@ EARLY = 0.2  # the share of a run whose losses may lie above the picture
 @dataclass
 class CompareConfig:
     out: str = "compare.png"  # the picture
-    watch: bool = False  # look again every ten seconds until all runs have ended
 
 
 @dataclass
@@ -61,10 +57,6 @@ class Run:
     parameters: float  # nan if they are unknown
     data: str  # fingerprint of the data, or the dataset's name before the first checkpoint
     remarks: list
-
-    @property
-    def finished(self):
-        return self.last_step >= self.config["max_iters"]
 
 
 def read_run(folder, name):
@@ -203,7 +195,7 @@ def write_picture(figure, path):
 
 
 def show(folders, out):
-    """Read the runs, draw, and print the tables. Returns whether all runs have ended."""
+    """Read the runs, draw, and print the tables."""
     runs, remarks = read_runs(folders)
     measure, sentences = measure_of(runs)
     write_picture(figure_of(runs, measure), out)
@@ -211,7 +203,6 @@ def show(folders, out):
     for table in tables(runs):
         console.print(table)
     console.print("\n".join([*sentences, *remarks, str(out)]), markup=False)
-    return all(made.finished or any("diverged" in text for text in made.remarks) for made in runs)
 
 
 def main(argv):
@@ -219,8 +210,7 @@ def main(argv):
     config = build(CompareConfig, values)
     if not folders:
         raise UserError("no run folders", "command line", "type python bench/compare.py OUT OUT2")
-    while not show(folders, config.out) and config.watch:
-        time.sleep(SECONDS)
+    show(folders, config.out)
 
 
 if __name__ == "__main__":

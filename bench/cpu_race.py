@@ -42,7 +42,6 @@ OURS = [
     *("config/llama_shakespeare.py", "config/gpt2_shakespeare.py"),
     "config/llama_laptop.py",  # to the loss that nanoGPT reaches on an A100
 ]
-MARKS = (1.886, 1.75, 1.70, 1.65, 1.60)
 
 
 @dataclass
@@ -158,20 +157,12 @@ def row(name, results, baseline):
         with_rounds(unseen, ".4f") if unseen else "not measured",
         f"{statistics.median(at_limit):.4f}",
     ]
-    for mark in MARKS:
-        times = [time_to(points, mark) for points in curves]
-        cells.append("never" if None in times else f"{statistics.median(times):.0f}")
     return f"| {' | '.join(cells)} |"
 
 
 def with_rounds(values, form):
     """The median, and each value in brackets."""
     return f"{statistics.median(values):{form}} ({', '.join(f'{v:{form}}' for v in values)})"
-
-
-def time_to(points, mark):
-    """The seconds to a validation loss, None if it is never reached."""
-    return next((seconds for seconds, loss in points if loss <= mark), None)
 
 
 def draw(runs, path):
@@ -199,7 +190,6 @@ def report(runs, threads, argv):
     """Write bench/results/cpu_race.md and the curves."""
     facts = versions()
     words = ["--nanogpt=PATH" if arg.startswith("--nanogpt") else arg for arg in argv]
-    marks = " | ".join(f"s to {mark}" for mark in MARKS)
     lines = [
         "# From a cold start to a validation loss on Shakespeare's characters, on a CPU",
         "",
@@ -210,8 +200,8 @@ def report(runs, threads, argv):
         "then each round.",
         "",
         "| | seconds in all | times nanoGPT's | final validation loss | test loss "
-        f"| loss when nanoGPT ended | {marks} |",
-        "|---|---|---|---|---|---|" + "---|" * len(MARKS),
+        "| loss when nanoGPT ended |",
+        "|---|---|---|---|---|---|",
         *(row(name, results, runs["nanoGPT"]) for name, results in runs.items()),
     ]
     draw(runs, ROOT / "bench/results/cpu_race.png")

@@ -111,7 +111,7 @@ def test_a_row_of_a_race_has_medians_then_each_round():
     ours = [(30.0, [(20.0, 1.8), (30.0, 1.74)], 1.9), (40.0, [(30.0, 1.88)], 2.0)]
     assert cpu_race.row("ours", ours, theirs) == (
         "| ours | 35 (30, 40) | 0.50 (0.50, 0.50) | 1.8100 (1.7400, 1.8800) "
-        "| 1.9500 (1.9000, 2.0000) | 1.8100 | 25 | never | never | never | never |"
+        "| 1.9500 (1.9000, 2.0000) | 1.8100 |"
     )
     assert "| not measured | 1.9000 |" in cpu_race.row("nanoGPT", theirs, theirs)
 
