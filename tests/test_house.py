@@ -142,7 +142,7 @@ def test_functions_fit_on_a_screen_and_files_in_one_sitting():
 
 # Lines of Python: a ratchet. A commit may lower a bound and never raises it: what comes in is paid
 # by what goes out. Each is the count of today, rounded up to the next hundred.
-BOUNDS = {"root and rooms": 16_800, "bench": 11_100, "tests": 24_000}
+BOUNDS = {"root and rooms": 13_800, "bench": 7_100, "tests": 18_500}
 
 
 def test_the_house_only_shrinks():

@@ -293,7 +293,7 @@ def resume_values(stored, given, folder):
     other = [text for key, text in changed.items() if key not in trained]
     if other:
         what = f"the checkpoint has another architecture: {', '.join(other)}"
-        fix = "leave these keys out, or train from scratch in another out_dir"
+        fix = "resume with --init_from=resume --out_dir alone: a config file may set these keys"
         raise UserError(what, folder, fix)
     course = [changed[key] for key in (*COURSE, "device", "compile") if key in changed]
     if course:
