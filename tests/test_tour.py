@@ -35,9 +35,9 @@ def test_it_runs_from_its_own_folder(tmp_path, monkeypatch):
     client.execute()
 
     outputs = [output for cell in tour.cells for output in cell.get("outputs", [])]
-    pictures = [each for each in outputs if "image/png" in each.get("data", {})]
-    printed = "".join(each.text for each in outputs if each.output_type == "stream")
-    assert len(pictures) == 7 and all(len(each.data["image/png"]) > 5000 for each in pictures)
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")
+    assert len(pictures) == 6 and all(len(output.data["image/png"]) > 5000 for output in pictures)
     for words in (
         "attention: Attention -> Attention",
         "best validation loss",

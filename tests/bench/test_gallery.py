@@ -1,11 +1,10 @@
-"""bench/gallery.py and bench/pictures.py: what is drawn is what the model's own code does."""
+"""bench/gallery.py: what is drawn is what the model's own code does."""
 
 import numpy as np
 import pytest
 import torch
 
 import gallery
-from bench import pictures
 from common.errors import UserError
 from common.files import ROOT
 from model_llama import rotary
@@ -26,7 +25,7 @@ def drawn_in(axes):
 
 
 def test_rope_is_drawn_on_the_circle_and_its_scores_depend_on_the_distance():
-    *circles, scores = pictures.rope().axes[:4]
+    *circles, scores = gallery.rope().axes[:4]
     cos, sin = rotary(torch.arange(24)[None], 10000.0, 16)
     for axes, pair in zip(circles, (0, 2, 5), strict=True):
         expected = torch.stack((cos[0, 0, :, pair], sin[0, 0, :, pair]), 1)
@@ -38,32 +37,32 @@ def test_rope_is_drawn_on_the_circle_and_its_scores_depend_on_the_distance():
 
 
 def test_alibi_shows_the_papers_slopes():
-    left, right = pictures.alibi().axes
+    left, right = gallery.alibi().axes
     for i, (line, weights) in enumerate(zip(left.lines, right.lines, strict=True), 1):
         distance, added = line.get_data()
         assert np.allclose(added, -(2.0**-i) * np.asarray(distance))
         assert weights.get_label() == f"1/{2**i}" and abs(sum(weights.get_ydata()) - 1) < 1e-5
 
 
-@pytest.mark.parametrize("keys", pictures.MASKS.values(), ids=str)
+@pytest.mark.parametrize("keys", gallery.MASKS.values(), ids=str)
 def test_a_mask_is_what_the_heads_of_that_model_weigh(keys):
     model = model_with(**keys)
     weights = attention_weights(model, torch.arange(16)[None], 1)
-    seen = pictures.mask(keys, 16)
+    seen = gallery.mask(keys, 16)
     assert seen.sum() > 16 and ((weights > 0) == seen).all()
 
 
 def test_masks_while_sampling():
-    assert (pictures.cached_mask(10, 6) == pictures.mask({}, 16)[10:]).all()
-    padded = pictures.cached_mask(0, 16, pad=6)
-    assert not padded[:, :6].any() and (padded[:, 6:] == pictures.mask({}, 10)).all()
-    figure = pictures.masks()
-    assert [axes.get_title() for axes in figure.axes[:3]] == list(pictures.MASKS)
+    assert (gallery.cached_mask(10, 6) == gallery.mask({}, 16)[10:]).all()
+    padded = gallery.cached_mask(0, 16, pad=6)
+    assert not padded[:, :6].any() and (padded[:, 6:] == gallery.mask({}, 10)).all()
+    figure = gallery.masks()
+    assert [axes.get_title() for axes in figure.axes[:3]] == list(gallery.MASKS)
 
 
 def test_attention_is_the_models_own():
     model, prompt = model_with(), "abcab"
-    figure = pictures.attention(model, ByteTokenizer(), prompt, "a title")
+    figure = gallery.attention(model, ByteTokenizer(), prompt, "a title")
     idx = torch.tensor([list(prompt.encode())])
     for layer in range(2):
         weights = attention_weights(model, idx, layer)
