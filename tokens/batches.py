@@ -97,9 +97,9 @@ class Batches:
         self.windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), block_size + 1)
         self.windows_per_epoch = max(1, (len(tokens) - block_size) // block_size)
         self.unreleased = 0  # windows read
-        self.starts = functools.lru_cache(2)(self.shuffled)
+        self.starts = functools.lru_cache(2)(self.epoch_starts)
 
-    def shuffled(self, epoch):
+    def epoch_starts(self, epoch):
         """The starts of an epoch's windows, in the order of the visits, to be sliced."""
         random = np.random.default_rng([self.seed, epoch])
         covered = (self.windows_per_epoch - 1) * self.block_size

@@ -277,7 +277,7 @@ def no_warmup(monkeypatch):
 
 
 def another_order(monkeypatch):
-    change(monkeypatch, Batches, "starts", "[self.seed, epoch]", "[self.seed + 1, epoch]")
+    change(monkeypatch, Batches, "epoch_starts", "[self.seed, epoch]", "[self.seed + 1, epoch]")
 
 
 def double_init(monkeypatch):

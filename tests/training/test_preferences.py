@@ -41,7 +41,7 @@ DPO = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tastes_dir(data_dir, tmp_path_factory):
     """data_dir with a trained run in it, `base`, and preferences in that run's tokens."""
     more = ["--block_size=32", "--max_iters=3", "--eval_interval=3", "--model=llama"]
