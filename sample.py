@@ -116,7 +116,7 @@ class Opened(NamedTuple):
 
 
 def open_weights(name, step, device, pretrained):
-    """(model in evaluation mode, tokenizer, what it is) of a run or of pretrained weights."""
+    """(model in evaluation mode, tokenizer, description) of a run or of pretrained weights."""
     if pretrained:
         from weights.hf import open_pretrained
 

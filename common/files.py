@@ -203,3 +203,12 @@ def lock(path):
         folder = Path(path).parent
         warn_once(f"{folder} is on a file system without locks: start only one process there")
     return file
+
+
+def json_lines(lines):
+    """(number from 1, line, its JSON value or None if it is not JSON) of each line."""
+    for number, line in enumerate(lines, 1):
+        try:
+            yield number, line, json.loads(line)
+        except (ValueError, RecursionError):
+            yield number, line, None

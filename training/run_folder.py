@@ -168,11 +168,7 @@ def read_rows(path, valid=lambda row: True):
         raise UserError(what, path, "make it readable, or move it away") from None
 
     rows, skipped = [], []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
+    for number, line, row in files.json_lines(lines):
         if isinstance(row, dict) and valid(row):
             rows.append(row)
         elif line.strip() and number < len(lines):

@@ -121,7 +121,7 @@ def forest(section):
 
 
 def single_differences(section, row):
-    """The losses of an arm's runs minus the mean of what it is compared with."""
+    """The loss of each run of an arm, minus the mean loss of the runs it is compared with."""
     if row["kind"] not in ("swap", "replicate"):
         return np.array([])
     losses = section.reported(row["arm"])["loss"].dropna().to_numpy()

@@ -17,7 +17,6 @@ and COSTS, the costs of the arm on the machine that timed most arms. A number th
 NaN, a text "", a list empty. Later stages add columns: verdicts.py, factorial.py, scale.py.
 """
 
-import json
 import math
 import sys
 from numbers import Real
@@ -303,11 +302,7 @@ def read_lines(path, valid, odd):
         return []
     lines = []
     *texts, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    for place, line in enumerate([*texts, last], 1):
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
-            content = None
+    for place, line, content in files.json_lines([*texts, last]):
         if isinstance(content, dict) and valid(content):
             lines.append(content)
         elif line.strip() and (place <= len(texts) or content is not None):
