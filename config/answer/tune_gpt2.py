@@ -1,0 +1,31 @@
+# The stored search that tunes the base of config/answer/gpt2.py: twelve arms around it.
+#   python bench/ablate.py config/answer/tune_gpt2.py --workers=2
+# Half, once and twice Muon's rate, each with a third, once and three times that rate in the groups
+# that AdamW updates beside Muon (embeddings, head, norms, biases); the warm-up, the end of the
+# decay, and the momentum. 14 x 2 runs of about two minutes, two at a time: half an hour. Read the
+# column loss_tune: the half of the validation text that chooses.
+question = "At which rates does a GPT-2 of 0.8 M parameters learn best in 1,080 steps?"
+out_dir = "out-answer/tune-gpt2"
+design = "arms"
+screening = True
+seeds = 2
+model = "gpt2"
+dataset = "plays"
+
+# 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
+n_layer, n_head, n_embd, block_size = 4, 4, 128, 128
+batch_size, max_iters, eval_interval, log_interval = 12, 1080, 360, 90
+optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
+
+arms = {
+    f"rate x{rate:g}, adam x{adam:.2g}": dict(learning_rate=rate * 8e-3, adam_rate=adam)
+    for rate in (0.5, 1, 2)
+    for adam in (1 / 3, 1, 3)
+    if (rate, adam) != (1, 1)  # the base
+}
+arms |= {
+    "warm-up 50": dict(warmup_iters=50),
+    "warm-up 200": dict(warmup_iters=200),
+    "decay to a tenth": dict(min_lr=8e-4),
+    "beta1 0.95": dict(beta1=0.95),  # of Muon's momentum and of AdamW
+}
