@@ -22,11 +22,11 @@ def main(argv, out=ANSWER):
         return
     from bench.ablation import report
 
-    plans = [*out.glob("*/sweep.json"), *out.glob("*/scale.json")]
-    folders = argv or sorted(path.parent for path in plans)
+    folders = argv or sorted(path.parent for path in out.glob("*/sweep.json"))
     if not folders:
         raise UserError("no sweep here", out, "run python bench/ablate.py first")
-    print(report.write(folders, out, "index", inline=False))
+    for section in report.sections(folders):
+        print(report.write_report(section, inline=False))
 
 
 if __name__ == "__main__":

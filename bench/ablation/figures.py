@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
-from bench.ablation.tables import by_scale, contexts, known, records, short
+from bench.ablation.tables import contexts, known, records
 
 INK, MUTED, FAINT = "#1c2128", "#57606a", "#d0d7de"
 # Grey, and the colours of Okabe and Ito (2008) that show on white. They differ for readers who do
@@ -305,41 +305,3 @@ def costs(section):
         axes.set(xlabel=PANELS[key], ylabel="loss, nats per token")
     legend(figure, section, arms)
     return figure
-
-
-# ---------------------------------------------------------------- over many sweeps
-
-
-def slopes(sections):
-    """The difference of each change from the base of the same size, with its 95 % interval. Below
-    zero the change is better."""
-    scales = by_scale(sections)
-    if not scales:
-        return None
-    sizes = [size for group in scales.values() for size in group]
-    prices = {size.label: size.cost(size.plan["base"], "parameters") for size in sizes}
-    arms = list(dict.fromkeys(arm for size in sizes for arm in swaps(size)))
-    rows = math.ceil(len(arms) / 2)
-    figure = Figure(figsize=(WIDTH, 0.9 + 1.7 * rows))
-    panels = figure.subplots(rows, 2, sharey=True, squeeze=False).ravel()
-    for axes, arm in zip(panels, arms, strict=False):
-        axes.set_title(arm, fontsize=10)
-        axes.axhline(0, color=INK, linewidth=0.8)
-        for color, group in zip(ARM_COLORS, scales.values(), strict=False):
-            x = [prices[size.label] for size in group]
-            mean, low, high = np.transpose([swaps(size).get(arm, [math.nan] * 3) for size in group])
-            bars = np.nan_to_num([mean - low, high - mean])
-            axes.errorbar(x, mean, bars, marker="o", color=color, markersize=5, linewidth=1.2)
-        ticks = sorted(set(filter(known, prices.values())))
-        log_axis(axes, ticks, [short(price) for price in ticks])
-    for axes in panels[len(arms) :]:
-        axes.set_visible(False)
-    figure.supxlabel("parameters of the base", fontsize=10)
-    figure.supylabel("difference, nats per token", fontsize=10)
-    return figure
-
-
-def swaps(section):
-    """{arm: (difference, low, high)} of the changes to the base of a sweep."""
-    rows = [row for row in records(section.verdicts) if row["kind"] in ("swap", "effect")]
-    return {row["arm"]: (row["difference"], row["low"], row["high"]) for row in rows}

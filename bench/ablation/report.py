@@ -1,12 +1,12 @@
 """
-The report of a sweep, or the page of several, from their stored rows:
+The report of a sweep, from its stored rows:
 
     python bench/report.py OUT [OUT2 ...]
     python bench/report.py OUT --paper    # also OUT/paper: SVG, PDF, LaTeX and CSV
 
-Writes report.md, its figures (PNG) and report.html, one file that opens from disk, into the first
-folder. Folders of the same sweep, perhaps from several machines, are joined. Each report is a look
-at the data, which history.jsonl records.
+Writes report.md, its figures (PNG) and report.html, one file that opens from disk, into the folder.
+Folders of the same sweep, perhaps from several machines, are joined in the first of them. Each
+report is a look at the data, which history.jsonl records.
 """
 
 import base64
@@ -27,13 +27,9 @@ from common.files import write as write_file
 
 # ---------------------------------------------------------------- the registry
 
-# What a report may show: a function, whose docstring is the caption, a title, and the place. The
-# function takes a Section, or [Section] for the page of several sweeps, and returns a DataFrame of
-# texts, a Figure, or None where there is nothing to show.
+# What a report may show: a function of a Section, whose docstring is the caption, a title, and the
+# place. It returns a DataFrame of texts, a Figure, or None where there is nothing to show.
 ITEMS = (
-    (tables.parts_table, "All changes", "page"),
-    (figures.slopes, "Differences at each size", "page"),
-    (tables.slopes_table, "Slopes", "page"),
     (tables.missing_table, "UNFINISHED: planned runs are missing", "first"),
     (tables.verdicts_table, "Verdicts", "first"),
     (tables.noise_table, "The noise, and what the sweep can see", "first"),
@@ -51,7 +47,6 @@ ITEMS = (
 
 
 LATEX = str.maketrans({"\u2212": "$-$", "\u2013": "--", "×": r"$\times$", "±": r"$\pm$"})
-PAGE = "What each part is worth"  # the title of the page of several sweeps
 
 # ---------------------------------------------------------------- what a report is about
 
@@ -67,11 +62,6 @@ class Section:
     verdicts: pd.DataFrame  # by the plan's metric
     history: list  # lines of history.jsonl
     curve: worth.Curve | None  # the base's loss against its tokens
-
-    @property
-    def label(self):
-        """The name of the folder; of a size of a scale, after that of the scale."""
-        return "-".join(filter(None, [self.plan["scale"], self.plan["name"]]))
 
     @property
     def arms(self):
@@ -190,16 +180,16 @@ class Shown:
         return f"data:image/png;base64,{base64.b64encode(self.content).decode()}"
 
 
-def items_of(place, subject, prefix="", paper=None):
-    """[Shown] of the items of a place that have something to show of a Section, or of [Section].
-    Their files, for a paper, go to the folder `paper`, if there is one."""
+def items_of(place, section, paper=None):
+    """[Shown] of the items of a place that have something to show. Their files, for a paper, go to
+    the folder `paper`, if there is one."""
     shown = []
     with matplotlib.rc_context(figures.STYLE):
         for make, title, where in ITEMS:
-            content = make(subject) if where == place else None
+            content = make(section) if where == place else None
             if content is None:
                 continue
-            key = prefix + make.__name__.removesuffix("_table")
+            key = make.__name__.removesuffix("_table")
             if paper:
                 write_paper(paper / key, content)
             if isinstance(content, Figure):
@@ -220,9 +210,8 @@ def write_paper(path, content):
         write_file(path.with_suffix(".tex"), latex)
 
 
-def contents_of(section, prefix="", brief=False, paper=None):
-    """All that a report says of one sweep, for the templates."""
-    drawn = items_of("figures", section, prefix, paper)
+def contents_of(section, paper=None):
+    """All that a report says of a sweep, for the templates."""
     done = section.runs[section.runs["current"] & (section.runs["status"] == "done")]
     samples = done[(done["sample"] != "") & (done["purpose"] == "report")].drop_duplicates("arm")
     return {
@@ -231,10 +220,8 @@ def contents_of(section, prefix="", brief=False, paper=None):
         "question": section.plan["question"] or section.plan["name"],
         "parameters": tables.number(section.cost(section.plan["base"], "parameters"), tables.short),
         "unfinished": bool(section.missing()),
-        "first": items_of("first", section, prefix, paper),
         "caveats": caveats(section),
-        "figures": drawn[:1] if brief else drawn,
-        "details": [] if brief else items_of("details", section, prefix, paper),
+        **{place: items_of(place, section, paper) for place in ("first", "figures", "details")},
         "samples": dict(zip(samples["arm"], samples["sample"].str.rstrip(), strict=True)),
         "runs": done,
     }
@@ -255,37 +242,25 @@ def render(name, **values):
 # ---------------------------------------------------------------- files
 
 
-def write(folders, out=None, name="report", inline=True, paper=False):
-    """Write NAME.md, NAME.html and their figures into OUT, or the first of the folders. The figures
-    stand in the page if they are inline. Returns the path of the page."""
-    sweeps, out = sections(folders), Path(out or folders[0])
-    several, paper = len(sweeps) > 1, out / "paper" if paper else None
-    prefixes = [f"{section.label}-" if several else "" for section in sweeps]
-    contents = [
-        contents_of(section, prefix, several, paper)
-        for section, prefix in zip(sweeps, prefixes, strict=True)
-    ]
-    page = {
-        "title": PAGE if several else contents[0]["question"],
-        "unfinished": any(sweep["unfinished"] for sweep in contents),
-        "items": items_of("page", sweeps, paper=paper) if several else [],
-        "sweeps": contents,
-        "inline": inline,
-    }
-    shown = [*page["items"]]
-    for sweep in contents:
-        shown += sweep["first"] + sweep["figures"] + sweep["details"]
-    out.mkdir(parents=True, exist_ok=True)
-    for item in shown:
-        if not item.is_table:
-            write_file(out / f"{item.key}.png", item.content)
+def write(folders, paper=False):
+    """Write the report of each sweep in some folders. Returns the path of the first page."""
+    return [write_report(section, paper=paper) for section in sections(folders)][0]
+
+
+def write_report(section, inline=True, paper=False):
+    """Write report.md, report.html and their figures into the first folder of a sweep, and its
+    paper/. The figures stand in the page if they are inline. Returns the path of the page."""
+    out = section.folders[0]
+    content = contents_of(section, out / "paper" if paper else None)
+    for item in content["figures"]:
+        write_file(out / f"{item.key}.png", item.content)
     for kind in ("md", "html"):
-        write_file(out / f"{name}.{kind}", render(f"report.{kind}.j2", **page))
-    for section, prefix in zip(sweeps, prefixes, strict=True):
-        if paper:
-            write_file(paper / f"{prefix}numbers.csv", section.verdicts.to_csv(index=False))
-        looks.record(section.folders, section.plan, section.runs, section.verdicts, section.history)
-    return out / f"{name}.html"
+        page = render(f"report.{kind}.j2", inline=inline, **content)
+        write_file(out / f"report.{kind}", page)
+    if paper:
+        write_file(out / "paper/numbers.csv", section.verdicts.to_csv(index=False))
+    looks.record(section.folders, section.plan, section.runs, section.verdicts, section.history)
+    return out / "report.html"
 
 
 # ---------------------------------------------------------------- the terminal
@@ -296,20 +271,16 @@ STYLES = {"better": "green", "worse": "red", "tie": "blue", "larger than the noi
 
 
 def terminal(folders):
-    """The verdicts of some folders, of a scale the slopes, as a text of 80 columns, coloured where
-    stdout is a terminal."""
+    """The verdicts of some folders as a text of 80 columns, coloured where stdout is a terminal."""
     from rich.console import Console
 
-    console, sweeps = Console(highlight=False, width=COLUMNS), sections(folders)
+    console = Console(highlight=False, width=COLUMNS)
     with console.capture() as capture:
-        for section in [section for section in sweeps if not section.plan["scale"]]:
+        for section in sections(folders):
             title, frame = section.plan["question"] or section.plan["name"], columns_of(section)
             console.print(title, style="bold", markup=False)
             if frame is not None:
                 console.print(rich_table(frame))
-        slopes = tables.slopes_table(sweeps)
-        if slopes is not None:
-            console.print(rich_table(slopes[["arm", "slope [95 %]", "p (Holm)", "verdict"]]))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 

@@ -1,15 +1,11 @@
 """The tables of a report: a function takes a Section and returns a frame of texts, or None.
-
-The tables of a page over many sweeps take a list of Sections. report.py has their titles and
-captions.
-"""
+report.py has their titles and captions."""
 
 import math
 
 import numpy as np
 import pandas as pd
 
-from bench.ablation import scale
 from bench.ablation.factorial import ALONE, STEP_RATIO
 from bench.ablation.rows import as_dict
 
@@ -247,51 +243,3 @@ def contexts(section, arm):
             if all(map(known, values)):
                 losses.setdefault(times, []).append(values)
     return {times: np.mean(runs, axis=0) for times, runs in losses.items()}
-
-
-# ---------------------------------------------------------------- over many sweeps
-
-
-def parts_table(sections):
-    """Each change of each sweep, by base, what is worth most first. An arm that is worth 1.4 × gets
-    as far as its base does with 1.4 times the tokens. Verdicts are those of the sweep. An
-    average is over the other parts of a factorial."""
-    rows = []
-    for section in sections:
-        data, values = section.plan["data"], section.plan["base_values"]
-        setting = {"text": data.get("dataset", DASH), "steps": str(values.get("max_iters", DASH))}
-        shown = section.verdicts[section.verdicts["kind"].isin(["swap", "effect"])]
-        for row in records(shown):
-            name = row["name"] + " (average)" * (row["kind"] == "effect")
-            cells = {"base": values.get("model", "gpt2"), "change": name, "verdict": row["verdict"]}
-            order = row["difference"] if math.isnan(row["worth"]) else -row["worth"]
-            cells |= measured(section, row) | setting | {"sweep": section.label, "order": order}
-            rows.append(cells)
-    table = pd.DataFrame(rows, columns=rows[0] if rows else ["base", "order"])
-    table = table.sort_values(["base", "order"], kind="stable", na_position="last")
-    return without_empty_columns(table.drop(columns="order"))
-
-
-def slopes_table(sections):
-    """Nats per factor of ten of the base's training compute, with a 95 % interval; p is corrected
-    over the arms by Holm's method. At each size: the difference from its base."""
-    rows = []
-    for name, sizes in by_scale(sections).items():
-        slopes = scale.slopes([(size.runs, size.plan, size.verdicts) for size in sizes])
-        names = [size.plan["name"] for size in sizes]
-        for row in records(slopes):
-            slope = interval(row["slope"], row["low"], row["high"], signed)
-            sweep = {"scale": name, "arm": row["arm"], "verdict": row["verdict"]}
-            tests = {"slope [95 %]": slope, "p (Holm)": number(row["p_holm"], ".2g")}
-            at_sizes = dict(zip(names, map(signed, row["difference"]), strict=False))
-            rows.append(sweep | tests | at_sizes)
-    return without_empty_columns(pd.DataFrame(rows).fillna(DASH))
-
-
-def by_scale(sections):
-    """{scale: its sizes, the smallest first} of the sections that are sizes of a scale."""
-    groups = {}
-    for section in sections:
-        if section.plan["scale"]:
-            groups.setdefault(section.plan["scale"], []).append(section)
-    return {name: sizes for name, sizes in groups.items() if len(sizes) > 2}

@@ -9,7 +9,6 @@ import re
 import pytest
 
 from bench.ablation import figures, report, tables
-from common.errors import UserError
 from helpers.sweeps import EFFECTS, make_sweep, write
 
 FEW = {"effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1}, "diverged": (), "stale": False}
@@ -306,7 +305,7 @@ def test_wrong_answers_stand_beside_the_loss(tmp_path, no_figures):
 # ---------------------------------------------------------------- several sweeps
 
 
-def test_folders_of_one_sweep_are_joined_and_others_get_a_section(tmp_path, not_saved):
+def test_folders_of_one_sweep_are_joined_and_others_get_their_own_report(tmp_path, not_saved):
     make_sweep(tmp_path / "a", **FEW)
     make_sweep(tmp_path / "b", **FEW, hardware="H200")
     lines = (tmp_path / "b/rows.jsonl").read_text().splitlines()
@@ -319,39 +318,10 @@ def test_folders_of_one_sweep_are_joined_and_others_get_a_section(tmp_path, not_
     sweeps = report.sections(folders)
     assert [[path.name for path in sweep.folders] for sweep in sweeps] == [["a", "b"], ["c"]]
     assert len(sweeps[0].reported("rope")) == 10
-    report.write(folders)
-    titles = Page(text_of(tmp_path / "a", "report.html")).titles
-    assert titles[1:3] == ["What each part is worth", "All changes"] and "Another?" in titles
-    assert (tmp_path / "a/a-forest.png").exists() and (tmp_path / "a/c-forest.png").exists()
+    assert report.write(folders) == tmp_path / "a/report.html"
+    assert Page(text_of(tmp_path / "c", "report.html")).titles[0] == "Another?"
+    assert not (tmp_path / "b/report.html").exists()
     assert all((folder / "history.jsonl").exists() for folder in folders)
-
-
-def test_a_scale_shows_its_slopes(tmp_path, not_saved):
-    values = {"model": "gpt2", "n_layer": 2, "n_head": 2, "block_size": 64, "batch_size": 8}
-    values |= {"learning_rate": 1e-3, "gradient_accumulation_steps": 1, "vocab_size": 65}
-    for place, name in enumerate(("small", "medium", "large"), 1):
-        sizes = values | {"n_embd": 32 * place, "max_iters": 100 * place}
-        make_sweep(tmp_path / name, **FEW, base_values=sizes, max_iters=100 * place)
-    (tmp_path / "scale.json").write_text(json.dumps({"sizes": ["small", "medium", "large"]}))
-    report.write([tmp_path])
-    shown = table_of(tmp_path, "slope [95 %]")
-    (row,) = shown.values()
-    assert row["arm"] == "rope" and {"small", "medium", "large"} <= row.keys()
-    assert "![Differences at each size](slopes.png)" in text_of(tmp_path)
-
-
-def test_the_answer_is_a_report_over_many_sweeps(tmp_path, capsys, not_saved):
-    answer = pytest.importorskip("answer")
-    for name in ("first", "second"):
-        make_sweep(tmp_path / name, **FEW, question=f"The {name}?", max_iters=len(name) * 100)
-    answer.main([], tmp_path)
-    assert capsys.readouterr().out.strip() == str(tmp_path / "index.html")
-    page = Page(text_of(tmp_path, "index.html"))
-    assert set(page.fetched) == {"first-forest.png", "second-forest.png"}
-    assert {"The first?", "The second?"} <= set(page.titles)
-    assert text_of(tmp_path, "index.md").count("| rope |") >= 2
-    with pytest.raises(UserError, match="no sweep here"):
-        answer.main([], tmp_path / "nowhere")
 
 
 # ---------------------------------------------------------------- the terminal, the command
