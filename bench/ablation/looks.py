@@ -47,13 +47,14 @@ def control_runs(arms, seeds):
 
 def planned_runs(plan, seeds):
     """{arm: runs} that a look at `seeds` seeds takes."""
-    (base, *replicates), arms = rows.control_group(plan), rows.judged_arms(plan)
+    (base, *control), arms = rows.control_group(plan), rows.judged_arms(plan)
     if plan["screening"] or any(facts["cell"] for facts in plan["arms"].values()):
         others = [arm for arm, facts in plan["arms"].items() if not facts["curve"]]
         return dict.fromkeys(others, seeds)
     of_base, of_replicate = control_runs(max(len(arms), 1), seeds)
-    control = {base: of_base if replicates else of_base + of_replicate}
-    return dict.fromkeys(arms, seeds) | control | dict.fromkeys(replicates, of_replicate)
+    counts = dict.fromkeys([*arms, *rows.replicates(plan)], seeds)
+    counts[base] = of_base if control else of_base + of_replicate
+    return counts | dict.fromkeys(control, of_replicate)
 
 
 def tried_seeds(runs):

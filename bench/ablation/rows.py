@@ -113,16 +113,22 @@ def plan_of_arm(facts, base):
     return usual | facts | own | {"replicate": facts.get("replicate", facts.get("again")) is True}
 
 
+def replicates(plan):
+    """The second copies of the base: their rates are chosen as those of arms are."""
+    return [a for a, facts in plan["arms"].items() if facts["replicate"] and a != plan["base"]]
+
+
 def control_group(plan):
-    """The base and its replicate, if the plan has one: what arms are compared with."""
-    base, arms = plan["base"], plan["arms"].items()
-    return [base, *(arm for arm, facts in arms if facts["replicate"] and arm != base)]
+    """What arms are compared with: the base, and its replicates that have the base's rate."""
+    base, rates = plan["base"], plan["chosen_lr"]
+    rate = rates.get(base, 1)
+    return [base, *(arm for arm in replicates(plan) if rates.get(arm, rate) == rate)]
 
 
 def judged_arms(plan):
-    """The arms that get a verdict: no control group, curve, or cell of a factorial."""
-    control, arms = control_group(plan), plan["arms"].items()
-    return [a for a, f in arms if not (f["curve"] or f["cell"] or a in control)]
+    """The arms that get a verdict: no base, replicate, curve, or cell of a factorial."""
+    copies, arms = [plan["base"], *replicates(plan)], plan["arms"].items()
+    return [a for a, f in arms if not (f["curve"] or f["cell"] or a in copies)]
 
 
 def sweeps(folders):
@@ -215,7 +221,7 @@ def row_of(line, plan):
         "tokens": float(facts.get("curve") or 1),
         "status": status,
         "current": is_current(line, plan),
-        "control": bool(facts) and (arm == plan["base"] or facts["replicate"]),
+        "control": arm in control_group(plan),
         **losses,
         **{key: number(line.get(key)) for key in NUMBERS},
         "machine": text(line.get("hardware")),

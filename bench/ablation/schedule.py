@@ -1,5 +1,6 @@
-"""The order of a sweep's runs: the base at several numbers of tokens, then the arms, each after the
-runs that choose its learning rate, then more seeds for undecided arms."""
+"""The order of a sweep's runs: those that choose each arm's learning rate, the base at several
+numbers of tokens, the runs to report seed by seed over all arms, then more seeds for undecided
+arms."""
 
 import itertools
 import math
@@ -7,8 +8,10 @@ import statistics
 
 from bench.ablation import cluster, launch, rows, worth
 from bench.ablation.progress import RunBars, format_duration, say
+from bench.ablation.sweep import CURVE_SEEDS
 
-EXTENSIONS = 2  # times that a grid of rates is extended if its best rate is at its edge
+EXTENSIONS = 2  # times that a grid of rates is extended if the chosen rate is at its edge
+BETTER = 2  # standard errors by which another rate must beat the base's
 
 
 def run_sweep(sweep, stop):
@@ -21,48 +24,50 @@ def run_sweep(sweep, stop):
 
 def phases(sweep):
     """The jobs of each phase of a sweep, in turn; those of a phase depend on the rows of the phases
-    before. The base comes first: the margin is fixed before any arm runs."""
-    control = sweep.control_arms()
-    yield from tuning(sweep, ["base"])
-    yield sweep.curve_jobs() + sweep.report_jobs(names=control)
+    before. The curve comes before the runs to report: the margin is fixed by then."""
+    yield sweep.tuning_jobs()
+    while choose_learning_rates(sweep):
+        yield sweep.tuning_jobs()
+    curve = sweep.curve_jobs()
+    if curve:
+        yield curve + sweep.report_jobs(names=["base"], most=CURVE_SEEDS)
     fix_margin(sweep)
     sweep.describe()
-    yield from tuning(sweep, [name for name in sweep.tuned_arms() if name != "base"])
     yield sweep.report_jobs()
 
 
-def tuning(sweep, names):
-    """The jobs that choose the learning rates of some arms, until no best rate is at the edge of
-    its grid. Describes the sweep with the rates and the margin known so far."""
-    yield sweep.tuning_jobs(names)
-    while choose_learning_rates(sweep, names):
-        yield sweep.tuning_jobs(names)
-    sweep.describe()
-
-
-def choose_learning_rates(sweep, names):
-    """Choose for each arm the multiple of the learning rate with the least mean loss on the
-    tuning half of the validation text, over the tuning seeds: inf where a run diverged, without
-    multiples of which a run failed. Returns whether the best one is at the edge of an arm's grid,
-    which is then longer, so that further runs are needed."""
-    longer = False
-    for name in [] if sweep.config.lr_grid == [1] else names:
-        grid, losses = sweep.grids[name], {}
+def choose_learning_rates(sweep):
+    """Choose the multiple of the learning rate of each arm and of the base's replicate by the loss
+    on the tuning half of the validation text. Returns whether one is at the edge of its grid, which
+    is then longer, so that further runs are needed."""
+    longer, grids = False, {} if sweep.config.lr_grid == [1] else sweep.grids
+    for name, grid in grids.items():
+        losses = {}
         for job in sweep.tuning_jobs([name]):
             row = sweep.rows.get(job.key, {})
             loss = {"done": row.get("final_tune"), "diverged": math.inf}.get(row.get("status"))
             losses.setdefault(job.lr, []).append(math.nan if loss is None else loss)
-        means = {lr: statistics.fmean(values) for lr, values in losses.items()}
-        means = {lr: mean for lr, mean in means.items() if not math.isnan(mean)}
-        best = min(means, key=lambda lr: (means[lr], lr)) if means else 1.0
-        further = {min(grid): best / 2, max(grid): best * 2}.get(best)
+        chosen = sweep.chosen_lr[name] = chosen_rate(losses)
+        further = {min(grid): chosen / 2, max(grid): chosen * 2}.get(chosen)
         if further and len(grid) > 1 and len(grid) - len(sweep.config.lr_grid) < EXTENSIONS:
             grid.append(further)
             longer = True
-        sweep.chosen_lr[name] = best
-    if "base" in sweep.chosen_lr:
-        sweep.chosen_lr |= dict.fromkeys(sweep.control_arms(), sweep.chosen_lr["base"])
     return longer
+
+
+def chosen_rate(losses):
+    """The multiple 1, unless the one with the least mean is better by BETTER standard errors of the
+    difference, with one variance for all multiples. losses: {multiple: losses of its runs}, inf
+    where a run diverged, nan where one failed. A multiple with a failed run is not chosen."""
+    losses = {lr: values for lr, values in losses.items() if not any(map(math.isnan, values))}
+    means = {lr: statistics.fmean(values) for lr, values in losses.items()}
+    best = min(means, key=lambda lr: (means[lr], lr), default=1.0)
+    if not math.isfinite(means.get(best, math.inf)):
+        return 1.0
+    finite = [values for lr, values in losses.items() if math.isfinite(means[lr])]
+    variance = statistics.fmean(map(statistics.variance, finite))
+    error = math.sqrt(2 * variance / len(losses[best]))  # all multiples have as many runs
+    return best if means[best] < means.get(1, math.inf) - BETTER * error else 1.0
 
 
 def fix_margin(sweep):
@@ -74,7 +79,7 @@ def fix_margin(sweep):
     margin = curve.margin() if curve else math.nan
     if math.isfinite(margin):
         sweep.margin = margin
-        sweep.margin_source = "5 % of the tokens, fixed before the arms ran"
+        sweep.margin_source = "5 % of the tokens, fixed before the arms' reported runs"
 
 
 def run_jobs(sweep, jobs, stop):

@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from common.configurator import PositiveInt, Words, build, keys, load, typed
+from common.configurator import PositiveInt, Range, Words, build, keys, load, typed
 from common.errors import UserError
 from common.runtime import find_device
 from parts.architectures import configure
@@ -58,7 +58,7 @@ class AblateConfig:
     curve: list | None = None  # the base at these multiples of its tokens; None: [0.25, 0.5, 2]
     budget: str | None = None  # 90s, 15m, 2h: spend this time on more seeds for undecided arms
     lr_grid: list | None = None  # learning rates to choose from, as multiples; None: [0.5, 1, 2]
-    tune_seeds: PositiveInt = 2  # runs for each point of lr_grid, on seeds that are not reported
+    tune_seeds: Annotated[int, Range(least=2)] = 3  # runs at each rate, on seeds of their own
     screening: bool = False  # few seeds, and by default no curve and no tuning: it only ranks
     # the report
     margin: float | None = None  # smallest loss difference that counts; None: 5 % of the tokens
@@ -79,8 +79,8 @@ class AblateConfig:
             setattr(self, key, multiples(key, getattr(self, key)))
         if 1 in self.curve:
             raise ValueError("curve holds 1, which is the base itself: leave it out")
-        if not self.lr_grid:
-            raise ValueError("lr_grid is empty: give [1] for the base's rate alone")
+        if 1 not in self.lr_grid:
+            raise ValueError(f"lr_grid={self.lr_grid} lacks 1, the base's rate: add it")
         self.budget_seconds = parse_duration(self.budget)
 
     @property

@@ -14,7 +14,7 @@ from bench.ablation.arms import check_arm, check_changes_output, match_arm, open
 from bench.ablation.designs import curve_arms, enumerate_arms
 from bench.ablation.identity import code_hash, digest
 from bench.ablation.progress import doing, say
-from bench.ablation.rows import is_cost, is_row
+from bench.ablation.rows import control_group, is_cost, is_row, judged_arms
 from bench.ablation.settings import OWNED, read, variant_config
 from common import files
 from common.configurator import build
@@ -68,7 +68,11 @@ class Sweep:
         self.match()
         self.costs, self.predicted = {}, {}  # arm: its row of costs.jsonl, seconds of a run
         self.rows, self.chosen_lr = {}, {}  # key of a job: its row; arm: multiple of the rate
-        self.grids = {name: list(self.config.lr_grid) for name in self.tuned_arms()}
+        self.grids = {  # the base is tuned already, by a search of its own
+            name: [1.0] if name == "base" else list(self.config.lr_grid)
+            for name, arm in self.arms.items()
+            if not arm.curve
+        }
         self.margin, self.margin_source = self.config.margin, self.config.margin and "given"
         self.keep_margin()
 
@@ -207,48 +211,47 @@ class Sweep:
             trainer=self.trainer,
         )
 
-    def tuned_arms(self):
-        """The names of the arms whose rate is chosen: the base's copies use the base's."""
-        return [name for name, arm in self.arms.items() if not (arm.replicate or arm.curve)]
-
     def control_arms(self):
-        """The names of the base and of its second copy."""
-        return [name for name, arm in self.arms.items() if arm.replicate or name == "base"]
+        """The names of the base, and of its second copy if that has the base's rate."""
+        return control_group(self.outline())
 
     def tuning_jobs(self, names=None):
-        """The runs that choose a learning rate for each arm, on seeds that are not reported."""
+        """The runs that choose a learning rate for each arm, on seeds that are not reported, and
+        those of the base on the same seeds."""
         if self.config.lr_grid == [1]:
             return []
         return [
             self.job(self.arms[name], TUNING_SEED + number, lr, "tune")
             for number in range(self.config.tune_seeds)
-            for name in self.tuned_arms()
+            for name, grid in self.grids.items()
             if names is None or name in names
-            for lr in self.grids[name]
+            for lr in grid
         ]
 
     def curve_jobs(self):
         """The runs of the base at other multiples of its tokens."""
-        lr = self.chosen_lr.get("base", 1.0)
         arms = [arm for arm in self.arms.values() if arm.curve]
-        return [self.job(arm, seed, lr, "curve") for seed in range(CURVE_SEEDS) for arm in arms]
+        return [self.job(arm, seed, 1.0, "curve") for seed in range(CURVE_SEEDS) for arm in arms]
+
+    def outline(self):
+        """What planned_runs and control_group read of a plan."""
+        content = {"base": "base", "screening": self.config.screening, "chosen_lr": self.chosen_lr}
+        return content | {"arms": {name: vars(arm) for name, arm in self.arms.items()}}
 
     def planned_runs(self, seeds):
         """{arm: runs to report} where each arm has `seeds` runs."""
-        content = {"base": "base", "screening": self.config.screening}
-        arms = {name: vars(arm) for name, arm in self.arms.items()}
-        return looks.planned_runs(content | {"arms": arms}, seeds)
+        return looks.planned_runs(self.outline(), seeds)
 
-    def report_jobs(self, first=0, end=None, names=None):
+    def report_jobs(self, first=0, end=None, names=None, most=math.inf):
         """The runs to report, of all or some arms, that `end` seeds take and `first` do not, seed
-        by seed over all arms."""
+        by seed over all arms; at most `most` of each."""
         before = self.planned_runs(first) if first else {}
         after = self.planned_runs(end or self.config.seeds)
         return [
             self.job(self.arms[name], seed, self.chosen_lr.get(name, 1.0), "report")
             for seed in range(max(after.values()))
             for name, count in after.items()
-            if before.get(name, 0) <= seed < count and (names is None or name in names)
+            if before.get(name, 0) <= seed < min(count, most) and (names is None or name in names)
         ]
 
     def decides(self):
@@ -262,7 +265,7 @@ class Sweep:
             se, df = 2 / math.sqrt(runs), runs - 1 - math.comb(family + 1, 2)
             what = f"estimating {family} effects from {runs} runs"
         else:
-            family = len(counts) - len(self.control_arms())
+            family = len(judged_arms(self.outline()))
             se, df = math.sqrt(1 / seeds + 1 / control), seeds + control - 2
             df = runs - len(counts) if self.config.screening else df
             what = f"comparing {seeds} runs of an arm with {control} of the base"

@@ -229,8 +229,8 @@ def comparisons_of(plan):
         against = plan["arms"][arm]["against"]
         groups = [[arm], control if against == plan["base"] else [against]]
         compared.append(row_of(arm, against, "swap", groups=groups))
-    base, *replicates = control
-    copies = [row_of(arm, base, "replicate", groups=[[arm], [base]]) for arm in replicates]
+    base, copies = plan["base"], rows.replicates(plan)
+    copies = [row_of(arm, base, "replicate", groups=[[arm], [base]]) for arm in copies]
     return compared + copies
 
 

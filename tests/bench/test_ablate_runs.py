@@ -19,7 +19,8 @@ import pytest
 import torch
 
 import ablate
-from bench.ablation import contexts, costs, launch, sweep, verdicts
+from bench.ablation import contexts, costs, launch, schedule, sweep, verdicts
+from bench.ablation import rows as frames
 from common.errors import UserError
 from common.files import ROOT
 from common.runtime import set_up
@@ -126,39 +127,64 @@ def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
     data_dir, tmp_path, quick, stub
 ):
     out = tmp_path / "out"
-    what = [ROPE, "--seeds=2", "--tune_seeds=1", "--lr_grid=[0.5,1,2]", "--min_lr=1e-4"]
+    what = [ROPE, "--seeds=2", "--tune_seeds=2", "--lr_grid=[0.5,1,2]", "--min_lr=1e-4"]
     assert ablate.main(arguments(data_dir, out, *what), stub) == 0
     rows, content = rows_of(out), json.loads((out / "sweep.json").read_text())
     assert content["chosen_lr"] == {"base": 1, "rope": 2, "base again": 1}
-    assert {seed for _, seed, _, purpose in rows if purpose == "tune"} == {1000}
-    # The best rate of rope was at the edge, so that the next one was tried, too.
-    tuned = {name[2] for name in rows if name[0] == "rope" and name[3] == "tune"}
-    assert tuned == {0.5, 1, 2, 4}
-    assert len(rows) == 3 + 4 + 2 + 4
+    tuned = sorted((*name[:3],) for name in rows if name[3] == "tune")
+    # The base has its rate already. That chosen for rope was at the edge: the next one was tried.
+    rates = {"base": [1], "base again": [0.5, 1, 2], "rope": [0.5, 1, 2, 4]}
+    assert tuned == [
+        (name, seed, lr) for name in rates for seed in (1000, 1001) for lr in rates[name]
+    ]
+    assert len(rows) == len(tuned) + 6
     assert {name[2] for name in rows if name[0] == "rope" and name[3] == "report"} == {2}
     command = rows["rope", 0, 2, "report"]["command"]
     assert "--learning_rate=0.002 " in command and "--min_lr=0.0002 " in command
 
 
-def test_a_grid_is_extended_twice_at_most(data_dir, tmp_path, quick, stub):
-    out = tmp_path / "out"
-    what = [ROPE, "--seeds=2", "--tune_seeds=1", "--lr_grid=[0.125,0.25]"]
-    assert ablate.main(arguments(data_dir, out, *what), stub) == 0
-    tuned = {name[2] for name in rows_of(out) if name[0] == "rope" and name[3] == "tune"}
-    assert tuned == {0.125, 0.25, 0.5, 1}
-    assert json.loads((out / "sweep.json").read_text())["chosen_lr"]["rope"] == 1
+def test_a_replicate_at_another_rate_is_not_in_the_control_group(data_dir, tmp_path, quick, stub):
+    """The base's rate is half its best. A grid is extended twice at most."""
+    out, grid = tmp_path / "out", ["--lr_grid=[0.5,1]", "--learning_rate=5e-4", "--tune_seeds=2"]
+    assert ablate.main(arguments(data_dir, out, ROPE, "--seeds=2", *grid), stub) == 0
+    plan, runs = frames.plan(out), frames.load(out)
+    assert plan["chosen_lr"] == {"base": 1, "rope": 4, "base again": 2}
+    tuned = runs[(runs.arm == "rope") & (runs.purpose == "tune")]
+    assert set(tuned.rate) == {0.5, 1, 2, 4}
+    reported = runs[runs.purpose == "report"]
+    assert dict(Counter(reported.arm)) == {"base": 4, "rope": 2, "base again": 2}
+    assert set(runs.arm[runs.control]) == {"base"} and frames.judged_arms(plan) == ["rope"]
+    rope, again = verdicts.judge(runs, plan).to_dict("records")
+    assert rope["n_control"] == 4 and again["kind"] == "replicate" and again["difference"] < -0.1
 
 
-def test_the_base_comes_first_and_fixes_the_margin(data_dir, tmp_path, quick, stub):
-    """The curve of its tokens and the control group are run before any arm, and the margin does not
-    change with runs that come later."""
+@pytest.mark.parametrize(
+    "losses, chosen",
+    [
+        ({1: [2.0, 2.01, 2.02], 2: [1.984, 1.994, 2.004]}, 1),  # 1.96 standard errors
+        ({1: [2.0, 2.01, 2.02], 2: [1.983, 1.993, 2.003]}, 2),  # 2.08
+        ({0.5: [2.0, 2.04], 1: [2.0, 2.0], 2: [1.97, 1.97]}, 1),  # one variance for all
+        ({0.5: [1.0, math.nan], 1: [2.0, 2.01], 2: [1.9, 1.91]}, 2),
+        ({0.5: [2.5, 2.6], 1: [2.0, math.inf], 2: [2.4, math.inf]}, 0.5),
+        ({1: [math.inf] * 2, 2: [math.inf] * 2}, 1),
+        ({1: [math.nan] * 2}, 1),
+    ],
+)
+def test_an_arm_keeps_the_rate_unless_another_is_better_by_two_standard_errors(losses, chosen):
+    assert schedule.chosen_rate(losses) == chosen
+
+
+def test_the_margin_is_fixed_before_the_arms_are_reported(data_dir, tmp_path, quick, stub):
+    """By the curve and three runs of the base; it does not change with runs that come later. The
+    runs to report go seed by seed over all arms."""
     out, what = tmp_path / "out", [ROPE, "--curve=[0.5,2]", "--workers=1"]
     assert ablate.main(arguments(data_dir, out, *what, "--seeds=2"), stub) == 0
     rows = read_rows(out / "rows.jsonl")
     assert Counter(row["arm"] for row in rows) == {
         **{"base": 2, "base again": 2, "rope": 2, "base x0.5": 3, "base x2": 3}
     }
-    assert [row["arm"] for row in rows[-2:]] == ["rope"] * 2
+    last = [(row["arm"], row["seed"]) for row in rows[-4:]]
+    assert last == [("rope", 0), ("base again", 0), ("rope", 1), ("base again", 1)]
     purposes = {row["arm"]: row["purpose"] for row in rows}
     assert purposes["base x2"] == "curve" and purposes["base"] == "report"
     assert {row["curve"][-1][0] for row in rows if row["arm"] == "base x2"} == {8}
@@ -251,7 +277,8 @@ def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, cap
 def test_a_slurm_array_is_written_and_gathered(data_dir, tmp_path, quick, stub, capsys):
     out, what = tmp_path / "out", [ROPE, "--seeds=1"]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for runs in (3, 1):  # the base first, then rope
+    what += ["--curve=[2]"]
+    for runs in (5, 2):  # the curve and the base, then rope and the replicate
         assert ablate.main(arguments(data_dir, out, *what, "--emit=slurm"), stub) == 0
         script = (out / "slurm.sh").read_text()
         assert f"#SBATCH --array=0-{runs - 1}\n" in script and "--gres" not in script
@@ -263,10 +290,10 @@ def test_a_slurm_array_is_written_and_gathered(data_dir, tmp_path, quick, stub, 
                 check=True,
                 timeout=60,
             )
-    assert len(rows_of(out)) == 3
+    assert len(rows_of(out)) == 5
     # Nothing is left to train.
     assert ablate.main(arguments(data_dir, out, *what), "no/trainer.py") == 0
-    assert {row["status"] for row in rows_of(out).values()} == {"done"} and len(rows_of(out)) == 4
+    assert {row["status"] for row in rows_of(out).values()} == {"done"} and len(rows_of(out)) == 7
     assert steps_of(out / "runs" / "rope-s0-lr1") == ["1", "2", "3", "4"]
 
 
