@@ -221,7 +221,7 @@ def update_weights(run, lr):
 
     overflow = scaler.is_enabled() and not norm.isfinite().item() and scaler.get_scale() > 1
     for group in groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("rate", 1.0)
     for optimizer in optimizers:
         if not overflow:
             scaler.step(optimizer)
@@ -273,17 +273,20 @@ def evaluate(run, split, limit, stop=None):
 
 
 def score(run, stop=None):
-    """The log row of an evaluation of both splits; None if a stop signal arrives midway. With
-    several datasets it also holds the number of samples of each drawn so far."""
-    train_sums, val_sums = [], []
+    """The log row of an evaluation of both splits; None if a stop signal arrives midway. The last
+    one also scores the whole validation split, where eval_tokens are fewer. With several datasets
+    the row also holds the number of samples of each drawn so far."""
+    limit, sums = run.config.eval_tokens, {"train": [], "val": [], "whole": []}
     for source in run.sources:
         train_split, val_split = source.splits["train"], source.splits["val"]
-        train_limit = min(EVAL_TRAIN_TOKENS, run.config.eval_tokens or len(val_split))
-        train_sums.append(evaluate(run, train_split, train_limit, stop))
-        val_sums.append(evaluate(run, val_split, run.config.eval_tokens, stop))
-        if train_sums[-1] is None or val_sums[-1] is None:
+        train_limit = min(EVAL_TRAIN_TOKENS, limit or len(val_split))
+        sums["train"].append(evaluate(run, train_split, train_limit, stop))
+        sums["val"].append(evaluate(run, val_split, limit, stop))
+        if limit and run.step == run.config.max_iters:
+            sums["whole"].append(evaluate(run, val_split, 0, stop))
+        if any(batches[-1] is None for batches in sums.values() if batches):
             return None
-    row = {"step": run.step} | losses.evaluation_row(run.sources, train_sums, val_sums)
+    row = {"step": run.step} | losses.evaluation_row(run.sources, *sums.values())
     if len(run.sources) > 1:
         row["samples"] = run.state.get("samples", {})
     return row | {"seconds": run.state["seconds"]}

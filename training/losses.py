@@ -78,8 +78,9 @@ def halves(all_sums, weights, names=None):
     }
 
 
-def evaluation_row(sources, train_sums, val_sums):
-    """The columns of a log row, from the batches of both splits of each dataset.
+def evaluation_row(sources, train_sums, val_sums, whole_sums=()):
+    """The columns of a log row, from the batches of both splits of each dataset; at the end of a
+    run from those of the whole validation split, too, if the others were of a part.
 
     With several datasets, losses and bits per byte are means weighted by the datasets' shares, and
     the row also holds the values of each."""
@@ -97,4 +98,6 @@ def evaluation_row(sources, train_sums, val_sums):
         row["bits_per_byte"] = None  # this loss is not one of tokens
     if len(sources) > 1:
         row |= {"val_losses": losses, "val_bits_per_byte": bits}
-    return row | halves(val_sums, weights, names)
+    if whole_sums:
+        row["whole_val_loss"] = weighted_mean(whole_sums, weights)
+    return row | halves(whole_sums or val_sums, weights, names)

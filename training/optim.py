@@ -118,6 +118,8 @@ def make_optimizers(model, config, runtime):
     if not optimizer.takes_matrices_only:
         return [optimizer(groups, config, runtime)]
     matrices, others = split_groups(groups, muon_names(model))
+    for group in others:
+        group["rate"] = config.adam_rate  # times the learning rate of the step
     return [optimizer(matrices, config, runtime), AdamW(others, config, runtime)]
 
 

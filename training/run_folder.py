@@ -23,6 +23,7 @@ REPORT = (
 )
 EVALUATION = "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}"
 MEASURES = {  # key of an evaluation's row: how it is printed
+    "whole_val_loss": "{:.4f} on the whole split",
     "bits_per_byte": "{:.4f} bits per byte",
     "val_exact": "{:.1%} of the answers right",
     "val_accuracy": "{:.1%} of their tokens",

@@ -61,6 +61,7 @@ class TrainConfig:
     max_iters: NonNegativeInt = 600000  # steps
     learning_rate: PositiveFloat = 6e-4
     optimizer: Literal[*OPTIMIZER] = "adamw"  # muon: of the blocks' matrices; AdamW for the rest
+    adam_rate: PositiveFloat = 1.0  # with muon: AdamW's learning rate, over learning_rate
     schedule: Literal[*SCHEDULE] = "cosine"
     warmup_iters: NonNegativeInt = 2000
     lr_decay_iters: NonNegativeInt | None = None  # step that reaches min_lr; None: max_iters
@@ -74,7 +75,7 @@ class TrainConfig:
     dpo_beta: PositiveFloat = 0.1  # of dpo: holds the model near the one it starts from
     # evaluation and reports
     eval_interval: PositiveInt = 2000  # steps between evaluations; each saves a checkpoint
-    eval_tokens: NonNegativeInt = 0  # validation tokens to score of each dataset; 0 = all
+    eval_tokens: NonNegativeInt = 0  # of validation, of each dataset; 0 = all, as at the end
     log_interval: PositiveInt = 10  # steps between reports
     log: Words(LOGGERS, several=True) = "none"  # besides log.jsonl; a,b for several
     # instead of training

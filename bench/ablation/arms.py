@@ -166,7 +166,7 @@ def open_data(base):
         "kind": kind,
         "fingerprint": mixed_fingerprint(metas.values()),
         "train_tokens": sum(meta["splits"]["train"]["tokens"] for meta in metas.values()),
-        "scored_tokens": sum(val.scored(config.eval_tokens)[0] for val in vals),
+        "scored_tokens": sum(val.scored()[0] for val in vals),
         "vocab_size": max(meta["vocab_size"] for meta in metas.values()),
         "bits_per_byte": sources[0].bits_per_byte if kind == "text" else None,
     }

@@ -222,14 +222,16 @@ def quartiles(times):
 
 def run_seconds(row, values, val_tokens):
     """The predicted seconds of a run: start and samples, steps, evaluations (forward alone, a
-    third of a step's work)."""
+    third of a step's work), the last of them of all val_tokens."""
     micro_batch = values["batch_size"] * values["block_size"]
-    limit = values.get("eval_tokens") or val_tokens
+    limit = min(values.get("eval_tokens") or val_tokens, val_tokens)
     tokens = limit + min(train.EVAL_TRAIN_TOKENS, limit)
+    whole = val_tokens if limit < val_tokens else 0
     step = row["milliseconds_per_step"]["median"]
     per_batch = step / values["gradient_accumulation_steps"] / 3
     evaluations = 1 + math.ceil(values["max_iters"] / values["eval_interval"])
     milliseconds = values["max_iters"] * step + evaluations * (
         math.ceil(tokens / micro_batch) * per_batch + 400
     )
+    milliseconds += math.ceil(whole / micro_batch) * per_batch
     return 6 + milliseconds / 1000

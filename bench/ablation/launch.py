@@ -195,22 +195,31 @@ def row_of(job, reason, seconds, device=None):
 def final_losses(rows, kind="text"):
     """The losses of a row of rows.jsonl, from the rows of a run's evaluations. A text too short to
     be halved counts as both halves. Bits per byte say nothing about the answers of pairs; of these
-    the row holds the shares that are wrong."""
+    the row holds the shares that are wrong. Where the last evaluation alone scored the whole split,
+    the others, and the best one, are of the same part of it."""
+    last_row, wrong = rows[-1], {}
+    whole = last_row.get("whole_val_loss")
+    last = [last_row["val_loss"] if whole is None else whole]
+    last += [last_row.get(half, last[0]) for half in HALVES]
+    known = HALVES if whole is None else ()
     points = [
-        [row["step"], row["val_loss"], *(row.get(half, row["val_loss"]) for half in HALVES)]
+        [row["step"], row["val_loss"]]
+        + [row[half] if half in known and half in row else row["val_loss"] for half in HALVES]
         for row in rows
     ]
-    best, last = min(points, key=lambda point: point[1]), points[-1]
-    last_row, wrong = rows[-1], {}
+    best = min(points, key=lambda point: point[1])
+    bits = last_row.get("bits_per_byte")
+    if bits is not None:
+        bits *= last[0] / last_row["val_loss"]
     for name, column in COLUMN_OF.items():
         right = last_row.get(f"report_{name}", last_row.get(f"val_{name}"))
         wrong |= {} if right is None else {column: 1 - right}
     return wrong | {
         "first_val_loss": points[0][1] if points[0][0] == 0 else None,
-        **dict(zip(("final_val_loss", "final_tune", "final_report"), last[1:], strict=True)),
+        **dict(zip(("final_val_loss", "final_tune", "final_report"), last, strict=True)),
         **dict(zip(("best_val_loss", "best_tune", "best_report"), best[1:], strict=True)),
         "train_loss": last_row.get("train_loss"),
-        "bits_per_byte": None if kind == "pairs" else last_row.get("bits_per_byte"),
+        "bits_per_byte": None if kind == "pairs" else bits,
         "seconds": last_row.get("seconds"),
         "curve": points,
         "blocks": last_row.get("val_blocks"),

@@ -200,9 +200,10 @@ def test_options_are_frozen():
         TrainConfig: """
             model arch match init_from out_dir overwrite data_dir dataset data_weights data_alpha
             allow_data_change batch_size gradient_accumulation_steps seed data_seed max_iters
-            learning_rate optimizer schedule warmup_iters lr_decay_iters min_lr weight_decay beta1
-            beta2 grad_clip objective dpo_beta eval_interval eval_tokens log_interval log eval_only
-            split dry_run doctor check device dtype compile parallel activation_checkpointing""",
+            learning_rate optimizer adam_rate schedule warmup_iters lr_decay_iters min_lr
+            weight_decay beta1 beta2 grad_clip objective dpo_beta eval_interval eval_tokens
+            log_interval log eval_only split dry_run doctor check device dtype compile parallel
+            activation_checkpointing""",
         GPTConfig: "block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings",
         LlamaConfig: """
             block_size vocab_size n_layer n_head n_kv_head n_embd multiple_of ffn_dim_multiplier

@@ -956,6 +956,23 @@ def test_pretrained_weights_go_on_training(data_dir, tmp_path, resume):
         train.main([*run, "--vocab_size=30"])
 
 
+def test_the_last_evaluation_scores_the_whole_split(data_dir, tmp_path):
+    run = arguments(data_dir, tmp_path / "run", "--max_iters=4", "--eval_interval=2")
+    parts = [row for row in train.main([*run, "--eval_tokens=100"]).rows if "val_loss" in row]
+    run[run.index(f"--out_dir={tmp_path / 'run'}")] = f"--out_dir={tmp_path / 'all'}"
+    whole = [row for row in train.main(run).rows if "val_loss" in row]
+    assert [row.get("whole_val_loss") for row in parts] == [None, None, whole[-1]["val_loss"]]
+    for key in ("val_tune", "val_report", "val_blocks"):
+        assert parts[-1][key] == whole[-1][key] and parts[1][key] != whole[1][key]
+
+
+def test_adamw_beside_muon_has_a_rate_of_its_own(data_dir, tmp_path):
+    run = ready(data_dir, tmp_path, "--optimizer=muon", "--adam_rate=0.5")
+    train.train_step(run)
+    matrices, others = ({g["lr"] for g in o.param_groups} for o in run.optimizers)
+    assert matrices == {learning_rate(0, run.config)} and others == {0.5 * max(matrices)}
+
+
 def test_main_returns_what_the_run_gave(data_dir, tmp_path, capsys):
     result = train.main(arguments(data_dir, tmp_path / "run", "--max_iters=3"))
     assert result.status == 0 and result.folder == checkpoint.find(tmp_path / "run")
