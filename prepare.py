@@ -5,7 +5,6 @@ Turn text into token files:
     python prepare.py shakespeare          tiny-shakespeare, in GPT-2's tokens
     python prepare.py openwebtext          8 million web pages, in GPT-2's tokens
     python prepare.py --list               all that have a name (tokens/sources.py)
-    python prepare.py --inspect mybook     what is in a dataset
     python prepare.py mybook --input=book.txt --tokenizer=gpt2
     python prepare.py mybook --input=book.txt --tokenizer=FOLDER
                    in the tokens of a pretrained model, to fine-tune that model
@@ -24,6 +23,7 @@ a temporary name and renamed when it is complete. Memory use does not grow with 
 
 import contextlib
 import errno
+import math
 import os
 import re
 import shlex
@@ -38,7 +38,7 @@ import numpy as np
 from common import files
 from common.configurator import NonNegativeInt, PositiveInt, build, load
 from common.errors import Failure, UserError, printable, run
-from tokens import downloads, sources, token_files
+from tokens import downloads, ngrams, sources, token_files
 from tokens.documents import find_files, open_input
 from tokens.sources import NAMED, SHAKESPEARE
 from tokens.tasks import TASKS, write_task
@@ -62,7 +62,6 @@ class PrepareConfig:
     seed: NonNegativeInt | None = None  # of task:NAME (None: 0)
     data_dir: str = "data"  # the folder of the datasets
     list: bool = False  # print the datasets that are known and prepared, and stop
-    inspect: bool = False  # print what is in a prepared dataset, and stop
 
 
 # ---------------------------------------------------------------- text and tokenizer
@@ -170,6 +169,10 @@ def make_dataset(name, config, folder, new):
     }
     if name in SHAKESPEARE:
         meta["canonical"] = sha256 == sources.CANONICAL
+    if "mask_sha256" not in splits["train"]:  # of running text, not of pairs and tasks
+        paths = [new / f"{split}.bin" for split in token_files.SPLITS]
+        train, val = (np.memmap(path, token_files.on_disk(meta["dtype"]), "r") for path in paths)
+        meta["ngrams"] = ngrams.measure(train, val, meta["vocab_size"])
     token_files.write_meta(new, meta, tokenizer)
     describe(meta, skipped)
     return meta
@@ -194,6 +197,19 @@ def describe(meta, skipped):
             print(f"    {entry[unit]:,} {unit if entry[unit] != 1 else unit[:-1]}")
         if "longest" in entry:
             print(f"    the longest has {entry['longest']:,} tokens")
+    if meta.get("ngrams"):
+        describe_ngrams(meta)
+
+
+def describe_ngrams(meta):
+    """Print the loss of the best n-grams, after the largest amount of text."""
+    losses, counted = meta["ngrams"]["losses"][-1], meta["ngrams"]["tokens"][-1]
+    loss, val = min(losses), meta["splits"]["val"]
+    name = ngrams.name_of(losses.index(loss) + 1)
+    bits = loss * val["tokens"] / val["bytes"] / math.log(2)
+    bits = f", {bits:.2f} bits per byte" * (meta["tokenizer"] != "char")
+    part = f" (its first {counted:,} tokens)" * (counted < meta["splits"]["train"]["tokens"])
+    print(f"  {name} of this text{part}: {loss:.2f} nats a token{bits}")
 
 
 def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
@@ -250,13 +266,7 @@ def print_training(meta, data_dir):
     print("  train on it:\n  " + " \\\n    ".join(textwrap.wrap(command, WIDTH - 6, **options)))
 
 
-# ---------------------------------------------------------------- looking at datasets
-
-LENGTH = 50  # tokens in a row, by which the overlap of splits is measured
-BLOCK = 1 << 17  # tokens read at a time
-SOUGHT, SEARCHED = 8 * BLOCK, 1000 * BLOCK  # tokens that are looked for, and searched, at most
-COUNTED = 20_000_000  # tokens whose frequencies are counted
-SHOWN = 300  # characters of a document that are printed
+# ---------------------------------------------------------------- the list of datasets
 
 
 def short(count):
@@ -267,16 +277,16 @@ def short(count):
     return str(count)
 
 
-def print_table(titles, rows, numbers=()):
-    """Print a table within WIDTH cells; the columns in `numbers` are aligned to the right."""
+def print_table(rows):
+    """Print what print_list found as a table within WIDTH cells."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for at, title in enumerate(titles):
-        table.add_column(title, justify="right" if at in numbers else "left", overflow="fold")
+    for title in ("dataset", "text", "tokenizer", "train/val/test", "bytes"):
+        table.add_column(title, overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(str(cell))) for cell in row))
     console = Console(highlight=False)
@@ -302,82 +312,8 @@ def print_list(data_dir):
         about = about or os.path.basename(str(meta.get("source", "")))
         tokens = "/".join(short(entry["tokens"]) for entry in meta["splits"].values())
         rows.append((name, about, f"{meta['tokenizer']} {meta['vocab_size']:,}", tokens, size))
-    print_table(("dataset", "text", "tokenizer", "train/val/test", "bytes"), rows)
+    print_table(rows)
     print("prepare one with `python prepare.py NAME`, yours with --input=TEXT")
-
-
-def print_inspection(folder):
-    """Print what is in a dataset: counts, the first documents, the most frequent tokens, and how
-    much of one split occurs in another. Raises UserError if it is not prepared."""
-    meta = token_files.load_meta(folder)
-    tokenizer = token_files.load_tokenizer(folder, meta)
-    splits = {split: token_files.load_split(folder, split, 1) for split in meta["splits"]}
-
-    about = f"{folder}: {meta['vocab_size']:,} tokens ({meta['tokenizer']}), {meta.get('source')}"
-    print(printable(about))
-    rows = []
-    for split, entry in meta["splits"].items():
-        units, counts = (
-            entry.get("documents", entry.get("pairs")),
-            (entry["tokens"], entry["bytes"]),
-        )
-        rate = f"{entry['bytes'] / entry['tokens']:.3f}"
-        rows.append((split, *(f"{n:,}" if n else "" for n in (units, *counts)), rate))
-    titles = ("split", "documents", "tokens", "bytes", "bytes per token")
-    print_table(titles, rows, numbers=(1, 2, 3, 4))
-
-    head = np.asarray(splits["train"][: 50 * SHOWN])
-    ends = np.flatnonzero(head == tokenizer.end) if tokenizer.stops else []
-    for part in np.split(head, np.add(ends[:3], 1).astype(int))[:3]:
-        text = repr(tokenizer.decode(part[:SHOWN])[:SHOWN])
-        print(textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  "))
-
-    parts = [*blocks(splits["train"], COUNTED, 0)]
-    counts = sum(np.bincount(part, minlength=meta["vocab_size"]) for part in parts)
-    print("the most frequent tokens of train:")
-    order = [i for i in np.argsort(-counts, kind="stable")[:20] if counts[i]]
-    cells = [(repr(tokenizer.decode([i])), f"{counts[i] / counts.sum():.2%}") for i in order]
-    rows = [[cell for pair in cells[line::5] for cell in pair] for line in range(5)]
-    print_table(("token", "share") * 4, rows, (1, 3, 5, 7))
-
-    print(f"overlap, by {LENGTH} tokens in a row:")
-    for sought, searched in (("val", "train"), ("test", "train"), ("test", "val")):
-        if sought in splits:
-            share, count = overlap(splits[sought], splits[searched], meta["vocab_size"])
-            sampled = " (at least: a sample was read)" * (len(splits[searched]) > SEARCHED)
-            print(f"  {sought} in {searched}: {share:.3%} of {count:,} places{sampled}")
-
-
-def blocks(tokens, limit, shared):
-    """Yield blocks of about BLOCK tokens from all over a split, at most about `limit` in all, as
-    int64. A block begins with the last `shared` tokens of the one before it."""
-    count = -(-len(tokens) // BLOCK)
-    chosen = np.linspace(0, count - 1, min(count, max(1, limit // BLOCK))).astype(int)
-    for number in np.unique(chosen):
-        start = max(number * BLOCK - shared, 0)
-        yield np.asarray(tokens[start : (number + 1) * BLOCK]).astype(np.int64)
-
-
-def overlap(sought, searched, vocab_size):
-    """(share of the rows of LENGTH tokens of `sought` that occur in `searched`, number of rows
-    looked for). Rows are compared by hashes, sums of random 64-bit codes of their tokens times
-    powers of an odd number. Of long splits a sample is read."""
-    codes = np.random.default_rng(0).integers(0, 2**64, vocab_size, np.uint64)
-    powers = np.uint64(0x9E3779B97F4A7C15) ** np.arange(LENGTH, dtype=np.uint64)
-
-    def hashes(block):  # (N,) tokens -> (N - LENGTH + 1,) uint64
-        return np.convolve(codes[block], powers, "valid") if len(block) >= LENGTH else codes[:0]
-
-    rows = np.concatenate([hashes(block) for block in blocks(sought, SOUGHT, LENGTH - 1)])
-    known = np.unique(rows)
-    if not len(known):
-        return 0.0, 0
-    seen = np.zeros(len(known), bool)
-    for block in blocks(searched, SEARCHED, LENGTH - 1):
-        block_hashes = hashes(block)
-        at = np.searchsorted(known, block_hashes).clip(max=len(known) - 1)
-        seen[at[known[at] == block_hashes]] = True
-    return float(seen[np.searchsorted(known, rows)].mean()), len(rows)
 
 
 def main(argv):
@@ -388,8 +324,6 @@ def main(argv):
     if len(words) != 1:
         fix = "run `python prepare.py NAME`; --list prints the names that are known"
         raise UserError("prepare.py takes the name of one dataset", "command line", fix)
-    if config.inspect:
-        return print_inspection(Path(config.data_dir, words[0]))
     print_training(prepare(words[0], **vars(config)), config.data_dir)
 
 

@@ -1,7 +1,8 @@
-"""What an evaluation's batches add up to: losses, and the measures of answers."""
+"""What an evaluation's batches add up to: losses, and the measures of answers; and yardsticks."""
 
 import torch
 
+from tokens import ngrams
 from tokens.pairs import Preferences
 
 EVAL_BLOCKS = 64  # parts of the validation text whose losses a log row holds
@@ -101,3 +102,13 @@ def evaluation_row(sources, train_sums, val_sums, whole_sums=()):
     if whole_sums:
         row["whole_val_loss"] = weighted_mean(whole_sums, weights)
     return row | halves(whole_sums or val_sums, weights, names)
+
+
+def yardsticks(run):
+    """{"5-grams": loss, "trigrams": loss}: what counting gives on as much of the text as a run has
+    seen, in its windows (tokens/ngrams.py). {} for pairs, for mixtures, and for datasets that were
+    prepared before these losses were stored."""
+    if len(run.sources) != 1:
+        return {}
+    stored, tokens = run.sources[0].meta.get("ngrams"), run.step * run.step_tokens
+    return ngrams.best_and_trigrams(stored, tokens, run.model.config.block_size)

@@ -161,6 +161,10 @@ def print_results(run, speed):
     best, bits = run.state["best_val_loss"], run.state["best_bits_per_byte"]
     units = "" if bits is None else f" nats per token, {bits:.4f} bits per byte"
     print(f"\nbest validation loss {best:.4f}{units}")
+    for name, loss in list(losses.yardsticks(run).items())[:1]:
+        source = run.sources[0]
+        units = f" nats per token, {loss * source.bits_per_byte:.4f} bits per byte"
+        print(f"{name} of the same text: {loss:.4f}{units * (source.meta['tokenizer'] != 'char')}")
     seconds, step = run.state["seconds"], run.state["best_step"]
     print(f"at step {step}; {seconds:.0f} s of training, {speed:,.0f} tokens/s")
     if len(run.sources) > 1:

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from common import files
 from common.errors import Failure, UserError, one_line
 from parts import moe
+from training.losses import yardsticks
 from weights import checkpoint
 
 # These begin as nanoGPT's do, so that scripts that parse its logs can parse ours.
@@ -193,8 +194,9 @@ def read_log(path, last_step=None):
 # ---------------------------------------------------------------- the curves
 
 
-def curves(rows, title):
-    """A figure of the loss curves of some rows. The legend holds their last values."""
+def curves(rows, title, lines=()):
+    """A figure of the loss curves of some rows. The legend holds their last values; `lines` are
+    losses.yardsticks."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -205,6 +207,10 @@ def curves(rows, title):
         points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
         if points:
             axes.plot(*zip(*points, strict=True), label=f"{label} {points[-1][1]:.3f}", **style)
+    for name, loss in dict(lines).items():
+        axes.axhline(loss, color="#777777", lw=0.7)
+        left = axes.get_yaxis_transform()  # across: shares of the axes; up: losses
+        axes.text(0.01, loss, f"{name} {loss:.3f}", size="small", va="bottom", transform=left)
 
     sizes = {row["tokens"] // row["step"] for row in rows if row.get("tokens")}
     unit = f" ({sizes.pop():,} tokens each)" if len(sizes) == 1 else ""
@@ -215,10 +221,10 @@ def curves(rows, title):
     return figure
 
 
-def draw(rows, path):
+def draw(rows, path, lines):
     """Draw the loss curves of some rows as a PNG; returns whether that worked, or warns."""
     try:
-        curves(rows, Path(path).resolve().parent.name).savefig(path, dpi=110)
+        curves(rows, Path(path).resolve().parent.name, lines).savefig(path, dpi=110)
         return True
     except Exception as error:
         print(f"warning: no {path}: {one_line(error)}", file=sys.stderr)
@@ -308,7 +314,7 @@ class RunLog:
     Rows of later steps, which a killed run logged but did not save, are dropped."""
 
     def __init__(self, run, peak_speed=None):
-        out_dir = Path(run.config.out_dir)
+        self.run, out_dir = run, Path(run.config.out_dir)
         files.write(out_dir / "config.json", json.dumps(run.saved_config, indent=1))
         files.remove(out_dir / DIVERGED)
         path, self.picture = out_dir / "log.jsonl", out_dir / "loss.png"
@@ -380,7 +386,7 @@ class RunLog:
         self.bar.clear()
         self.show(evaluation_lines(row))
         self.bar.refresh()
-        self.drawing = self.drawing and draw(self.rows, self.picture)
+        self.drawing = self.drawing and draw(self.rows, self.picture, yardsticks(self.run))
 
     def phase(self, what):
         """Say what the run is doing while it takes no steps; "" when it goes on. Without a terminal

@@ -190,7 +190,6 @@ def test_names_from_others_do_not_reach_the_terminal_as_escape_sequences(
     (tmp_path / "texts" / f"{bad}.png").write_bytes(b"\x89PNG")
     where = [f"--data_dir={tmp_path}"]
     prepare.main(["--list", *where])
-    prepare.main(["words", "--inspect", *where])
     prepare.main(["new", f"--input={tmp_path / 'texts'}", "--tokenizer=char", *where])
     run = [*arguments(tmp_path, tmp_path / "run"), "--max_iters=2", "--eval_interval=2"]
     (tmp_path / "c.py").write_text(f"dataset = {bad!r}")

@@ -82,7 +82,8 @@ def two_ranks(*argv, **more):
 
 def new_run(config):
     """As much of a new Run as its RunLog needs."""
-    return SimpleNamespace(config=config, saved_config=asdict(config), state={}, step=0, saved=None)
+    saved = dict(saved_config=asdict(config), state={}, saved=None)
+    return SimpleNamespace(config=config, sources=[], step=0, **saved)
 
 
 def ready(data_dir, tmp_path, *more):

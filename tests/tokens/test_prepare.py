@@ -1,4 +1,4 @@
-"""Text in, token files out; --list and --inspect. Run: python -m pytest
+"""Text in, token files out; --list. Run: python -m pytest
 tests/tokens/test_prepare.py"""
 
 import hashlib
@@ -337,12 +337,12 @@ def test_own_text_has_few_tokens_and_ends_with_a_command_that_works(kind, capsys
         assert prepare.chosen_tokenizer("mine", "gpt2", Mock(size=1)) == "gpt2"
 
 
-# ---------------------------------------------------------------- --list and --inspect
+# ---------------------------------------------------------------- --list
 
 
 @pytest.fixture
 def words(tmp_path, monkeypatch):
-    """A dataset of 3,960 characters whose words are all different, but for its last 100."""
+    """A dataset of 3,960 characters."""
     monkeypatch.chdir(tmp_path)
     text = "".join(f"word {i:04}\n" for i in range(396))
     (tmp_path / "book.txt").write_text(text, encoding="utf-8")
@@ -361,37 +361,3 @@ def test_list(words, capsys):
     (words / "data" / "book" / "meta.json").write_text("{}")
     prepare.main(["--list"])
     assert "damaged" in capsys.readouterr().out
-
-
-def test_inspect(words, capsys):
-    prepare.main(["book", "--inspect"])
-    out = capsys.readouterr().out
-    assert all(len(line) <= 80 for line in out.splitlines())
-    assert r"'word 0000\nword 0001\n" in out and "256 tokens (byte), book.txt" in out
-    assert "3,385" in out and "1.000" in out  # tokens of train; bytes per token
-    share = 338 / 3385  # the line ends
-    assert r"'\n'" in out and f"{share:.2%}" in out
-    assert "val in train: 0.000% of 328 places" in out
-
-
-@pytest.mark.parametrize("block", [64, 1000, 1 << 17])
-def test_overlap_is_that_of_the_rows_themselves(block, monkeypatch):
-    for name, value in (("BLOCK", block), ("SOUGHT", 10**6), ("SEARCHED", 10**6)):
-        monkeypatch.setattr(prepare, name, value)
-    random = np.random.default_rng(0)
-    searched = random.integers(0, 300, 5000).astype(np.uint16)
-    sought = random.integers(0, 300, 1200).astype(np.uint16)
-    sought[100:300] = searched[40:240]  # 151 rows
-    sought[700:749] = searched[:49]  # one token too short
-    sought[800:850] = searched[-50:]  # the last row
-    known = {tuple(searched[i : i + 50]) for i in range(len(searched) - 49)}
-    expected = sum(tuple(sought[i : i + 50]) in known for i in range(len(sought) - 49))
-    assert expected == 152
-    share, count = prepare.overlap(sought, searched, 300)
-    assert count == 1151 and share == expected / count
-
-
-def test_short_splits_have_no_rows():
-    few = np.arange(49)
-    assert prepare.overlap(few, np.arange(100), 100) == (0.0, 0)
-    assert prepare.overlap(np.arange(100), few, 100) == (0.0, 51)

@@ -140,8 +140,10 @@ def test_loss_curves_have_their_names_and_units():
     step = lambda n: {"step": n, "loss": 4 - 0.2 * n, "tokens": 64 * n, "grad_norm": 1.0}
     score = lambda n, loss: {"step": n, "train_loss": loss, "val_loss": loss + 0.001}
     rows = [score(0, 4.0), *map(step, range(1, 11)), score(10, 2.0), {"step": 11, "loss": None}]
-    figure = run_folder.curves(rows, "out-test")
+    figure = run_folder.curves(rows, "out-test", {"5-grams": 1.75, "trigrams": 2.0})
     (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["5-grams 1.750", "trigrams 2.000"]
+    assert [line.get_ydata()[0] for line in axes.lines[-2:]] == [1.75, 2.0]
     assert axes.get_xlabel() == "steps (64 tokens each)" and axes.get_title() == "out-test"
     assert axes.get_ylabel() == "loss (nats per token)"
     names = [text.get_text() for text in axes.get_legend().get_texts()]

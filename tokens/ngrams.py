@@ -1,0 +1,107 @@
+"""
+Yardsticks of a text: the losses of n-gram models, which count and learn nothing else. A model that
+has learned is below them. Interpolated as by Witten and Bell 1991 (IEEE Trans. Inf. Theory 37(4),
+method C), from the n - 1 tokens of context h to the n - 2 of h':
+
+    P(w|h) = (c(h,w) + t(h) P(w|h')) / (c(h) + t(h))
+
+c counts in the training text, t(h) is the number of distinct tokens after h, and below unigrams
+every token of the vocabulary is equally probable. prepare.py stores the losses in meta.json:
+
+    "ngrams": {"tokens": [16384, 32768, ...], "losses": [[order 1, ..., order 6], ...]}
+
+a row for each amount of text: the first `tokens` tokens of train are counted, and validation tokens
+are scored, in nats per token.
+"""
+
+import numpy as np
+
+ORDERS = 6
+FEWEST = 1 << 14  # tokens that are counted, unless the text is shorter
+COUNTED, SCORED = 1 << 23, 1 << 20  # tokens of train and of val that are read, for a bounded memory
+
+
+def measure(train, val, vocab_size):
+    """The entry "ngrams" of meta.json, None if val is too short to score. train, (N,), and val are
+    ids, on disk or not: the first COUNTED and SCORED of them are read."""
+    if len(val) < ORDERS:
+        return None
+    amounts = [min(len(train), COUNTED)]
+    while amounts[0] // 2 >= FEWEST:
+        amounts.insert(0, amounts[0] // 2)
+    losses = losses_of(train[: amounts[-1]], val[:SCORED], vocab_size, amounts)
+    return {"tokens": amounts, "losses": losses.round(5).tolist()}
+
+
+def losses_of(train, val, vocab_size, amounts):
+    """(amounts, ORDERS) losses in nats per token of val from its ORDERS-th token on, whose context
+    is in val. The first `amount` tokens of train are counted.
+
+    Grams of one order are numbered 0, 1, ...; one of the next order is such a number, that of its
+    context, and a token."""
+    tokens = np.concatenate([train, val]).astype(np.int64)  # (T,)
+    scored = len(train) + ORDERS - 1  # the first position that is scored
+    grams = np.zeros(len(tokens) + 1, np.int64)  # those of order 0 that end before each position
+    below = np.full((len(amounts), len(tokens) - scored), 1 / vocab_size)  # P(w|h')
+    losses = []
+    for order in range(1, ORDERS + 1):
+        contexts = grams[:-1]  # (T - order + 1,), like grams: of positions order - 1, order, ...
+        count = contexts.max() + 1
+        known, grams = numbered(contexts * vocab_size + tokens[order - 1 :], count * vocab_size)
+        parents = known // vocab_size
+        gram, context = grams[scored - order + 1 :], contexts[scored - order + 1 :]
+        for row, amount in zip(below, amounts, strict=True):
+            inside = max(0, amount - order + 1)  # the grams that lie in the amount
+            after = np.bincount(contexts[:inside], minlength=count)[context]  # c(h)
+            seen = np.bincount(grams[:inside], minlength=len(known))
+            types = np.bincount(parents[seen > 0], minlength=count)[context]  # t(h)
+            total = np.maximum(after + types, 1)
+            row[:] = np.where(after, (seen[gram] + types * row) / total, row)
+        losses.append(-np.log(below).mean(1))
+    return np.stack(losses, 1)
+
+
+def numbered(codes, bound):
+    """(the different ones of `codes`, sorted, and (N,) the place of each code among them), as
+    np.unique gives them. If the bound of the codes is low, a table is faster than sorting."""
+    if bound > 4 * len(codes):
+        return np.unique(codes, return_inverse=True)
+    present = np.zeros(bound, bool)
+    present[codes] = True
+    return np.flatnonzero(present), np.cumsum(present)[codes] - 1
+
+
+def losses_at(stored, tokens, block_size):
+    """(ORDERS,) losses in nats per token after `tokens` tokens of training, with as little context
+    as a model in windows of block_size tokens: the one at position j = 1, 2, ... has j tokens, so
+    it is compared with order min(n, j + 1). Between stored amounts the losses are linear in
+    log(tokens), beyond them constant: epochs repeat the text."""
+    at, amounts = np.log(max(tokens, 1)), np.log(stored["tokens"])
+    full = np.array([np.interp(at, amounts, column) for column in np.transpose(stored["losses"])])
+    orders = np.minimum(np.arange(2, block_size + 2)[:, None], np.arange(1, len(full) + 1))
+    return full[orders - 1].mean(0)
+
+
+def loss_at(stored, tokens, block_size):
+    """(n, loss) of the order n with the lowest of losses_at."""
+    losses = losses_at(stored, tokens, block_size)
+    return int(losses.argmin()) + 1, float(losses.min())
+
+
+def trigrams_at(stored, tokens, block_size):
+    """The loss of trigrams, as losses_at has it."""
+    return float(losses_at(stored, tokens, block_size)[2])
+
+
+def best_and_trigrams(stored, tokens, block_size):
+    """{"5-grams": loss, "trigrams": loss}, the best order first. `stored` is "ngrams" of meta.json;
+    {} if that is None: the dataset was prepared before there was one, or is not running text."""
+    if stored is None:
+        return {}
+    n, loss = loss_at(stored, tokens, block_size)
+    return {name_of(n): loss, "trigrams": trigrams_at(stored, tokens, block_size)}
+
+
+def name_of(n):
+    """The name of n-grams of this order: unigrams, 5-grams."""
+    return {1: "unigrams", 2: "bigrams", 3: "trigrams"}.get(n, f"{n}-grams")
