@@ -266,53 +266,22 @@ def print_training(meta, data_dir):
     print("  train on it:\n  " + " \\\n    ".join(textwrap.wrap(command, WIDTH - 6, **options)))
 
 
-# ---------------------------------------------------------------- the list of datasets
-
-
-def short(count):
-    """A count in at most four characters, such as 4.3M."""
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if count >= size:
-            return f"{count / size:.{0 if count / size >= 9.95 else 1}f}{unit}"
-    return str(count)
-
-
-def print_table(rows):
-    """Print what print_list found as a table within WIDTH cells."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("dataset", "text", "tokenizer", "train/val/test", "bytes"):
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(str(cell))) for cell in row))
-    console = Console(highlight=False)
-    console.width = min(console.width, WIDTH)
-    console.print(table)
-
-
 def print_list(data_dir):
-    """Print the datasets that are known by name, and those in data_dir."""
+    """Print the datasets that are known by name, and those in data_dir, a line each: name, text,
+    and the tokens of train, val and test."""
     folders = sorted(Path(data_dir).glob("*"))
-    prepared, rows = [path.name for path in folders if token_files.is_prepared(path)], []
+    prepared = [path.name for path in folders if token_files.is_prepared(path)]
     for name in dict.fromkeys([*NAMED, *prepared]):
-        folder, about = Path(data_dir, name), NAMED[name].about if name in NAMED else ""
-        if name not in prepared:
-            rows.append((name, about, "", "not prepared", ""))
-            continue
-        size = short(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
-        try:
-            meta = token_files.load_meta(folder)
-        except UserError:
-            rows.append((name, about, "", "damaged", size))
-            continue
-        about = about or os.path.basename(str(meta.get("source", "")))
-        tokens = "/".join(short(entry["tokens"]) for entry in meta["splits"].values())
-        rows.append((name, about, f"{meta['tokenizer']} {meta['vocab_size']:,}", tokens, size))
-    print_table(rows)
+        about, state = NAMED[name].about if name in NAMED else "", "not prepared"
+        if name in prepared:
+            try:
+                meta = token_files.load_meta(Path(data_dir, name))
+                about = about or os.path.basename(str(meta.get("source", "")))
+                counts = "/".join(f"{entry['tokens']:,}" for entry in meta["splits"].values())
+                state = f"{meta['tokenizer']} {meta['vocab_size']:,}: {counts}"
+            except UserError:
+                state = "damaged"
+        print(printable(f"{name:<17} {about:<20} {state}"))
     print("prepare one with `python prepare.py NAME`, yours with --input=TEXT")
 
 

@@ -235,8 +235,8 @@ WIKITEXT = Hub(
 
 
 def open_hub(hub, folder):
-    """{split: Corpus} of the files in `folder`, where missing ones are fetched. Raises UserError
-    if they cannot be had, or hold another number of rows than expected."""
+    """{split: Corpus} of the files in `folder`, or the Corpus `all`; missing files are fetched.
+    Raises UserError if they cannot be had, or hold another number of rows than expected."""
     patterns = [pattern for pattern, _ in hub.files.values()]
     if flaw_of_hub(hub, folder):
         try:
@@ -249,10 +249,11 @@ def open_hub(hub, folder):
         raise UserError(flaw, folder, f"fetch them again, unless {hub.repo} has changed")
 
     options = dict(source=hub.repo, documents=hub.documents)
-    return {
+    splits = {
         split: replace(open_input(str(folder / pattern), "text"), **options)
         for split, (pattern, _) in hub.files.items()
     }
+    return splits.get("all", splits)
 
 
 def flaw_of_hub(hub, folder):
@@ -267,10 +268,6 @@ def flaw_of_hub(hub, folder):
         if rows != expected:
             return f"{pattern} holds {rows:,} rows where {expected:,} are expected for {split}"
     return None
-
-
-def open_fineweb_edu(folder):
-    return open_hub(FINEWEB_EDU, folder)["all"]
 
 
 def open_tinystories(folder):
@@ -367,7 +364,7 @@ NAMED = {
     "plays": Named("38 plays, 4.7 MB", open_plays, "char", small=True),
     "python_source": Named("Python files, 58 MB", open_python_source, "bpe", 2048),
     "tinystories": Named("stories, 1.9 GB", open_tinystories, checked=False),
-    "fineweb-edu": Named("web pages, 10B", open_fineweb_edu, checked=False),
+    "fineweb-edu": Named("web pages, 10B", partial(open_hub, FINEWEB_EDU), checked=False),
     "wikitext-103": Named("Wikipedia, 540 MB", partial(open_hub, WIKITEXT), checked=False),
     "enwik8": Named("Wikipedia, 100 MB", open_enwik8, "byte"),
 }

@@ -356,7 +356,7 @@ def test_list(words, capsys):
     assert all(len(line) <= 80 for line in lines)
     rows = {line.split()[0]: line for line in lines if line.strip()}
     assert all("not prepared" in rows[name] for name in ("shakespeare_char", "fineweb-edu"))
-    assert "byte 256" in rows["book"] and "3.4k/377/198" in rows["book"]
+    assert rows["book"].split() == ["book", "book.txt", "byte", "256:", "3,385/377/198"]
 
     (words / "data" / "book" / "meta.json").write_text("{}")
     prepare.main(["--list"])
