@@ -179,7 +179,7 @@ def make_dataset(name, config, folder, new):
 
 
 def describe(meta, skipped):
-    """Print what was left out, the vocabulary, and the sizes of a dataset."""
+    """Print what was left out, the vocabulary, the sizes, and the loss of the best n-grams."""
     for path, why in islice(skipped.items(), LISTED):
         print(printable(f"  left out {path}: {why}"))
     if len(skipped) > LISTED:
@@ -198,18 +198,13 @@ def describe(meta, skipped):
         if "longest" in entry:
             print(f"    the longest has {entry['longest']:,} tokens")
     if meta.get("ngrams"):
-        describe_ngrams(meta)
-
-
-def describe_ngrams(meta):
-    """Print the loss of the best n-grams, after the largest amount of text."""
-    losses, counted = meta["ngrams"]["losses"][-1], meta["ngrams"]["tokens"][-1]
-    loss, val = min(losses), meta["splits"]["val"]
-    name = ngrams.name_of(losses.index(loss) + 1)
-    bits = loss * val["tokens"] / val["bytes"] / math.log(2)
-    bits = f", {bits:.2f} bits per byte" * (meta["tokenizer"] != "char")
-    part = f" (its first {counted:,} tokens)" * (counted < meta["splits"]["train"]["tokens"])
-    print(f"  {name} of this text{part}: {loss:.2f} nats a token{bits}")
+        losses, counted = meta["ngrams"]["losses"][-1], meta["ngrams"]["tokens"][-1]
+        loss, val = min(losses), meta["splits"]["val"]
+        bits = loss * val["tokens"] / val["bytes"] / math.log(2)
+        bits = f", {bits:.2f} bits per byte" * (meta["tokenizer"] != "char")
+        part = f" (its first {counted:,} tokens)" * (counted < meta["splits"]["train"]["tokens"])
+        name = ngrams.NAMES[losses.index(loss)]
+        print(f"  {name} of this text{part}: {loss:.2f} nats a token{bits}")
 
 
 def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):

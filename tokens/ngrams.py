@@ -16,7 +16,8 @@ are scored, in nats per token.
 
 import numpy as np
 
-ORDERS = 6
+NAMES = ("unigrams", "bigrams", "trigrams", "4-grams", "5-grams", "6-grams")
+ORDERS = len(NAMES)
 FEWEST = 1 << 14  # tokens that are counted, unless the text is shorter
 COUNTED, SCORED = 1 << 23, 1 << 20  # tokens of train and of val that are read, for a bounded memory
 
@@ -91,17 +92,3 @@ def loss_at(stored, tokens, block_size):
 def trigrams_at(stored, tokens, block_size):
     """The loss of trigrams, as losses_at has it."""
     return float(losses_at(stored, tokens, block_size)[2])
-
-
-def best_and_trigrams(stored, tokens, block_size):
-    """{"5-grams": loss, "trigrams": loss}, the best order first. `stored` is "ngrams" of meta.json;
-    {} if that is None: the dataset was prepared before there was one, or is not running text."""
-    if stored is None:
-        return {}
-    n, loss = loss_at(stored, tokens, block_size)
-    return {name_of(n): loss, "trigrams": trigrams_at(stored, tokens, block_size)}
-
-
-def name_of(n):
-    """The name of n-grams of this order: unigrams, 5-grams."""
-    return {1: "unigrams", 2: "bigrams", 3: "trigrams"}.get(n, f"{n}-grams")

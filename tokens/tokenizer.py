@@ -61,10 +61,8 @@ class CharTokenizer(Tokenizer):
 
         if (ids < 0).any():
             at = int((ids < 0).argmax())
-            what, where = (
-                f"{text[at]!r} is not in the vocabulary",
-                f"character {at + 1} of the text",
-            )
+            what = f"{text[at]!r} is not in the vocabulary"
+            where = f"character {at + 1} of the text"
             known = f"{self.vocab_size} characters, {self.chars[-100:]!r}"
             raise UserError(what, where, f"leave it out; the vocabulary is {known}")
         return ids

@@ -108,7 +108,9 @@ def yardsticks(run):
     """{"5-grams": loss, "trigrams": loss}: what counting gives on as much of the text as a run has
     seen, in its windows (tokens/ngrams.py). {} for pairs, for mixtures, and for datasets that were
     prepared before these losses were stored."""
-    if len(run.sources) != 1:
+    stored = run.sources[0].meta.get("ngrams") if len(run.sources) == 1 else None
+    if stored is None:
         return {}
-    stored, tokens = run.sources[0].meta.get("ngrams"), run.step * run.step_tokens
-    return ngrams.best_and_trigrams(stored, tokens, run.model.config.block_size)
+    at = (stored, run.step * run.step_tokens, run.model.config.block_size)
+    n, loss = ngrams.loss_at(*at)
+    return {ngrams.NAMES[n - 1]: loss, "trigrams": ngrams.trigrams_at(*at)}

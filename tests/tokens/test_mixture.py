@@ -186,13 +186,6 @@ def test_one_way_to_weigh_takes_the_place_of_the_other_when_resuming(sets, tmp_p
     assert not train.main([*resume, "--max_iters=4", "--data_alpha=0.3"]).status
 
 
-def test_the_doctor_looks_at_a_mixture(sets, tmp_path, capsys):
-    run = ("--dataset=a,b", "--max_iters=4", "--learning_rate=1e-2", "--doctor")
-    train.main(arguments(sets, tmp_path / "run", *run))
-    printed = capsys.readouterr().out  # the sets repeat themselves
-    assert printed.count("FAILED") == printed.count("data          FAILED") == 1, printed
-
-
 def test_fingerprint_of_several(sets):
     a, b = (load_meta(sets / name) for name in "ab")
     assert mixed_fingerprint([a]) == fingerprint(a)

@@ -85,9 +85,7 @@ def test_a_window_cuts_the_context():
 def test_losses_lie_between_those_of_the_stored_amounts():
     at = lambda tokens: ngrams.trigrams_at(STORED, tokens, 10**6)
     assert [at(n) for n in (0, 100, 200, 400, 10**9)] == pytest.approx([2.4, 2.4, 2.2, 2, 2], 1e-5)
-    assert [*ngrams.best_and_trigrams(STORED, 400, 9)] == ["5-grams", "trigrams"]
-    assert [*ngrams.best_and_trigrams(STORED, 1, 9)] == ["trigrams"]  # they are the best
-    assert ngrams.best_and_trigrams(None, 400, 9) == {}
+    assert ngrams.loss_at(STORED, 1, 10**6) == (3, at(1))
 
 
 @pytest.mark.parametrize("kind", ["char", "byte"])
@@ -107,9 +105,8 @@ def test_a_dataset_holds_them_and_a_run_prints_them(kind, tmp_path, capsys, monk
     (name, loss), *_ = drawn[-1].items()
     printed = capsys.readouterr().out
     assert f"{name} of the same text: {loss:.4f}" in printed and "trigrams" in drawn[-1]
-    assert (f"{loss:.4f} nats per token, {loss / math.log(2):.4f} bits" in printed) == (
-        kind == "byte"
-    )
+    units = f"{loss:.4f} nats per token, {loss / math.log(2):.4f} bits per byte\n"
+    assert (units in printed) == (kind == "byte")
 
     path = Path(tmp_path, "words", "meta.json")
     old = {key: value for key, value in meta.items() if key != "ngrams"}
@@ -117,9 +114,3 @@ def test_a_dataset_holds_them_and_a_run_prints_them(kind, tmp_path, capsys, monk
     assert fingerprint(load_meta(path.parent)) == fingerprint(meta)
     train.main(arguments(tmp_path, tmp_path / "old", *sizes))
     assert drawn[-1] == {} and "of the same text" not in capsys.readouterr().out
-
-
-def test_pairs_have_none(tmp_path):
-    rows = [{"prompt": f"{n} is", "answer": " even"} for n in range(40)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "ngrams" not in prepare("pairs", str(tmp_path / "pairs.jsonl"), "char", str(tmp_path))

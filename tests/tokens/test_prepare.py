@@ -329,6 +329,7 @@ def test_own_text_has_few_tokens_and_ends_with_a_command_that_works(kind, capsys
     out = capsys.readouterr().out
     meta = load_meta("data/mine")
     assert meta["tokenizer"] == ("char" if kind == "text" else "bpe") and meta["vocab_size"] < 400
+    assert ("ngrams" in meta) == (kind != "pairs")
     assert "gpt2" in out and not run_command(out)
     if kind != "text":
         monkeypatch.setattr(prepare, "find_spec", lambda package: None)  # without tokenizers
@@ -340,24 +341,17 @@ def test_own_text_has_few_tokens_and_ends_with_a_command_that_works(kind, capsys
 # ---------------------------------------------------------------- --list
 
 
-@pytest.fixture
-def words(tmp_path, monkeypatch):
-    """A dataset of 3,960 characters."""
-    monkeypatch.chdir(tmp_path)
-    text = "".join(f"word {i:04}\n" for i in range(396))
-    (tmp_path / "book.txt").write_text(text, encoding="utf-8")
-    prepare.prepare("book", input="book.txt", tokenizer="byte")
-    return tmp_path
-
-
-def test_list(words, capsys):
+def test_list(book, capsys):
+    meta = prepare.prepare("mybook", book, "byte")
+    capsys.readouterr()
     prepare.main(["--list"])
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in lines)
     rows = {line.split()[0]: line for line in lines if line.strip()}
     assert all("not prepared" in rows[name] for name in ("shakespeare_char", "fineweb-edu"))
-    assert rows["book"].split() == ["book", "book.txt", "byte", "256:", "3,385/377/198"]
+    counts = "/".join(f"{meta['splits'][split]['tokens']:,}" for split in meta["splits"])
+    assert rows["mybook"].split() == ["mybook", "book.txt", "byte", "256:", counts]
 
-    (words / "data" / "book" / "meta.json").write_text("{}")
+    Path("data/mybook/meta.json").write_text("{}")
     prepare.main(["--list"])
     assert "damaged" in capsys.readouterr().out

@@ -105,11 +105,6 @@ def loud_head(run, monkeypatch):
         run.model.lm_head.weight *= 30
 
 
-def half_the_loss(run, monkeypatch):
-    forward = run.model.forward
-    run.model.forward = lambda *args: (lambda logits, loss: (logits, loss / 2))(*forward(*args))
-
-
 def leak(run, monkeypatch):
     """The logits know the target, as with a mask that is off by one."""
     forward = run.model.forward
@@ -133,10 +128,6 @@ def blocks_learn_nothing(run, monkeypatch):
 
 def equal_micro_batches(run, monkeypatch):
     return mutated(train.train_step, WEIGHT, "config.gradient_accumulation_steps")
-
-
-def forgotten_division(run, monkeypatch):
-    return mutated(train.train_step, f" / {WEIGHT}", "")
 
 
 def unseeded_dropout(run, monkeypatch):
@@ -171,12 +162,10 @@ def lost_buffer(run, monkeypatch):
         ("disk", disk_refuses, "OSError: Input/output error: .*--out_dir"),
         ("data", overlap, r"\d+ of \d+ pieces of validation text are in the train split"),
         ("initial loss", loud_head, "the logits' spread adds"),
-        ("initial loss", half_the_loss, "loss .*, ln V"),
         ("initial loss", leak, "targets leak"),
         ("one batch", too_slow, "in 200 steps at learning_rate=1e-09 .*: change --learning_rate"),
         ("one batch", blocks_learn_nothing, "without a gradient"),
         ("accumulation", equal_micro_batches, "gradients .* apart"),
-        ("accumulation", forgotten_division, "gradients .* apart"),
         ("determinism", unseeded_dropout, "random numbers"),
         ("resume", lost_moments, "state is missing from the checkpoint"),
         ("resume", lost_buffer, "state is missing from the checkpoint"),
@@ -272,10 +261,6 @@ def double_rate(monkeypatch):
     change(monkeypatch, train, "learning_rate", "return low +", "return 2 * low + 2 *")
 
 
-def no_warmup(monkeypatch):
-    change(monkeypatch, train, "learning_rate", "if step < config.warmup_iters:", "if False:")
-
-
 def another_order(monkeypatch):
     change(monkeypatch, Batches, "epoch_starts", "[self.seed, epoch]", "[self.seed + 1, epoch]")
 
@@ -290,10 +275,6 @@ def double_init(monkeypatch):
                 p *= 2 if p.dim() == 2 else 1
 
     monkeypatch.setattr(model_llama.Llama, "init_weights", wide)
-
-
-def no_positions(monkeypatch):
-    monkeypatch.setattr(model_llama, "rotate", lambda x, cos, sin: x)
 
 
 def no_decay(monkeypatch):
@@ -314,10 +295,8 @@ def with_future(monkeypatch):
     "spoil, words",
     [
         (double_rate, "of .*\nThe first loss is right"),
-        (no_warmup, "The first loss is right"),
         (no_decay, "The first loss is right"),
         (double_init, "the loss of step 1 is .*\nThe first loss is .* off already"),
-        (no_positions, "off already"),
         (with_future, "off already"),
         (another_order, "the loss of step 1 is .*\n.* off already"),
     ],
