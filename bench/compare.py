@@ -144,7 +144,7 @@ def tables(runs):
     for made in runs:
         last = made.evaluations.iloc[-1] if len(made.evaluations) else {}
         cells = [
-            number(last.get("val_loss"), ".4f"),
+            number(last.get("whole_val_loss") or last.get("val_loss"), ".4f"),
             number(made.evaluations["val_loss"].min(), ".4f"),
             number(last.get("bits_per_byte"), ".4f"),
             number(made.parameters / 1e6, ".2f") + " M",

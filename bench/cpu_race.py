@@ -76,9 +76,9 @@ def race(entrant, out_dir, cache):
         text=True,
     )
     for line in process.stdout:
-        match = re.match(r"step \d+: .*val loss ([\d.]+)", line)
+        match = re.match(r"step \d+: .*val loss ([\d.]+)(?:, ([\d.]+) on the whole)?", line)
         if match:
-            points.append((time.perf_counter() - began, float(match[1])))
+            points.append((time.perf_counter() - began, float(match[2] or match[1])))
     if process.wait():
         reason = (process.stderr.read().strip().splitlines() or ["no message"])[-1]
         raise Failure(f"a run failed: {reason}", " ".join(entrant.command), "run it by itself")

@@ -4,7 +4,7 @@
 # thread of a CPU that multiplies bfloat16: 12 arms x 12 seeds and 40 controls, two at a time, are
 # three hours.
 question = "Which parts help a GPT-2 of 0.8 M parameters on the characters of plays?"
-out_dir = "out-answer/gpt2"
+out_dir = "bench/results/answer/gpt2"
 design = "arms"
 arms = {
     "rope": dict(position="rope"),
@@ -26,5 +26,7 @@ seeds = 12
 
 # 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
 n_layer, n_head, n_embd, block_size = 4, 4, 128, 128
-batch_size, max_iters, eval_interval, log_interval = 12, 1080, 360, 90
+batch_size, max_iters, log_interval = 12, 1080, 90
+eval_interval, eval_tokens = 270, 8192  # the last evaluation scores the whole split
+compile = True  # 0.8 of the time of a step; the runs of one arm share what is compiled
 optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
