@@ -23,11 +23,10 @@ if __name__ == "__main__":
 
 from rich.console import Console
 
-from bench.ablation import costs, designs, launch, rows
-from bench.ablation.arms import open_data
+from bench.ablation import costs, launch, rows
 from bench.ablation.progress import WIDTH, doing, format_duration, plan_table, say
 from bench.ablation.schedule import emit, run_sweep
-from bench.ablation.settings import AblateConfig, read
+from bench.ablation.settings import AblateConfig, read, split_columns
 from bench.ablation.sweep import Sweep
 from common.configurator import print_help
 from common.runtime import StopRequest
@@ -39,6 +38,7 @@ def plan(sweep):
     """Measure what the arms cost and print the plan. Returns the new rows of costs.jsonl. Raises
     UserError if the budget is too small for the first look."""
     config, new_costs = sweep.config, []
+    sweep.read_rows()
     if sweep.device_is_here and not config.emit:
         new_costs = sweep.measure(DRY_ROUNDS if config.dry_run else costs.ROUNDS)
     jobs = sweep.planned_jobs()
@@ -52,7 +52,8 @@ def plan(sweep):
         duration = f"about {format_duration(sweep.seconds(jobs))}"
     say(f"{len(jobs)} runs: {', '.join(texts)}")
     say(f"{len(sweep.slots)} at a time: {duration}")
-    say(sweep.decides())
+    for sentence in sweep.decides():
+        say(sentence)
     if config.budget_seconds and sweep.seconds(jobs) > config.budget_seconds:
         what = f"{config.seeds} seeds of each arm take {duration}"
         fix = "give more time, fewer seeds or arms, or more workers"
@@ -61,7 +62,7 @@ def plan(sweep):
 
 
 def write_report(folder):
-    """Write and print the report of a sweep, or of a scale. Returns the path of its page."""
+    """Write and print the report of a sweep. Returns the path of its page."""
     with doing("writing the report"):
         from bench.ablation import report
 
@@ -74,8 +75,11 @@ def run_one(sweep):
     """Plan, run and report a sweep. Returns the exit status."""
     new_costs = plan(sweep)
     if sweep.config.dry_run:
-        for job in sweep.planned_jobs():
+        shown = [job for job in sweep.report_jobs() if job.seed == 0]
+        for job in shown:
             print(job.command())
+        more = len(sweep.planned_jobs()) - len(shown)
+        say(f"and {more} more runs, at other seeds, learning rates and numbers of tokens")
         return 0
 
     sweep.open(new_costs)
@@ -110,18 +114,14 @@ def ablate(*config_files, **keys):
 
 def main(argv, trainer=launch.TRAINER):
     print_help(argv, __doc__, [AblateConfig], {"lr_grid": "[1]"})
-    config, sizes = read(argv, __doc__)[0], {}
-    if "scale" in config.design.split(","):
-        sizes = designs.sizes_of(argv, __doc__, lambda base: open_data(base)[0]["vocab_size"])
-    sweeps = [Sweep(words, __doc__, trainer) for words in sizes.values() or [argv]]
-    for sweep in sweeps:
-        status = run_one(sweep)
-        if status not in (0, 1):
-            return status
-    if sizes and not config.dry_run:
-        designs.write_sizes(config.out_dir, sizes)
-        print(write_report(config.out_dir))
-    return status
+    rest, columns = split_columns(argv)
+    lines = [[*rest, f"--also={name}"] for name in columns] or [argv]
+    statuses = []
+    for sweep in [Sweep(words, __doc__, trainer) for words in lines]:
+        statuses.append(run_one(sweep))
+        if statuses[-1] not in (0, 1):
+            break
+    return max(statuses)
 
 
 if __name__ == "__main__":

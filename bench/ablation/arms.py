@@ -16,6 +16,7 @@ from common.runtime import Runtime
 from parts import costs
 from parts.architectures import ARCH, configure, idle
 from parts.variant import Variant, VariantConfig
+from tokens import ngrams
 from tokens.batches import Text
 from tokens.mixture import mixed_fingerprint, open_sources
 from training.parallel import check_layout
@@ -151,7 +152,8 @@ def match_arm(arm, base, kind, vocab_size):
 
 
 def open_data(base):
-    """(facts of the data, the tokenizer). Prepares a missing dataset if it is a small one."""
+    """(facts of the data, the tokenizer, the stored losses of n-gram models or None). Prepares a
+    missing dataset if it is a small one."""
     values = {key: base[key] for key in keys(TrainConfig) if key in base}
     config = build(TrainConfig, values)
     with contextlib.redirect_stdout(sys.stderr):  # what it prepares
@@ -170,4 +172,14 @@ def open_data(base):
         "vocab_size": max(meta["vocab_size"] for meta in metas.values()),
         "bits_per_byte": sources[0].bits_per_byte if kind == "text" else None,
     }
-    return facts, tokenizer
+    counted = next(iter(metas.values())).get("ngrams") if kind == "text" else None
+    return facts, tokenizer, counted
+
+
+def yardsticks(counted, tokens, block_size):
+    """{"best": [n, loss], "trigrams": loss} of n-gram models that count as many tokens as a run
+    sees; None where the dataset has none. counted: "ngrams" of its meta.json."""
+    if counted is None:
+        return None
+    best = list(ngrams.loss_at(counted, tokens, block_size))
+    return {"best": best, "trigrams": ngrams.trigrams_at(counted, tokens, block_size)}

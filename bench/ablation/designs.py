@@ -4,20 +4,16 @@ Design `factorial`: every run serves every effect. Each factor has two levels, a
 design, an arm, sets all of them. A fraction has resolution V: main effects and two-factor
 interactions are free of each other (Box, Hunter and Hunter, Statistics for Experimenters)."""
 
-import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pyDOE3
 
-from bench.ablation.settings import DESIGN, part_name, read, variant_config
-from common import files
+from bench.ablation.settings import DESIGN, part_name, variant_config
 from common.configurator import allowed, build, keys
 from common.errors import UserError
-from parts import costs
 from parts.architectures import ARCH
 from parts.costs import needed
 from parts.variant import VariantConfig
@@ -30,8 +26,6 @@ TRAINED_BY = ("optimizer", "schedule")  # keys of training that can be an axis
 GENERATORS = {2: [], 3: [], 4: [], 5: ["abcd"], 6: ["abcde"], 7: ["abcdef"]}
 GENERATORS |= {8: ["abcd", "abef"], 9: ["acdfg", "bcefg"], 10: ["abcg", "bcde", "acdf"]}
 SHORT = {"bias=none": "no bias", "tie_embeddings=False": "untied", "tie_embeddings=True": "tied"}
-LEAST_SIZES = 3  # of a scale
-GROW = ("max_iters", "eval_interval", "lr_decay_iters", "warmup_iters")  # with a scale's tokens
 
 
 @dataclass
@@ -250,37 +244,3 @@ def fraction(factors):
     design = pyDOE3.fracfact(" ".join([*letters, *GENERATORS[factors]]))
     folded = design * -design[0]  # other signs, the same resolution
     return folded[np.lexsort(folded.T[::-1])]
-
-
-# ---------------------------------------------------------------- scale
-
-
-def sizes_of(argv, usage, vocab_size):
-    """The command line of the sweep of each size of design scale, {size: argv}. Each size has its
-    own folder, base, curve and margin; its tokens are in proportion to its parameters.
-    vocab_size(base): the number of the dataset's tokens."""
-    config, base = read(argv, usage)
-    sizes = config.sizes or {}
-    if len(sizes) < LEAST_SIZES or not all(isinstance(size, dict) for size in sizes.values()):
-        fix = f'name {LEAST_SIZES} or more: sizes = {{"small": dict(n_embd=32), ...}}'
-        raise UserError("scale needs sizes", f"sizes={config.sizes}", fix)
-    if config.budget or config.emit:
-        fix = "leave them out, or run the sweep of a size by itself"
-        raise UserError("scale takes neither budget nor emit", "design=scale", fix)
-
-    tokens, commands, smallest = vocab_size(base), {}, None
-    for name, size in sizes.items():
-        parameters = costs.parameters(variant_config(base | size, tokens))
-        smallest = smallest or parameters
-        steps = {
-            key: max(1, round(parameters / smallest * base[key])) for key in GROW if base.get(key)
-        }
-        given = {"question": f"{config.question} ({name})", "out_dir": Path(config.out_dir) / name}
-        given |= {"design": ",".join(config.designs) or "arms", "sizes": None} | steps | size
-        commands[name] = [*argv, *(f"--{key}={value}" for key, value in given.items())]
-    return commands
-
-
-def write_sizes(out, sizes):
-    """Note in the folder of a scale which folders hold its sizes."""
-    files.write(Path(out) / "scale.json", json.dumps({"sizes": list(sizes)}))

@@ -39,9 +39,10 @@ def share_of(planned=None, unplanned=None):
 # ---------------------------------------------------------------- the plan
 
 
-def control_runs(arms, seeds):
-    """(runs of the base, runs of its replicate) beside `seeds` runs of each of `arms` arms."""
-    both = max(math.ceil(math.sqrt(arms) * seeds), seeds + 2)
+def control_runs(arms, seeds, stated=None):
+    """(runs of the base, runs of its replicate) beside `seeds` runs of each of `arms` arms: as many
+    as `stated` for both, or sqrt(arms) times those of an arm."""
+    both = max(stated or math.ceil(math.sqrt(arms) * seeds), seeds + 2)
     return math.ceil(both / 2), both // 2
 
 
@@ -51,7 +52,7 @@ def planned_runs(plan, seeds):
     if plan["screening"] or any(facts["cell"] for facts in plan["arms"].values()):
         others = [arm for arm, facts in plan["arms"].items() if not facts["curve"]]
         return dict.fromkeys(others, seeds)
-    of_base, of_replicate = control_runs(max(len(arms), 1), seeds)
+    of_base, of_replicate = control_runs(max(len(arms), 1), seeds, plan.get("controls"))
     counts = dict.fromkeys([*arms, *rows.replicates(plan)], seeds)
     counts[base] = of_base if control else of_base + of_replicate
     return counts | dict.fromkeys(control, of_replicate)

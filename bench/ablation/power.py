@@ -38,6 +38,12 @@ def smallest_visible(se, df, level):
     return first(effects, to_differ(effects, se, df, level) >= POWER)
 
 
+def smallest_tie(se, df, level):
+    """The smallest margin within which 80 of 100 sweeps show a tie of two arms that are alike."""
+    margins = np.geomspace(0.05, 200, 4000) * se
+    return first(margins, to_tie(0, se, df, margins, level) >= POWER)
+
+
 def more_seeds(row, looks, planned, margin, family):
     """About how many more seeds would decide a comparison, with 80 % power at the difference seen:
     to differ or to tie, at the level of the next look; inf if over MOST_SEEDS. At least as many as

@@ -93,7 +93,8 @@ class Section:
     def is_tuned(self):
         """Whether each arm is to train at a learning rate of its own."""
         grid = self.plan.get("lr_grid")
-        return isinstance(grid, list) and len(grid) > 1
+        taken_over = self.plan["also"] and self.plan["chosen_lr"]
+        return bool(taken_over) or isinstance(grid, list) and len(grid) > 1
 
     @property
     def verdict_heading(self):

@@ -6,6 +6,7 @@ Columns of `load`:
     arm, seed    what ran, and from which seed           rate         multiple of the base's rate
     purpose      report | tune | curve                   tokens       multiple of the base's tokens
     status       done | diverged | failed                current      made by the plan as it is now
+    stuck        did not learn: a run of the base's length that ended above trigrams
     control      base or its replicate                   seconds      of training, by its log
     loss         on the reported half of the validation text, nats per token
     loss_tune    on the half that chooses rates; loss_whole: on all of the validation text
@@ -14,7 +15,7 @@ Columns of `load`:
     curve        list of [step, loss of the whole text, of the tune half, of the reported half]
     sample, reason, command, out_dir, machine, code_hash, config_hash
 and COSTS, the costs of the arm on the machine that timed most arms. A number that is unknown is
-NaN, a text "", a list empty. Later stages add columns: verdicts.py, factorial.py, scale.py.
+NaN, a text "", a list empty. Later stages add columns: verdicts.py, factorial.py.
 """
 
 import math
@@ -50,13 +51,14 @@ PRICES = {  # column -> keys of costs.jsonl
 COSTS = tuple(PRICES)
 RUN = ["arm", "seed", "rate", "purpose", "code_hash", "config_hash"]  # what identifies a run
 COLUMNS = [
-    *("sweep", "text", *RUN[:4], "tokens", "status", "current", "control", *LOSSES, *NUMBERS),
+    *("sweep", "text", *RUN[:4], "tokens", "status", "stuck", "current", "control"),
+    *(*LOSSES, *NUMBERS),
     *("machine", "blocks", "curve", "extrapolation", *TEXTS),
 ]
-KINDS = {"seed": int, "current": bool, "control": bool}
+KINDS = {"seed": int, "stuck": bool, "current": bool, "control": bool}
 KINDS |= dict.fromkeys(["tokens", *LOSSES, *NUMBERS], float)
-SCALE = "scale.json"  # in the folder of a scale: {"sizes": [folder of each]}
 FIX = "name a folder that bench/ablate.py wrote"
+PARTS = ("chosen_lr", "base_values", "data", "ngrams")  # dictionaries in a plan
 # Folders whose plans agree in these keys, and in their common arms, hold runs of one sweep.
 SHARED = ("code_hash", "base", "base_values", "metric", "max_iters", "data")
 OF_AN_ARM = ("code_hash", "config_hash", "against", "cell")
@@ -86,9 +88,9 @@ def complete(content, path="sweep.json"):
     looks, seeds, margin = (content.get(key) for key in ("looks", "seeds", "margin"))
     looks = [n for n in looks if is_count(n)] if isinstance(looks, list) else []
     return {
-        **{"metric": "final_val_loss", "question": "", "name": "", "scale": ""},
+        **{"metric": "final_val_loss", "question": "", "name": "", "also": ""},
         **content,
-        **{key: as_dict(content.get(key)) for key in ("chosen_lr", "base_values", "data")},
+        **{key: as_dict(content.get(key)) for key in PARTS},
         "screening": bool(content.get("screening")),
         "margin": float(margin) if isinstance(margin, Real) else None,
         "margin_source": text(content.get("margin_source")),
@@ -133,24 +135,19 @@ def judged_arms(plan):
 
 def sweeps(folders):
     """[(plan, folders)] of the sweeps in some folders, in their order. Folders that hold runs of
-    one sweep are joined; the folder of a scale stands for those of its sizes, whose plans name it
-    under `scale`. Raises UserError for a folder without a plan."""
+    one sweep are joined. Raises UserError for a folder without a plan."""
     joined = []
-    for folder in map(Path, folders):
-        sizes = []
-        if (folder / SCALE).exists():
-            sizes = files.read_json(folder / SCALE, "run the scale again").get("sizes") or []
-        for path in [folder / size for size in sizes] or [folder]:
-            content = plan(path) | {"scale": folder.name if sizes else ""}
-            same = next((entry for entry in joined if is_same(entry[0], content)), None)
-            if same is None:
-                joined.append((content, [path]))
-                continue
-            first, paths = same
-            first["arms"] = first["arms"] | content["arms"]
-            first["chosen_lr"] = content["chosen_lr"] | first["chosen_lr"]
-            first["looks"] = max(first["looks"], content["looks"], key=len)
-            paths.append(path)
+    for path in map(Path, folders):
+        content = plan(path)
+        same = next((entry for entry in joined if is_same(entry[0], content)), None)
+        if same is None:
+            joined.append((content, [path]))
+            continue
+        first, paths = same
+        first["arms"] = first["arms"] | content["arms"]
+        first["chosen_lr"] = content["chosen_lr"] | first["chosen_lr"]
+        first["looks"] = max(first["looks"], content["looks"], key=len)
+        paths.append(path)
     return joined
 
 
@@ -220,6 +217,7 @@ def row_of(line, plan):
         "purpose": line["purpose"],
         "tokens": float(facts.get("curve") or 1),
         "status": status,
+        "stuck": status == "done" and is_stuck(losses["loss_whole"], facts, plan),
         "current": is_current(line, plan),
         "control": arm in control_group(plan),
         **losses,
@@ -230,6 +228,13 @@ def row_of(line, plan):
         "extrapolation": as_dict(line.get("extrapolation")),
         **{key: text(line.get(key)) for key in TEXTS},
     }
+
+
+def is_stuck(loss, facts, plan):
+    """Whether a run has not learned: it ends above the trigrams of the text that the base sees.
+    False where they are not known, and for the base at other numbers of tokens."""
+    trigrams = plan["ngrams"].get("trigrams")
+    return isinstance(trigrams, Real) and not facts.get("curve") and loss > trigrams
 
 
 def is_current(line, plan):

@@ -19,7 +19,7 @@ def run_sweep(sweep, stop):
     for jobs in phases(sweep):
         if not run_jobs(sweep, jobs, stop):
             return False
-    return not sweep.config.budget_seconds or run_more_seeds(sweep, stop)
+    return run_more_seeds(sweep, stop)
 
 
 def phases(sweep):
@@ -99,17 +99,18 @@ def run_jobs(sweep, jobs, stop):
     return not stop.status
 
 
-# ---------------------------------------------------------------- a budget
+# ---------------------------------------------------------------- further looks
 
 
 def run_more_seeds(sweep, stop):
-    """Spend the budget: after each look, run more seeds of the undecided arms, those that need the
-    fewest first. The looks are planned beforehand, and the verdicts correct for all of them
-    (looks.py), so that errors hold although verdicts are read several times. Returns False if
+    """After each look but the last, run more seeds of the undecided arms, with a budget those that
+    need the fewest first. The looks are planned beforehand, and the verdicts correct for all of
+    them (looks.py), so that errors hold although verdicts are read several times. Returns False if
     stopped."""
     from bench.ablation import verdicts
 
-    for first, end in itertools.pairwise(sweep.describe()["looks"]):
+    budget = sweep.config.budget_seconds or math.inf
+    for first, end in itertools.pairwise(sweep.looks):
         # A resumed sweep decides by the rows that were known at this look.
         planned, runs = sweep.planned_runs(first), rows.load(sweep.out)
         known = (runs.purpose != "report") | (runs.seed < runs.arm.map(planned))
@@ -119,7 +120,7 @@ def run_more_seeds(sweep, stop):
             for row in sweep.rows.values()
             if row["purpose"] != "report" or row["seed"] < planned[row["arm"]]
         )
-        left = max(0, sweep.config.budget_seconds - used / len(sweep.slots))
+        left = max(0, budget - used / len(sweep.slots))
         names = affordable(sweep, undecided, first, end, left)
         say(f"after {first} seeds, undecided: {', '.join(undecided) or 'nothing'}")
         if not names:

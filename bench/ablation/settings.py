@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
-from common.configurator import PositiveInt, Range, Words, build, keys, load, typed
+from common.configurator import PositiveInt, Range, Words, build, check, find, keys, load, typed
 from common.errors import UserError
 from common.runtime import find_device
 from parts.architectures import configure
@@ -21,7 +22,6 @@ DESIGN = {
     "archs": None,  # all dense named architectures
     "arms": None,  # those given by hand
     "factorial": None,  # two levels of each factor, combined
-    "scale": None,  # the arms of the other designs, at several sizes
 }
 # Keys of train.py that the sweep gives each run.
 OWNED = (
@@ -48,15 +48,17 @@ class AblateConfig:
     # the arms
     design: Words(DESIGN, several=True) = ""  # what chooses the arms; several with commas
     arms: dict | None = None  # arms given by hand: {"rope": dict(position="rope")}
+    also: dict | str | None = None  # further columns: {"small": dict(n_embd=64)}; --also=small
     axis: str | None = None  # the slot whose words are all tried; if given alone, it is the design
     order: list | None = None  # rungs of design ladder: slots or names of arms; None: all slots
     factors: list | dict | None = None  # of design factorial: slots, or {name: [dict(), dict()]}
-    sizes: dict | None = None  # of design scale: {"small": dict(n_embd=32)}, the smallest first
     match: Literal["params", "flops", "none"] = "params"  # what each arm and the base share
     # the runs
-    seeds: PositiveInt = 8  # runs to report for each arm; with a budget: at the first look
+    seeds: PositiveInt = 8  # runs to report for each arm, at the first look
+    controls: PositiveInt | None = None  # runs of the base and its copy; None: sqrt(arms) * seeds
+    looks: PositiveInt | None = None  # how often verdicts are read; None: 1, with a budget 3
     curve: list | None = None  # the base at these multiples of its tokens; None: [0.25, 0.5, 2]
-    budget: str | None = None  # 90s, 15m, 2h: spend this time on more seeds for undecided arms
+    budget: str | None = None  # 90s, 15m, 2h: the time for this and all further looks
     lr_grid: list | None = None  # learning rates to choose from, as multiples; None: [0.5, 1, 2]
     tune_seeds: Annotated[int, Range(least=2)] = 3  # runs at each rate, on seeds of their own
     screening: bool = False  # few seeds, and by default no curve and no tuning: it only ranks
@@ -85,11 +87,14 @@ class AblateConfig:
 
     @property
     def designs(self):
-        """The words of `design` besides scale. An axis or arms alone are a design, too."""
-        words = [word for word in self.design.split(",") if word not in ("", "scale")]
+        """The words of `design`. An axis or arms alone are a design, too."""
+        words = [word for word in self.design.split(",") if word]
         if self.axis and "axis" not in words:
             return ["axis"]
         return words or (["arms"] if self.arms else [])
+
+
+ALL = (TrainConfig, VariantConfig, AblateConfig)
 
 
 def multiples(key, values):
@@ -123,8 +128,42 @@ def variant_config(values, vocab_size=None):
     return configure({"arch": values["model"]} | known | values)
 
 
+def split_columns(argv):
+    """(a command line without --also, the names of the columns that --also lists)."""
+    names = [arg.removeprefix("--also=") for arg in argv if arg.startswith("--also=")]
+    return [arg for arg in argv if not arg.startswith("--also=")], [
+        name for name in ",".join(names).split(",") if name
+    ]
+
+
+def at_column(given, name, from_command_line):
+    """The values of a sweep at one of its columns: the same arms and control group, at another size
+    or on another text, in a folder of its own. Keys `from_command_line` stay as they are."""
+    columns = given.get("also")
+    columns = columns if isinstance(columns, dict) else {}
+    if not isinstance(columns.get(name), dict):
+        fix = f"choose from {', '.join(columns)}" if columns else "name some: also = {...}"
+        raise UserError(f"no column {name}", f"also={name}", fix)
+    column, where = dict(columns[name]), f"also: {name}"
+    chosen, arms = column.pop("arms", None), given.get("arms") or {}
+    for key, value in column.items():
+        column[key] = check(key, value, find(key, keys(*ALL), RENAMED, where), where)
+    if chosen and "arms" not in from_command_line:
+        for arm in chosen:
+            if arm not in arms:
+                raise UserError(f"no arm {arm}", where, f"choose from {', '.join(arms)}")
+        column["arms"] = {arm: arms[arm] for arm in chosen}
+    if "dataset" in column:
+        given = given | {"prompt": ""}
+    kept = {key: value for key, value in column.items() if key not in from_command_line}
+    out = Path(given.get("out_dir", AblateConfig.out_dir), name)
+    question = f"{given.get('question', AblateConfig.question)} ({name})"
+    return given | kept | {"out_dir": str(out), "question": question, "also": name}
+
+
 def read(argv, usage):
-    """(AblateConfig, {key of train.py: value}) of a command line and its config files."""
+    """(AblateConfig, {key of train.py: value}) of a command line and its config files, at the
+    column that --also names."""
 
     def scope(given):
         device = given.get("device", "auto")
@@ -133,11 +172,13 @@ def read(argv, usage):
             return {"device": device, "device_memory": 0.0}
         return scope_of_run(given)
 
-    given, words = load(argv, [TrainConfig, VariantConfig, AblateConfig], usage, scope, RENAMED)
+    rest, columns = split_columns(argv)
+    given, words = load(rest, ALL, usage, scope, RENAMED)
+    for name in columns:
+        given = at_column(given, name, typed(argv))
     given = shorten_warmup(given, argv)
     if "arms" in typed(argv) and not typed(argv) & {"design", "axis"}:  # not a config file's design
-        scale = "scale" in given.get("design", "").split(",")
-        given |= {"design": "scale" if scale else "arms", "axis": None}
+        given |= {"design": "arms", "axis": None}
     if "dataset" in typed(argv):  # a config file's question and prompt are about its own text
         for key in {"question", "prompt"} - typed(argv):
             given.pop(key, None)

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import statistics
 import sys
 from dataclasses import asdict, fields
 from datetime import datetime
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from bench.ablation import costs as timing
 from bench.ablation import launch, looks, power
-from bench.ablation.arms import check_arm, check_changes_output, match_arm, open_data
+from bench.ablation.arms import check_arm, check_changes_output, match_arm, open_data, yardsticks
 from bench.ablation.designs import curve_arms, enumerate_arms
 from bench.ablation.identity import code_hash, digest
 from bench.ablation.progress import doing, say
@@ -28,7 +29,7 @@ from training.settings import TrainConfig
 TUNING_SEED = 1000  # first seed of the runs that choose a learning rate; reported seeds start at 0
 REPLICATE_SEED = 10_000  # added to the data's seed of the base's second copy
 CURVE_SEEDS = 3  # runs of the base at each other multiple of its tokens
-LOOKS = (1, 2, 4)  # multiples of `seeds` after which a sweep with a budget chooses arms to continue
+KNOWN = 5  # runs of the base that tell the noise
 # Keys that change no result and are left out of a configuration's hash.
 NOT_HASHED = (
     *OWNED,
@@ -39,9 +40,13 @@ OFF = (None, False, 0, "", "none")
 DEFAULTS = {
     field.name: field.default for kind in (TrainConfig, VariantConfig) for field in fields(kind)
 }
+# The product of these keys: the tokens that a run sees.
+TOKENS = ("max_iters", "gradient_accumulation_steps", "batch_size", "block_size")
 OWN = ("name", "values")  # what sweep.json does not repeat of an arm
 # Keys of a sweep that sweep.json has as they are given.
-STORED = ("question", "prompt", "match", "lr_grid", "tune_seeds", "seeds", "screening")
+STORED = (
+    *("question", "prompt", "match", "lr_grid", "tune_seeds", "seeds", "controls", "screening"),
+)
 
 
 class Sweep:
@@ -68,6 +73,7 @@ class Sweep:
         self.match()
         self.costs, self.predicted = {}, {}  # arm: its row of costs.jsonl, seconds of a run
         self.rows, self.chosen_lr = {}, {}  # key of a job: its row; arm: multiple of the rate
+        self.take_over_rates()
         self.grids = {  # the base is tuned already, by a search of its own
             name: [1.0] if name == "base" else list(self.config.lr_grid)
             for name, arm in self.arms.items()
@@ -79,7 +85,7 @@ class Sweep:
     def check_arms(self, show):
         for arm in self.arms.values():
             check_arm(arm, self.base)
-        self.data, tokenizer = open_data(self.base)
+        self.data, tokenizer, self.counted = open_data(self.base)
         tokenizer.encode(self.config.prompt)
         for arm in self.arms.values():
             show(arm.name)
@@ -235,8 +241,32 @@ class Sweep:
 
     def outline(self):
         """What planned_runs and control_group read of a plan."""
-        content = {"base": "base", "screening": self.config.screening, "chosen_lr": self.chosen_lr}
-        return content | {"arms": {name: vars(arm) for name, arm in self.arms.items()}}
+        arms = {name: vars(arm) for name, arm in self.arms.items()}
+        given = {key: getattr(self.config, key) for key in ("screening", "controls")}
+        return given | {"base": "base", "arms": arms, "chosen_lr": self.chosen_lr}
+
+    @property
+    def looks(self):
+        """The planned numbers of seeds after which verdicts are read."""
+        count = self.config.looks or (3 if self.config.budget_seconds else 1)
+        return [self.config.seeds * 2**number for number in range(count)]
+
+    @property
+    def parent(self):
+        """The folder of the sweep of which this one is a column; None if it is none."""
+        return self.out.parent if isinstance(self.config.also, str) else None
+
+    def take_over_rates(self):
+        """Give the arms of a column that tunes no rates those of the sweep that it belongs to."""
+        if self.parent is None or self.config.lr_grid != [1]:
+            return
+        path, fix = self.parent / "sweep.json", "run the sweep without --also first"
+        content = files.read_json(path, fix) if path.exists() else {}
+        rates, arms = content.get("chosen_lr", {}), judged_arms(self.outline())
+        missing = [arm for arm in arms if arm not in rates]
+        if missing and content.get("lr_grid") != [1]:
+            raise UserError(f"no rate is chosen yet for {', '.join(missing)}", path, fix)
+        self.chosen_lr = {arm: rates[arm] for arm in arms if arm in rates}
 
     def planned_runs(self, seeds):
         """{arm: runs to report} where each arm has `seeds` runs."""
@@ -255,26 +285,42 @@ class Sweep:
         ]
 
     def decides(self):
-        """A sentence on what the planned runs can decide, in standard deviations of a run."""
-        planned = len(LOOKS) if self.config.budget_seconds else 1
-        seeds = self.config.seeds * LOOKS[planned - 1]
+        """A sentence for each look on what its runs can decide, in nats if the noise is known."""
+        return [self.decides_at(seeds) for seeds in self.looks]
+
+    def decides_at(self, seeds):
+        """A sentence on the smallest difference and the smallest tie that a look can show."""
         counts, cells = self.planned_runs(seeds), [arm.cell for arm in self.arms.values()]
         control, runs = sum(counts[name] for name in self.control_arms()), sum(counts.values())
         if any(cells):  # each effect is a difference between the means of two halves
             family = len(cells[0])
             se, df = 2 / math.sqrt(runs), runs - 1 - math.comb(family + 1, 2)
-            what = f"estimating {family} effects from {runs} runs"
+            what = f"{family} effects from {runs} runs"
         else:
             family = len(judged_arms(self.outline()))
             se, df = math.sqrt(1 / seeds + 1 / control), seeds + control - 2
             df = runs - len(counts) if self.config.screening else df
-            what = f"comparing {seeds} runs of an arm with {control} of the base"
+            what = f"{seeds} runs of an arm beside {control} of the base"
         if seeds < 2 or df < 1:
-            return f"{what} decides nothing: give more --seeds"
-        share = 1 if self.config.screening else looks.share_of(planned)
-        smallest = power.smallest_visible(se, df, power.ALPHA * share / family)
-        sd = "standard deviations of a run, 80 times in 100"
-        return f"{what} can find a difference of {smallest:.1f} {sd}"
+            return f"{what} decide nothing: give more --seeds"
+        share = 1 if self.config.screening else looks.share_of(len(self.looks))
+        level, noise = power.ALPHA * share / family, self.noise()
+        visible = power.smallest_visible(se, df, level)
+        tie = power.smallest_tie(se, df, level)
+        unit = "nats" if noise else "standard deviations of a run"
+        found, within = (f"{x * noise:.4f}" if noise else f"{x:.1f}" for x in (visible, tie))
+        shown = "" if self.config.screening else f", and a tie within {within}"
+        return f"{what} show a difference of {found} {unit} 80 times in 100{shown}"
+
+    def noise(self):
+        """The standard deviation of the base's losses in nats, None while few runs are known."""
+        control = self.control_arms()
+        losses = [
+            row["final_report"]
+            for row in self.rows.values()
+            if (row["arm"] in control, row["purpose"], row["status"]) == (True, "report", "done")
+        ]
+        return statistics.stdev(losses) if len(losses) >= KNOWN else None
 
     def planned_jobs(self):
         return self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
@@ -286,7 +332,7 @@ class Sweep:
     # ------------------------------------------------------------ the folder
 
     def open(self, new_costs):
-        """Make the folder, lock it, write the costs and sweep.json, and read the stored rows."""
+        """Make the folder, lock it, and write the costs and sweep.json."""
         try:
             (self.out / "runs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -296,7 +342,6 @@ class Sweep:
         for row in new_costs:
             files.append(self.out / "costs.jsonl", row)
         self.describe()
-        self.read_rows()
 
     def stored_plan(self):
         """The content of the folder's sweep.json; {} if there is none yet."""
@@ -343,6 +388,7 @@ class Sweep:
         model = variant_config(base.values, self.data["vocab_size"])
         values = asdict(build(TrainConfig, base.values)) | asdict(model)
         started = datetime.now().astimezone().isoformat(timespec="seconds")
+        tokens = math.prod(values[key] for key in TOKENS)
         content = {key: getattr(config, key) for key in STORED} | {
             "metric": "final_val_loss",
             "design": config.design or ",".join(config.designs),
@@ -353,8 +399,10 @@ class Sweep:
                 for name, arm in self.arms.items()
             },
             "chosen_lr": self.chosen_lr,
-            # The planned numbers of seeds after which verdicts are read.
-            "looks": [n * config.seeds for n in (LOOKS if config.budget_seconds else (1,))],
+            "ngrams": yardsticks(self.counted, tokens, values["block_size"]),
+            "looks": self.looks,
+            "also": self.config.also if self.parent else "",
+            "parent": self.parent.name if self.parent else "",
             "margin": self.margin,
             "margin_source": self.margin_source,
             "max_iters": values["max_iters"],

@@ -1,8 +1,9 @@
 # LLaMA's shelf: what is each of its pieces worth, and which modern part helps it further?
 #   python bench/ablate.py config/answer/llama.py --workers=2
 # The first five arms take a piece of LLaMA away; the others put a part in. A run takes about two
-# minutes on one thread of a CPU that multiplies bfloat16: 29 arms x 12 seeds and 40 controls, two
-# at a time, are seven hours.
+# minutes on one thread of a CPU that multiplies bfloat16: 29 arms x 12 seeds, 40 controls, 9 runs
+# for the curve and 273 to choose rates, two at a time, are eleven hours. The second look adds 12
+# seeds to what is undecided.
 question = "Which parts help a LLaMA of 0.8 M parameters on the characters of plays?"
 out_dir = "bench/results/answer/llama"
 design = "arms"
@@ -39,7 +40,7 @@ arms = {
 }
 model = "llama"
 dataset = "plays"
-seeds = 12
+seeds, controls, looks = 12, 40, 2
 
 # 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
 n_layer, n_head, n_embd, block_size, multiple_of = 4, 4, 128, 128, 8
@@ -47,3 +48,13 @@ batch_size, max_iters, log_interval = 12, 1080, 90
 eval_interval, eval_tokens = 270, 8192  # the last evaluation scores the whole split
 compile = True  # 0.8 of the time of a step; the runs of one arm share what is compiled
 optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
+
+# Further columns, by --also=small and so on, once the rates are chosen: 0.2 M and 2.7 M parameters
+# (4 * 12 * 64^2 and 6 * 12 * 192^2), and Python files in tokens of a vocabulary of 2,048.
+_arms = ["learned positions", "layernorm", "gelu", "biases", "tied head", "qk norm"]
+_fewer = dict(arms=_arms, seeds=8, controls=24, looks=1, lr_grid=[1])
+also = {
+    "small": dict(n_embd=64, **_fewer),
+    "large": dict(n_layer=6, n_head=6, n_embd=192, curve=[0.5, 2], **_fewer),
+    "python": dict(dataset="python_source", prompt="def ", **_fewer),
+}

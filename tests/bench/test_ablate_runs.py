@@ -218,6 +218,28 @@ def test_a_budget_goes_to_the_arms_that_are_undecided(
     assert "after 4 seeds, undecided: nothing" in printed
 
 
+def test_a_second_look_gives_as_many_seeds_again_to_what_is_undecided(
+    data_dir, tmp_path, quick, stub, monkeypatch, capsys
+):
+    monkeypatch.setattr(verdicts, "undecided", lambda runs, plan: {"rope": math.inf})
+    two = arm(gelu_erf=dict(mlp="gelu_erf"), rope=dict(position="rope"))
+    what = arguments(data_dir, tmp_path, two, "--seeds=2", "--looks=2", "--controls=7")
+    assert ablate.main(what, stub) == 0
+    counts = Counter(name[0] for name in rows_of(tmp_path))
+    assert counts == {"base": 4, "base again": 3, "rope": 4, "gelu_erf": 2}
+    assert json.loads((tmp_path / "sweep.json").read_text())["looks"] == [2, 4]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        "2 runs of an arm beside 7 of the base show a difference of [.0-9]+ st", printed
+    )
+    assert ablate.main([*what, "--dry_run"], stub) == 0
+    losses = [row["final_report"] for name, row in rows_of(tmp_path).items() if "base" in name[0]]
+    found = re.findall(r"difference of ([.\d]+) (\w+)", printed + capsys.readouterr().out)
+    (visible, _), *_, (in_nats, unit) = found
+    assert unit == "nats" and len(found) == 4
+    assert float(in_nats) == pytest.approx(float(found[1][0]) * np.std(losses, ddof=1), rel=0.1)
+
+
 def test_the_budget_is_kept(data_dir, tmp_path, quick, stub, monkeypatch, capsys):
     def keep_row(self, job, row, keep=sweep.Sweep.keep_row):
         # Six runs, two at a time: 3000 s are gone, whatever was predicted.
@@ -262,13 +284,14 @@ def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, cap
     what = ["--design=leave_one_in", "--seeds=4", "--dry_run"]
     assert ablate.main(arguments(data_dir, out, *what), stub) == 0
     printed = capsys.readouterr().out
+    # 4 for each of five arms, and sqrt(5) * 4 for the base
     wanted = "29 runs: 29 to report\n2 at a time: about"
-    visible = "comparing 4 runs of an arm with 9 of the base can find a difference of"
-    assert visible in printed
-    assert not out.exists() and wanted in printed
+    assert "4 runs of an arm beside 9 of the base show a difference of 2.5 standard" in printed
+    assert "80 times in 100, and a tie within 2.5" in " ".join(printed.split())
+    assert not out.exists() and wanted in printed and "and 22 more runs" in printed
     lines = printed.splitlines()
     commands = [line for line in lines if line.startswith("python ") and "--data_seed=" in line]
-    assert len(commands) == 29  # 4 for each of five arms, and sqrt(5) * 4 for the base
+    assert len(commands) == 7  # one for each arm, the base and its copy
     assert max(len(line) for line in lines if line not in commands) <= 80
     what = arguments(data_dir, out, "--design=leave_one_in", "--dry_run", "--emit=slurm")
     assert ablate.main(what, stub) == 0 and not out.exists()

@@ -1,27 +1,25 @@
-"""The arms that a design enumerates: from the dictionaries, as cells of a factorial, at sizes."""
+"""The arms that a design enumerates, from the dictionaries or as cells of a factorial, and the
+columns of a sweep."""
 
 import itertools
 import json
-from pathlib import Path
+from collections import Counter
 
 import numpy as np
 import pytest
 
 import ablate
 from bench.ablation import arms, designs, settings
-from common.configurator import build
+from common.configurator import build, from_text, keys
 from common.errors import UserError
 from common.files import ROOT
 from helpers.ablation import arguments, rows_of
-from helpers.ablation import arm as arms_key
-from parts import costs
 from parts.architectures import ARCH
 from parts.variant import POSITION
 
 SWEEPS = [path for path in (ROOT / "config").rglob("*.py") if "bench/ablate.py" in path.read_text()]
 DIFFER = {key for key in ARCH["gpt2"] if ARCH["gpt2"][key] != ARCH["llama"][key]}
 FACTORS = ["position", "norm", "mlp", "bias", "tie_embeddings"]
-SIZES = "--sizes={'a':{'n_embd':16},'b':{'n_embd':32},'c':{'n_embd':64,'learning_rate':5e-4}}"
 
 
 def names(base=None, **config):
@@ -73,15 +71,18 @@ def test_ladder_goes_from_one_corner_to_the_other():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_shipped_sweep_is_valid(path, device):
     """Its arms are accepted and matched, on a CPU and for a GPU (read as on a login node, which has
-    none)."""
-    config, base = settings.read([str(path), f"--device={device}", "--emit=slurm"], "")
-    made = {arm.name: arm for arm in designs.enumerate_arms(config, base)}
-    for arm in made.values():
-        arms.check_arm(arm, base)
-        arms.match_arm(arm, made["base"], config.match, 65)
-    assert len(made) >= 5
-    assert config.question != settings.AblateConfig.question
-    assert config.out_dir != settings.AblateConfig.out_dir
+    none), in the sweep and at each of its columns."""
+    argv = [str(path), f"--device={device}", "--emit=slurm"]
+    columns = settings.read(argv, "")[0].also or {}
+    for column in [[], *([f"--also={name}"] for name in columns)]:
+        config, base = settings.read([*argv, *column], "")
+        made = {arm.name: arm for arm in designs.enumerate_arms(config, base)}
+        for arm in made.values():
+            arms.check_arm(arm, base)
+            arms.match_arm(arm, made["base"], config.match, 65)
+        assert len(made) >= 4 + (not column)
+        assert config.question != settings.AblateConfig.question
+        assert config.out_dir != settings.AblateConfig.out_dir
 
 
 # ---------------------------------------------------------------- factorial
@@ -156,50 +157,62 @@ def test_a_factorial_runs_each_cell_with_every_seed(data_dir, tmp_path, quick, s
     assert runs == [(name, seed) for name in cells for seed in range(2)]
 
 
-# ---------------------------------------------------------------- scale
+# ---------------------------------------------------------------- columns
+
+ARMS = {"rope": {"position": "rope"}, "rms": {"norm": "rmsnorm"}}
 
 
-def sizes_of(*argv):
-    return designs.sizes_of([*argv], "", lambda base: 17)
+def shelf(data_dir, folder, **also):
+    """The command line of a sweep whose config file states everything, also these columns."""
+    lines = [arg.removeprefix("--").partition("=") for arg in arguments(data_dir, folder / "out")]
+    given = {key: from_text(text, keys(*settings.ALL)[key]) for key, _, text in lines}
+    given |= {"arms": ARMS, "also": also, "seeds": 2, "tune_seeds": 2, "lr_grid": [0.5, 1, 2]}
+    (folder / "shelf.py").write_text("".join(f"{key} = {given[key]!r}\n" for key in given))
+    return [str(folder / "shelf.py")]
 
 
-def test_tokens_are_in_proportion_to_parameters(data_dir, tmp_path):
-    rms = arms_key(rms={"norm": "rmsnorm"})
-    argv = arguments(data_dir, tmp_path / "out", rms, SIZES, "--max_iters=40", "--design=scale")
-    commands = sizes_of(*argv)
-    assert list(commands) == ["a", "b", "c"]
-    sweeps = {name: ablate.Sweep(words, "") for name, words in commands.items()}
-    bases = {name: sweep.arms["base"].values for name, sweep in sweeps.items()}
-    parameters = {
-        name: costs.parameters(settings.variant_config(base, 17)) for name, base in bases.items()
-    }
-    for name, base in bases.items():
-        assert base["max_iters"] == round(40 * parameters[name] / parameters["a"])
-        assert sweeps[name].arms["rms"].values["n_embd"] == base["n_embd"]
-        assert sweeps[name].out == tmp_path / "out" / name
-    assert bases["c"]["learning_rate"] == 5e-4
-    words = sizes_of(*argv, SIZES.replace("'n_embd':32", "'n_embd':32,'max_iters':7"))["b"]
-    assert ablate.Sweep(words, "").arms["base"].values["max_iters"] == 7
+def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
+    data_dir, tmp_path, quick, stub
+):
+    small = dict(n_embd=16, seeds=3, arms=["rope"], lr_grid=[1])
+    argv, out = shelf(data_dir, tmp_path, small=small, deep=dict(n_layer=3)), tmp_path / "out"
+    with pytest.raises(UserError, match="no rate is chosen yet for rope .*run the sweep without"):
+        ablate.main([*argv, "--also=small"], stub)
+    assert ablate.main(argv, stub) == 0
+    assert not (out / "small").exists()
+    assert ablate.main([*argv, "--also=small,deep"], stub) == 0
+
+    plan = json.loads((out / "small/sweep.json").read_text())
+    assert (plan["also"], plan["parent"]) == ("small", "out") and plan["base_values"][
+        "n_embd"
+    ] == 16
+    assert plan["chosen_lr"] == {"rope": 2} and "--also=small" in plan["command"]
+    runs = [(arm, lr) for arm, _, lr, _ in rows_of(out / "small")]
+    assert Counter(runs) == {("rope", 2): 3, ("base", 1): 3, ("base again", 1): 2}
+    deep = json.loads((out / "deep/sweep.json").read_text())
+    assert deep["base_values"]["n_layer"] == 3 and set(ARMS) < set(deep["chosen_lr"])
+    # The command line wins over the column.
+    config, base = settings.read([*argv, "--also=small", "--seeds=7", "--n_embd=64"], "")
+    assert (config.seeds, base["n_embd"], base["n_layer"]) == (7, 64, 2)
+
+
+def test_a_column_on_another_text_drops_the_prompt(data_dir, tmp_path):
+    argv = shelf(data_dir, tmp_path, b=dict(dataset="b"), c=dict(dataset="c", prompt="so"))
+    config, base = settings.read([*argv, "--prompt=the", "--also=b"], "")
+    assert (config.prompt, base["dataset"]) == ("", "b")
+    assert settings.read([*argv, "--also=c"], "")[0].prompt == "so"
 
 
 @pytest.mark.parametrize(
-    "words, wanted",
+    "column, wanted",
     [
-        (["--sizes={'a':{'n_embd':16}}"], "scale needs sizes"),
-        (["--sizes={'a':1,'b':2,'c':3}"], "scale needs sizes"),
-        ([SIZES, "--budget=1h"], "neither budget nor emit"),
+        (None, r"no column x .also=x.: choose from y"),
+        (dict(n_emd=16), r"unknown key n_emd .also: x.: did you mean n_embd"),
+        (dict(n_embd="wide"), r"n_embd must be int"),
+        (dict(arms=["swiglu"]), r"no arm swiglu .also: x.: choose from rope, rms"),
     ],
 )
-def test_a_scale_that_cannot_be_is_refused(data_dir, tmp_path, words, wanted):
+def test_a_column_that_cannot_be_is_refused(data_dir, tmp_path, column, wanted):
+    argv = shelf(data_dir, tmp_path, y={}, **({} if column is None else {"x": column}))
     with pytest.raises(UserError, match=wanted):
-        sizes_of(*arguments(data_dir, tmp_path, "--axis=norm", "--design=scale", *words))
-
-
-def test_a_scale_runs_the_sweep_of_each_size(data_dir, tmp_path, quick, stub):
-    out = tmp_path / "out"
-    rms = arms_key(rms={"norm": "rmsnorm"})
-    given = [rms, SIZES, "--design=scale", "--seeds=1", "--screening"]
-    assert ablate.main(arguments(data_dir, out, *given), stub) == 0
-    for size in "abc":
-        assert {name[0] for name in rows_of(Path(out) / size)} == {"base", "rms", "base again"}
-    assert json.loads((out / "scale.json").read_text()) == {"sizes": ["a", "b", "c"]}
+        settings.read([*argv, "--also=x"], "")

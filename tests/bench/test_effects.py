@@ -1,11 +1,11 @@
-"""The analysis of factorials and of scales against simulated runs whose effects are known."""
+"""The analysis of factorials against simulated runs whose effects are known."""
 
 from itertools import combinations, product
 
 import numpy as np
 import pytest
 
-from bench.ablation import factorial, looks, rows, scale, verdicts
+from bench.ablation import factorial, looks, rows, verdicts
 
 EFFECTS = {"a": -0.05, "b": 0.02, "c": 0.0, "d": 0.0, "e": 0.0}
 PAIRS = {"a:b": -0.03, "c:d": 0.0}
@@ -163,84 +163,3 @@ def test_a_cell_is_not_compared_by_itself():
     runs, plan = sweep()
     assert verdicts.judge(runs, plan).empty
     assert looks.planned_runs(plan, 4) == dict.fromkeys(plan["arms"], 4)
-
-
-# ---------------------------------------------------------------- a scale
-
-WIDTHS = (16, 32, 64)
-VALUES = {"model": "gpt2", "vocab_size": 65, "block_size": 64, "n_layer": 2, "n_head": 2}
-VALUES |= {"batch_size": 8, "gradient_accumulation_steps": 1}
-PLANTED = {
-    "grows": [-0.02, -0.06, -0.10],
-    "fades": [-0.10, -0.06, -0.02],
-    "changes sign": [0.05, 0.0, -0.1],
-    "holds": [-0.04, -0.04, -0.04],
-}
-
-
-def slopes(planted, seeds=8, sd=0.008, seed=0, margin=0.02, change=None):
-    """The slopes of sweeps of three sizes. planted: {arm: its effect at each of them}; change:
-    (size, runs) -> runs."""
-    random, sizes = np.random.default_rng(seed), []
-    for place, width in enumerate(WIDTHS):
-        arms = {"base": {}, "base again": {"replicate": True}} | {name: {} for name in planted}
-        values = VALUES | {"n_embd": width, "max_iters": 10 * width}
-        plan = {"base": "base", "arms": arms, "seeds": seeds, "margin": margin}
-        plan = rows.complete(plan | {"base_values": values})
-        lines = [
-            row(name, number, 2 + planted.get(name, [0] * 3)[place] + random.normal(0, sd))
-            for name, count in looks.planned_runs(plan, seeds).items()
-            for number in range(count)
-        ]
-        runs = rows.table(lines, plan)
-        runs = change(place, runs) if change else runs
-        sizes.append((runs, plan, verdicts.judge(runs, plan)))
-    return scale.slopes(sizes)
-
-
-def test_the_verdicts_on_slopes():
-    frame = slopes(PLANTED, sd=0.004)
-    assert frame.verdict.to_list() == frame.arm.to_list()
-    assert set(slopes(PLANTED, sd=0.2).verdict) == {"cannot tell"}
-    unknown = slopes({"holds": [-0.04] * 3}, margin=None, sd=0.001, seed=1)
-    assert np.isnan(unknown.attrs["margin"]) and unknown.verdict[0] == "cannot tell"
-
-
-def test_the_slope_is_per_factor_of_ten_of_the_base_s_compute():
-    flops = np.array(slopes({"x": [0, 0, 0]}).attrs["flops"])
-    x = np.log10(flops)
-    (slope,) = slopes({"x": 0.03 * (x - x[0]) - 0.01}, sd=1e-9).itertuples()
-    assert slope.slope == pytest.approx(0.03, abs=1e-6)
-    assert slope.difference == pytest.approx(0.03 * (x - x[0]) - 0.01, abs=1e-6)
-    parameters = 2 * 12 * 64**2 + 65 * 64 + 64 * 64  # six FLOPs each, and those of attention
-    assert flops[2] == pytest.approx(6 * parameters * 640 * 8 * 64, rel=0.15)
-
-
-def test_the_interval_covers_the_slope_and_a_constant_effect_is_no_slope():
-    """Although the variance of one arm at one size is much larger."""
-
-    def noisier(size, runs):
-        return runs.assign(
-            loss=runs.loss.where((size > 0) | (runs.arm != "x"), runs.loss * 2 - 1.95)
-        )
-
-    covered, claims = [], []
-    for seed in range(40):
-        (slope,) = slopes({"x": [-0.05] * 3}, seeds=4, seed=seed, change=noisier).itertuples()
-        covered.append(slope.low <= 0 <= slope.high)
-        claims.append(slope.verdict in ("grows", "fades", "changes sign"))
-    assert np.mean(covered) >= 0.95 - 2 * np.sqrt(0.05 * 0.95 / 40)
-    assert np.mean(claims) <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 40)
-
-
-def test_missing_and_diverged_runs_leave_no_slope():
-    def spoiled(size, runs):
-        runs = runs[(size != 1) | (runs.arm != "fades") | (runs.seed != 3)]
-        gone = (size == 1) & (runs.arm == "grows")
-        return runs.assign(status=runs.status.mask(gone, "diverged"))
-
-    frame = slopes(PLANTED, change=spoiled).set_index("arm")
-    assert frame.verdict["grows"] == frame.verdict["fades"] == "cannot tell"
-    assert frame.reason["grows"] == "runs diverged"
-    assert frame.reason["fades"] == "planned runs are missing"
-    assert frame.verdict["holds"] == "holds"

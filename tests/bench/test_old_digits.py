@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bench.ablation import factorial, rows, scale, verdicts
+from bench.ablation import factorial, rows, verdicts
 from common.files import ROOT
 
 RESULTS = ROOT / "bench" / "results"
@@ -112,20 +112,3 @@ def test_the_effects_of_a_factorial_in_the_base_alone():
         [0.0282, 0.0088, 0.0477],
         [-0.0095, -0.0290, 0.0099],
     ]
-
-
-def test_the_slopes_of_a_scale():
-    sizes = [plan_of(RESULTS / "answer/scale" / name) for name in ("w32", "w48", "w64")]
-    frame = scale.slopes([(*size, verdicts.judge(*size)) for size in sizes])
-    lines = [
-        (row.arm, row.verdict, *(f"{number:+.4f}" for number in (row.slope, row.low, row.high)))
-        for row in frame.itertuples()
-    ]
-    assert sorted(lines, key=lambda line: line[2]) == [
-        ("rmsnorm", "cannot tell", "+0.0249", "-0.0181", "+0.0679"),
-        ("rope", "grows", "-0.0579", "-0.0875", "-0.0283"),
-        ("llama", "grows", "-0.0884", "-0.1253", "-0.0514"),
-        ("swiglu", "changes sign", "-0.2880", "-0.4114", "-0.1646"),
-    ]
-    (swiglu,) = frame.difference[frame.arm == "swiglu"]
-    assert [f"{difference:+.4f}" for difference in swiglu] == ["+0.3041", "+0.1090", "-0.0166"]

@@ -155,6 +155,19 @@ def test_times_measured_beside_other_work_are_left_out(tmp_path):
     assert costs.parameters.notna().all() and costs.step_ratio["base-again"] == 1 + 1 / 24
 
 
+def test_a_run_above_the_trigrams_of_its_text_is_stuck(tmp_path):
+    _, lines, _ = make(tmp_path)
+    assert not rows.load(tmp_path).stuck.any()  # nothing was counted
+    ends = sorted(x["final_val_loss"] for x in lines if x["arm"] == "rope" and x["seed"] < 1000)
+    trigrams = (ends[0] + ends[1]) / 2
+    make(tmp_path, ngrams={"best": [5, 1.0], "trigrams": trigrams})
+    runs = rows.load(tmp_path)
+    assert runs.stuck[(runs.arm == "rope") & (runs.purpose == "report")].sum() == len(ends) - 1
+    shorter = runs[runs.tokens < 1]
+    assert (shorter.loss_whole > trigrams).any() and not shorter.stuck.any()
+    assert not runs.stuck[runs.status != "done"].any()
+
+
 def test_folders_of_one_sweep_are_joined(tmp_path):
     _, lines, _ = make(tmp_path / "a", seeds=3)
     make(tmp_path / "b", seeds=6, hardware="GPU")
@@ -165,11 +178,3 @@ def test_folders_of_one_sweep_are_joined(tmp_path):
     assert set(runs.sweep) == {"a"} and not runs.duplicated(rows.RUN).any()
     assert looks.tried_seeds(runs)["rope"] == list(range(6))
     assert rows.costs([tmp_path / "a", tmp_path / "b"]).machine.nunique() == 2
-
-
-def test_a_scale_stands_for_its_sizes(tmp_path):
-    for name in ("small", "large"):
-        make(tmp_path / name, question=name)
-    (tmp_path / rows.SCALE).write_text('{"sizes": ["small", "large"]}')
-    plans = [plan for plan, _ in rows.sweeps([tmp_path])]
-    assert {plan["scale"] for plan in plans} == {tmp_path.name}
