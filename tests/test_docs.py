@@ -5,10 +5,12 @@ import io
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import compare
 import pytest
+from packaging.requirements import Requirement
 
 import prepare
 import sample
@@ -118,6 +120,27 @@ def test_the_first_two_commands_do_all_the_set_up():
     ]
 
 
+def pins(name):
+    """{package: version} of a requirements file."""
+    found = re.findall(r"^([\w-]+)==(\S+)", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)
+    return {name.lower().replace("_", "-"): version for name, version in found}
+
+
+def test_the_lists_of_packages_agree():
+    """requirements.txt and uv.lock have the same versions, which pyproject.toml allows."""
+    read = {name: tomllib.loads((ROOT / name).read_text()) for name in ("pyproject.toml", "uv.lock")}
+    project, groups = read["pyproject.toml"]["project"], read["pyproject.toml"]["dependency-groups"]
+    extras = [*project["optional-dependencies"].values(), *groups.values()]
+    needed = [Requirement(word) for word in project["dependencies"]]
+    asked = needed + [Requirement(word) for words in extras for word in words]
+    asked = {one.name.lower().replace("_", "-"): one.specifier for one in asked}
+    locked = {package["name"]: package["version"] for package in read["uv.lock"]["package"]}
+
+    assert pins("requirements.txt").keys() == {one.name.lower() for one in needed}
+    for name, version in (pins("requirements.txt") | pins("requirements-dev.txt")).items():
+        assert locked[name] == version and version in asked[name], name
+
+
 def test_the_readme_is_short():
     assert len(README.splitlines()) <= 130
     assert len(README.split()) <= 1100
@@ -144,7 +167,8 @@ def test_the_layout_page_names_every_module():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_pictures_exist(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-        assert target.startswith("http") or (page.parent / target).exists(), target
+        forge = target.startswith(("http", "../../actions/"))  # the second: the badge
+        assert forge or (page.parent / target).exists(), target
 
 
 def test_the_table_of_words_is_the_catalogues():
