@@ -5,6 +5,7 @@ Measure how much each part matters: swap one part at a time, train with several 
     python bench/ablate.py config/ablate_shakespeare.py --axis=position --out_dir=out-positions
     python bench/ablate.py config/ablate_shakespeare_gpu.py --budget=2h
     python bench/ablate.py config/ladder_gpt2_to_llama.py --dry_run
+    python bench/ablate.py config/answer/gpt2.py --also=small
 
 A sweep is a folder, out_dir. Stop it at any time; the same command continues it. Every key of
 train.py sets the base, in a config file or on the command line. The sweep's own keys are:

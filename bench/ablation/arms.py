@@ -178,8 +178,8 @@ def open_data(base):
 
 def yardsticks(counted, tokens, block_size):
     """{"best": [n, loss], "trigrams": loss} of n-gram models that count as many tokens as a run
-    sees; None where the dataset has none. counted: "ngrams" of its meta.json."""
+    sees; {} where the dataset has none. counted: "ngrams" of its meta.json."""
     if counted is None:
-        return None
+        return {}
     best = list(ngrams.loss_at(counted, tokens, block_size))
     return {"best": best, "trigrams": ngrams.trigrams_at(counted, tokens, block_size)}

@@ -52,7 +52,7 @@ def planned_runs(plan, seeds):
     if plan["screening"] or any(facts["cell"] for facts in plan["arms"].values()):
         others = [arm for arm, facts in plan["arms"].items() if not facts["curve"]]
         return dict.fromkeys(others, seeds)
-    of_base, of_replicate = control_runs(max(len(arms), 1), seeds, plan.get("controls"))
+    of_base, of_replicate = control_runs(max(len(arms), 1), seeds, plan["controls"])
     counts = dict.fromkeys([*arms, *rows.replicates(plan)], seeds)
     counts[base] = of_base if control else of_base + of_replicate
     return counts | dict.fromkeys(control, of_replicate)

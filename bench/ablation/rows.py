@@ -85,7 +85,8 @@ def complete(content, path="sweep.json"):
         if not facts or facts["against"] not in arms:
             warn(f"{path}: the arm {arm!r} is not readable and left out")
             arms.pop(arm, None)
-    looks, seeds, margin = (content.get(key) for key in ("looks", "seeds", "margin"))
+    keys = "looks", "seeds", "margin", "controls"
+    looks, seeds, margin, controls = map(content.get, keys)
     looks = [n for n in looks if is_count(n)] if isinstance(looks, list) else []
     return {
         **{"metric": "final_val_loss", "question": "", "name": "", "also": ""},
@@ -94,6 +95,7 @@ def complete(content, path="sweep.json"):
         "screening": bool(content.get("screening")),
         "margin": float(margin) if isinstance(margin, Real) else None,
         "margin_source": text(content.get("margin_source")),
+        "controls": controls if is_count(controls) else None,
         "looks": sorted(looks) or [seeds if is_count(seeds) else 1],
         "arms": arms,
     }

@@ -26,6 +26,7 @@ from common.files import ROOT
 from common.runtime import set_up
 from helpers.ablation import DRIVER, arguments, arm, losses, rows_of, steps_of
 from parts.architectures import configure, make
+from tokens import ngrams
 from training.run_folder import lock_run, read_rows
 
 ROPE = arm(rope=dict(position="rope"))
@@ -66,6 +67,10 @@ def test_crash_and_hang_are_failed_rows_and_the_others_run(
     assert len({command["seed"] for command in commands}) == len(done)
 
     content = json.loads((out / "sweep.json").read_text())
+    counted = json.loads((data_dir / "words/meta.json").read_text())["ngrams"]
+    best = list(ngrams.loss_at(counted, 4 * 4 * 16, 16))  # steps, batch, context
+    trigrams = ngrams.trigrams_at(counted, 4 * 4 * 16, 16)
+    assert content["ngrams"] == {"best": best, "trigrams": trigrams} and best[0] == 3
     entries = content["arms"]
     assert list(entries) == ["base", "crash", "hang", "rope", "base again"]
     assert entries["base again"]["replicate"]
