@@ -7,14 +7,15 @@ nanoGPT runs its documented CPU setting (4 layers, 128 wide, context 64, batch 1
 at the thread count that is fastest for it here. Its dataset must be prepared (python
 data/shakespeare_char/prepare.py), and so must ours. Our runs are `python train.py CONFIG`. Our loss
 is over the whole validation split; nanoGPT's is its own estimate. Ours were chosen by it, so the
-loss on the test split, which nothing has looked at, stands beside it. Writes
-bench/results/cpu_race.md and cpu_race.png.
+loss on the test split, which nothing has looked at, stands beside it. Appends to
+bench/results/speed.jsonl, and writes speed.md and cpu_race.png there.
 """
 
 import math
 import os
-import platform
 import re
+import resource
+import shlex
 import statistics
 import subprocess
 import sys
@@ -22,16 +23,17 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
+from bench.timing import page, results
 from common.configurator import PositiveInt, build, load
 from common.errors import Failure, UserError, run
-from common.files import ROOT, write
-from common.runtime import versions
+from common.files import ROOT
 
 NANOGPT = [
     *("config/train_shakespeare_char.py", "--device=cpu", "--compile=False", "--dropout=0.0"),
@@ -60,29 +62,45 @@ class Entrant:
     threads: int | None = None
 
 
+class Result(NamedTuple):
+    wall: float  # seconds from start to end
+    cpu: float  # seconds of all its processes
+    points: list  # [(seconds from the start, validation loss), ...]
+    unseen: float | None = None  # the loss on the test split
+
+
 def race(entrant, out_dir, cache):
-    """Run a training command with an empty compiler cache. Returns (seconds from start to end,
-    [(seconds, validation loss), ...]). Raises Failure if it fails."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    """The Result of a training command. It finds nothing compiled: `cache` is a new folder, also
+    for temporary files, among which torch keeps compiled headers. Raises Failure if it fails."""
+    cache.mkdir(parents=True)
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment |= dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TMPDIR"), str(cache))
+    environment.pop("OMP_NUM_THREADS", None)
     if entrant.threads:
         environment["OMP_NUM_THREADS"] = str(entrant.threads)
-    began, points = time.perf_counter(), []
+    began, cpu_before, points, said = time.perf_counter(), cpu_seconds(), [], "no message"
     process = subprocess.Popen(
         [sys.executable, "train.py", *entrant.command, f"--out_dir={out_dir}"],
         cwd=entrant.folder,
         env=environment,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
     for line in process.stdout:
+        said = line.strip() or said
         match = re.match(r"step \d+: .*val loss ([\d.]+)(?:, ([\d.]+) on the whole)?", line)
         if match:
             points.append((time.perf_counter() - began, float(match[2] or match[1])))
     if process.wait():
-        reason = (process.stderr.read().strip().splitlines() or ["no message"])[-1]
-        raise Failure(f"a run failed: {reason}", " ".join(entrant.command), "run it by itself")
-    return time.perf_counter() - began, points
+        raise Failure(f"a run failed: {said}", " ".join(entrant.command), "run it by itself")
+    return Result(time.perf_counter() - began, cpu_seconds() - cpu_before, points)
+
+
+def cpu_seconds():
+    """CPU seconds of all processes that have ended below this one."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def test_loss(out_dir):
@@ -98,30 +116,47 @@ def test_loss(out_dir):
 def best_threads(nanogpt, scratch):
     """The thread count at which nanoGPT's first 100 iterations are fastest here."""
     times = {}
-    for threads in (1, os.cpu_count()) * 2:
-        short = [*NANOGPT, "--max_iters=100", "--eval_interval=1000"]
-        seconds, _ = race(Entrant(short, nanogpt, threads), scratch / "short", scratch)
+    for number, threads in enumerate((1, os.cpu_count()) * 2):
+        short = Entrant([*NANOGPT, "--max_iters=100", "--eval_interval=1000"], nanogpt, threads)
+        seconds = race(short, scratch / "short", scratch / f"short-{number}").wall
         times[threads] = min(seconds, times.get(threads, math.inf))
     listed = ", ".join(f"{n} threads {seconds:.0f} s" for n, seconds in sorted(times.items()))
     print(f"nanoGPT, 100 iterations: {listed}", flush=True)
     return min(times, key=times.get)
 
 
-def run_rounds(config, nanogpt, scratch):
-    """({name: [(seconds, points, test loss or None) of each round]}, nanoGPT's thread count). Each
-    round of ours has its own seed."""
-    threads, runs = best_threads(nanogpt, scratch), {}
+def entrants(nanogpt, threads, number):
+    """{name: Entrant} of a round. Each round of ours has its own seed."""
+    ours = {name: Entrant([name, f"--seed={1337 + number}"]) for name in OURS}
+    return {"nanoGPT": Entrant(NANOGPT, nanogpt, threads)} | ours
+
+
+def print_plan(config, nanogpt):
+    """Print what will run."""
+    print(f"{config.rounds} rounds; in each, in turn, with nothing compiled before:")
+    for entrant in entrants(nanogpt, None, 0).values():
+        print(f"  {shlex.join(['python', 'train.py', *entrant.command])}")
+    print(f"nanoGPT on 1 or {os.cpu_count()} threads: on which 100 iterations take less time")
+    print(f"the result: {results.folder() / 'speed.md'} and cpu_race.png", flush=True)
+
+
+def run_rounds(config, nanogpt, threads, scratch):
+    """{name: [Result of each round]}. Every second round runs backwards."""
+    runs = {}
     for number in range(config.rounds):
-        entrants = {"nanoGPT": Entrant(NANOGPT, nanogpt, threads)}
-        entrants |= {name: Entrant([name, f"--seed={1337 + number}"]) for name in OURS}
-        for name, entrant in entrants.items():
-            out_dir = scratch / f"{number}-{Path(name).stem.replace(' ', '-')}"
-            seconds, points = race(entrant, out_dir, out_dir.with_suffix(".cache"))
-            unseen = test_loss(out_dir) if entrant.folder == ROOT else None
-            runs.setdefault(name, []).append((seconds, points, unseen))
-            summary = f"{seconds:.0f} s, validation loss {points[-1][1]:.4f}, test loss {unseen}"
-            print(f"round {number + 1}: {name}: {summary}", flush=True)
-    return runs, threads
+        sides = list(entrants(nanogpt, threads, number).items())
+        for name, entrant in reversed(sides) if number % 2 else sides:
+            out_dir = scratch / f"{number}-{Path(name).stem}"
+            result = race(entrant, out_dir, out_dir.with_suffix(".cache"))
+            if entrant.folder == ROOT:
+                result = result._replace(unseen=test_loss(out_dir))
+            runs.setdefault(name, []).append(result)
+            print(
+                f"round {number + 1}: {name}: {result.wall:.0f} s, {result.cpu:.0f} CPU s, "
+                f"validation loss {result.points[-1][1]:.4f}, test loss {result.unseen}",
+                flush=True,
+            )
+    return runs
 
 
 def main(argv):
@@ -135,44 +170,38 @@ def main(argv):
         fix = "run: python prepare.py shakespeare_char"
         raise UserError("our dataset is not prepared", "data/shakespeare_char", fix)
     with tempfile.TemporaryDirectory() as scratch:
-        runs, threads = run_rounds(config, nanogpt, Path(scratch))
+        print_plan(config, nanogpt)
+        threads = best_threads(nanogpt, Path(scratch))
+        runs = run_rounds(config, nanogpt, threads, Path(scratch))
     report(runs, threads, argv)
 
 
-def row(name, results, baseline):
-    """A line of the table: medians, then each round. `baseline`: the results of nanoGPT."""
-    limit = statistics.median(seconds for seconds, *_ in baseline)
-    seconds, curves, tests = zip(*results, strict=True)
-    ratios = [ours / theirs[0] for ours, theirs in zip(seconds, baseline, strict=True)]
-    unseen = [loss for loss in tests if loss is not None]
-    at_limit = [
-        min((loss for moment, loss in points if moment <= limit), default=math.nan)
-        for points in curves
-    ]
-    cells = [
-        name,
-        with_rounds(seconds, ".0f"),
-        with_rounds(ratios, ".2f"),
-        with_rounds([points[-1][1] for points in curves], ".4f"),
-        with_rounds(unseen, ".4f") if unseen else "not measured",
-        f"{statistics.median(at_limit):.4f}",
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def with_rounds(values, form):
-    """The median, and each value in brackets."""
-    return f"{statistics.median(values):{form}} ({', '.join(f'{v:{form}}' for v in values)})"
+def row(name, runs):
+    """The row of an entrant, a list of each round's numbers. `runs`: those of all entrants."""
+    mine, theirs = runs[name], runs["nanoGPT"]
+    limit = statistics.median(result.wall for result in theirs)
+    pairs = [*zip(mine, theirs, strict=True)]
+    early = [[loss for moment, loss in result.points if moment <= limit] for result in mine]
+    return {
+        "what": name,
+        "wall s": [result.wall for result in mine],
+        "wall / nanoGPT": [ours.wall / other.wall for ours, other in pairs],
+        "CPU s": [result.cpu for result in mine],
+        "CPU / nanoGPT": [ours.cpu / other.cpu for ours, other in pairs],
+        "validation loss": [result.points[-1][1] for result in mine],
+        "test loss": None if mine[0].unseen is None else [result.unseen for result in mine],
+        "when nanoGPT ended": [min(losses, default=math.nan) for losses in early],
+    }
 
 
 def draw(runs, path):
     """The curves of all runs: validation loss against seconds, a colour for each entrant."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes, lowest = figure.subplots(), math.inf
-    for number, (name, results) in enumerate(runs.items()):
-        last = statistics.median(points[-1][1] for _, points, _ in results)
+    for number, (name, finished) in enumerate(runs.items()):
+        last = statistics.median(result.points[-1][1] for result in finished)
         label = f"{name.removeprefix('config/').removesuffix('.py')} {last:.3f}"
-        for _, points, _ in results:
+        for _, _, points, _ in finished:
             axes.plot(*zip(*points, strict=True), f"C{number}.-", linewidth=0.9, ms=3, label=label)
             label = None  # once for each entrant
             lowest = min(lowest, points[-1][1])
@@ -187,27 +216,14 @@ def draw(runs, path):
 
 
 def report(runs, threads, argv):
-    """Write bench/results/cpu_race.md and the curves."""
-    facts = versions()
-    words = ["--nanogpt=PATH" if arg.startswith("--nanogpt") else arg for arg in argv]
-    lines = [
-        "# From a cold start to a validation loss on Shakespeare's characters, on a CPU",
-        "",
-        f"{facts['hardware']}, {facts['cpus']} cores, torch {facts['torch']}, "
-        f"Python {facts['python']}, {platform.system()}; commit {facts['git_commit']}.",
-        f"`python bench/cpu_race.py {' '.join(words)}`; nanoGPT on {threads} "
-        f"thread{'s' if threads > 1 else ''}, its better choice here. Medians over the rounds, "
-        "then each round.",
-        "",
-        "| | seconds in all | times nanoGPT's | final validation loss | test loss "
-        "| loss when nanoGPT ended |",
-        "|---|---|---|---|---|---|",
-        *(row(name, results, runs["nanoGPT"]) for name, results in runs.items()),
-    ]
-    draw(runs, ROOT / "bench/results/cpu_race.png")
-    page = [*lines, "", "![loss against seconds](cpu_race.png)", ""]
-    write(ROOT / "bench/results/cpu_race.md", "\n".join(page))
-    print("\n".join(lines))
+    """Append the row of each entrant to speed.jsonl, and write the page and the curves."""
+    about = f"{os.cpu_count()} cores; nanoGPT on {results.threads_text(threads)}, the faster here."
+    rows = [row(name, runs) for name in runs]
+    command = results.command_text("cpu_race.py", argv)
+    line = results.record("race", {"name": "", "about": about, "rows": rows}, "cpu", command)
+    draw(runs, results.folder() / "cpu_race.png")
+    page.main()
+    print(page.table([line]))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,13 @@
 # A step that is done leaves a file in $OUT (out-gpu), so that an interrupted measurement goes on
 # with the next one. Nothing needs a network: without tiny-shakespeare (also looked for in
 # $CORPUS_DIR) the text is random characters, whose loss means nothing, but whose speed does.
-# NANOGPT names a checkout to compare with. TINY=1 tries all steps on a CPU.
+# NANOGPT names a checkout to compare with. TINY=1 tries all steps on a CPU, in two minutes, and
+# leaves everything in out-gpu-tiny, its page of speeds too.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-PYTHON=${PYTHON:-python} OUT=${OUT:-out-gpu} DATA=${DATA:-data} TINY=${TINY:-}
+PYTHON=${PYTHON:-python} DATA=${DATA:-data} TINY=${TINY:-}
+OUT=${OUT:-out-gpu${TINY:+-tiny}}
+[ -z "$TINY" ] || export BENCH_RESULTS="$OUT/results"
 STEPS="data train flash shakespeare memory tests ranks page"
 
 speed() { "$PYTHON" bench/speed.py "$@"; }
@@ -32,7 +35,7 @@ print("".join(random.Random(0).choices(string.ascii_letters + " \n.,:;", k=11153
 step_train() { # tokens/s, MFU and memory at 124 M beside nanoGPT and others
     [ -n "${NANOGPT:-}" ] || echo "without nanoGPT: NANOGPT names no checkout"
     local size="--shape=124m --dtype=bfloat16 --compile=True"
-    [ -z "$TINY" ] || size="--compile=False --steps=2"
+    [ -z "$TINY" ] || size="--compile=False --steps=2 --batch_size=1"
     # shellcheck disable=SC2086
     speed train $DEVICE $size ${NANOGPT:+--nanogpt="$NANOGPT"}
 }

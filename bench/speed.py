@@ -40,15 +40,13 @@ def main(argv):
 
     values, _ = load(argv, [module.SpeedConfig], module.__doc__)
     config = build(module.SpeedConfig, values)
-    if named == ["decode"]:  # it measures what no table of ratios holds, and writes its own page
-        module.report(config, argv)
-        return page.main()
     results.check_steps(config.steps)
-    device = find_device(config.device)
-    torch.set_num_threads(config.threads)
-    measured = module.measure(config, device)
-    print("\n".join(page.table(measured["rows"])))
-    results.record(measured, device, config, argv)
+    device = find_device(getattr(config, "device", "cpu"))  # decoding: on a CPU alone
+    torch.set_num_threads(config.threads or 1)
+    command = results.command_text("speed.py", argv)
+    for measured in module.measure(config, device):
+        line = results.record(named[0], measured, device, command, torch.get_num_threads())
+        print(page.table([line]), flush=True)
     page.main()
 
 

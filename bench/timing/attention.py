@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.timing.results import row, times_in_turn
+from bench.timing.results import ratio, times_in_turn
 from common.configurator import PositiveInt
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
@@ -79,21 +79,21 @@ def compare(T, config, device):
     sides = {side: partial(step, side) for side in (flash, formula)}
     times = times_in_turn(sides, config.steps, WARM_UP)
 
-    def text(side):
-        if side in failed:
-            return "out of memory"
-        memory = f", {taken[side] / 1e9:.2f} GB" if cuda else ""
-        return f"{1000 * np.median(times[side]):.2f} ms{memory}"
-
-    ratios = None if failed else times[formula] / times[flash]
-    return row(f"T = {T}", f"{text(flash)} / {text(formula)}", ratios)
+    found = {"what": f"T = {T}"}
+    for name, side in (("kernel", flash), ("formula", formula)):
+        median = 1000 * float(np.median(times[side]))
+        found[f"{name}, ms"] = "out of memory" if side in failed else median
+        if cuda and side not in failed:
+            found[f"{name}, GB"] = taken[side] / 1e9
+    if not failed:
+        found["formula / kernel"] = ratio(times[formula] / times[flash])
+    return found
 
 
 def measure(config, device):
-    return {
-        "name": "flash",
-        "about": f"Forward and backward, {config.n_head} heads of {config.head_size}, "
-        f"{config.tokens:,} tokens; {config.steps} rounds. Flash / formula.",
-        "unit": "speed; above 1 the kernel is faster",
-        "rows": [compare(T, config, device) for T in config.lengths or LENGTHS],
-    }
+    about = (
+        f"{config.n_head} heads of {config.head_size}, {config.tokens:,} tokens, {config.dtype}; "
+        f"{config.steps} rounds."
+    )
+    rows = [compare(T, config, device) for T in config.lengths or LENGTHS]
+    yield {"name": "", "about": about, "rows": rows}

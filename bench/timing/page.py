@@ -1,76 +1,97 @@
 """The page of all measured speeds, speed.md, from the lines of speed.jsonl."""
 
+import statistics
+from pathlib import Path
+
+import jinja2
+
 from bench.timing.results import folder, threads_text
+from common import files
 from training.run_folder import read_rows
 
-HEAD = """# Speed
-
-Each section is the newest measurement of its kind on its hardware. The sides take turns; a ratio is
-the median over the rounds, with its 95 % bootstrap interval. `python bench/speed.py page` writes
-this page from [speed.jsonl](speed.jsonl). `bash bench/gpu.sh` measures what needs a GPU, in 45
-minutes. Training runs beside nanoGPT's, from a cold start: [cpu_race.md](cpu_race.md).
-"""
-ON_GPU = {"train 124m": "train", "flash": "flash"}  # {section: its step of bench/gpu.sh}
-
-
-def key(line):
-    return tuple(line[name] for name in ("name", "hardware", "device", "threads", "dtype"))
-
-
-def stored():
-    """The newest line of each measurement, in the order in which they were first made."""
-    return list({key(line): line for line in read_rows(folder() / "speed.jsonl")}.values())
-
-
-def table(rows):
-    """The lines of a table."""
-    lines = ["| | measured | ratio | 95 % interval |", "|---|---|---|---|"]
-    for row in rows:
-        ratio = span = ""
-        if row["low"] is not None:
-            ratio, span = f"{row['ratio']:.3f}", f"{row['low']:.3f} to {row['high']:.3f}"
-        elif row["ratio"] is not None:  # measured once
-            ratio, span = f"{row['ratio']:.2f}", "none"
-        lines.append(f"| {row['what']} | {row['value']} | {ratio} | {span} |")
-    return lines
+COLUMNS = {  # in their order, with the form of their numbers; other columns follow, in four digits
+    "what": "",
+    "M parameters": ".2f",
+    "tokens/s": ",.0f",
+    "fastest": ",.0f",
+    "times nanoGPT": ".2f",
+    "times transformers": ".2f",
+    "times llama.cpp": ".2f",
+    "same text": ".0f",
+    "MFU": ".1%",
+    "GB": ".2f",
+    "wall s": ".0f",
+    "wall / nanoGPT": ".2f",
+    "CPU s": ".0f",
+    "CPU / nanoGPT": ".2f",
+    "validation loss": ".4f",
+    "test loss": ".4f",
+    "when nanoGPT ended": ".4f",
+}
 
 
-def section(line):
-    """The lines of a measurement that was made."""
+def newest(lines):
+    """{kind: [line]}: of each measurement the newest on each machine, in the order of their names.
+    A measurement is a kind and a name, such as train and the shape M."""
+    kept = {(line["kind"], line["name"], line["hardware"]): line for line in lines}
+    kinds = {}
+    for (kind, *_), line in sorted(kept.items()):
+        kinds.setdefault(kind, []).append(line)
+    return kinds
+
+
+def cell(column, value):
+    """The text of a value; of a list the median, and then each."""
+    form = COLUMNS.get(column, ".4g")
+    if value is None or isinstance(value, str):
+        return "not measured" if value is None else value
+    if isinstance(value, list):
+        each = ", ".join(f"{number:{form}}" for number in value)
+        return f"{statistics.median(value):{form}} ({each})"
+    if isinstance(value, dict):
+        span = f" ({value['low']:.2f} to {value['high']:.2f})" if "low" in value else ""
+        return f"{value['ratio']:.2f}{span}"
+    return f"{value:{',.0f' if value >= 1000 else form}}"
+
+
+def title(line):
+    """What was measured, and where."""
     threads = line["threads"] and threads_text(line["threads"])
-    where = [line["hardware"], line["device"], threads, line["dtype"], f"torch {line['torch']}"]
-    facts = ", ".join(word for word in where if word)
-    return [
-        f"## {line['name']}",
-        "",
-        f"{facts}; commit {line['commit']}, {line['date']}. {line['command']}",
-        f"{line['about']} Ratio: {line['unit']}.",
-        "",
-        *table(line["rows"]),
-        "",
-    ]
+    how = ", ".join(dict.fromkeys(word for word in (line["name"], threads) if word))
+    return f"{how} on {line['hardware']}" if how else line["hardware"]
+
+
+def table(lines):
+    """The table of measurements of one kind, a group of rows for each."""
+    used = dict.fromkeys(column for line in lines for row in line["rows"] for column in row)
+    columns = [column for column in COLUMNS | used if column in used]
+    heads = ["" if column == "what" else column for column in columns]
+    printed = [f"| {' | '.join(heads)} |", "|---" * len(columns) + "|"]
+    for line in lines:
+        printed.append(f"| **{title(line)}** |" + " |" * (len(columns) - 1))
+        for row in line["rows"]:
+            cells = [cell(column, row[column]) if column in row else "" for column in columns]
+            printed.append(f"| {' | '.join(cells)} |")
+    return "\n".join(printed)
+
+
+def source(line):
+    """Which command measured it, and when."""
+    known = f"commit {line['commit']}, {line['date']}, torch {line['torch']}"
+    return f"- {title(line)}: {known}, `{line['command']}`. {line['about']}"
 
 
 def page():
     """The text of speed.md."""
-    lines, measured = HEAD.splitlines(), stored()
-    on_gpu = [line for line in measured if line["device"] == "cuda"]
-
-    lines += ["", "# On a GPU", ""]
-    for line in on_gpu:
-        lines += section(line)
-    for name in [name for name in ON_GPU if name not in {line["name"] for line in on_gpu}]:
-        lines += [f"## {name}", "", f"Not measured: `bash bench/gpu.sh {ON_GPU[name]}`.", ""]
-    lines += ["# On a CPU", ""]
-    for line in measured:
-        lines += section(line) if line["device"] != "cuda" else []
-    decode = folder() / "speed_decode.md"
-    if decode.exists():  # a page of its own, with what it measures besides
-        text = decode.read_text(encoding="utf-8").replace("\n## ", "\n### ")
-        lines += ["#" + text.strip(), ""]
-    return "\n".join(lines)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    values = {"kinds": newest(read_rows(folder() / "speed.jsonl")), "table": table}
+    return environment.get_template("speed.md.j2").render(**values, source=source)
 
 
 def main():
-    (folder() / "speed.md").write_text(page(), encoding="utf-8")
+    files.write(folder() / "speed.md", page())
     print(f"wrote {folder() / 'speed.md'}")

@@ -1,4 +1,4 @@
-"""What timings share: the order of the sides, intervals, and the rows that a measurement stores.
+"""What timings share: the order of the sides, intervals, and the line that a measurement stores.
 
 Each measurement appends one line to speed.jsonl, from which bench/timing/page.py writes speed.md.
 Both are in bench/results, or in the folder that the environment variable BENCH_RESULTS names.
@@ -12,7 +12,7 @@ import numpy as np
 
 from common import files
 from common.errors import UserError
-from common.runtime import versions
+from common.runtime import cpu_name, versions
 
 
 def turns(names, rounds):
@@ -35,11 +35,6 @@ def times_in_turn(sides, rounds, warm_up=0):
     return {name: np.array(seconds[warm_up:]) for name, seconds in times.items()}
 
 
-def ratio_text(ratio, low, high, form=".2f"):
-    """A ratio and its interval: 1.20 (1.15 to 1.26)."""
-    return f"{ratio:{form}} ({low:{form}} to {high:{form}})"
-
-
 def interval(numbers):
     """(median, low, high): the 95 % bootstrap interval of the median."""
     from scipy.stats import bootstrap
@@ -48,51 +43,46 @@ def interval(numbers):
     return float(np.median(numbers)), *map(float, resampled.confidence_interval)
 
 
-def check_steps(steps, key="steps"):
+def ratio(rounds):
+    """A ratio with its interval, from the ratio of each round."""
+    return dict(zip(("ratio", "low", "high"), interval(np.asarray(rounds)), strict=True))
+
+
+def check_steps(steps):
     """Raise UserError if there are too few steps for an interval."""
     if steps < 2:
-        raise UserError(f"too few {key} to compare", f"{key}={steps}", "give 2 or more")
+        raise UserError("too few steps to compare", f"steps={steps}", "give 2 or more")
 
 
 def threads_text(threads):
     return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
-def command_text(argv):
+def command_text(script, argv):
     """The command line without this machine's paths."""
     words = [f"{arg.partition('=')[0]}=PATH" if "/" in arg else arg for arg in argv]
-    return f"`python bench/speed.py {' '.join(words)}`"
-
-
-def row(what, value, ratios=None):
-    """A row of a measurement: {"what", "value", "ratio", "low", "high"}. `value` is text;
-    `ratios` the ratio of each round, None for a row without one."""
-    ratio, low, high = (None,) * 3 if ratios is None else interval(np.asarray(ratios))
-    return {"what": what, "value": value, "ratio": ratio, "low": low, "high": high}
+    return " ".join(["python", f"bench/{script}", *words])
 
 
 def folder():
     return Path(os.environ.get("BENCH_RESULTS") or files.ROOT / "bench/results")
 
 
-def record(measured, device, config, argv):
-    """Append {"name", "about", "unit", "rows"} to speed.jsonl with the facts that it depends on."""
-    facts = versions()
-    line = measured | {
-        "hardware": facts["hardware"],
+def record(kind, measured, device, command, threads=None):
+    """Append {"name", "about", "rows"}, a measurement of a kind (train, decode, ...), with the
+    facts that it depends on, to speed.jsonl. A row is {column: text, number, list of numbers (one
+    of each round), ratio, or None (not measured)}; "what" comes first. Returns the line."""
+    on_gpu, facts = device.startswith("cuda"), versions()
+    line = {"kind": kind} | measured
+    line |= {
+        "hardware": facts["hardware"] if on_gpu else cpu_name(),
         "device": device.split(":")[0],
-        "threads": None if device.startswith("cuda") else config.threads,
-        "dtype": getattr(config, "dtype", "float32"),
+        "threads": None if on_gpu else threads,
         "torch": facts["torch"],
         "commit": facts["git_commit"],
-        "command": command_text(argv),
+        "command": command,
         "date": time.strftime("%Y-%m-%d"),
     }
     folder().mkdir(parents=True, exist_ok=True)
     files.append(folder() / "speed.jsonl", line)
-
-
-def write(lines, name):
-    """Write a page of its own, <name>.md."""
-    folder().mkdir(parents=True, exist_ok=True)
-    files.write(folder() / f"{name}.md", "\n".join(lines) + "\n")
+    return line

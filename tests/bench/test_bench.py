@@ -1,6 +1,7 @@
 """bench/: that the sides of a comparison are the same size and do the same work. No times are
 asserted."""
 
+import json
 import os
 from types import SimpleNamespace
 
@@ -8,18 +9,18 @@ import cpu_race
 import numpy as np
 import pytest
 import speed
-from matplotlib.figure import Figure
+from cpu_race import Result
 
-from bench.timing import decode, page, train
+from bench.timing import decode, train
 from bench.timing.results import interval, turns
 from common.errors import Failure
+from common.runtime import Runtime
 
 TINY = SimpleNamespace(**dict(zip(train.FIELDS, (2, 2, 64, 16, 3, 65, 8), strict=True)))
 
 
 def sides():
-    config = train.SpeedConfig()
-    return train.make_sides(config, TINY, "cpu")
+    return train.make_sides(train.SpeedConfig(), TINY, Runtime("cpu", "float32", 0, 1, []))
 
 
 def test_sides_are_of_one_size_and_take_the_same_step():
@@ -70,50 +71,55 @@ def test_decoding_is_timed_beside_other_engines(tmp_path, monkeypatch):
     node.write_text('#!/bin/sh\ntest -s "$3" && echo 1 2\necho "tok/s: 50" >&2\n')
     node.chmod(0o755)
     monkeypatch.setenv("PATH", f"{node.parent}:{os.environ['PATH']}")
-    written = []
-    monkeypatch.setattr(page, "main", lambda: None)
+    monkeypatch.setenv("BENCH_RESULTS", str(tmp_path))
     monkeypatch.setattr(decode, "MODES", (("float32", False), ("int8", False)))
-    monkeypatch.setattr(decode, "write", lambda lines, name: written.append((name, lines)))
     sizes = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--vocab_size=11", "--block_size=32"]
-    options = ["--tokens=16", "--rounds=2", "--threads=1"]
+    options = ["--tokens=16", "--steps=2", "--threads=1"]
     speed.main(["decode", *sizes, *options, f"--llamacpp={tmp_path}"])
 
-    name, lines = written[0]
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
-    speeds = {row[0]: row[1:] for row in cells}
-    assert name == "speed_decode"
-    assert speeds["llama.cpp, F16"][:2] == ["50 (50)", "1.00 (1.00 to 1.00)"]
-    assert speeds["transformers, cached"][2] == speeds[decode.OURS][2] == "16"
-    assert "sampling/fast.py, int8, eager" in speeds
+    text = (tmp_path / "speed.md").read_text()
+    rows = {row["what"]: row for row in json.loads((tmp_path / "speed.jsonl").read_text())["rows"]}
+    assert "| llama.cpp, F16 | 50 | 50 |" in text and "1 thread on" in text
+    assert rows["transformers, cached"]["same text"] == rows[decode.OURS]["same text"] == 16
+    int8 = rows["sampling/fast.py, int8, eager"]
+    assert int8["times llama.cpp"]["ratio"] == pytest.approx(int8["tokens/s"] / 50)
 
 
-def test_the_curves_of_a_race_are_named_once_for_each_entrant(tmp_path, monkeypatch):
-    curves = {"nanoGPT": 1.9, "config/llama_shakespeare.py": 1.6, "LLaMA to 1.70": 1.7}
-    runs = {
-        name: [
-            (60.0 + seed, [(5.0, 3.0), (60.0 + seed, loss + seed / 10)], loss)
-            for seed in (-1, 0, 1)
-        ]
-        for name, loss in curves.items()
-    }
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: figures.append(figure))
-    cpu_race.draw(runs, tmp_path / "race.png")
-    (axes,) = figures[0].axes
-    labels = axes.get_legend_handles_labels()[1]
-    assert labels == ["nanoGPT 1.900", "llama_shakespeare 1.600", "LLaMA to 1.70 1.700"]
-    assert len(axes.lines) == 9  # one for each seed
+def test_a_row_of_a_race_has_medians_then_each_round(tmp_path, monkeypatch):
+    """Ours takes half of nanoGPT's seconds, and twice its CPU seconds."""
+    theirs = [Result(60.0, 40, [(60.0, 1.9)]), Result(80.0, 50, [(70.0, 1.9), (80.0, 1.8)])]
+    ours = [Result(30.0, 80, [(20.0, 1.8), (30.0, 1.74)], 1.9), Result(40.0, 100, [(30.0, 2)], 2.0)]
+    monkeypatch.setenv("BENCH_RESULTS", str(tmp_path))
+    cpu_race.report({"nanoGPT": theirs, "ours": ours}, 2, ["--nanogpt=/home/me"])
+    text = (tmp_path / "speed.md").read_text()
+    assert (tmp_path / "cpu_race.png").stat().st_size > 10000
+    row = "| ours | 35 (30, 40) | 0.50 (0.50, 0.50) | 90 (80, 100) | 2.00 (2.00, 2.00) |"
+    assert f"{row} 1.8700 (1.7400, 2.0000) | 1.9500 (1.9000, 2.0000) | 1.8700 " in text
+    assert "| not measured | 1.9000 (1.9000, 1.9000) |" in text
+    assert "`python bench/cpu_race.py --nanogpt=PATH`. " in text and "nanoGPT on 2 threads" in text
 
 
-def test_a_row_of_a_race_has_medians_then_each_round():
-    """Ours reaches 1.886 in both rounds and 1.75 in one, and twice as fast as nanoGPT."""
-    theirs = [(60.0, [(60.0, 1.9)], None), (80.0, [(70.0, 1.9), (80.0, 1.8)], None)]
-    ours = [(30.0, [(20.0, 1.8), (30.0, 1.74)], 1.9), (40.0, [(30.0, 1.88)], 2.0)]
-    assert cpu_race.row("ours", ours, theirs) == (
-        "| ours | 35 (30, 40) | 0.50 (0.50, 0.50) | 1.8100 (1.7400, 1.8800) "
-        "| 1.9500 (1.9000, 2.0000) | 1.8100 |"
-    )
-    assert "| not measured | 1.9000 |" in cpu_race.row("nanoGPT", theirs, theirs)
+def test_rounds_of_a_race_run_cold_in_turn(tmp_path, monkeypatch, capsys):
+    """Each run has an empty cache of its own; every second round runs backwards."""
+    ran = []
+
+    def race(entrant, out_dir, cache):
+        ran.append((entrant.command[0], cache))
+        return Result(float(entrant.threads or 1), 1.0, [(1.0, 2.0)])
+
+    monkeypatch.setattr(cpu_race, "race", race)
+    monkeypatch.setattr(cpu_race, "test_loss", lambda out_dir: 2.0)
+    monkeypatch.setattr(cpu_race.os, "cpu_count", lambda: 2)
+    config = cpu_race.RaceConfig(rounds=2)
+    assert cpu_race.best_threads(tmp_path, tmp_path) == 1
+    del ran[:]
+    runs = cpu_race.run_rounds(config, tmp_path, 1, tmp_path)
+    names = [name for name, _ in ran]
+    assert names[:4] == names[:3:-1] and len({*names}) == len(runs) == 4
+    assert len({cache for _, cache in ran}) == 8
+    cpu_race.print_plan(config, tmp_path)
+    plan = capsys.readouterr().out
+    assert "2 rounds" in plan and "python train.py config/llama_laptop.py --seed=1337" in plan
 
 
 def test_a_race_whose_run_fails_ends_in_one_line(tmp_path):

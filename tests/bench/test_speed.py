@@ -7,13 +7,18 @@ import shlex
 import stat
 import subprocess
 
+import numpy as np
 import pytest
 import speed
 import torch
 
 from bench.timing import attention, page, results
 from bench.timing import train as train_step
+from common.configurator import build, load
 from common.files import ROOT
+from parts.architectures import configure
+from training.optim import AdamW, Muon
+from training.settings import read_config
 
 
 @pytest.fixture
@@ -37,17 +42,20 @@ def checked(line, text):
     interval."""
     assert line["command"] in text and str(line["commit"]) in text and line["hardware"] in text
     for row in line["rows"]:
-        assert f"| {row['what']} | {row['value']} |" in text
-        if row["ratio"]:
-            assert row["low"] <= row["ratio"] <= row["high"]
+        assert f"\n| {row['what']} |" in text
+        for value in row.values():
+            if isinstance(value, dict):
+                assert 0 < value["low"] <= value["ratio"] <= value["high"]
     return {row["what"]: row for row in line["rows"]}
 
 
 def test_optimizers_are_timed_at_both_shapes(measured, monkeypatch):
     for shape in "SM":
         monkeypatch.setitem(train_step.SHAPES, shape, (2, 2, 64, 16, 3, 65, 8))
-    rows = checked(*measured("optimizer", "--device=cpu", "--steps=3"))
-    assert len(rows) == 4 and all(row["ratio"] > 0 for row in rows.values())
+    line, text = measured("optimizer", "--device=cpu", "--steps=3")
+    (row,) = line["rows"]
+    assert row["step with Muon / with AdamW"]["ratio"] > 0 and row["Muon, ms"] > row["AdamW, ms"]
+    assert "**S, 1 thread on" in text and "**M, 1 thread on" in text
 
 
 def test_each_ratio_of_training_steps_has_its_direction(measured, monkeypatch):
@@ -55,24 +63,36 @@ def test_each_ratio_of_training_steps_has_its_direction(measured, monkeypatch):
     monkeypatch.setitem(train_step.SHAPES, "S", (2, 2, 64, 16, 3, 65, 8))
     made = {"our": (0.4, 0.1), "transformers": (0.3, 0.2)}
 
-    def race(sides, config):
+    def race(sides, config, dtypes):
         times = {}
         for name in sides:
             eager, compiled = made[name.split()[0]]
-            times[name, "eager"] = torch.full((5,), eager, dtype=torch.float64).numpy()
-            times[name, "compiled"] = torch.full((5,), compiled, dtype=torch.float64).numpy()
+            times[name, "eager bfloat16"] = np.full(5, eager)
+            times[name, "compiled bfloat16"] = np.full(5, compiled)
         return times, dict.fromkeys(times, 3000000000.0)
 
     monkeypatch.setattr(train_step, "race", race)
     monkeypatch.setattr(train_step, "peak_flops", lambda runtime: 1e9)
     pytest.importorskip("transformers")
-    rows = checked(*measured("train", "--device=cpu"))
-    ratio = rows["our LLaMA / transformers LLaMA"]
-    assert ratio["ratio"] == 2 and ratio["value"] == "compiled / compiled"
-    ours = next(row for what, row in rows.items() if what.startswith("our GPT-2, "))
-    c = train_step.costs_config("gpt2", train_step.shape_of("S"))
-    share = train_step.training_flops_per_token(c, 16) * 48 / 0.4 / 1e9
-    assert ours["value"] == f"400.0 ms, 120 tokens/s, MFU {share:.1%}, 3.0 GB"
+    line, text = measured("train", "--device=cpu", "--shape=S")
+    row = checked(line, text)["our GPT-2"]
+    assert row["times transformers"]["ratio"] == 2 and row["compiled bfloat16, ms"] == 100
+    c = configure({"model": "gpt2", "arch": "gpt2"} | vars(train_step.shape_of("S")))
+    share = train_step.training_flops_per_token(c, 16) * 48 / 0.1 / 1e9
+    cells = f"| 480 | 2.00 (2.00 to 2.00) | {share:.1%} | 3.00 | 400 | 100 |"
+    assert f"| our GPT-2 | {row['M parameters']:.2f} {cells}" in text
+
+
+def test_the_shape_of_the_answer_is_timed_with_muon(measured, monkeypatch):
+    """Our models alone, after the shape S."""
+    for shape in "SA":
+        monkeypatch.setitem(train_step.SHAPES, shape, (2, 2, 64, 16, 3, 65, 8))
+    made, side = [], train_step.Side
+    monkeypatch.setattr(train_step, "Side", lambda *words: made.append(side(*words)) or made[-1])
+    line, text = measured("train", "--device=cpu", "--steps=2", "--compile=False")
+    assert checked(line, text).keys() == {"our GPT-2", "our LLaMA"}
+    assert "**A, 1 thread on" in text and "**S, 1 thread on" in text
+    assert [type(each.optimizers[0]) for each in (made[0], made[-1])] == [AdamW, Muon]
 
 
 def test_the_sides_of_flash_compute_the_same(measured):
@@ -85,26 +105,24 @@ def test_the_sides_of_flash_compute_the_same(measured):
 # ---------------------------------------------------------------- the page
 
 
-def test_the_page_says_what_needs_a_gpu(tmp_path, monkeypatch):
-    """Not measured, until it is; the newest measurement counts; one on a CPU is none on a GPU."""
+def test_the_page_has_the_newest_measurement_of_each_machine(tmp_path, monkeypatch):
+    """Not measured on a GPU, until it is; a measurement on a CPU is none on a GPU."""
     monkeypatch.setenv("BENCH_RESULTS", str(tmp_path))
-    empty = page.page()
-    assert all(
-        f"Not measured: `bash bench/gpu.sh {step}`" in empty for step in page.ON_GPU.values()
-    )
-    monkeypatch.setattr(
-        results, "versions", lambda: {"hardware": "a chip", "torch": "2", "git_commit": "c"}
-    )
-    config = attention.SpeedConfig()
-    for device, ratio in (("cpu", 3.0), ("cuda", 5.0), ("cuda", 7.0)):
-        rows = [results.row("T = 512", "1 ms / 7 ms", [ratio, ratio])]
-        line = {"name": "flash", "about": "Attention.", "unit": "speed", "rows": rows}
-        results.record(line, device, config, ["flash", "--nanogpt=/home/me"])
+    assert page.page().count("not measured (`") == 5
+    facts = {"hardware": "a chip", "torch": "2", "git_commit": "c"}
+    monkeypatch.setattr(results, "versions", lambda: facts)
+    monkeypatch.setattr(results, "cpu_name", lambda: "a CPU")
+    for device, median in (("cpu", 3.0), ("cuda", 5.0), ("cuda:0", 7.0)):
+        rows = [{"what": "T = 512", "kernel, ms": None, "ratio": results.ratio([median, median])}]
+        measured = {"name": "", "about": "Attention.", "rows": rows}
+        command = results.command_text("speed.py", ["flash", "--nanogpt=/home/me"])
+        results.record("flash", measured, device, command, threads=1)
     text = page.page()
-    on_gpu, on_cpu = text.split("# On a CPU")
-    assert "| T = 512 | 1 ms / 7 ms | 7.000 | 7.000 to 7.000 |" in on_gpu and "5.000" not in text
-    assert "gpu.sh flash" not in text and "gpu.sh train" in on_gpu and "3.000 to 3.000" in on_cpu
-    assert "1 thread" not in on_gpu and "`python bench/speed.py flash --nanogpt=PATH`" in on_gpu
+    assert "|  | kernel, ms | ratio |" in text and "5.00" not in text
+    assert "**a chip** | | |\n| T = 512 | not measured | 7.00 (7.00 to 7.00) |" in text
+    assert "**1 thread on a CPU** | | |\n| T = 512 | not measured | 3.00 (3.00 to 3.00) |" in text
+    assert "gpu.sh flash" not in text and "gpu.sh train" in text
+    assert "`python bench/speed.py flash --nanogpt=PATH`" in text
 
 
 def test_the_page_in_the_repo_is_the_one_of_its_rows(monkeypatch):
@@ -122,6 +140,7 @@ def gpu_sh(tmp_path, *argv, **more):
     stub = tmp_path / "python"
     stub.write_text(
         '#!/usr/bin/env bash\nprintf "%q " "$@" >>"$LOG"; echo >>"$LOG"\n'
+        'echo "$BENCH_RESULTS" >"$LOG.results"\n'
         '[ -z "${FAIL:-}" ] || [[ "$*" != *"$FAIL"* ]]\n'
     )
     stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
@@ -153,3 +172,15 @@ def test_gpu_sh_goes_on_where_it_stopped(tmp_path):
     done, commands = gpu_sh(tmp_path, "memory", TINY="1")  # one step, again
     assert done.returncode == 0
     assert [command[1] for command in commands] == ["config/gpt2_124m.py", "config/llama_124m.py"]
+
+
+def test_each_command_of_gpu_sh_is_accepted(tmp_path):
+    """In its tiny form, whose results are not the repo's."""
+    _, commands = gpu_sh(tmp_path, TINY="1")
+    assert (tmp_path / "log.results").read_text() == f"{tmp_path / 'out' / 'results'}\n"
+    trained = [words[words.index("train.py") + 1 :] for words in commands if "train.py" in words]
+    assert len(trained) == 6 and all(read_config(argv, "") for argv in trained)
+    timed = [words[1:] for words in commands if words[0] == "bench/speed.py"]
+    assert [argv[0] for argv in timed] == ["train", "flash", "page"]
+    for argv, module in zip(timed, (train_step, attention), strict=False):
+        build(module.SpeedConfig, load(argv, [module.SpeedConfig], "")[0])
