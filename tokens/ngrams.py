@@ -8,11 +8,13 @@ method C), from the n - 1 tokens of context h to the n - 2 of h':
 c counts in the training text, t(h) is the number of distinct tokens after h, and below unigrams
 every token of the vocabulary is equally probable. prepare.py stores the losses in meta.json:
 
-    "ngrams": {"tokens": [16384, 32768, ...], "losses": [[order 1, ..., order 6], ...]}
+    "ngrams": {"tokens": [16384, 23170, ...], "losses": [[order 1, ..., order 6], ...]}
 
 a row for each amount of text: the first `tokens` tokens of train are counted, and validation tokens
 are scored, in nats per token.
 """
+
+import math
 
 import numpy as np
 
@@ -27,9 +29,9 @@ def measure(train, val, vocab_size):
     ids, on disk or not: the first COUNTED and SCORED of them are read."""
     if len(val) < ORDERS:
         return None
-    amounts = [min(len(train), COUNTED)]
-    while amounts[0] // 2 >= FEWEST:
-        amounts.insert(0, amounts[0] // 2)
+    most = min(len(train), COUNTED)
+    halvings = int(2 * math.log2(max(most / FEWEST, 1)))  # of which two halve the amount
+    amounts = [int(most / 2 ** (k / 2)) for k in range(halvings, -1, -1)]
     losses = losses_of(train[: amounts[-1]], val[:SCORED], vocab_size, amounts)
     return {"tokens": amounts, "losses": losses.round(5).tolist()}
 

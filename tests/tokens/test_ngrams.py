@@ -58,12 +58,12 @@ def test_losses_are_those_of_plain_counting(vocab_size, end):
     assert np.abs(losses - expected).max() < 1e-8
 
 
-def test_amounts_are_halved_and_bounded(monkeypatch):
+def test_amounts_are_spaced_and_bounded(monkeypatch):
     monkeypatch.setattr(ngrams, "FEWEST", 50)
     monkeypatch.setattr(ngrams, "COUNTED", 301)
     monkeypatch.setattr(ngrams, "SCORED", 60)
     stored = ngrams.measure(LETTERS.astype(np.uint16), LETTERS[100:], 7)
-    assert stored["tokens"] == [75, 150, 301]
+    assert stored["tokens"] == [53, 75, 106, 150, 212, 301]
     expected = [plain_losses(LETTERS, LETTERS[100:160], 7, n) for n in stored["tokens"]]
     assert np.abs(np.subtract(stored["losses"], expected)).max() < 1e-5
     assert ngrams.measure(LETTERS[:20], LETTERS[:5], 7) is None
