@@ -99,20 +99,17 @@ def test_a_row_of_a_race_has_medians_then_each_round(tmp_path, monkeypatch):
     assert "`python bench/cpu_race.py --nanogpt=PATH`. " in text and "nanoGPT on 2 threads" in text
 
 
-def test_rounds_of_a_race_run_cold_in_turn(tmp_path, monkeypatch, capsys):
-    """Each run has an empty cache of its own; every second round runs backwards."""
+def test_rounds_of_a_race_run_in_turn(tmp_path, monkeypatch, capsys):
+    """Every second round runs backwards."""
     ran = []
 
     def race(entrant, out_dir, cache):
         ran.append((entrant.command[0], cache))
-        return Result(float(entrant.threads or 1), 1.0, [(1.0, 2.0)])
+        return Result(1.0, 1.0, [(1.0, 2.0)])
 
     monkeypatch.setattr(cpu_race, "race", race)
     monkeypatch.setattr(cpu_race, "test_loss", lambda out_dir: 2.0)
-    monkeypatch.setattr(cpu_race.os, "cpu_count", lambda: 2)
     config = cpu_race.RaceConfig(rounds=2)
-    assert cpu_race.best_threads(tmp_path, tmp_path) == 1
-    del ran[:]
     runs = cpu_race.run_rounds(config, tmp_path, 1, tmp_path)
     names = [name for name, _ in ran]
     assert names[:4] == names[:3:-1] and len({*names}) == len(runs) == 4
@@ -120,6 +117,18 @@ def test_rounds_of_a_race_run_cold_in_turn(tmp_path, monkeypatch, capsys):
     cpu_race.print_plan(config, tmp_path)
     plan = capsys.readouterr().out
     assert "2 rounds" in plan and "python train.py config/llama_laptop.py --seed=1337" in plan
+
+
+def test_a_run_of_a_race_starts_cold_and_its_cpu_seconds_count(tmp_path, monkeypatch):
+    script = """import os
+assert not os.listdir(os.environ["TMPDIR"]) and "OMP_NUM_THREADS" not in os.environ
+assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == os.environ["TMPDIR"]
+sum(range(10**7))
+print("step 9: train loss 1.0, val loss 2.5, 2.25 on the whole")"""
+    (tmp_path / "train.py").write_text(script)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    result = cpu_race.race(cpu_race.Entrant([], tmp_path), tmp_path, tmp_path / "cache")
+    assert 0.02 < result.cpu <= result.wall and result.points[0][1] == 2.25
 
 
 def test_a_race_whose_run_fails_ends_in_one_line(tmp_path):
