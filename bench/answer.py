@@ -1,32 +1,38 @@
 """
-The answer: one page of many sweeps, from their rows alone.
+The page of the answer: what each part of a modern Transformer is worth, from rows alone.
 
-    python bench/answer.py [OUT ...]      # default: the sweeps below bench/results/answer
+    python bench/answer.py [OUT]      # default: the sweeps below bench/results/answer
 
-Writes index.html, index.md and their figures into bench/results/answer. Trains nothing.
+Writes index.html, index.md, their figures, the table of README's first screen and the report of
+each sweep into that folder. config/answer/page.py says which arm is which part, and what others
+published of it. Trains nothing.
 """
 
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
+import runpy
+from pathlib import Path
+
 from common.errors import UserError, run
 from common.files import ROOT
 
 ANSWER = ROOT / "bench/results/answer"
+CONFIG = ROOT / "config/answer/page.py"
 
 
-def main(argv, out=ANSWER):
-    """Write the page of the sweeps in the folders argv, or below `out`. Prints its path."""
+def main(argv):
+    """Write the page of the sweeps in or below a folder. Prints its path."""
     if argv in (["--help"], ["-h"]):
         print(__doc__.strip())
         return
-    from bench.ablation import report
+    from bench.ablation import page
 
-    folders = argv or sorted(path.parent for path in out.glob("*/sweep.json"))
-    if not folders:
-        raise UserError("no sweep here", out, "run python bench/ablate.py first")
-    for section in report.sections(folders):
-        print(report.write_report(section, inline=False))
+    out = Path(*argv[:1] or [ANSWER])
+    folders = sorted(path.parent for path in out.rglob("sweep.json"))
+    if not folders or len(argv) > 1:
+        raise UserError("no sweep here", " ".join(argv) or out, "run python bench/ablate.py first")
+    print(page.write(runpy.run_path(str(CONFIG)), folders, out))
 
 
 if __name__ == "__main__":

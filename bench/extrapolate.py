@@ -6,25 +6,19 @@ Score models with a longer context than in training:
 The same tokens of the validation text are scored with 1/4 to 8 times the training context before
 them. A run with rope is scored with each rope scaling as well, for texts 8 times as long and
 without further training. The baseline slides the training context along: the model sees nothing
-before it, and so never reads more than in training. Writes a table, its numbers, and a picture.
+before it, and so never reads more than in training. Prints a table.
 """
 
-import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from matplotlib.figure import Figure
 
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 from bench.ablation.contexts import extrapolation
-from common import files
 from common.configurator import build, load
 from common.errors import UserError, run
-from common.runtime import set_up, versions
+from common.runtime import set_up
 from parts.architectures import configure
 from parts.position import ROPE_SCALING
 from tokens.batches import Text
@@ -38,7 +32,6 @@ TOKENS = 1 << 18  # read at each position, by each model
 
 @dataclass
 class ExtrapolateConfig:
-    out_dir: str | None = None  # for what is written; None: bench/results/extrapolate
     checkpoint: str = "latest"  # latest, best, or a step
     data_dir: str = "data"
     device: str = "auto"
@@ -79,22 +72,12 @@ def tokens_of(data, tokenizer, block_size):
     return split.tokens
 
 
-def names_of(runs):
-    """A name for each run: its positions and mixer if these tell the runs apart, else its folder,
-    else the folder's whole path."""
-    outs, models = [out for out, *_ in runs], [c for *_, c in runs]
-    words = [c.position + f", {c.mixer}" * (c.mixer != "attention") for c in models]
-    choices = words, [Path(out).name for out in outs], outs
-    return next((names for names in choices if len({*names}) == len(names)), outs)
-
-
 def lines_of(outs, config, runtime):
-    """(context of training, [line]) of the runs and their scalings. A line is {"name", "scaling",
-    "losses": as `extrapolation` gives them}."""
-
+    """(context of training, {title: losses as `extrapolation` gives them}) of the runs and their
+    scalings."""
     runs, tokens = opened(outs, config, runtime)
-    T, lines = runs[0][1].config.block_size, []
-    for name, (_, model, folder, keys, c) in zip(names_of(runs), runs, strict=True):
+    T, lines = runs[0][1].config.block_size, {}
+    for name, model, folder, keys, c in runs:
         models = {c.rope_scaling: model}
         if c.position == "rope" and c.rope_scaling == "none":
             factor = float(max(POSITIONS))
@@ -103,15 +86,10 @@ def lines_of(outs, config, runtime):
                 scaled = checkpoint.load_model(folder, keys | longer, runtime.device)
                 models[scaling] = scaled.eval()
         for scaling, scored in models.items():
-            losses = extrapolation(scored, tokens, runtime, POSITIONS, TOKENS)
-            lines.append({"name": name, "scaling": scaling, "losses": losses})
-            print(f"{title(lines[-1])}: {text_of(losses[f'{max(POSITIONS):g}'])}", flush=True)
+            title = name + (f", {scaling}" if scaling != "none" else "")
+            lines[title] = extrapolation(scored, tokens, runtime, POSITIONS, TOKENS)
+            print(f"{title}: {text_of(lines[title][f'{max(POSITIONS):g}'])}", flush=True)
     return T, lines
-
-
-def title(line):
-    """The name of a line, with its scaling."""
-    return line["name"] + ("" if line["scaling"] == "none" else f", {line['scaling']}")
 
 
 def text_of(entry):
@@ -127,63 +105,15 @@ def loss_table(T, lines):
     heads = [f"{int(n * T)} ({n:g}×)" for n in POSITIONS]
     rows = [f"| | {' | '.join(heads)} | baseline |", f"|---|{'---|' * (len(heads) + 1)}"]
     why = {}
-    for line in lines:
-        entries = [line["losses"][f"{n:g}"] for n in POSITIONS]
+    for title, losses in lines.items():
+        entries = [losses[f"{n:g}"] for n in POSITIONS]
         cells = [text_of(entry) if "loss" in entry else "none" for entry in entries]
-        rows.append(f"| {title(line)} | {' | '.join(cells)} | {text_of(entries[0]['window'])} |")
-        why |= {title(line): entry["why"] for entry in entries if "why" in entry}
+        rows.append(f"| {title} | {' | '.join(cells)} | {text_of(entries[0]['window'])} |")
+        why.update((title, entry["why"]) for entry in entries if "why" in entry)
     return rows + [""] + [f"No loss for {name}: {reason}." for name, reason in why.items()]
 
 
-# ---------------------------------------------------------------- pictures
-
-
-def loss_figure(T, lines):
-    """The losses against the tokens before the last target; a dotted line shows the baseline."""
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    axes = figure.subplots()
-    for line in lines:
-        known = [n for n in POSITIONS if "loss" in line["losses"][f"{n:g}"]]
-        entries = [line["losses"][f"{n:g}"] for n in known]
-        losses = [entry["loss"] for entry in entries]
-        (curve,) = axes.plot(np.array(known) * T, losses, "o-", markersize=4, label=title(line))
-        axes.axhline(entries[0]["window"]["loss"], ls=":", lw=0.9, color=curve.get_color())
-    axes.set_xscale("log", base=2)
-    axes.set_xticks([n * T for n in POSITIONS], [f"{n * T:g}" for n in POSITIONS], fontsize=8)
-    axes.minorticks_off()
-    axes.axvline(T, lw=0.8, color="#6e7781")
-    axes.set(xlabel="context, tokens", ylabel="loss, nats per token")
-    axes.legend(fontsize=8)
-    return figure
-
-
 # ---------------------------------------------------------------- the command
-
-
-def write(config, T, lines, argv):
-    """Write the page losses.md, its numbers losses.json, and its picture losses.png."""
-    facts = versions()
-    page = [
-        "# Loss beyond the training context",
-        "",
-        f"`{' '.join(['python bench/extrapolate.py', *argv])}`",
-        f"{facts['hardware']}, torch {facts['torch']}, commit {facts['git_commit']}, "
-        f"{time.strftime('%Y-%m-%d')}.",
-        f"Trained with {T} tokens. Nats per token on the same targets, with 95 % intervals over",
-        f"windows of the text. Baseline, and dotted: only the last {T} tokens are in sight.",
-        f"Scalings of rope are for texts {max(POSITIONS)} times as long, without further training.",
-        "",
-        "![Loss beyond the training context](losses.png)",
-        "",
-        *loss_table(T, lines),
-    ]
-    folder = Path(config.out_dir or files.ROOT / "bench/results/extrapolate")
-    folder.mkdir(parents=True, exist_ok=True)
-    loss_figure(T, lines).savefig(folder / "losses.png", dpi=150)
-    numbers = {"context": T, "lines": lines}
-    files.write(folder / "losses.json", json.dumps(numbers, indent=1) + "\n")
-    files.write(folder / "losses.md", "\n".join(page).rstrip() + "\n")
-    print(folder / "losses.md")
 
 
 def main(argv):
@@ -191,7 +121,12 @@ def main(argv):
     config = build(ExtrapolateConfig, values)
     if not outs:
         raise UserError("no run folders", "command line", "bench/extrapolate.py out-alibi out-rope")
-    write(config, *lines_of(outs, config, set_up(config.device, "float32")), argv)
+    T, lines = lines_of(outs, config, set_up(config.device, "float32"))
+    print(
+        f"\nnats per token on the same targets; trained with {T} tokens",
+        *loss_table(T, lines),
+        sep="\n",
+    )
 
 
 if __name__ == "__main__":

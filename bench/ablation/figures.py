@@ -12,9 +12,8 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from scipy import stats
 
-from bench.ablation.tables import contexts, known, records
+from bench.ablation.tables import contexts, known, multiple, records, signed
 
 INK, MUTED, FAINT = "#1c2128", "#57606a", "#d0d7de"
 # Grey, and the colours of Okabe and Ito (2008) that show on white. They differ for readers who do
@@ -25,13 +24,16 @@ ARM_COLORS = COLORS[1:]
 ARM_MARKERS = "osD^vPX*"  # as many as keep the pairs of colour and mark distinct for 24 arms
 DASHES = ("-", "--", ":", "-.")
 MARKS = {  # of a verdict; others get OPEN_MARK
-    "better": ("<", GREEN),
-    "worse": (">", RED),
+    "better": ("^", GREEN),
+    "worse": ("v", RED),
     "tie": ("s", BLUE),
     "larger than the noise": ("D", BLUE),
 }
 OPEN_MARK = ("o", GREY)
+ARROW = {"arrowstyle": "->", "color": MUTED, "linewidth": 1}
+TICKS = (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4)  # of an axis of multiples
 WIDTH = 5.6  # inches, of a figure
+COLUMNS = 3  # of small panels
 BAND = {"alpha": 0.13, "linewidth": 0}
 LOSS = "validation loss, nats per token"
 STYLE = matplotlib.rc_params_from_file(
@@ -84,6 +86,14 @@ def legend(figure, section, shown):
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
+def yardsticks(axes, section):
+    """Lines at what counting n-grams of the text that a run sees gives, where that is known."""
+    for text, loss in section.ngrams:
+        axes.axhline(loss, color=MUTED, linewidth=0.8, linestyle=":")
+        label = axes.annotate(f"{text}: {loss:.3f}", (1, loss), xycoords=axes.get_yaxis_transform())
+        label.set(color=MUTED, fontsize=8, ha="right", va="bottom", backgroundcolor="#ffffffb0")
+
+
 def log_axis(axes, places, labels):
     """A logarithmic x axis with ticks at these places alone."""
     axes.set_xscale("log", base=2)
@@ -94,92 +104,52 @@ def log_axis(axes, places, labels):
 # ---------------------------------------------------------------- effects
 
 
-def forest(section):
-    """A mark is the difference of an arm's loss, a bar its 95 % interval, a dot a single run. An
-    open mark decides nothing. Where a tie has a margin, that is the shaded band around zero."""
-    rows = [row for row in records(section.verdicts) if known(row["difference"])]
+def forest(section, shown=None):
+    """The difference of each change from the base, with its 95 % interval: filled where a verdict
+    stands, an arrow beyond the edge. Joined to it, small: at the base's learning rate, from the
+    runs that chose the rates. Shaded: the margin of a tie."""
+    rows = records(section.verdicts) if shown is None else shown
+    rows = [row for row in rows if known(row["difference"])]
     if not rows:
         return None
-    figure = Figure(figsize=(WIDTH, 1.2 + 0.34 * len(rows)))
-    axes, margin = figure.subplots(), section.verdicts.attrs["margin"]
+    edge = 4 * np.quantile([abs(row["difference"]) for row in rows], 0.6) + 1e-9
+    shared = [section.at_shared_rate(row) for row in rows]
+    values = [(row["difference"], row["low"], row["high"]) for row in rows]
+    texts = [(signed(v[0], 3), signed(s, 3)) for v, s in zip(values, shared, strict=True)]
+    heads = ("own rate", "base's rate")
+    figure, axes = dots(rows, np.column_stack([values, shared]), texts, heads, (-edge, edge))
+    axes.axvline(0, color=INK, linewidth=0.8)
+    margin = section.verdicts.attrs["margin"]
     if known(margin):
         axes.axvspan(-margin, margin, color=FAINT, alpha=0.45, linewidth=0)
-    axes.axvline(0, color=INK, linewidth=0.8)
-    for place, row in enumerate(rows):
+    axes.set(xlabel="nats per token (left is better)")
+    axes.locator_params(axis="x", nbins=5)
+    return figure
+
+
+def dots(rows, values, texts, heads, ends):
+    """(Figure, axes) with a row for each row of verdicts. values [rows, 4]: what is marked, its
+    interval, and what is joined to it, within two ends; texts: two numbers at the right."""
+    figure = Figure(figsize=(WIDTH, 1.2 + 0.27 * len(rows)))
+    axes = figure.subplots()
+    for place, (row, numbers) in enumerate(zip(rows, values, strict=True)):
         mark, color = MARKS.get(row["verdict"], OPEN_MARK)
-        runs = single_differences(section, row)
-        axes.plot(runs, np.full(len(runs), place + 0.25), ".", color=color, markersize=4, alpha=0.6)
-        if known(row["low"]):
-            ends = [row["low"], row["high"]]
-            axes.plot(ends, [place, place], color=color, linewidth=2.2, solid_capstyle="round")
+        beyond = "<" if numbers[0] < ends[0] else ">" if numbers[0] > ends[1] else ""
+        value, low, high, other = np.clip(numbers, *ends)
+        axes.plot([value, other], [place, place], ":", color=MUTED, linewidth=1.2)
+        axes.plot(other, place, "D", color=MUTED, markerfacecolor="white", markersize=4)
+        axes.plot([low, high], [place, place], color=color, linewidth=2.2, solid_capstyle="round")
         inside = color if row["verdict"] in MARKS else "white"
-        axes.plot(row["difference"], place, mark, color=color, markerfacecolor=inside, markersize=7)
-    axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel="nats per token (left is better)")
+        style = {"color": color, "markerfacecolor": inside, "markersize": 5.5}
+        axes.plot(value, place, beyond or mark, **style)
+    for place, pair in enumerate([heads, *texts], -1):
+        for text, x, color in zip(pair, (1.15, 1.35), (INK, MUTED), strict=True):
+            style = {"color": color, "fontsize": 8.5, "va": "center", "ha": "right"}
+            axes.text(x, place, text, transform=axes.get_yaxis_transform(), **style)
+    axes.set(ylim=(len(rows) - 0.4, -0.6))
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
     axes.grid(axis="y", visible=False)
-    return figure
-
-
-def single_differences(section, row):
-    """The loss of each run of an arm, minus the mean loss of the runs it is compared with."""
-    if row["kind"] not in ("swap", "replicate"):
-        return np.array([])
-    losses = section.reported(row["arm"])["loss"].dropna().to_numpy()
-    return losses - (row["loss"] - row["difference"])
-
-
-def tokens(section):
-    """The grey line is the base, trained on fewer and on more tokens. An arm stands where the base
-    has the same loss; its bar is the 95 % interval of that multiple."""
-    curve = section.curve
-    if not curve or section.cells:
-        return None
-    figure = Figure(figsize=(WIDTH, 4.0))
-    axes = figure.subplots()
-    multiples = [point[0] for point in curve.points]
-    grid = np.geomspace(multiples[0], multiples[-1], 200)
-    axes.plot(grid, [curve.loss_at(k) for k in grid], color=GREY, linewidth=1.6)
-    for k, mean, se, _ in curve.points:
-        axes.errorbar(k, mean, 1.96 * se, fmt="o", color=GREY, markersize=6)
-
-    shown = [section.plan["base"]]
-    for row in records(section.verdicts):
-        if row["kind"] == "swap" and known(row["worth"]):
-            style = style_of(section, row["arm"])
-            worth = [row[key] for key in ("worth", "worth_low", "worth_high")]
-            place, low, high = np.clip(np.nan_to_num(worth, nan=row["worth"]), *section.curve_ends)
-            axes.plot([low, high], [row["loss"]] * 2, color=style["color"], linewidth=1.4)
-            axes.plot(place, row["loss"], **style | {"linestyle": "none", "markersize": 7})
-            shown.append(row["arm"])
-    log_axis(axes, multiples, [f"{k:g}×" for k in multiples])
-    axes.set(xlabel="training tokens of the base, times its own", ylabel=LOSS)
-    legend(figure, section, shown)
-    return figure
-
-
-def half_normal(section):
-    """Effects by size against what noise alone would give: noise lies on the line. Effects of more
-    than two standard errors are named. An interaction counts half."""
-    effects = section.verdicts[["name", "difference", "se"]].dropna()
-    if len(effects) < 3 or not section.cells:
-        return None
-    # An interaction is a difference of differences: halved, all effects have the same error.
-    halves = np.where(section.verdicts.loc[effects.index, "kind"] == "interaction", 2, 1)
-    effects = effects.assign(size=abs(effects["difference"]) / halves).sort_values("size")
-    se = (effects["se"] / halves).min()
-    quantiles = stats.halfnorm.ppf((np.arange(len(effects)) + 0.5) / len(effects))
-    figure = Figure(figsize=(WIDTH, 4.0))
-    axes, large = figure.subplots(), effects["size"] > 2 * se
-    axes.plot([0, quantiles[-1]], [0, se * quantiles[-1]], color=GREY)
-    axes.plot(quantiles[~large], effects["size"][~large], "o", color=GREY, markersize=6)
-    for place, (x, row) in enumerate(zip(quantiles[large], records(effects[large]), strict=True)):
-        style = style_at(place) | {"linestyle": "none", "markersize": 6}
-        axes.plot(x, row["size"], **style, label=row["name"])
-    axes.set(xlabel="half-normal quantile", ylabel="size of the effect, nats per token")
-    axes.set(xlim=(0, None), ylim=(0, None))
-    if large.any():
-        axes.legend(loc="upper left", reverse=True, ncols=math.ceil(large.sum() / 12))
-    return figure
+    return figure, axes
 
 
 # ---------------------------------------------------------------- curves
@@ -190,15 +160,13 @@ def curves(section):
     band of one standard deviation. Below: the difference, with its 95 % band."""
     losses = {arm: curves_of(section, arm) for arm in section.arms if not section.cells}
     losses = {arm: runs for arm, runs in losses.items() if runs}
-    end = max((run[-1, 0] for runs in losses.values() for run in runs), default=0)
-    start = max(section.plan["base_values"].get("warmup_iters") or 0, 0.2 * end)
-    if not any((run[:, 0] >= start).sum() > 1 for runs in losses.values() for run in runs):
+    start = section.plan["base_values"].get("warmup_iters") or 0
+    if not any(len(late_steps(runs, start)) > 1 for runs in losses.values()):
         return None
     figure = Figure(figsize=(WIDTH, 6.0))
     above, below = figure.subplots(2, sharex=True)
     for arm, runs in losses.items():
-        steps = min(runs, key=len)[:, 0]
-        steps = steps[(steps >= start) | (steps == steps[-1])]
+        steps = late_steps(runs, start)
         style = style_of(section, arm) | {"markersize": 4, "markevery": 0.25}
         mean, se = mean_at(runs, steps)
         band(above, steps, mean, se * math.sqrt(len(runs)), style)
@@ -206,6 +174,7 @@ def curves(section):
         if arm != section.plan["base"] and against in losses:
             reference, other_se = mean_at(losses[against], steps)
             band(below, steps, mean - reference, 1.96 * np.hypot(se, other_se), style)
+    yardsticks(above, section)
     below.axhline(0, color=GREY, linewidth=1)
     above.set(ylabel=LOSS)
     below.set(ylabel="difference, nats per token", xlabel="step")
@@ -217,6 +186,12 @@ def curves_of(section, arm):
     """[curve [points, 2] of steps and losses on the reported half] of an arm's runs."""
     runs = section.reported(arm)["curve"]
     return [np.array(run, float)[:, [0, -1]] for run in runs if run]
+
+
+def late_steps(runs, start):
+    """The steps of the shortest curve after the warm-up and the first fifth, and its last."""
+    steps = min(runs, key=len)[:, 0]
+    return steps[(steps >= max(start, 0.2 * steps[-1])) | (steps == steps[-1])]
 
 
 def mean_at(runs, steps):
@@ -232,38 +207,51 @@ def band(axes, steps, mean, half, style):
     axes.fill_between(steps, mean - half, mean + half, color=style["color"], **BAND)
 
 
-# ---------------------------------------------------------------- learning rates, contexts, costs
+# ---------------------------------------------------------------- learning rates, contexts
 
 
-def learning_rates(section):
+def learning_rates(section, arms=None):
     """Mean loss of the runs that chose the rates, on the half of the text that is not reported; a
-    dot is a single run, a ring the chosen rate."""
+    dot is a single run, a ring the chosen rate. Grey: the base, or its replicate."""
     tuned = section.tuned
-    if tuned["rate"].nunique() < 2:
+    by_arm = {arm: tuned[tuned["arm"] == arm] for arm in arms or section.arms}
+    varied = {arm: runs for arm, runs in by_arm.items() if runs["rate"].nunique() > 1}
+    if not varied:
         return None
-    figure = Figure(figsize=(WIDTH, 3.8))
-    axes, base_rate = figure.subplots(), section.plan["base_values"].get("learning_rate", 1)
-    shown = [arm for arm in section.arms if (tuned["arm"] == arm).any()]
-    for arm in shown:
-        runs, style = tuned[tuned["arm"] == arm], style_of(section, arm)
-        means = runs.groupby("rate")["loss_tune"].mean()
-        axes.plot(means.index * base_rate, means, **style | {"markersize": 5})
-        axes.plot(runs["rate"] * base_rate, runs["loss_tune"], ".", color=style["color"], alpha=0.5)
-        chosen = section.plan["chosen_lr"].get(arm)
-        if chosen in means:
-            ring = {"markersize": 11, "markerfacecolor": "none", "color": style["color"]}
-            axes.plot(chosen * base_rate, means[chosen], "o", **ring)
-    rates = np.sort(tuned["rate"].unique()) * base_rate
-    log_axis(axes, rates, [f"{rate:.3g}" for rate in rates])
-    axes.set(xlabel="learning rate", ylabel=LOSS)
-    legend(figure, section, shown)
+    control = [arm for arm in varied if arm == section.plan["base"] or section.is_replicate(arm)]
+    shown = [arm for arm in varied if arm not in control] or control
+    rows = math.ceil(len(shown) / COLUMNS)
+    figure = Figure(figsize=(WIDTH, 0.5 + 1.35 * rows))
+    panels = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes in panels[len(shown) :]:
+        axes.set_visible(False)
+    rates = np.sort(tuned["rate"].unique())
+    for axes, arm in zip(panels, shown, strict=False):
+        axes.set_title(arm, fontsize=9)
+        for name in dict.fromkeys([*control[:1], arm]):
+            rate_line(axes, section, name, BLUE if name == arm else GREY)
+        log_axis(axes, rates, [f"{rate:.2g}×" for rate in rates])
+        axes.tick_params(labelsize=8)
+    figure.supxlabel("learning rate, times the base's", fontsize=9)
+    figure.supylabel(LOSS, fontsize=9)
     return figure
 
 
-def extrapolation(section):
+def rate_line(axes, section, arm, color):
+    """The loss of an arm against its rate."""
+    runs = section.tuned[section.tuned["arm"] == arm]
+    means, chosen = runs.groupby("rate")["loss_tune"].mean(), section.plan["chosen_lr"].get(arm)
+    axes.plot(means.index, means, color=color, linewidth=1.6)
+    axes.plot(runs["rate"], runs["loss_tune"], ".", color=color, alpha=0.5, markersize=4)
+    if chosen in means:
+        axes.plot(chosen, means[chosen], "o", markersize=9, markerfacecolor="none", color=color)
+
+
+def extrapolation(section, arms=None):
     """Mean loss with 1 to 8 times the training context, on the same target tokens, with a 95 %
     interval over the text. Dotted: only the last training context is visible."""
-    losses = {arm: contexts(section, arm) for arm in section.arms if not section.cells}
+    arms = [] if section.cells else arms or section.arms
+    losses = {arm: contexts(section, arm) for arm in arms}
     shown = [arm for arm, by_times in losses.items() if len(by_times) > 1]
     if not shown:
         return None
@@ -283,25 +271,55 @@ def extrapolation(section):
     return figure
 
 
-PANELS = {  # column of rows.load -> label
-    "step_ratio": "time of a step, times the base's",
-    "memory_bytes": "memory of training, bytes",
-}
+# ---------------------------------------------------------------- of the page alone
 
 
-def costs(section):
-    """Left and down is better: a lower loss at less cost."""
-    arms = [arm for arm in section.arms if not section.cells]
-    prices = {key: {arm: section.cost(arm, key) for arm in arms} for key in PANELS}
-    prices = {key: by_arm for key, by_arm in prices.items() if sum(map(known, by_arm.values())) > 1}
-    if not prices:
+def example(section, arm):
+    """How the worth of one arm is read off the base's curve."""
+    (row,) = [row for row in records(section.verdicts) if row["arm"] == arm]
+    curve, loss, worth = section.curve, row["loss"], row["worth"]
+    if not (curve and known(worth)):
         return None
-    figure = Figure(figsize=(WIDTH, 2.6 * len(prices)))
-    panels = figure.subplots(len(prices), squeeze=False)[:, 0]
-    for axes, (key, by_arm) in zip(panels, prices.items(), strict=True):
-        for arm, price in by_arm.items():
-            style = style_of(section, arm) | {"linestyle": "none", "markersize": 7}
-            axes.plot(price, section.reported(arm)["loss"].mean(), **style)
-        axes.set(xlabel=PANELS[key], ylabel="loss, nats per token")
-    legend(figure, section, arms)
+    figure = Figure(figsize=(WIDTH, 3.6))
+    axes, multiples = figure.subplots(), curve.multiples
+    axes.plot(curve.grid, [curve.loss_at(k) for k in curve.grid], color=GREY, linewidth=1.6)
+    for k, mean, se, _ in curve.points:
+        axes.errorbar(k, mean, 1.96 * se, fmt="o", color=GREY, markersize=6)
+    yardsticks(axes, section)
+    runs = section.reported(arm)["loss"]
+    axes.plot(np.full(len(runs), 1), runs, ".", color=GREEN, alpha=0.6)
+    bottom, top = axes.get_ylim()
+    axes.plot([1, worth, worth], [loss, loss, bottom], "--", color=GREEN, linewidth=1.2)
+    axes.plot(worth, loss, "o", color=GREEN, markersize=7)
+    log_axis(axes, multiples, [f"{k:g}×" for k in multiples])
+    axes.set(xlabel="training tokens of the base, times its own", ylabel=LOSS, ylim=(bottom, top))
+
+    few = 1.6 * multiples[0]
+    points = ((few, curve.loss_at(few)), (0.98, loss), (worth, loss), (worth, bottom))
+    texts = (
+        ("1. The base, trained\non fewer and more tokens", 0.5, 0.85),
+        ("2. Each dot is a run\nwith the part", 0.4, 0.12),
+        ("3. The base reaches\ntheir mean here", 1.6, 0.29),
+        (f"4. {multiple(row)} × the tokens", 0.8, 0.04),
+    )
+    for point, (text, x, y) in zip(points, texts, strict=True):
+        place = x, bottom + y * (top - bottom)
+        arrow = ARROW if y > 0.1 else None
+        axes.annotate(text, point, place, arrowprops=arrow, ha="center", va="center", fontsize=9)
+    return figure
+
+
+def worths(section, rows):
+    """What each part is worth in tokens, with its interval, and in time."""
+    rows, ends = [row for row in rows if known(row["worth"])], section.curve_ends
+    if not rows:
+        return None
+    keys = ("worth", "worth_low", "worth_high", "worth_time")
+    values = [[row[key] for key in keys] for row in rows]
+    texts = [[multiple(row, key, ends).split()[0] for key in (keys[0], keys[3])] for row in rows]
+    figure, axes = dots(rows, values, texts, ("tokens", "time"), ends)
+    axes.axvline(1, color=INK, linewidth=0.8)
+    ticks = [k for k in TICKS if axes.get_xlim()[0] <= k <= axes.get_xlim()[1]]
+    log_axis(axes, ticks, [f"{k:g}×" for k in ticks])
+    axes.set(xlabel="worth, times the base (right is better)")
     return figure

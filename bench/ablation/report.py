@@ -34,11 +34,8 @@ ITEMS = (
     (tables.verdicts_table, "Verdicts", "first"),
     (tables.noise_table, "The noise, and what the sweep can see", "first"),
     (figures.forest, "Differences", "figures"),
-    (figures.half_normal, "Half-normal plot", "figures"),
-    (figures.tokens, "Worth in tokens", "figures"),
     (figures.curves, "Loss curves", "figures"),
     (figures.learning_rates, "Learning rates", "figures"),
-    (figures.costs, "Costs against loss", "figures"),
     (figures.extrapolation, "Longer contexts", "figures"),
     (tables.tests_table, "Losses and tests", "details"),
     (tables.measures_table, "By other measures", "details"),
@@ -85,6 +82,14 @@ class Section:
         return self.curve.multiples[[0, -1]] if self.curve else np.array([-math.inf, math.inf])
 
     @property
+    def ngrams(self):
+        """[(name, loss)] of counting n-grams on the tokens that the base sees; [] if not known."""
+        counted = self.plan["ngrams"]
+        n, loss = counted.get("best") or (3, None)
+        best = [(f"{n}-grams of this text", loss)] if n != 3 else []
+        return [("trigrams", counted["trigrams"]), *best] if "trigrams" in counted else best
+
+    @property
     def replicate(self):
         """The comparison of the base with its replicate; no row if there is none."""
         return self.verdicts[self.verdicts["kind"] == "replicate"]
@@ -107,6 +112,14 @@ class Section:
         runs = self.runs
         counts = runs["current"] & (runs["purpose"] == "report") & (runs["status"] == "done")
         return runs[counts & (runs["arm"] == arm)].sort_values("seed")
+
+    def at_shared_rate(self, row):
+        """The difference of an arm at the base's rate: of its reported runs, or else of those that
+        chose its rate; nan if there are none."""
+        if self.plan["chosen_lr"].get(row["arm"], 1) == 1:
+            return row["difference"]
+        runs = self.tuned[(self.tuned["arm"] == row["arm"]) & (self.tuned["rate"] == 1)]
+        return runs["loss"].mean() - self.reported(self.plan["base"])["loss"].mean()
 
     def cost(self, arm, column):
         """A cost of an arm on the machine that timed most arms; nan where it was not measured."""
@@ -266,8 +279,6 @@ def write_report(section, inline=True, paper=False):
 
 # ---------------------------------------------------------------- the terminal
 
-COLUMNS, GAP = 80, 2  # characters of a terminal, and between two columns
-LONGEST = 18  # characters of a name or a verdict that stand in one line
 STYLES = {"better": "green", "worse": "red", "tie": "blue", "larger than the noise": "blue"}
 
 
@@ -275,7 +286,7 @@ def terminal(folders):
     """The verdicts of some folders as a text of 80 columns, coloured where stdout is a terminal."""
     from rich.console import Console
 
-    console = Console(highlight=False, width=COLUMNS)
+    console = Console(highlight=False, width=80)
     with console.capture() as capture:
         for section in sections(folders):
             title, frame = section.plan["question"] or section.plan["name"], columns_of(section)
@@ -298,24 +309,18 @@ def columns_of(section):
 
 
 def rich_table(frame):
-    """A table, whose last column is the verdict. The first and the last column take several lines,
-    but no word is broken."""
+    """A table, whose last column is the verdict. Texts wrap, but no word is broken."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
-    for name in frame:
-        width = width_of([name, *frame[name]], name in frame.columns[[0, -1]])
-        table.add_column(Text(name), width=width, overflow="fold")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for place, name in enumerate(frame):
+        wraps = place in (0, frame.shape[1] - 1)
+        words = [w for text in [name, *frame[name]] for w in (text.split() if wraps else [text])]
+        table.add_column(Text(name), min_width=max(map(len, words)), overflow="fold")
     for texts in frame.itertuples(index=False):
         table.add_row(*map(Text, texts), style=STYLES.get(texts[-1]))
     return table
-
-
-def width_of(texts, wrapped):
-    """The width of a column: of its longest text, or where it is wrapped at least of a word."""
-    longest, words = max(map(len, texts)), " ".join(texts).split()
-    return max(min(longest, LONGEST), *map(len, words)) if wrapped else longest
 
 
 def main(argv):

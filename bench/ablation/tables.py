@@ -70,7 +70,7 @@ def multiple(row, key="worth", ends=(-math.inf, math.inf)):
 
     def text(value):
         beyond = "<" if value <= ends[0] else ">" if value >= ends[1] else ""
-        return f"{beyond}{np.clip(value, *ends):#.2g}".rstrip(".")
+        return f"{beyond}{np.clip(value, *ends):.2f}"
 
     return interval(row[key], row[f"{key}_low"], row[f"{key}_high"], text)
 
@@ -101,7 +101,12 @@ def verdicts_table(section):
     for row in records(section.verdicts):
         alone = (row.get(key, math.nan) for key in ALONE)
         cells = {"change": row["name"], section.verdict_heading: row["verdict"]}
-        cells |= measured(section, row)
+        cells["difference [95 %]"] = difference(row)
+        cells["worth × tokens"] = multiple(row, ends=section.curve_ends)
+        cells["step time"] = step_time(section.costs_of(row))
+        cells["runs"] = f"{row['n']:.0f}" + f", {row['diverged']:.0f} diverged" * (
+            row["diverged"] > 0
+        )
         cells["parameters"] = number(section.cost(row["arm"], "parameters"), short)
         cells["more seeds"] = number(row["more_seeds"], ".0f")
         cells["in the base alone [95 %]"] = interval(*alone, signed)
@@ -111,17 +116,6 @@ def verdicts_table(section):
     first["parameters"] = number(section.cost(base, "parameters"), short)
     columns = list(dict.fromkeys(key for row in [*rows, first] for key in row))
     return without_empty_columns(pd.DataFrame([first, *rows], columns=columns).fillna(DASH))
-
-
-def measured(section, row):
-    """The cells of a comparison that every table of verdicts has."""
-    diverged = f", {row['diverged']:.0f} diverged" if row["diverged"] else ""
-    return {
-        "difference [95 %]": difference(row),
-        "worth × tokens": multiple(row, ends=section.curve_ends),
-        "step time": step_time(section.costs_of(row)),
-        "runs": f"{row['n']:.0f}{diverged}",
-    }
 
 
 def outcomes(section, arm):

@@ -1,0 +1,212 @@
+"""
+The page of the answer: a row for each part, from the sweeps of the shelves.
+
+config/answer/page.py names the arms of each shelf that put a part into a base or take it out, and
+what others published. All numbers come from the sweeps, all sentences from the templates. A
+screening, and a sweep whose base ends above the trigrams of its text, are kept off the page.
+"""
+
+import math
+import os
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+
+from bench.ablation import figures, report, tables
+from common.files import write as write_file
+
+BASES = {"gpt2": "GPT-2", "llama": "LLaMA"}
+SIGNS = {"better": 1, "tie": 0, "worse": -1}
+HERE = ""  # the column of a shelf itself, beside those of config/answer/page.py
+
+
+# ---------------------------------------------------------------- what a part is worth
+
+
+@dataclass
+class Estimate:
+    """What one sweep says of a part, which an arm puts into the base or takes out of it."""
+
+    base: str
+    column: str
+    section: report.Section
+    row: dict  # of the verdicts
+    out: bool  # taken out
+    badge: bool  # also decided by Benjamini and Hochberg's procedure over the page
+
+    @property
+    def sign(self):
+        """1, 0, -1: the part helps, makes no difference, hurts; None: undecided."""
+        word = self.row["verdict"]
+        sign = -1 if word.startswith("fails") else SIGNS.get(word)
+        return -sign if sign and self.out else sign
+
+    def ratio(self, key):
+        """A cost with the part, times that without it; nan if unknown."""
+        names = self.row["arm"], self.row["against"]
+        arm, base = (self.section.cost(name, key) for name in names)
+        return base / arm if self.out else arm / base
+
+    def worth(self):
+        """(worth × tokens, low, high) within the curve of the base; None if it is not known."""
+        worth = [self.row[key] for key in ("worth", "worth_low", "worth_high")]
+        return np.clip(worth, *self.section.curve_ends).tolist() if not np.isnan(worth[0]) else None
+
+    def training(self):
+        """[("base" or "part", [(step, mean loss)])] during training."""
+        lines = []
+        for kind, arm in (("base", self.row["against"]), ("part", self.row["arm"])):
+            runs = figures.curves_of(self.section, arm)
+            steps = figures.late_steps(runs, 0) if runs else []
+            if len(steps):
+                losses = figures.mean_at(runs, steps)[0].tolist()
+                lines.append((kind, list(zip(steps.astype(int).tolist(), losses, strict=True))))
+        return lines
+
+    def rates(self):
+        """[("base" or "part", [(log2 of the rate, mean loss)])] of the runs that chose rates."""
+        tuned, lines = self.section.tuned, []
+        for arm in [*filter(self.section.is_replicate, self.section.arms), self.row["arm"]]:
+            means = tuned[tuned["arm"] == arm].groupby("rate")["loss_tune"].mean()
+            kind = "part" if arm == self.row["arm"] else "base"
+            points = list(zip(np.log2(means.index).tolist(), means.tolist(), strict=True))
+            lines += [(kind, points)] * (len(points) > 1)
+        return lines
+
+
+@dataclass
+class Part:
+    """A row of the table and its card."""
+
+    name: str
+    swap: str
+    published: list  # of claims: (text, how it stands beside ours, source, address)
+    estimates: dict  # (base, column) -> Estimate
+
+    def at(self, base, column=HERE):
+        return self.estimates.get((base, column))
+
+    def first(self, column=HERE):
+        """The estimate in GPT-2, or else in LLaMA; None if there is none."""
+        return self.at("gpt2", column) or self.at("llama", column)
+
+    @property
+    def word(self):
+        return word_of({base: self.at(base).sign for base in BASES if self.at(base)})
+
+
+def word_of(signs):
+    """The word for {base: sign}, of the bases in which a part was measured."""
+    helped = [BASES[base] for base, sign in signs.items() if sign == 1]
+    if len(helped) == len(BASES):
+        return "helps in both"
+    if helped:
+        only = len(signs) == len(BASES) and None not in signs.values()
+        return f"helps {helped[0]}{' only' * only}"
+    if -1 in signs.values():
+        return "worse"
+    return "no difference" if set(signs.values()) == {0} else "undecided"
+
+
+def beside(says, estimate):
+    """How what others published, a verdict or None, stands beside our first estimate."""
+    if says is None:
+        return "cannot be tested here"
+    if estimate is None:
+        return tables.DASH
+    if estimate.sign == SIGNS[says]:
+        return "seen"
+    return "opposite at our scale" if estimate.sign == -SIGNS[says] else "not seen at our scale"
+
+
+def lead(section, yardsticks):
+    """How far the base ends below the least of some yardsticks; inf if none is known."""
+    known = [loss for name, loss in section.ngrams if name in yardsticks or not yardsticks]
+    return (
+        min(known, default=math.inf) - section.reported(section.plan["base"])["loss_whole"].mean()
+    )
+
+
+# ---------------------------------------------------------------- the content of the page
+
+
+class Page:
+    """The content of the page, for the templates. sections: {folder below the answer: Section}."""
+
+    def __init__(self, config, sections):
+        self.config, self.shelves = config, {}  # (base, column) -> Section that may decide
+        for base, folder in config["shelves"].items():
+            for column, name in {HERE: "", **config["columns"]}.items():
+                section = sections.get(f"{folder}/{name}".rstrip("/"))
+                may_decide = section and not section.plan["screening"]
+                if may_decide and not lead(section, ["trigrams"]) < 0:
+                    self.shelves[base, column] = section
+        self.here = {base: s for (base, column), s in self.shelves.items() if column == HERE}
+        self.parts = [self.part(name, **facts) for name, facts in config["parts"].items()]
+        self.measured = [part for part in self.parts if part.first()]
+
+    def part(self, name, swap, claims, into=None, out_of=None):
+        """The Part of an entry of the config."""
+        part = Part(name, swap, [], {})
+        for (base, column), section in self.shelves.items():
+            for out, arms in ((False, into or {}), (True, out_of or {})):
+                for row in tables.records(section.verdicts.query("kind == 'swap' and n > 0")):
+                    if row["arm"] == arms.get(base):
+                        made = Estimate(base, column, section, row, out, False)
+                        part.estimates[base, column] = made
+        for text, says, *source in claims:
+            part.published.append((text, beside(says, part.first()), *source))
+        return part
+
+    def arms(self, base, names):
+        """The arms of some parts that a shelf has measured."""
+        parts = {part.name: part.at(base) for part in self.measured}
+        return [parts[name].row["arm"] for name in names if parts.get(name)]
+
+    def first_screen(self):
+        """The Parts of README's table, if the bases beat the counts."""
+        if any(lead(section, []) < 0 for section in self.here.values()):
+            return []
+        return [part for part in self.measured if part.name in self.config["first_screen"]]
+
+
+# ---------------------------------------------------------------- files
+
+
+def pictures_of(page):
+    """{file name: Figure} of the page, without those that have nothing to show."""
+    config, here, made = page.config, page.here, {}
+    for base, name in [config["example"]]:
+        for arm in page.arms(base, [name]):
+            made["example"] = figures.example(here[base], arm)
+    drawn = {"swaps": (figures.forest, "gpt2"), "worths": (figures.worths, "llama")}
+    for key, (draw, base) in drawn.items():
+        if base in here:
+            swaps = here[base].verdicts.query("kind == 'swap'")
+            for end, test in (("", "!="), ("-undecided", "==")):
+                shown = tables.records(swaps.query(f"verdict {test} 'undecided'"))
+                made[key + end] = draw(here[base], shown)
+    if gpt2 := here.get("gpt2"):
+        arms = [*page.arms("gpt2", config["rates"]), *filter(gpt2.is_replicate, gpt2.arms)]
+        made["rates"] = figures.learning_rates(gpt2, arms)
+    for base, section in list(here.items())[-1:]:  # LLaMA's, if it is there
+        arms = [section.plan["base"], *page.arms(base, config["contexts"])]
+        made["contexts"] = figures.extrapolation(section, arms)
+    return {key: figure for key, figure in made.items() if figure}
+
+
+def write(config, folders, out):
+    """Write the page of the sweeps in some folders, the report of each, and first_screen.md into
+    the folder `out`. Returns the path of the page."""
+    sections = report.sections(folders)
+    page = Page(config, {os.path.relpath(path, out): s for s in sections for path in s.folders})
+    with matplotlib.rc_context(figures.STYLE):
+        pictures = pictures_of(page)
+        for key, figure in pictures.items():
+            write_file(out / f"{key}.png", figures.saved(figure, "png", dpi=150))
+    reports = [os.path.relpath(report.write_report(s, inline=False), out) for s in sections]
+    values = {"page": page, "pictures": pictures, "reports": reports}
+    for name in ("index.html", "index.md", "first_screen.md"):
+        write_file(out / name, report.render(f"{name}.j2", tables=tables, bases=BASES, **values))
+    return out / "index.html"

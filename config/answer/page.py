@@ -1,0 +1,260 @@
+# The page of the answer: which arm of which shelf is a part, and what others published of it.
+#   python bench/answer.py
+# The order here is the order on the page. No number of ours stands here.
+
+# The folder of each shelf below bench/results/answer, and of its further columns below that.
+shelves = {"gpt2": "gpt2", "llama": "llama"}
+columns = {"text": "python", "smaller": "small", "larger": "large", "longer": "long"}
+
+# A claim: what a part does to the loss, what that would be as a word of ours (None: our runs cannot
+# test it), who published it, and where it can be read. The first claim of a part is in the table.
+ARXIV = "https://arxiv.org/abs/"
+MARIN = "https://github.com/marin-community/marin/issues/"
+GENESIS = "https://github.com/NahuelGenchi/genesis-ai/issues/148"
+MODDED = "https://github.com/KellerJordan/modded-nanogpt#world-record-history"
+NANOCHAT = "https://github.com/karpathy/nanochat/blob/master/dev/LOG.md"
+
+ROPE = [
+    (
+        "better in GPT-2, 124 M",
+        "better",
+        "llm.c #756",
+        "https://github.com/karpathy/llm.c/pull/756",
+    ),
+    ("1.6 % lower loss, CPU", "better", "genesis-ai #148", GENESIS),
+    (
+        "better, no strong trend downstream",
+        "better",
+        "EleutherAI",
+        "https://blog.eleuther.ai/rotary-embeddings/",
+    ),
+]
+SWIGLU = [
+    ("lower perplexity than GELU", "better", "Shazeer 2020", ARXIV + "2002.05202"),
+    (
+        "early gain that goes away",
+        "tie",
+        "llm.c #755",
+        "https://github.com/karpathy/llm.c/pull/755",
+    ),
+    ("0.06 % higher loss, CPU", "worse", "genesis-ai #148", GENESIS),
+]
+RMSNORM = [
+    ("comparable quality, less time", "tie", "Zhang & Sennrich", ARXIV + "1910.07467"),
+    ("0.1 % higher loss, CPU", "worse", "genesis-ai #148", GENESIS),
+]
+BIASES = [
+    ("stabler training of large models", None, "PaLM", ARXIV + "2204.02311"),
+    ("0.001 to 0.003 nats worse", "worse", "Marin #5585", MARIN + "5585"),
+]
+UNTIED = [
+    (
+        "0.019 bits per byte better",
+        "better",
+        "parameter-golf #2000",
+        "https://github.com/openai/parameter-golf/pull/2000",
+    ),
+    ("0.004 to 0.010 nats worse", "worse", "Marin #9290", MARIN + "9290"),
+]
+QK_NORM = [
+    ("better at width 512", "better", "Marin #5230", MARIN + "5230"),
+    ("worse at width 768", "worse", "Marin #5230", MARIN + "5230"),
+]
+MUON = [("a fifth less time, 124 M", "better", "modded-nanogpt, record 3", MODDED)]
+GATE = [
+    ("better, and no attention sink", "better", "Qiu et al.", ARXIV + "2505.06708"),
+    ("0.03 nats worse with Muon", "worse", "Marin #5585", MARIN + "5585"),
+    ("0.01 nats better with AdamH", None, "Marin #5585", MARIN + "5585"),
+]
+
+# name: the arms that put the part into a base, those that take it out of a base that has it, what
+# the swap is, and the claims.
+parts = {
+    "RoPE": dict(
+        into=dict(gpt2="rope"),
+        out_of=dict(llama="learned positions"),
+        swap="rotary positions instead of learned ones",
+        claims=ROPE,
+    ),
+    "SwiGLU": dict(
+        into=dict(gpt2="swiglu"),
+        out_of=dict(llama="gelu"),
+        swap="a gated MLP of as many parameters instead of GELU",
+        claims=SWIGLU,
+    ),
+    "RMSNorm": dict(
+        into=dict(gpt2="rmsnorm"),
+        out_of=dict(llama="layernorm"),
+        swap="RMSNorm instead of LayerNorm",
+        claims=RMSNORM,
+    ),
+    "No biases": dict(
+        into=dict(gpt2="no biases"),
+        out_of=dict(llama="biases"),
+        swap="no bias in any layer",
+        claims=BIASES,
+    ),
+    "Untied head": dict(
+        into=dict(gpt2="untied head"),
+        out_of=dict(llama="tied head"),
+        swap="an output matrix of its own instead of the embedding",
+        claims=UNTIED,
+    ),
+    "All of LLaMA": dict(
+        into=dict(gpt2="all of llama"), swap="the five parts above together", claims=[]
+    ),
+    "Muon": dict(
+        out_of=dict(gpt2="adamw", llama="adamw"),
+        swap="Muon on the matrices instead of AdamW on all",
+        claims=MUON,
+    ),
+    "QK norm": dict(
+        into=dict(gpt2="qk norm", llama="qk norm"),
+        swap="RMSNorm on the queries and keys of each head",
+        claims=QK_NORM,
+    ),
+    "ReLU²": dict(
+        into=dict(gpt2="relu squared"),
+        swap="squared ReLU instead of GELU",
+        claims=[("better than the usual MLP", "better", "Primer", ARXIV + "2109.08668")],
+    ),
+    "GEGLU": dict(
+        into=dict(gpt2="geglu"),
+        swap="a gated GELU of as many parameters instead of GELU",
+        claims=[("lower perplexity than GELU", "better", "Shazeer 2020", ARXIV + "2002.05202")],
+    ),
+    "ALiBi": dict(
+        into=dict(gpt2="alibi", llama="alibi"),
+        swap="a penalty on distance instead of the base's positions",
+        claims=[("holds beyond the trained length", None, "Press et al.", ARXIV + "2108.12409")],
+    ),
+    "No positions": dict(
+        into=dict(gpt2="no positions"),
+        swap="no position scheme at all",
+        claims=[("best at unseen lengths", None, "Kazemnejad et al.", ARXIV + "2305.19466")],
+    ),
+    "NoPE, 1 in 4": dict(
+        into=dict(llama="no positions in every fourth layer"),
+        swap="no rotation in every fourth layer",
+        claims=[("better at long contexts", None, "Yang et al.", ARXIV + "2501.18795")],
+    ),
+    "Attention gate": dict(
+        into=dict(llama="attention gate"),
+        swap="a sigmoid gate on the output of each head",
+        claims=GATE,
+    ),
+    "Sink": dict(
+        into=dict(llama="sink"),
+        swap="a learned logit per head to which attention may go",
+        claims=[],
+    ),
+    "Value residual": dict(
+        into=dict(llama="value residual"),
+        swap="the first layer's values mixed into each layer's",
+        claims=[("a fifth fewer tokens", "better", "Zhou et al.", ARXIV + "2410.17897")],
+    ),
+    "Value embeddings": dict(
+        into=dict(llama="value embeddings"),
+        swap="an embedding of the token added to the values",
+        claims=[("5 % less time, 124 M", "better", "modded-nanogpt, record 14", MODDED)],
+    ),
+    "Input skip": dict(
+        into=dict(llama="x0 skip"),
+        swap="the embedding added to the stream of each layer",
+        claims=[("better, and fades with depth", "better", "nanochat", NANOCHAT)],
+    ),
+    "Hyper-connections": dict(
+        into=dict(llama="hyper-connections"),
+        swap="four residual streams that mix with one another",
+        claims=[
+            ("lower loss, faster convergence", "better", "Zhu et al.", ARXIV + "2409.19606"),
+            ("0.005 to 0.007 nats better", "better", "Marin #9290", MARIN + "9290"),
+        ],
+    ),
+    "Exclusive attention": dict(
+        into=dict(llama="exclusive self-attention"),
+        swap="a token's own value taken out of what its heads read",
+        claims=[("better up to 2.7 B", "better", "Zhai 2026", ARXIV + "2603.09078")],
+    ),
+    "Convolution": dict(
+        into=dict(llama="convolution"),
+        swap="a causal convolution over four tokens before attention",
+        claims=[
+            ("deeper reasoning, synthetic tasks", None, "Allen-Zhu 2025", ARXIV + "2512.17351")
+        ],
+    ),
+    "Window": dict(
+        into=dict(llama="window of 32"),
+        swap="attention to the last 32 tokens instead of 128",
+        claims=[("0.02 nats worse, 2048 to 512", "worse", "Marin #5338", MARIN + "5338")],
+    ),
+    "Low rank": dict(into=dict(llama="rank 32"), swap="matrices of rank 32", claims=[]),
+    "GQA": dict(
+        into=dict(llama="2 key heads"),
+        swap="two key heads for four query heads",
+        claims=[("close to full attention", "tie", "Ainslie et al.", ARXIV + "2305.13245")],
+    ),
+    "MQA": dict(
+        into=dict(llama="1 key head"),
+        swap="one key head for four query heads",
+        claims=[("minor quality degradation", "worse", "Shazeer 2019", ARXIV + "1911.02150")],
+    ),
+    "Latent attention": dict(
+        into=dict(llama="latent attention"),
+        swap="keys and values from one small latent vector",
+        claims=[("better than full attention", "better", "DeepSeek-V2", ARXIV + "2405.04434")],
+    ),
+    "Differential attention": dict(
+        into=dict(llama="differential attention"),
+        swap="the difference of two attention maps",
+        claims=[("needs 65 % of the size", "better", "Ye et al.", ARXIV + "2410.05258")],
+    ),
+    "Gated DeltaNet": dict(
+        into=dict(llama="gated deltanet"),
+        swap="a linear recurrence instead of attention",
+        claims=[],
+    ),
+    "Mamba-2": dict(
+        into=dict(llama="mamba-2"),
+        swap="a state-space model instead of attention",
+        claims=[("competitive with Transformers", "tie", "Dao & Gu 2024", ARXIV + "2405.21060")],
+    ),
+    "Hybrid": dict(
+        into=dict(llama="hybrid"),
+        swap="Gated DeltaNet in three layers of four, attention in the last",
+        claims=[("better with Mamba-2, 8 B", None, "Waleffe et al.", ARXIV + "2406.07887")],
+    ),
+    "Experts": dict(
+        into=dict(llama="experts"),
+        swap="eight experts, two for each token, instead of one MLP",
+        claims=[("better per step, slower", None, "nanochat", NANOCHAT)],
+    ),
+    "Parallel block": dict(
+        into=dict(llama="parallel block"),
+        swap="attention and MLP side by side",
+        claims=[("slightly worse at 8 B", "worse", "PaLM", ARXIV + "2204.02311")],
+    ),
+    "Post-norm": dict(
+        into=dict(llama="norms after the sublayer"),
+        swap="the norm after each sublayer instead of before it",
+        claims=[("cannot do without warm-up", None, "Xiong et al.", ARXIV + "2002.04745")],
+    ),
+}
+
+# What the sections show: (shelf, part) of the annotated example, and the parts of some figures.
+example = ("gpt2", "RoPE")
+rates = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All of LLaMA"]
+sizes = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All of LLaMA"]
+contexts = ["RoPE", "ALiBi", "NoPE, 1 in 4", "Window", "Gated DeltaNet", "Mamba-2", "Hybrid"]
+
+# The rows of the first screen of README, at most eight.
+first_screen = [
+    "RoPE",
+    "SwiGLU",
+    "RMSNorm",
+    "No biases",
+    "Untied head",
+    "All of LLaMA",
+    "Muon",
+    "QK norm",
+]
