@@ -132,15 +132,6 @@ def test_the_readme_links_every_page_and_names_every_room():
         assert f"`{name}`" in README, name
 
 
-def test_the_layout_page_names_every_module():
-    layout = (ROOT / "docs/layout.md").read_text(encoding="utf-8")
-    modules = [*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/*.py"), *ROOT.glob("bench/*/*.py")]
-    modules = [path.relative_to(ROOT) for path in modules if path.name != "__init__.py"]
-    for path in modules:
-        if path.parts[0] not in ("tests", "config"):
-            assert f"`{path}`" in layout, f"docs/layout.md does not name {path}: add a line"
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_pictures_exist(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):

@@ -105,7 +105,9 @@ def test_no_circle_of_imports():
         visit(module, [])
 
 
-def test_every_room_says_what_it_is_for():
+def test_every_room_and_file_says_what_it_is_for():
+    for path in FILES:
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
     for path in [*ROOT.glob("[a-z]*/__init__.py"), *ROOT.glob("bench/*/__init__.py")]:
         assert re.fullmatch(r'"""[^\n]+"""\n', path.read_text(encoding="utf-8")), path
 
