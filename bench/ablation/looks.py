@@ -3,7 +3,7 @@ When a sweep's verdicts were read: OUT/history.jsonl, to which each report adds 
 
 A look is a number of seeds at which verdicts are read. The looks planned before the first report
 share 90 % of the error equally. The j-th look that nobody planned gets 10 % x 2^-j of it: more
-seeds than planned, another metric, or for ties another margin, after a report. By the union bound
+seeds than planned, or for ties another margin, after a report. By the union bound
 this holds however the arms to continue with are chosen. Arms that a report ever listed stay in the
 family. A report between two looks decides nothing new.
 """
@@ -18,7 +18,7 @@ from bench.ablation import rows
 from common import files
 
 PLANNED = 0.9  # share of the error for the planned looks
-CONTENT = ("metric", "margin", "arms", "runs", "looks")  # a report of the same adds no line
+CONTENT = ("margin", "arms", "runs", "looks")  # a report of the same adds no line
 
 
 @dataclass
@@ -70,23 +70,20 @@ def looks_of(plan, tried, history, margin):
     history = [  # of reports that could compare anything: two runs of an arm
         line for line in history if any(len(line["runs"].get(arm, ())) > 1 for arm in line["arms"])
     ]
-    declared = [
-        (line["metric"], line["margin"], look) for line in history for look in line["looks"]
-    ]
-    declared += [(plan["metric"], margin, look) for look in declared_looks(plan, tried, history)]
+    declared = [(line["margin"], look) for line in history for look in line["looks"]]
+    declared += [(margin, look) for look in declared_looks(plan, tried, history)]
     declared = list(dict.fromkeys(declared))
     planned = len(history[0]["looks"] if history else plan["looks"])
     shares = [share_of(planned)] * planned
     shares += [share_of(unplanned=j) for j in range(1, len(declared) - planned + 1)]
 
     looks = []
-    for look in sorted({look for _, _, look in declared}):
-        of_metric, of_margin = 0.0, 0.0
-        for share, (metric, tie_margin, seeds) in zip(shares, declared, strict=False):
-            if (metric, seeds) == (plan["metric"], look):
-                of_metric = of_metric or share
-                of_margin = of_margin or share * (tie_margin == margin)
-        looks.append(Look(of_metric, of_margin, seeds_at(plan, tried, look, bool(history))))
+    for look in sorted({look for _, look in declared}):
+        at_look = {m: share for share, (m, n) in zip(shares, declared, strict=False) if n == look}
+        of_all = next(iter(at_look.values()), 0.0)
+        looks.append(
+            Look(of_all, at_look.get(margin, 0.0), seeds_at(plan, tried, look, bool(history)))
+        )
     return [*looks, Look(0.0, 0.0, tried)]
 
 
@@ -128,12 +125,12 @@ def read(folders, plan):
 
 def is_line(line):
     """Whether a line of history.jsonl says what looks_of needs."""
-    texts = all(isinstance(line.get(key), str) for key in ("when", "metric"))
     runs, looks, arms = line.get("runs"), line.get("looks"), line.get("arms")
     lists = isinstance(arms, list) and all(isinstance(arm, str) for arm in arms)
     counts = isinstance(looks, list) and len(looks) > 0 and all(map(rows.is_count, looks))
     known = isinstance(runs, dict) and all(isinstance(seeds, list) for seeds in runs.values())
-    return texts and lists and counts and known and isinstance(line.get("margin"), Real | None)
+    stamped = isinstance(line.get("when"), str) and isinstance(line.get("margin"), Real | None)
+    return stamped and lists and counts and known
 
 
 def record(folders, plan, runs, verdicts, history):
@@ -142,7 +139,6 @@ def record(folders, plan, runs, verdicts, history):
     tried, margin = tried_seeds(runs), verdicts.attrs["margin"]
     content = {
         "when": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "metric": plan["metric"],
         "margin": None if math.isnan(margin) else margin,
         "arms": list(verdicts.name[verdicts.kind != "replicate"]),
         "runs": tried,
@@ -156,7 +152,7 @@ def record(folders, plan, runs, verdicts, history):
             files.append(folder / "history.jsonl", content)
 
 
-def identity(plan):
-    """What produced the base's runs: its code and its configuration."""
-    facts = plan["arms"][plan["base"]]
+def identity(plan, arm=None):
+    """What produced an arm's runs, by default the base's: its code and its configuration."""
+    facts = plan["arms"][arm or plan["base"]]
     return [facts["code_hash"] or plan.get("code_hash"), facts["config_hash"] or None]

@@ -6,7 +6,6 @@ what others published. All numbers come from the sweeps, all sentences from the 
 screening, and a sweep whose base ends above the trigrams of its text, are kept off the page.
 """
 
-import math
 import os
 from dataclasses import dataclass
 
@@ -120,14 +119,6 @@ def beside(says, estimate):
     return "opposite at our scale" if estimate.sign == -SIGNS[says] else "not seen at our scale"
 
 
-def lead(section, yardsticks):
-    """How far the base ends below the least of some yardsticks; inf if none is known."""
-    known = [loss for name, loss in section.ngrams if name in yardsticks or not yardsticks]
-    return (
-        min(known, default=math.inf) - section.reported(section.plan["base"])["loss_whole"].mean()
-    )
-
-
 # ---------------------------------------------------------------- the content of the page
 
 
@@ -139,8 +130,7 @@ class Page:
         for base, folder in config["shelves"].items():
             for column, name in {HERE: "", **config["columns"]}.items():
                 section = sections.get(f"{folder}/{name}".rstrip("/"))
-                may_decide = section and not section.plan["screening"]
-                if may_decide and not lead(section, ["trigrams"]) < 0:
+                if section and not section.verdicts.attrs["screening"]:
                     self.shelves[base, column] = section
         self.here = {base: s for (base, column), s in self.shelves.items() if column == HERE}
         self.parts = [self.part(name, **facts) for name, facts in config["parts"].items()]
@@ -166,7 +156,7 @@ class Page:
 
     def first_screen(self):
         """The Parts of README's table, if the bases beat the counts."""
-        if any(lead(section, []) < 0 for section in self.here.values()):
+        if any(section.verdicts.attrs["marked"] for section in self.here.values()):
             return []
         return [part for part in self.measured if part.name in self.config["first_screen"]]
 

@@ -38,7 +38,6 @@ ITEMS = (
     (figures.learning_rates, "Learning rates", "figures"),
     (figures.extrapolation, "Longer contexts", "figures"),
     (tables.tests_table, "Losses and tests", "details"),
-    (tables.measures_table, "By other measures", "details"),
     (tables.costs_table, "Costs", "details"),
 )
 
@@ -56,7 +55,7 @@ class Section:
     folders: list
     runs: pd.DataFrame  # rows.load
     costs: pd.DataFrame  # rows.costs
-    verdicts: pd.DataFrame  # by the plan's metric
+    verdicts: pd.DataFrame  # judge
     history: list  # lines of history.jsonl
     curve: worth.Curve | None  # the base's loss against its tokens
 
@@ -104,7 +103,7 @@ class Section:
     @property
     def verdict_heading(self):
         """Names the rate of the arms, where none was to be chosen."""
-        tuned = self.is_tuned or self.plan["screening"]
+        tuned = self.is_tuned or self.verdicts.attrs["screening"]
         return "verdict" if tuned else "verdict at the base's rate"
 
     def reported(self, arm):
@@ -127,19 +126,11 @@ class Section:
         return float(values.iloc[0]) if len(values) else math.nan
 
     def costs_of(self, row):
-        """{column: cost} of what a row of verdicts is about."""
-        if row["kind"] == "effect":
-            return row
-        return {key: self.cost(row["arm"], key) for key in factorial.STEP_RATIO}
+        """{column: cost} of the arm of a row of verdicts."""
+        return {key: self.cost(row["arm"], key) for key in worth.STEP_RATIO}
 
     def is_replicate(self, arm):
         return self.plan["arms"].get(arm, {}).get("replicate", False)
-
-    def by(self, measure):
-        """The verdicts by another measure; None if its runs do not have it."""
-        if self.runs[measure].isna().all():
-            return None
-        return judge(self.runs, self.plan, self.history, measure)
 
     def high_level(self, factor):
         """{key: value} of a factor's high level, in a factorial."""
@@ -156,10 +147,9 @@ class Section:
         return [entry for entry in counts if entry[2] < entry[1]]
 
 
-def judge(runs, plan, history, measure="loss"):
-    if any(facts["cell"] for facts in plan["arms"].values()):
-        return factorial.effects(runs, plan, history, measure)
-    return verdicts.judge(runs, plan, history, measure)
+def judge(runs, plan, history):
+    cells = any(facts["cell"] for facts in plan["arms"].values())
+    return (factorial.effects if cells else verdicts.judge)(runs, plan, history)
 
 
 def sections(folders):

@@ -10,7 +10,7 @@ Columns of `load`:
     control      base or its replicate                   seconds      of training, by its log
     loss         on the reported half of the validation text, nats per token
     loss_tune    on the half that chooses rates; loss_whole: on all of the validation text
-    train_loss, best_loss, bits_per_byte, wrong_answers, wrong_tokens, test_loss
+    train_loss, bits_per_byte, wrong_answers, wrong_tokens, test_loss
     blocks       list: loss of each block of text        extrapolation  {context: loss, low, high}
     curve        list of [step, loss of the whole text, of the tune half, of the reported half]
     sample, reason, command, out_dir, machine, code_hash, config_hash
@@ -34,7 +34,6 @@ LOSSES = {  # column -> key of rows.jsonl
     "loss": "final_report",
     "loss_tune": "final_tune",
     "loss_whole": "final_val_loss",
-    "best_loss": "best_report",
 }
 NUMBERS = ("train_loss", "bits_per_byte", "wrong_answers", "wrong_tokens", "test_loss", "seconds")
 TEXTS = ("sample", "reason", "command", "out_dir", "code_hash", "config_hash")
@@ -60,7 +59,7 @@ KINDS |= dict.fromkeys(["tokens", *LOSSES, *NUMBERS], float)
 FIX = "name a folder that bench/ablate.py wrote"
 PARTS = ("chosen_lr", "base_values", "data", "ngrams")  # dictionaries in a plan
 # Folders whose plans agree in these keys, and in their common arms, hold runs of one sweep.
-SHARED = ("code_hash", "base", "base_values", "metric", "max_iters", "data")
+SHARED = ("code_hash", "base", "base_values", "max_iters", "data")
 OF_AN_ARM = ("code_hash", "config_hash", "against", "cell")
 
 
@@ -89,7 +88,7 @@ def complete(content, path="sweep.json"):
     looks, seeds, margin, controls = map(content.get, keys)
     looks = [n for n in looks if is_count(n)] if isinstance(looks, list) else []
     return {
-        **{"metric": "final_val_loss", "question": "", "name": "", "also": ""},
+        **{"question": "", "name": "", "also": ""},
         **content,
         **{key: as_dict(content.get(key)) for key in PARTS},
         "screening": bool(content.get("screening")),

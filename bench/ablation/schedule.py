@@ -7,7 +7,7 @@ import math
 import statistics
 
 from bench.ablation import cluster, launch, rows, worth
-from bench.ablation.progress import RunBars, format_duration, say
+from bench.ablation.progress import RunBars, say
 from bench.ablation.sweep import CURVE_SEEDS
 
 EXTENSIONS = 2  # times that a grid of rates is extended if the chosen rate is at its edge
@@ -103,47 +103,25 @@ def run_jobs(sweep, jobs, stop):
 
 
 def run_more_seeds(sweep, stop):
-    """After each look but the last, run more seeds of the undecided arms, with a budget those that
-    need the fewest first. The looks are planned beforehand, and the verdicts correct for all of
-    them (looks.py), so that errors hold although verdicts are read several times. Returns False if
+    """After each look but the last, run more seeds of the undecided arms and of what they are
+    compared with. The looks are planned beforehand, and the verdicts correct for all of them
+    (looks.py), so that errors hold although verdicts are read several times. Returns False if
     stopped."""
     from bench.ablation import verdicts
 
-    budget = sweep.config.budget_seconds or math.inf
     for first, end in itertools.pairwise(sweep.looks):
         # A resumed sweep decides by the rows that were known at this look.
         planned, runs = sweep.planned_runs(first), rows.load(sweep.out)
         known = (runs.purpose != "report") | (runs.seed < runs.arm.map(planned))
         undecided = verdicts.undecided(runs[known], rows.plan(sweep.out))
-        used = sum(
-            row.get("wall_seconds") or 0.0
-            for row in sweep.rows.values()
-            if row["purpose"] != "report" or row["seed"] < planned[row["arm"]]
-        )
-        left = max(0, budget - used / len(sweep.slots))
-        names = affordable(sweep, undecided, first, end, left)
         say(f"after {first} seeds, undecided: {', '.join(undecided) or 'nothing'}")
-        if not names:
-            if undecided:
-                left = format_duration(left)
-                say(f"the {left} left are too short for {end - first} more seeds")
+        if not undecided:
             return True
-        say(f"up to {end} seeds for {', '.join(arm for arm in sweep.arms if arm in names)}")
+        compared = {sweep.arms[name].against for name in undecided}
+        names = [*undecided, *compared, *sweep.control_arms()]
         if not run_jobs(sweep, sweep.report_jobs(first, end, names), stop):
             return False
     return True
-
-
-def affordable(sweep, undecided, first, end, seconds_left):
-    """The names of arms whose seeds from `first` to `end` fit into the time that is left, with the
-    arms that they are compared with. undecided: {arm: seeds that it needs, inf if unknown}."""
-    names = set()
-    for name in sorted(undecided, key=undecided.get):
-        arm = sweep.arms[name]
-        wanted = names | {name, arm.against, *sweep.control_arms()} & set(sweep.arms)
-        if sweep.seconds(sweep.report_jobs(first, end, wanted)) <= seconds_left:
-            names = wanted
-    return names
 
 
 # ---------------------------------------------------------------- an array job

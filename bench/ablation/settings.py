@@ -1,6 +1,5 @@
 """The settings of a sweep, and the reading of its command line."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -33,13 +32,12 @@ STATED = (
     *("dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"),
     *("device", "compile"),
 )
-UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass
 class AblateConfig:
     OFTEN = (
-        *("out_dir", "design", "axis", "arms", "match", "seeds", "budget", "screening"),
+        *("out_dir", "design", "axis", "arms", "match", "seeds", "looks", "screening"),
         *("workers", "dry_run"),
     )
     # the report
@@ -56,9 +54,8 @@ class AblateConfig:
     # the runs
     seeds: PositiveInt = 8  # runs to report for each arm, at the first look
     controls: PositiveInt | None = None  # runs of the base and its copy; None: sqrt(arms) * seeds
-    looks: PositiveInt | None = None  # how often verdicts are read; None: 1, with a budget 3
+    looks: PositiveInt = 1  # how often verdicts are read; after each, more seeds if undecided
     curve: list | None = None  # the base at these multiples of its tokens; None: [0.25, 0.5, 2]
-    budget: str | None = None  # 90s, 15m, 2h: the time for this and all further looks
     lr_grid: list | None = None  # learning rates to choose from, as multiples; None: [0.5, 1, 2]
     tune_seeds: Annotated[int, Range(least=2)] = 3  # runs at each rate, on seeds of their own
     screening: bool = False  # few seeds, and by default no curve and no tuning: it only ranks
@@ -83,7 +80,6 @@ class AblateConfig:
             raise ValueError("curve holds 1, which is the base itself: leave it out")
         if 1 not in self.lr_grid:
             raise ValueError(f"lr_grid={self.lr_grid} lacks 1, the base's rate: add it")
-        self.budget_seconds = parse_duration(self.budget)
 
     @property
     def designs(self):
@@ -103,15 +99,6 @@ def multiples(key, values):
         fix = "give numbers above 0"
         raise ValueError(f"{key}={values} holds a value that is not a positive number: {fix}")
     return [float(value) for value in dict.fromkeys(values)]
-
-
-def parse_duration(text):
-    """Seconds of 90s, 15m, 2h or 1d; None for None or 0."""
-    try:
-        number, unit = re.fullmatch(r"([\d.]+)\s*([smhd]?)", text or "0").groups()
-        return float(number) * UNITS[unit] or None
-    except (AttributeError, ValueError):
-        raise ValueError(f"budget={text} is not a duration: write 90s, 15m or 2h") from None
 
 
 def part_name(key, value):

@@ -248,8 +248,7 @@ class Sweep:
     @property
     def looks(self):
         """The planned numbers of seeds after which verdicts are read."""
-        count = self.config.looks or (3 if self.config.budget_seconds else 1)
-        return [self.config.seeds * 2**number for number in range(count)]
+        return [self.config.seeds * 2**number for number in range(self.config.looks)]
 
     @property
     def parent(self):
@@ -299,7 +298,8 @@ class Sweep:
         else:
             family = len(judged_arms(self.outline()))
             se, df = math.sqrt(1 / seeds + 1 / control), seeds + control - 2
-            df = runs - len(counts) if self.config.screening else df
+            least = power.least_runs(family)
+            df = runs - len(counts) if self.config.screening else df * (seeds >= least)
             what = f"{seeds} runs of an arm beside {control} of the base"
         if seeds < 2 or df < 1:
             return f"{what} decide nothing: give more --seeds"
@@ -390,7 +390,6 @@ class Sweep:
         started = datetime.now().astimezone().isoformat(timespec="seconds")
         tokens = math.prod(values[key] for key in TOKENS)
         content = {key: getattr(config, key) for key in STORED} | {
-            "metric": "final_val_loss",
             "design": config.design or ",".join(config.designs),
             "base": "base",
             "base_values": values,

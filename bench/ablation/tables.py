@@ -6,16 +6,12 @@ import math
 import numpy as np
 import pandas as pd
 
-from bench.ablation.factorial import ALONE, STEP_RATIO
+from bench.ablation.factorial import ALONE
 from bench.ablation.rows import as_dict
+from bench.ablation.worth import STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number
 SHARES = ("wrong_answers", "wrong_tokens")  # columns of runs on prompts and answers
-MEASURES = {  # columns of runs that get verdicts of their own, beside the metric of the plan
-    "best_loss": "best validation loss",
-    "wrong_answers": "share of answers with a mistake",
-    "wrong_tokens": "share of wrong tokens in answers",
-}
 
 
 # ---------------------------------------------------------------- texts of numbers
@@ -154,19 +150,6 @@ def what_changes(section, row):
     arm = section.plan["arms"].get(row["arm"], {})
     changes = arm.get("changes") or section.high_level(row["arm"])
     return ", ".join(f"{key}={value}" for key, value in changes.items()) or DASH
-
-
-def measures_table(section):
-    """Each measure is a family of its own. They decide nothing."""
-    columns = {}
-    for measure, title in MEASURES.items():
-        shown = section.by(measure)
-        if shown is None:
-            continue
-        columns.setdefault("change", list(shown["name"]))
-        columns[title] = [difference(row) for row in records(shown)]
-        columns[f"verdict by {measure.replace('_', ' ')}"] = list(shown["verdict"])
-    return without_empty_columns(pd.DataFrame(columns))
 
 
 # ---------------------------------------------------------------- the noise

@@ -5,212 +5,108 @@ An arm's runs are compared with the control group: the base's runs and those of 
 together. The replicate against the base checks the set-up and gets no verdict.
 
 - Contrasts of independent groups of runs: Welch's test with Satterthwaite's degrees of freedom.
-  Nothing is paired and no variance is pooled, so that an arm that spreads more than the base costs
-  power and not validity. A screening, and the replicate, pool one variance over all arms.
+  Nothing is paired. A verdict needs Student's test, too: its p is the larger of the two. Welch's
+  errs where an arm's few runs agree by chance, Student's where an arm spreads more than the base. A
+  screening, and the replicate, pool one variance over all arms.
+- Few runs decide nothing among many arms (power.least_runs).
 - A comparison's p is the least of p / share over its looks (looks.py). Holm's method then corrects
   for all planned comparisons of the sweep; those that have not run count with p = 1.
 - A verdict must stand at the end: if the difference of all runs points the other way, or its own
   95 % interval includes zero, it is "undecided".
 - A tie is two one-sided tests against the margin (Schuirmann 1987), corrected in the same way.
-- Runs that diverged have no loss, but a rank: the last. Arms that have some are compared by the
-  rank-sum test, and are never better and never a tie.
+- Runs that diverged, or that are stuck above the trigrams of their text, did not learn: an outcome
+  without a loss. Fisher's exact test compares how often, and an arm that has such runs is never
+  better and never a tie. Its difference is that of the runs that learned, and decides nothing.
+- A base that is itself above the trigrams makes a screening of its sweep.
 
 tests/helpers/simulate.py measures the error and the power of `verdicts`.
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import special, stats
+from scipy import stats
 
-from bench.ablation import looks, power, rows, worth
+from bench.ablation import contrasts, looks, power, rows, worth
+from bench.ablation.contrasts import compare, contrast, failures, fisher, moments
 from bench.ablation.power import ALPHA
 
-RESAMPLES = 9999  # of the bootstrap over the text
+RESAMPLES = 1999  # of the bootstrap over the text
 LEAST_BLOCKS = 50  # of text, for an interval over it
 COLUMNS = [
-    *("name", "arm", "against", "kind", "n", "n_control", "diverged", "loss", "sd", "difference"),
-    *("se", "df", "low", "high", "p", "p_looks", "p_holm", "p_tie", "verdict", "reason"),
-    *("more_seeds", "text_low", "text_high", "worth", "worth_low", "worth_high"),
-    *("worth_time", "worth_time_low", "worth_time_high"),
+    *("name", "arm", "against", "kind", "n", "n_control", "loss", "sd"),
+    *("difference", "se", "df", "low", "high", "p", "p_looks", "p_tie_looks", "p_holm", "p_tie"),
+    *("verdict", "reason", "more_seeds", "text_low", "text_high", "worth", "worth_low"),
+    *("worth_high", "worth_time", "worth_time_low", "worth_time_high"),
+    # Runs that diverged, runs that are stuck; of both the rate's interval, and Fisher's test.
+    *("diverged", "stuck", "stuck_low", "stuck_high", "p_stuck"),
 ]
-TEXTS = {"verdict": "no verdict", "reason": "", "diverged": 0}
-
-
-# ---------------------------------------------------------------- tests, on arrays
-
-
-class Contrast(NamedTuple):
-    """An estimate, its standard error and its degrees of freedom: arrays of one shape, or numbers.
-    The last two are nan where a group has one run."""
-
-    difference: np.ndarray
-    se: np.ndarray
-    df: np.ndarray
-
-    def p(self):
-        """Two-sided, against no difference; 1 where it is unknown."""
-        with np.errstate(all="ignore"):
-            return np.nan_to_num(2 * special.stdtr(self.df, -abs(self.difference) / self.se), nan=1)
-
-    def p_tie(self, margin):
-        """Of two one-sided tests that the difference is smaller than the margin; 1 where it is
-        unknown."""
-        with np.errstate(all="ignore"):
-            p = special.stdtr(self.df, (abs(self.difference) - margin) / self.se)
-        return np.nan_to_num(p, nan=1)
-
-    def columns(self):
-        """As columns of a verdict, with the 95 % interval of this comparison alone."""
-        half = special.stdtrit(self.df, 1 - ALPHA / 2) * self.se
-        numbers = [*self, self.difference - half, self.difference + half, self.p()]
-        return dict(zip(COLUMNS[9:15], map(float, numbers), strict=True))
-
-
-def contrast(groups, weights=(1, -1), pooled=None):
-    """The Contrast of the weighted means of independent groups, each [n, ...], by Welch's test. The
-    slopes of scales have more groups than two: scipy's test has two. `pooled` (variance,
-    degrees of freedom) replaces the groups' own variances."""
-    with np.errstate(all="ignore"):
-        difference = sum(w * np.mean(x, 0) for w, x in zip(weights, groups, strict=True))
-        variances = [pooled[0] if pooled else variance(x) for x in groups]
-        parts = [w**2 * s2 / len(x) for w, x, s2 in zip(weights, groups, variances, strict=True)]
-        squares = sum(part**2 / max(len(x) - 1, 1) for part, x in zip(parts, groups, strict=True))
-        df = pooled[1] if pooled else sum(parts) ** 2 / squares
-    return Contrast(difference, np.sqrt(sum(parts)), np.where(sum(parts) == 0, np.inf, df))
-
-
-def variance(group):
-    """The unbiased variance of a sample [n, ...]; nan if n is 1."""
-    return np.var(group, 0, ddof=1) if len(group) > 1 else np.full(np.shape(group)[1:], math.nan)
-
-
-def pooled_variance(groups):
-    """(variance, degrees of freedom) within groups, each [n, ...]. With few runs, a screening finds
-    with it what Welch's test cannot; the simulation shows its error where variances differ."""
-    groups = [group for group in groups if len(group) > 1]
-    df = sum(len(group) - 1 for group in groups)
-    return sum((len(group) - 1) * variance(group) for group in groups) / max(df, 1), df
-
-
-def rank_test(group, control):
-    """(p, direction) of the rank-sum test of losses [n, ...] and [m, ...], infinite where a run
-    diverged: scipy's, but p is never below what so few runs can give. A positive direction is
-    worse."""
-    n, m = len(group), len(control)
-    test = stats.mannwhitneyu(group, control, method="asymptotic")
-    return np.maximum(test.pvalue, 2 / math.comb(n + m, n)), test.statistic - n * m / 2
-
-
-def compare(groups, margin):
-    """(p, p of a tie, direction) of groups of losses, not corrected; (1, 1, 0) if one is empty."""
-    if not all(map(len, groups)):
-        return 1.0, 1.0, 0.0
-    if all(np.isfinite(group).all() for group in groups):
-        test = contrast(groups)
-        return float(test.p()), float(test.p_tie(margin)), float(test.difference)
-    p, direction = rank_test(*groups)
-    return float(p), 1.0, float(direction)
-
-
-# ---------------------------------------------------------------- many comparisons, many looks
-
-
-def holm(p, family=0):
-    """Holm's corrected p, along the last axis; of `family` hypotheses the others have p = 1. Many
-    sweeps at once: statsmodels takes 0.1 s for each, and the simulation has half a million."""
-    p = np.asarray(p, float)
-    order = np.argsort(p, axis=-1)
-    factors = max(family, p.shape[-1]) - np.arange(p.shape[-1])
-    corrected = np.maximum.accumulate(np.take_along_axis(p, order, -1) * factors, -1)
-    return np.take_along_axis(np.minimum(corrected, 1), np.argsort(order, -1), -1)
-
-
-def words(p, p_tie, difference, shares, tie_shares=None, family=0):
-    """The verdicts of a family of comparisons. p, p_tie and difference are [looks, ..., family],
-    not corrected, with p = 1 where a comparison has not reached a look; shares [looks], for ties
-    tie_shares. The last look is at all data, with a share of 0 if it may decide nothing.
-
-    This is where a comparison is decided. `decide` takes back what diverged runs do not bear,
-    `explain` what missing runs do not, `screen` words a screening. factorial.py calls it, too.
-
-    Returns a dict of arrays [..., family]: verdict, seen (what a look said, also where it no longer
-    stands), and the p-values of a difference and of a tie, corrected for the looks (p_looks,
-    p_tie_looks) and for the family, too (p_holm, p_tie)."""
-    by_look, tie_by_look = over_share(p, shares), over_share(p_tie, tie_shares or shares)
-    p_looks, p_tie_looks = by_look.min(0), tie_by_look.min(0)
-    p_holm, p_tie_holm = holm(p_looks, family), holm(p_tie_looks, family)
-
-    differs, ties = p_holm <= ALPHA, p_tie_holm <= ALPHA
-    then = np.take_along_axis(np.asarray(difference), by_look.argmin(0)[None], 0)[0]
-    seen = np.select([differs & (then < 0), differs, ties], ["better", "worse", "tie"], "undecided")
-    stands = np.where(differs, (p[-1] <= ALPHA) & (difference[-1] * then > 0), p_tie[-1] <= ALPHA)
-    return {
-        "verdict": np.where(stands, seen, "undecided"),
-        "seen": seen,
-        "p_looks": p_looks,
-        "p_tie_looks": p_tie_looks,
-        "p_holm": p_holm,
-        "p_tie": p_tie_holm,
-    }
-
-
-def over_share(p, shares):
-    """p-values [looks, ...] at the level of their looks' shares; 1 where a share is 0."""
-    shares = np.reshape(shares, (-1,) + (1,) * (np.ndim(p) - 1))
-    with np.errstate(all="ignore"):
-        return np.where(shares > 0, np.minimum(p / shares, 1), 1.0)
+TEXTS = {"verdict": "no verdict", "reason": "", "diverged": 0, "stuck": 0}
 
 
 # ---------------------------------------------------------------- a sweep
 
 
-def judge(runs, plan, history=(), measure="loss"):
-    """The DataFrame of the verdicts of a sweep by a column of its runs: COLUMNS, a row for each
-    comparison in the plan's order, then the replicate. worth is inf above the curve
-    and 0 below it; more_seeds inf where it is over MOST_SEEDS. attrs say what the sweep can see."""
-    losses, comparisons = losses_of(runs, measure), comparisons_of(plan)
-    control = finite(pick(losses, rows.control_group(plan)))
-    in_nats = measure.endswith("loss")
-    curve = worth.curve_of(runs, measure) if in_nats else None
-    margin, source = margin_of(plan, curve) if in_nats else (math.nan, "")
-    pooled = pooled_variance([finite(values.to_numpy()) for values in losses.values()])
+def judge(runs, plan, history=()):
+    """The DataFrame of the verdicts of a sweep: COLUMNS, a row for each comparison in the plan's
+    order, then the replicate. worth is inf above the curve and 0 below it; more_seeds inf where it
+    is over MOST_SEEDS. attrs say what the sweep can see."""
+    runs, of_base = yardstick(runs, plan)
+    losses, comparisons = losses_of(runs), comparisons_of(plan)
+    control = pick(losses, rows.control_group(plan))
+    curve = worth.curve_of(runs)
+    margin, source = margin_of(plan, curve)
+    pooled = contrasts.pooled_variance([values.to_numpy() for values in losses.values()])
     tried = looks.tried_seeds(runs)
     taken = looks.looks_of(plan, tried, history, None if math.isnan(margin) else margin)
     judged = [row for row in comparisons if row["kind"] != "replicate"]
     family = {row["name"] for row in judged}.union(*(line["arms"] for line in history))
-    attrs = {
+    n, mean, square = map(float, moments(control))
+    attrs = of_base | {
         "margin": margin,
         "margin_source": source,
-        "base_mean": float(control.mean()) if len(control) else math.nan,
-        "base_sd": math.sqrt(variance(control)) if len(control) else math.nan,
-        "base_n": len(control),
+        "base_mean": mean,
+        "base_sd": math.sqrt(square),
+        "base_n": int(n),
         "looks": taken,
         "family": len(family),
+        "identities": {arm: looks.identity(plan, arm) for arm in plan["arms"]},
     }
 
     for row in comparisons:
-        pools = plan["screening"] or row["kind"] == "replicate"
+        pools = attrs["screening"] or row["kind"] == "replicate"
         describe(row, runs, losses, curve, plan, pooled if pools else None)
-    if plan["screening"]:
+    if attrs["screening"]:
         screen(judged, attrs)
     elif judged:
         decide(judged, losses, attrs)
     failed = set(runs.arm[runs.current & (runs.purpose == "report") & (runs.status == "failed")])
     for row in judged:
-        explain(row, plan, tried, row["arm"] in failed, margin)
+        explain(row, plan, tried, row["arm"] in failed, attrs)
     attrs |= look_ahead(judged, plan, attrs, pooled)
     frame = pd.DataFrame(comparisons, columns=COLUMNS)
-    frame.attrs |= attrs
+    frame.attrs |= attrs | still_open(frame)
     return frame
 
 
-def undecided(runs, plan, history=()):
-    """{arm: about how many more seeds may decide it, inf if unknown} of the undecided arms."""
-    rows_left = judge(runs, plan, history).query("verdict == 'undecided'")
-    return dict(zip(rows_left.arm, rows_left.more_seeds.fillna(math.inf), strict=True))
+def yardstick(runs, plan):
+    """(runs, facts): the base's mean loss on the whole text, base_whole, beside those of n-grams.
+    Above trigrams, the sweep is a screening, and to be stuck is no outcome; between trigrams and
+    the best n-grams, it is marked."""
+    ngrams = plan["ngrams"]
+    trigrams, (_, best) = ngrams.get("trigrams", math.nan), ngrams.get("best", (0, math.nan))
+    base = runs[runs.current & runs.control & (runs.purpose == "report") & (runs.status == "done")]
+    mean = float(base.loss_whole.mean())
+    above = mean > trigrams
+    facts = {"base_whole": mean, "above_trigrams": above, "screening": plan["screening"] or above}
+    runs = runs.assign(stuck=False) if above else runs
+    return runs, facts | {"marked": best < mean <= trigrams}
+
+
+def undecided(runs, plan):
+    """The names of the undecided arms."""
+    return judge(runs, plan).query("verdict == 'undecided'").arm.to_list()
 
 
 def margin_of(plan, curve):
@@ -240,10 +136,11 @@ def row_of(name, against, kind, **more):
     return empty | dict(name=name, arm=name, against=against, kind=kind, **more)
 
 
-def losses_of(runs, measure):
-    """{arm: Series of a column by seed} of its reported runs that ended, inf where one diverged."""
+def losses_of(runs):
+    """{arm: Series of losses by seed} of its reported runs that ended, inf where one did not
+    learn."""
     ended = runs[runs.current & (runs.purpose == "report") & (runs.status != "failed")]
-    values = ended[measure].mask(ended.status == "diverged", math.inf)
+    values = ended.loss.mask(ended.stuck | (ended.status == "diverged"), math.inf)
     values = pd.Series(values.to_numpy(), pd.MultiIndex.from_frame(ended[["arm", "seed"]]))
     by_arm = values.dropna().sort_index(level="seed").groupby("arm", sort=False)
     return {arm: group.droplevel("arm") for arm, group in by_arm}
@@ -256,8 +153,9 @@ def pick(losses, arms, seeds=None):
         return np.empty(0)
     groups = [np.empty(0)]
     for arm in arms:
-        values = losses.get(arm, pd.Series(dtype=float))
-        groups.append(values if seeds is None else values[values.index.isin(seeds[arm])])
+        if arm in losses:
+            values = losses[arm]
+            groups.append(values if seeds is None else values[values.index.isin(seeds[arm])])
     return np.concatenate(groups)
 
 
@@ -269,32 +167,44 @@ def describe(row, runs, losses, curve, plan, pooled):
     """Fill in what the runs of a comparison are, whatever the verdict. `pooled` (variance, degrees
     of freedom) replaces the variances of its groups."""
     groups = [pick(losses, arms) for arms in row["groups"]]
-    own = finite(groups[0])
-    row |= {"n": len(groups[0]), "n_control": len(groups[1]), "diverged": len(groups[0]) - len(own)}
+    own, others = map(finite, groups)
+    row |= rates(runs, row["groups"][0], groups)
     if len(own):
-        row |= {"loss": float(own.mean()), "sd": float(np.sqrt(variance(own)))}
+        row |= {"loss": float(own.mean()), "sd": float(np.sqrt(moments(own)[2]))}
     if row["kind"] == "replicate":
         row["verdict"] = "noise"
-    if not all(len(group) and np.isfinite(group).all() for group in groups):
-        row["p"] = compare(groups, math.nan)[0]
+    if not len(own) or not len(others):
         return
     row |= contrast(groups, pooled=pooled).columns()
     if row["kind"] != "replicate":  # two models differ on every text
-        weights = {row["arm"]: 1 / row["n"]}
-        row |= text_interval(runs, weights | dict.fromkeys(row["groups"][1], -1 / len(groups[1])))
+        weights = {row["arm"]: 1 / len(own)}
+        row |= text_interval(runs, weights | dict.fromkeys(row["groups"][1], -1 / len(others)))
     if curve and row["kind"] == "swap" and row["against"] == plan["base"]:
         se, n = row["sd"] / math.sqrt(len(own)), len(own)
         if pooled:
             se, n = math.sqrt(pooled[0] / n), pooled[1] + 1
-        names = ["step_ratio", "step_ratio_low", "step_ratio_high"]
-        ratio = runs.loc[runs.arm == row["arm"], names].to_numpy()[0]
+        ratio = runs.loc[runs.arm == row["arm"], worth.STEP_RATIO].to_numpy()[0]
         row |= worth.columns_of(curve, row["loss"], se, n, ratio)
+
+
+def rates(runs, arms, groups):
+    """The columns that say how many runs of some arms did not learn. groups: their losses, and
+    those that they are compared with."""
+    k, n, c, m = map(int, failures(groups))
+    stuck = runs.stuck & runs.current & (runs.purpose == "report") & runs.arm.isin(arms)
+    columns = {"n": n, "n_control": m, "stuck": int(stuck.sum())}
+    columns["diverged"] = k - columns["stuck"]
+    if n and k + c:
+        rate = stats.binomtest(k, n).proportion_ci()  # Clopper and Pearson's
+        columns |= {"stuck_low": rate.low, "stuck_high": rate.high}
+        columns["p_stuck"] = float(fisher(k, n, c, m)) if m else math.nan
+    return columns
 
 
 def text_interval(runs, weights):
     """The 95 % interval over the text of a weighted sum of the losses of runs, {arm: weight of each
     of its runs}: a bootstrap of its blocks. None with fewer than LEAST_BLOCKS blocks."""
-    done = runs[runs.current & (runs.purpose == "report") & (runs.status == "done")]
+    done = runs[runs.current & (runs.purpose == "report") & (runs.status == "done") & ~runs.stuck]
     done = done[done.arm.isin(weights)]
     counts = set(done.blocks.map(len))
     if len(counts) != 1 or min(counts) < LEAST_BLOCKS:
@@ -310,38 +220,44 @@ def text_interval(runs, weights):
 
 def decide(judged, losses, attrs):
     """Fill in the verdicts and the corrected p-values of the family."""
-    taken, tests = attrs["looks"], []
+    taken, tests, least = attrs["looks"], [], power.least_runs(attrs["family"])
     for look in [*taken[:-1], None]:
         for row in judged:
             groups = [pick(losses, arms, look and look.seeds) for arms in row["groups"]]
-            tests.append(compare(groups, attrs["margin"]))
+            tests.append(compare(groups, attrs["margin"], least))
             row["reached"] |= look is not None and all(map(len, groups))
     tests = np.moveaxis(np.reshape(tests, (len(taken), len(judged), 3)), -1, 0)
 
     shares, tie_shares = [look.share for look in taken], [look.tie_share for look in taken]
-    columns = words(*tests, shares, tie_shares, attrs["family"])  # tests: [looks, family] each
+    columns = contrasts.words(
+        *tests, shares, tie_shares, attrs["family"]
+    )  # tests: [looks, family] each
     for place, row in enumerate(judged):
         row |= {key: values[place].item() for key, values in columns.items()}
-        if row["diverged"] and row["verdict"] in ("better", "tie"):
-            row["verdict"] = "undecided"
+        if row["verdict"] == "worse":
+            row["verdict"] = failing_word(row) or "worse"
+
+
+def failing_word(row):
+    """ "fails k of n" of an arm with runs that did not learn, otherwise ""."""
+    failed = row["diverged"] + row["stuck"]
+    return f"fails {failed} of {row['n']}" if failed else ""
 
 
 def screen(judged, attrs):
-    """Fill in the words of a screening: larger than the noise, or not seen."""
-    known = [row for row in judged if math.isfinite(row["low"])]
-    corrected = holm([row["p"] for row in known], attrs["family"])
-    for row, p in zip(known, corrected.tolist(), strict=True):
-        word = "larger than the noise" if p <= ALPHA else "not seen"
-        row |= {"p_holm": p, "reached": True, "verdict": word, "seen": word}
+    """Fill in the words of a screening: larger than the noise, fails, or not seen."""
+    known = [row for row in judged if math.isfinite(row["low"]) or row["p_stuck"] <= 1]
+    p = [row["p_stuck"] if failing_word(row) else row["p"] for row in known]
+    for row, corrected in zip(known, contrasts.holm(p, attrs["family"]).tolist(), strict=True):
+        seen = failing_word(row) or "larger than the noise"
+        word = seen if corrected <= ALPHA else "not seen"
+        row |= {"p_holm": corrected, "reached": True, "verdict": word, "seen": word}
 
 
-def explain(row, plan, tried, failed, margin):
+def explain(row, plan, tried, failed, attrs):
     """Set the verdicts that follow from missing runs, and the reason of each."""
-    reasons, decided = [], row["verdict"] in ("better", "worse")
-    if row["diverged"]:
-        reasons.append("runs diverged")
-    elif row["reached"] and math.isnan(row["difference"]):
-        reasons.append("compared by ranks: runs of the other side diverged")
+    reasons, decided = reasons_of(row), row["verdict"] in ("better", "worse")
+    least = power.least_runs(attrs["family"])
     if failed:
         reasons.append("runs failed")
 
@@ -356,15 +272,28 @@ def explain(row, plan, tried, failed, margin):
         arms = [arm for group in row["groups"] for arm in group]
         if any(len(tried.get(arm, ())) < planned[arm] for arm in arms):
             reasons.append("planned runs are missing")
-    elif row["seen"] != row["verdict"] and not row["diverged"]:
+    elif not attrs["screening"] and min(row["n"], row["n_control"]) < least:
+        reasons.append(f"fewer than {least} runs decide nothing among {attrs['family']} arms")
+    elif row["verdict"] == "undecided" and row["seen"] != "undecided":
         reasons.append("seen at a look, but not by all runs together")
     elif decided and row["p_tie"] <= ALPHA:
         reasons.append("smaller than the margin")
     elif decided and row["text_low"] <= 0 <= row["text_high"]:
         reasons.append("not on every text")
-    elif row["verdict"] == "undecided" and not margin > 0:
+    elif row["verdict"] == "undecided" and not attrs["margin"] > 0:
         reasons.append("no margin, so no tie")
     row["reason"] = "; ".join(reasons)
+
+
+def reasons_of(row):
+    """What runs that did not learn say about a verdict."""
+    of_other_side = row["p_stuck"] <= 1 and not failing_word(row)
+    known = {
+        "runs diverged": row["diverged"],
+        "runs did not learn": row["stuck"],
+        "runs of the other side did not learn": of_other_side,
+    }
+    return [reason for reason, holds in known.items() if holds]
 
 
 def look_ahead(judged, plan, attrs, pooled):
@@ -376,7 +305,7 @@ def look_ahead(judged, plan, attrs, pooled):
         return ahead
     sd, n = (float(np.median([row[key] for row in spread])) for key in ("sd", "n"))
     margin, family, taken = attrs["margin"], attrs["family"], attrs["looks"]
-    if plan["screening"]:  # it has no looks, so that the whole of ALPHA is for it
+    if attrs["screening"]:  # it has no looks, so that the whole of ALPHA is for it
         se, df = math.sqrt(pooled[0] * (1 / n + 1 / attrs["base_n"])), pooled[1]
         return ahead | {"smallest_visible": power.smallest_visible(se, df, ALPHA / family)}
     se, df = power.welch(sd, n, attrs["base_sd"], attrs["base_n"])
@@ -385,6 +314,53 @@ def look_ahead(judged, plan, attrs, pooled):
     if margin > 0:
         ahead["tie_power"] = float(power.to_tie(0, se, df, margin, level))
     for row in judged:
-        if row["verdict"] == "undecided" and math.isfinite(row["difference"]):
+        if row["verdict"] == "undecided" and math.isfinite(row["se"]) and not failing_word(row):
             row["more_seeds"] = power.more_seeds(row, taken, plan["looks"], margin, family)
     return ahead
+
+
+def still_open(frame):
+    """What is undecided, and how many more seeds may decide it: their median and, of those that are
+    known, the sum."""
+    more = frame.more_seeds[frame.verdict == "undecided"].astype(float).fillna(math.inf)
+    known = more[np.isfinite(more)]
+    counts = {"undecided": len(more), "more_unknown": len(more) - len(known)}
+    return counts | {"more_median": float(more.median()), "more_total": float(known.sum())}
+
+
+# ---------------------------------------------------------------- many sweeps
+
+
+def standing(frames):
+    """The swaps of many sweeps, each part in each base once: the planned estimate of most runs,
+    whatever its error. The columns of `judge`, frame: the place of its frame, and row: its label
+    there. Screenings are left out."""
+    tables = [pd.DataFrame(columns=[*COLUMNS, "frame", "row", "identity"])]
+    for place, frame in enumerate(frames):
+        if not frame.attrs["screening"]:
+            known, swaps = frame.attrs["identities"], frame[frame.kind == "swap"]
+            pairs = zip(swaps.arm, swaps.against, strict=True)
+            identity = [str([known[arm], known[other]]) for arm, other in pairs]
+            tables.append(swaps.assign(frame=place, row=swaps.index, identity=identity))
+    swaps = pd.concat(tables, ignore_index=True)
+    order = (swaps.n + swaps.n_control).sort_values(ascending=False, kind="stable").index
+    return swaps.loc[order].drop_duplicates(["name", "identity"]).sort_index()
+
+
+def badges(frames):
+    """For each of the frames of `judge` a Series: whether Benjamini's and Hochberg's correction at
+    5 % over all swaps that stand agrees with a decision; of ties, over their own p. Screenings,
+    interactions and averages of factorials are not among them."""
+    swaps = standing(frames)
+    agree = pd.Series(False, swaps.index)
+    for p, decided in (
+        (swaps.p_looks, swaps.verdict.str.fullmatch("better|worse|fails .*")),
+        (swaps.p_tie_looks, swaps.verdict == "tie"),
+    ):
+        if len(swaps):
+            adjusted = stats.false_discovery_control(p.astype(float).fillna(1))
+            agree |= decided & (adjusted <= ALPHA)
+    found = [pd.Series(False, frame.index) for frame in frames]
+    for line in swaps[agree].itertuples():
+        found[line.frame][line.row] = True
+    return found

@@ -16,6 +16,7 @@ from scipy.interpolate import PchipInterpolator
 DRAWS = 2000  # of a Monte Carlo interval
 STEPS = 128  # of the logarithm of the multiple, from the first point of the curve to the last
 TOKENS_OF_A_MARGIN = 0.05  # the default margin is what this share of the tokens is worth
+STEP_RATIO = ["step_ratio", "step_ratio_low", "step_ratio_high"]  # columns of rows.load
 Z = 1.96  # half a 95 % interval, in standard errors
 
 
@@ -91,11 +92,14 @@ class Curve:
         return np.select([below_all, above_all], [0.0, math.inf], np.exp(log_k))
 
 
-def curve_of(runs, measure="loss"):
-    """The Curve of a sweep's runs by a column of losses; None if it was not trained."""
+def curve_of(runs):
+    """The Curve of a sweep's runs ; None if it was not trained. Runs that are
+    stuck are no part of it, unless all of the base's are."""
     done = runs[runs.current & (runs.status == "done")]
+    learned = done[~done.stuck]
+    done = learned if learned.control.any() else done
     done = done[(done.purpose == "curve") | (done.control & (done.purpose == "report"))]
-    losses = {k: group[measure].dropna() for k, group in done.groupby("tokens")}
+    losses = {k: group.loss.dropna() for k, group in done.groupby("tokens")}
     losses = {k: values for k, values in losses.items() if len(values)}
     return Curve(losses) if len(losses) > 1 and 1 in losses else None
 

@@ -45,8 +45,6 @@ def names(base=None, **config):
         (["--design=leave_one_in", "--seed=3"], r"the sweep gives each run its own seed"),
         (["--design=leave_one_in", "--curve=[1]"], r"curve holds 1, which is the base itself"),
         (["--design=leave_one_in", "--lr_grid=[2]"], r"lr_grid=\[2.0\] lacks 1, the base's rate"),
-        (["--design=leave_one_in", "--budget=soon"], r"budget=soon is not a duration"),
-        (["--design=leave_one_in", "--budget=1s"], r"8 seeds of each arm take about"),
         (["--design=leave_one_in", "--prompt=é"], r"is not in the vocabulary"),
         ([arm(alpha=dict(data_alpha=0.5))], r"arm alpha: data_alpha is the same for all arms"),
         (

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import ablate
-from bench.ablation import contexts, costs, launch, schedule, sweep, verdicts
+from bench.ablation import contexts, costs, launch, power, schedule, sweep, verdicts
 from bench.ablation import rows as frames
 from common.errors import UserError
 from common.files import ROOT
@@ -202,31 +202,11 @@ def test_the_margin_is_fixed_before_the_arms_are_reported(data_dir, tmp_path, qu
     assert json.loads((out / "sweep.json").read_text())["margin_source"] == "given"
 
 
-def test_a_budget_goes_to_the_arms_that_are_undecided(
-    data_dir, tmp_path, quick, stub, monkeypatch, capsys
-):
-    out, asked = tmp_path / "out", []
-
-    def undecided(runs, plan):
-        asked.append(runs.seed.max() + 1)
-        return {"gelu_erf": 3} if asked[-1] < 4 else {}
-
-    monkeypatch.setattr(verdicts, "undecided", undecided)
-    two = arm(gelu_erf=dict(mlp="gelu_erf"), rope=dict(position="rope"))
-    assert ablate.main(arguments(data_dir, out, two, "--seeds=2", "--budget=1h"), stub) == 0
-    counts = Counter(name[0] for name in rows_of(out))
-    # sqrt(2) times as many for the base and its second copy together, at least two more
-    assert counts == {"base": 3, "gelu_erf": 4, "rope": 2, "base again": 3} and asked == [2, 4]
-    assert json.loads((out / "sweep.json").read_text())["looks"] == [2, 4, 8]
-    printed = capsys.readouterr().out
-    assert printed.index("about ") < printed.index("[1/4]")  # the cost comes first
-    assert "after 4 seeds, undecided: nothing" in printed
-
-
 def test_a_second_look_gives_as_many_seeds_again_to_what_is_undecided(
     data_dir, tmp_path, quick, stub, monkeypatch, capsys
 ):
-    monkeypatch.setattr(verdicts, "undecided", lambda runs, plan: {"rope": math.inf})
+    monkeypatch.setattr(verdicts, "undecided", lambda runs, plan: ["rope"])
+    monkeypatch.setattr(power, "least_runs", lambda family: 2)
     two = arm(gelu_erf=dict(mlp="gelu_erf"), rope=dict(position="rope"))
     what = arguments(data_dir, tmp_path, two, "--seeds=2", "--looks=2", "--controls=7")
     assert ablate.main(what, stub) == 0
@@ -243,19 +223,6 @@ def test_a_second_look_gives_as_many_seeds_again_to_what_is_undecided(
     (visible, _), *_, (in_nats, unit) = found
     assert unit == "nats" and len(found) == 4
     assert float(in_nats) == pytest.approx(float(found[1][0]) * np.std(losses, ddof=1), rel=0.1)
-
-
-def test_the_budget_is_kept(data_dir, tmp_path, quick, stub, monkeypatch, capsys):
-    def keep_row(self, job, row, keep=sweep.Sweep.keep_row):
-        # Six runs, two at a time: 3000 s are gone, whatever was predicted.
-        keep(self, job, row | {"wall_seconds": 1000.0})
-
-    monkeypatch.setattr(sweep.Sweep, "keep_row", keep_row)
-    monkeypatch.setattr(verdicts, "undecided", lambda runs, plan: {"rope": math.inf})
-    what = arguments(data_dir, tmp_path / "out", ROPE, "--seeds=2", "--budget=2000s")
-    assert ablate.main(what, stub) == 0
-    assert len(rows_of(tmp_path / "out")) == 6
-    assert "too short for 2 more seeds" in capsys.readouterr().out
 
 
 def test_stale_rows_are_not_mixed_in(data_dir, tmp_path, quick, stub, monkeypatch, capsys):

@@ -40,8 +40,6 @@ def test_a_sweep_with_many_faults_has_many_caveats(said):
     for words in (
         "no mean includes them. swiglu: killed by signal 9 (out of memory?) (5)",
         "left out. gqa (1)",
-        "These arms overfit. The final loss ranks arms by how much they do; compare the best loss. "
-        "untied (0.",
         "edge of the grid; try beyond it. untied (2 ×)",
         "in what was to be matched. untied (+0.80 %)",
     ):
@@ -62,8 +60,10 @@ CHANGES = {  # what must be said -> the change of the clean sweep
         "base_values": {"max_iters": 10, "batch_size": 4, "block_size": 25, "learning_rate": 1e-3},
         "data": {"train_tokens": 500, "val_tokens": 1, "dataset": "x", "fingerprint": "y"},
     },
-    "chose their learning rate. More seeds to choose by (tune_seeds) find a safer rate. rope (1.": {
-        "row_of": {"final_tune": 9.0}
+    "of the text that it sees. So this is a screening, and its words are those of one. 1.751 beside"
+    " 1.700 and 1.600 of 5-grams": {"ngrams": {"trigrams": 1.7, "best": [5, 1.6]}},
+    "it beats trigrams, but not the best n-grams of its text. 1.751": {
+        "ngrams": {"trigrams": 1.8, "best": [5, 1.6]}
     },
     "Lines that are no rows are left out. rows.jsonl, line 1": {"odd": '{"arm": 3}\n'},
 }

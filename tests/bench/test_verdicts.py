@@ -5,13 +5,14 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_ind
 
 from bench.ablation import looks, power, rows, verdicts
-from bench.ablation.verdicts import contrast, holm, pooled_variance, rank_test
+from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance, words
 from helpers.sweeps import make_sweep
 
 CALM = {"diverged": (), "stale": False}
@@ -25,8 +26,12 @@ def judge(sweep, lines, prices=(), **given):
     return frame, frame.set_index("name").to_dict("index")
 
 
-def reported(lines, *arms, column="final_report"):
-    losses = [line[column] for line in lines if line["arm"] in arms and line["purpose"] == "report"]
+def reported(lines, *arms):
+    losses = [
+        line["final_report"]
+        for line in lines
+        if line["arm"] in arms and line["purpose"] == "report"
+    ]
     return np.array(losses, float)
 
 
@@ -56,17 +61,6 @@ def test_contrasts_and_ties_are_those_of_the_libraries():
     assert pooled.p() == pytest.approx(stats.ttest_ind(x, y).pvalue)
 
 
-def test_the_contrast_of_an_interaction_is_that_of_four_groups():
-    random = np.random.default_rng(1)
-    groups = [random.normal(0, sd, n) for sd, n in ((1, 5), (2, 6), (1, 7), (3, 12))]
-    test = contrast(groups, (1, -1, -1, 1))
-    means = [group.mean() for group in groups]
-    parts = [group.var(ddof=1) / len(group) for group in groups]
-    squares = sum(part**2 / (len(g) - 1) for part, g in zip(parts, groups, strict=True))
-    expected = (means[0] - means[1] - means[2] + means[3], np.sqrt(sum(parts)))
-    assert test == pytest.approx((*expected, sum(parts) ** 2 / squares))
-
-
 def test_holm_is_the_library_s():
     p = np.random.default_rng(2).uniform(0, 0.1, (5, 6))
     for line, corrected in zip(p, holm(p), strict=True):
@@ -83,16 +77,24 @@ def test_no_noise_and_single_runs_do_not_break_the_tests():
     assert contrast([same[:1], other]).p() == 1
 
 
-def test_ranks_put_diverged_runs_last():
-    random = np.random.default_rng(3)
-    x, control = random.normal(0, 1, 8), random.normal(0, 1, 18)
-    exact = stats.mannwhitneyu(x, control, method="exact").pvalue
-    assert rank_test(x, control)[0] == pytest.approx(exact, abs=0.02)
-    x[:6] = math.inf
-    p, direction = rank_test(x, control)
-    assert p < 0.02 and direction > 0
-    # four of eight runs: the normal approximation alone says 0.02, where 2 / 70 is the least
-    assert rank_test(np.full(4, math.inf), control[:4])[0] == pytest.approx(2 / 70)
+def test_a_difference_needs_both_tests_and_enough_runs():
+    """Four runs that agree by chance: Welch's test alone would decide. And 4 of 12 arms."""
+    control = stats.norm.ppf(np.linspace(0.02, 0.98, 24))
+    calm, wide = np.full(4, 1.4) + [0, 0, 0.01, -0.01], np.array([-6, 6, 7, 8])
+    for group in (calm, wide):
+        tests = [stats.ttest_ind(group, control, equal_var=equal).pvalue for equal in (0, 1)]
+        assert compare([group, control], 1)[0] == pytest.approx(max(tests))
+        ties = [ttost_ind(group, control, -2, 2, usevar=var)[0] for var in ("unequal", "pooled")]
+        assert compare([group, control], 2)[1] == pytest.approx(max(ties))
+    assert stats.ttest_ind(calm, control, equal_var=False).pvalue < 1e-5
+    assert compare([calm, control], 1, least=5)[:2] == (1, 1)
+    assert [power.least_runs(family) for family in (6, 7, 32, 33)] == [5, 8, 8, 12]
+
+
+def test_fisher_s_test_is_the_library_s_where_an_arm_fails_more_often():
+    p = stats.fisher_exact([[3, 5], [1, 39]]).pvalue
+    assert fisher(3, 8, 1, 40) == p and fisher(1, 40, 3, 8) == 1
+    assert fisher(np.array([3, 0]), 8, 1, 40) == pytest.approx([p, 1])
 
 
 # ---------------------------------------------------------------- a sweep
@@ -103,28 +105,30 @@ def test_a_sweep(tmp_path):
     frame, found = judge(sweep, lines, prices.values())
     assert list(frame.columns) == verdicts.COLUMNS
     assert frame.verdict.to_list() == [
-        *("better", "better", "undecided", "undecided", "undecided", "undecided", "worse", "noise")
+        *("better", "better", "undecided", "worse", "worse"),
+        *("fails 5 of 5", "noise"),
     ]
     control, rope = reported(lines, "base", "base-again"), reported(lines, "rope")
     assert frame.attrs["base_mean"] == pytest.approx(control.mean())  # the half that chose nothing
-    assert (frame.attrs["base_n"], frame.attrs["family"]) == (14, 7)
-    best = reported(lines, "base", "base-again", column="best_report")
-    by_best, _ = judge(sweep, lines, measure="best_loss")
-    assert by_best.attrs["base_mean"] == pytest.approx(best.mean())
+    assert (frame.attrs["base_n"], frame.attrs["family"]) == (13, 6)
     assert found["rope"]["difference"] == pytest.approx(rope.mean() - control.mean())
-    p = stats.ttest_ind(rope, control, equal_var=False).pvalue
+    p, student = (stats.ttest_ind(rope, control, equal_var=var).pvalue for var in (False, True))
     assert found["rope"]["p"] == pytest.approx(p)
-    assert found["rope"]["p_looks"] == pytest.approx(p / 0.9)
+    assert found["rope"]["p_looks"] == pytest.approx(max(p, student) / 0.9)
     swaps = frame[frame.kind == "swap"]
     assert swaps.p_holm.to_list() == pytest.approx(multipletests(swaps.p_looks, method="holm")[1])
     assert (frame.attrs["margin"], frame.attrs["margin_source"]) == (0.0052, sweep["margin_source"])
     assert found["gqa"]["n"] == 5  # the stale row's .5 is nowhere
 
     plan = rows.plan(tmp_path)
-    needed = verdicts.undecided(rows.load(tmp_path), plan)
     undecided = frame[frame.verdict == "undecided"]
-    assert needed == dict(zip(undecided.arm, undecided.more_seeds, strict=True))
-    assert set(needed) == {"rmsnorm", "swiglu", "untied", "gqa"} and min(needed.values()) >= 1
+    assert verdicts.undecided(rows.load(tmp_path), plan) == undecided.arm.to_list()
+    needed = dict(zip(undecided.arm, undecided.more_seeds, strict=True))
+    assert set(needed) == {"swiglu"} and min(needed.values()) >= 1
+    known = [seeds for seeds in needed.values() if math.isfinite(seeds)]
+    counts = [frame.attrs[key] for key in ("undecided", "more_unknown", "more_total")]
+    assert counts == [1, 1 - len(known), sum(known)]
+    assert frame.attrs["more_median"] == np.median(list(needed.values()))
 
 
 def test_the_replicate_has_the_pooled_interval(tmp_path):
@@ -189,8 +193,8 @@ def test_a_ladder_compares_each_rung_with_the_one_before(tmp_path):
 def test_a_screening_says_larger_than_the_noise_or_not_seen(tmp_path):
     sweep, lines, _ = make_sweep(tmp_path, seeds=3, screening=True, stale=False)
     words = judge(sweep, lines)[0].set_index("arm").verdict
-    assert words["rope"] == "larger than the noise" and words["rmsnorm"] == "not seen"
-    assert words["post"] == "no verdict" and words["base-again"] == "noise"  # post diverged
+    assert words["rope"] == "larger than the noise" and words["gqa"] == "not seen"
+    assert words["post"] == "fails 3 of 3" and words["base-again"] == "noise"
 
 
 # ---------------------------------------------------------------- looks
@@ -199,24 +203,12 @@ def test_a_screening_says_larger_than_the_noise_or_not_seen(tmp_path):
 def test_a_claim_that_all_runs_together_do_not_bear_is_taken_back(tmp_path):
     """The direction is that of the evidence that decided. The least p over the looks, with the sign
     of all runs, would say worse."""
-    random = np.random.default_rng(5)
-    noise = random.normal(0, 0.004, 9)
-    rope = [2.0 - 0.010 + e for e in (0.0001, -0.0001, 0.0)]
-    rope += list(2.0 + 0.010 * 3 / 9 + 0.0013 + noise - noise.mean())
-    near = 2.0 + np.array([0.0002, -0.0002, 0.0001, -0.0001, 0.0])
-    rest = 2.0 + random.normal(0, 0.004, 8)
-    losses = {"base": [*near[:3], *rest[:4]], "base-again": [*near[3:], *rest[4:]], "rope": rope}
-    sweep, lines, _ = make_sweep(tmp_path, effects=dict.fromkeys(losses, 0.0), **CALM)
-    sweep["looks"] = [3, 12]
-    report = {line["arm"]: line for line in lines if line["purpose"] == "report"}
-    lines = [
-        report[arm] | {"seed": seed, "final_report": float(loss)}
-        for arm, values in losses.items()
-        for seed, loss in enumerate(values)
-    ]
-    at_first = [line for line in lines if line["seed"] < 3]
+    given = {"effects": ROPE | {"rope": 0.012}, "noise": 0.002, "looks": [5, 12]}
+    sweep, lines, _ = make_sweep(tmp_path, seeds=12, **given, **CALM)
+    low = {"final_report": 1.72}  # 0.01 below the base
+    lines = with_runs(sweep, lines, "rope", lambda seed: low if seed < 5 else {})
+    at_first = [line for line in lines if line["purpose"] != "report" or line["seed"] < 5]
     assert judge(sweep, at_first)[1]["rope"]["verdict"] == "better"
-
     rope = judge(sweep, lines)[1]["rope"]
     assert rope["verdict"] == "undecided" and rope["p_holm"] < 0.05 and rope["difference"] > 0
     assert rope["reason"] == "seen at a look, but not by all runs together"
@@ -236,7 +228,7 @@ def test_a_claim_that_all_runs_together_do_not_bear_is_taken_back(tmp_path):
 )
 def test_the_direction_is_that_of_the_deciding_look(tests, shares, verdict):
     p, p_tie, difference = (np.array(column, float)[:, None] for column in zip(*tests, strict=True))
-    assert verdicts.words(p, p_tie, difference, shares)["verdict"][0] == verdict
+    assert words(p, p_tie, difference, shares)["verdict"][0] == verdict
 
 
 def look_again(folder, **keys):
@@ -261,7 +253,7 @@ def shares_of(frame, key="share"):
 def test_each_report_adds_what_it_read_to_the_history(tmp_path):
     _, lines = look_again(tmp_path, seeds=3)
     assert len(lines) == 1 and lines[0]["arms"] == ["rope"] and lines[0]["looks"] == [3]
-    assert lines[0]["runs"]["rope"] == [0, 1, 2] and lines[0]["metric"] == "final_val_loss"
+    assert lines[0]["runs"]["rope"] == [0, 1, 2]
     assert len(look_again(tmp_path, seeds=3)[1]) == 1  # it read nothing new
     assert len(look_again(tmp_path, seeds=3, margin=0.02)[1]) == 2
 
@@ -272,11 +264,10 @@ def test_more_seeds_after_a_report_are_a_look_that_nobody_planned(tmp_path):
     assert shares_of(look_again(tmp_path / "new", seeds=6)[0]) == [0.9, 0]  # one planned look
 
 
-def test_another_metric_margin_or_list_of_arms_leaves_its_trace(tmp_path):
+def test_another_margin_or_list_of_arms_leaves_its_trace(tmp_path):
     look_again(tmp_path, seeds=5)
-    assert shares_of(look_again(tmp_path, seeds=5, metric="another")[0]) == [0.05, 0]
     margin, _ = look_again(tmp_path, seeds=5, margin=0.02)
-    assert shares_of(margin) == [0.9, 0] and shares_of(margin, "tie_share") == [0.025, 0]
+    assert shares_of(margin) == [0.9, 0] and shares_of(margin, "tie_share") == [0.05, 0]
     effects = {"base": 0.0, "base-again": 0.0, "gqa": 0.0}
     assert look_again(tmp_path, effects=effects)[0].attrs["family"] == 2  # rope was there, too
 
@@ -298,28 +289,65 @@ def test_a_report_of_an_unfinished_sweep_spends_nothing(tmp_path):
     assert shares_of(frame) == [0.9, 0]
 
 
-# ---------------------------------------------------------------- failure is an outcome
+# ---------------------------------------------------------------- not to learn is an outcome
+
+NGRAMS = {"ngrams": {"trigrams": 1.9, "best": [5, 1.8]}}  # GPT-2 of these sweeps: 1.75
+STUCK = {"final_val_loss": 1.95, "final_report": 1.93}
 
 
-def test_an_arm_with_diverged_runs_is_never_better(tmp_path):
+def failing(sweep, lines, arm, count, change):
+    """The row of an arm whose first runs end as `change` says."""
+    lines = with_runs(sweep, lines, arm, lambda seed: change if seed < count else {})
+    return judge(sweep, lines)[1]["rope"], lines
+
+
+@pytest.mark.parametrize(("change", "key"), [(DIVERGED, "diverged"), (STUCK, "stuck")])
+def test_an_arm_whose_runs_do_not_learn_is_never_better(tmp_path, change, key):
     """To drop those runs, and test the others, would call it better."""
-    sweep, lines, _ = make_sweep(tmp_path, effects=ROPE, **CALM)
-    two = with_runs(sweep, lines, "rope", lambda seed: DIVERGED if seed < 2 else {})
-    rope = judge(sweep, two)[1]["rope"]
-    assert (rope["verdict"], rope["reason"]) == ("undecided", "runs diverged")
-    assert (rope["n"], rope["diverged"]) == (5, 2) and math.isnan(rope["difference"])
-    survivors, control = reported(two, "rope")[2:], reported(two, "base", "base-again")
-    assert stats.ttest_ind(survivors, control, equal_var=False).pvalue < 0.01
-    assert judge(sweep, two + lines)[1]["rope"]["diverged"] == 2  # it stays a result
-    everything = with_runs(sweep, lines, "rope", lambda seed: DIVERGED)
-    assert judge(sweep, everything)[1]["rope"]["verdict"] == "worse"
+    sweep, lines, _ = make_sweep(tmp_path, seeds=8, effects=ROPE, **CALM, **NGRAMS)
+    rope, changed = failing(sweep, lines, "rope", 2, change)
+    reason = "runs diverged" if key == "diverged" else "runs did not learn"
+    assert (rope["verdict"], rope["reason"]) == ("undecided", reason)
+    assert (rope["n"], rope[key], rope["diverged"] + rope["stuck"]) == (8, 2, 2)
+    learned, control = reported(changed, "rope")[2:], reported(lines, "base", "base-again")
+    test = stats.ttest_ind(learned, control, equal_var=False)
+    assert rope["p"] == pytest.approx(test.pvalue) and test.pvalue < 0.01
+    assert rope["difference"] == pytest.approx(learned.mean() - control.mean())
+    assert rope["text_low"] < rope["difference"] < rope["text_high"]
+    rate = stats.binomtest(2, 8).proportion_ci(method="exact")
+    assert (rope["stuck_low"], rope["stuck_high"]) == pytest.approx(tuple(rate))
+    p = stats.fisher_exact([[2, 6], [0, len(control)]]).pvalue
+    assert (rope["p_stuck"], rope["p_looks"]) == pytest.approx((p, p / 0.9))
+
+    worst, changed = failing(sweep, lines, "rope", 6, change)
+    assert worst["verdict"] == "fails 6 of 8" and worst["p_holm"] < 0.05
+    if change is DIVERGED:  # it stays a result
+        assert judge(sweep, changed + lines)[1]["rope"]["diverged"] == 6
+    assert failing(sweep, lines, "rope", 8, change)[0]["verdict"] == "fails 8 of 8"
 
 
-def test_one_diverged_run_is_enough_even_where_ranks_say_better(tmp_path):
-    sweep, lines, _ = make_sweep(tmp_path, seeds=12, effects=ROPE, **CALM)
-    lines = with_runs(sweep, lines, "rope", lambda seed: DIVERGED if seed == 3 else {})
-    rope = judge(sweep, lines)[1]["rope"]
-    assert rope["p_holm"] < 0.05 and rope["verdict"] == "undecided"
+@pytest.mark.parametrize(("effect", "verdict"), [(-0.1, "better"), (0.1, "undecided")])
+def test_beside_a_base_that_fails_an_arm_can_only_be_better(tmp_path, effect, verdict):
+    effects = ROPE | {"rope": effect}
+    sweep, lines, _ = make_sweep(tmp_path, seeds=8, effects=effects, **CALM, **NGRAMS)
+    rope, _ = failing(sweep, lines, "base", 1, STUCK)
+    reason = "runs of the other side did not learn"
+    assert (rope["verdict"], rope["reason"], rope["p_stuck"]) == (verdict, reason, 1)
+    tied, _ = failing(sweep, lines, "base", 0, STUCK)
+    assert tied["verdict"] == ("better" if effect < 0 else "worse")
+
+
+@pytest.mark.parametrize(
+    ("trigrams", "best", "facts"),
+    [(1.9, 1.8, (False, False)), (1.9, 1.7, (False, True)), (1.7, 1.6, (True, False))],
+)
+def test_the_base_is_held_against_n_grams(tmp_path, trigrams, best, facts):
+    ngrams = {"trigrams": trigrams, "best": [5, best]}
+    sweep, lines, _ = make_sweep(tmp_path, seeds=8, effects=ROPE, **CALM, ngrams=ngrams)
+    frame, found = judge(sweep, lines)
+    assert (frame.attrs["screening"], frame.attrs["marked"]) == facts
+    verdict = "larger than the noise" if facts[0] else "better"
+    assert (found["rope"]["verdict"], found["rope"]["stuck"]) == (verdict, 0)
 
 
 def test_a_run_that_the_machine_killed_is_counted_apart(tmp_path):
@@ -374,3 +402,43 @@ def test_more_seeds_are_as_many_as_the_power_needs(tmp_path):
 def test_the_power_to_differ_is_that_of_the_noncentral_t():
     chance = power.to_differ(2.0, 1.0, 10, 0.05)
     assert chance == pytest.approx(stats.nct.sf(stats.t.isf(0.025, 10), 10, 2.0))
+
+
+# ---------------------------------------------------------------- many sweeps
+
+
+def frame_of(folder, seeds=8, **keys):
+    sweep, lines, _ = make_sweep(folder, seeds=seeds, **CALM, **keys)
+    return judge(sweep, lines)[0]
+
+
+def test_the_badge_is_benjamini_s_and_hochberg_s_over_all_swaps(tmp_path):
+    control = {"base": 0.0, "base-again": 0.0}
+    effects = [ROPE | {f"arm{i}": 0.0 for i in range(6)}, {"alibi": -0.1, "same": 0.0}]
+    frames = [
+        frame_of(tmp_path, effects=effects[0]),
+        frame_of(tmp_path, effects=control | effects[1], noise=2e-3),
+        frame_of(tmp_path, effects=control | {"gqa": -0.1}, screening=True),
+    ]
+    assert frames[1].verdict.to_list() == ["better", "tie", "noise"]
+    for p, agrees in ((0.01, True), (0.04, False)):  # of alibi, in its sweep decided
+        frames[1].loc[0, "p_looks"] = p
+        swaps = pd.concat(frame[frame.kind == "swap"] for frame in frames[:2])
+        corrected = dict(
+            zip(swaps.name, multipletests(swaps.p_looks, 0.05, "fdr_bh")[0], strict=True)
+        )
+        assert corrected["rope"] and corrected["alibi"] == agrees
+        found = verdicts.badges(frames)
+        assert [list(frame.name[badge]) for frame, badge in zip(frames, found, strict=True)] == [
+            *(["rope"], ["alibi", "same"] if agrees else ["same"], [])
+        ]
+
+
+def test_the_estimate_of_most_runs_stands(tmp_path):
+    """Not the one of the smallest error."""
+    few, many = (frame_of(tmp_path, seeds, effects=ROPE) for seeds in (5, 9))
+    few["se"] = 1e-9
+    stands = verdicts.standing([few, many])
+    assert stands.frame.to_list() == [1] and stands.n.to_list() == [9]
+    assert [badge.any() for badge in verdicts.badges([few, many])] == [False, True]
+    assert verdicts.standing([]).empty and verdicts.badges([]) == []

@@ -3,25 +3,26 @@ The errors and the power of the verdicts, over simulated sweeps whose truth is k
 
     PYTHONPATH=. python tests/helpers/simulate.py
 
-prints the tables of bench/results/simulation.md. The functions that judge real sweeps judge the
-simulated ones.
+writes the tables of bench/results/simulation.md between its paragraphs. The functions that judge
+real sweeps judge the simulated ones.
 """
 
 import itertools
 import math
-import warnings
+import re
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats as scipy_stats
 
-from bench.ablation import verdicts
-from bench.ablation.looks import control_runs, share_of
-from bench.ablation.power import welch
-from bench.ablation.verdicts import ALPHA, contrast, holm, pooled_variance, rank_test
+from bench.ablation import contrasts, factorial
+from bench.ablation.contrasts import compare, contrast, pooled_variance
+from bench.ablation.looks import Look, control_runs, share_of
+from bench.ablation.power import ALPHA, least_runs
+from common.files import ROOT
 
-SWEEPS = 20_000  # for each figure
-ARMS = 5
+PAGE = ROOT / "bench" / "results" / "simulation.md"
+SWEEPS, AT_ONCE = 20_000, 2000  # for each figure, and of these in one array
+TRIGRAMS, SEEN, HIDDEN = 100.0, 140.0, 40.0  # above the base: their loss, a plateau's
 
 
 @dataclass
@@ -30,123 +31,177 @@ class Noise:
 
     name: str
     last_sd: float = 1.0  # of the last arm
+    arms_sd: float = 1.0  # of all arms
     correlation: float = 0.0  # of runs with one seed
     df: float = math.inf  # of a t distribution
+    stuck: float = 0.0  # chance of any run, also of the base, to stay on a plateau
+    plateau: float = SEEN
 
 
+@dataclass
+class Design:
+    """What a simulated sweep trains, and at how many seeds its verdicts are read."""
+
+    name: str
+    planned: tuple
+    unplanned: tuple = ()
+    arms: int = 5
+    controls: int | None = None  # runs of the base and its replicate; None: as many as by default
+
+    def control(self, seeds):
+        """(runs of the base, of its replicate) at a look."""
+        return control_runs(self.arms, seeds, self.controls)
+
+    @property
+    def refused(self):
+        return self.planned[-1] < least_runs(self.arms)
+
+
+EQUAL = Noise("equal variances")
+TWICE = Noise("all arms at twice the sd", arms_sd=2.0)
 NOISES = (
-    Noise("equal variances"),
+    EQUAL,
     Noise("one arm's variance x 4", last_sd=2.0),
+    TWICE,
     Noise("runs of one seed correlated 0.5", correlation=0.5),
     Noise("t, 4 degrees of freedom", df=4),
     Noise("t, 4 degrees, and one variance x 4", last_sd=2.0, df=4),
 )
-LOOKS = {  # name: (planned looks, unplanned looks)
-    "1 look": ((5,), ()),
-    "1 look, 8 seeds": ((8,), ()),
-    "3 looks": ((5, 10, 20), ()),
-    "5 looks": ((5, 7, 10, 14, 20), ()),
-    "1 look, 4 unplanned": ((5,), (6, 8, 11, 16)),
-    "1 look, one at each new seed": ((5,), tuple(range(6, 16))),
-}
+CHANCES = (0.05, 0.25, 0.5)
+OUTCOMES = [EQUAL, TWICE, *(Noise(f"{c:.0%} of runs stuck", stuck=c) for c in CHANCES)]
+OUTCOMES += [Noise(f"{c:.0%} on a lower plateau", stuck=c, plateau=HIDDEN) for c in CHANCES]
+LOOKS = (
+    Design("1 look", (5,)),
+    Design("3 looks", (5, 10, 20)),
+    Design("1 look, 4 unplanned", (5,), (6, 8, 11, 16)),
+    Design("1 look, one at each new seed", (5,), tuple(range(6, 16))),
+)
+SIZES = [Design(f"5 arms, {n} seeds", (n,)) for n in (4, 8, 12)]
+SHELVES = [Design(f"25 arms, {n} seeds", (n,), arms=25, controls=40) for n in (4, 8, 12)]
+SHELVES += [Design("25 arms, 12 then 24", (12, 24), arms=25, controls=40)]
+SCREENINGS = [Design("", (n,), controls=2 * n) for n in (2, 3)]
 
 
-def draw(seeds, sweeps, noise=NOISES[0], effects=0.0, arms=ARMS):
-    """Losses of simulated sweeps: (arms [seeds, sweeps, arms], those of the base and of its second
-    copy, each [runs, sweeps, 1]). effects [arms]."""
-    random, runs = np.random.default_rng(0), control_runs(arms, seeds)
+def draw(design, sweeps, noise=EQUAL, effects=0.0, seed=0):
+    """Losses of simulated sweeps, infinite above the trigrams: (arms [seeds, sweeps, arms], those
+    of the base and of its replicate, each [runs, sweeps, 1]). effects [arms]."""
+    random, seeds = np.random.default_rng(seed), max(*design.planned, *design.unplanned, 0)
+    runs = design.control(seeds)
 
     def sample(*shape):
         if math.isinf(noise.df):
             return random.standard_normal(shape)
         return random.standard_t(noise.df, shape) / math.sqrt(noise.df / (noise.df - 2))
 
+    def ended(losses):
+        losses = losses + noise.plateau * (random.random(losses.shape) < noise.stuck)
+        return np.where(losses > TRIGRAMS, math.inf, losses)
+
     shared, own = math.sqrt(noise.correlation), math.sqrt(1 - noise.correlation)
     of_seed = shared * sample(max(seeds, runs[0]), sweeps, 1)
-    x = own * sample(seeds, sweeps, arms) + of_seed[:seeds]
+    x = noise.arms_sd * (own * sample(seeds, sweeps, design.arms) + of_seed[:seeds])
     x[..., -1] *= noise.last_sd
-    return x + effects, [own * sample(count, sweeps, 1) + of_seed[:count] for count in runs]
+    control = [ended(own * sample(count, sweeps, 1) + of_seed[:count]) for count in runs]
+    return ended(x + effects), control
 
 
-def control_at(control, arms, seeds):
-    """The runs [n, sweeps, 1] of the control group at a look at so many seeds."""
-    counts = control_runs(arms, seeds)
-    return np.concatenate([group[:count] for group, count in zip(control, counts, strict=True)])
-
-
-def words(x, control, planned, unplanned=(), margin=0.0):
+def words(x, control, design, margin=0.0, test=compare):
     """What each arm is called in the report at each look, [looks, sweeps, arms]."""
-    looks = [*planned, *unplanned]
-    shares = [share_of(len(planned))] * len(planned)
-    shares += [share_of(unplanned=number + 1) for number in range(len(unplanned))]
-    tests = [contrast([x[:n], control_at(control, x.shape[-1], n)]) for n in looks]
-    p, p_tie, mean = np.array(
-        [(test.p(), test.p_tie(margin), test.difference) for test in tests]
-    ).swapaxes(0, 1)
+    looks = [*design.planned, *design.unplanned]
+    shares = [share_of(len(design.planned))] * len(design.planned)
+    shares += [share_of(unplanned=number + 1) for number in range(len(design.unplanned))]
+    tests = []
+    for n in looks:
+        counts = design.control(n)
+        base = np.concatenate([g[:count] for g, count in zip(control, counts, strict=True)])
+        tests.append(test([x[:n], base], margin, least_runs(design.arms)))
+    tests = np.moveaxis(np.array(tests), 0, 1)  # [3, looks, sweeps, arms]
     ends = range(1, len(looks) + 1)
-    return np.array(
-        [verdicts.words(p[:n], p_tie[:n], mean[:n], shares[:n])["verdict"] for n in ends]
-    )
+    return np.array([contrasts.words(*tests[:, :n], shares[:n])["verdict"] for n in ends])
+
+
+def by_welch(groups, margin, least):
+    """`compare` without its rules: Welch's test of all losses, of few and stuck runs, too."""
+    groups = [np.where(np.isinf(group), SEEN, group) for group in groups]
+    test = contrast(groups)
+    return test.p(), test.p_tie(margin), test.difference
+
+
+def by_screening(groups, margin, least):
+    """The test of a screening: one variance for all, and no share for further looks."""
+    s2, df = pooled_variance([*np.moveaxis(groups[0], -1, 0), groups[1][..., 0]])
+    test = contrast(groups, pooled=(s2[:, None], df[:, None]))
+    return share_of(planned=1) * test.p(), test.p_tie(margin), test.difference
 
 
 # --- figures, each a share of the sweeps
 
 
-def family_error(sweeps, noise, planned, unplanned=()):
+def average(figure, *given, sweeps=SWEEPS, **keys):
+    """A figure, or several, over that many sweeps."""
+    parts = range(max(sweeps // AT_ONCE, 1))
+    found = [figure(min(sweeps, AT_ONCE), *given, seed=seed, **keys) for seed in parts]
+    return np.mean(found, axis=0).tolist()
+
+
+def family_error(sweeps, noise, design, test=compare, seed=0):
     """Some report calls an arm better or worse, where all equal the base."""
-    found = words(*draw(max(*planned, *unplanned, 0), sweeps, noise), planned, unplanned)
-    return np.isin(found, ["better", "worse"]).any((0, 2)).mean()
+    x, control = draw(design, sweeps, noise, seed=seed)
+    return np.isin(words(x, control, design, test=test), ["better", "worse"]).any((0, 2)).mean()
 
 
-def power(sweeps, seeds, effect, noise=NOISES[0]):
-    """(an arm is called better whose loss is `effect` lower, the first version's rule says so). The
-    other arms equal the base."""
-    x, control = draw(seeds, sweeps, noise, np.array([-effect] + [0] * (ARMS - 1)))
-    paired = scipy_stats.ttest_rel(x, np.broadcast_to(control[0][:seeds], x.shape)).pvalue
-    found = words(x, control, [seeds])[-1, :, 0] == "better"
-    return found.mean(), (holm(paired) <= ALPHA)[:, 0].mean()
+def power(sweeps, design, effect, noise=EQUAL, test=compare, seed=0):
+    """An arm is called better whose loss is `effect` lower. The other arms equal the base."""
+    effects = np.array([-effect] + [0] * (design.arms - 1))
+    x, control = draw(design, sweeps, noise, effects, seed)
+    return (words(x, control, design, test=test)[-1, :, 0] == "better").mean()
 
 
-def tie_rates(sweeps, seeds, ratio):
+def tie_rates(sweeps, design, ratio, noise=EQUAL, seed=0):
     """(an arm that equals the base ties, some arm ties whose difference is the margin), where the
     margin is `ratio` standard deviations of a run."""
-    x, control = draw(seeds, sweeps)
-    equal, different = (words(x + d, control, [seeds], (), ratio)[-1] == "tie" for d in (0, ratio))
+    x, control = draw(design, sweeps, noise, seed=seed)
+    equal, different = (words(x + d, control, design, ratio)[-1] == "tie" for d in (0, ratio))
     return equal.mean(), different.any(1).mean()
 
 
-def diverging(sweeps, seeds, chance, effect):
-    """(better, worse, better if the runs that diverged are dropped): an arm whose runs diverge with
-    this chance, and are lower by `effect` otherwise."""
-    x, control = draw(seeds, sweeps, effects=-effect, arms=1)
-    x, control, level = x[..., 0], np.concatenate(control)[..., 0], ALPHA * share_of(1)
-    diverged = np.random.default_rng(1).random(x.shape) < chance
-    p, direction = rank_test(np.where(diverged, math.inf, x), control)
-    clean = ~diverged.any(0)
-    test = contrast([x, control])
-    better = clean & (test.p() <= level) & (test.difference < 0)
-    worse = np.where(
-        clean, (test.p() <= level) & (test.difference > 0), (p <= level) & (direction > 0)
-    )
-    rest = np.where(diverged, math.nan, x)
-    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
-        sd, control_sd = np.nanstd(rest, 0, ddof=1), control.std(0, ddof=1)
-        se, df = welch(sd, (~diverged).sum(0), control_sd, len(control))
-        t = (np.nanmean(rest, 0) - control.mean(0)) / se
-        dropped = scipy_stats.t.cdf(t, df) <= ALPHA / 2
-    return better.mean(), worse.mean(), np.mean(dropped)
+def stuck_rates(sweeps, seeds, chance, effect, seed=0):
+    """(better, fails, better if the runs that are stuck are dropped): an arm whose runs are stuck
+    with this chance, and are lower by `effect` otherwise. No run of the base is."""
+    design = Design("", (seeds,), arms=1)
+    x, control = draw(design, sweeps, effects=-effect, seed=seed)
+    x[np.random.default_rng(seed + 1).random(x.shape) < chance] = math.inf
+    found = words(x, control, design)[-1, :, 0]
+    test = contrast([x, np.concatenate(control)])
+    dropped = (test.p() <= ALPHA) & (test.difference < 0)
+    fails = (found == "worse") & np.isinf(x).any(0)[:, 0]
+    return (found == "better").mean(), fails.mean(), dropped.mean()
 
 
-def screening_rates(sweeps, seeds, noise, effect=0.0):
-    """(some arm that equals the base is called larger than the noise, an arm is called so that is
-    lower by `effect`). The base and its copy have as many runs as an arm."""
-    x, control = draw(seeds, sweeps, noise, np.array([-effect] + [0] * (ARMS - 1)))
-    control = np.concatenate([group[:seeds] for group in control])[..., 0]
-    groups = list(np.moveaxis(x, -1, 0))
-    pooled = pooled_variance([*groups, control])
-    p = [contrast([group, control], pooled=pooled).p() for group in groups]
-    found = holm(np.stack(p, -1)) <= ALPHA
-    return found[:, 1 if effect else 0 :].any(1).mean(), found[:, 0].mean()
+FACTORS = "abcde"
+CELLS = {  # a half of all combinations, in which all pairs can be told apart
+    "".join(itertools.compress(FACTORS, levels)) or "base": dict(zip(FACTORS, levels, strict=True))
+    for levels in itertools.product((0, 1), repeat=5)
+    if sum(levels) % 2 == 0
+}
+
+
+def factorial_errors(sweeps, seeds, noise, seed=0):
+    """(some main effect, some interaction is called better or worse) in a factorial without any."""
+    design = Design("", (seeds,), arms=len(CELLS) - 1, controls=2 * seeds)
+    x, control = draw(design, sweeps, noise, seed=seed)
+    x = np.concatenate([control[0], x], axis=-1)  # [seeds, sweeps, cells], the base first
+    looks = [Look(share, share, None) for share in (share_of(planned=1), 0)]
+    found = []
+    for cells in x.swapaxes(0, 1):
+        losses = {arm: cells[:, place] for place, arm in enumerate(CELLS)}
+        model = factorial.model_at(CELLS, losses)
+        for size in (1, 2):
+            terms = [term for term in model.terms if len(term) == size]
+            attrs = {"looks": looks, "margin": math.nan}
+            lines = factorial.judged(terms, [model, model], losses, CELLS, attrs)
+            found.append(any(line["verdict"] in ("better", "worse") for line in lines))
+    return tuple(np.reshape(found, (-1, 2)).mean(0))
 
 
 # --- the page
@@ -156,46 +211,66 @@ def table(headings, rows):
     """A Markdown table; the numbers of a row are shares, in percent."""
     cells = [[f"{100 * c:.1f}" if isinstance(c, float) else str(c) for c in row] for row in rows]
     lines = [headings, ["---"] * len(headings), *cells]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def error_and_welch_s(noise, design, sweeps):
+    """The family error as a text; in brackets that of Welch's test alone."""
+    welch = average(family_error, noise, design, by_welch, sweeps=sweeps // 4)
+    error = average(family_error, noise, design, sweeps=sweeps)
+    return f"{'refused' if design.refused else f'{100 * error:.1f}'} ({100 * welch:.1f})"
 
 
 def tables(sweeps):
     """The tables of simulation.md, in its order."""
-    ratios = {".0096 / .007": 0.0096 / 0.007, ".0096 / .0088": 0.0096 / 0.0088}
+
+    def shares(figure, *given, sweeps=sweeps):
+        return np.atleast_1d(average(figure, *given, sweeps=sweeps)).tolist()
+
+    def of_designs(designs, noises, cell):
+        rows = [
+            [noise.name, *(cell(noise, design, sweeps) for design in designs)] for noise in noises
+        ]
+        return table(["noise", *(design.name for design in designs)], rows)
+
+    yield of_designs(LOOKS, NOISES, lambda n, d, sweeps: shares(family_error, n, d)[0])
+    yield of_designs([*SIZES, *SHELVES], OUTCOMES, error_and_welch_s)
+    rows = [
+        [d.name, f"{e:g}", *shares(power, d, e), *shares(power, d, e, EQUAL, by_welch)]
+        for d, e in itertools.product([*SIZES, *SHELVES[1:3]], (1, 1.5, 2))
+    ]
+    yield table(["design", "effect", "found", "by Welch's test alone"], rows)
+    rows = [
+        [f"{ratio:g}", seeds, n.name, *shares(tie_rates, Design("", (seeds,)), ratio, n)]
+        for ratio, seeds, n in itertools.product((1.0, 1.4), (5, 8, 12), (EQUAL, TWICE))
+    ]
     yield table(
-        ["noise", *LOOKS],
-        [[n.name, *(family_error(sweeps, n, *looks) for looks in LOOKS.values())] for n in NOISES],
+        ["margin / sd", "seeds", "noise", "ties, no difference", "ties at the margin"], rows
     )
-    yield table(
-        ["seeds", "control", "effect", "found", "paired t tests"],
-        [
-            [seeds, sum(control_runs(ARMS, seeds)), effect, *power(sweeps, seeds, effect)]
-            for seeds, effect in itertools.product((3, 5, 8, 10), (1, 2, 3))
-        ],
-    )
-    yield table(
-        ["margin / sd", "seeds", "ties, no difference", "ties at the margin"],
-        [
-            [f"{name} = {ratio:.2f}", seeds, *tie_rates(sweeps, seeds, ratio)]
-            for (name, ratio), seeds in itertools.product(ratios.items(), (5, 8, 12, 16))
-        ],
-    )
-    yield table(
-        ["chance to diverge", "others lower by", "better", "worse", "better, if dropped"],
-        [
-            [f"{chance:g}", effect, *diverging(sweeps // 2, 8, chance, effect)]
-            for chance, effect in itertools.product((0, 0.1, 0.4, 0.8), (0, 2))
-        ],
-    )
-    yield table(
-        ["seeds", "noise", "error", "finds 2", "finds 3", "finds 4"],
-        [
-            [seeds, noise.name, screening_rates(sweeps, seeds, noise)[0]]
-            + [screening_rates(sweeps, seeds, noise, effect)[1] for effect in (2, 3, 4)]
-            for seeds, noise in itertools.product((2, 3), NOISES)
-        ],
-    )
+    rows = [
+        [seeds, f"{chance:g}", effect, *shares(stuck_rates, seeds, chance, effect)]
+        for seeds, chance, effect in itertools.product((8, 12), (0, 0.1, 0.4, 0.8), (0, 2))
+    ]
+    outcomes = ["better", "fails", "better, if dropped"]
+    yield table(["seeds", "chance to be stuck", "others lower by", *outcomes], rows)
+    rows = [
+        [n.name, seeds, *shares(factorial_errors, seeds, n, sweeps=sweeps // 5)]
+        for n, seeds in itertools.product(OUTCOMES[:5], (4, 8))
+    ]
+    yield table(["noise", "seeds", "a main effect", "an interaction"], rows)
+    rows = [
+        [d.controls // 2, n.name, *shares(family_error, n, d, by_screening)]
+        + [share for e in (2, 3, 4) for share in shares(power, d, e, n, by_screening)]
+        for d, n in itertools.product(SCREENINGS, NOISES[:3])
+    ]
+    yield table(["seeds", "noise", "error", "finds 2", "finds 3", "finds 4"], rows)
+
+
+def page(text, sweeps=SWEEPS):
+    """The text of simulation.md with each of its tables computed again."""
+    made = tables(sweeps)
+    return re.sub(r"(^\|.*\n)+", lambda _: next(made), text, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":
-    print(*tables(SWEEPS), sep="\n\n")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

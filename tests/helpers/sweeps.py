@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.ablation.looks import control_runs
+
 EFFECTS = {  # arm -> planted effect on the final loss
     "base": 0.0,
     "base-again": 0.0,
     "rope": -0.062,
     "alibi": -0.041,
-    "rmsnorm": 0.001,
     "swiglu": -0.012,
     "untied": 0.034,
     "gqa": 0.009,
@@ -23,7 +24,6 @@ CHANGES = {
     "base-again": {},
     "rope": {"position": "rope"},
     "alibi": {"position": "alibi"},
-    "rmsnorm": {"norm": "rmsnorm"},
     "swiglu": {"mlp": "swiglu"},
     "untied": {"tie_embeddings": False},
     "gqa": {"n_kv_head": 2},
@@ -60,10 +60,8 @@ SWEEP = {
     "tune_seeds": 1,
     "curve": list(TOKENS),
     "curve_seeds": 3,
-    "budget_seconds": None,
     "margin": 0.0052,
     "margin_source": "5 % of the tokens at 1 x on the curve of tokens",
-    "metric": "final_val_loss",
     "max_iters": 2000,
     "block_size": 64,
     "command": "python bench/ablate.py config/ablate_shakespeare.py",
@@ -99,12 +97,9 @@ def loss_of_tokens(multiple):
 
 
 def control_seeds(effects, seeds):
-    """(runs of the base, runs of its second copy): sqrt(k) times those of each of k arms."""
-    arms = [name for name in effects if name not in ("base", "base-again")]
-    both = max(int(np.ceil(np.sqrt(len(arms)) * seeds)), seeds + 2)
-    if "base-again" not in effects:
-        return both, 0
-    return -(-both // 2), both // 2
+    """(runs of the base, runs of its second copy)."""
+    runs = control_runs(len(effects.keys() - {"base", "base-again"}), seeds)
+    return runs if "base-again" in effects else (sum(runs), 0)
 
 
 def make_sweep(

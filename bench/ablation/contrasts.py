@@ -1,0 +1,169 @@
+"""
+The tests behind a verdict, on arrays: of losses [runs, ...] of many sweeps at once, as the
+simulation has them, or of one.
+
+A contrast of two groups of runs, Fisher's test of how many did not learn, Holm's correction, and
+the words of a family over its looks. verdicts.py says what is compared with what.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special, stats
+
+from bench.ablation.power import ALPHA
+
+OF_A_TEST = ("difference", "se", "df", "low", "high", "p")
+
+# ---------------------------------------------------------------- tests, on arrays
+
+
+class Contrast(NamedTuple):
+    """An estimate, its standard error and its degrees of freedom: arrays of one shape, or numbers.
+    The last two are nan where a group has one run."""
+
+    difference: np.ndarray
+    se: np.ndarray
+    df: np.ndarray
+
+    def p(self):
+        """Two-sided, against no difference; 1 where it is unknown."""
+        with np.errstate(all="ignore"):
+            return np.nan_to_num(2 * special.stdtr(self.df, -abs(self.difference) / self.se), nan=1)
+
+    def p_tie(self, margin):
+        """Of two one-sided tests that the difference is smaller than the margin; 1 where it is
+        unknown."""
+        with np.errstate(all="ignore"):
+            p = special.stdtr(self.df, (abs(self.difference) - margin) / self.se)
+        return np.nan_to_num(p, nan=1)
+
+    def columns(self):
+        """As columns of a verdict, with the 95 % interval of this comparison alone."""
+        half = special.stdtrit(self.df, 1 - ALPHA / 2) * self.se
+        numbers = [*self, self.difference - half, self.difference + half, self.p()]
+        return dict(zip(OF_A_TEST, map(float, numbers), strict=True))
+
+
+def contrast(groups, pooled=None):
+    """The Contrast of the means of two independent groups, [n, ...] and [m, ...], by Welch's test
+    over the runs that learned: scipy's takes no losses of arrays with gaps. `pooled` (variance,
+    degrees of freedom) replaces the groups' own variances."""
+    (n, mean, s2), (m, other, other_s2) = map(moments, groups)
+    with np.errstate(all="ignore"):
+        own, others = (pooled[0] if pooled else x for x in (s2, other_s2))
+        parts = own / n, others / m
+        squares = parts[0] ** 2 / np.maximum(n - 1, 1) + parts[1] ** 2 / np.maximum(m - 1, 1)
+        df = pooled[1] if pooled else sum(parts) ** 2 / squares
+    return Contrast(mean - other, np.sqrt(sum(parts)), np.where(sum(parts) == 0, np.inf, df))
+
+
+def moments(group):
+    """(number, mean, unbiased variance) of the finite values of a sample [n, ...]; nan where there
+    are too few."""
+    known = np.isfinite(group)
+    n = known.sum(0)
+    with np.errstate(all="ignore"):
+        mean = np.where(known, group, 0).sum(0) / n
+        squares = np.where(known, np.subtract(group, mean), 0) ** 2
+        return n, mean, np.where(n > 1, squares.sum(0) / (n - 1), math.nan)
+
+
+def pooled_variance(groups):
+    """(variance, degrees of freedom) within groups, each [n, ...]. With few runs, a screening finds
+    with it what Welch's test cannot; the simulation shows its error where variances differ."""
+    known = [moments(group) for group in groups]
+    df = sum(np.maximum(n - 1, 0) for n, *_ in known)
+    squares = sum(np.where(n > 1, (n - 1) * s2, 0) for n, _, s2 in known)
+    return squares / np.maximum(df, 1), df
+
+
+def compare(groups, margin, least=2):
+    """(p, p of a tie, direction) of groups of losses [n, ...] and [m, ...], infinite where a run
+    did not learn; not corrected. (1, 1, 0) where a group has fewer than `least` runs. A positive
+    direction is worse."""
+    if min(map(len, groups)) < least:
+        shape = np.shape(groups[0])[1:]
+        return np.ones(shape), np.ones(shape), np.zeros(shape)
+    tests = contrast(groups), contrast(groups, pooled=pooled_variance(groups))
+    p = np.maximum(*(test.p() for test in tests))
+    p_tie = np.maximum(*(test.p_tie(margin) for test in tests))
+    return outcome(p, p_tie, tests[0].difference, failures(groups))
+
+
+def failures(groups):
+    """(k, n, c, m): k of the n runs of a group did not learn, and c of the m of the other."""
+    return [count for group in groups for count in (np.isinf(group).sum(0), len(group))]
+
+
+def outcome(p, p_tie, difference, counts):
+    """(p, p of a tie, direction) of a test of the runs that learned, with the others: counts are
+    `failures`. An arm that has some can only be worse, by Fisher's test; beside a base that has
+    some, an arm without any can only be better."""
+    k, _, c, _ = counts
+    p = np.where((c > 0) & (difference > 0), 1, p)
+    p = np.where(k > 0, fisher(*counts), p)
+    return p, np.where(k + c > 0, 1, p_tie), np.where(k > 0, 1, difference)
+
+
+@functools.cache
+def fisher_of(k, n, c, m):
+    table = [[k, n - k], [c, m - c]]
+    return float(stats.fisher_exact(table).pvalue) if k * m > c * n else 1.0
+
+
+def fisher(k, n, c, m):
+    """The two-sided p of Fisher's exact test of k of n runs against c of m, arrays or numbers; 1
+    where k of n are no more often."""
+    return np.vectorize(fisher_of, otypes=[float])(k, n, c, m)
+
+
+# ---------------------------------------------------------------- many comparisons, many looks
+
+
+def holm(p, family=0):
+    """Holm's corrected p, along the last axis; of `family` hypotheses the others have p = 1. Many
+    sweeps at once: statsmodels takes 0.1 s for each, and the simulation has half a million."""
+    p = np.asarray(p, float)
+    order = np.argsort(p, axis=-1)
+    factors = max(family, p.shape[-1]) - np.arange(p.shape[-1])
+    corrected = np.maximum.accumulate(np.take_along_axis(p, order, -1) * factors, -1)
+    return np.take_along_axis(np.minimum(corrected, 1), np.argsort(order, -1), -1)
+
+
+def words(p, p_tie, difference, shares, tie_shares=None, family=0):
+    """The verdicts of a family of comparisons. p, p_tie and difference are [looks, ..., family],
+    not corrected, with p = 1 where a comparison has not reached a look; shares [looks], for ties
+    tie_shares. The last look is at all data, with a share of 0 if it may decide nothing.
+
+    This is where a comparison is decided. `decide` words runs that did not learn, `explain` takes
+    back what missing runs do not bear, `screen` words a screening. factorial.py calls it, too.
+
+    Returns a dict of arrays [..., family]: verdict, seen (what a look said, also where it no longer
+    stands), and the p-values of a difference and of a tie, corrected for the looks (p_looks,
+    p_tie_looks) and for the family, too (p_holm, p_tie)."""
+    by_look, tie_by_look = over_share(p, shares), over_share(p_tie, tie_shares or shares)
+    p_looks, p_tie_looks = by_look.min(0), tie_by_look.min(0)
+    p_holm, p_tie_holm = holm(p_looks, family), holm(p_tie_looks, family)
+
+    differs, ties = p_holm <= ALPHA, p_tie_holm <= ALPHA
+    then = np.take_along_axis(np.asarray(difference), by_look.argmin(0)[None], 0)[0]
+    seen = np.select([differs & (then < 0), differs, ties], ["better", "worse", "tie"], "undecided")
+    stands = np.where(differs, (p[-1] <= ALPHA) & (difference[-1] * then > 0), p_tie[-1] <= ALPHA)
+    return {
+        "verdict": np.where(stands, seen, "undecided"),
+        "seen": seen,
+        "p_looks": p_looks,
+        "p_tie_looks": p_tie_looks,
+        "p_holm": p_holm,
+        "p_tie": p_tie_holm,
+    }
+
+
+def over_share(p, shares):
+    """p-values [looks, ...] at the level of their looks' shares; 1 where a share is 0."""
+    shares = np.reshape(shares, (-1,) + (1,) * (np.ndim(p) - 1))
+    with np.errstate(all="ignore"):
+        return np.where(shares > 0, np.minimum(p / shares, 1), 1.0)
