@@ -1,5 +1,4 @@
-"""
-The page of the answer: a row for each part, from the sweeps of the shelves.
+"""The page of the answer: a row for each part, from the sweeps of the shelves.
 
 config/answer/page.py names the arms of each shelf that put a part into a base or take it out, and
 what others published. All numbers come from the sweeps, all sentences from the templates. A
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 import matplotlib
 import numpy as np
 
-from bench.ablation import figures, report, tables
+from bench.ablation import figures, report, tables, verdicts
 from common.files import write as write_file
 
 BASES = {"gpt2": "GPT-2", "llama": "LLaMA"}
@@ -30,9 +29,8 @@ class Estimate:
     base: str
     column: str
     section: report.Section
-    row: dict  # of the verdicts
+    row: dict  # of the verdicts, with a badge
     out: bool  # taken out
-    badge: bool  # also decided by Benjamini and Hochberg's procedure over the page
 
     @property
     def sign(self):
@@ -132,6 +130,9 @@ class Page:
                 section = sections.get(f"{folder}/{name}".rstrip("/"))
                 if section and not section.verdicts.attrs["screening"]:
                     self.shelves[base, column] = section
+        frames = [section.verdicts for section in self.shelves.values()]
+        for frame, agree in zip(frames, verdicts.badges(frames), strict=True):
+            frame["badge"] = agree
         self.here = {base: s for (base, column), s in self.shelves.items() if column == HERE}
         self.parts = [self.part(name, **facts) for name, facts in config["parts"].items()]
         self.measured = [part for part in self.parts if part.first()]
@@ -143,8 +144,7 @@ class Page:
             for out, arms in ((False, into or {}), (True, out_of or {})):
                 for row in tables.records(section.verdicts.query("kind == 'swap' and n > 0")):
                     if row["arm"] == arms.get(base):
-                        made = Estimate(base, column, section, row, out, False)
-                        part.estimates[base, column] = made
+                        part.estimates[base, column] = Estimate(base, column, section, row, out)
         for text, says, *source in claims:
             part.published.append((text, beside(says, part.first()), *source))
         return part
@@ -156,9 +156,9 @@ class Page:
 
     def first_screen(self):
         """The Parts of README's table, if the bases beat the counts."""
-        if any(section.verdicts.attrs["marked"] for section in self.here.values()):
-            return []
-        return [part for part in self.measured if part.name in self.config["first_screen"]]
+        marked = any(section.verdicts.attrs["marked"] for section in self.here.values())
+        chosen = [] if marked else self.config["first_screen"]
+        return [part for part in self.measured if part.name in chosen]
 
 
 # ---------------------------------------------------------------- files
@@ -173,10 +173,9 @@ def pictures_of(page):
     drawn = {"swaps": (figures.forest, "gpt2"), "worths": (figures.worths, "llama")}
     for key, (draw, base) in drawn.items():
         if base in here:
-            swaps = here[base].verdicts.query("kind == 'swap'")
             for end, test in (("", "!="), ("-undecided", "==")):
-                shown = tables.records(swaps.query(f"verdict {test} 'undecided'"))
-                made[key + end] = draw(here[base], shown)
+                shown = here[base].verdicts.query(f"verdict {test} 'undecided'")
+                made[key + end] = draw(here[base], tables.records(shown))
     if gpt2 := here.get("gpt2"):
         arms = [*page.arms("gpt2", config["rates"]), *filter(gpt2.is_replicate, gpt2.arms)]
         made["rates"] = figures.learning_rates(gpt2, arms)

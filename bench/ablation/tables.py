@@ -149,7 +149,8 @@ def what_changes(section, row):
     """The keys that differ from what the row is compared with."""
     arm = section.plan["arms"].get(row["arm"], {})
     changes = arm.get("changes") or section.high_level(row["arm"])
-    return ", ".join(f"{key}={value}" for key, value in changes.items()) or DASH
+    texts = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in changes.values())
+    return ", ".join(map("=".join, zip(changes, texts, strict=True))) or DASH
 
 
 # ---------------------------------------------------------------- the noise

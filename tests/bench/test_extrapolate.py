@@ -90,14 +90,6 @@ def test_runs_that_cannot_be_compared_are_refused(world, data_dir, tmp_path):
         extrapolate.main([])
 
     shutil.copytree(data_dir, tmp_path / "data")
-    rows = tmp_path / "rows.jsonl"
-    words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
-    pairs = [{"prompt": f"{a} {b} ", "answer": "no"} for a in words for b in words]
-    rows.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    shutil.rmtree(tmp_path / "data" / "words")
-    prepare("words", str(rows), str(world / "rope"), str(tmp_path / "data"))
-    with pytest.raises(UserError, match="this is no single text"):
-        lines_of(tmp_path / "data", str(world / "rope"))
     (tmp_path / "words.txt").write_text("the king of rome " * 100)
     shutil.rmtree(tmp_path / "data" / "words")
     prepare("words", str(tmp_path / "words.txt"), "byte", str(tmp_path / "data"))

@@ -111,20 +111,13 @@ def cut(folder, kept):
 # ---------------------------------------------------------------- what a report says
 
 
-def test_the_report_says_the_question_the_verdicts_the_noise_and_the_caveats_first(written):
+def test_the_report_says_first_what_is_missing_and_what_was_found(written):
     titles = Page(text_of(written, "report.html")).titles
-    assert titles[0] == titles[1]
-    assert titles[1] == (
-        "UNFINISHED: Which piece of LLaMA helps a character-level GPT-2 at 0.8 M parameters?"
-    )
-    assert titles[2:6] == [
+    assert titles[1:4] == [
+        "UNFINISHED: Which piece of LLaMA helps a character-level GPT-2 at 0.8 M parameters?",
         "UNFINISHED: planned runs are missing",
         "Verdicts",
-        "The noise, and what the sweep can see",
-        "Caveats",
     ]
-    assert titles.index("Differences") < titles.index("Details") < titles.index("Costs")
-    assert text_of(written).startswith("# UNFINISHED: Which piece of LLaMA")
     assert tables_of(written)[0] == {"gqa": {"arm": "gqa", "planned": "8", "ended": "0"}}
 
 
@@ -153,7 +146,6 @@ def test_the_details_say_what_the_rows_say(written):
     assert costs["gqa"]["KV bytes/token"] == "2,048"
     section = section_of(written)
     contexts = tables.contexts(section, "alibi")
-    assert contexts["8"][0] - contexts["1"][0] == pytest.approx(0.03, abs=0.002)
     assert contexts["8"][2] - contexts["8"][1] == pytest.approx(0.04)
     assert list(tables.contexts(section, "base")) == ["1"]  # learned positions end there
 
@@ -190,15 +182,12 @@ def test_the_page_is_one_file_and_escapes_what_a_sweep_says(written, tmp_path):
 FIGURES = ("forest", "curves", "learning_rates", "extrapolation")
 
 
-def test_files_for_a_paper_are_written_on_request(written, tmp_path, no_figures):
+def test_files_for_a_paper_are_written_on_request(written):
     names = {path.name for path in (written / "paper").iterdir()}
     assert {f"{name}.{kind}" for name in FIGURES for kind in ("svg", "pdf")} <= names
     assert {"verdicts.csv", "verdicts.tex", "numbers.csv"} <= names
     latex = text_of(written / "paper", "verdicts.tex")
     assert "\\toprule" in latex and latex.isascii()
-    make_sweep(tmp_path, **FEW)
-    report.write([tmp_path])
-    assert not (tmp_path / "paper").exists()
 
 
 def test_the_same_rows_give_the_same_files(tmp_path):
@@ -242,25 +231,6 @@ def test_no_rows_yet(tmp_path, not_saved):
     (tmp_path / "rows.jsonl").write_text("")
     report.write([tmp_path])
     assert table_of(tmp_path, "change")["rope"]["verdict"] == "not run"
-
-
-def test_a_screening_decides_nothing(tmp_path, no_figures):
-    make_sweep(tmp_path, seeds=3, screening=True, lr_grid=[1], chosen_lr={}, curve=[])
-    report.write([tmp_path])
-    words = {row["verdict"] for row in table_of(tmp_path, "change").values()}
-    assert not words & {"better", "worse", "tie"}
-    assert "A screening: few runs" in text_of(tmp_path)
-    assert "decided" not in text_of(tmp_path).replace("undecided", "")
-
-
-def test_costs_of_other_code_are_left_out_and_each_machine_has_its_own(tmp_path, no_figures):
-    _, rows, costs = sweep = make_sweep(tmp_path, **FEW)
-    lines = [cost | {"hardware": "H200", "device": "cuda"} for cost in costs.values()]
-    stale = costs["rope"] | {"code_hash": "older code", "hardware": "older machine"}
-    write(tmp_path, sweep[0], rows, [*costs.values(), *lines, stale])
-    report.write([tmp_path])
-    shown = tables.costs_table(section_of(tmp_path))
-    assert set(shown["machine"]) == {"Xeon 2.1 GHz, 2 cores, 2 threads", "H200"}
 
 
 def test_a_factorial_shows_its_effects(tmp_path, not_saved):

@@ -1,0 +1,89 @@
+"""The page of the answer, from simulated shelves: its table says what the sweeps say, and what has
+not learned or not run is not on it."""
+
+import pytest
+
+from bench.ablation import figures, page
+from helpers.sweeps import make_sweep
+
+EFFECTS = {"base": 0.0, "base-again": 0.0, "rope": -0.06, "swiglu": 0.0, "no biases": 0.04}
+BETTER, FASTER = ("less loss", "better", "Su", "https://a"), ("less time", None, "Su", "https://b")
+PARTS = {
+    "RoPE": dict(into={"gpt2": "rope"}, out_of={"llama": "no biases"}, claims=[BETTER, FASTER]),
+    "SwiGLU": dict(into={"gpt2": "swiglu"}, claims=[]),
+    "Biases": dict(into={"gpt2": "no biases"}, claims=[BETTER]),
+    "Experts": dict(into={"llama": "experts"}, claims=[]),
+}
+CONFIG = {
+    "shelves": {"gpt2": "gpt2", "llama": "llama"},
+    "columns": {"smaller": "small"},
+    "parts": {name: facts | {"swap": f"<{name}>"} for name, facts in PARTS.items()},
+    "example": ("gpt2", "RoPE"),
+    **dict.fromkeys(("rates", "sizes", "contexts"), ["RoPE"]),
+    "first_screen": ["RoPE", "SwiGLU", "Experts"],
+}
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """A function that writes the page of tmp_path, without pictures, and returns its content."""
+    made, kind = [], page.Page
+    monkeypatch.setattr(figures, "saved", lambda *_, **__: b"a picture")
+    monkeypatch.setattr(page, "Page", lambda *given: made.append(kind(*given)) or made[-1])
+
+    def write():
+        page.write(CONFIG, sorted(path.parent for path in tmp_path.rglob("sweep.json")), tmp_path)
+        return made[-1]
+
+    return write
+
+
+def shelf(out, steps=2000, **keys):
+    usual = {"effects": EFFECTS, "diverged": (), "stale": False, "seeds": 6, "noise": 0.003}
+    make_sweep(out, **usual, max_iters=steps, **keys)
+
+
+def test_the_page_says_what_the_sweeps_say(written, tmp_path):
+    for steps, name in enumerate(("gpt2", "llama", "gpt2/small"), 1000):
+        shelf(tmp_path / name, steps)
+    rope, swiglu, bias = (made := written()).measured
+    assert [part.word for part in made.measured] == ["helps in both", swiglu.word, "worse"]
+    assert [claim[1] for claim in rope.published] == ["seen", "cannot be tested here"]
+    assert [claim[1] for claim in bias.published] == ["opposite at our scale"]
+    out = rope.at("llama")
+    assert out.out and out.sign == 1 and out.row["difference"] > 0
+    assert out.ratio("parameters") == pytest.approx(800_000 / 804_000)
+
+    html, text = ((tmp_path / f"index.{kind}").read_text() for kind in ("html", "md"))
+    assert "&lt;RoPE&gt;" in html and "<RoPE>" not in html
+    for shown in (html, text, (tmp_path / "first_screen.md").read_text()):
+        assert f"{rope.at('gpt2').row['worth']:.2f} × [" in shown and "helps in both" in shown
+    assert "✓" in html and rope.at("gpt2").row["badge"]
+    assert (tmp_path / "gpt2/small/report.md").exists() and "gpt2/small/report.html" in html
+    pictures = {path.stem for path in tmp_path.glob("*.png")}
+    assert {"example", "swaps", "rates", "worths"} <= pictures
+
+
+def test_what_has_not_learned_or_not_run_is_not_on_the_page(written, tmp_path):
+    shelf(tmp_path / "gpt2", ngrams={"best": [5, 1.7], "trigrams": 1.8})  # the base ends at 1.75
+    shelf(tmp_path / "llama", 1000, screening=True, curve=[])
+    made = written()
+    assert list(made.here) == ["gpt2"] and made.first_screen() == []
+    assert (tmp_path / "first_screen.md").read_text().strip() == ""
+    assert "5-grams of this text" in (tmp_path / "index.html").read_text()
+    shelf(tmp_path / "gpt2", ngrams={"best": [5, 1.6], "trigrams": 1.7})
+    assert written().measured == []
+    assert "Not measured yet." in (tmp_path / "index.md").read_text()
+
+
+def test_words_of_rows():
+    words = {
+        "helps in both": {"gpt2": 1, "llama": 1},
+        "helps GPT-2 only": {"gpt2": 1, "llama": 0},
+        "helps GPT-2": {"gpt2": 1, "llama": None},
+        "helps LLaMA": {"llama": 1},
+        "worse": {"gpt2": None, "llama": -1},
+        "no difference": {"gpt2": 0, "llama": 0},
+        "undecided": {"gpt2": 0, "llama": None},
+    }
+    assert {page.word_of(signs): signs for signs in words.values()} == words
