@@ -72,7 +72,6 @@ def panel(axes, weights, labels, size, step=1):
 def picture(weights, labels, title):
     """A PNG (bytes) of weights (H, T, T), a panel per head; labels: the texts of the T tokens."""
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     H, T = weights.shape[:2]
@@ -84,7 +83,6 @@ def picture(weights, labels, title):
 
     shape = (across * (inches + 0.7) + 0.8, down * (inches + 0.9))
     figure = Figure(figsize=shape, layout="constrained")
-    FigureCanvasAgg(figure)
     with matplotlib.rc_context({"font.family": ["DejaVu Sans"]}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # characters that the font lacks are drawn as boxes
         for head, values in enumerate(weights):

@@ -5,6 +5,8 @@
 const $ = id => document.getElementById(id);
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"];
 const settings = {};   // what is sent; a slider changes its own key alone
+const initial = {};    // the settings of the command line
+let made = {};         // the settings that the texts were begun with
 const columns = [];
 let levels = [];       // surprise in nats at which the next colour begins
 let shown = null;      // {column, at, pinned} of the open popover; pinned: it does not follow the pointer
@@ -42,7 +44,8 @@ function complain(error) {
 // ---------------------------------------------------------------- settings
 
 function setUp(facts) {
-  Object.assign(settings, facts.settings);
+  Object.assign(initial, facts.settings);
+  Object.assign(settings, facts.settings, linkedSettings());
   const vocabulary = Math.max(...facts.models.map(model => model.vocabulary));
   const most = Math.min(vocabulary, Math.max(200, settings.top_k ?? 0));
   $("top_k").max = most + 1;  // one more: all tokens
@@ -68,10 +71,49 @@ function setUp(facts) {
   $("stop").value = settings.stop;
   $("seed").addEventListener("input", () => { settings.seed = $("seed").valueAsNumber; });
   $("stop").addEventListener("input", () => { settings.stop = $("stop").value; });
-  $("prompt").value = facts.prompt;
+  $("prompt").value = link.get("prompt") ?? facts.prompt;
 
   levels = facts.levels;
   explainSurprise();
+}
+
+// ---------------------------------------------------------------- a text as a link
+
+// The text is the same wherever the same models are served, so a link holds what it is made from:
+// the prompt, the settings that differ from the command line's, and in turns0 and turns1 the chosen
+// alternatives of each column, "12:45" where token 45 was chosen after 12 written ones.
+const link = new URLSearchParams(location.hash.slice(1));
+
+function linkedSettings() {
+  const keys = Object.keys(initial).filter(key => link.has(key));
+  return Object.fromEntries(keys.map(key => [key, key === "stop" ? link.get(key) : link.get(key) === "" ? null : Number(link.get(key))]));
+}
+
+function address() {
+  const parts = new URLSearchParams({ prompt: columns[0].prompt });
+  for (const key in made) if (made[key] !== initial[key]) parts.set(key, made[key] ?? "");
+  for (const { number, turns } of columns) if (turns.length) parts.set(`turns${number}`, turns.map(([before, id]) => `${before}:${id}`).join(" "));
+  return `#${parts}`;
+}
+
+async function share() {
+  const mixed = columns.some(column => column.turns.some(([, , same]) => !same));
+  if (mixed) return complain(new Error("the settings were changed within a text, and a link holds one group of them: press Write again"));
+  history.replaceState(null, "", address());
+  const copied = navigator.clipboard?.writeText(location.href).then(() => "the link is copied");
+  $("status").textContent = await (copied ?? Promise.reject()).catch(() => "the address of this page is the link");
+}
+
+// Write the text of the link again, one chosen alternative after another.
+async function replay(column) {
+  const turns = (link.get(`turns${column.number}`) ?? "").split(" ").filter(Boolean);
+  await write(column);
+  for (const turn of turns) {
+    const [before, id] = turn.split(":").map(Number), at = column.first + before;
+    const choice = column.tokens[at]?.top?.find(([other]) => other === id);
+    if (!choice) throw new Error("this link was made with another model");
+    await goOn(column, at, choice);
+  }
 }
 
 // ---------------------------------------------------------------- legend
@@ -88,8 +130,9 @@ function explain(title, boxes) {
 }
 
 function explainSurprise() {
-  explain("surprise in nats:", [...levels, Infinity].map((limit, i) => [`s${i}`,
-    i === 0 ? `below ${limit}` : limit === Infinity ? `${levels[i - 1]} or more` : `${levels[i - 1]}–${limit}`]));
+  const colours = [...levels, Infinity].map((limit, i) => [`s${i}`,
+    i === 0 ? `below ${limit}` : limit === Infinity ? `${levels[i - 1]} or more` : `${levels[i - 1]}–${limit}`]);
+  explain("surprise in nats:", [...colours, ["prompt", "prompt"]]);
 }
 
 function explainAttention(most) {
@@ -101,7 +144,7 @@ function explainAttention(most) {
 function addColumn(model, number) {
   const box = $("column").content.cloneNode(true).firstElementChild;
   const find = name => box.querySelector(name);
-  const column = { model, number, box, text: find(".text"), tokens: [], active: -1, past: [], maps: new Map(), prompt: "" };
+  const column = { model, number, box, text: find(".text"), tokens: [], active: -1, past: [], turns: [], first: 0, maps: new Map(), prompt: "" };
   find("h2").textContent = model.name;
   find("h2").id = `name-${number}`;
   find(".about").textContent = `${model.heads.length} layers · ${model.vocabulary.toLocaleString("en")} tokens in the vocabulary · context of ${model.context.toLocaleString("en")}`;
@@ -133,13 +176,13 @@ function addToken(column, token) {
 
 function draw(token) {
   const { span, text } = token;
-  const level = token.top ? levels.filter(limit => token.surprise >= limit).length : -1;
+  const level = token.surprise !== undefined ? levels.filter(limit => token.surprise >= limit).length : -1;
   span.className = level < 0 ? "prompt" : `s${level}`;
   span.classList.toggle("newline", text.startsWith("\n"));
   span.classList.toggle("part", text === "");  // a part of the character that follows
   span.textContent = text.replace(/[\x00-\x08\x0b-\x1f\x7f]/g, "�");
   const label = text === "" ? `part of a character, ${token.label}` : spoken(text);
-  span.ariaLabel = token.top ? `${label}, ${percent(Math.exp(-token.surprise))}, surprise ${token.surprise.toFixed(1)}` : `${label}, prompt`;
+  span.ariaLabel = level >= 0 ? `${label}, ${percent(Math.exp(-token.surprise))}, surprise ${token.surprise.toFixed(1)}` : `${label}, prompt`;
 }
 
 function redraw(column, tokens) {
@@ -154,7 +197,7 @@ function redraw(column, tokens) {
 }
 
 function summarise(column) {
-  const written = column.tokens.filter(token => token.top);
+  const written = column.tokens.filter(token => token.surprise !== undefined);
   const mean = written.reduce((sum, token) => sum + token.surprise, 0) / written.length;
   const speed = column.speed ? ` · ${column.speed.toFixed(0)} tokens/s` : "";
   column.box.querySelector(".facts").textContent = written.length ? `${written.length} tokens · ${mean.toFixed(2)} nats per token${speed}` : "";
@@ -176,7 +219,7 @@ async function write(column, kept = []) {
       if (controller.signal.aborted) return;
       if (line.error) throw new Error(line.error);
       if (line.tokens) {
-        const first = line.tokens.length - line.kept;
+        const first = column.first = line.tokens.length - line.kept;
         redraw(column, line.tokens.map((id, i) => ({ ...kept[i - first], id, text: line.texts[i], label: line.labels[i] })));
         began = performance.now();
       } else if (line.end) {
@@ -202,32 +245,78 @@ async function write(column, kept = []) {
 function busy() {
   const writing = columns.filter(column => column.controller).length;
   $("stop-writing").disabled = !writing;
+  $("share").disabled = writing || !columns.some(column => column.first < column.tokens.length);
   const done = columns.filter(column => column.tokens.length).map(column => `${column.model.name}: ${column.box.querySelector(".facts").textContent}`);
   $("status").textContent = writing ? "writing …" : done.length ? `done. ${columns.length > 1 ? "" : done[0]}` : "";
 }
 
-function writeAll() {
+// Begin anew in all columns, and compare the losses when each is done. work(column) is a promise.
+async function all(work) {
   $("error").textContent = "";
-  for (const column of columns) {
-    column.prompt = $("prompt").value;
-    column.past = [];
-    write(column);
-  }
+  made = { ...settings };
+  for (const column of columns) Object.assign(column, { prompt: $("prompt").value, past: [], turns: [] });
+  await Promise.all(columns.map(column => work(column).catch(complain)));
+  await compare();
 }
 
+// The text goes on with another token in place of the one at `at`.
 function goOn(column, at, [id, label, p]) {
   const token = column.tokens[at];
   const before = column.tokens.slice(0, at).filter(other => other.top);
-  column.past.push({ tokens: column.tokens });
+  column.past.push({ tokens: column.tokens, turns: [...column.turns] });
+  column.turns.push([before.length, id, Object.keys(made).every(key => made[key] === settings[key])]);
   $("error").textContent = "";
-  column.text.focus();
-  write(column, [...before, { id, label, text: label, surprise: -Math.log(p), top: token.top }]);
+  return write(column, [...before, { id, label, text: label, surprise: -Math.log(p), top: token.top }]);
 }
 
 function undo(column) {
   column.controller?.abort();
-  redraw(column, column.past.pop().tokens);
+  const { tokens, turns } = column.past.pop();
+  column.turns = turns;
+  redraw(column, tokens);
   column.text.focus();
+  compare();
+}
+
+// ---------------------------------------------------------------- losses
+
+const score = async (column, text) => (await ask("score", { model: column.number, text })).json();
+
+// The prompt, coloured by the surprise of its tokens.
+async function scorePrompt(column) {
+  column.controller?.abort();
+  const { pieces, surprise } = await score(column, column.prompt);
+  column.speed = 0;
+  column.first = pieces.length;  // nothing is written
+  redraw(column, pieces.map((text, i) => ({ text, label: text, surprise: surprise[i] })));
+  busy();
+}
+
+// Of two models, the loss of each on the texts of both.
+async function compare() {
+  const texts = new Map();  // a text: which one it is
+  for (const column of columns) {
+    const text = column.tokens.map(token => token.text).join("");
+    if (text) texts.set(text, column.first < column.tokens.length ? `by ${column.model.name}` : "the prompt");
+  }
+  $("losses").hidden = columns.length < 2 || !texts.size || columns.some(column => column.controller);
+  if ($("losses").hidden) return;
+  const cell = (name, text) => Object.assign(document.createElement(name), { textContent: text });
+  const headings = columns.map(column => Object.assign(cell("th", column.model.name), { scope: "col" }));
+  $("losses").querySelector("thead tr").replaceChildren(Object.assign(cell("th", "text"), { scope: "col" }), ...headings);
+  const rows = [...texts].map(async ([text, name]) => {
+    const scores = await Promise.all(columns.map(column => score(column, text).catch(error => ({ error: error.message }))));
+    const lowest = Math.min(...scores.map(score => score.bits_per_byte ?? Infinity)), row = document.createElement("tr");
+    row.append(Object.assign(cell("th", name), { scope: "row" }), ...scores.map(score => {
+      const box = cell("td", score.error ?? `${score.nats_per_token.toFixed(3)} nats per token`);
+      if (!score.error) box.append(cell("small", `${score.bits_per_byte.toFixed(3)} bits per byte`));
+      box.classList.toggle("lowest", score.bits_per_byte === lowest);
+      return box;
+    }));
+    return row;
+  });
+  const body = await Promise.all(rows);
+  $("losses").querySelector("tbody").replaceChildren(...body);
 }
 
 // ---------------------------------------------------------------- the token under the cursor
@@ -307,7 +396,7 @@ function choose(column, at, pinned = false) {
 
 function showAlternatives(column, at, token) {
   $("popover-title").textContent = quoted(token.text || token.label);
-  const facts = token.top ? `${percent(Math.exp(-token.surprise))} likely at temperature 1, surprise ${token.surprise.toFixed(2)} nats` : "a token of the prompt";
+  const facts = token.surprise !== undefined ? `${percent(Math.exp(-token.surprise))} likely at temperature 1, surprise ${token.surprise.toFixed(2)} nats` : "a token of the prompt";
   $("popover-facts").textContent = token.text === "" ? `part of a character; ${facts}` : facts;
   $("attended").textContent = "";
   const top = token.top ?? [];
@@ -325,7 +414,10 @@ function showAlternatives(column, at, token) {
     button.ariaLabel = `${spoken(label)}, ${percent(p)}${id === token.id ? ", written here" : ""}: write on from here`;
     button.style.setProperty("--share", `${100 * p}%`);
     button.append(name, share);
-    button.addEventListener("click", () => goOn(column, at, alternative));
+    button.addEventListener("click", () => {
+      column.text.focus();
+      goOn(column, at, alternative).then(compare);
+    });
     item.append(button);
     return item;
   }));
@@ -388,7 +480,7 @@ function clearAttention(column) {
 }
 
 const mapKey = column => `${column.layer.value} ${column.active}`;
-const wantsMap = column => column.layer.value !== "" && column.active >= 0;
+const wantsMap = column => column.layer.value !== "" && column.tokens[column.active]?.id !== undefined;
 
 function attend(column) {
   if (!wantsMap(column)) return clearAttention(column);
@@ -433,7 +525,14 @@ function showAttention(column, at, { start, weights }) {
 
 // ---------------------------------------------------------------- start
 
-$("controls").addEventListener("submit", event => { event.preventDefault(); writeAll(); });
+$("controls").addEventListener("submit", event => { event.preventDefault(); all(column => write(column)); });
 $("prompt").addEventListener("keydown", event => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("controls").requestSubmit(); });
 $("stop-writing").addEventListener("click", () => columns.forEach(column => column.controller?.abort()));
-ask("models").then(response => response.json()).then(facts => { setUp(facts); facts.models.forEach(addColumn); }).catch(complain);
+$("score").addEventListener("click", () => all(scorePrompt));
+$("share").addEventListener("click", share);
+addEventListener("hashchange", () => location.reload());  // another link
+ask("models").then(response => response.json()).then(facts => {
+  setUp(facts);
+  facts.models.forEach(addColumn);
+  if (link.size) all(replay);
+}).catch(complain);

@@ -5,10 +5,11 @@ server answers this computer alone, on 127.0.0.1.
     GET  /, /page.css, /page.js    the page; it requests nothing from anywhere else
     GET  /models       what the page must know: the models, and the settings to begin with
     POST /write        {model, prompt, kept, a setting...}: a line of JSON for each token
+    POST /score        {model, text}: the losses of score_text, with the surprise of each token
     POST /attention    {model, tokens, at, layer}: {start, weights (H, n)} of token `at` over the n
                        tokens from `start` on
 
-model is 0, the default, or 1; prompt is a text; kept and tokens are token ids. An error is
+model is 0, the default, or 1; prompt and text are texts; kept and tokens are token ids. An error is
 {error: one line}. All computation runs in one thread, so that two models take turns and no two
 requests use a model at once. It needs starlette and uvicorn.
 """
@@ -37,7 +38,7 @@ from common.files import warn_once
 from common.runtime import seed_for
 from sampling.attention_map import attention_weights, has_map
 from sampling.decoding import Reader, Sample, likeliest, pieces, steps
-from sampling.look import LEVELS, fit
+from sampling.look import LEVELS, fit, score_text
 from sampling.settings import DRAWING, SampleConfig
 
 FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
@@ -319,6 +320,13 @@ class Page:
         except Exception as error:  # the response has begun, so its status cannot tell
             yield json.dumps({"error": one_line(error)}) + "\n"
 
+    async def score(self, request):
+        data = await read(request, {"model": self.kinds["model"], "text": str})
+        _, model, tokenizer, _ = self.served[data.get("model", 0)].opened
+        text = fit(tokenizer, data.get("text", ""), "", self.config.skip_unknown)
+        context = self.config.context
+        return JSONResponse(await self.compute(score_text, model, tokenizer, text, context))
+
     async def attention(self, request):
         number = below(BODY)
         kinds = {"model": self.kinds["model"], "tokens": list, "at": number, "layer": number}
@@ -347,6 +355,7 @@ def make_app(page, port):
     routes = [
         Route("/models", page.models),
         Route("/write", page.write, methods=["POST"]),
+        Route("/score", page.score, methods=["POST"]),
         Route("/attention", page.attention, methods=["POST"]),
     ]
     for name, kind in FILES.items():

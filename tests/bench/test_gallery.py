@@ -58,7 +58,6 @@ def test_masks_while_sampling():
     assert not padded[:, :6].any() and (padded[:, 6:] == gallery.mask({}, 10)).all()
     assert (gallery.cached_mask(10, 6, pad=6) == padded[4:]).all()
     figure = gallery.masks()
-    assert [axes.get_title() for axes in figure.axes[:3]] == list(gallery.MASKS)
     assert len(figure.axes) == 6 and all(axes.collections for axes in figure.axes)
 
 
@@ -111,5 +110,3 @@ def test_the_page_is_the_one_of_the_command_and_its_files_are_small():
     files = [folder / f"{name}.png" for name in names]
     assert sorted(files) == sorted(folder.iterdir())
     assert all(1000 < path.stat().st_size < 250_000 for path in files)
-    texts = [draw.__doc__ for _, draw in gallery.PICTURES.values()]
-    assert all(text.count(". ") + text.count(".\n") + text.endswith(".") == 2 for text in texts)

@@ -62,8 +62,6 @@ def test_colours_follow_the_surprise_and_the_text_is_whole():
         "\033[38;5;16;48;5;208m\\x1b[2J\033[0m\033[97;48;5;53mé\033[0m\033[97;48;5;53mz\033[0m"
     )
     assert all(f"\033[{colour}m" in legend for _, colour in look.LEVELS if colour)
-    plain = re.sub("\033.*?m", "", legend)
-    assert plain.endswith(" 8 or more ") and len(plain) <= 80
     assert pieces(ByteTokenizer(), "aé".encode()) == ["a", "", "é"]
 
 
