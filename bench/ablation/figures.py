@@ -112,7 +112,7 @@ def forest(section, shown=None):
     rows = [row for row in rows if known(row["difference"])]
     if not rows:
         return None
-    edge = 4 * np.quantile([abs(row["difference"]) for row in rows], 0.6) + 1e-9
+    edge = 3 * np.quantile([abs(row["difference"]) for row in rows], 0.8) + 1e-9
     shared = [section.at_shared_rate(row) for row in rows]
     values = [(row["difference"], row["low"], row["high"]) for row in rows]
     texts = [(signed(v[0], 3), signed(s, 3)) for v, s in zip(values, shared, strict=True)]
