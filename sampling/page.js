@@ -5,7 +5,6 @@
 const $ = id => document.getElementById(id);
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"];
 const settings = {};   // what is sent; a slider changes its own key alone
-const initial = {};    // the settings of the command line
 let made = {};         // the settings that the texts were begun with
 const columns = [];
 let levels = [];       // surprise in nats at which the next colour begins
@@ -44,8 +43,8 @@ function complain(error) {
 // ---------------------------------------------------------------- settings
 
 function setUp(facts) {
-  Object.assign(initial, facts.settings);
-  Object.assign(settings, facts.settings, linkedSettings());
+  Object.assign(settings, facts.settings);
+  for (const key in settings) if (link.has(key)) settings[key] = linked(key);
   const vocabulary = Math.max(...facts.models.map(model => model.vocabulary));
   const most = Math.min(vocabulary, Math.max(200, settings.top_k ?? 0));
   $("top_k").max = most + 1;  // one more: all tokens
@@ -80,18 +79,18 @@ function setUp(facts) {
 // ---------------------------------------------------------------- a text as a link
 
 // The text is the same wherever the same models are served, so a link holds what it is made from:
-// the prompt, the settings that differ from the command line's, and in turns0 and turns1 the chosen
-// alternatives of each column, "12:45" where token 45 was chosen after 12 written ones.
+// the prompt, the settings, and in turns0 and turns1 the alternatives chosen in each column: 12:45
+// where token 45 was chosen after 12 written ones.
 const link = new URLSearchParams(location.hash.slice(1));
 
-function linkedSettings() {
-  const keys = Object.keys(initial).filter(key => link.has(key));
-  return Object.fromEntries(keys.map(key => [key, key === "stop" ? link.get(key) : link.get(key) === "" ? null : Number(link.get(key))]));
+function linked(key) {
+  const value = link.get(key);
+  return key === "stop" ? value : value === "" ? null : Number(value);
 }
 
 function address() {
   const parts = new URLSearchParams({ prompt: columns[0].prompt });
-  for (const key in made) if (made[key] !== initial[key]) parts.set(key, made[key] ?? "");
+  for (const key in made) parts.set(key, made[key] ?? "");  // another command line begins with others
   for (const { number, turns } of columns) if (turns.length) parts.set(`turns${number}`, turns.map(([before, id]) => `${before}:${id}`).join(" "));
   return `#${parts}`;
 }
