@@ -151,10 +151,8 @@ def complete(line, model, runs, losses, cells):
     line |= verdicts.rates(runs, high, [pick(losses, high), pick(losses, low)])
     alone = model.effect_alone(*term) if len(term) == 1 else None
     if alone is not None:
-        columns = model.contrast(alone).columns()
-        line |= dict(
-            zip(ALONE, (columns[key] for key in ("difference", "low", "high")), strict=True)
-        )
+        own = model.contrast(alone).columns()
+        line |= {"alone": own["difference"], "alone_low": own["low"], "alone_high": own["high"]}
 
 
 def settle(line, model, attrs, missing):

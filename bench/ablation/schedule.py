@@ -114,7 +114,8 @@ def run_more_seeds(sweep, stop):
         planned, runs = sweep.planned_runs(first), rows.load(sweep.out)
         known = (runs.purpose != "report") | (runs.seed < runs.arm.map(planned))
         undecided = verdicts.undecided(runs[known], rows.plan(sweep.out))
-        say(f"after {first} seeds, undecided: {', '.join(undecided) or 'nothing'}")
+        if undecided is not None:
+            say(f"after {first} seeds, undecided: {', '.join(undecided) or 'nothing'}")
         if not undecided:
             return True
         compared = {sweep.arms[name].against for name in undecided}

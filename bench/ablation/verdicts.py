@@ -105,8 +105,9 @@ def yardstick(runs, plan):
 
 
 def undecided(runs, plan):
-    """The names of the undecided arms."""
-    return judge(runs, plan).query("verdict == 'undecided'").arm.to_list()
+    """The names of the undecided arms; None for a screening, which decides nothing."""
+    frame = judge(runs, plan)
+    return None if frame.attrs["screening"] else frame.arm[frame.verdict == "undecided"].to_list()
 
 
 def margin_of(plan, curve):

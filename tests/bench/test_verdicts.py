@@ -348,6 +348,9 @@ def test_the_base_is_held_against_n_grams(tmp_path, trigrams, best, facts):
     assert (frame.attrs["screening"], frame.attrs["marked"]) == facts
     verdict = "larger than the noise" if facts[0] else "better"
     assert (found["rope"]["verdict"], found["rope"]["stuck"]) == (verdict, 0)
+    plan = rows.complete(sweep)
+    left = verdicts.undecided(rows.table(lines, plan), plan)
+    assert left is None if facts[0] else left == []
 
 
 def test_a_run_that_the_machine_killed_is_counted_apart(tmp_path):
