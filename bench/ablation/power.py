@@ -35,7 +35,7 @@ def to_tie(effect, se, df, margin, level):
 def least_runs(family):
     """The runs that an arm needs for a verdict in a family. With fewer, arms that spread twice as
     much as the base are called better or worse in more than 6 sweeps of 100 (simulation.md)."""
-    return 5 if family <= 6 else 8 if family <= 32 else 12
+    return 5 if family <= 6 else 8 if family <= 25 else 12
 
 
 def smallest_visible(se, df, level):

@@ -10,7 +10,8 @@ from helpers.simulate import Design, average
 SWEEPS = 4000
 ROOM = 2 * np.sqrt(0.06 * 0.94 / SWEEPS)  # two standard errors of the simulation
 CASES = [(noise, design) for noise in simulate.NOISES for design in simulate.LOOKS]
-CASES += [(n, d) for n in simulate.OUTCOMES for d in (*simulate.SIZES, *simulate.SHELVES)]
+DESIGNS = [d for d in (*simulate.SIZES, *simulate.SHELVES) if not d.refused]
+CASES += [(noise, design) for noise in simulate.OUTCOMES for design in DESIGNS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].name}-{case[1].name}")
@@ -30,11 +31,6 @@ def test_without_the_rules_the_simulation_sees_false_claims():
         (simulate.OUTCOMES[6], simulate.SHELVES[2], 0.25),  # a plateau below the trigrams
     ):
         assert simulate.family_error(2000, noise, design, simulate.by_welch) > error
-
-
-def test_an_effect_is_found():
-    assert average(simulate.power, simulate.LOOKS[0], 2, sweeps=SWEEPS) >= 0.55
-    assert average(simulate.power, simulate.SHELVES[2], 1.5, sweeps=SWEEPS) >= 0.75
 
 
 def test_a_tie_can_be_reached_and_is_not_given_away():

@@ -76,8 +76,11 @@ LOOKS = (
     Design("1 look, 4 unplanned", (5,), (6, 8, 11, 16)),
     Design("1 look, one at each new seed", (5,), tuple(range(6, 16))),
 )
-SIZES = [Design(f"5 arms, {n} seeds", (n,)) for n in (4, 8, 12)]
-SHELVES = [Design(f"25 arms, {n} seeds", (n,), arms=25, controls=40) for n in (4, 8, 12)]
+SIZES = [Design(f"6 arms, {n} seeds", (n,), arms=6) for n in (4, 5, 8, 12)]
+SHELVES = [
+    Design(f"{k} arms, {n} seeds", (n,), arms=k, controls=40)
+    for k, n in ((25, 4), (25, 8), (25, 12), (30, 8), (30, 12))
+]
 SHELVES += [Design("25 arms, 12 then 24", (12, 24), arms=25, controls=40)]
 SCREENINGS = [Design("", (n,), controls=2 * n) for n in (2, 3)]
 
@@ -237,7 +240,7 @@ def tables(sweeps):
     yield of_designs([*SIZES, *SHELVES], OUTCOMES, error_and_welch_s)
     rows = [
         [d.name, f"{e:g}", *shares(power, d, e), *shares(power, d, e, EQUAL, by_welch)]
-        for d, e in itertools.product([*SIZES, *SHELVES[1:3]], (1, 1.5, 2))
+        for d, e in itertools.product([*SIZES[1:], *SHELVES[1:3]], (1, 1.5, 2))
     ]
     yield table(["design", "effect", "found", "by Welch's test alone"], rows)
     rows = [

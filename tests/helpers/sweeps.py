@@ -177,19 +177,17 @@ def row_maker(sweep, effects, noise, curve_points, test_split):
     difficulty = text.normal(0, 0.1, BLOCKS)  # of the blocks, the same for all runs
     difficulty -= difficulty.mean()
 
-    def losses(name, end, steps):
+    def losses(end, steps):
         """The curve [steps] of a run that ends at a loss, on the whole validation text."""
         fall = (4.17 - end) * np.exp(-steps / (0.13 * steps[-1]))
-        second_half = np.clip(steps / steps[-1] - 0.5, 0, 1) * 2
-        overfit = (0.06 if name == "untied" else 0.0) * (second_half - 1)
         jitter = random.normal(0, 0.004, len(steps)) * (steps < steps[-1])
-        return end + fall + overfit + jitter
+        return end + fall + jitter
 
     def row(name, seed, lr, purpose, penalty=0.0, tokens=1):
         own_noise = random.normal(0, noise * (5 if name == "untied" else 1))
         end = loss_of_tokens(tokens) + effects.get(name, 0.0) + own_noise + penalty
         steps = np.linspace(0, sweep["max_iters"] * tokens, curve_points).round().astype(int)
-        curve = losses(name, end, steps) if curve_points > 1 else np.array([end])
+        curve = losses(end, steps) if curve_points > 1 else np.array([end])
         tune, reported = curve + 0.02, curve - 0.02  # the halves of the text differ by 0.04
         best = int(reported.argmin())
         points = np.column_stack([steps, curve, tune, reported]).tolist()
