@@ -156,8 +156,8 @@ def dots(rows, values, texts, heads, ends):
 
 
 def curves(section):
-    """Above: the mean loss over runs after the warm-up, on the reported half of the text, with a
-    band of one standard deviation. Below: the difference, with its 95 % band."""
+    """Above: the mean loss over runs after the warm-up, on the validation text that training scores
+    in between, with a band of one standard deviation. Below: the difference, with its 95 % band."""
     losses = {arm: curves_of(section, arm) for arm in section.arms if not section.cells}
     losses = {arm: runs for arm, runs in losses.items() if runs}
     start = section.plan["base_values"].get("warmup_iters") or 0
