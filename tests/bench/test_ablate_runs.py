@@ -253,14 +253,14 @@ def test_a_second_driver_on_a_folder_is_refused(data_dir, tmp_path, quick, stub,
 
 def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, capsys):
     out = tmp_path / "out"
-    what = ["--design=leave_one_in", "--seeds=4", "--dry_run"]
+    what = ["--design=leave_one_in", "--seeds=5", "--dry_run"]
     assert ablate.main(arguments(data_dir, out, *what), stub) == 0
     printed = capsys.readouterr().out
-    # 4 for each of five arms, and sqrt(5) * 4 for the base
-    wanted = "29 runs: 29 to report\n2 at a time: about"
-    assert "4 runs of an arm beside 9 of the base show a difference of 2.5 standard" in printed
-    assert "80 times in 100, and a tie within 2.5" in " ".join(printed.split())
-    assert not out.exists() and wanted in printed and "and 22 more runs" in printed
+    # 5 for each of five arms, and sqrt(5) * 5 for the base
+    wanted = "37 runs: 37 to report\n2 at a time: about"
+    assert "5 runs of an arm beside 12 of the base show a difference of 2.1 standard" in printed
+    assert "80 times in 100, and a tie within 2.1" in " ".join(printed.split())
+    assert not out.exists() and wanted in printed and "and 30 more runs" in printed
     lines = printed.splitlines()
     commands = [line for line in lines if line.startswith("python ") and "--data_seed=" in line]
     assert len(commands) == 7  # one for each arm, the base and its copy
