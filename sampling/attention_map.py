@@ -81,7 +81,7 @@ def picture(weights, labels, title):
     size = min(8, max(3, 60 * inches / T))  # of a label, in points
     step = math.ceil(T * size / (60 * inches))  # tokens from one label to the next
 
-    shape = (across * (inches + 0.7) + 0.8, down * (inches + 0.9))
+    shape = (across * (inches + 0.3) + 0.2, down * (inches + 0.4) + 1.1)
     figure = Figure(figsize=shape, layout="constrained")
     with matplotlib.rc_context({"font.family": ["DejaVu Sans"]}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # characters that the font lacks are drawn as boxes
@@ -90,11 +90,11 @@ def picture(weights, labels, title):
             image = panel(axes, values, labels, size, step)
             axes.set_title(f"head {head}", fontsize=9)
 
-        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
+        figure.get_layout_engine().set(w_pad=0.04, h_pad=0.04)
         figure.supylabel("the token that attends", fontsize=9)
         figure.supxlabel("the token it attends to", fontsize=9)
         figure.suptitle(title, fontsize=10)
-        figure.colorbar(image, ax=figure.axes, aspect=40, label="weight")
+        figure.colorbar(image, ax=figure.axes, location="top", aspect=40, label="weight")
         dpi = max(60, min(130, 8000 / max(figure.get_size_inches())))
         file = io.BytesIO()
         figure.savefig(file, format="png", dpi=dpi)
