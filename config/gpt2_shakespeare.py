@@ -13,7 +13,7 @@ if device == "cpu":
     # float32 with operations this small. Muon's update is 2.6 GFLOP, a fifth of a step. It pays,
     # since one step of Muon does as much as nearly two of AdamW.
     n_layer, n_head, n_embd, block_size = 4, 4, 128, 128
-    batch_size, max_iters, eval_interval, eval_tokens = 12, 1080, 270, 8192
+    batch_size, max_iters, eval_interval = 12, 1080, 540
     optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
     dropout = 0.0
 else:

@@ -9,7 +9,7 @@ log_interval = 100
 # 3000 steps * 6 * 256 tokens = 4.6 M characters, 4.6 epochs: enough to overfit without dropout.
 # Torch's fast attention on a CPU has no dropout, so the attention weights have none.
 n_layer, n_head, n_kv_head, n_embd, block_size = 4, 4, 1, 128, 256
-batch_size, max_iters, eval_interval, eval_tokens = 6, 3000, 500, 16384
+batch_size, max_iters, eval_interval = 6, 3000, 1500
 dropout, attn_dropout = 0.05, 0.0
 attn_extra = "xsa,value_embed"  # each is worth 0.01 here (bench/results/cpu_race_search.md)
 optimizer, learning_rate, min_lr, warmup_iters, beta2 = "muon", 8e-3, 0.0, 100, 0.99

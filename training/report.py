@@ -160,7 +160,8 @@ def print_results(run, speed):
     """The best loss, the time, the median speed in tokens/s, and the share of each dataset."""
     best, bits = run.state["best_val_loss"], run.state["best_bits_per_byte"]
     units = "" if bits is None else f" nats per token, {bits:.4f} bits per byte"
-    print(f"\nbest validation loss {best:.4f}{units}")
+    part = f" on the first {run.config.eval_tokens:,} tokens" * bool(run.config.eval_tokens)
+    print(f"\nbest validation loss {best:.4f}{units}{part}")
     for name, loss in list(losses.yardsticks(run).items())[:1]:
         source = run.sources[0]
         units = f" nats per token, {loss * source.bits_per_byte:.4f} bits per byte"
