@@ -125,7 +125,9 @@ def make_run(given, runtime):
     vocab_size = metas[config.datasets[0]]["vocab_size"]
     model = make_model(given, tokenizer, vocab_size).to(runtime.device)
     sources = mixture.open_sources(config, metas, tokenizer, model.config.block_size)
-    batches = mixture.open_batches(config, sources)
+    batches = sources[0].batches
+    if len(sources) > 1:
+        batches = mixture.Mixture(sources, mixture.data_seed(config))
     preferences.check_objective(config, model, sources)
 
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
@@ -147,7 +149,9 @@ def make_run(given, runtime):
     optimizers = make_optimizers(model, config, runtime)
     scaler = torch.amp.GradScaler(kind, enabled=runtime.dtype == "float16")
     accumulates = config.gradient_accumulation_steps > runtime.world_size
-    loss = preferences.make_loss(model, config)
+    loss = parallel.Loss(model)
+    if config.objective == "dpo":
+        loss = preferences.PreferenceLoss(model, config.dpo_beta)
     net = parallel.training_net(loss, runtime, config.compile, accumulates)
 
     saved_config = asdict(config) | asdict(model.config) | {"versions": versions()}
@@ -247,9 +251,9 @@ def read_steps(run):
 
 @torch.no_grad()
 def evaluate(run, split, limit, stop=None):
-    """The losses and measures of the first `limit` tokens of a split (0: all), each scored once,
-    batch by batch, dropout off, as losses.batch_sums gives them. The ranks divide the batches among
-    them. Returns None if a stop signal arrives midway, but only in a single process."""
+    """The losses and measures of `limit` tokens of a split (0: all), each scored once, batch by
+    batch, dropout off, as losses.batch_sums gives them. The ranks divide the batches among them.
+    Returns None if a stop signal arrives midway, but only in a single process."""
     runtime, values, counts = run.runtime, [], []  # the last two of each batch
     net = parallel.evaluation_net(run.net, runtime.device)
     batches = split.eval_batches(run.config.batch_size, limit)

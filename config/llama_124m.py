@@ -26,5 +26,5 @@ dropout = 0.0
 learning_rate, min_lr, warmup_iters = 6e-4, 6e-5, 2000
 weight_decay = 1e-1
 eval_interval = 1000
-eval_tokens = 200 * 12 * 1024  # the first 2.5 M of the 4.4 M validation tokens
+eval_tokens = 200 * 12 * 1024  # 2.5 M of the 4.4 M validation tokens
 log_interval = 10

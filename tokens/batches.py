@@ -135,24 +135,37 @@ class Text:
         """The samples of the split in their endless order."""
         return Batches(self.tokens, self.block_size, seed)
 
+    def eval_windows(self, limit=None):
+        """(starts, number of targets) of the windows of an evaluation: all of block_size, or as
+        many as `limit` tokens fill (None or 0: all), evenly spread: Shakespeare's first 8,192
+        characters of validation cost 0.11 nats less than the whole."""
+        n = len(self.tokens)
+        targets = min(limit or n, n) - 1
+        count, windows = -(-targets // self.block_size), -(-(n - 1) // self.block_size)
+        return np.arange(count) * windows // max(1, count) * self.block_size, targets
+
     def eval_batches(self, batch_size, limit=None):
-        """Yield (x, y), (batch_size, block_size) int64, such that each of the first `limit` tokens
-        (None or 0: all), except the very first, is a target exactly once. Windows do not overlap.
+        """Yield (x, y), (batch_size, block_size) int64, of the windows of eval_windows, which do
+        not overlap: of the whole split each token, except the very first, is a target exactly once.
         All batches have the same shape, so that a compiled model sees only one: past the end x is 0
         and y is -1. Raises Failure as Batches.get does."""
-        size = batch_size * self.block_size
-        targets = min(limit or len(self.tokens), len(self.tokens)) - 1
+        starts, targets = self.eval_windows(limit)
+        size, tokens = batch_size * self.block_size, np.asarray(self.tokens)
 
-        for start in range(0, targets, size):
-            if start // size % RELEASE == 0:
+        for first in range(0, len(starts), batch_size):
+            if first // batch_size % RELEASE == 0:
                 release(self.tokens)
             check_length(self.tokens)
-            part = np.asarray(self.tokens[start : min(start + size, targets) + 1]).astype(np.int64)
+            at = starts[first : first + batch_size, None] + np.arange(self.block_size + 1)
+            ids = tokens[np.minimum(at, len(tokens) - 1)]  # (windows, block_size + 1)
+            count = min(size, targets - first * self.block_size)
             x, y = np.zeros(size, np.int64), np.full(size, -1)
-            x[: len(part) - 1], y[: len(part) - 1] = part[:-1], part[1:]
+            x[:count], y[:count] = ids[:, :-1].flat[:count], ids[:, 1:].flat[:count]
             yield x.reshape(batch_size, -1), y.reshape(batch_size, -1)
 
     def scored(self, limit=None):
         """(number of targets, their ids) of what eval_batches yields."""
-        targets = self.tokens[1 : limit or None]
-        return len(targets), targets
+        if not limit:
+            return len(self.tokens) - 1, self.tokens[1:]
+        ids = np.concatenate([y[y >= 0] for _, y in self.eval_batches(1, limit)])
+        return len(ids), ids

@@ -63,8 +63,8 @@ def shares(weights):
 
 
 def bits_per_byte(split, tokenizer, limit):
-    """The factor from nats per scored token to bits per byte, over the first `limit` tokens of a
-    split (0: all). For pairs, only the bytes of the answers count."""
+    """The factor from nats per scored token to bits per byte, over the `limit` tokens of a
+    split that an evaluation scores (0: all). For pairs, only the bytes of the answers count."""
     targets, ids = split.scored(limit)
     parts = (ids[start : start + PIECE] for start in range(0, len(ids), PIECE))
     return targets / sum(len(tokenizer.decode_bytes(part)) for part in parts) / math.log(2)
@@ -130,11 +130,6 @@ def open_split(folder, split, block_size):
         what = f"all answers of the {split} split begin beyond block_size={block_size:,}"
         raise UserError(what, folder, "choose a larger block_size, or shorter prompts")
     return pairs
-
-
-def open_batches(config, sources):
-    """The training samples of a run: those of its only source, or of the mixture."""
-    return sources[0].batches if len(sources) == 1 else Mixture(sources, data_seed(config))
 
 
 class Mixture:

@@ -84,19 +84,21 @@ class Pairs:
         targets = np.where(inside & (self.mask[at] == 1), tokens, -1)
         return tokens[:, :-1], targets[:, 1:]
 
-    def within(self, limit):
-        """The number of pairs that begin within the first `limit` tokens (None or 0: all), at least
-        one, and the other of a preference."""
-        rows = max(1, int((self.starts < limit).sum())) if limit else len(self.starts)
-        return rows + rows % self.group
+    def eval_pairs(self, limit=None):
+        """The numbers of the pairs of an evaluation: all, or as many as begin within the first
+        `limit` tokens, at least one, spread evenly over the split; of a preference both."""
+        count = max(1, int((self.starts < limit).sum())) if limit else len(self.starts)
+        count = -(-count // self.group)
+        groups = np.arange(count) * (len(self.starts) // self.group) // count
+        return (self.group * groups[:, None] + np.arange(self.group)).ravel()
 
     def eval_batches(self, batch_size, limit=None):
-        """Yield what `rows` gives, in batches of batch_size: the pairs within the limit in their
-        order, so that each token of an answer that is within block_size is a target exactly once.
-        Rows after the last pair are x = 0, y = -1."""
-        count = self.within(limit)
-        for first in range(0, count, batch_size):
-            parts = self.rows(np.arange(first, min(first + batch_size, count)))
+        """Yield what `rows` gives of eval_pairs, in batches of batch_size, so that each token of an
+        answer that is within block_size is a target exactly once. Rows after the last pair are
+        x = 0, y = -1."""
+        chosen = self.eval_pairs(limit)
+        for first in range(0, len(chosen), batch_size):
+            parts = self.rows(chosen[first : first + batch_size])
             missing = batch_size - len(parts[0])
             yield tuple(
                 np.pad(part, [(0, missing)] + [(0, 0)] * (part.ndim - 1), constant_values=fill)
@@ -106,7 +108,7 @@ class Pairs:
     def scored(self, limit=None):
         """(number of targets, ids of the answers without their end tokens) of what eval_batches
         yields."""
-        chosen = slice(self.within(limit))
+        chosen = self.eval_pairs(limit)
         starts, answers, ends = self.starts[chosen], self.answers[chosen], self.ends[chosen]
         lasts, targets, ids = np.minimum(ends, starts + self.block_size + 1), 0, []
         for first, last, end in zip(answers, lasts, ends, strict=True):

@@ -106,11 +106,11 @@ def evaluation_row(sources, train_sums, val_sums, whole_sums=()):
 
 def yardsticks(run):
     """{"5-grams": loss, "trigrams": loss}: what counting gives on as much of the text as a run has
-    seen, in its windows (tokens/ngrams.py). {} for pairs, for mixtures, and for datasets that were
-    prepared before these losses were stored."""
+    seen, in its windows (tokens/ngrams.py). {} for pairs, mixtures, and texts not counted."""
     stored = run.sources[0].meta.get("ngrams") if len(run.sources) == 1 else None
-    if stored is None:
+    tokens = run.step * run.step_tokens
+    known = ngrams.yardsticks(stored, tokens, run.model.config.block_size)
+    if not known:
         return {}
-    at = (stored, run.step * run.step_tokens, run.model.config.block_size)
-    n, loss = ngrams.loss_at(*at)
-    return {ngrams.NAMES[n - 1]: loss, "trigrams": ngrams.trigrams_at(*at)}
+    n, loss = known["best"]
+    return {ngrams.NAMES[n - 1]: loss, "trigrams": known["trigrams"]}

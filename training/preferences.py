@@ -52,13 +52,6 @@ class PreferenceLoss(torch.nn.Module):
         return torch.stack([loss, right, torch.where(real, margins, 0.0).sum()])
 
 
-def make_loss(model, config):
-    """The module that computes the loss of a TrainConfig's objective."""
-    if config.objective == "dpo":
-        return PreferenceLoss(model, config.dpo_beta)
-    return parallel.Loss(model)
-
-
 def check_objective(config, model, sources):
     """Raise UserError unless the objective, the datasets and the model go together."""
     dpo, name = config.objective == "dpo", config.dataset

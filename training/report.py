@@ -107,7 +107,7 @@ def describe(run):
     for source in run.sources:
         epochs = samples * source.weight / source.batches.windows_per_epoch
         of = f" of {source.name}" if len(run.sources) > 1 else ""
-        passes.append(f"{epochs_text(epochs)}{of}")
+        passes.append(f"{epochs:.2f} epochs{of}")
     steps = f"{run.config.max_iters} steps of {run.step_tokens:,} tokens"
     print(folded(f"{steps}: {', '.join(passes)}", 2))
 
@@ -116,13 +116,6 @@ def print_once(runtime, text):
     """Print a text on rank 0 alone."""
     if runtime.main:
         print(text)
-
-
-def epochs_text(epochs):
-    """A number of epochs as text: 3.2 epochs, 12 % of an epoch."""
-    if epochs < 1:
-        return f"{100 * epochs:.2g} % of an epoch" if epochs < 0.995 else "1 epoch"
-    return f"{epochs:.1f} epochs"
 
 
 def describe_source(source, mixed):
@@ -160,7 +153,7 @@ def print_results(run, speed):
     """The best loss, the time, the median speed in tokens/s, and the share of each dataset."""
     best, bits = run.state["best_val_loss"], run.state["best_bits_per_byte"]
     units = "" if bits is None else f" nats per token, {bits:.4f} bits per byte"
-    part = f" on the first {run.config.eval_tokens:,} tokens" * bool(run.config.eval_tokens)
+    part = f" on {run.config.eval_tokens:,} tokens" * bool(run.config.eval_tokens)
     print(f"\nbest validation loss {best:.4f}{units}{part}")
     for name, loss in list(losses.yardsticks(run).items())[:1]:
         source = run.sources[0]

@@ -75,7 +75,7 @@ class TrainConfig:
     dpo_beta: PositiveFloat = 0.1  # of dpo: holds the model near the one it starts from
     # evaluation and reports
     eval_interval: PositiveInt = 2000  # steps between evaluations; each saves a checkpoint
-    eval_tokens: NonNegativeInt = 0  # of validation, of each dataset; 0 = all, as at the end
+    eval_tokens: NonNegativeInt = 0  # of each validation split, spread; 0 = all, as at the end
     log_interval: PositiveInt = 10  # steps between reports
     log: Words(LOGGERS, several=True) = "none"  # besides log.jsonl; a,b for several
     # instead of training

@@ -16,7 +16,6 @@ from common.runtime import Runtime
 from parts import costs
 from parts.architectures import ARCH, configure, idle
 from parts.variant import Variant, VariantConfig
-from tokens import ngrams
 from tokens.batches import Text
 from tokens.mixture import mixed_fingerprint, open_sources
 from training.parallel import check_layout
@@ -174,12 +173,3 @@ def open_data(base):
     }
     counted = next(iter(metas.values())).get("ngrams") if kind == "text" else None
     return facts, tokenizer, counted
-
-
-def yardsticks(counted, tokens, block_size):
-    """{"best": [n, loss], "trigrams": loss} of n-gram models that count as many tokens as a run
-    sees; {} where the dataset has none. counted: "ngrams" of its meta.json."""
-    if counted is None:
-        return {}
-    best = list(ngrams.loss_at(counted, tokens, block_size))
-    return {"best": best, "trigrams": ngrams.trigrams_at(counted, tokens, block_size)}

@@ -192,6 +192,12 @@ def row_of(job, reason, seconds, device=None):
     return row | {key: versions.get(key) for key in ("git_commit", "hardware")} | losses
 
 
+def with_halves(loss, row):
+    """[loss, that of each half of the text], from the row of an evaluation; where it has no halves,
+    the loss stands for them."""
+    return [loss, *(row.get(half, loss) for half in HALVES)]
+
+
 def final_losses(rows, kind="text"):
     """The losses of a row of rows.jsonl, from the rows of a run's evaluations. A text too short to
     be halved counts as both halves. Bits per byte say nothing about the answers of pairs; of these
@@ -199,13 +205,9 @@ def final_losses(rows, kind="text"):
     the others, and the best one, are of the same part of it."""
     last_row, wrong = rows[-1], {}
     whole = last_row.get("whole_val_loss")
-    last = [last_row["val_loss"] if whole is None else whole]
-    last += [last_row.get(half, last[0]) for half in HALVES]
-    known = HALVES if whole is None else ()
+    last = with_halves(last_row["val_loss"] if whole is None else whole, last_row)
     points = [
-        [row["step"], row["val_loss"]]
-        + [row[half] if half in known and half in row else row["val_loss"] for half in HALVES]
-        for row in rows
+        [row["step"], *with_halves(row["val_loss"], row if whole is None else {})] for row in rows
     ]
     best = min(points, key=lambda point: point[1])
     bits = last_row.get("bits_per_byte")

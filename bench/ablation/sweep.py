@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.ablation import costs as timing
 from bench.ablation import launch, looks, power
-from bench.ablation.arms import check_arm, check_changes_output, match_arm, open_data, yardsticks
+from bench.ablation.arms import check_arm, check_changes_output, match_arm, open_data
 from bench.ablation.designs import curve_arms, enumerate_arms
 from bench.ablation.identity import code_hash, digest
 from bench.ablation.progress import doing, say
@@ -23,6 +23,7 @@ from common.errors import Failure, UserError
 from common.runtime import Runtime, choose_dtype, find_device, seed_for, versions
 from parts import costs
 from parts.variant import VariantConfig
+from tokens import ngrams
 from training.run_folder import lock_run, read_rows
 from training.settings import TrainConfig
 
@@ -398,7 +399,7 @@ class Sweep:
                 for name, arm in self.arms.items()
             },
             "chosen_lr": self.chosen_lr,
-            "ngrams": yardsticks(self.counted, tokens, values["block_size"]),
+            "ngrams": ngrams.yardsticks(self.counted, tokens, values["block_size"]),
             "looks": self.looks,
             "also": self.config.also if self.parent else "",
             "parent": self.parent.name if self.parent else "",

@@ -227,12 +227,11 @@ def decide(judged, losses, attrs):
             groups = [pick(losses, arms, look and look.seeds) for arms in row["groups"]]
             tests.append(compare(groups, attrs["margin"], least))
             row["reached"] |= look is not None and all(map(len, groups))
-    tests = np.moveaxis(np.reshape(tests, (len(taken), len(judged), 3)), -1, 0)
+    tests = np.reshape(tests, (len(taken), len(judged), 3))  # p, p of a tie, difference
+    tests = np.moveaxis(tests, -1, 0)  # [looks, family] each
 
     shares, tie_shares = [look.share for look in taken], [look.tie_share for look in taken]
-    columns = contrasts.words(
-        *tests, shares, tie_shares, attrs["family"]
-    )  # tests: [looks, family] each
+    columns = contrasts.words(*tests, shares, tie_shares, attrs["family"])
     for place, row in enumerate(judged):
         row |= {key: values[place].item() for key, values in columns.items()}
         if row["verdict"] == "worse":

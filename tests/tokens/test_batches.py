@@ -80,14 +80,11 @@ def test_slices_of_ranks_tile_the_global_order(ranks, parts, size=3):
     assert (np.concatenate(seen) == entire).all()
 
 
-# ---------------------------------------------------------------- evaluation
-
-
 @pytest.mark.parametrize(
     "n, limit",
     [
         *((2, None), (8, 0), (9, None), (10, None), (65, None), (66, None)),
-        *((100, None), (100, 0), (100, 33), (100, 1000), (100, 2)),
+        *((100, None), (100, 0), (100, 33), (100, 1000), (100, 2), (100, 97), (100, 91)),
     ],
 )
 def test_evaluation_scores_each_token_once(n, limit, block_size=8, batch_size=4):
@@ -99,8 +96,11 @@ def test_evaluation_scores_each_token_once(n, limit, block_size=8, batch_size=4)
         assert (y[y >= 0] == x[y >= 0] + 1).all()  # each is predicted from the one before it
         assert (x[y < 0] == 0).all() and (y[y < 0] == -1).all()
         scored += y[y >= 0].tolist()
-    assert scored == tokens[1 : limit or None].tolist()  # in order, none left out, none twice
-    # No batch is padding alone.
+    everything = tokens[1:].tolist()  # in order, none left out, none twice
+    if limit == 33:  # four of thirteen windows, evenly spread
+        everything = [t for first in (0, 24, 48, 72) for t in everything[first : first + 8]]
+    assert scored == everything[: (limit or n) - 1]
+    assert Text(tokens, block_size).scored(limit)[1].tolist() == scored
     assert len(batches) == -(-(min(limit or n, n) - 1) // (block_size * batch_size))
 
 

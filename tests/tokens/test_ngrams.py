@@ -78,14 +78,14 @@ def test_a_window_cuts_the_context():
         expected = np.mean([losses[order - 1] for order in orders])
         found = ngrams.losses_at(STORED, 400, block_size)
         assert found[4] == pytest.approx(expected) and found[0] == 3.0
-    assert ngrams.loss_at(STORED, 400, 1) == (2, pytest.approx(2.4))
-    assert ngrams.loss_at(STORED, 400, 10**5) == (5, pytest.approx(1.6, abs=1e-4))
+    assert ngrams.yardsticks(STORED, 400, 1)["best"] == [2, pytest.approx(2.4)]
+    assert ngrams.yardsticks(STORED, 400, 10**5)["best"] == [5, pytest.approx(1.6, abs=1e-4)]
 
 
 def test_losses_lie_between_those_of_the_stored_amounts():
-    at = lambda tokens: ngrams.trigrams_at(STORED, tokens, 10**6)
+    at = lambda tokens: ngrams.yardsticks(STORED, tokens, 10**6)["trigrams"]
     assert [at(n) for n in (0, 100, 200, 400, 10**9)] == pytest.approx([2.4, 2.4, 2.2, 2, 2], 1e-5)
-    assert ngrams.loss_at(STORED, 1, 10**6) == (3, at(1))
+    assert ngrams.yardsticks(STORED, 1, 10**6)["best"] == [3, at(1)]
 
 
 @pytest.mark.parametrize("kind", ["char", "byte"])

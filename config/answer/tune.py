@@ -1,0 +1,26 @@
+# The stored search that tunes the base of a shelf: twelve arms around it. Given after the shelf:
+#   python bench/ablate.py config/answer/gpt2.py config/answer/tune.py --workers=2
+#   python bench/ablate.py config/answer/llama.py config/answer/tune.py --workers=2
+# Half, once and twice Muon's rate, each with a third, once and three times that rate in the groups
+# that AdamW updates beside Muon (embeddings, head, norms, biases); the warm-up, the end of the
+# decay, and the momentum. 14 x 2 runs of about two minutes, two at a time: half an hour. Read the
+# column loss_tune: the half of the validation text that chooses.
+question = "At which rates does the base of the shelf learn best?"
+out_dir = f"bench/results/answer/tune-{model}"
+design = "arms"
+screening = True
+seeds = 2
+controls, looks, also = None, 1, None  # those of the shelf are not for the search
+
+arms = {
+    f"rate x{rate:g}, adam x{adam:.2g}": dict(learning_rate=rate * learning_rate, adam_rate=adam)
+    for rate in (0.5, 1, 2)
+    for adam in (1 / 3, 1, 3)
+    if (rate, adam) != (1, 1)  # the base
+}
+arms |= {
+    "warm-up 50": dict(warmup_iters=50),
+    "warm-up 200": dict(warmup_iters=200),
+    "decay to a tenth": dict(min_lr=learning_rate / 10),
+    "beta1 0.95": dict(beta1=0.95),  # of Muon's momentum and of AdamW
+}
