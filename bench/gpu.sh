@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.." || exit 1
 PYTHON=${PYTHON:-python} DATA=${DATA:-data} TINY=${TINY:-}
 OUT=${OUT:-out-gpu${TINY:+-tiny}}
 [ -z "$TINY" ] || export BENCH_RESULTS="$OUT/results"
-STEPS="data train flash shakespeare memory tests ranks page"
+STEPS="data train shakespeare memory tests ranks page"
 
 speed() { "$PYTHON" bench/speed.py "$@"; }
 
@@ -39,8 +39,6 @@ step_train() { # tokens/s, MFU and memory at 124 M beside nanoGPT and others
     # shellcheck disable=SC2086
     speed train $DEVICE $size ${NANOGPT:+--nanogpt="$NANOGPT"}
 }
-
-step_flash() { speed flash $DEVICE $SHORT; } # FlashAttention beside the formula
 
 run() { # a config of train.py, at most ten minutes
     # shellcheck disable=SC2086
@@ -85,10 +83,9 @@ step_ranks() { # two processes, with NCCL on two GPUs
 
 step_page() { speed page; }
 
-DEVICE="--device=cuda" SHORT="" TINY_RUN=""
+DEVICE="--device=cuda" TINY_RUN=""
 if [ -n "$TINY" ]; then
     DEVICE="--device=cpu"
-    SHORT="--lengths=[16,32] --tokens=32 --n_head=2 --head_size=16 --steps=2"
     TINY_RUN="--n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=2 --max_iters=4 --warmup_iters=0 \
         --eval_interval=2 --log_interval=1 --eval_tokens=64 --vocab_size=70 --compile=False"
 fi

@@ -4,7 +4,6 @@ Time training steps and decoding, beside other libraries:
     python bench/speed.py train      # the training step
     python bench/speed.py optimizer  # a step of Muon beside one of AdamW
     python bench/speed.py decode     # tokens per second
-    python bench/speed.py flash      # attention in one kernel beside its formula
     python bench/speed.py page       # writes bench/results/speed.md from all that was measured
 
 Each has its own keys: add --help. All sides take turns, so that a busy machine slows all of them
@@ -22,8 +21,7 @@ from common.configurator import build, load
 from common.errors import UserError, run
 from common.runtime import find_device
 
-# {what is measured: the module of bench/timing}
-MODULES = {"train": "train", "optimizer": "optimizer", "decode": "decode", "flash": "attention"}
+MODULES = ("train", "optimizer", "decode")  # of bench/timing: what is measured
 
 
 def main(argv):
@@ -33,9 +31,9 @@ def main(argv):
             return page.main()
         if {"--help", "-h"} & {*argv}:
             return print(__doc__)
-        fix = f"python bench/speed.py {next(iter(MODULES))}, or another of its --help"
+        fix = f"python bench/speed.py {MODULES[0]}, or another of its --help"
         raise UserError("give exactly one measurement", "command line", fix)
-    module = importlib.import_module(f"bench.timing.{MODULES[named[0]]}")
+    module = importlib.import_module(f"bench.timing.{named[0]}")
     import torch
 
     values, _ = load(argv, [module.SpeedConfig], module.__doc__)

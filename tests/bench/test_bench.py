@@ -1,5 +1,4 @@
-"""bench/: that the sides of a comparison are the same size and do the same work. No times are
-asserted."""
+"""bench/: the sides of a comparison are of one size and do the same work. No time is asserted."""
 
 import json
 import os
@@ -28,28 +27,23 @@ def test_sides_are_of_one_size_and_take_the_same_step():
     assert {"our GPT-2", "our LLaMA", "transformers GPT-2", "transformers LLaMA"} <= found.keys()
     sizes = {name: sum(p.numel() for p in side.model.parameters()) for name, side in found.items()}
     assert sizes["our LLaMA"] == sizes["transformers LLaMA"]
-    biases = sum(
-        p.numel()
-        for name, p in found["transformers GPT-2"].model.named_parameters()
-        if name.endswith("bias")
-    )
+    named = found["transformers GPT-2"].model.named_parameters()
+    biases = sum(p.numel() for name, p in named if name.endswith("bias"))
     assert sizes["our GPT-2"] == sizes["transformers GPT-2"] - biases
     for side in found.values():
         before = side.loss(side.x, side.y)
         side.step(side.loss)
         after = side.loss(side.x, side.y)
-        assert (
-            after < before and abs(before.item() - np.log(65)) < 0.5
-        )  # the mean over the tokens, in nats; one step learns
+        assert after < before  # one step learns
+        assert abs(before.item() - np.log(65)) < 0.5  # the mean over the tokens, in nats
         assert all(p.grad is None for p in side.model.parameters())
 
 
 def test_interval_holds_the_median_and_narrows():
     rng = np.random.default_rng(0)
     few, many = (interval(1.2 + 0.1 * rng.standard_normal(n)) for n in (8, 400))
-    assert (
-        few[1] < few[0] < few[2] and many[2] - many[1] < few[2] - few[1] and many[1] < 1.2 < many[2]
-    )
+    assert few[1] < few[0] < few[2] and many[1] < 1.2 < many[2]
+    assert many[2] - many[1] < few[2] - few[1]
 
 
 def test_in_turns_no_side_always_follows_the_same_one():
