@@ -9,14 +9,14 @@ out_dir = "bench/results/answer/gpt2"
 design = "arms"
 arms = {
     "rope": dict(position="rope"),
-    "swiglu": dict(mlp="swiglu"),
+    "swiglu": dict(mlp="swiglu", multiple_of=8),
     "rmsnorm": dict(norm="rmsnorm"),
     "no biases": dict(bias="none"),
     "untied head": dict(tie_embeddings=False),
-    "all of llama": dict(arch="llama"),
+    "all of llama": dict(arch="llama", multiple_of=8),
     "qk norm": dict(qk_norm="head"),
     "relu squared": dict(mlp="relu2"),
-    "geglu": dict(mlp="geglu"),
+    "geglu": dict(mlp="geglu", multiple_of=8),
     "alibi": dict(position="alibi"),
     "no positions": dict(position="none"),
     "adamw": dict(optimizer="adamw", learning_rate=4e-3),
@@ -24,6 +24,7 @@ arms = {
 model = "gpt2"
 dataset = "plays"
 seeds, controls, looks = 12, 40, 2
+match = "none"  # nothing is matched for added parts; a gated MLP is two thirds as wide
 
 # 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
 n_layer, n_head, n_embd, block_size = 4, 4, 128, 128

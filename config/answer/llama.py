@@ -41,6 +41,7 @@ arms = {
 model = "llama"
 dataset = "plays"
 seeds, controls, looks = 12, 40, 2
+match = "none"  # nothing is matched for added parts; a gated MLP is two thirds as wide
 
 # 4 * 12 * 128^2 = 0.8 M parameters; 1,080 steps * 12 * 128 tokens = 1.66 M characters of 4.3 M.
 n_layer, n_head, n_embd, block_size, multiple_of = 4, 4, 128, 128, 8

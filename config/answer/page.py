@@ -4,7 +4,7 @@
 
 # The folder of each shelf below bench/results/answer, and of its further columns below that.
 shelves = {"gpt2": "gpt2", "llama": "llama"}
-columns = {"text": "python", "smaller": "small", "larger": "large", "longer": "long"}
+columns = {"text": "python", "smaller": "small", "larger": "large"}
 
 # A claim: what a part does to the loss, what that would be as a word of ours (None: our runs cannot
 # test it), who published it, and where it can be read. The first claim of a part is in the table.
@@ -37,15 +37,16 @@ SWIGLU = [
         "llm.c #755",
         "https://github.com/karpathy/llm.c/pull/755",
     ),
-    ("0.06 % higher loss, CPU", "worse", "genesis-ai #148", GENESIS),
+    ("no gain, 0.06 % higher loss, CPU", "tie", "genesis-ai #148", GENESIS),
 ]
 RMSNORM = [
-    ("comparable quality, less time", "tie", "Zhang & Sennrich", ARXIV + "1910.07467"),
-    ("0.1 % higher loss, CPU", "worse", "genesis-ai #148", GENESIS),
+    ("comparable quality", "tie", "Zhang & Sennrich 2019", ARXIV + "1910.07467"),
+    ("better in T5", "better", "Narang et al. 2021", ARXIV + "2102.11972"),
+    ("no gain, 0.1 % higher loss, CPU", "tie", "genesis-ai #148", GENESIS),
 ]
 BIASES = [
-    ("stabler training of large models", None, "PaLM", ARXIV + "2204.02311"),
-    ("0.001 to 0.003 nats worse", "worse", "Marin #5585", MARIN + "5585"),
+    ("stabler training of large models", None, "PaLM 2022", ARXIV + "2204.02311"),
+    ("0.0006 nats worse with Muon, one run", "tie", "Marin #5585", MARIN + "5585"),
 ]
 UNTIED = [
     (
@@ -57,14 +58,18 @@ UNTIED = [
     ("0.004 to 0.010 nats worse", "worse", "Marin #9290", MARIN + "9290"),
 ]
 QK_NORM = [
-    ("better at width 512", "better", "Marin #5230", MARIN + "5230"),
-    ("worse at width 768", "worse", "Marin #5230", MARIN + "5230"),
+    ("better at width 512, worse at 768", None, "Marin #5230", MARIN + "5230"),
+    ("better translation, 5 pairs", "better", "Henry et al. 2020", ARXIV + "2010.04245"),
 ]
-MUON = [("a fifth less time, 124 M", "better", "modded-nanogpt, record 3", MODDED)]
+MUON = [
+    ("1.4 × at 0.1 B, 1.1 × at 1.2 B", "better", "Wen et al. 2025", ARXIV + "2509.02046"),
+    ("a fifth less time, 124 M", "better", "modded-nanogpt, record 3", MODDED),
+]
 GATE = [
-    ("better, and no attention sink", "better", "Qiu et al.", ARXIV + "2505.06708"),
-    ("0.03 nats worse with Muon", "worse", "Marin #5585", MARIN + "5585"),
+    ("better loss, 1.7 B and 15 B", "better", "Qiu et al. 2025", ARXIV + "2505.06708"),
+    ("0.03 nats worse with Muon, one run", "worse", "Marin #5585", MARIN + "5585"),
     ("0.01 nats better with AdamH", None, "Marin #5585", MARIN + "5585"),
+    ("no improvement", "tie", "nanochat", NANOCHAT),
 ]
 
 # name: the arms that put the part into a base, those that take it out of a base that has it, what
@@ -116,7 +121,7 @@ parts = {
     "ReLU²": dict(
         into=dict(gpt2="relu squared"),
         swap="squared ReLU instead of GELU",
-        claims=[("better than the usual MLP", "better", "Primer", ARXIV + "2109.08668")],
+        claims=[("better than the usual MLP", "better", "Primer 2021", ARXIV + "2109.08668")],
     ),
     "GEGLU": dict(
         into=dict(gpt2="geglu"),
@@ -126,17 +131,26 @@ parts = {
     "ALiBi": dict(
         into=dict(gpt2="alibi", llama="alibi"),
         swap="a penalty on distance instead of the base's positions",
-        claims=[("holds beyond the trained length", None, "Press et al.", ARXIV + "2108.12409")],
+        claims=[
+            ("holds beyond the trained length", None, "Press et al. 2021", ARXIV + "2108.12409")
+        ],
     ),
     "No positions": dict(
         into=dict(gpt2="no positions"),
         swap="no position scheme at all",
-        claims=[("best at unseen lengths", None, "Kazemnejad et al.", ARXIV + "2305.19466")],
+        claims=[
+            (
+                "best at unseen lengths, reasoning",
+                None,
+                "Kazemnejad et al. 2023",
+                ARXIV + "2305.19466",
+            )
+        ],
     ),
     "NoPE, 1 in 4": dict(
         into=dict(llama="no positions in every fourth layer"),
         swap="no rotation in every fourth layer",
-        claims=[("better at long contexts", None, "Yang et al.", ARXIV + "2501.18795")],
+        claims=[("better at long contexts", None, "Yang et al. 2025", ARXIV + "2501.18795")],
     ),
     "Attention gate": dict(
         into=dict(llama="attention gate"),
@@ -151,7 +165,7 @@ parts = {
     "Value residual": dict(
         into=dict(llama="value residual"),
         swap="the first layer's values mixed into each layer's",
-        claims=[("a fifth fewer tokens", "better", "Zhou et al.", ARXIV + "2410.17897")],
+        claims=[("a fifth fewer tokens", "better", "Zhou et al. 2024", ARXIV + "2410.17897")],
     ),
     "Value embeddings": dict(
         into=dict(llama="value embeddings"),
@@ -160,21 +174,27 @@ parts = {
     ),
     "Input skip": dict(
         into=dict(llama="x0 skip"),
-        swap="the embedding added to the stream of each layer",
-        claims=[("better, and fades with depth", "better", "nanochat", NANOCHAT)],
+        swap="the embedding added to the stream before each layer, both with learned weights",
+        claims=[
+            ("0.004 to 0.010 bits per byte better", "better", "nanochat", NANOCHAT),
+            ("the gain fades with depth", None, "nanochat", NANOCHAT),
+        ],
     ),
     "Hyper-connections": dict(
         into=dict(llama="hyper-connections"),
         swap="four residual streams that mix with one another",
         claims=[
-            ("lower loss, faster convergence", "better", "Zhu et al.", ARXIV + "2409.19606"),
-            ("0.005 to 0.007 nats better", "better", "Marin #9290", MARIN + "9290"),
+            ("lower loss, faster convergence", "better", "Zhu et al. 2024", ARXIV + "2409.19606"),
+            ("0.005 to 0.007 nats better, as mHC", "better", "Marin #9290", MARIN + "9290"),
         ],
     ),
     "Exclusive attention": dict(
         into=dict(llama="exclusive self-attention"),
         swap="a token's own value taken out of what its heads read",
-        claims=[("better up to 2.7 B", "better", "Zhai 2026", ARXIV + "2603.09078")],
+        claims=[
+            ("better, to 2.7 B", "better", "Zhai 2026", ARXIV + "2603.09078"),
+            ("no real gain on a newer recipe", "tie", "Marin #9288", MARIN + "9288"),
+        ],
     ),
     "Convolution": dict(
         into=dict(llama="convolution"),
@@ -186,33 +206,39 @@ parts = {
     "Window": dict(
         into=dict(llama="window of 32"),
         swap="attention to the last 32 tokens instead of 128",
-        claims=[("0.02 nats worse, 2048 to 512", "worse", "Marin #5338", MARIN + "5338")],
+        claims=[("0.02 to 0.03 nats worse, 3 layers in 4", "worse", "Marin #5338", MARIN + "5338")],
     ),
     "Low rank": dict(into=dict(llama="rank 32"), swap="matrices of rank 32", claims=[]),
     "GQA": dict(
         into=dict(llama="2 key heads"),
         swap="two key heads for four query heads",
-        claims=[("close to full attention", "tie", "Ainslie et al.", ARXIV + "2305.13245")],
+        claims=[
+            ("close to full attention", "tie", "Ainslie et al. 2023", ARXIV + "2305.13245"),
+            ("0.02 nats worse, width 768", "worse", "Marin #8227", MARIN + "8227"),
+        ],
     ),
     "MQA": dict(
         into=dict(llama="1 key head"),
         swap="one key head for four query heads",
-        claims=[("minor quality degradation", "worse", "Shazeer 2019", ARXIV + "1911.02150")],
+        claims=[
+            ("0.024 nats worse, 4 heads to 1", "worse", "Marin #5151", MARIN + "5151"),
+            ("minor quality degradation", "worse", "Shazeer 2019", ARXIV + "1911.02150"),
+        ],
     ),
     "Latent attention": dict(
         into=dict(llama="latent attention"),
         swap="keys and values from one small latent vector",
-        claims=[("better than full attention", "better", "DeepSeek-V2", ARXIV + "2405.04434")],
+        claims=[("better than full attention", "better", "DeepSeek-V2 2024", ARXIV + "2405.04434")],
     ),
     "Differential attention": dict(
         into=dict(llama="differential attention"),
         swap="the difference of two attention maps",
-        claims=[("needs 65 % of the size", "better", "Ye et al.", ARXIV + "2410.05258")],
+        claims=[("65 % of the size or tokens", "better", "Ye et al. 2024", ARXIV + "2410.05258")],
     ),
     "Gated DeltaNet": dict(
         into=dict(llama="gated deltanet"),
         swap="a linear recurrence instead of attention",
-        claims=[],
+        claims=[("lower perplexity, 1.3 B", "better", "Yang et al. 2024", ARXIV + "2412.06464")],
     ),
     "Mamba-2": dict(
         into=dict(llama="mamba-2"),
@@ -222,30 +248,30 @@ parts = {
     "Hybrid": dict(
         into=dict(llama="hybrid"),
         swap="Gated DeltaNet in three layers of four, attention in the last",
-        claims=[("better with Mamba-2, 8 B", None, "Waleffe et al.", ARXIV + "2406.07887")],
+        claims=[("better with Mamba-2, 8 B", None, "Waleffe et al. 2024", ARXIV + "2406.07887")],
     ),
     "Experts": dict(
         into=dict(llama="experts"),
         swap="eight experts, two for each token, instead of one MLP",
-        claims=[("better per step, slower", None, "nanochat", NANOCHAT)],
+        claims=[("better per step", "better", "nanochat", NANOCHAT)],
     ),
     "Parallel block": dict(
         into=dict(llama="parallel block"),
         swap="attention and MLP side by side",
-        claims=[("slightly worse at 8 B", "worse", "PaLM", ARXIV + "2204.02311")],
+        claims=[("slightly worse at 8 B", "worse", "PaLM 2022", ARXIV + "2204.02311")],
     ),
     "Post-norm": dict(
         into=dict(llama="norms after the sublayer"),
         swap="the norm after each sublayer instead of before it",
-        claims=[("cannot do without warm-up", None, "Xiong et al.", ARXIV + "2002.04745")],
+        claims=[("cannot do without warm-up", None, "Xiong et al. 2020", ARXIV + "2002.04745")],
     ),
 }
 
 # What the sections show: (shelf, part) of the annotated example, and the parts of some figures.
 example = ("gpt2", "RoPE")
 rates = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All of LLaMA"]
-sizes = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All of LLaMA"]
-contexts = ["RoPE", "ALiBi", "NoPE, 1 in 4", "Window", "Gated DeltaNet", "Mamba-2", "Hybrid"]
+sizes = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All of LLaMA", "QK norm"]
+contexts = ["ALiBi", "NoPE, 1 in 4", "Window", "Gated DeltaNet", "Mamba-2", "Hybrid"]
 
 # The rows of the first screen of README, at most eight.
 first_screen = [

@@ -1,4 +1,4 @@
-# The stored search that tunes the base of a shelf: twelve arms around it. Given after the shelf:
+# Tunes the base of a shelf by twelve arms around it. Give this file after that of the shelf:
 #   python bench/ablate.py config/answer/gpt2.py config/answer/tune.py --workers=2
 #   python bench/ablate.py config/answer/llama.py config/answer/tune.py --workers=2
 # Half, once and twice Muon's rate, each with a third, once and three times that rate in the groups

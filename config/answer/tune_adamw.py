@@ -1,0 +1,16 @@
+# Tunes AdamW, an arm of both shelves: its rate, its warm-up and beta2. Give this file after that of
+# the shelf:
+#   python bench/ablate.py config/answer/gpt2.py config/answer/tune_adamw.py --workers=2
+#   python bench/ablate.py config/answer/llama.py config/answer/tune_adamw.py --workers=2
+# 9 x 2 runs of about two minutes. Read the column loss_tune, as after config/answer/tune.py.
+question = "At which rate, warm-up and beta2 does AdamW learn best?"
+out_dir = f"bench/results/answer/tune-adamw-{model}"
+design = "arms"
+screening = True
+seeds = 2
+controls, looks, also = None, 1, None  # those of the shelf are not for the search
+optimizer, learning_rate = "adamw", 4e-3
+
+arms = {f"rate x{rate:g}": dict(learning_rate=rate * learning_rate) for rate in (0.5, 2)}
+arms |= {f"warm-up {steps}": dict(warmup_iters=steps) for steps in (50, 200)}
+arms |= {f"beta2 {beta2:g}": dict(beta2=beta2) for beta2 in (0.9, 0.99, 0.999)}
