@@ -1,7 +1,7 @@
 """The caveats of a report: fixed sentences, each with the condition under which it is printed. A
 condition returns a list of what is concerned, or whether it holds."""
 
-from bench.ablation.rows import as_dict
+from bench.ablation.rows import as_dict, control_losses
 from bench.ablation.tables import known
 
 LOUD = 3  # times the margin: a smallest visible difference above this is too coarse for a tie
@@ -16,6 +16,12 @@ def failed_runs(section):
 def stale_rows(section):
     stale = section.runs.loc[~section.runs["current"], "arm"].value_counts(sort=False)
     return [f"{arm} ({count})" for arm, count in stale.items()]
+
+
+def joined_machines(section):
+    losses = control_losses(section.runs)
+    each = [f"{name}: {len(runs)} of the base, {runs.mean():.4f}" for name, runs in losses.items()]
+    return each if len(each) > 1 else []
 
 
 def replicate_differs(section):
@@ -56,8 +62,9 @@ def rates_at_the_edge(section):
 def unmatched_arms(section):
     arms = []
     for arm in section.arms:
-        percent = as_dict(section.plan["arms"][arm]["match"]).get("residual_percent")
-        if known(percent) and abs(percent) > 0.5:
+        match = as_dict(section.plan["arms"][arm]["match"])
+        percent = match.get("residual_percent")
+        if match.get("kind") != "none" and known(percent) and abs(percent) > 0.5:
             arms.append(f"{arm} ({percent:+.2f} %)")
     return arms
 
@@ -69,7 +76,12 @@ def changed_after_a_report(section):
 
 CAVEATS = (  # the most important first
     (failed_runs, "Runs failed. The next start tries them again; no mean includes them."),
-    (stale_rows, "Rows of other code, configurations or learning rates are left out."),
+    (
+        stale_rows,
+        "Rows of a machine without runs of the base, or whose base differs (Welch's test, 5 %), and"
+        " rows of other code, configurations or learning rates are left out.",
+    ),
+    (joined_machines, "Runs of several machines are joined: their runs of the base agree."),
     (lambda section: section.runs.attrs["odd"], "Lines that are no rows are left out."),
     (
         lambda section: beside_n_grams(section, "above_trigrams"),

@@ -111,10 +111,16 @@ class Probe:
         if self.cuda:
             self.memory_bytes = torch.cuda.max_memory_allocated(device) - before
             return
-        # What training holds at the end of a forward pass: four numbers per parameter (weight,
-        # gradient, two moments), and each tensor that the backward pass will read.
+        # What training holds at the end of a forward pass: weights, gradients, the optimizers'
+        # moments, and each tensor that the backward pass will read.
         weights = sum(p.nbytes for p in self.run.model.parameters())
-        self.memory_bytes = 4 * weights + kept_bytes(self.run, self.run.net)
+        moments = sum(
+            optimizer.moments * p.nbytes
+            for optimizer in self.run.optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        )
+        self.memory_bytes = 2 * weights + moments + kept_bytes(self.run, self.run.net)
 
     def step(self):
         """The seconds of one training step."""

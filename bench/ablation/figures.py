@@ -311,7 +311,7 @@ def example(section, arm):
 
 def worths(section, rows):
     """What each part is worth in tokens, with its interval, and in time."""
-    rows, ends = [row for row in rows if known(row["worth"])], section.curve_ends
+    rows, ends = [row for row in rows if not math.isnan(row["worth"])], section.curve_ends
     if not rows:
         return None
     keys = ("worth", "worth_low", "worth_high", "worth_time")

@@ -26,6 +26,7 @@ HERE = ""  # the column of a shelf itself, beside those of config/answer/page.py
 class Estimate:
     """What one sweep says of a part, which an arm puts into the base or takes out of it."""
 
+    part: str
     base: str
     column: str
     section: report.Section
@@ -39,11 +40,17 @@ class Estimate:
         sign = -1 if word.startswith("fails") else SIGNS.get(word)
         return -sign if sign and self.out else sign
 
-    def ratio(self, key):
-        """A cost with the part, times that without it; nan if unknown."""
+    def ratio(self, key, of_part=True):
+        """A cost with the part, times that without it, or that of the arm, times that of the base;
+        nan if unknown."""
         names = self.row["arm"], self.row["against"]
         arm, base = (self.section.cost(name, key) for name in names)
-        return base / arm if self.out else arm / base
+        return base / arm if self.out and of_part else arm / base
+
+    @property
+    def time_ends(self):
+        """The multiples of the base's time between which a worth is known."""
+        return self.section.curve_ends / self.section.cost(self.row["arm"], "step_ratio")
 
     def worth(self):
         """(worth × tokens, low, high) within the curve of the base; None if it is not known."""
@@ -89,32 +96,40 @@ class Part:
         return self.at("gpt2", column) or self.at("llama", column)
 
     @property
+    def signs(self):
+        """{base: 1, 0, -1 or None} of the bases in which it was measured."""
+        return {base: self.at(base).sign for base in BASES if self.at(base)}
+
+    @property
     def word(self):
-        return word_of({base: self.at(base).sign for base in BASES if self.at(base)})
+        return word_of(self.signs)
 
 
 def word_of(signs):
     """The word for {base: sign}, of the bases in which a part was measured."""
-    helped = [BASES[base] for base, sign in signs.items() if sign == 1]
-    if len(helped) == len(BASES):
-        return "helps in both"
-    if helped:
-        only = len(signs) == len(BASES) and None not in signs.values()
-        return f"helps {helped[0]}{' only' * only}"
-    if -1 in signs.values():
-        return "worse"
+    helped, hurt = ([BASES[base] for base in signs if signs[base] == sign] for sign in (1, -1))
+    only = len(signs) == len(BASES) and None not in signs.values()
+    if helped and hurt:
+        return f"helps {helped[0]}, hurts {hurt[0]}"
+    for verb, bases in (("helps", helped), ("hurts", hurt)):
+        if bases:
+            return f"{verb} {bases[0]}{' only' * only}" if len(bases) == 1 else f"{verb} in both"
     return "no difference" if set(signs.values()) == {0} else "undecided"
 
 
-def beside(says, estimate):
-    """How what others published, a verdict or None, stands beside our first estimate."""
+def beside(says, signs):
+    """How what others published, a verdict or None, stands beside ours, {base: sign}. Directions
+    are compared, not sizes."""
+    known = [sign for sign in signs.values() if sign is not None]
     if says is None:
         return "cannot be tested here"
-    if estimate is None:
-        return tables.DASH
-    if estimate.sign == SIGNS[says]:
-        return "seen"
-    return "opposite at our scale" if estimate.sign == -SIGNS[says] else "not seen at our scale"
+    if not known:
+        return "undecided here" if signs else tables.DASH
+    agree = [sign == SIGNS[says] for sign in known]
+    if any(agree):
+        return "seen" if all(agree) else "seen in one base"
+    opposite = [SIGNS[says] != 0 and sign == -SIGNS[says] for sign in known]
+    return "opposite at our scale" if all(opposite) else "not seen at our scale"
 
 
 # ---------------------------------------------------------------- the content of the page
@@ -144,9 +159,11 @@ class Page:
             for out, arms in ((False, into or {}), (True, out_of or {})):
                 for row in tables.records(section.verdicts.query("kind == 'swap' and n > 0")):
                     if row["arm"] == arms.get(base):
-                        part.estimates[base, column] = Estimate(base, column, section, row, out)
+                        part.estimates[base, column] = Estimate(
+                            name, base, column, section, row, out
+                        )
         for text, says, *source in claims:
-            part.published.append((text, beside(says, part.first()), *source))
+            part.published.append((text, beside(says, part.signs), *source))
         return part
 
     def arms(self, base, names):
@@ -154,10 +171,21 @@ class Page:
         parts = {part.name: part.at(base) for part in self.measured}
         return [parts[name].row["arm"] for name in names if parts.get(name)]
 
+    def warnings(self, unfinished, little):
+        """One line for each sweep whose planned runs are missing, or whose base has learned little,
+        with the sentences of the template."""
+        lines = []
+        for (base, column), section in self.shelves.items():
+            name = ", ".join(word for word in (BASES[base], column) if word)
+            lines += [f"{name}. {unfinished}"] * bool(section.missing())
+            lines += [f"{name}. {little}"] * section.verdicts.attrs["marked"]
+        return lines
+
     def first_screen(self):
-        """The Parts of README's table, if the bases beat the counts."""
-        marked = any(section.verdicts.attrs["marked"] for section in self.here.values())
-        chosen = [] if marked else self.config["first_screen"]
+        """The Parts of README's table, if the bases beat the counts and all planned runs ended."""
+        sections = self.here.values()
+        early = any(section.verdicts.attrs["marked"] or section.missing() for section in sections)
+        chosen = [] if early else self.config["first_screen"]
         return [part for part in self.measured if part.name in chosen]
 
 

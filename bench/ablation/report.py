@@ -112,6 +112,11 @@ class Section:
         counts = runs["current"] & (runs["purpose"] == "report") & (runs["status"] == "done")
         return runs[counts & (runs["arm"] == arm)].sort_values("seed")
 
+    def command_of(self, arm):
+        """The command of one reported run of an arm, however it ended."""
+        runs = self.runs[(self.runs["arm"] == arm) & (self.runs["purpose"] == "report")]
+        return runs["command"].iloc[0]
+
     def at_shared_rate(self, row):
         """The difference of an arm at the base's rate: of its reported runs, or else of those that
         chose its rate; nan if there are none."""

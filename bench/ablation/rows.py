@@ -5,7 +5,8 @@ Columns of `load`:
     sweep        name of the sweep's (first) folder      text         data set
     arm, seed    what ran, and from which seed           rate         multiple of the base's rate
     purpose      report | tune | curve                   tokens       multiple of the base's tokens
-    status       done | diverged | failed                current      made by the plan as it is now
+    status       done | diverged | failed                current      made by the plan as it is now,
+                                                                      on machines that agree
     stuck        did not learn: a run of the base's length that ended above trigrams
     control      base or its replicate                   seconds      of training, by its log
     loss         on the reported half of the validation text, nats per token
@@ -24,6 +25,7 @@ from numbers import Real
 from pathlib import Path
 
 import pandas as pd
+from scipy import stats
 
 from common import files
 from common.errors import UserError
@@ -59,7 +61,7 @@ KINDS |= dict.fromkeys(["tokens", *LOSSES, *NUMBERS], float)
 FIX = "name a folder that bench/ablate.py wrote"
 PARTS = ("chosen_lr", "base_values", "data", "ngrams")  # dictionaries in a plan
 # Folders whose plans agree in these keys, and in their common arms, hold runs of one sweep.
-SHARED = ("code_hash", "base", "base_values", "max_iters", "data")
+SHARED = ("code_hash", "base", "base_values", "max_iters", "data", "screening")
 OF_AN_ARM = ("code_hash", "config_hash", "against", "cell")
 
 
@@ -185,9 +187,31 @@ def table(lines, plan, prices=()):
     runs = pd.DataFrame([row_of(line, plan) for line in lines], columns=COLUMNS).astype(KINDS)
     order = runs.status.map(STATUSES.index).sort_values(kind="stable").index
     runs = runs.loc[order].drop_duplicates(RUN, keep="last").sort_values(RUN, kind="stable")
+    runs["current"] &= ~runs.machine.isin(machines_apart(runs))
     arms = table_of_costs(prices, plan)
     arms = arms[arms.machine == arms.machine.iloc[0]] if len(arms) else arms
     return runs.merge(arms[["arm", *COSTS]], on="arm", how="left")
+
+
+def control_losses(runs):
+    """{machine: losses of its runs of the control group}, the machine of most reported runs first:
+    in bfloat16, kinds of CPU round differently, as if from another seed."""
+    reported = runs[runs.current & (runs.purpose == "report") & (runs.machine != "")]
+    controls = reported[reported.control & (reported.status == "done")]
+    machines = reported.machine.value_counts().index
+    return {machine: controls.loss[controls.machine == machine] for machine in machines}
+
+
+def machines_apart(runs):
+    """The machines whose runs are not joined with those of the first of control_losses: they have
+    fewer than two runs of the control group, or these differ by Welch's test at 5 %."""
+    losses, apart = control_losses(runs), []
+    for machine in [*losses][1:]:
+        groups = losses[[*losses][0]], losses[machine]
+        few = min(map(len, groups)) < 2
+        if few or stats.ttest_ind(*groups, equal_var=False).pvalue < 0.05:
+            apart.append(machine)
+    return apart
 
 
 def is_row(line):

@@ -7,10 +7,12 @@ import math
 import statistics
 
 from bench.ablation import cluster, launch, rows, worth
+from bench.ablation.identity import digest
 from bench.ablation.progress import RunBars, say
 from bench.ablation.sweep import CURVE_SEEDS
 
 EXTENSIONS = 2  # times that a grid of rates is extended if the chosen rate is at its edge
+CONTROLS = 8  # runs of the base on a machine that goes on with a sweep of another one
 BETTER = 2  # standard errors by which another rate must beat the base's
 
 
@@ -34,6 +36,18 @@ def phases(sweep):
     fix_margin(sweep)
     sweep.describe()
     yield sweep.report_jobs()
+
+
+def own_controls(sweep):
+    """Runs of the base on this kind of machine, where the reported runs so far are of others:
+    a report joins only machines whose runs of the base agree (rows.machines_apart)."""
+    here, base = sweep.facts["hardware"], sweep.arms["base"]
+    reported = [row for row in sweep.rows.values() if row["purpose"] == "report"]
+    known = [row["arm"] == "base" for row in reported if row.get("hardware") == here]
+    if not reported or len(known) == len(reported) or sum(known) >= CONTROLS:
+        return []
+    first = int(digest(here)[:7], 16)  # other seeds than those of the plan, and on each machine
+    return [sweep.job(base, first + number, 1.0, "report") for number in range(CONTROLS)]
 
 
 def choose_learning_rates(sweep):
@@ -85,6 +99,9 @@ def fix_margin(sweep):
 def run_jobs(sweep, jobs, stop):
     """Run those of the jobs that are not done, and write their rows. Returns False if stopped."""
     pending = [job for job in jobs if job.key not in sweep.rows]
+    if sweep.config.engine == "local" and any(job.purpose == "report" for job in pending):
+        jobs = own_controls(sweep) + jobs
+        pending = [job for job in jobs if job.key not in sweep.rows]
     if not pending:
         return not stop.status
     if sweep.config.engine == "local":

@@ -23,7 +23,7 @@ from bench.ablation import contexts, costs, launch, power, schedule, sweep, verd
 from bench.ablation import rows as frames
 from common.errors import UserError
 from common.files import ROOT
-from common.runtime import set_up
+from common.runtime import set_up, versions
 from helpers.ablation import DRIVER, arguments, arm, losses, rows_of, steps_of
 from parts.architectures import configure, make
 from tokens import ngrams
@@ -55,15 +55,14 @@ def test_crash_and_hang_are_failed_rows_and_the_others_run(
         dict(word[2:].split("=", 1) for word in row["command"].split() if word.startswith("--"))
         for row in done
     ]
-    # Arms see the data in one order, except the base's second copy, and no two runs share an
-    # initialisation.
+    # Arms see the data in one order, except the base's second copy; no two runs begin alike.
     for command, row in zip(commands, done, strict=True):
         again = row["arm"] == "base again"
         assert command["data_seed"] == str(row["seed"] + sweep.REPLICATE_SEED * again)
         assert row["curve"][-1][:2] == [4, row["final_val_loss"]]
         assert row["final_tune"] + 0.2 == pytest.approx(row["final_report"])
         assert row["blocks"] == pytest.approx([row["final_val_loss"], row["final_val_loss"] + 0.2])
-        assert row["git_commit"] == "abc" and row["hardware"] == "stub"
+        assert row["git_commit"] == "abc" and row["hardware"] == versions()["hardware"]
     assert len({command["seed"] for command in commands}) == len(done)
 
     content = json.loads((out / "sweep.json").read_text())

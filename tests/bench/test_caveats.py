@@ -19,8 +19,7 @@ CLEAN = {
 
 @pytest.fixture
 def said(tmp_path):
-    """The caveats of a simulated sweep as one text. `row_of` changes rope's reported
-    rows, `odd` is a line of rows.jsonl."""
+    """The caveats of a sweep as a text. `row_of` changes rope's reported rows, `odd` is a line."""
 
     def make(row_of=None, odd="", **keys):
         _, rows, costs = make_sweep(tmp_path, **keys)

@@ -281,12 +281,14 @@ def test_folders_of_one_sweep_are_joined_and_others_get_their_own_report(tmp_pat
     rows = [row | {"seed": row["seed"] + 20} for row in rows if row["purpose"] == "report"]
     (tmp_path / "b/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     make_sweep(tmp_path / "c", **FEW, question="Another?", max_iters=1000)
+    make_sweep(tmp_path / "d", **FEW, screening=True)
 
-    folders = [tmp_path / name for name in "abc"]
+    folders = [tmp_path / name for name in "abcd"]
     sweeps = report.sections(folders)
-    assert [[path.name for path in sweep.folders] for sweep in sweeps] == [["a", "b"], ["c"]]
-    assert len(sweeps[0].reported("rope")) == 10
+    assert [[path.name for path in sweep.folders] for sweep in sweeps] == [["a", "b"], ["c"], ["d"]]
+    assert len(sweeps[0].reported("rope")) == 10 and sweeps[0].costs.machine.nunique() == 2
     assert report.write(folders) == tmp_path / "a/report.html"
+    assert "machines are joined: their runs of the base" in text_of(tmp_path / "a", "report.md")
     assert Page(text_of(tmp_path / "c", "report.html")).titles[0] == "Another?"
     assert not (tmp_path / "b/report.html").exists()
     assert all((folder / "history.jsonl").exists() for folder in folders)

@@ -1,10 +1,12 @@
 """The table of runs: which lines count, what an odd line does, costs, joined folders."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from bench.ablation import looks, rows, verdicts
+from bench.ablation.schedule import own_controls
 from common.errors import UserError
 from helpers.sweeps import make_sweep
 
@@ -168,13 +170,24 @@ def test_a_run_above_the_trigrams_of_its_text_is_stuck(tmp_path):
     assert not runs.stuck[runs.status != "done"].any()
 
 
-def test_folders_of_one_sweep_are_joined(tmp_path):
-    _, lines, _ = make(tmp_path / "a", seeds=3)
-    make(tmp_path / "b", seeds=6, hardware="GPU")
-    make(tmp_path / "c", seeds=3, max_iters=1000)
-    joined = rows.sweeps([tmp_path / name for name in "abc"])
-    assert [[path.name for path in paths] for _, paths in joined] == [["a", "b"], ["c"]]
-    runs = rows.load([tmp_path / "a", tmp_path / "b"])
-    assert set(runs.sweep) == {"a"} and not runs.duplicated(rows.RUN).any()
-    assert looks.tried_seeds(runs)["rope"] == list(range(6))
-    assert rows.costs([tmp_path / "a", tmp_path / "b"]).machine.nunique() == 2
+@pytest.mark.parametrize("shift, controls, joined", [(0, 3, True), (0.1, 3, False), (0, 1, False)])
+def test_machines_are_joined_if_their_bases_agree(tmp_path, shift, controls, joined):
+    _, lines, _ = make(tmp_path, seeds=6)
+    done = [x for x in lines if x["purpose"] == "report" and x["status"] == "done"]
+    done = [x for x in done if x["seed"] < {"rope": 3, "base": controls}.get(x["arm"], 0)]
+    more = [x | {"seed": x["seed"] + 50, "hardware": "another machine"} for x in done]
+    more = [x | {"final_report": x["final_report"] + shift} for x in more]
+    write(tmp_path, "rows.jsonl", [*lines, *more])
+    current = rows.load(tmp_path).groupby("machine").current
+    assert current.sum()["another machine"] == joined * (3 + controls)
+    assert current.count().sum() == len(lines) + 3 + controls and current.all().sum() == 1 + joined
+
+
+def test_another_machine_trains_the_base_first():
+    sweep = SimpleNamespace(facts={"hardware": "B"}, arms={"base": "base"}, job=lambda *job: job)
+    sweep.rows = {k: {"arm": "base", "purpose": "report", "hardware": "B"} for k in range(3)}
+    assert own_controls(sweep) == []
+    sweep.rows |= {k: {"arm": "base", "purpose": "report", "hardware": "A"} for k in range(3, 9)}
+    assert len({seed for _, seed, *_ in own_controls(sweep)} - {*range(1000)}) == 8
+    sweep.rows |= dict.fromkeys(range(9, 14), sweep.rows[0])
+    assert own_controls(sweep) == []

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from common.runtime import versions
 from training.run_folder import read_rows
 
 # What train.py shows from the outside. The words of an arm say what happens: rope is better by
@@ -19,7 +20,7 @@ if given.get("init_from") == "resume":
     given = json.loads((out / "config.json").read_text())
     step = max(int(path.name) for path in (out / "ckpt").iterdir())
 else:
-    config = given | {"versions": {"git_commit": "abc", "hardware": "stub"}}
+    config = given | {"versions": {"git_commit": "abc", "hardware": HARDWARE}}
     (out / "config.json").write_text(json.dumps(config))
     (out / "log.jsonl").write_text("")
     step = 0
@@ -51,7 +52,7 @@ if not os.environ.get("STUB_FORGETS"):
     (out / "ckpt" / f"{step:06d}").mkdir(parents=True, exist_ok=True)
 (out / "latest").write_text(str(step))
 sys.exit(143 if stopped else 0)
-"""
+""".replace("HARDWARE", repr(versions()["hardware"]))
 
 # A driver in a process of its own, on the stub.
 DRIVER = """
