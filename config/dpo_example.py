@@ -14,7 +14,7 @@ init_from = "out-llama-shakespeare"
 dataset = "exclaim"
 out_dir = "out-exclaim"
 
-# 8 preferences of two rows in a step, 41 to train on: 40 steps are 7 epochs. A row has 128 places,
+# 8 preferences of two rows in a step, 41 to train on: 40 steps are 8 epochs. A row has 128 places,
 # so on a CPU with two cores it takes less than a minute.
 batch_size, max_iters, eval_interval = 16, 40, 10
 log_interval = 10

@@ -108,9 +108,9 @@ def yardsticks(run):
     """{"5-grams": loss, "trigrams": loss}: what counting gives on as much of the text as a run has
     seen, in its windows (tokens/ngrams.py). {} for pairs, mixtures, and texts not counted."""
     stored = run.sources[0].meta.get("ngrams") if len(run.sources) == 1 else None
+    if stored is None:
+        return {}
     tokens = run.step * run.step_tokens
     known = ngrams.yardsticks(stored, tokens, run.model.config.block_size)
-    if not known:
-        return {}
     n, loss = known["best"]
     return {ngrams.NAMES[n - 1]: loss, "trigrams": known["trigrams"]}
