@@ -3,8 +3,10 @@
 #   python bench/ablate.py config/answer/llama.py config/answer/tune.py --workers=2
 # Half, once and twice Muon's rate, each with a third, once and three times that rate in the groups
 # that AdamW updates beside Muon (embeddings, head, norms, biases); the warm-up, the end of the
-# decay, and the momentum. 16 x 2 runs of about two minutes, two at a time: 35 minutes. Read the
-# column loss_tune: the half of the validation text that chooses.
+# decay, and the momentum. 16 x 2 runs of about two minutes, two at a time: 35 minutes. The
+# half of the validation text that chooses:
+#   python -c "from bench.ablation import rows
+#   print(rows.load('OUT').groupby('arm').loss_tune.mean().sort_values())"
 question = "At which rates does the base of the shelf learn best?"
 out_dir = f"bench/results/answer/tune-{model}"
 design = "arms"
