@@ -13,9 +13,11 @@ shown by --help=all only. A class may list the keys that come first in OFTEN.
 """
 
 import ast
+import contextlib
 import difflib
 import inspect
 import io
+import json
 import math
 import numbers
 import os
@@ -112,10 +114,10 @@ def from_text(text, kind):
     is_none = text == "None" and types.NoneType in kinds
     if text in words or str in kinds and not words and not is_none:
         return text  # a word such as none is a word, not None
-    try:
-        return ast.literal_eval(text.capitalize() if text in ("true", "false", "none") else text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
-        return text
+    for read in (ast.literal_eval, json.loads):  # the errors' last two: nested too deep
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return read(text.capitalize() if text in ("true", "false", "none") else text)
+    return text
 
 
 def to_number(key, value, kinds, where):

@@ -52,7 +52,7 @@ def read(*argv, **more):
     [
         ("--learning_rate=1", "learning_rate", 1.0),
         ("--batch_size=1e3", "batch_size", 1000),
-        ("--n_kv_head=None", "n_kv_head", None),
+        ("--n_kv_head=null", "n_kv_head", None),
         ("--compile=false", "compile", False),
         ("--compile", "compile", True),
         ("--compile=auto", "compile", "auto"),
