@@ -21,17 +21,16 @@ prompt = "ROMEO:"
 
 if device == "cpu":
     screening, seeds = True, 3
-    # 4 * 12 * 64^2 = 0.2 M parameters, 2000 steps * 12 * 64 = 1.5 M characters, 0.4 epochs. Twenty
-    # evaluations of 16 + 16 batches take a tenth of the time.
-    n_layer, n_head, n_embd, block_size = 4, 4, 64, 64
-    batch_size, max_iters, eval_interval, eval_tokens = 12, 2000, 100, 12288
-    learning_rate, min_lr, warmup_iters = 3e-3, 0.0, 100
+    # 4 * 12 * 64^2 = 0.2 M parameters; 1080 steps * 12 * 128 tokens = 1.7 M characters, 0.4 epochs.
+    # With Muon GPT-2 ends at 1.70, where counting 5-grams gives 1.75.
+    n_layer, n_head, n_embd, block_size = 4, 4, 64, 128
+    batch_size, max_iters, eval_interval, eval_tokens = 12, 1080, 135, 9216
+    optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 8e-4, 100
 else:
     # 6 * 12 * 384^2 + 2048 * 384 = 11.4 M parameters, 1000 steps * 64 * 256 = 16 M tokens, 0.9
     # epochs, 6 * 11.4 M * 16 M = 1.1 PFLOP a run. We have not run it.
     dataset, prompt = "python_source", "def "
     n_layer, n_head, n_embd, block_size = 6, 6, 384, 256
     batch_size, max_iters, eval_interval, eval_tokens = 64, 1000, 50, 262144
-    learning_rate, min_lr, warmup_iters = 1e-3, 1e-4, 100
-beta2 = 0.99
+    learning_rate, min_lr, warmup_iters, beta2 = 1e-3, 1e-4, 100, 0.99
 log_interval = 100

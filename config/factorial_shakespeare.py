@@ -23,11 +23,10 @@ lr_grid = [1]
 prompt = "ROMEO:"
 
 # The setting is that of config/ablate_shakespeare.py, which changes one part at a time: 0.2 M
-# parameters, 1500 steps * 12 * 64 tokens = 1.2 M characters, a quarter of an epoch.
-n_layer, n_head, n_embd, block_size = 4, 4, 64, 64
-batch_size, max_iters, eval_interval, eval_tokens = 12, 1500, 75, 9216
-learning_rate, min_lr, warmup_iters = 3e-3, 0.0, 100
-beta2 = 0.99  # few tokens in a step, so average over more of them
+# parameters, 1080 steps * 12 * 128 tokens = 1.7 M characters, 0.4 epochs.
+n_layer, n_head, n_embd, block_size = 4, 4, 64, 128
+batch_size, max_iters, eval_interval, eval_tokens = 12, 1080, 135, 9216
+optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 8e-4, 100
 dropout = 0.0
 log_interval = 100
 dtype = "float32"
