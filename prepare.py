@@ -254,7 +254,7 @@ def print_training(meta, data_dir):
     if "longest" in splits[0]:
         words.append(f"--block_size={max(entry['longest'] for entry in splits) - 1}")
     elif fewest <= 256:  # the block_size of the config on a GPU
-        words.append(f"--block_size={max(1, min(128, fewest - 1))}")
+        words += [f"--block_size={max(1, min(64, fewest - 1))}", "--max_iters=200"]
     words.append(f"--out_dir=out-{name.replace(':', '-')}")
     command = " ".join(map(shlex.quote, words))
     options = dict(break_long_words=False, break_on_hyphens=False)

@@ -301,8 +301,8 @@ def help_text(usage, classes, defaults=None, everything=False):
     texts = {key: text for cls in reversed(classes) for key, text in texts_of(cls).items()}
     for key, kind in keys(*classes).items():
         heading, text, default = texts[key]
-        _, words, limits = allowed(kind)
-        # a space after each bar lets a long list of words be wrapped
+        kinds, words, limits = allowed(kind)
+        words += ["True", "False"] * (bool in kinds and len(words) > 0)
         choice = ", or ".join(filter(None, ("| ".join(words), str(limits or ""))))
         lines = help_lines(
             f"  --{key}={(defaults or {}).get(key, default)}",

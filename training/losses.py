@@ -110,7 +110,6 @@ def yardsticks(run):
     stored = run.sources[0].meta.get("ngrams") if len(run.sources) == 1 else None
     if stored is None:
         return {}
-    tokens = run.step * run.step_tokens
-    known = ngrams.yardsticks(stored, tokens, run.model.config.block_size)
+    known = ngrams.yardsticks(stored, run.step * run.step_tokens, run.model.config.block_size)
     n, loss = known["best"]
     return {ngrams.NAMES[n - 1]: loss, "trigrams": known["trigrams"]}

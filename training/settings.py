@@ -293,8 +293,8 @@ def resume_values(stored, given, folder):
     trained = {*keys(TrainConfig), *ONE_START} - {"model", "match"}
     other = [text for key, text in changed.items() if key not in trained]
     if other:
-        what = f"the checkpoint has another architecture: {', '.join(other)}"
-        fix = "resume with --init_from=resume --out_dir alone: a config file may set these keys"
+        what = f"the checkpoint has another architecture: {', '.join(other)} (now asked for)"
+        fix = "give only --init_from=resume and --out_dir: a config file may set these keys"
         raise UserError(what, folder, fix)
     course = [changed[key] for key in (*COURSE, "device", "compile") if key in changed]
     if course:

@@ -97,7 +97,7 @@ def find(out_dir, which="latest"):
     Raises UserError if it is not there."""
     which, where, present = str(which), f"out_dir={out_dir}", checkpoints(out_dir)
     if not present:
-        fix = "train first, or name another run folder with --out_dir"
+        fix = "train first, or name another run folder"
         raise UserError("no checkpoint here", where, fix)
 
     if which == "latest":  # not from the file `latest`, which is out of date after a kill

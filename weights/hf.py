@@ -246,7 +246,8 @@ def find(name, key="init_from"):
     path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no home folder
     if name in HUB or not name or not os.path.exists(path):  # False for a name that is too long
         if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", HUB.get(name, name)):
-            fix = f"give {', '.join(HUB)}, a folder, or owner/name of the hub"
+            own = "char, byte, bpe, " * key.endswith("tokenizer")
+            fix = f"give {own}{', '.join(HUB)}, a folder, or owner/name of the hub"
             raise UserError("no such folder", f"{key}={name}", fix)
         path = fetch(HUB.get(name, name), key)
     if not path.is_dir():
