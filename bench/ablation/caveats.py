@@ -38,7 +38,7 @@ def beside_n_grams(section, key):
     """The base's loss beside those of n-grams, if the verdicts' attribute says so."""
     (n, best), facts = section.plan["ngrams"].get("best", (0, 0)), section.verdicts.attrs
     trigrams = section.plan["ngrams"].get("trigrams", 0)
-    losses = f"{facts['base_whole']:.3f} beside {trigrams:.3f} and {best:.3f} of {n}-grams"
+    losses = f"{facts['base_whole']:.3f} beside {trigrams:.3f} of trigrams, {best:.3f} of {n}-grams"
     return [losses] if facts[key] else []
 
 

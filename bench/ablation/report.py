@@ -288,6 +288,10 @@ def terminal(folders):
             console.print(title, style="bold", markup=False)
             if frame is not None:
                 console.print(rich_table(frame))
+            if section.verdicts.attrs["screening"]:
+                console.print("A screening: it ranks the arms and decides nothing.")
+            for text, what in caveats(section):
+                console.print(f"- {text} {', '.join(what)}".rstrip(), markup=False)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 

@@ -92,7 +92,8 @@ def records(frame):
 
 def verdicts_table(section):
     """Differences are in nats per token; negative is better. An arm that is worth 1.4 × gets as far
-    as the base does with 1.4 times the tokens. Step time: times that of the base."""
+    as the base does with 1.4 times the tokens. Step time: times that of the base. Differences are
+    from the base's runs and those of its replicate, if that has the same learning rate."""
     rows = []
     for row in records(section.verdicts):
         alone = (row.get(key, math.nan) for key in ALONE)
@@ -185,8 +186,8 @@ def missing_table(section):
 
 
 def costs_table(section):
-    """Medians on a quiet machine, each arm alone, the arms in turn. Step time: times that of the
-    base, with a 95 % interval. FLOPs are of a forward pass."""
+    """Medians, each arm alone, the arms in turn. Step time: times that of the base, with a 95 %
+    interval, if the machine was quiet. FLOPs are of a forward pass."""
     rows = [
         {
             "machine": row["machine"],

@@ -1,9 +1,12 @@
 """The page of the answer, from simulated shelves: its table says what the sweeps say, and what has
 not learned or not run is not on it."""
 
+import runpy
+
 import pytest
 
 from bench.ablation import figures, page
+from common.files import ROOT
 from helpers.sweeps import make_sweep
 
 EFFECTS = {"base": 0.0, "base-again": 0.0, "rope": -0.06, "swiglu": 0.0, "no biases": 0.04}
@@ -75,6 +78,15 @@ def test_what_has_not_learned_or_not_run_is_not_on_the_page(written, tmp_path):
     shelf(tmp_path / "gpt2", ngrams={"best": [5, 1.6], "trigrams": 1.7})
     assert written().measured == []
     assert "Nothing to show yet." in (tmp_path / "index.md").read_text()
+
+
+def test_every_arm_of_a_shelf_is_in_the_row_of_one_part():
+    answer = ROOT / "config/answer"
+    parts = runpy.run_path(str(answer / "page.py"))["parts"].values()
+    for base in page.BASES:
+        arms = [part.get(way, {}).get(base) for part in parts for way in ("into", "out_of")]
+        shelf = runpy.run_path(str(answer / f"{base}.py"))["arms"]
+        assert sorted(filter(None, arms)) == sorted(shelf)
 
 
 def test_words_of_rows():

@@ -41,6 +41,7 @@ def a_norm():
         """scale * x / |x|, with one learned number that starts at sqrt(C)."""
 
         paper = "Nguyen & Salazar 2019, arXiv:1910.05895"
+        biased = False
 
         def __init__(self, width, config):
             super().__init__()
