@@ -12,7 +12,7 @@ from bench.ablation.progress import RunBars, say
 from bench.ablation.sweep import CURVE_SEEDS
 
 EXTENSIONS = 2  # times that a grid of rates is extended if the chosen rate is at its edge
-CONTROLS = 8  # runs of the base on a machine that goes on with a sweep of another one
+CONTROLS = 8  # runs of the base when another kind of machine continues a sweep
 BETTER = 2  # standard errors by which another rate must beat the base's
 
 
@@ -98,10 +98,10 @@ def fix_margin(sweep):
 
 def run_jobs(sweep, jobs, stop):
     """Run those of the jobs that are not done, and write their rows. Returns False if stopped."""
-    pending = [job for job in jobs if job.key not in sweep.rows]
-    if sweep.config.engine == "local" and any(job.purpose == "report" for job in pending):
+    reports = any(job.purpose == "report" and job.key not in sweep.rows for job in jobs)
+    if reports and sweep.config.engine == "local":
         jobs = own_controls(sweep) + jobs
-        pending = [job for job in jobs if job.key not in sweep.rows]
+    pending = [job for job in jobs if job.key not in sweep.rows]
     if not pending:
         return not stop.status
     if sweep.config.engine == "local":

@@ -9,7 +9,7 @@ design = "arms"
 screening = True
 seeds = 2
 controls, looks, also = None, 1, None  # those of the shelf are not for the search
-optimizer, learning_rate = "adamw", 4e-3
+optimizer, learning_rate, min_lr = "adamw", 4e-3, 4e-4  # those of the shelves' arm
 
 arms = {f"rate x{rate:g}": dict(learning_rate=rate * learning_rate) for rate in (0.5, 2)}
 arms |= {f"warm-up {steps}": dict(warmup_iters=steps) for steps in (50, 200)}
