@@ -5,10 +5,8 @@ formulas of tests/parts/test_variants.py run on them too (causality, cache, ragg
     python -m pytest tests/test_models.py
 """
 
-import ast
 import difflib
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -266,31 +264,3 @@ def test_the_two_files_stay_close():
     ]
     assert len(changed) <= 140
     assert len(a) <= 170 and len(b) <= 200
-
-
-def test_the_same_classes_in_the_same_order():
-    rename = {"GPTConfig": "LlamaConfig", "LayerNorm": "RMSNorm", "GPT": "Llama"}
-
-    def methods(name):
-        """[(class, its methods)] of a file."""
-        body = ast.parse((ROOT / name).read_text("utf-8")).body
-        return [
-            (rename.get(c.name, c.name), [f.name for f in c.body if isinstance(f, ast.FunctionDef)])
-            for c in body
-            if isinstance(c, ast.ClassDef)
-        ]
-
-    assert methods("model.py") == methods("model_llama.py")
-
-
-@pytest.mark.parametrize("name", ["model.py", "model_llama.py", "parts/cache.py"])
-def test_only_torch_is_needed(name):
-    packages = set()
-    for node in ast.walk(ast.parse((ROOT / name).read_text("utf-8"))):
-        if isinstance(node, ast.Import):
-            packages |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            packages.add(node.module.split(".")[0])
-    assert packages <= {"torch"} | sys.stdlib_module_names
-    assert not packages & {"os", "sys"}, "no environment look-ups"

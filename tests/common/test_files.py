@@ -2,7 +2,6 @@
 
 import errno
 import os
-import stat
 
 import pytest
 
@@ -64,24 +63,6 @@ def test_a_file_system_that_cannot_flush_folders(tmp_path, monkeypatch, capsys, 
     monkeypatch.setattr(files.os, "fsync", refuse(errno.EIO))
     with pytest.raises(OSError):
         files.sync(tmp_path)
-
-
-def test_locks(tmp_path, monkeypatch, capsys):
-    held = files.lock(tmp_path / "lock")
-    with pytest.raises(BlockingIOError):
-        files.lock(tmp_path / "lock")
-    held.close()
-    files.lock(tmp_path / "lock").close()
-    monkeypatch.setattr(files.fcntl, "flock", refuse(errno.ENOSYS))
-    files.lock(tmp_path / "lock").close()
-    assert "without locks" in capsys.readouterr().err
-
-
-def test_permissions_follow_the_umask(tmp_path):
-    path = tmp_path / "file"
-    os.close(os.open(path, os.O_CREAT, 0o600))
-    files.share(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~files.UMASK
 
 
 @pytest.mark.parametrize(

@@ -93,18 +93,15 @@ class Process:
 
 
 class Lab:
-    """A scratch folder with two datasets, and the undisturbed runs."""
+    """A scratch folder with a dataset, and the undisturbed runs."""
 
     def __init__(self, scratch):
         self.scratch, self.references, self.count = scratch, {}, 0
-        for name in ("data", "other"):
-            draw, text = random.Random(name), scratch / f"{name}.txt"
-            words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
-            text.write_text(
-                "".join(draw.choice(words) + draw.choice("    \n") for _ in range(12000))
-            )
-            argv = ["prepare.py", "words", f"--input={text}", "--tokenizer=char"]
-            Process([*argv, f"--data_dir={scratch}/{name}"]).expect(0)
+        draw, text = random.Random("data"), scratch / "data.txt"
+        words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
+        text.write_text("".join(draw.choice(words) + draw.choice("    \n") for _ in range(12000)))
+        argv = ["prepare.py", "words", f"--input={text}", "--tokenizer=char"]
+        Process([*argv, f"--data_dir={scratch}/data"]).expect(0)
 
     def folder(self, source=None):
         """A new run folder, copied from `source` if given."""
@@ -133,9 +130,9 @@ class Lab:
         """A copy of a run that has written two of its three checkpoints."""
         return self.folder(self.reference(f"--max_iters={SAVE_EVERY * 2}"))
 
-    def to_the_end(self, out, argv=None):
+    def to_the_end(self, out):
         """Resume a run, which must end like the undisturbed one."""
-        Process(argv or self.argv(out)).expect(0)
+        self.start(out).expect(0)
         assert_same_end(out, self.reference())
 
 

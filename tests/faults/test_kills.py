@@ -6,8 +6,6 @@ the losses, weights and optimizer state of an undisturbed run. All but one are s
 
 import os
 import random
-import re
-import shlex
 import signal
 import subprocess
 import time
@@ -76,24 +74,6 @@ def test_kills_at_random_moments_and_within_a_save(lab, arm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["a step", "an evaluation"])
-@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_the_printed_command_resumes(lab, number, status, moment):
-    for _ in range(6):  # until the signal comes within the evaluation, and not after it
-        out, step = lab.folder(), SAVE_EVERY + 3 * (moment == "a step")
-        process = lab.start(out)
-        process.until(lambda: logged(out, step, "loss"))  # noqa: B023
-        process.popen.send_signal(number)
-        process.expect(status, "continue with:\npython train.py", 20)
-        assert_complete(out)
-        if moment == "a step" or not logged(out, step, "val_loss"):
-            break
-    printed = process.printed()[0].replace("\\\n", "")
-    command = re.search(r"continue with:\npython (train\.py .*)", printed)
-    lab.to_the_end(out, shlex.split(command[1]))
-
-
-@pytest.mark.slow
 def test_a_second_signal_ends_at_once(lab):
     out = lab.part_way()
     before, log = tree(out / "ckpt"), (out / "log.jsonl").stat().st_ino
@@ -120,27 +100,13 @@ def test_a_signal_to_one_rank_ends_both(lab, rank, number):
     assert not processes("-f", f"out_dir={out} ")
     assert_complete(out)
     assert newest(out) > (100 if number == "SIGTERM" else 0)
+    assert (rank, number) != (1, "SIGKILL") or "lost another rank" in process.printed()[1]
 
     lab.start(out, *keys).expect(0)
     ended, expected = result(out), result(lab.reference(*keys))
     for key in expected:
         if "loss of" in key:  # one process sums in another order than two
             assert ended[key] == pytest.approx(expected[key], abs=1e-4)
-
-
-@pytest.mark.slow
-def test_mistakes_of_two_ranks_are_said_once(lab):
-    out = lab.reference()
-    before = tree(out)
-    process = Process([*TWO_RANKS, *lab.argv(out, "--init_from=scratch")])
-    assert process.popen.wait(timeout=60)
-    assert process.printed()[1].count("error: there is a run here already") == 1
-    assert tree(out) == before
-
-    out = lab.folder()
-    process = Process([*TWO_RANKS, *lab.argv(out, "--gradient_accumulation_steps=3")])
-    assert process.popen.wait(timeout=60) and not out.exists()
-    assert "is not divisible by 2 ranks" in process.printed()[1]
 
 
 def processes(*pattern):

@@ -16,7 +16,6 @@ from common.errors import UserError
 from common.files import ROOT
 from helpers.runs import arguments, ready
 from prepare import prepare
-from tokens.batches import Batches
 from training import check as golden
 from training import doctor, dry_run, parallel
 from training.optim import OPTIMIZER, SCHEDULE
@@ -88,13 +87,6 @@ def disk_full(run, monkeypatch):
     monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda path: usage)
 
 
-def disk_refuses(run, monkeypatch):
-    def fsync(number):
-        raise OSError("Input/output error")
-
-    monkeypatch.setattr(doctor.os, "fsync", fsync)
-
-
 def overlap(run, monkeypatch):
     splits = run.sources[0].splits
     splits["val"].learned = splits["train"].learned[1000:1600]
@@ -121,11 +113,6 @@ def too_slow(run, monkeypatch):
     run.config.learning_rate = 1e-9
 
 
-def blocks_learn_nothing(run, monkeypatch):
-    for name, p in run.model.named_parameters():
-        p.requires_grad_("norm" in name)
-
-
 def equal_micro_batches(run, monkeypatch):
     return mutated(train.train_step, WEIGHT, "config.gradient_accumulation_steps")
 
@@ -139,19 +126,6 @@ def lost_moments(run, monkeypatch):
     monkeypatch.setattr(parallel, "scatter", lambda *args: None)
 
 
-def lost_buffer(run, monkeypatch):
-    """A part of one's own whose state no checkpoint holds."""
-
-    class Counting(torch.nn.Module):
-        steps = 0
-
-        def forward(self, x):
-            self.steps += self.training
-            return x * (1 + 0.1 * self.steps)
-
-    run.model.norm_f = torch.nn.Sequential(run.model.norm_f, Counting())
-
-
 @pytest.mark.parametrize(
     "check, spoil, words",
     [
@@ -159,16 +133,13 @@ def lost_buffer(run, monkeypatch):
         ("compile", compiler_fails, "RuntimeError: the compiler is broken in many lines: .*=False"),
         ("compile", compiled_otherwise, "compiled, .* eager"),
         ("disk", disk_full, r"100\.0 kB free in .*, .* needed: free space"),
-        ("disk", disk_refuses, "OSError: Input/output error: .*--out_dir"),
         ("data", overlap, r"\d+ of \d+ pieces of validation text are in the train split"),
         ("initial loss", loud_head, "the logits' spread adds"),
         ("initial loss", leak, "targets leak"),
         ("one batch", too_slow, "in 200 steps at learning_rate=1e-09 .*: change --learning_rate"),
-        ("one batch", blocks_learn_nothing, "without a gradient"),
         ("accumulation", equal_micro_batches, "gradients .* apart"),
         ("determinism", unseeded_dropout, "random numbers"),
         ("resume", lost_moments, "state is missing from the checkpoint"),
-        ("resume", lost_buffer, "state is missing from the checkpoint"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -242,41 +213,6 @@ def test_the_right_loss_is_right(ask, recorded, more):
     assert not (recorded / "run").exists()
 
 
-def test_a_curve_that_is_older_than_a_key(ask, recorded, monkeypatch):
-    """Its run had the key's default."""
-    [curve] = curves_of(recorded)
-    settings = curve["settings"]
-    older = {key: settings[key] for key in settings if key not in ("grad_clip", "norm_eps")}
-    monkeypatch.setattr(golden, "read", lambda path: [curve | {"settings": older}])
-    assert ask()[0] == 0
-    with pytest.raises(UserError, match="other settings: grad_clip 1.0 -> 0.5 "):
-        ask("--grad_clip=0.5")
-
-
-def change(monkeypatch, owner, name, old, new):
-    monkeypatch.setattr(owner, name, mutated(getattr(owner, name), old, new))
-
-
-def double_rate(monkeypatch):
-    change(monkeypatch, train, "learning_rate", "return low +", "return 2 * low + 2 *")
-
-
-def another_order(monkeypatch):
-    change(monkeypatch, Batches, "epoch_starts", "[self.seed, epoch]", "[self.seed + 1, epoch]")
-
-
-def double_init(monkeypatch):
-    init = model_llama.Llama.init_weights
-
-    def wide(model):
-        init(model)
-        with torch.no_grad():
-            for p in model.parameters():
-                p *= 2 if p.dim() == 2 else 1
-
-    monkeypatch.setattr(model_llama.Llama, "init_weights", wide)
-
-
 def no_decay(monkeypatch):
     def make(model, config, runtime, real=train.make_optimizers):
         return real(model, dataclasses.replace(config, weight_decay=0.0), runtime)
@@ -294,11 +230,8 @@ def with_future(monkeypatch):
 @pytest.mark.parametrize(
     "spoil, words",
     [
-        (double_rate, "of .*\nThe first loss is right"),
-        (no_decay, "The first loss is right"),
-        (double_init, "the loss of step 1 is .*\nThe first loss is .* off already"),
-        (with_future, "off already"),
-        (another_order, "the loss of step 1 is .*\n.* off already"),
+        (no_decay, r"\nno: the loss of step \d+ is .*\nThe first loss is right"),
+        (with_future, "The first loss is .* off already"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -308,17 +241,10 @@ def test_a_mistake_in_the_code_is_found(ask, monkeypatch, spoil, words):
     assert status == 1 and re.search(words, out), out
 
 
-@pytest.mark.parametrize(
-    "more, words",
-    [
-        ("--learning_rate=2e-2", r"learning_rate 0\.01 -> 0\.02 \(.*tiny\.json\): leave out"),
-        ("--position=none --n_layer=1", "n_layer 2 -> 1, position rope -> none"),
-        ("--dtype=bfloat16", "dtype float32 -> bfloat16"),
-    ],
-)
-def test_another_run_has_another_curve(ask, more, words):
-    with pytest.raises(UserError, match=f"of other settings: {words}") as caught:
-        ask(*more.split())
+def test_another_run_has_another_curve(ask):
+    words = r"of other settings: learning_rate 0\.01 -> 0\.02, dtype float32 -> bfloat16 \(.*tiny"
+    with pytest.raises(UserError, match=rf"{words}\.json\): leave out") as caught:
+        ask("--learning_rate=2e-2", "--dtype=bfloat16")
     assert caught.value.status == 2
 
 

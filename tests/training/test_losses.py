@@ -13,11 +13,6 @@ def batch_sums(means, counts):
     return losses.batch_sums(list(map(torch.tensor, means)), [(count, count) for count in counts])
 
 
-def test_each_target_has_the_same_weight():
-    sums = batch_sums([1.0, 2.0, 4.0], [10, 10, 5])
-    assert mean_loss(sums) == pytest.approx((10 + 20 + 20) / 25)
-
-
 def test_the_halves_are_the_first_and_the_last_batches():
     sums = batch_sums([1.0, 2.0, 4.0, 8.0], [10, 30, 10, 30])
     row = halves([sums], [1.0])

@@ -117,11 +117,3 @@ def test_the_loader_reads_ahead_and_returns_what_was_asked():
         assert samples == [[4 * step, 4 * step + 1], [4 * step + 2, 4 * step + 3]]
         assert [micro_batch.targets for micro_batch in micro_batches] == [3, 3] and targets == 6
     assert len(batches.threads) == 1 and threading.current_thread().name not in batches.threads
-
-
-def test_an_error_of_the_loader_comes_with_its_own_step():
-    batches = Counted()
-    loader, batches.end = loader_of(batches), 4
-    assert loader.get(0)
-    with pytest.raises(Failure, match="shorter"):
-        loader.get(1)

@@ -13,7 +13,7 @@ import train
 from common import errors, files
 from common.configurator import keys
 from common.files import ROOT
-from helpers.runs import arguments, losses, new_run, ready
+from helpers.runs import arguments, losses, ready
 from prepare import prepare
 from training import report, run_folder
 from training.settings import TrainConfig, read_config
@@ -123,25 +123,6 @@ def test_the_sample_of_a_text_begins_at_its_start_token(data_dir, tmp_path, caps
 # ---------------------------------------------------------------- the terminal
 
 
-def test_the_bar_fits_80_columns_and_names_what_is_done(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setattr(run_folder.tqdm, "status_printer", staticmethod(lambda file: shown.append))
-    monkeypatch.setenv("COLUMNS", "80")
-    shown = []
-    config = TrainConfig(out_dir=str(tmp_path), max_iters=600_000)
-    log = run_folder.RunLog(new_run(config), peak_speed=1e6)
-    log.bar.dynamic_ncols, log.bar.ncols = None, 80
-    log.phase("evaluating")
-    assert shown[-1] == "evaluating (step 0 of 600000)"
-    log.phase("")
-    row = dict(step=123456, loss=2.345, tokens_per_second=123456.0, milliseconds=1.0)
-    log.report(row)
-    log.bar.update(123456)
-    log.bar.refresh()
-    assert "123456/600000" in shown[-1] and "MFU 12.3%" in shown[-1] and len(shown[-1]) <= 80
-    log.close()
-
-
 def test_long_lines_are_folded_on_a_terminal_only(monkeypatch):
     line = "disk          ok      " + "many words of advice " * 8
     assert errors.folded(line, 22) == line
@@ -191,11 +172,6 @@ def test_a_known_gpu_has_its_makers_peak(monkeypatch, name, tflops):
     monkeypatch.setattr(report.torch.cuda, "get_device_name", lambda device: name)
     peak = report.peak_flops(SimpleNamespace(device="cuda:0", dtype="bfloat16"))
     assert peak == (tflops and tflops * 1e12)
-
-
-@pytest.mark.parametrize("device, dtype", [("cpu", "bfloat16"), ("cuda", "float32")])
-def test_no_peak_is_measured(device, dtype):
-    assert report.peak_flops(SimpleNamespace(device=device, dtype=dtype)) is None
 
 
 def test_the_time_left_is_said_within_seconds(start, tmp_path, capsys, monkeypatch):

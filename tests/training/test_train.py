@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from tokens import batches
 from tokens.token_files import load_split
 from training import optim, parallel, run_folder, settings
 from training.dry_run import kept_bytes
-from training.optim import learning_rate, make_optimizers, parameter_groups
+from training.optim import learning_rate, make_optimizers
 from training.settings import TrainConfig
 from weights import checkpoint
 
@@ -159,25 +158,6 @@ def test_a_run_moves_between_one_process_ddp_and_fsdp(data_dir, tmp_path, first,
         torch.testing.assert_close(a[key], b[key], atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.slow
-def test_one_rank_dies_and_all_end(data_dir, tmp_path):
-    out = tmp_path / "run"
-    more = "--max_iters=100000 --eval_interval=5 --gradient_accumulation_steps=2"
-    process = two_ranks(*arguments(data_dir, out, *more.split()))
-    for _ in range(600):
-        if checkpoint.steps(out):
-            break
-        time.sleep(0.1)
-    pgrep = ["pgrep", "-P", str(process.pid)]
-    workers = subprocess.run(pgrep, capture_output=True, text=True).stdout.split()
-    began = time.monotonic()
-    os.kill(int(workers[-1]), signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode != 0 and time.monotonic() - began < 60
-    assert "lost another rank" in err and "--init_from=resume" in err
-    checkpoint.read(checkpoint.find(out))
-
-
 def test_a_mistake_found_by_rank_0_ends_all(start, data_dir, tmp_path):
     """Only rank 0 looks at the run folder; the other must not wait for it."""
     start("run", "--max_iters=1")
@@ -185,7 +165,7 @@ def test_a_mistake_found_by_rank_0_ends_all(start, data_dir, tmp_path):
     process = two_ranks(*arguments(data_dir, tmp_path / "run", *more))
     _, err = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert "error: there is a run here already" in err and "Connection closed" not in err
+    assert err.count("error: there is a run here already") == 1 and "Connection closed" not in err
 
 
 def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
@@ -200,11 +180,18 @@ def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
     assert train.score(run, stop)["val_loss"] > 0
 
 
-@pytest.mark.parametrize("more", [["--optimizer=muon"], ["--dtype=float16"]], ids=" ".join)
-def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, more):
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        ("--optimizer=muon", "parallel=fsdp"),
+        ("--dtype=float16", "parallel=fsdp"),
+        ("--gradient_accumulation_steps=3", "=3 is not divisible by 2 ranks"),
+    ],
+)
+def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, more, words):
     ranks = ["--parallel=fsdp", "--gradient_accumulation_steps=2"]
-    settings = train.read_config(arguments(data_dir, tmp_path / "run", *ranks, *more), "")
-    with pytest.raises(UserError, match="parallel=fsdp"):
+    settings = train.read_config(arguments(data_dir, tmp_path / "run", *ranks, more), "")
+    with pytest.raises(UserError, match=words):
         parallel.check_layout(settings.config, Runtime("cpu", "float32", 0, 2, []))
 
 
@@ -289,34 +276,22 @@ def test_activation_checkpointing_changes_no_bit_and_keeps_less(start, data_dir,
     assert kept[1] < 0.6 * kept[0]
 
 
-SMALL = dict(n_layer=2, n_head=2, n_embd=16, vocab_size=10, block_size=8)
-
-
-@pytest.fixture(params=CORNERS)
-def small_model(request):
-    config_class, model_class = CORNERS[request.param]
-    return model_class(config_class(**SMALL))
-
-
-def test_every_parameter_is_in_one_group_and_only_matrices_decay(small_model):
-    groups = parameter_groups(small_model, 0.1)
-    grouped = [p for group in groups for p in group["params"]]
-    assert sorted(map(id, grouped)) == sorted(id(p) for p in small_model.parameters())
-    for group in groups:
-        assert all((p.dim() >= 2) == (group["weight_decay"] == 0.1) for p in group["params"])
-
-
-def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(small_model):
+@pytest.mark.parametrize("word", CORNERS)
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(word):
+    """All matrices decay, and nothing else."""
+    model = make(configure({"model": word, "n_layer": 2, "n_head": 2, "n_embd": 16}))
     config, cpu = TrainConfig(optimizer="muon", beta1=0.8), Runtime("cpu", "float32", 0, 1, [])
-    muon, adamw = make_optimizers(small_model, config, cpu)
+    muon, adamw = make_optimizers(model, config, cpu)
     assert muon.param_groups[0]["momentum"] == adamw.param_groups[0]["betas"][0] == 0.8
     names = [
         {name for group in optimizer.param_groups for name in group["names"]}
         for optimizer in (muon, adamw)
     ]
-    parameters = {name: p.dim() for name, p in small_model.named_parameters()}
+    parameters = {name: p.dim() for name, p in model.named_parameters()}
     matrices = {name for name in parameters if name[:7] == "blocks." and parameters[name] == 2}
     assert names == [matrices, parameters.keys() - matrices]
+    for group in muon.param_groups + adamw.param_groups:
+        assert all((p.dim() >= 2) == (group["weight_decay"] == 0.1) for p in group["params"])
 
 
 MUON = dict(lr=0.1, weight_decay=0.2, momentum=0.9, adjust_lr_fn="match_rms_adamw")
@@ -457,7 +432,7 @@ def test_resuming_does_not_choose_again(
 
 @pytest.mark.parametrize("has_bfloat16, dtype", [(False, "float32"), (True, "bfloat16")])
 def test_a_run_of_some_length_uses_bfloat16(data_dir, tmp_path, monkeypatch, has_bfloat16, dtype):
-    """Eager, where the CPU multiplies bfloat16; Muon follows, and so does the resumed run."""
+    """Eager, where the CPU multiplies bfloat16; Muon follows. A dtype that was asked for stays."""
     monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: has_bfloat16)
     run = arguments(data_dir, tmp_path / "run", "--max_iters=6", "--optimizer=muon")
     assert made(run).runtime.dtype == "float32"  # too short
@@ -465,19 +440,7 @@ def test_a_run_of_some_length_uses_bfloat16(data_dir, tmp_path, monkeypatch, has
     short = made(run)
     assert (short.runtime.dtype, short.runtime.compile) == (dtype, False)
     assert short.optimizers[0].dtype == getattr(torch, dtype)
-
-    stop_after(5)
-    assert train.main(run).status == 143
-    monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: not has_bfloat16)
-    resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
-    assert resumed.runtime.dtype == dtype
-
-
-def test_a_dtype_that_was_asked_for_stays(data_dir, tmp_path, compiled, monkeypatch):
-    monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: True)
-    run = arguments(data_dir, tmp_path / "run", "--max_iters=6", "--dtype=float32", "--dry_run")
-    resumed = made([word for word in run if word != "--dry_run"])
-    assert resumed.runtime.compile and resumed.runtime.dtype == "float32"
+    assert made([*run, "--dtype=float32"]).runtime.dtype == "float32"
 
 
 def test_another_choice_on_the_command_line_wins_with_a_warning(
@@ -506,16 +469,6 @@ def test_a_run_of_another_machine_goes_on_with_the_device_there_is(
     assert "warning: device mps -> cpu, compile True -> auto: the run" in capsys.readouterr().out
     with pytest.raises(UserError, match="no Metal device"):
         train.read_config([*resume, "--device=mps"], "")
-
-
-def test_a_command_imports_no_more_than_it_needs():
-    """Each of these takes a second or more, which --help and a mistyped key would wait for."""
-    slow = ("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo", "sympy")
-    names = (*slow, "matplotlib", "wandb", "transformers")
-    program = f"import sys, train; print([name for name in {names} if name in sys.modules])"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "[]\n", done
 
 
 # ---------------------------------------------------------------- what a run leaves behind
@@ -640,13 +593,6 @@ def test_an_evaluation_that_is_not_finite_saves_nothing(start, tmp_path):
     assert not checkpoint.steps(tmp_path / "run")
     start("run", "--max_iters=2")  # a folder without a checkpoint is free
     assert [step for step, _ in losses(tmp_path / "run", "val_loss")] == [0, 2]
-
-
-def test_a_run_folder_that_was_copied_goes_on_by_itself(start, resume, tmp_path):
-    start("a", "--max_iters=2")
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    resume("b", "--max_iters=4")
-    assert checkpoint.steps(tmp_path / "a") == [2] and checkpoint.steps(tmp_path / "b") == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -830,9 +776,10 @@ def test_corrupt_checkpoint_is_named_with_the_one_before(
     (folder / name).unlink()
     if spoil:
         (folder / name).write_bytes(spoil(data))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=r"(corrupt|not whole).*000004.*go back to step 2"):
         resume("run", "--max_iters=6")
-    assert not Path("exploded").exists()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     shutil.rmtree(folder)  # as the message says
     resume("run", "--max_iters=4")
     assert checkpoint.steps(tmp_path / "run") == [2, 4]
@@ -873,18 +820,12 @@ def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_p
     "more, words",
     [
         (["--n_head=3"], "n_embd=32 is not divisible by n_head=3"),
-        (["--model=llama", "--n_head=32"], "odd head size"),
         (["--rope_theta=5.0"], "rope_theta means nothing to model=gpt2"),
-        (["--rope_theta=5.0", "--model=gpt2"], "rope_theta means nothing to model=gpt2"),
         (["--mlp=foo"], "mlp cannot be 'foo'.*relu, gelu.*swiglu"),
-        (["--arch=vgg"], "arch cannot be 'vgg'.*falcon"),
-        (["--window=8", "--block_local=8"], "window and block_local both look at less"),
+        (["--log=csv,paper"], "log cannot be 'csv,paper'.*tensorboard, wandb, csv"),
         (["--min_lr=1"], "min_lr=1.0 is above learning_rate"),
         (["--warmup_iters=10", "--max_iters=10"], "warmup_iters=10 is not below max_iters=10"),
-        (
-            ["--warmup_iters=9", "--lr_decay_iters=9"],
-            "=9 is not below lr_decay_iters=9.*--lr_decay",
-        ),
+        (["--warmup_iters=9", "--lr_decay_iters=9"], "=9 is not below lr_decay_iters=9"),
         (["--eval_tokens=1"], "eval_tokens=1 scores nothing"),
         (["--out_dir="], "out_dir is empty"),
         (["--device=cuda"], "no CUDA device is visible.*--device=cpu"),
@@ -986,13 +927,6 @@ def test_main_returns_what_the_run_gave(data_dir, tmp_path, capsys):
     assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
 
 
-def test_a_resumed_run_says_where_it_begins_and_that_nobody_asked(start, resume, capsys):
-    start("run", "--max_iters=2")
-    resume("run", "--max_iters=4")
-    printed = capsys.readouterr().out
-    assert "resumed after step 2 of 4\n" in printed and "as asked" not in printed
-
-
 def test_the_default_dataset_offers_a_small_one(tmp_path):
     with pytest.raises(UserError, match="gpt2_shakespeare.py.*18 GB.*prepare.py openwebtext"):
         train.main([f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'run'}", "--device=cpu"])
@@ -1021,13 +955,3 @@ def test_data_of_another_tokenizer_are_refused(from_pretrained, tmp_path, monkey
     with pytest.raises(UserError, match=words):
         train.main(from_pretrained)
     assert not (tmp_path / "run").exists()
-
-
-def test_biases_of_experts_do_not_decay():
-    """They have two dimensions, (experts, width)."""
-    model = make(configure({"arch": "gpt-oss", "n_layer": 1, "n_head": 8, "n_embd": 32}))
-    decaying, others = parameter_groups(model, 0.1)
-    stacked = {
-        name for name, p in model.named_parameters() if name.endswith("bias") and p.dim() == 2
-    }
-    assert stacked and stacked <= set(others["names"]) and others["weight_decay"] == 0
