@@ -4,7 +4,6 @@ import contextlib
 import io
 import re
 import shlex
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -72,25 +71,6 @@ def test_command_is_accepted(command, monkeypatch, tmp_path):
         read_sweep(argv, "")
     elif name == "bench/compare.py":
         load(argv, [compare.CompareConfig], "")
-
-
-def test_git_ignores_what_the_commands_write():
-    """Folders of runs and of neighbours, exports and pictures, by the keys that name them."""
-    keys = {
-        "--out_dir": "/latest",
-        "--store": "/keys",
-        "--dest": "",
-        "--out": "",
-        "--attention": "",
-    }
-    given = {
-        tuple(word.partition("=")[::2]) for command in COMMANDS for word in shlex.split(command)
-    }
-    paths = {value + keys[key] for key, value in given if key in keys}
-    assert len(paths) > 20 and "map.png" in paths
-    command = ["git", "check-ignore", "--no-index", *paths]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 128 or set(done.stdout.splitlines()) == paths  # 128: no repository
 
 
 def test_the_first_two_commands_do_all_the_set_up():

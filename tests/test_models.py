@@ -181,16 +181,6 @@ def test_loss_is_the_mean_over_targets_that_count(word):
 
 
 @both
-@pytest.mark.parametrize("tie", [True, False])
-def test_tied_or_untied(word, tie):
-    made = tiny(word, tie_embeddings=tie)
-    assert (made.lm_head.weight is made.wte.weight) == tie
-    assert count(made) == count(tiny(word, tie_embeddings=False)) - tie * made.wte.weight.numel()
-    assert ("lm_head.weight" in dict(made.named_parameters())) != tie
-    assert tiny("gpt2").config.tie_embeddings and not tiny("llama").config.tie_embeddings
-
-
-@both
 def test_dropout_acts_where_gpt2_had_it(word, monkeypatch):
     """On the embedding, the attention's weights, and what each sublayer adds."""
     made, real, calls = tiny(word, dropout=0.25), F.scaled_dot_product_attention, []

@@ -8,8 +8,6 @@ import pytest
 from common.files import ROOT
 
 PATH = ROOT / "docs/tour.ipynb"
-
-
 PICTURES = 5
 
 

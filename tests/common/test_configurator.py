@@ -76,12 +76,10 @@ def test_values(text, key, value):
         ("--learning_rte=1", "unknown key learning_rte .*did you mean learning_rate?"),
         ("--batch_size=1.5", "batch_size must be int, not 1.5"),
         ("--batch_size=True", "batch_size must be int, not True"),
-        ("--eval_only=1", "eval_only must be bool, not 1"),
         ("--compile=maybe", "compile cannot be 'maybe'.*auto"),
         ("--n_kv_head=x", "n_kv_head must be int or None, not 'x'"),
         ("--batch_size", "batch_size has no value.*--batch_size=value"),
         ("-b=1", "cannot read -b=1.*--key=value"),
-        ("--__name__=x", "unknown key __name__"),
         ("--batch_size=0", "batch_size=0 is below 1.*give 1 or more"),
         ("--n_kv_head=0", r"n_kv_head=0 is below 1 \(--n_kv_head=0\): give 1 or more"),
         ("--dropout=1", "dropout=1.0 is not below 1 .*0 or more, below 1"),
@@ -121,19 +119,17 @@ def test_files_then_command_line_and_files_read_it(tmp_path):
         ("batch_size = \n", "c.py:1.*a config file is Python"),
         ("\nbatch_size = nowhere\n", "NameError.*c.py:2"),
         ("old = 3\n", "old has another name .*c.py:1.*use --new"),
-        ("raise SystemExit\n", "SystemExit.*c.py:1"),
         ("\nraise BaseException('no')\n", "BaseException: no .*c.py:2.*mend this line"),
         (
             "class Odd(Exception):\n    def __str__(self): return 1 / 0\nraise Odd\n",
             "Odd: its message cannot be printed .*c.py:3",
         ),
-        ("learning_rate = 10**5000\n", "learning_rate is too large .*c.py:1"),
         ("start = 1\nreturn\n", "'return' outside function .*c.py:2"),
         ("start = 'a\\0b'\n", "start contains a NUL character .*c.py:1"),
         ("start = '\0'\n", "c.py:1.*a config file is Python"),
         (f"batch_size = {'-' * 200_000}1\n", "c.py:1.*a config file is Python"),
     ],
-    ids=range(13),
+    ids=range(11),
 )
 def test_mistakes_in_a_file(tmp_path, source, words):
     (tmp_path / "c.py").write_text(source)

@@ -41,15 +41,12 @@ def python(*argv):
     return subprocess.run([sys.executable, *argv], timeout=120, **PIPES)
 
 
-def shell(command):
-    return subprocess.run(["bash", "-c", command], timeout=120, **PIPES)
-
-
 # ---------------------------------------------------------------- start-up
 
 
-HEAVY = {"torch.distributed.checkpoint", "torch._dynamo", "torch._inductor", "sympy", "datasets"}
-HEAVY |= {"matplotlib", "transformers", "wandb", "rich", "scipy", "tiktoken", "huggingface_hub"}
+HEAVY = {"torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo", "sympy"}
+HEAVY |= {"torch._inductor", "datasets", "matplotlib", "transformers", "wandb", "rich", "scipy"}
+HEAVY |= {"tiktoken", "huggingface_hub"}
 WRAPPER = """
 import atexit, runpy, sys
 atexit.register(lambda: print("modules:", *sys.modules, file=sys.stderr))
@@ -127,7 +124,8 @@ def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):
 )
 def test_streams_that_take_nothing(tmp_path, words, redirection, status, says):
     (tmp_path / "script.py").write_text(SCRIPT.format(root=str(ROOT)))
-    done = shell(f"{sys.executable} {tmp_path / 'script.py'} {words} {redirection}")
+    command = f"{sys.executable} {tmp_path / 'script.py'} {words} {redirection}"
+    done = subprocess.run(["bash", "-c", command], timeout=120, **PIPES)
     assert done.returncode == status and done.stderr.startswith(says)
     assert done.stderr.count("\n") == bool(says) and (words == 1 or not done.stdout)
 

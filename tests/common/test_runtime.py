@@ -51,10 +51,9 @@ def test_in_16_bits_a_cpu_computes_attention_without_the_fused_kernel():
     assert (rounded_gradient - gradient).norm() < 0.02 * gradient.norm()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_activations_are_computed_again_with_the_same_attention(dtype):
-    loss, gradient, kernels = loss_and_gradients(dtype)
-    again, its_gradient, its_kernels = loss_and_gradients(dtype, recompute=True)
+def test_activations_are_computed_again_with_the_same_attention():
+    loss, gradient, kernels = loss_and_gradients("bfloat16")
+    again, its_gradient, its_kernels = loss_and_gradients("bfloat16", recompute=True)
     assert loss == again and torch.equal(gradient, its_gradient)
     assert set(its_kernels) == set(kernels) and len(its_kernels) == len(kernels) + 2
 

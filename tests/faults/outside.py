@@ -38,7 +38,7 @@ TWO_RANKS = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"
 class Process:
     """A script of this repo in its own process. Its output goes to files, which never fill up."""
 
-    def __init__(self, argv, prefix=(), environment=None, limits=None):
+    def __init__(self, argv, prefix=(), limits=None):
         def limit():
             for kind, size in limits.items():
                 resource.setrlimit(kind, (size, size))
@@ -46,14 +46,13 @@ class Process:
         self.files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
         ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         clean = {key: value for key, value in os.environ.items() if key not in ranks}
-        more = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | (environment or {})
         self.popen = subprocess.Popen(
             [*prefix, sys.executable, *argv],
             cwd=ROOT,
             stdout=self.files[0],
             stderr=self.files[1],
             preexec_fn=limit if limits else None,
-            env=clean | more,
+            env=clean | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
 

@@ -115,12 +115,3 @@ def test_estimate_is_the_peak_of_the_allocator(data_dir, tmp_path, kind, shape, 
     before = parts["weights and moments"]
     measured = before + most_bytes(lambda: train.train_step(run))
     assert dry_run.peak(run, parts) == pytest.approx(measured, rel=0.1)
-
-
-def test_a_compiled_loss_makes_one_gradient(data_dir, tmp_path):
-    """Float32: 4 bytes for each of the logits, and 8 if eager."""
-    run = ready(data_dir, tmp_path, "--vocab_size=5000")
-    logits = 4 * 16 * 5000  # sequences, tokens each, words
-    assert dry_run.memory(run)["loss"] == 8 * logits
-    run.runtime.compile = True
-    assert dry_run.memory(run)["loss"] == 4 * logits

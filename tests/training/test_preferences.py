@@ -17,10 +17,8 @@ import train
 from common.errors import UserError
 from helpers.runs import arguments, equal, losses, made, stop_after, two_ranks, weights
 from helpers.texts import message
-from parts.architectures import configure, make
 from prepare import prepare
 from tokens.mixture import open_split
-from tokens.pairs import Preferences
 from tokens.token_files import load_meta
 from training import preferences
 from weights.checkpoint import open_run
@@ -193,7 +191,6 @@ def test_a_run_goes_on_from_another_one(tastes_dir, tmp_path):
         (["--dataset=words,tastes"], "dpo takes one dataset"),
         (["--doctor"], "doctor does not work with objective=dpo"),
         (["--eval_only", "--split=test"], "dpo has a reference for train and val"),
-        (["--model=gpt2"], "these are weights of a llama model"),
         (["--n_layer=3"], "the weights do not fit the model"),
     ],
 )
@@ -201,17 +198,6 @@ def test_mistakes_are_found_before_anything_is_written(tastes_dir, tmp_path, mor
     with pytest.raises(UserError, match=words):
         train.main(dpo(tastes_dir, tmp_path / "run", *more))
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("word", ["moe", "moe_clamped"])
-def test_experts_whose_loads_need_balance_are_refused(word):
-    model = make(
-        configure({"model": "llama", "mlp": word, "n_layer": 1, "n_head": 2, "n_embd": 16})
-    )
-    source = SimpleNamespace(splits={"train": Preferences.__new__(Preferences)})
-    config = SimpleNamespace(objective="dpo", dataset="tastes")
-    with pytest.raises(UserError, match="does not balance the loads of experts"):
-        preferences.check_objective(config, model, [source])
 
 
 @pytest.mark.parametrize(
