@@ -56,12 +56,10 @@ def read(*argv, **more):
         ("--compile=false", "compile", False),
         ("--compile", "compile", True),
         ("--compile=auto", "compile", "auto"),
-        ("--start=123", "start", "123"),
         ("--start=a=b c", "start", "a=b c"),
         ("--start=None", "start", "None"),
         ("--name=None", "name", None),
         ("--norm=none", "norm", "none"),
-        ("--bias=none", "bias", "none"),
         ("--bias=true", "bias", True),
     ],
 )

@@ -902,11 +902,6 @@ def test_main_returns_what_the_run_gave(data_dir, tmp_path, capsys):
     assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
 
 
-def test_the_default_dataset_offers_a_small_one(tmp_path):
-    with pytest.raises(UserError, match="gpt2_shakespeare.py.*18 GB.*prepare.py openwebtext"):
-        train.main([f"--data_dir={tmp_path}", f"--out_dir={tmp_path / 'run'}", "--device=cpu"])
-
-
 def test_weights_are_not_trained_past_their_positions(pretrained, capsys):
     made([*pretrained[1], "--block_size=64"])
     assert "note: block_size 64 -> 16, the longest of these weights" in capsys.readouterr().out
