@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 
 import pytest
 
@@ -63,6 +64,13 @@ def test_a_file_system_that_cannot_flush_folders(tmp_path, monkeypatch, capsys, 
     monkeypatch.setattr(files.os, "fsync", refuse(errno.EIO))
     with pytest.raises(OSError):
         files.sync(tmp_path)
+
+
+def test_permissions_follow_the_umask(tmp_path):
+    path = tmp_path / "file"
+    os.close(os.open(path, os.O_CREAT, 0o600))
+    files.share(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~files.UMASK
 
 
 @pytest.mark.parametrize(
