@@ -5,6 +5,7 @@ formulas of tests/parts/test_variants.py run on them too (causality, cache, ragg
     python -m pytest tests/test_models.py
 """
 
+import ast
 import difflib
 import math
 from pathlib import Path
@@ -254,3 +255,18 @@ def test_the_two_files_stay_close():
     ]
     assert len(changed) <= 140
     assert len(a) <= 170 and len(b) <= 200
+
+
+def test_the_same_classes_in_the_same_order():
+    rename = {"GPTConfig": "LlamaConfig", "LayerNorm": "RMSNorm", "GPT": "Llama"}
+
+    def methods(name):
+        """[(class, its methods)] of a file."""
+        body = ast.parse((ROOT / name).read_text("utf-8")).body
+        return [
+            (rename.get(c.name, c.name), [f.name for f in c.body if isinstance(f, ast.FunctionDef)])
+            for c in body
+            if isinstance(c, ast.ClassDef)
+        ]
+
+    assert methods("model.py") == methods("model_llama.py")
