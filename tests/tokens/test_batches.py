@@ -31,13 +31,6 @@ def test_an_epoch_visits_each_window_once(n, block_size=8):
         assert starts[0] >= 0 and starts[-1] + block_size <= n - 1  # the last target is there
 
 
-def test_every_offset_is_used():
-    n, block_size = 67, 8
-    first = {int(epoch_starts(n, block_size, epoch).min()) for epoch in range(300)}
-    # 7 windows leave 11 offsets, the last of which ends on the last token.
-    assert first == set(range(n - 7 * block_size))
-
-
 def test_y_is_x_shifted_by_one():
     tokens = np.random.default_rng(0).integers(0, 60_000, 500).astype(np.uint16)
     x, y = Batches(tokens, 16, 3).get(5, 11)
@@ -65,19 +58,6 @@ def test_order_is_pinned():
     starts = random.integers(8) + 8 * random.permutation(24)  # of 200 tokens, in windows of 8
     assert (Batches(np.arange(200), 8, 7).get(2 * 24, 24)[0][:, 0] == starts).all()
     assert Batches(np.arange(200), 8, 1).get(0, 4)[0][:, 0].tolist() == [11, 171, 59, 139]
-
-
-@pytest.mark.parametrize("ranks, parts", [(1, 4), (2, 4), (4, 4)])
-def test_slices_of_ranks_tile_the_global_order(ranks, parts, size=3):
-    tokens = np.arange(500)
-    entire = Batches(tokens, 8, 1).get(0, 6 * parts * size)[0]
-    own = [Batches(tokens, 8, 1) for _ in range(ranks)]  # a process each
-    seen = [
-        own[part % ranks].get((step * parts + part) * size, size)[0]
-        for step in range(6)
-        for part in range(parts)
-    ]
-    assert (np.concatenate(seen) == entire).all()
 
 
 @pytest.mark.parametrize(
@@ -115,25 +95,6 @@ def order(n, seed=0, first=0, step=1):
 def test_a_computed_order_has_each_number_once(n):
     for seed in range(5):
         assert (np.sort(order(n, seed)) == np.arange(n)).all()
-
-
-def test_computed_orders_are_random():
-    """As far as a shuffle is: no place prefers a number, and neighbours are not alike."""
-    n, draws = 10, 5000
-    places = np.array([order(n, [seed, 1]) for seed in range(draws)])  # (draws, n)
-    counts = np.array([np.bincount(column, minlength=n) for column in places.T])
-    chi2 = ((counts - draws / n) ** 2 / (draws / n)).sum()  # mean (n - 1)^2 = 81, deviation 13
-    assert 40 < chi2 < 140
-    pairs = np.bincount(places[:, 0] * n + places[:, 1], minlength=n * n)
-    pairs = np.delete(pairs, np.arange(0, n * n, n + 1))  # 90 pairs; mean 89, deviation 13
-    assert 45 < ((pairs - draws / 90) ** 2 / (draws / 90)).sum() < 150
-
-
-def test_slices_of_a_computed_order():
-    entire, lazy = order(5000, 3, 7, 8), Shuffled(np.random.default_rng(3), 5000, 7, 8)
-    assert sorted(entire) == [*range(7, 7 + 8 * 5000, 8)]
-    for first, last in [(0, 1), (17, 40), (4990, 6000), (5000, 6000)]:
-        assert (lazy[first:last] == entire[first:last]).all()
 
 
 def test_computed_order_is_pinned():

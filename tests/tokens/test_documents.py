@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import prepare
-from common.errors import Failure, UserError
+from common.errors import Failure
 from helpers.texts import message, tiny_bpe
-from tokens import documents, token_files, writing
+from tokens import token_files, writing
 from tokens.documents import find_files, open_input
 from tokens.token_files import TokenFile, load_meta, load_split
 from tokens.tokenizer import tokenizer_from_json
@@ -77,10 +77,8 @@ def tree():
         ("src/*.py", ["src/a.py", "src/b.py"]),
         ("src/**/*.md", ["src/sub/c.md"]),
         ("notes.txt,src/*.md,src/sub", None),
-        ("notes.txt,src/sub", ["notes.txt", "src/sub/c.md"]),
         ("src/b.py,src", ["src/b.py", "src/a.py", "src/sub/c.md"]),
         ("s*", ["src/a.py", "src/b.py", "src/sub/c.md"]),
-        ("src,src/sub,src", ["src/a.py", "src/b.py", "src/sub/c.md"]),
         ("a,b[1].txt", ["a,b[1].txt"]),
     ],
 )
@@ -113,14 +111,14 @@ def write_table(kind):
     name = f"rows.{kind}"
     if kind.startswith("jsonl"):
         data = jsonl(ROWS).encode()
-        if kind.endswith("gz"):
-            data = gzip.compress(data, mtime=0)
-        elif kind.endswith("zst"):
+        if kind.endswith("zst"):
             pa = pytest.importorskip("pyarrow")
             half = data.index(b"\n", len(data) // 2) - 5  # two frames, as a parallel packer writes
             parts = [data[:half], data[half:]]
             data = b"".join(pa.compress(part, codec="zstd", asbytes=True) for part in parts)
         return write(name, data)
+    if kind == "json":
+        return write(name, json.dumps(ROWS, indent=1))
     if kind == "parquet":
         pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
         parquet.write_table(pyarrow.Table.from_pylist(ROWS), name)
@@ -134,7 +132,7 @@ def write_table(kind):
     return name
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "csv", "tsv", "parquet"])
+@pytest.mark.parametrize("kind", ["json", "jsonl", "jsonl.zst", "csv", "tsv", "parquet"])
 def test_a_table_gives_a_document_for_each_row(kind):
     name = write_table(kind)
     assert texts_in(name) == TEXTS
@@ -166,20 +164,11 @@ def test_text_needs_no_package(tree, monkeypatch):
         assert "pip install pyarrow" in message(open_input, name)
 
 
-@pytest.mark.parametrize(
-    "row, words",
-    [
-        ({"prompt": "a", "answer": "b"}, "pairs"),
-        ({"text": "a", "prompt": "a", "answer": "b"}, "documents"),
-        ({"id": 1}, "there is no field text among: id"),
-    ],
-)
-def test_what_the_rows_hold_decides(row, words):
-    write("a.jsonl", jsonl([row, row]))
-    if words in ("pairs", "documents"):
-        assert isinstance(open_input("a.jsonl"), Corpus) == (words == "documents")
-    else:
-        assert words in message(open_input, "a.jsonl")
+def test_what_the_rows_hold_decides():
+    write("a.jsonl", jsonl([{"text": "a", "prompt": "b", "answer": "c"}]))
+    assert texts_in("a.jsonl") == ["a"]
+    write("a.json", '{"text": "one object is a text"}')
+    assert not open_input("a.json").documents
 
 
 # ---------------------------------------------------------------- bad input
@@ -198,9 +187,7 @@ ZIPPED = gzip.compress(b"PK\1\2\0\0ab\0", mtime=0)
         ("a.png", b"\x89PNG\0\1\2\0\0", "the file is binary"),
         ("a.jsonl", "\n\n", "the table is empty (a.jsonl)"),
         ("a.jsonl", '{"text": "a"}\n[1]\n', "as jsonl: a list, not an object (a.jsonl:2)"),
-        ("a.jsonl", '{"text": "a"}\n{"text":\n', "Expecting value (a.jsonl:2)"),
         ("a.jsonl", '{"text": "a"}\n{"text": 5}\n', "no text that is a text (a.jsonl:2)"),
-        ("a.jsonl", '{"text": "a"}\n{"text": "\\ud800"}\n', "half a character"),
         ("a.jsonl", '{"text": null}\n{"text": ""}\n{"id": 1}\n', "the text is empty"),
         ("a.txt", " \n\n", "blank, or one character alone (a.txt)"),
         ("a.jsonl", '{"text": "ab"}\n' * 9, "all documents are the same (a.jsonl)"),
@@ -219,19 +206,6 @@ def test_bad_file(name, content, words):
     write(name, content)
     assert words in message(lambda: prepare.prepare("x", input=name))
     assert os.listdir("data") == []
-
-
-def test_an_array_of_objects_is_read_as_its_lines_would_be(capsys):
-    rows = [{"text": f"page {number} of the book"} for number in range(40)]
-    write("a.json", json.dumps(rows, indent=1))
-    write("a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    write("notes.json", '{"text": "one object is a text"}')
-    for name in ("a.json", "a.jsonl"):
-        prepare.prepare(name[2:], input=name, tokenizer="byte")
-    array, lines = (load_meta(Path("data", name)) for name in ("json", "jsonl"))
-    assert array["splits"] == lines["splits"]
-    prepare.prepare("notes", input="notes.json", tokenizer="byte")
-    assert load_meta(Path("data/notes"))["splits"]["train"]["tokens"] > 20
 
 
 def test_text_and_pairs_are_two_datasets(tree):
@@ -260,22 +234,6 @@ def test_what_a_folder_holds_besides_text_is_left_out_by_name(tree, capsys):
         "other.jsonl": "there is no field text among: id",
     }.items():
         assert f"left out src/{name}: {why}" in out
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_a_file_that_may_not_be_read(tree, monkeypatch, named):
-    real = open
-
-    def guarded(path, *args, **options):
-        if str(path) == "src/a.py":
-            raise PermissionError(errno.EACCES, "Permission denied", "src/a.py")
-        return real(path, *args, **options)
-
-    monkeypatch.setattr(documents, "open", guarded, raising=False)
-    if named:
-        assert "cannot read: Permission denied (src/a.py)" in message(open_input, "src/a.py,src")
-    else:
-        assert open_input("src").skipped == {"src/a.py": "cannot read: Permission denied"}
 
 
 def test_a_full_disk_is_one_line_and_the_old_dataset_is_intact(monkeypatch):
@@ -397,19 +355,6 @@ def test_a_test_split_that_is_given_does_not_change_the_fingerprint(tmp_path):
         assert list(made[1]) == ["train", "val", *more]
         hashes.add((made[2], made[1]["train"]["sha256"]))
     assert len(hashes) == 1 and made[1]["test"]["tokens"] == 17
-
-
-def test_given_documents_keep_their_splits():
-    given = {
-        s: Corpus("rows", lambda s=s: iter([s, s + "!"]), documents=True) for s in ("train", "val")
-    }
-    Path("out").mkdir()
-    _, entries, _ = writing.write_corpus(given, prepare.tokenizer_maker("gpt2"), Path("out"))
-    assert {split: entry["documents"] for split, entry in entries.items()} == {"train": 2, "val": 2}
-    empty = given | {"val": Corpus("rows", lambda: iter([]))}
-    maker = prepare.tokenizer_maker("byte")
-    with pytest.raises(UserError, match="no text for the val split"):
-        writing.write_corpus(empty, maker, Path("out"))
 
 
 def test_a_bpe_learns_only_from_what_is_in_train(monkeypatch):

@@ -13,6 +13,7 @@ import torch
 
 import train
 from common.errors import UserError
+from helpers import runs
 from helpers.runs import arguments, losses, two_ranks
 from helpers.texts import message, tiny_bpe
 from prepare import prepare
@@ -234,11 +235,7 @@ def pairs_dir(tmp_path_factory):
 
 
 def ready(pairs_dir, tmp_path, *more):
-    keys = ("--max_iters=50", "--dataset=pairs", "--block_size=20", *more)
-    argv = arguments(pairs_dir, tmp_path / "ready", *keys)
-    settings = train.read_config(argv, "")
-    runtime = train.set_up(settings.config.device, settings.config.dtype)
-    return train.make_run(settings, runtime)
+    return runs.ready(pairs_dir, tmp_path, "--dataset=pairs", "--block_size=20", *more)
 
 
 def naive_loss(model, pairs):

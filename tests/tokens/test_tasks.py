@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import train
-from helpers.runs import arguments, equal, losses, stop_after, weights
+from helpers.runs import arguments, equal, losses, made, stop_after, weights
 from prepare import prepare
 from tokens import tasks
 from tokens.pairs import Pairs
@@ -118,9 +118,7 @@ RUN = ["--dataset=task:recall", "--block_size=72", "--max_iters=6", "--eval_inte
 def test_the_measures_are_those_of_greedy_answers(tasks_dir, tmp_path, capsys):
     """Each answer token beside the most probable one after the true text before it, row by row."""
     argv = arguments(tasks_dir, tmp_path, *RUN, "--dataset=task:needle", "--block_size=172")
-    settings = train.read_config(argv, "")
-    runtime = train.set_up("cpu", "float32")
-    run = train.make_run(settings, runtime)
+    run = made(argv)
     model, coder = run.model, run.tokenizer
     rows, right, solved_rows, tokens = samples_of(tasks_dir / "task:needle", "val"), 0, 0, 0
     with torch.no_grad():
