@@ -6,11 +6,10 @@ import math
 import pytest
 import torch
 
-from helpers.progression import V, progression, trained
+from helpers.progression import progression, trained
 from helpers.variants import ARMS, config, name
-from model_llama import Llama, LlamaConfig
 from parts.cache import KVCache
-from sample import generate, steps
+from sample import steps
 from sampling.decoding import Sample, probabilities, ragged
 from tokens.tokenizer import ByteTokenizer
 
@@ -49,44 +48,6 @@ def test_cached_and_batched_text_is_the_text(arm):
             assert (logits - cached_logits).abs().max() < tolerance
             assert (logits[0] - got_logits).abs().max() < tolerance
         assert not torch.equal(*both), "the text depends on the prompt"
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        (
-            "parts.cache.visible",
-            lambda qpos, kpos, window=0, group=0: kpos[:, None, None, :] <= qpos[:, None, :, None],
-        ),
-        (
-            "parts.cache.KVCache.__init__",
-            lambda self, pad=None, spare=0, init=KVCache.__init__: init(self, None, spare),
-        ),
-    ],
-)
-def test_a_wrong_batch_would_be_seen(wrong, monkeypatch):
-    """The comparison has teeth: where padding is looked at, or counted as text, it fails."""
-    monkeypatch.setattr(*wrong)
-    with pytest.raises(AssertionError):
-        test_cached_and_batched_text_is_the_text({})
-
-
-@pytest.mark.parametrize("pad", [None, torch.tensor([0, 3])])
-@pytest.mark.parametrize(
-    "arm", [{}, dict(window=5), dict(window=5, full_every=2, position="alibi")], ids=name
-)
-def test_rewinding_forgets(arm, pad):
-    """To read, go back and read something else is the same as to read that in the first place."""
-    model, rng = trained(tuple(arm.items())), torch.Generator().manual_seed(0)
-    cache, text = KVCache(pad, spare=4), torch.randint(V, (2, 6), generator=rng)
-    model(text, cache=cache)
-    for read, keep in ((5, 1), (1, 1), (3, 2), (4, 0), (1, 1), (5, 5), (2, 1)):
-        new = torch.randint(V, (2, read), generator=rng)
-        got, fresh = model(new, cache=cache)[0], KVCache(pad)
-        expected = model(torch.cat((text, new), 1), cache=fresh)[0][:, -read:]
-        assert (got - expected).abs().max() < 1e-5 * expected.abs().max()
-        cache.rewind(cache.length - read + keep)
-        text = torch.cat((text, new[:, :keep]), 1)
 
 
 def test_a_ring_refuses_to_go_back_further_than_it_remembers():
@@ -140,18 +101,6 @@ def test_extreme_settings_are_still_probabilities(key, value):
     logits = torch.tensor([[2.0, -1.0, 0.0, 1.0], [-3.0, -1.0, -2.0, -4.0]])
     p = probabilities(logits, **{key: value}, seen=torch.tensor([[0, 1, 2, 3]] * 2))
     assert torch.allclose(p.sum(-1), torch.ones(2)) and (p >= 0).all()
-
-
-def test_draws_follow_the_probabilities():
-    """Chi-square of 4,000 draws of the first token against the model's own softmax."""
-    torch.manual_seed(0)
-    model = Llama(LlamaConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=5, block_size=8)).eval()
-    torch.nn.init.normal_(model.lm_head.weight, 0.0, 1.0)
-    idx = torch.tensor([[1, 2, 3]]).repeat(4000, 1)
-    counts = torch.bincount(next(generate(model, idx, 1, seeds=range(4000))).flatten(), minlength=5)
-    expected = model(idx[:1], last_only=True)[0].softmax(-1).flatten() * 4000
-    chi_square = ((counts - expected) ** 2 / expected).sum()
-    assert chi_square < 18.5  # 0.999 quantile at 4 degrees of freedom
 
 
 # ---------------------------------------------------------------- the text

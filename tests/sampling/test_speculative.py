@@ -54,15 +54,6 @@ def test_greedy_text_is_the_models_own(arm, draft):
         assert tally.accepted < tally.drafted, "a draft that is never wrong tests little"
 
 
-def test_a_model_accepts_its_own_drafts_and_tallies_them():
-    model, tally = trained((("window", 5),)), Tally()
-    text(speculate(model, progression(2, 1, 5)[None], 30, model, 4, temperature=0, tally=tally))
-    assert tally.drafted == tally.accepted > 15
-    assert tally.written == 30 == tally.reads + tally.accepted
-    accepted = f"100 % of {tally.drafted} drafted tokens accepted; {30 / tally.reads:.2f} tokens"
-    assert str(tally).startswith(accepted)
-
-
 @torch.inference_mode()
 def joint(model, idx, n=2):
     """The exact probabilities (V^n,) of the next n tokens after idx (1, T)."""

@@ -131,34 +131,11 @@ def test_heads_tied_and_untied(kind, tmp_path):
     assert torch.equal(made.lm_head.weight, tensors["lm_head.weight"])
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (lambda t: t.pop("blocks.1.attn.wq.bias"), "no blocks.1.attn.wq.bias"),
-        (lambda t: t.update(extra=torch.ones(1)), "no place for extra"),
-        (lambda t: t.update({"norm_f.weight": torch.ones(34)}), r"norm_f.weight is \(34,\), not"),
-    ],
-)
-def test_load_weights_is_strict(change, words):
-    """Nothing is copied unless everything fits."""
-    made = ours(*to_ours(*parts(theirs("gpt2"))))
-    before = {name: p.clone() for name, p in made.named_parameters()}
-    tensors = {name: torch.zeros_like(p) for name, p in before.items()}
-    change(tensors)
-    with pytest.raises(UserError, match=words):
-        hf.load_weights(made, tensors)
-    assert all(torch.equal(p, before[name]) for name, p in made.named_parameters())
-
-
 # ---------------------------------------------------------------- configurations that are not ours
 
 HUGE = 10**9
 REFUSED = {  # {model_type: [(key, value, what the message names instead of the key)]}
-    "gpt2": [
-        ("activation_function", "quick_gelu"),
-        ("layer_norm_epsilon", {"a": "b" * 1000}),
-        ("n_layer", HUGE),
-    ],
+    "gpt2": [("layer_norm_epsilon", {"a": "b" * 1000})],
     "llama": [
         ("head_dim", 128, "attn.wk.weight is"),
         ("num_attention_heads", HUGE, "n_head"),
