@@ -11,7 +11,7 @@ import pytest
 from common.files import ROOT
 from helpers.texts import tiny_bpe
 from tokens import batches, mixture, pairs
-from tokens.batches import STORED, Batches, Shuffled, Text, shuffled
+from tokens.batches import Batches, Shuffled, Text
 
 # ---------------------------------------------------------------- the order
 
@@ -101,13 +101,6 @@ def test_computed_order_is_pinned():
     """A resumed run relies on it."""
     expected = [2843193, 887157, 2591592, 604625, 396634, 2063156]
     assert order(3_000_000, [7, 2])[:6].tolist() == expected
-
-
-def test_only_long_orders_are_computed():
-    random = np.random.default_rng(5)
-    expected = 3 + 2 * np.random.default_rng(5).permutation(STORED)
-    assert (shuffled(random, STORED, 3, 2) == expected).all()
-    assert isinstance(shuffled(random, STORED + 1), Shuffled)
 
 
 def test_batches_by_a_computed_order(monkeypatch):

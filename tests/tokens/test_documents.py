@@ -22,7 +22,6 @@ from tokens import token_files, writing
 from tokens.documents import find_files, open_input
 from tokens.token_files import TokenFile, load_meta, load_split
 from tokens.tokenizer import tokenizer_from_json
-from tokens.writing import Corpus
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 TEXTS = [f"Document {i}\nover the {'hills and far ' * (i % 7)}away, Zoë.\n" for i in range(400)]
@@ -174,9 +173,8 @@ def test_what_the_rows_hold_decides():
 # ---------------------------------------------------------------- bad input
 
 
-# Without the time of their making, so that the names of the tests are always the same.
+# Without the time of its making, so that the names of the tests are always the same.
 CUT = gzip.compress(random.Random(0).randbytes(999), mtime=0)[:500]
-ZIPPED = gzip.compress(b"PK\1\2\0\0ab\0", mtime=0)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +182,6 @@ ZIPPED = gzip.compress(b"PK\1\2\0\0ab\0", mtime=0)
     [
         ("a.txt", "wide".encode("utf-16"), "the text is UTF-16 or UTF-32, not utf-8 (a.txt)"),
         ("a.txt", "wide text".encode("utf-16-be"), "the file is binary, or UTF-16"),
-        ("a.png", b"\x89PNG\0\1\2\0\0", "the file is binary"),
         ("a.jsonl", "\n\n", "the table is empty (a.jsonl)"),
         ("a.jsonl", '{"text": "a"}\n[1]\n', "as jsonl: a list, not an object (a.jsonl:2)"),
         ("a.jsonl", '{"text": "a"}\n{"text": 5}\n', "no text that is a text (a.jsonl:2)"),
@@ -193,13 +190,10 @@ ZIPPED = gzip.compress(b"PK\1\2\0\0ab\0", mtime=0)
         ("a.jsonl", '{"text": "ab"}\n' * 9, "all documents are the same (a.jsonl)"),
         ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', "2 are needed"),
         ("a.json", '[\n{"text": "a"},\n{"text":', "Expecting value (a.json)"),
-        ("a.json", '[{"text": "a"}, 3]', "a int, not an object (a.json, row 2)"),
-        ("a.jsonl", '{"instruction": "a"}', "or name two prompt and answer"),
         ("a.csv", 'text\n"never closed\n' * 3, "cannot be read as csv"),
         ("a.parquet", b"PAR1 no parquet", "cannot be read as parquet"),
         ("a.jsonl.zst", b"no zstd", "(a.jsonl.zst)"),
         ("a.txt.gz", CUT, "the file is damaged: Compressed file"),
-        ("a.gz", ZIPPED, "the file is binary"),
     ],
 )
 def test_bad_file(name, content, words):
@@ -340,21 +334,6 @@ def test_few_documents_have_all_splits(n):
         assert set(parts["val"]) < set(texts)
         assert any(text.endswith(parts["test"][0]) for text in texts)
         assert sorted([*parts["val"], *parts["train"][:-1]]) != sorted(texts)
-
-
-def test_a_test_split_that_is_given_does_not_change_the_fingerprint(tmp_path):
-    """As the canonical datasets, to which a test split was added."""
-    text = "the king of rome shall speak no more\n" * 50
-    splits = writing.nanogpt_splits(Corpus("text", lambda: iter([text[:99], text[99:]])))
-    cut = int(0.9 * len(text))
-    assert "".join(splits["train"].pieces()) == text[:cut]
-    assert "".join(splits["val"].pieces()) == text[cut:]
-    hashes = set()
-    for more in ({}, {"test": Corpus("other", lambda: iter(["rome the king no\n"]))}):
-        made = writing.write_corpus(splits | more, prepare.tokenizer_maker("char"), tmp_path)
-        assert list(made[1]) == ["train", "val", *more]
-        hashes.add((made[2], made[1]["train"]["sha256"]))
-    assert len(hashes) == 1 and made[1]["test"]["tokens"] == 17
 
 
 def test_a_bpe_learns_only_from_what_is_in_train(monkeypatch):

@@ -2,6 +2,7 @@
 tests/tokens/test_prepare.py"""
 
 import hashlib
+import itertools
 import json
 import os
 import threading
@@ -213,25 +214,6 @@ def contents_of_set():
     return {name: Path("data/mybook", name).read_bytes() for name in token_files.FILES[:4]}
 
 
-KILLED = """
-import os, pathlib
-import prepare
-from tokens.token_files import TokenFile
-def dying(function, countdown=[{after}]):
-    def wrapped(*args, **options):
-        countdown[0] -= 1
-        if countdown[0] < 0:
-            os._exit(9)
-        return function(*args, **options)
-    return wrapped
-TokenFile.add = dying(TokenFile.add)
-pathlib.Path.write_text = dying(pathlib.Path.write_text)
-for name in ("mkdir", "rename", "unlink", "rmdir", "fsync"):
-    setattr(os, name, dying(getattr(os, name)))
-prepare.prepare("mybook", "book.txt", "byte")
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_killed_at_any_moment(book):
     """kill -9 before each step of writing: at the next call the old dataset or the new one is
@@ -257,12 +239,24 @@ def test_killed_at_any_moment(book):
 def kill_child(after):
     """The exit status of a child that prepares and dies at its step number `after`. It is forked,
     which is faster than starting Python anew."""
+    left = itertools.count(after, -1)
+
+    def dying(function):
+        def wrapped(*args, **options):
+            if next(left) == 0:
+                os._exit(9)
+            return function(*args, **options)
+
+        return wrapped
+
     child = os.fork()
     if child == 0:
         try:
-            devnull = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(devnull, 1)
-            exec(KILLED.format(after=after))
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            steps = [(os, name) for name in ("mkdir", "rename", "unlink", "rmdir", "fsync")]
+            for owner, name in [*steps, (token_files.TokenFile, "add"), (Path, "write_text")]:
+                setattr(owner, name, dying(getattr(owner, name)))
+            prepare.prepare("mybook", "book.txt", "byte")
             os._exit(0)
         finally:
             os._exit(1)  # whatever fails must not go on as a second pytest
@@ -310,9 +304,6 @@ def test_own_text_has_few_tokens_and_ends_with_a_command_that_works(kind, capsys
         assert prepare.chosen_tokenizer("mine", "auto", Mock(size=999_999)) == "char"
         assert prepare.chosen_tokenizer("mine", "auto", Mock(size=1_000_000)) == "gpt2"
         assert prepare.chosen_tokenizer("mine", "gpt2", Mock(size=1)) == "gpt2"
-
-
-# ---------------------------------------------------------------- --list
 
 
 def test_list(book, capsys):

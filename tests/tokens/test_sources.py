@@ -203,6 +203,7 @@ def test_the_test_split_of_tiny_shakespeare(answers, three_sources, monkeypatch,
     assert ("there will be no test split" in capsys.readouterr().out) == (not answers)
     texts = decoded("shakespeare_char")
     assert "".join(texts[:2]) == three_sources and len(texts) == (3 if answers else 2)
+    assert len(texts[0]) == int(0.9 * len(three_sources))
     assert meta["canonical"] and meta["source_sha256"] == sources.CANONICAL
     if answers:
         comedy, tragedy = texts[2].split("\n\nFirst Citizen:", 1)

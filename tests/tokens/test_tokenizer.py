@@ -3,10 +3,7 @@ tests/tokens/test_tokenizer.py"""
 
 import itertools
 import json
-import os
 import random
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -257,27 +254,3 @@ def test_few_texts_are_read_ahead_and_errors_are_raised(documents, monkeypatch):
     assert not [t for t in threading.enumerate() if "ThreadPoolExecutor" in t.name]
     with pytest.raises(UserError, match="not in the vocabulary"):
         [*encode_batches(CharTokenizer("abc"), iter(["abc", "ab\N{SNOWMAN}"]), documents)]
-
-
-CHILD = """
-import sys; sys.path.insert(0, sys.argv[1])
-from tokens.tokenizer import encode_batches, train_bpe
-paths = sys.argv[3:]
-text = "".join(open(path, encoding="utf-8").read() for path in paths)
-tokenizer = train_bpe(iter([text]), 2000)
-chunk, count = (text * (1 + (1 << 20) // len(text)))[: 1 << 20], 0
-peak = lambda: int(next(l for l in open("/proc/self/status") if "VmHWM" in l).split()[1]) >> 10
-before = peak()
-for ids, n in encode_batches(tokenizer, (chunk for _ in range(int(sys.argv[2]))), False):
-    count += n
-print(before, peak(), count)
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("megabytes", [20, pytest.param(300, marks=pytest.mark.slow)])
-def test_memory_does_not_grow_with_the_text(megabytes):
-    sources = sorted(map(str, (ROOT / "tokens").glob("*.py")))
-    command = [sys.executable, "-c", CHILD, str(ROOT), str(megabytes), *sources]
-    before, peak, count = map(int, subprocess.check_output(command, timeout=600).split())
-    assert count >= megabytes << 20 and peak < before + 15 * (os.cpu_count() or 1)
