@@ -15,7 +15,6 @@ import train
 from common.errors import UserError
 from common.files import ROOT
 from helpers.runs import SIZE
-from parts.cache import LayerCache
 from prepare import prepare
 from sample import generate
 from weights.checkpoint import open_run
@@ -89,7 +88,7 @@ def test_writing_imports_little(out_dir, dtype):
     assert not imported & {"torch._inductor", "sympy", "matplotlib", "rich", *views}
 
 
-def test_cached_text_is_uncached_text_also_past_block_size(out_dir, monkeypatch):
+def test_cached_text_is_uncached_text_also_past_block_size(out_dir):
     model, tokenizer, _, _ = open_run(out_dir)
     for prompt in ("the k", "shall speak no more\nthe king of rome shall "):  # 16 is the context
         idx = torch.from_numpy(tokenizer.encode(prompt))[None]
@@ -97,9 +96,6 @@ def test_cached_text_is_uncached_text_also_past_block_size(out_dir, monkeypatch)
             cached = continuation(model, idx, 60, **settings)
             assert torch.equal(cached, continuation(model, idx, 60, use_cache=False, **settings))
             assert cached.shape == (1, 60)
-    right = continuation(model, idx, 10, temperature=0)
-    monkeypatch.setattr(LayerCache, "update", lambda self, k, v: (k, v, None))  # it forgets
-    assert not torch.equal(continuation(model, idx, 10, temperature=0), right)
 
 
 def test_context_is_the_last_half_to_whole_of_block_size(out_dir):
@@ -163,8 +159,6 @@ def test_odd_but_allowed(out_dir, capsys):
     assert "the prompt is empty: starting from '\\n'" in capsys.readouterr().err
     run(out_dir, start="the", num_samples=1, max_new_tokens=0)
     assert capsys.readouterr().out == f"the\n{RULE}"
-    run(out_dir, num_samples=0)
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

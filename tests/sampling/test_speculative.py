@@ -8,7 +8,7 @@ from helpers.progression import progression, trained
 from helpers.variants import name
 from model_llama import Llama, LlamaConfig
 from sample import generate
-from sampling.decoding import Reader, probabilities
+from sampling.decoding import probabilities
 from sampling.speculative import Lookup, Tally, accept, speculate
 
 HOW = dict(temperature=0.7, top_k=4, top_p=0.97)
@@ -107,12 +107,3 @@ def test_look_up_finds_the_latest_longest_match():
     assert proposed(5, 1, 2, 3, 6, 1, 2, 4, 5, 1, 2) == [3, 6, 1], "the longer of two"
     assert proposed(1, 2, 3, 4, 5) == proposed(1) == proposed(1, 2) == []
     assert proposed(1, 2, 3, 4, 1, 2, most=0) == []
-
-
-def test_reading_shorter_drafts_where_the_context_ends():
-    """All tokens of one read see the text from the same start, as they would one at a time."""
-    reader = Reader(tiny(0), context=8)
-    assert [reader.room(n) for n in (1, 7, 8, 9, 12, 13)] == [7, 1, 0, 3, 0, 3]
-    for n in range(1, 40):
-        last = n + reader.room(n)
-        assert reader.start(n) == reader.start(last) < reader.start(last + 1)

@@ -140,12 +140,6 @@ def test_keys_that_transformers_does_not_read():
     assert difference(theirs("gpt-neox"), made, IDX) < 1e-5
 
 
-def test_numbers_that_nothing_reads_block_nothing():
-    unread = {"rope_original": 77, "rope_scaling": "none"}
-    made = make(configure({"model": "llama", "arch": "llama"} | SMALL | unread))
-    assert to_hf("llama", vars(made.config), made.state_dict())[0]["model_type"] == "llama"
-
-
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_absent_keys_mean_what_they_mean_upstream(kind):
     """A configuration without the keys that have a default in transformers means the same here."""

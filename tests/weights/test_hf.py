@@ -137,9 +137,7 @@ HUGE = 10**9
 REFUSED = {  # {model_type: [(key, value, what the message names instead of the key)]}
     "gpt2": [("layer_norm_epsilon", {"a": "b" * 1000})],
     "llama": [
-        ("head_dim", 128, "attn.wk.weight is"),
         ("num_attention_heads", HUGE, "n_head"),
-        ("num_key_value_heads", 14, "attn.wk"),
         ("rms_norm_eps", math.nan),
         ("num_hidden_layers", HUGE),
         ("vocab_size", 10**12, "wte.weight is"),
