@@ -396,20 +396,14 @@ def browser():
         browser.close()
 
 
-def open_page(browser, port, **options):
-    """(a page, the addresses it requested, what it complained about)."""
-    page, requested, complaints = browser.new_page(**options), [], []
-    page.on("request", lambda request: requested.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(f"http://127.0.0.1:{port}/")
-    return page, requested, complaints
-
-
 def test_the_page_in_a_browser(browser, running, opened, client):
     from playwright.sync_api import expect
 
-    page, requested, complaints = open_page(browser, running[0])
+    page, requested, complaints = browser.new_page(), [], []
+    page.on("request", lambda request: requested.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(f"http://127.0.0.1:{running[0]}/")
     columns, status = page.locator("article"), page.get_by_role("status")
     popover, undo = page.get_by_role("dialog"), columns.nth(0).get_by_role("button", name="Undo")
     texts = [column.get_by_role("listbox") for column in (columns.nth(0), columns.nth(1))]

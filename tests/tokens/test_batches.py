@@ -11,22 +11,23 @@ import pytest
 from common.files import ROOT
 from helpers.texts import tiny_bpe
 from tokens import batches, mixture, pairs
-from tokens.batches import Batches, Shuffled, Text
+from tokens.batches import STORED, Batches, Shuffled, Text
 
 # ---------------------------------------------------------------- the order
 
 
-def epoch_starts(n, block_size, epoch, seed=1):
-    batches = Batches(np.arange(n), block_size, seed)
-    return batches.get(epoch * batches.windows_per_epoch, batches.windows_per_epoch)[0][:, 0]
+@pytest.fixture(params=[STORED, 0], ids=["stored", "computed"])
+def kind_of_order(request, monkeypatch):
+    monkeypatch.setattr(batches, "STORED", request.param)
 
 
 @pytest.mark.parametrize("n", [9, 10, 15, 16, 17, 24, 25, 1000, 1003])
-def test_an_epoch_visits_each_window_once(n, block_size=8):
-    batches = Batches(np.arange(n, dtype=np.uint16), block_size, 1)
-    assert batches.windows_per_epoch == max(1, (n - block_size) // block_size)
+def test_an_epoch_visits_each_window_once(n, kind_of_order, block_size=8):
+    samples = Batches(np.arange(n, dtype=np.uint16), block_size, 1)
+    count = samples.windows_per_epoch
+    assert count == max(1, (n - block_size) // block_size)
     for epoch in range(20):
-        starts = np.sort(epoch_starts(n, block_size, epoch))
+        starts = np.sort(samples.get(epoch * count, count)[0][:, 0])
         assert (np.diff(starts) == block_size).all()  # next to each other, none twice
         assert starts[0] >= 0 and starts[-1] + block_size <= n - 1  # the last target is there
 
@@ -41,7 +42,7 @@ def test_y_is_x_shifted_by_one():
         assert (where == np.append(a, b[-1])).all(axis=1).any()
 
 
-def test_order_is_a_pure_function():
+def test_order_is_a_pure_function(kind_of_order):
     tokens = np.arange(200)
     straight = Batches(tokens, 8, 1).get(0, 200)[0]  # eight epochs and a half
     wandering = Batches(tokens, 8, 1)
@@ -87,8 +88,8 @@ def test_evaluation_scores_each_token_once(n, limit, block_size=8, batch_size=4)
 # ---------------------------------------------------------------- an order that is computed
 
 
-def order(n, seed=0, first=0, step=1):
-    return Shuffled(np.random.default_rng(seed), n, first, step)[:]
+def order(n, seed):
+    return Shuffled(np.random.default_rng(seed), n, 0, 1)[:]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 15, 16, 17, 1000, 4095, 4096, 4097, 100_003])
@@ -101,26 +102,6 @@ def test_computed_order_is_pinned():
     """A resumed run relies on it."""
     expected = [2843193, 887157, 2591592, 604625, 396634, 2063156]
     assert order(3_000_000, [7, 2])[:6].tolist() == expected
-
-
-def test_batches_by_a_computed_order(monkeypatch):
-    """An epoch still visits each window once, from offsets of its own, and slices fit together."""
-    tokens = np.arange(1003)
-    offset = Batches(tokens, 8, 1).starts(0).min()
-    monkeypatch.setattr(batches, "STORED", 0)
-    computed = Batches(tokens, 8, 1)
-    size = computed.windows_per_epoch
-    straight = computed.get(0, 3 * size)[0][:, 0]
-    assert isinstance(computed.starts(2), Shuffled)
-    for epoch in range(3):
-        starts = np.sort(straight[epoch * size : (epoch + 1) * size])
-        assert (np.diff(starts) == 8).all()
-        if epoch == 0:
-            assert starts[0] == offset
-    assert (straight[:size] != straight[size : 2 * size]).any()
-    for first, count in [(300, 20), (0, 3), (size - 1, 2), (5, 2 * size)]:
-        starts = computed.get(first, count)[0][:, 0]
-        assert (starts == straight[first : first + count]).all()
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1 << 20])

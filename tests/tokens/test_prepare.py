@@ -156,11 +156,6 @@ def test_replaced_as_a_whole(book, capsys):
     assert "".join(decoded("mybook")) == "mine, and short" and os.listdir("data") == ["mybook"]
 
 
-def stepped_aside(folder):
-    """The name under which a call that is killed at the right moment leaves a dataset."""
-    return files.partial(f"{folder}.old")
-
-
 def test_names_of_the_users_are_left_alone(book):
     """Also those that a program might choose for its own temporary files."""
     prepare.prepare("mybook", book)
@@ -179,7 +174,7 @@ def test_files_of_the_users_are_kept_when_two_have_one_name(book):
     prepare.prepare("mybook", book)
     Path("data/mybook/notes.txt").write_text("old")
     Path("data/mybook/train.mask.bin").mkdir()
-    Path("data/mybook").rename(stepped_aside("data/mybook"))
+    Path("data/mybook").rename(files.partial("data/mybook.old"))  # as a killed call leaves it
     Path("data/mybook").mkdir()
     Path("data/mybook/notes.txt").write_text("new")
     prepare.prepare("mybook", book, "byte")
