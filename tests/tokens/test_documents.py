@@ -182,6 +182,7 @@ CUT = gzip.compress(random.Random(0).randbytes(999), mtime=0)[:500]
     [
         ("a.txt", "wide".encode("utf-16"), "the text is UTF-16 or UTF-32, not utf-8 (a.txt)"),
         ("a.txt", "wide text".encode("utf-16-be"), "the file is binary, or UTF-16"),
+        ("a.txt", "ä".encode() * 9 + b"\xc3", "the text is not utf-8: byte 18 (a.txt)"),
         ("a.jsonl", "\n\n", "the table is empty (a.jsonl)"),
         ("a.jsonl", '{"text": "a"}\n[1]\n', "as jsonl: a list, not an object (a.jsonl:2)"),
         ("a.jsonl", '{"text": "a"}\n{"text": 5}\n', "no text that is a text (a.jsonl:2)"),
@@ -344,9 +345,6 @@ def test_a_bpe_learns_only_from_what_is_in_train(monkeypatch):
     meta = prepare.prepare("x", input="rows.jsonl", tokenizer="bpe", vocab_size=300)
     assert meta["tokenizer"] == "bpe" and set(learned) <= set(documents_of("train"))
     assert len(learned) > 300
-
-
-# ---------------------------------------------------------------- the folder
 
 
 def test_the_users_test_bin_is_kept_and_ours_is_replaced():

@@ -85,26 +85,6 @@ def test_large_vocabulary_takes_uint32(tmp_path):
     assert "".join(decoded("mybook")) == text
 
 
-@pytest.mark.parametrize(
-    "data, words",
-    [
-        (b"", "empty"),
-        (b"aaaa", "one character"),
-        (b"ab\xff", "byte 2 "),
-        ("ä".encode() * 9 + b"\xc3", "byte 18 "),
-        ("\ufeffä".encode() + b"\xe4", "byte 5 "),
-        (b"a" * 100 + b"\x80b", "byte 100 "),
-    ],
-)
-@pytest.mark.parametrize("chunk", [1, 3, 1 << 20])
-def test_bad_text(data, words, chunk, monkeypatch):
-    monkeypatch.setattr(documents, "CHUNK", chunk)
-    Path("book.txt").write_bytes(data)
-    text = message(prepare.prepare, "mybook", "book.txt")
-    assert words in text.replace(":", " :") and "book.txt" in text
-    assert os.listdir("data") == []  # nothing half made
-
-
 LONG = "x" * 300
 
 

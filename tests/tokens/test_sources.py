@@ -11,7 +11,6 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import prepare
@@ -306,9 +305,6 @@ def test_the_splits_of_the_plays(real_plays, tmp_path, monkeypatch):
     assert not train & set().union(*map(grams, texts["val"] + texts["test"]))
 
 
-# ---------------------------------------------------------------- python_source
-
-
 def test_python_source(registry, tmp_path, monkeypatch):
     wheels, asked = registry
     kept = [f"x = {i}\n" * 40 for i in range(3)]
@@ -437,24 +433,6 @@ def test_no_hub_or_a_damaged_one(hub, monkeypatch):
     Path("data/stories/data/train-1.parquet").write_bytes(b"PAR1")
     assert "is damaged" in message(sources.open_hub, HUB, Path("data/stories"))
     assert Path("data/stories/data/train-1.parquet").read_bytes() == b"PAR1"
-
-
-@pytest.mark.slow
-def test_openwebtext(monkeypatch):
-    """All of openwebtext but the download: the split, <|endoftext|> between documents."""
-    datasets = pytest.importorskip("datasets")
-    texts = [f"Document {i}, über the <|endoftext|>\n" for i in range(3000)]
-    table = datasets.Dataset.from_dict({"text": texts})
-    monkeypatch.setattr(downloads, "load_openwebtext", lambda: table)
-    prepare.prepare("openwebtext")
-    parts = [part.split("<|endoftext|>\n<|endoftext|>") for part in decoded("openwebtext")]
-    assert [len(part) - 1 for part in parts] == [2998, 2]  # 0.05 %, an end for each document
-    ids = np.concatenate([load_split("data/openwebtext", split, 0) for split in ("train", "val")])
-    assert (ids == 260).sum() == 3000, "none from the text itself"
-    assert {f"{text}<|endoftext|>\n" for part in parts for text in part[:-1]} == set(texts)
-
-
-# ---------------------------------------------------------------- enwik8
 
 
 def test_enwik8(tmp_path, monkeypatch):
