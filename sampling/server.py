@@ -30,11 +30,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.configurator import Range, check, keys
 from common.errors import UserError, one_line
-from common.files import warn_once
 from common.runtime import seed_for
 from sampling.attention_map import attention_weights, has_map
 from sampling.decoding import Reader, Sample, likeliest, pieces, steps
@@ -57,8 +55,6 @@ ALTERNATIVES = 10  # likeliest tokens that are sent with each token
 WRITTEN = 2_000  # new tokens of a request at most, unless the command line asks for more
 MAPPED = 2_048  # tokens of an attention map at most: it holds their square
 BODY = 2**18  # bytes of a request at most
-READING = 10  # seconds to receive its headers, and then its body
-PATIENCE = 5  # seconds that a request waits for a model that writes
 CONNECTIONS = 32
 
 
@@ -73,8 +69,6 @@ class Guard:
     def __init__(self, app, port):
         self.app = app
         self.hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
-        if port == 80:
-            self.hosts |= {"127.0.0.1", "localhost"}
 
     def refuse(self, method, headers):
         """(why, HTTP status) if a request is refused, else None."""
@@ -100,18 +94,15 @@ class Guard:
 
 async def read(request, kinds):
     """The object in a request's body, {key: value}, each value as its kind in `kinds` demands.
-    Raises HTTPException or UserError if it is something else, too long, or arrives too slowly."""
+    Raises HTTPException or UserError if it is something else or too long."""
     body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY:
+            raise HTTPException(413, f"this request has more than {BODY:,} bytes")
     try:
-        async with asyncio.timeout(READING):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > BODY:
-                    raise HTTPException(413, f"this request has more than {BODY:,} bytes")
         data = json.loads(body)
         json.dumps(data, ensure_ascii=False).encode()  # refuses half a character
-    except TimeoutError:
-        raise HTTPException(408, "this request took too long to arrive") from None
     except (ValueError, RecursionError):
         raise HTTPException(400, "this is not JSON") from None
     if not isinstance(data, dict):
@@ -184,7 +175,7 @@ class Served:
     """A model on the page. Its last attention map is kept, since a cursor moves over one text."""
 
     def __init__(self, opened, context):
-        self.opened, self.writing = opened, asyncio.Lock()
+        self.opened = opened
         self.model = getattr(opened.model, "model", opened.model)  # without the Fast one around it
         self.reader = Reader(self.model, context)
         self.map_key = self.weights = None
@@ -215,62 +206,13 @@ class Served:
 # ---------------------------------------------------------------- the server
 
 
-class Connection(H11Protocol):
-    """An HTTP connection that is closed if no request's headers arrive within READING seconds."""
-
-    def connection_made(self, transport):
-        super().connection_made(transport)
-        self.expect_headers()
-
-    def on_response_complete(self):
-        answered = self.cycle
-        super().on_response_complete()
-        if self.cycle is answered:  # the next request has not arrived yet
-            self.expect_headers()
-
-    def expect_headers(self):
-        before = self.cycle  # that of a request replaces it
-
-        def give_up():
-            if self.cycle is before:
-                self.timeout_keep_alive_handler()
-
-        self.loop.call_later(READING, give_up)
-
-
-class Server(uvicorn.Server):
-    """A server that prints a fault of the event loop, such as too many open files, as one line."""
-
-    async def startup(self, sockets=None):
-        def complain(loop, context):
-            warn_once(f"the server: {one_line(context.get('exception') or context['message'])}")
-
-        asyncio.get_running_loop().set_exception_handler(complain)
-        await super().startup(sockets)
-
-
-class Stream(StreamingResponse):
-    """Calls finish() when the response ends in any way: at its end, or because the reader left."""
-
-    def __init__(self, lines, finish):
-        super().__init__(lines, media_type="application/x-ndjson")
-        self.finish = finish
-
-    async def __call__(self, scope, receive, send):
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.finish()
-
-
 class Page:
-    """The endpoints. stopping: whether the server is about to end."""
+    """The endpoints."""
 
     def __init__(self, opened, config):
         self.config, self.served = config, [Served(o, config.context) for o in opened]
         self.most = max(WRITTEN, config.max_new_tokens)
         self.worker = ThreadPoolExecutor(1)
-        self.stopping = lambda: False
         kinds = keys(SampleConfig)
         self.kinds = {"model": below(len(opened)), "prompt": str, "kept": list}
         self.kinds |= {key: kinds[key] for key in SETTINGS}
@@ -291,34 +233,23 @@ class Page:
 
     async def write(self, request):
         data = await read(request, self.kinds)
-        served = self.served[data.get("model", 0)]
+        opened = self.served[data.get("model", 0)].opened
         given = {key: data[key] for key in SETTINGS if key in data}
         config = dataclasses.replace(self.config, **given)
-        tokenizer = served.opened.tokenizer
-        prompt = fit(tokenizer, data.get("prompt", ""), "", config.skip_unknown)
-        kept = read_tokens(data, "kept", tokenizer)
-        try:
-            await asyncio.wait_for(served.writing.acquire(), PATIENCE)
-        except TimeoutError:
-            raise HTTPException(409, "this model is writing for another page") from None
-        written = write(served.opened, config, prompt, kept)
-
-        def finish():  # the generator is closed after the step that may be running
-            self.worker.submit(written.close)
-            served.writing.release()
-
-        return Stream(self.lines(written), finish)
+        prompt = fit(opened.tokenizer, data.get("prompt", ""), "", config.skip_unknown)
+        kept = read_tokens(data, "kept", opened.tokenizer)
+        written = write(opened, config, prompt, kept)
+        return StreamingResponse(self.lines(written), media_type="application/x-ndjson")
 
     async def lines(self, written):
-        """Lines of JSON, as `written` yields dictionaries."""
+        """Lines of JSON, as `written` yields dictionaries, until its reader leaves."""
         try:
-            while not self.stopping():
-                piece = await self.compute(next, written, None)
-                if piece is None:
-                    return
+            while piece := await self.compute(next, written, None):
                 yield json.dumps(piece) + "\n"
         except Exception as error:  # the response has begun, so its status cannot tell
             yield json.dumps({"error": one_line(error)}) + "\n"
+        finally:  # after the step that may be running
+            self.worker.submit(written.close)
 
     async def score(self, request):
         data = await read(request, {"model": self.kinds["model"], "text": str})
@@ -382,22 +313,18 @@ def listen(port):
 
 
 def make_server(opened, config, port):
-    """A Server, to be run with a socket of `listen`."""
-    page = Page(opened, config)
+    """A server, to be run with a socket of `listen`."""
     settings = uvicorn.Config(
-        make_app(page, port),
-        http=Connection,
+        make_app(Page(opened, config), port),
         ws="none",
         lifespan="off",
         log_level="critical",
         access_log=False,
         server_header=False,
         limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=1,
     )
-    server = Server(settings)
-    page.stopping = lambda: server.should_exit
-    return server
+    return uvicorn.Server(settings)
 
 
 def serve(opened, config, listener):
