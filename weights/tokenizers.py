@@ -5,6 +5,7 @@ token's id is also the rank of its merge. Both are the same if ids follow the me
 """
 
 import base64
+import json
 from itertools import pairwise
 
 from common.errors import UserError, one_line
@@ -55,57 +56,44 @@ def to_lists(data):
 
 def to_escaped(data):
     """The tokens of characters or bytes as GGUF's "rwkv" tokenizer lists them: printable ASCII
-    unchanged, every other byte as \\xHH."""
+    unchanged, every other byte escaped as in Python."""
     tokens = [bytes([byte]) for byte in range(256)]
     if data["kind"] == "char":
         tokens = [char.encode() for char in data["chars"]]
-    escaped = [f"\\x{byte:02x}" for byte in range(256)]
-    for byte in {*range(32, 127)} - {ord("\\")}:
-        escaped[byte] = chr(byte)
-    return ["".join(escaped[byte] for byte in token) for token in tokens]
+    return [token.decode("latin-1").encode("unicode_escape").decode() for token in tokens]
 
 
 # ---------------------------------------------------------------- tokenizer.json
 
 
-def split_step(pattern):
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
 def to_tokenizer_json(data):
     """Hugging Face's tokenizer.json of a tokenizer's to_json()."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
     if data["kind"] == "sentencepiece":
         return data["tokenizer"]
-    content = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
-    content |= {"version": "1.0", "added_tokens": []}
     if data["kind"] == "char":  # each character is a word
         vocab = {char: i for i, char in enumerate(data["chars"])}
-        return content | {
-            "pre_tokenizer": split_step(r"[\s\S]"),
-            "decoder": {"type": "Fuse"},
-            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
-        }
+        library = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+        library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        library.decoder = decoders.Fuse()
+        return json.loads(library.to_str())
+
     tokens, joined, special = to_lists(data)
-    options = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    steps = byte_level = {"type": "ByteLevel"} | options
-    if data.get("pat_str"):
-        steps = {"type": "Sequence", "pretokenizers": [split_step(data["pat_str"]), byte_level]}
-    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added = [{"id": i, "content": token, "special": True} | plain for token, i in special.items()]
     vocab = {token: i for i, token in enumerate(tokens)}
+    library = Tokenizer(models.BPE(vocab, [tuple(pair.split(" ")) for pair in joined]))
+    library.add_special_tokens([*special])
+    steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    if data.get("pat_str"):
+        steps.insert(0, pre_tokenizers.Split(Regex(data["pat_str"]), "isolated"))
+    library.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    library.decoder = decoders.ByteLevel()
     bos = data.get("bos")
     if bos is not None:
-        name, text = tokens[bos], {"Sequence": {"id": "A", "type_id": 0}}
-        single = [{"SpecialToken": {"id": name, "type_id": 0}}, text]
-        before = {"id": name, "ids": [bos], "tokens": [name]}
-        template = {"single": single, "pair": [*single, *single], "special_tokens": {name: before}}
-        content["post_processor"] = {"type": "TemplateProcessing"} | template
-    return content | {
-        "added_tokens": added,
-        "pre_tokenizer": steps,
-        "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": vocab, "merges": joined},
-    }
+        name = tokens[bos]
+        before = processors.TemplateProcessing([name, "$A"], None, [(name, bos)])
+        library.post_processor = before
+    return json.loads(library.to_str())
 
 
 def split_pattern(step):
