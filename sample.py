@@ -22,6 +22,7 @@ again. From Python, call
 """
 
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -259,11 +260,11 @@ def main(argv):
     if config.serve:
         server.serve(opened, config, listener)
         return
-    draft = tally = None
+    draft, tally = None, Counter()
     if config.draft:
-        from sampling.speculative import Tally, open_draft
+        from sampling.speculative import open_draft
 
-        draft, tally = open_draft(config.draft, opened[0].tokenizer, runtime.device, kind), Tally()
+        draft = open_draft(config.draft, opened[0].tokenizer, runtime.device, kind)
     if config.score:
         look.report_score(opened, scored, config)
     if config.attention:
@@ -272,8 +273,10 @@ def main(argv):
         note(f"attention of layer {layer}: {path}")
     if config.writes():
         write_all(opened, config, draft, tally)
-        if tally and tally.reads:
-            note(f"draft {config.draft}: {tally}")
+        if tally["drafted"]:
+            accepted = tally["accepted"] / tally["drafted"]
+            each = 1 + tally["accepted"] / tally["reads"]
+            note(f"draft {config.draft}: {accepted:.0%} accepted, {each:.2f} tokens for each read")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ distribution as without a draft, and greedy text is identical. The draft is a sm
 same tokenizer, or a look-up in the text so far.
 """
 
+from collections import Counter
+
 import torch
 from torch.nn import functional as F
 
@@ -12,8 +14,6 @@ from common.errors import UserError
 from sampling.decoding import Reader, Step, draw, probabilities
 from sampling.fast import prepare
 from weights.checkpoint import open_run
-
-DRAFTED = 4  # tokens that are drafted at a time
 
 
 class Lookup:
@@ -77,24 +77,13 @@ def accept(drafted, q, p, generator):
     return [*kept, int(draw(p[-1:], [generator]))]
 
 
-class Tally:
-    """Counts how many drafted tokens were accepted, and how many tokens each forward pass gave."""
-
-    drafted = accepted = reads = written = 0
-
-    def __str__(self):
-        percent = 100 * self.accepted / max(1, self.drafted)
-        share = f"{percent:.0f} % of {self.drafted:,} drafted tokens accepted"
-        return f"{share}; {self.written / max(1, self.reads):.2f} tokens each time the model reads"
-
-
 @torch.inference_mode()
 def speculate(
     model,
     idx,
     max_new_tokens,
     draft="lookup",
-    most=DRAFTED,
+    most=4,
     seed=0,
     tally=None,
     context=None,
@@ -104,14 +93,16 @@ def speculate(
     """Like sample.steps, for one row idx (1, T): yields a Step per token, max_new_tokens of them.
 
     draft: a model with the same tokens, or "lookup". most: how many tokens are drafted at a time.
-    settings: those of decoding.probabilities. The same seed gives the same text, but another text
-    than without a draft."""
+    tally: a Counter, to which the tokens drafted and accepted and the reads are added. settings:
+    those of decoding.probabilities. The same seed gives the same text, but another text than
+    without a draft."""
     generator = torch.Generator(idx.device).manual_seed(seed)
     proposer = Lookup()
     if draft != "lookup":
         proposer = Draft(draft, vocab_size, most, generator, settings)
     reader = Reader(model, context, vocab_size, spare=most)
-    tally, left = tally or Tally(), max_new_tokens
+    tally = Counter() if tally is None else tally
+    left = max_new_tokens
 
     while left > 0:
         T = idx.size(1)
@@ -129,20 +120,17 @@ def speculate(
         reader.rewind(T + len(kept) - 1)
         proposer.rewind(T + len(kept) - 1)
 
-        tally.drafted += len(drafted)
-        tally.accepted += len(kept) - 1
-        tally.reads += 1
-        tally.written += len(kept)
+        tally.update(drafted=len(drafted), accepted=len(kept) - 1, reads=1)
         left -= len(kept)
         for token, row in zip(kept, logits[: len(kept)], strict=True):
             yield Step(torch.tensor([[token]], device=idx.device), row[None])
 
 
-def open_draft(name, tokenizer, device, kind="float32"):
-    """The draft that `speculate` takes: "lookup", None for no draft, or the model of a run folder
-    with weights in the number format `kind`. Raises UserError if its tokenizer differs."""
-    if name in ("", "lookup"):
-        return name or None
+def open_draft(name, tokenizer, device, kind):
+    """The draft that `speculate` takes: "lookup", or the model of a run folder with weights in the
+    number format `kind`. Raises UserError if its tokenizer differs."""
+    if name == "lookup":
+        return name
     model, other, *_ = open_run(name, "latest", device)
     if other.to_json() != tokenizer.to_json():
         fix = "train one on the same dataset, or use --draft=lookup"

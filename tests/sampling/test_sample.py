@@ -278,7 +278,7 @@ def test_draft(out_dir, byte_run, capsys):
     common = dict(start="the king of rome the k", max_new_tokens=40, **GREEDY)
     run(out_dir, **common)
     alone = capsys.readouterr().out
-    tally = r"draft .*: \d+ % of \d+ drafted tokens accepted; [1-5]\.\d+ tokens each time"
+    tally = r"draft .*: \d+% accepted, [1-5]\.\d+ tokens for each read"
     for draft in ("lookup", out_dir):
         run(out_dir, **common, draft=draft)
         shown = capsys.readouterr()
