@@ -63,13 +63,11 @@ class Datastore:
 
     def __init__(self, folder, weights, config):
         faiss, folder = import_faiss(), Path(folder)
-        if not (folder / "datastore.json").is_file():
-            raise UserError("no datastore here", folder, FIX)
         self.facts = files.read_json(folder / "datastore.json", FIX)
         if self.facts.get("weights") != weights:
             raise UserError("this datastore belongs to other weights", folder, FIX)
         try:
-            paths = [str(folder / f"{n}.index") for n in range(self.facts["shards"])]
+            paths = (str(folder / f"{n}.index") for n in range(self.facts["shards"]))
             self.shards = [faiss.read_index(path, faiss.IO_FLAG_MMAP) for path in paths]
             self.tokens = np.load(folder / "tokens.npy", mmap_mode="r", allow_pickle=False)
             self.weight = float(self.facts["weight"])
@@ -77,18 +75,15 @@ class Datastore:
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             what = f"the datastore is damaged: {type(error).__name__}"
             raise UserError(what, folder, FIX) from None
-        for path, shard in zip(paths, self.shards, strict=True):
-            if not isinstance(shard, faiss.IndexIVF) or shard.d != config.n_embd:
-                what = f"the datastore is damaged: its keys are not of {config.n_embd} numbers"
-                raise UserError(what, path, FIX)
-            shard.nprobe = LISTS
         keys, tokens = sum(shard.ntotal for shard in self.shards), self.tokens
-        valid = tokens.dtype.kind in "iu" and tokens.shape == (keys,)
-        if not valid or keys and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
-            what = f"its tokens are not {keys:,} integers below {config.vocab_size:,}"
-            raise UserError(f"the datastore is damaged: {what}", folder / "tokens.npy", FIX)
-        if not 0 <= self.weight < 1 or not self.temperature > 0:
-            raise UserError("the datastore is damaged: weight or temperature", folder, FIX)
+        fits = [isinstance(shard, faiss.IndexIVF) for shard in self.shards]
+        fits += [shard.d == config.n_embd for shard in self.shards]
+        fits += [tokens.dtype.kind in "iu", tokens.shape == (keys,)]
+        fits += [0 <= self.weight < 1, self.temperature > 0]
+        if not all(fits) or keys and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
+            raise UserError("the datastore is damaged: it does not fit the model", folder, FIX)
+        for shard in self.shards:
+            shard.nprobe = LISTS
 
     def search(self, states):
         """(squared distances, tokens), (n, K) each, of the nearest keys of states (n, C). Where

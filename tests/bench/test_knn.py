@@ -150,7 +150,7 @@ def test_tokens_one_at_a_time_are_the_whole(world):
 
 def test_what_is_no_datastore_is_refused(world, tmp_path):
     model = [f"--out_dir={world / 'run'}", "--start=the", "--device=cpu"]
-    with pytest.raises(UserError, match="no datastore here"):
+    with pytest.raises(UserError, match="cannot read.*datastore.json"):
         sample.main([*model, f"--knn={tmp_path}"])
     with pytest.raises(UserError, match="knn needs float32"):
         sample.main([*model, f"--knn={tmp_path}", "--dtype=int8"])
@@ -171,12 +171,12 @@ def test_what_is_no_datastore_is_refused(world, tmp_path):
     above = np.append(tokens[:-1], 999_999).astype(np.int64)
     for wrong in (tokens[:3], tokens[:, None], tokens.astype(float), above, -above, above[0]):
         np.save(store / "tokens.npy", wrong)
-        with pytest.raises(UserError, match="damaged: its tokens are .*tokens.npy"):
+        with pytest.raises(UserError, match="damaged: it does not fit"):
             sample.main([*model, f"--knn={store}"])
     np.save(store / "tokens.npy", tokens)
-    for count in (10**12, "x", None, 1):  # counted before a list of so many is made
+    for count in (10**12, "x", None, 1):
         (store / "datastore.json").write_text(json.dumps(facts | {"shards": count}))
-        with pytest.raises(UserError, match="index files where"):
+        with pytest.raises(UserError, match="the datastore is damaged"):
             sample.main([*model, f"--knn={store}"])
     (store / "datastore.json").write_text(json.dumps(facts))
     import faiss
@@ -184,7 +184,7 @@ def test_what_is_no_datastore_is_refused(world, tmp_path):
     width = opened(world, "eagle")[0].config.n_embd
     for other in (faiss.IndexFlatL2(width), faiss.index_factory(8, "IVF1,Flat")):
         faiss.write_index(other, str(store / "0.index"))
-        with pytest.raises(UserError, match=r"the index is \w+ with keys of \d+ numbers.*0.index"):
+        with pytest.raises(UserError, match="damaged: it does not fit"):
             sample.main([*model, f"--knn={store}"])
     (store / "0.index").write_bytes(b"nothing")
     with pytest.raises(UserError, match="damaged: RuntimeError"):
