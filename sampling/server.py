@@ -1,17 +1,8 @@
 """
 The page of `python sample.py --serve`: one or two models write side by side, token by token. The
-server answers this computer alone, on 127.0.0.1.
-
-    GET  /, /page.css, /page.js    the page; it requests nothing from anywhere else
-    GET  /models       what the page must know: the models, and the settings to begin with
-    POST /write        {model, prompt, kept, a setting...}: a line of JSON for each token
-    POST /score        {model, text}: the losses of score_text, with the surprise of each token
-    POST /attention    {model, tokens, at, layer}: {start, weights (H, n)} of token `at` over the n
-                       tokens from `start` on
-
-model is 0, the default, or 1; prompt and text are texts; kept and tokens are token ids. An error is
-{error: one line}. All computation runs in one thread, so that two models take turns and no two
-requests use a model at once. It needs starlette and uvicorn.
+server answers this computer alone, on 127.0.0.1; docs/sampling.md lists the requests. All
+computation runs in one thread, so that two models take turns and no two requests use a model at
+once. It needs starlette and uvicorn.
 """
 
 import asyncio
