@@ -249,10 +249,7 @@ def find(name, key="init_from"):
             own = "char, byte, bpe, " * key.endswith("tokenizer")
             fix = f"give {own}{', '.join(HUB)}, a folder, or owner/name of the hub"
             raise UserError("no such folder", f"{key}={name}", fix)
-        path = fetch(HUB.get(name, name), key)
-    if not path.is_dir():
-        fix = "give the folder with config.json, *.safetensors and tokenizer.json"
-        raise UserError("this is not a folder", f"{key}={name}", fix)
+        return fetch(HUB.get(name, name), key)
     return path
 
 
