@@ -250,8 +250,7 @@ class Page:
         return JSONResponse(await self.compute(score_text, model, tokenizer, text, context))
 
     async def attention(self, request):
-        number = below(BODY)
-        kinds = {"model": self.kinds["model"], "tokens": list, "at": number, "layer": number}
+        kinds = {"model": self.kinds["model"], "tokens": list, "at": int, "layer": int}
         data = await read(request, kinds)
         served = self.served[data.get("model", 0)]
         tokens = read_tokens(data, "tokens", served.opened.tokenizer)
@@ -291,16 +290,11 @@ def make_app(page, port):
 
 def listen(port):
     """A socket that listens on 127.0.0.1. Raises UserError if the port is taken."""
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1", port))
+        return socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        listener.close()
         what = f"cannot listen on this port: {error.strerror}"
         raise UserError(what, f"port={port}", "choose another") from None
-    listener.listen()
-    return listener
 
 
 def make_server(opened, config, port):

@@ -250,7 +250,7 @@ def read(folder):
 
     names = ("state", "config", "tokenizer")
     state, config, tokenizer = (files.read_json(folder / f"{name}.json", FOREIGN) for name in names)
-    checks.check_state(state, config, folder / "state.json")
+    checks.check_state(state, folder / "state.json")
     config = translated(config)
     checks.check_config(config, folder / "config.json")
     return state, config, tokenizer

@@ -41,14 +41,12 @@ class State:
     wandb_id: str | None = None
 
 
-def check_state(state, config, path):
+def check_state(state, path):
     """Raise UserError unless state.json has the entries of State, and this version can read it."""
     stored = state.get("format")
     if type(stored) is int and stored > FORMAT:
-        versions = config.get("versions")
-        commit = versions.get("git_commit") if isinstance(versions, dict) else None
         what = f"the checkpoint has format {stored}, this code reads {FORMAT}"
-        raise UserError(what, path, f"update this repo; commit {commit} wrote it")
+        raise UserError(what, path, "update this repo")
     kinds = keys(State)
     missing = [key for key in kinds if key not in state and not hasattr(State, key)]
     if missing:
