@@ -1,24 +1,11 @@
-"""What the tests of sweeps share: a small dataset, a stand-in for train.py, short measurements."""
+"""What the tests of sweeps share: a stand-in for train.py, short measurements."""
 
-import random
 from pathlib import Path
 
 import pytest
 
 from bench.ablation import costs, launch, report
 from helpers.ablation import STUB
-from prepare import prepare
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    rng = random.Random(0)
-    words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
-    text = "".join(rng.choice(words) + rng.choice("    \n") for _ in range(1200))
-    (folder / "words.txt").write_text(text, encoding="utf-8")
-    prepare("words", input=str(folder / "words.txt"), tokenizer="char", data_dir=str(folder))
-    return folder
 
 
 @pytest.fixture(scope="module")

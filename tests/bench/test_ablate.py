@@ -36,7 +36,6 @@ def names(base=None, **config):
             [arm(idle=dict(mlp="relu", norm_eps=1e-3))],
             r"the arm idle changes nothing: norm_eps has no effect",
         ),
-        ([arm(rate=dict(learning_rate=1e-3))], r"the arm rate changes nothing"),
         ([arm(big=dict(n_layer=24))], r"arm big: no MLP width matches the base in params"),
         (["--design=leave_one_out", "--model=gpt2"], r"leave_one_out starts from llama"),
         (["--design=ladder", "--order=['nom']"], r"no rung nom .*choose from position, norm"),

@@ -12,7 +12,6 @@ from cpu_race import Result
 
 from bench.timing import decode, train
 from bench.timing.results import interval, turns
-from common.errors import Failure
 from common.runtime import Runtime
 
 TINY = SimpleNamespace(**dict(zip(train.FIELDS, (2, 2, 64, 16, 3, 65, 8), strict=True)))
@@ -93,26 +92,6 @@ def test_a_row_of_a_race_has_medians_then_each_round(tmp_path, monkeypatch):
     assert "`python bench/cpu_race.py --nanogpt=PATH`. " in text and "nanoGPT on 2 threads" in text
 
 
-def test_rounds_of_a_race_run_in_turn(tmp_path, monkeypatch, capsys):
-    """Every second round runs backwards."""
-    ran = []
-
-    def race(entrant, out_dir, cache):
-        ran.append((entrant.command[0], cache))
-        return Result(1.0, 1.0, [(1.0, 2.0)])
-
-    monkeypatch.setattr(cpu_race, "race", race)
-    monkeypatch.setattr(cpu_race, "test_loss", lambda out_dir: 2.0)
-    config = cpu_race.RaceConfig(rounds=2)
-    runs = cpu_race.run_rounds(config, tmp_path, 1, tmp_path)
-    names = [name for name, _ in ran]
-    assert names[:4] == names[:3:-1] and len({*names}) == len(runs) == 4
-    assert len({cache for _, cache in ran}) == 8
-    cpu_race.print_plan(config, tmp_path)
-    plan = capsys.readouterr().out
-    assert "2 rounds" in plan and "python train.py config/llama_laptop.py --seed=1337" in plan
-
-
 def test_a_run_of_a_race_starts_cold_and_its_cpu_seconds_count(tmp_path, monkeypatch):
     script = """import os
 assert not os.listdir(os.environ["TMPDIR"]) and "OMP_NUM_THREADS" not in os.environ
@@ -123,11 +102,3 @@ print("step 9: train loss 1.0, val loss 2.5, 2.25 on the whole")"""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     result = cpu_race.race(cpu_race.Entrant([], tmp_path), tmp_path, tmp_path / "cache")
     assert 0.02 < result.cpu <= result.wall and result.points[0][1] == 2.25
-
-
-def test_a_race_whose_run_fails_ends_in_one_line(tmp_path):
-    """The run itself, and the evaluation on the test split."""
-    with pytest.raises(Failure, match="a run failed: error: "):
-        cpu_race.race(cpu_race.Entrant(["nonsense"]), tmp_path / "out", tmp_path / "cache")
-    with pytest.raises(Failure, match="train.py failed: "):
-        cpu_race.test_loss(tmp_path / "none")

@@ -132,7 +132,6 @@ def test_a_file_that_is_not_ours_is_never_replaced(tmp_path, capsys):
         (["out-none"], "no run here .out-none"),
         (["out-none", "out-nil"], "no run in 2 folders: out-none is left out: no run here"),
         (["out-a", "--out=none/x.png"], "no such folder .none"),
-        (["out-a", "--uot=x"], "did you mean out"),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence_and_writes_nothing(argv, words, tmp_path):

@@ -40,17 +40,8 @@ def world(data_dir, tmp_path_factory):
 
 
 def command(folder, word, name, *more):
-    return knn.main(
-        [
-            word,
-            f"--out_dir={folder / 'run'}",
-            f"--data_dir={folder}",
-            f"--dataset={name}",
-            f"--store={folder / 'store'}-{name}",
-            "--batch_size=2",
-            *more,
-        ]
-    )
+    run = [f"--out_dir={folder / 'run'}", f"--data_dir={folder}", "--batch_size=2"]
+    return knn.main([word, *run, f"--dataset={name}", f"--store={folder / 'store'}-{name}", *more])
 
 
 def opened(folder, name):
@@ -196,6 +187,4 @@ def test_other_tokens_are_refused_and_nothing_is_left(world, tmp_path):
     prepare("byte", str(world / "byte.txt"), "byte", str(world))
     with pytest.raises(UserError, match="has other tokens than the model.*--tokenizer="):
         command(world, "build", "byte")
-    assert not [
-        path for path in world.iterdir() if path.name.endswith("byte") and "store" in path.name
-    ]
+    assert not list(world.glob("*store*byte"))

@@ -66,22 +66,3 @@ def test_without_a_terminal_there_is_a_line_for_each_run(capsys):
         "[1/2] rope seed 0: final 1.5000, best 1.2500, 20 s",
         "[2/2] rope seed 1: DIVERGED: loss nan [at step 1]",
     ]
-
-
-def test_the_plan_fits_80_columns_and_loses_no_change():
-    changes = {"position": "yarn", "mlp": "swiglu", "n_kv_head": 2, "learning_rate": 0.0003}
-    long = SimpleNamespace(changes=changes, values={"mlp_width": 1368}, against="base", match=None)
-    short = SimpleNamespace(changes={"norm": "dyt"}, values={}, against="rope", match=None)
-    state = state_of("a name that is longer than its column is wide", "dyt")
-    state.arms = dict(zip(state.arms, (long, short), strict=True))
-    row = {"parameters": 123_456_789}
-    row["milliseconds_per_step"] = {"median": 123.4}
-    state.costs = dict.fromkeys(state.arms, row)
-    lines = drawn(progress.plan_table(state, [job("dyt", seed) for seed in range(3)]), width=200)
-    assert max(map(len, lines)) <= 80
-    text = " ".join(lines)
-    for key, value in changes.items():
-        assert f"{key}={value}" in text  # no word is broken
-    last = [line.split() for line in lines if "dyt" in line][-1]
-    assert last[-5:] == ["3", "10", "s", "123.4", "123,456,789"]
-    assert "(compared with" in text

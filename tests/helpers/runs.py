@@ -17,14 +17,8 @@ from weights import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZE = [
-    "--n_layer=2",
-    "--n_head=2",
-    "--n_embd=32",
-    "--block_size=16",
-    "--batch_size=4",
-    "--log_interval=1",
-    "--warmup_iters=0",
-    "--device=cpu",
+    *("--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16", "--batch_size=4"),
+    *("--log_interval=1", "--warmup_iters=0", "--device=cpu"),
 ]
 
 
@@ -60,17 +54,9 @@ def stop_after(steps, real=train.train_step):
 
 
 def two_ranks(*argv, **more):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        "train.py",
-        *argv,
-    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     return subprocess.Popen(
-        command,
+        [*launcher, "train.py", *argv],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

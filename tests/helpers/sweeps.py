@@ -78,15 +78,9 @@ SWEEP = {
     **OF_THE_CODE,
 }
 DIVERGED = {
-    "status": "diverged",
-    "reason": "the loss is not finite at step 412",
-    "final_val_loss": None,
-    "final_tune": None,
-    "final_report": None,
-    "test_loss": None,
-    "blocks": None,
-    "extrapolation": {},
-    "sample": "",
+    **dict.fromkeys(("final_val_loss", "final_tune", "final_report", "test_loss", "blocks")),
+    **{"status": "diverged", "reason": "the loss is not finite at step 412"},
+    **{"extrapolation": {}, "sample": ""},
 }
 KILLED = DIVERGED | {"status": "failed", "reason": "killed by signal 9 (out of memory?)"}
 

@@ -1,5 +1,5 @@
 """Attention, its keys, T5's bias, latent and differential attention against independent modules in
-float64; windows in blocks; and what a layer with a convolution remembers.
+float64; and windows in blocks.
 
     python -m pytest tests/parts/test_attention.py
 """
@@ -99,22 +99,6 @@ def attn_sink(monkeypatch, detail):
     return y, theirs(x, angles, causal(9) + window)[0]
 
 
-def nope_every(monkeypatch, detail):
-    """SmolLM3, whose second layer of two has no positions."""
-    model = randomised(config("llama", dict(nope_every=2, n_kv_head=2)))
-    sizes = dict(num_key_value_heads=2, no_rope_layer_interval=2, pad_token_id=0)
-    modules = [attention_of("smollm3", "SmolLM3", layer=layer, **sizes) for layer in (0, 1)]
-    for theirs, block in zip(modules, model.blocks, strict=True):
-        give(theirs, block.attn)
-    detail(model.blocks[1].attn)
-    results = [read(model, layer) for layer in (0, 1)]
-    in_float64(monkeypatch)
-    theirs = [
-        m(x, angles, causal(9))[0] for m, (x, _, angles) in zip(modules, results, strict=True)
-    ]
-    return torch.cat([y for _, y, _ in results]), torch.cat(theirs)
-
-
 def value_residual(monkeypatch, detail):
     """x-transformers. Its share of the own values is one per token and head, sigmoid(x W + b): here
     the same for all, as in the paper. It also gates each head."""
@@ -143,20 +127,6 @@ def value_residual(monkeypatch, detail):
     first, inside = layers[0](x[0], return_intermediates=True)
     second = layers[1](x[1], value_residual=inside.values)
     return torch.cat(ours), torch.cat((first, second))
-
-
-def conv(monkeypatch, detail):
-    """torch's own convolution, as the authors' code uses it, before attention without one."""
-    model = randomised(config("llama", dict(conv=4)))
-    mixer = model.blocks[1].attn
-    theirs = torch.nn.Conv1d(16, 16, 4, groups=16, padding=3, bias=False).double()
-    theirs.weight.copy_(mixer.conv.weight[:, None])
-    detail(mixer)
-    x, y, _ = read(model, layer=1)
-    mixer.conv = None
-    pos = torch.arange(9)[None]
-    where = Where(model.wpe, pos, model.wpe.angles(pos), None, {})
-    return y, mixer(x + theirs(x.mT)[..., :9].mT, where)
 
 
 def t5(monkeypatch, detail):
@@ -225,9 +195,7 @@ MODELS = {  # the independent model of each part, and mistakes that the comparis
         lambda mixer: mixer.gate.weight.copy_(mixer.gate.weight.roll(4, 0)),  # of other heads
     ],
     attn_sink: [without("sinks"), lambda mixer: mixer.sinks.neg_()],
-    nope_every: [without("turns", True)],
     value_residual: [without("share"), lambda mixer: mixer.share.fill_(0.7), without("gate")],
-    conv: [without("conv"), lambda mixer: mixer.conv.weight.copy_(mixer.conv.weight.flip(1))],
     t5: [without("farthest", 127)],
     mla: [wrong_scale],
     differential: [counted_from_one],
@@ -280,9 +248,6 @@ def test_norm_eps_has_an_effect_on_norms_within_a_mixer():
     assert "norm_eps" in idle(values)
     for word in ("mla", "differential", "attention,mla"):
         assert "norm_eps" not in idle(values | dict(mixer=word))
-
-
-# ---------------------------------------------------------------- differential attention
 
 
 # ---------------------------------------------------------------- dropout of the weights

@@ -1,7 +1,6 @@
 """The mixers with a state of fixed size, beyond the gates of test_variants.py: over several chunks,
 their three forms, and against transformers."""
 
-import itertools
 from collections import Counter
 
 import pytest
@@ -134,27 +133,9 @@ def test_a_hybrid_repeats_over_the_depth_and_turns_its_attention():
 
 # Layers that forget their past.
 SPARE = [arm("mamba2"), arm("gated_delta"), dict(conv=4)]
-forgetful = pytest.mark.parametrize("change", SPARE, ids=name)
 
 
-@torch.no_grad()
-@forgetful
-def test_padding_leaves_no_trace(change):
-    """The state and the convolution's inputs are those of the row read alone."""
-    model = randomised(config("gpt2", change | dict(bias="all")))
-    x, pad = tokens(model.config, 1, 12), 5
-    padded = torch.cat((x[:, :1].expand(-1, pad), x), dim=1)
-    cache, alone = KVCache(torch.tensor([pad])), KVCache()
-    for a, b in itertools.pairwise((0, 2, 9, 10, 12)):
-        model(padded[:, a + pad * (a > 0) : b + pad], cache=cache)
-        model(x[:, a:b], cache=alone)
-    for layer, expected in zip(cache.layers, alone.layers, strict=True):
-        for held in ("inputs", "states") if hasattr(layer, "states") else ("inputs",):
-            a, b = getattr(layer, held), getattr(expected, held)
-            assert gates.close(a, b, 1e-12) and a.any()
-
-
-@forgetful
+@pytest.mark.parametrize("change", SPARE, ids=name)
 def test_it_goes_back_as_far_as_it_has_copies(change):
     model = randomised(config("llama", change))
     x = tokens(model.config, 1, 20)
@@ -210,14 +191,30 @@ def test_it_starts_as_the_authors_code(word):
 # ---------------------------------------------------------------- transformers
 
 
-def check_against(word, theirs, weights, detail=None):
-    """Our mixer, with the weights of their module, computes what theirs does; in float32, as their
-    code does inside. detail(mixer) breaks ours."""
+def check_against_qwen3_next(detail=None):
+    """Our gated_delta, with the weights of their module, computes what theirs does, with 2 heads of
+    3 for keys and 8 for values; in float32, as their code does inside. detail(mixer) breaks
+    ours."""
+    modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    sizes = dict(hidden_size=8, num_hidden_layers=1, layer_types=["linear_attention"])
+    sizes |= dict(linear_num_key_heads=2, linear_key_head_dim=3, rms_norm_eps=0.01)
+    sizes |= dict(linear_num_value_heads=2, linear_value_head_dim=8)
+    theirs = modeling.Qwen3NextGatedDeltaNet(modeling.Qwen3NextConfig(**sizes), 0)
     torch.manual_seed(0)
     for p in theirs.parameters():
         torch.nn.init.normal_(p, 0.0, 0.4)
-    mixer = mixer_of(word, n_head=2, n_embd=8, state_size=3, expand=2, norm_eps=0.01).float()
-    mixer.load_state_dict(weights(theirs.state_dict()))
+    w = theirs.state_dict()
+    heads = w["in_proj_qkvz.weight"].view(2, -1, 8).split((3, 3, 8, 8), dim=1)
+    q, k, v, z = (part.flatten(0, 1) for part in heads)
+    b, a = w["in_proj_ba.weight"].view(2, 2, 8).unbind(1)
+    ours = dict(wq=q, wk=k, wv=v, wz=z, wb=b, wa=a, wo=w["out_proj.weight"])
+    ours |= dict(conv=w["conv1d.weight"][:, 0], norm=w["norm.weight"])
+    weights = {f"{name}.weight": tensor for name, tensor in ours.items()}
+    weights |= {"decay.log_rate": w["A_log"], "decay.bias": w["dt_bias"]}
+
+    sizes = dict(n_head=2, n_embd=8, state_size=3, expand=2, norm_eps=0.01)
+    mixer = mixer_of("gated_delta", **sizes).float()
+    mixer.load_state_dict(weights)
     if detail:
         detail(mixer)
     x = torch.randn(2, 70, 8)
@@ -225,65 +222,15 @@ def check_against(word, theirs, weights, detail=None):
         return gates.close(run(mixer, x), theirs(x))
 
 
-def qwen3_next():
-    """(their module, their weights -> ours), with 2 heads of 3 for keys and 8 for values."""
-    modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
-    sizes = dict(hidden_size=8, num_hidden_layers=1, layer_types=["linear_attention"])
-    sizes |= dict(linear_num_key_heads=2, linear_key_head_dim=3, rms_norm_eps=0.01)
-    sizes |= dict(linear_num_value_heads=2, linear_value_head_dim=8)
-    theirs = modeling.Qwen3NextGatedDeltaNet(modeling.Qwen3NextConfig(**sizes), 0)
-
-    def weights(w):
-        heads = w["in_proj_qkvz.weight"].view(2, -1, 8).split((3, 3, 8, 8), dim=1)
-        q, k, v, z = (part.flatten(0, 1) for part in heads)
-        b, a = w["in_proj_ba.weight"].view(2, 2, 8).unbind(1)
-        ours = dict(wq=q, wk=k, wv=v, wz=z, wb=b, wa=a, wo=w["out_proj.weight"])
-        ours |= dict(conv=w["conv1d.weight"][:, 0], norm=w["norm.weight"])
-        return {f"{name}.weight": tensor for name, tensor in ours.items()} | {
-            "decay.log_rate": w["A_log"],
-            "decay.bias": w["dt_bias"],
-        }
-
-    return theirs, weights
-
-
-def mamba2():
-    """(their module, their weights -> ours), with 2 heads of 8 and a state of 3."""
-    modeling = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
-    sizes = dict(hidden_size=8, num_heads=2, head_dim=8, state_size=3, expand=2, n_groups=1)
-    their_config = modeling.Mamba2Config(
-        **sizes, num_hidden_layers=1, layer_norm_epsilon=0.01, chunk_size=16
-    )
-
-    def weights(w):
-        z, x, b, c, dt = w["in_proj.weight"].split((16, 16, 3, 3, 2))
-        ours = dict(wq=c, wk=b, wv=x, wz=z, wa=dt, wo=w["out_proj.weight"], norm=w["norm.weight"])
-        conv, bias = (
-            w[f"conv1d.{name}"].squeeze().split((16, 3, 3)) for name in ("weight", "bias")
-        )
-        return {f"{name}.weight": tensor for name, tensor in ours.items()} | {
-            "conv.weight": torch.cat(conv[::-1]),  # x, B, C there; q, k, v here
-            "conv.bias": torch.cat(bias[::-1]),
-            "decay.log_rate": w["A_log"],
-            "decay.bias": w["dt_bias"],
-            "skip": w["D"],
-        }
-
-    return modeling.Mamba2Mixer(their_config, 0), weights
-
-
-THEIRS = {"gated_delta": qwen3_next, "mamba2": mamba2}
-
-
-@words
-def test_it_is_transformers_and_a_mistake_would_be_seen(word):
-    assert check_against(word, *THEIRS[word]())
+def test_it_is_transformers_and_a_mistake_would_be_seen():
+    """test_families.py compares mamba2."""
+    assert check_against_qwen3_next()
     for mistake in (
         lambda mixer: setattr(mixer.norm, "eps", 1e-5),
         lambda mixer: mixer.conv.weight.data.copy_(mixer.conv.weight.flip(1)),
         lambda mixer: mixer.decay.log_rate.data.add_(0.1),
     ):
-        assert not check_against(word, *THEIRS[word](), mistake)
+        assert not check_against_qwen3_next(mistake)
 
 
 # ---------------------------------------------------------------- 16 bits

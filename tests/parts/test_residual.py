@@ -100,6 +100,3 @@ def test_a_wrong_detail_is_not_the_package():
 
     for detail in (another_stream, the_transpose, one_strength):
         assert not check_package(5, 4, detail)
-
-
-# ---------------------------------------------------------------- what it says of itself
