@@ -5,20 +5,11 @@ import pytest
 import ablate
 from bench.ablation import arms, designs, settings
 from common import files
-from common.configurator import build
 from common.errors import UserError
 from common.files import ROOT
-from helpers.ablation import arguments, arm
-from parts import costs, mlp
+from helpers.ablation import arguments, arm, names
+from parts import costs
 from parts.variant import POSITION
-
-
-def names(base=None, **config):
-    """{name: Arm} of a configuration of the sweep."""
-    base = {"model": "gpt2"} | (base or {})
-    found = designs.enumerate_arms(build(settings.AblateConfig, config), base)
-    return {each.name: each for each in found}
-
 
 # ---------------------------------------------------------------- mistakes
 
@@ -60,19 +51,13 @@ def test_a_mistake_is_found_before_anything_is_written(
     assert found.value.status == 2 and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "slot, word, like", [(POSITION, "rope", "none"), (mlp.MLP, "swiglu", "geglu")]
-)
-def test_a_dead_switch_stops_the_sweep_by_name(
-    data_dir, tmp_path, quick, stub, monkeypatch, slot, word, like
-):
-    """A rotation that is skipped, as in a published "NoPE = RoPE" result, and a dead MLP."""
-    monkeypatch.setitem(slot, word, slot[like])
-    key = "position" if slot is POSITION else "mlp"
-    two = arm(fine=dict(norm="rmsnorm"), dead={key: word})
-    wanted = f"the arm dead changes nothing: its logits are those of base .{key}={word}"
+def test_a_dead_switch_stops_the_sweep_by_name(data_dir, tmp_path, quick, stub, monkeypatch):
+    """A rotation that is skipped, as in a published "NoPE = RoPE" result."""
+    monkeypatch.setitem(POSITION, "rope", POSITION["none"])
+    two = arm(fine=dict(norm="rmsnorm"), dead=dict(position="rope"))
+    wanted = "the arm dead changes nothing: its logits are those of base .position=rope"
     with pytest.raises(UserError, match=wanted):
-        ablate.main(arguments(data_dir, tmp_path / "out", f"--{key}={like}", two), stub)
+        ablate.main(arguments(data_dir, tmp_path / "out", "--position=none", two), stub)
     assert not (tmp_path / "out").exists()
 
 

@@ -10,23 +10,16 @@ import pytest
 
 import ablate
 from bench.ablation import arms, designs, settings
-from common.configurator import build, from_text, keys
+from common.configurator import from_text, keys
 from common.errors import UserError
 from common.files import ROOT
-from helpers.ablation import arguments, rows_of
+from helpers.ablation import arguments, names, rows_of
 from parts.architectures import ARCH
 from parts.variant import POSITION
 
 SWEEPS = [path for path in (ROOT / "config").rglob("*.py") if "bench/ablate.py" in path.read_text()]
 DIFFER = {key for key in ARCH["gpt2"] if ARCH["gpt2"][key] != ARCH["llama"][key]}
 FACTORS = ["position", "norm", "mlp", "bias", "tie_embeddings"]
-
-
-def names(base=None, **config):
-    """{name: Arm} of a configuration of the sweep."""
-    base = {"model": "gpt2"} | (base or {})
-    made = designs.enumerate_arms(build(settings.AblateConfig, config), base)
-    return {arm.name: arm for arm in made}
 
 
 @pytest.mark.parametrize(

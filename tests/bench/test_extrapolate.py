@@ -3,7 +3,6 @@
 Run: python -m pytest tests/bench/test_extrapolate.py"""
 
 import json
-import shutil
 
 import extrapolate
 import numpy as np
@@ -16,7 +15,6 @@ from common.errors import UserError
 from common.runtime import set_up
 from helpers.runs import arguments
 from parts.position import ROPE_SCALING
-from prepare import prepare
 from tokens.token_files import load_split
 from weights import checkpoint
 
@@ -86,12 +84,3 @@ def test_runs_that_cannot_be_compared_are_refused(world, data_dir, tmp_path):
     train.main(arguments(data_dir, tmp_path / "short", *more))
     with pytest.raises(UserError, match="words at block_size=16 .* words at block_size=8"):
         lines_of(data_dir, str(world / "rope"), str(tmp_path / "short"))
-    with pytest.raises(UserError, match="no run folders"):
-        extrapolate.main([])
-
-    shutil.copytree(data_dir, tmp_path / "data")
-    (tmp_path / "words.txt").write_text("the king of rome " * 100)
-    shutil.rmtree(tmp_path / "data" / "words")
-    prepare("words", str(tmp_path / "words.txt"), "byte", str(tmp_path / "data"))
-    with pytest.raises(UserError, match="other tokens than the model"):
-        lines_of(tmp_path / "data", str(world / "rope"))

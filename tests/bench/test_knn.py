@@ -147,39 +147,34 @@ def test_what_is_no_datastore_is_refused(world, tmp_path):
         sample.main([*model, f"--knn={tmp_path}", "--dtype=int8"])
     with pytest.raises(UserError, match="there is something already"):
         command(world, "build", "eagle")
-    with pytest.raises(UserError, match="write build or score"):
-        knn.main(["bake"])
 
     store = tmp_path / "store"
     shutil.copytree(world / "store-eagle", store)
     facts = json.loads((store / "datastore.json").read_text())
-    (store / "datastore.json").write_text(json.dumps(facts | {"weights": "0"}))
-    with pytest.raises(UserError, match="belongs to other weights"):
-        sample.main([*model, f"--knn={store}"])
-    (store / "datastore.json").write_text(json.dumps(facts))
 
+    def check_refused(words, **changed):
+        """Of the store, with some facts changed."""
+        (store / "datastore.json").write_text(json.dumps(facts | changed))
+        with pytest.raises(UserError, match=words):
+            sample.main([*model, f"--knn={store}"])
+
+    check_refused("belongs to other weights", weights="0")
     tokens = np.load(store / "tokens.npy")
     above = np.append(tokens[:-1], 999_999).astype(np.int64)
     for wrong in (tokens[:3], tokens[:, None], tokens.astype(float), above, -above, above[0]):
         np.save(store / "tokens.npy", wrong)
-        with pytest.raises(UserError, match="damaged: it does not fit"):
-            sample.main([*model, f"--knn={store}"])
+        check_refused("damaged: it does not fit")
     np.save(store / "tokens.npy", tokens)
     for count in (10**12, "x", None, 1):
-        (store / "datastore.json").write_text(json.dumps(facts | {"shards": count}))
-        with pytest.raises(UserError, match="the datastore is damaged"):
-            sample.main([*model, f"--knn={store}"])
-    (store / "datastore.json").write_text(json.dumps(facts))
+        check_refused("the datastore is damaged", shards=count)
     import faiss
 
     width = opened(world, "eagle")[0].config.n_embd
     for other in (faiss.IndexFlatL2(width), faiss.index_factory(8, "IVF1,Flat")):
         faiss.write_index(other, str(store / "0.index"))
-        with pytest.raises(UserError, match="damaged: it does not fit"):
-            sample.main([*model, f"--knn={store}"])
+        check_refused("damaged: it does not fit")
     (store / "0.index").write_bytes(b"nothing")
-    with pytest.raises(UserError, match="damaged: RuntimeError"):
-        sample.main([*model, f"--knn={store}"])
+    check_refused("damaged: RuntimeError")
 
 
 def test_other_tokens_are_refused_and_nothing_is_left(world, tmp_path):

@@ -145,13 +145,6 @@ def gpu_sh(tmp_path, *argv, **more):
     return done, [shlex.split(line) for line in log.read_text().splitlines()]
 
 
-def test_gpu_sh_lists_its_steps_and_needs_a_gpu(tmp_path):
-    done, commands = gpu_sh(tmp_path, "--dry_run")
-    assert done.returncode == 0 and "steps: data train shakespeare" in done.stdout and not commands
-    done, _ = gpu_sh(tmp_path, FAIL="cuda.is_available")
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-
-
 def test_gpu_sh_goes_on_where_it_stopped(tmp_path):
     done, commands = gpu_sh(tmp_path, FAIL="speed.py train", TINY="1")
     assert done.returncode == 1 and "not done: train;" in done.stderr

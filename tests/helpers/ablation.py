@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from bench.ablation import designs, settings
+from common.configurator import build
 from common.runtime import versions
 from training.run_folder import read_rows
 
@@ -84,6 +86,13 @@ def arguments(data_dir, out, *more):
 
 def arm(**named):
     return f"--arms={named!r}"
+
+
+def names(base=None, **config):
+    """{name: Arm} of a configuration of the sweep."""
+    base = {"model": "gpt2"} | (base or {})
+    made = designs.enumerate_arms(build(settings.AblateConfig, config), base)
+    return {each.name: each for each in made}
 
 
 def rows_of(out):

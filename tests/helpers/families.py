@@ -100,11 +100,6 @@ CASES = CORNERS | {  # name: (model_type, its configuration, what our model is)
         LLAMA | EXPERTS | dict(sliding_window=9, rope_parameters=THETA),
         dict(mlp="moe", n_experts=5, top_k=3, window=9, mlp_width=107),
     ),
-    "mixtral-yarn": (
-        "mixtral",
-        LLAMA | EXPERTS | dict(head_dim=24, rope_parameters=SCALED | {"rope_type": "yarn"}),
-        dict(head_dim=24, rope_scaling="yarn", rope_factor=4.0),
-    ),
     "mamba2": (
         "mamba2",
         dict(vocab_size=999, hidden_size=84, num_hidden_layers=2, max_position_embeddings=64)

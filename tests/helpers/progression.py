@@ -19,10 +19,8 @@ def trained(key):
     """LLaMA with some parts swapped, trained for a moment."""
     torch.manual_seed(0)
     model = Variant(config("llama", dict(key), vocab_size=V, block_size=CONTEXT))
-    optimizer, rng = (
-        torch.optim.AdamW(model.parameters(), lr=2e-2, fused=True),
-        torch.Generator().manual_seed(1),
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2, fused=True)
+    rng = torch.Generator().manual_seed(1)
     for _ in range(40):
         numbers = torch.randint(1, V, (24, 2), generator=rng)
         idx = torch.stack(

@@ -25,7 +25,6 @@ NUMBERS = [
     dict(mlp_width=40),
     dict(norm_eps=0.5, norm="rmsnorm"),
     dict(bias="norm", norm="layernorm"),
-    dict(bias="norm", norm="dyt"),
     dict(rope_theta=50.0, position="rope"),
     dict(rope_fraction=0.5, position="rope"),
     dict(relative_clip=3, position="relative"),
@@ -41,7 +40,6 @@ NUMBERS = [
     dict(conv=3, window=5),
     dict(streams=2, residual="hyper", block="post"),
     dict(residual="hyper", block="parallel"),
-    dict(n_experts=3, mlp="moe"),
     dict(n_experts=1, top_k=1, mlp="moe", mlp_width=24),
     dict(top_k=3, mlp="moe"),
     dict(shared_experts=1, mlp="moe"),
@@ -53,8 +51,6 @@ NUMBERS = [
     dict(rope_head_dim=4, mixer="mla"),
     dict(mixer="differential", n_kv_head=2, window=5),
     dict(mixer="gated_delta,attention"),
-    dict(state_size=3, mixer="gated_delta", position="none"),
-    dict(expand=2, mixer="gated_delta", position="none"),
     dict(conv=2, mixer="mamba2", position="none"),
     dict(state_size=3, expand=2, mixer="mamba2", position="none"),
 ]
@@ -138,10 +134,9 @@ def saved_bytes(model, B, T):
     own, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
 
     def pack(tensor):
-        if tensor.untyped_storage().data_ptr() not in own:
-            kept[tensor.untyped_storage().data_ptr()] = (
-                tensor  # held, so that no address is used twice
-            )
+        address = tensor.untyped_storage().data_ptr()
+        if address not in own:
+            kept[address] = tensor  # held, so that no address is used twice
         return tensor
 
     x = torch.zeros(B, T, dtype=torch.long)

@@ -21,8 +21,6 @@ from weights.checkpoint import find
         "--mixer=gated_delta,attention --residual=hyper",
         "--mixer=mamba2 --position=none --draft=lookup",
         "--mixer=mla,differential --dtype=int8",
-        pytest.param("--conv=4 --window=40 --draft=lookup", marks=pytest.mark.slow),
-        pytest.param("--position=t5 --head_dim=20 --dtype=int8", marks=pytest.mark.slow),
     ],
 )
 def test_they_train_and_write(keys, data_dir, tmp_path, capsys):
