@@ -31,8 +31,6 @@ from training.run_folder import lock_run, read_rows
 
 ROPE = arm(rope=dict(position="rope"))
 
-# ---------------------------------------------------------------- sweeps with the stub
-
 
 def test_crash_and_hang_are_failed_rows_and_the_others_run(
     data_dir, tmp_path, quick, stub, capsys, monkeypatch

@@ -132,7 +132,6 @@ def test_anything_can_be_a_factor():
             dict(factors=["norm", {"other": [{}, dict(norm="none")]}]),
             "norm and other both change norm",
         ),
-        (dict(design="factorial,axis", axis="norm"), "factorial stands alone"),
         (dict(arms={"x": dict(n_layer=1)}), "factorial makes all arms itself"),
     ],
 )

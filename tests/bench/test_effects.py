@@ -50,9 +50,6 @@ def effects(**given):
     return factorial.effects(*sweep(**given)).set_index("name")
 
 
-# ---------------------------------------------------------------- a factorial
-
-
 def test_known_effects_are_found_without_noise():
     frame = effects(sd=1e-9)
     assert list(frame.index) == [*EFFECTS, *map(":".join, combinations(EFFECTS, 2))]

@@ -270,9 +270,6 @@ def test_wrong_answers_stand_beside_the_loss(tmp_path, no_figures):
     assert table_of(tmp_path, "change")["rope"]["wrong answers"] == "0.0%"
 
 
-# ---------------------------------------------------------------- several sweeps
-
-
 def test_folders_of_one_sweep_are_joined_and_others_get_their_own_report(tmp_path, not_saved):
     make_sweep(tmp_path / "a", **FEW)
     make_sweep(tmp_path / "b", **FEW, hardware="H200")
@@ -292,9 +289,6 @@ def test_folders_of_one_sweep_are_joined_and_others_get_their_own_report(tmp_pat
     assert Page(text_of(tmp_path / "c", "report.html")).titles[0] == "Another?"
     assert not (tmp_path / "b/report.html").exists()
     assert all((folder / "history.jsonl").exists() for folder in folders)
-
-
-# ---------------------------------------------------------------- the terminal, the command
 
 
 @pytest.mark.parametrize("name", ["rope", "position=rope+mlp=swiglu+norm=rmsnorm", "a" * 29])

@@ -250,9 +250,6 @@ def test_norm_eps_has_an_effect_on_norms_within_a_mixer():
         assert "norm_eps" not in idle(values | dict(mixer=word))
 
 
-# ---------------------------------------------------------------- dropout of the weights
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("mixer", ["attention", "differential", "mla"])
 def test_the_weights_have_a_dropout_of_their_own(mixer):
@@ -269,9 +266,6 @@ def test_the_weights_have_a_dropout_of_their_own(mixer):
 
     assert changed(attn_dropout=0.5) and changed(dropout=0.5)
     assert not changed(dropout=0.5, attn_dropout=0.0)
-
-
-# ---------------------------------------------------------------- a convolution before attention
 
 
 def test_conv_stands_before_attention_alone():

@@ -106,9 +106,6 @@ def test_backward_costs_twice_the_forward():
     assert counter.get_total_flops() == 20 * costs.training_flops_per_token(c, 20)
 
 
-# ---------------------------------------------------------------- matching
-
-
 @every
 def test_matching(change):
     """At width 384 and at a tiny one the costs come within half a percent of the base's."""

@@ -109,18 +109,6 @@ def test_gates_over_several_chunks(monkeypatch):
         gates.test_gradient_reaches_every_parameter_and_the_first_loss_is_right("llama", arm(word))
 
 
-@words
-def test_causality_at_the_real_size_of_a_chunk(word):
-    c = config("llama", arm(word, block_size=LONG))
-    gates.check_causality(c)
-    model = Variant(c)  # in float32, as one trains
-    x = tokens(c)
-    for t in (1, 63, 64, 100):
-        changed = x.clone()
-        changed[:, t] = (changed[:, t] + 1) % c.vocab_size
-        assert torch.equal(model(x)[0][:, :t], model(changed)[0][:, :t])
-
-
 def test_a_hybrid_repeats_over_the_depth_and_turns_its_attention():
     c = config("llama", dict(mixer="gated_delta,gated_delta,gated_delta,attention", n_layer=8))
     kinds = [type(block.attn).__name__ for block in Variant(c).blocks]
@@ -231,9 +219,6 @@ def test_it_is_transformers_and_a_mistake_would_be_seen():
         lambda mixer: mixer.decay.log_rate.data.add_(0.1),
     ):
         assert not check_against_qwen3_next(mistake)
-
-
-# ---------------------------------------------------------------- 16 bits
 
 
 @words

@@ -31,7 +31,7 @@ from helpers.variants import (
     tokens,
 )
 from parts import attention, variant
-from parts.architectures import ARCH, CORNERS, FORMER, configure, make
+from parts.architectures import ARCH, CORNERS, configure, make
 from parts.cache import KVCache, visible
 from parts.mlp import MLP
 from parts.part import MIXER
@@ -77,16 +77,6 @@ def test_configure_and_make():
     c = configure({"model": "gpt2", "position": "rope"})
     slots = c.position, c.norm, c.mlp, c.bias, c.tie_embeddings
     assert slots == ("rope", "layernorm", "gelu", "all", True)
-
-
-def test_keys_of_earlier_versions_are_words_of_attn_extra():
-    """As a checkpoint's config.json has them."""
-    former = dict(attn_gate="head", attn_sink=True, value_residual=False, xsa=True)
-    assert former.keys() < FORMER.keys()
-    c = configure(SIZES | former | dict(model="llama"))
-    assert c.attn_extra == "gate_head,sink,xsa"
-    c = configure(SIZES | dict(model="llama", arch="gpt-oss", attn_sink=False))
-    assert c.attn_extra == "none"
 
 
 @pytest.mark.parametrize("arch", ARCH)
