@@ -35,14 +35,6 @@ def test_rope_is_drawn_on_the_circle_and_its_scores_depend_on_the_distance():
         assert np.ptp(values.diagonal(distance)) < 1e-4
 
 
-def test_alibi_shows_the_papers_slopes():
-    left, right = gallery.alibi().axes
-    for i, (line, weights) in enumerate(zip(left.lines, right.lines, strict=True), 1):
-        distance, added = line.get_data()
-        assert np.allclose(added, -(2.0**-i) * np.asarray(distance))
-        assert weights.get_label() == f"1/{2**i}" and abs(sum(weights.get_ydata()) - 1) < 1e-5
-
-
 @pytest.mark.parametrize("keys", gallery.MASKS.values(), ids=str)
 def test_a_mask_is_what_the_heads_of_that_model_weigh(keys):
     model = model_with(**keys)

@@ -29,7 +29,6 @@ CORNERS = {  # those that are a readable model
         | dict(intermediate_size=1),
         dict(tie_embeddings=True, n_kv_head=1),
     ),
-    "llama-mha": ("llama", LLAMA | dict(num_key_value_heads=14, rope_parameters=THETA), {}),
 }
 CASES = CORNERS | {  # name: (model_type, its configuration, what our model is)
     "gpt2-gelu": (

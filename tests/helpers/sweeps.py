@@ -24,7 +24,6 @@ CHANGES = {
     "base-again": {},
     "rope": {"position": "rope"},
     "alibi": {"position": "alibi"},
-    "swiglu": {"mlp": "swiglu"},
     "untied": {"tie_embeddings": False},
     "gqa": {"n_kv_head": 2},
     "post": {"block": "post"},
