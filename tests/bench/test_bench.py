@@ -11,7 +11,7 @@ import speed
 from cpu_race import Result
 
 from bench.timing import decode, train
-from bench.timing.results import interval, turns
+from bench.timing.results import turns
 from common.runtime import Runtime
 
 TINY = SimpleNamespace(**dict(zip(train.FIELDS, (2, 2, 64, 16, 3, 65, 8), strict=True)))
@@ -36,13 +36,6 @@ def test_sides_are_of_one_size_and_take_the_same_step():
         assert after < before  # one step learns
         assert abs(before.item() - np.log(65)) < 0.5  # the mean over the tokens, in nats
         assert all(p.grad is None for p in side.model.parameters())
-
-
-def test_interval_holds_the_median_and_narrows():
-    rng = np.random.default_rng(0)
-    few, many = (interval(1.2 + 0.1 * rng.standard_normal(n)) for n in (8, 400))
-    assert few[1] < few[0] < few[2] and many[1] < 1.2 < many[2]
-    assert many[2] - many[1] < few[2] - few[1]
 
 
 def test_in_turns_no_side_always_follows_the_same_one():

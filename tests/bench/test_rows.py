@@ -92,21 +92,6 @@ def test_an_odd_row_is_named_and_left_out(tmp_path, capsys, odd):
     assert "rows.jsonl: line 2 is not readable and left out" in capsys.readouterr().err
 
 
-def test_odd_values_of_a_row_and_odd_costs_leave_the_rest(tmp_path):
-    _, lines, rope = make(tmp_path)
-    odd = {"curve": None, "blocks": ["x"], "extrapolation": None, "sample": 3, "hardware": None}
-    odd |= {"bits_per_byte": "1.9", "seconds": None}
-    write(tmp_path, "rows.jsonl", [*lines, rope | odd])
-    prices = [json.loads(x) for x in (tmp_path / "costs.jsonl").read_text().splitlines()]
-    write(tmp_path, "costs.jsonl", [{}, {"arm": "rope"}, prices[0] | {"step_ratio": 2}, *prices])
-    runs = rows.load(tmp_path)
-    assert runs.attrs["odd"] == ["costs.jsonl, line 1", "costs.jsonl, line 2"]
-    row = runs[(runs.arm == "rope") & (runs.seed == 0) & (runs.purpose == "report")].iloc[0]
-    assert (row.curve, row.blocks, row.extrapolation, row["sample"]) == ([], [], {}, "")
-    frame = verdicts.judge(runs, rows.plan(tmp_path))
-    assert frame.verdict[0] == "better"
-
-
 @pytest.mark.parametrize("odd", [{}, {"looks": ["3"]}, {"looks": [[1]]}, {"arms": 3}], ids=str)
 def test_an_odd_line_of_the_history_is_left_out(tmp_path, odd):
     make(tmp_path)

@@ -27,21 +27,14 @@ def judge(sweep, lines, prices=(), **given):
 
 
 def reported(lines, *arms):
-    losses = [
-        line["final_report"]
-        for line in lines
-        if line["arm"] in arms and line["purpose"] == "report"
-    ]
-    return np.array(losses, float)
+    runs = [line for line in lines if line["arm"] in arms and line["purpose"] == "report"]
+    return np.array([run["final_report"] for run in runs], float)
 
 
 def with_runs(sweep, lines, arm, change):
     """The lines, with what `change` says of the seed of each reported run of an arm."""
-    is_run = [line["arm"] == arm and line["purpose"] == "report" for line in lines]
-    return [
-        line | (change(line["seed"]) if chosen else {})
-        for line, chosen in zip(lines, is_run, strict=True)
-    ]
+    is_run = lambda line: line["arm"] == arm and line["purpose"] == "report"
+    return [line | (change(line["seed"]) if is_run(line) else {}) for line in lines]
 
 
 DIVERGED = {"status": "diverged", "final_report": None}
@@ -419,9 +412,8 @@ def test_the_badge_is_benjamini_s_and_hochberg_s_over_all_swaps(tmp_path):
     for p, agrees in ((0.01, True), (0.04, False)):  # of alibi, in its sweep decided
         frames[1].loc[0, "p_looks"] = p
         swaps = pd.concat(frame[frame.kind == "swap"] for frame in frames[:2])
-        corrected = dict(
-            zip(swaps.name, multipletests(swaps.p_looks, 0.05, "fdr_bh")[0], strict=True)
-        )
+        decided = multipletests(swaps.p_looks, 0.05, "fdr_bh")[0]
+        corrected = dict(zip(swaps.name, decided, strict=True))
         assert corrected["rope"] and corrected["alibi"] == agrees
         found = verdicts.badges(frames)
         assert [list(frame.name[badge]) for frame, badge in zip(frames, found, strict=True)] == [

@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -38,10 +39,8 @@ def causal(T):
 
 def in_float64(monkeypatch):
     """Transformers computes softmax and sums in float32: here they stay in float64."""
-    real_softmax, real_sum = torch.nn.functional.softmax, torch.sum
-    monkeypatch.setattr(
-        torch.nn.functional, "softmax", lambda x, dim, dtype=None: real_softmax(x, dim)
-    )
+    real_softmax, real_sum = F.softmax, torch.sum
+    monkeypatch.setattr(F, "softmax", lambda x, dim, dtype=None: real_softmax(x, dim))
     monkeypatch.setattr(torch, "sum", lambda x, dim, dtype=None: real_sum(x, dim))
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *args, **more: tensor)
 
@@ -309,9 +308,8 @@ BLOCKS = [
 def blocked(monkeypatch):
     """The calls of the form in blocks."""
     calls, real = [], attention.Attention.blocked
-    monkeypatch.setattr(
-        attention.Attention, "blocked", lambda *args: calls.append(1) or real(*args)
-    )
+    spy = lambda *args: calls.append(1) or real(*args)
+    monkeypatch.setattr(attention.Attention, "blocked", spy)
     return calls
 
 

@@ -92,9 +92,8 @@ def test_the_balance_loss_is_mixtrals():
 @pytest.mark.parametrize("base", ["gpt2", "llama"])
 def test_one_expert_is_the_dense_mlp_to_the_last_bit(balance, base):
     single = dict(mlp="moe", n_experts=1, top_k=1, moe_balance=balance, bias="none")
-    experts, dense = (
-        Variant(config(base, arm)) for arm in (single, dict(mlp="swiglu", bias="none"))
-    )
+    experts = Variant(config(base, single))
+    dense = Variant(config(base, dict(mlp="swiglu", bias="none")))
     with torch.no_grad():
         for p, q in zip(experts.parameters(), dense.parameters(), strict=True):
             p.copy_(q.normal_(0, 0.3).view_as(p))
@@ -339,9 +338,7 @@ def test_it_trains_and_writes(data_dir, tmp_path, capsys, balance):
     assert trained[16] < trained[1] - 0.2
 
     capsys.readouterr()
+    argv = [f"--out_dir={tmp_path / 'a'}", "--device=cpu", "--top_k=5", "--max_new_tokens=40"]
     for dtype in ("float32", "int8"):
-        sample.main(
-            [f"--out_dir={tmp_path / 'a'}", "--device=cpu", f"--dtype={dtype}", "--top_k=5"]
-            + ["--max_new_tokens=40"]
-        )
+        sample.main([*argv, f"--dtype={dtype}"])
         assert len(capsys.readouterr().out) > 40

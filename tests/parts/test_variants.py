@@ -463,9 +463,8 @@ def check_residual(word):
     model = randomised(config("gpt2", dict(residual=word)))
     x, first = torch.randn(2, 1, 5, 16).double()
     where = SimpleNamespace(first=first)
-    for block, (number, sublayer) in itertools.product(
-        model.blocks, enumerate((torch.sin, torch.exp))
-    ):
+    sublayers = enumerate((torch.sin, torch.exp))
+    for block, (number, sublayer) in itertools.product(model.blocks, sublayers):
         residual = block.residual
         stream = residual.spread(x)
         if stream.dim() == 4:  # streams that have come apart
@@ -488,15 +487,11 @@ def check_rope_scaling(word):
         assert factor == pytest.approx(expected[0][1])
 
 
+WORDS = [(slot, word) for slot, words in variant.SLOTS.items() for word in words]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "slot, word",
-    [
-        pytest.param(slot, w, id=f"{slot}={w}")
-        for slot in variant.SLOTS
-        for w in variant.SLOTS[slot]
-    ],
-)
+@pytest.mark.parametrize("slot, word", WORDS)
 def test_a_word_is_its_formula(slot, word):
     """Of every word, also of those without a reference, which this names."""
     globals()[f"check_{slot}"](word)
