@@ -1,6 +1,4 @@
-"""Longer contexts than in training: losses beside a computation by hand, costs and their exponents.
-
-Run: python -m pytest tests/bench/test_extrapolate.py"""
+"""Longer contexts than in training: losses beside a computation by hand."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""kNN-LM: datastores, the mixture beside the formula, and what another datastore changes.
-
-Run: python -m pytest tests/bench/test_knn.py"""
+"""kNN-LM: datastores, the mixture beside the formula, and what another datastore changes."""
 
 import json
 import re

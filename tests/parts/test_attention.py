@@ -1,8 +1,5 @@
 """Attention, its keys, T5's bias, latent and differential attention against independent modules in
-float64; and windows in blocks.
-
-    python -m pytest tests/parts/test_attention.py
-"""
+float64; and windows in blocks."""
 
 import math
 

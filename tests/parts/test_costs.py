@@ -1,14 +1,9 @@
-"""
-What parts/costs.py says against counting: parameters, torch's FLOP counter, the cache's own size;
-the matching; the catalogue; and that the slots cost nothing.
-
-    python -m pytest tests/parts/test_costs.py
-"""
+"""What parts/costs.py says against counting: parameters, torch's FLOP counter, the cache's own
+size; the matching; the catalogue; and that the slots cost nothing."""
 
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +17,6 @@ from parts.architectures import ARCH, CORNERS
 from parts.cache import KVCache
 from parts.variant import SLOTS, Variant
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SHAKESPEARE = dict(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=65)
 ODD = dict(n_layer=7, n_head=6, n_embd=84, block_size=33, vocab_size=999, multiple_of=7)
 SMALL = dict(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=99, multiple_of=16)

@@ -1,8 +1,4 @@
-"""Experts: against transformers and the dense MLP, their balance, and training with them.
-
-python -m pytest tests/parts/test_moe.py
-python -m pytest tests/parts/test_moe.py -m slow    # compiled
-"""
+"""Experts: against transformers and the dense MLP, their balance, and training with them."""
 
 import functools
 import math

@@ -1,8 +1,5 @@
 """Hyper-connections: equal to `plain` at first in every block, and with any numbers to lucidrains'
-package, which follows the algorithm in the paper's appendix.
-
-    python -m pytest tests/parts/test_residual.py
-"""
+package, which follows the algorithm in the paper's appendix."""
 
 import pytest
 import torch
