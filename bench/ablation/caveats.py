@@ -1,7 +1,7 @@
 """The caveats of a report: fixed sentences, each with the condition under which it is printed. A
 condition returns a list of what is concerned, or whether it holds."""
 
-from bench.ablation.rows import as_dict, control_losses
+from bench.ablation.rows import control_losses
 from bench.ablation.tables import known
 
 LOUD = 3  # times the margin: a smallest visible difference above this is too coarse for a tie
@@ -62,7 +62,7 @@ def rates_at_the_edge(section):
 def unmatched_arms(section):
     arms = []
     for arm in section.arms:
-        match = as_dict(section.plan["arms"][arm]["match"])
+        match = section.plan["arms"][arm]["match"] or {}
         percent = match.get("residual_percent")
         if match.get("kind") != "none" and known(percent) and abs(percent) > 0.5:
             arms.append(f"{arm} ({percent:+.2f} %)")
@@ -82,7 +82,6 @@ CAVEATS = (  # the most important first
         " rows of other code, configurations or learning rates are left out.",
     ),
     (joined_machines, "Runs of several machines are joined: their runs of the base agree."),
-    (lambda section: section.runs.attrs["odd"], "Lines that are no rows are left out."),
     (
         lambda section: beside_n_grams(section, "above_trigrams"),
         "The base has not learned: it stays above the trigrams of the text that it sees. So this is"

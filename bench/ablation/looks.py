@@ -16,9 +16,11 @@ from numbers import Real
 
 from bench.ablation import rows
 from common import files
+from training.run_folder import read_rows
 
 PLANNED = 0.9  # share of the error for the planned looks
 CONTENT = ("margin", "arms", "runs", "looks")  # a report of the same adds no line
+LINE = {"when": str, "margin": Real | None, "arms": list, "runs": dict, "looks": list}
 
 
 @dataclass
@@ -117,7 +119,7 @@ def read(folders, plan):
     """The lines of some folders' histories, the oldest first, about this base as it is now."""
     lines = []
     for folder in folders:
-        lines += rows.read_lines(folder / "history.jsonl", is_line, [])
+        lines += read_rows(folder / "history.jsonl", is_line)
     unique = {json.dumps(line, sort_keys=True): line for line in lines}
     own = [line for line in unique.values() if line.get("identity") == identity(plan)]
     return sorted(own, key=lambda line: line["when"])
@@ -125,12 +127,7 @@ def read(folders, plan):
 
 def is_line(line):
     """Whether a line of history.jsonl says what looks_of needs."""
-    runs, looks, arms = line.get("runs"), line.get("looks"), line.get("arms")
-    lists = isinstance(arms, list) and all(isinstance(arm, str) for arm in arms)
-    counts = isinstance(looks, list) and len(looks) > 0 and all(map(rows.is_count, looks))
-    known = isinstance(runs, dict) and all(isinstance(seeds, list) for seeds in runs.values())
-    stamped = isinstance(line.get("when"), str) and isinstance(line.get("margin"), Real | None)
-    return stamped and lists and counts and known
+    return rows.fits(line, LINE) and {type(look) for look in line["looks"]} == {int}
 
 
 def record(folders, plan, runs, verdicts, history):
@@ -147,12 +144,11 @@ def record(folders, plan, runs, verdicts, history):
         "identity": identity(plan),
     }
     for folder in folders:
-        before = rows.read_lines(folder / "history.jsonl", is_line, [])
+        before = read_rows(folder / "history.jsonl", is_line)
         if not before or any(before[-1][key] != content[key] for key in CONTENT):
             files.append(folder / "history.jsonl", content)
 
 
 def identity(plan, arm=None):
     """What produced an arm's runs, by default the base's: its code and its configuration."""
-    facts = plan["arms"][arm or plan["base"]]
-    return [facts["code_hash"] or plan.get("code_hash"), facts["config_hash"] or None]
+    return [plan["arms"][arm or plan["base"]][key] for key in rows.HASHES]

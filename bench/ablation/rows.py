@@ -20,15 +20,16 @@ NaN, a text "", a list empty. Later stages add columns: verdicts.py, factorial.p
 """
 
 import math
-import sys
 from numbers import Real
 from pathlib import Path
 
 import pandas as pd
 from scipy import stats
 
+from bench.timing.results import threads_text
 from common import files
 from common.errors import UserError
+from training.run_folder import read_rows
 
 PURPOSES = ("report", "tune", "curve")
 STATUSES = ("failed", "done", "diverged")  # of two rows of one run, the later word counts
@@ -58,11 +59,31 @@ COLUMNS = [
 ]
 KINDS = {"seed": int, "stuck": bool, "current": bool, "control": bool}
 KINDS |= dict.fromkeys(["tokens", *LOSSES, *NUMBERS], float)
-FIX = "name a folder that bench/ablate.py wrote"
-PARTS = ("chosen_lr", "base_values", "data", "ngrams")  # dictionaries in a plan
 # Folders whose plans agree in these keys, and in their common arms, hold runs of one sweep.
 SHARED = ("code_hash", "base", "base_values", "max_iters", "data", "screening")
-OF_AN_ARM = ("code_hash", "config_hash", "against", "cell")
+HASHES = ("code_hash", "config_hash")
+OF_AN_ARM = (*HASHES, "against", "cell")
+
+# The types of what the files hold, by key.
+PLAN = {
+    **dict.fromkeys(("name", "question", "also", "base"), str),
+    **dict.fromkeys(("arms", "chosen_lr", "base_values", "data", "ngrams"), dict),
+    **{"screening": bool, "looks": list, "controls": int | None},
+    **{"margin": Real | None, "margin_source": str | None},
+}
+ARM = {
+    **dict.fromkeys(HASHES, str),
+    **{"changes": dict, "replicate": bool, "against": str | None},
+    **{"cell": dict | None, "match": dict | None, "curve": Real | None},
+}
+ROW = {
+    **{"arm": str, "seed": int, "lr": Real, "extrapolation": dict | None},
+    **dict.fromkeys(("curve", "blocks"), list | None),
+    **dict.fromkeys((*LOSSES.values(), *NUMBERS), Real | None),
+    **dict.fromkeys((*TEXTS, "hardware"), str | None),
+}
+COST = {"arm": str, "parameters": Real, "threads": int, "hardware": str | None}
+COST |= dict.fromkeys(("step_ratio", "milliseconds_per_step"), dict | None)
 
 
 # ---------------------------------------------------------------- plans
@@ -71,51 +92,38 @@ OF_AN_ARM = ("code_hash", "config_hash", "against", "cell")
 def plan(folder):
     """The plan of a sweep, the content of FOLDER/sweep.json, see `complete`."""
     path = Path(folder) / "sweep.json"
-    return complete(files.read_json(path, FIX), path) | {"name": Path(folder).name}
+    content = files.read_json(path, "name a folder that bench/ablate.py wrote")
+    return complete(content, path) | {"name": Path(folder).name}
 
 
 def complete(content, path="sweep.json"):
-    """A plan with a default for what it lacks. An arm that is none is named and left out. Raises
-    UserError if the content is no plan."""
-    arms, base = content.get("arms"), content.get("base")
-    if not isinstance(arms, dict) or not is_arm(arms.get(base)):
-        raise UserError("no sweep here: no arms, or no base among them", path, FIX)
-    arms = {arm: plan_of_arm(facts, base) for arm, facts in arms.items() if is_arm(facts)}
-    for arm in content["arms"]:
-        facts = arms.get(arm)
-        if not facts or facts["against"] not in arms:
-            warn(f"{path}: the arm {arm!r} is not readable and left out")
-            arms.pop(arm, None)
-    keys = "looks", "seeds", "margin", "controls"
-    looks, seeds, margin, controls = map(content.get, keys)
-    looks = [n for n in looks if is_count(n)] if isinstance(looks, list) else []
-    return {
-        **{"question": "", "name": "", "also": ""},
-        **content,
-        **{key: as_dict(content.get(key)) for key in PARTS},
-        "screening": bool(content.get("screening")),
-        "margin": float(margin) if isinstance(margin, Real) else None,
-        "margin_source": text(content.get("margin_source")),
-        "controls": controls if is_count(controls) else None,
-        "looks": sorted(looks) or [seeds if is_count(seeds) else 1],
-        "arms": arms,
-    }
+    """A plan with an empty value for each key that it lacks. Raises UserError if it is none."""
+    try:
+        plan = filled(content, PLAN)
+        arms = {arm: filled(facts, ARM) for arm, facts in plan["arms"].items()}
+        for facts in arms.values():
+            facts["against"] = facts["against"] or plan["base"]
+        known = {plan["base"], *(facts["against"] for facts in arms.values())} <= arms.keys()
+    except TypeError:
+        known = False
+    if not known:
+        fix = "move it away: bench/ablate.py writes another one"
+        raise UserError("this is no plan of a sweep", path, fix)
+    return plan | {"arms": arms, "looks": plan["looks"] or [content.get("seeds", 1)]}
 
 
-def is_arm(facts):
-    """Whether an entry of a plan's arms can be used."""
-    if not isinstance(facts, dict) or not isinstance(facts.get("changes", {}), dict):
-        return False
-    kinds = {"against": str | None, "cell": dict | None, "curve": Real | None}
-    return all(isinstance(facts.get(key), kind) for key, kind in kinds.items())
+def filled(content, kinds):
+    """A dictionary with an empty value for each key that it lacks. Raises TypeError for a value of
+    another type."""
+    empty = {key: None if isinstance(None, kind) else kind() for key, kind in kinds.items()}
+    if not fits(empty | content, kinds):
+        raise TypeError
+    return empty | content
 
 
-def plan_of_arm(facts, base):
-    """What a plan says about an arm, with defaults."""
-    usual = {"changes": {}, "match": None, "cell": None, "curve": None}
-    own = {"against": facts.get("against") or base}
-    own |= {key: text(facts.get(key)) for key in ("config_hash", "code_hash")}
-    return usual | facts | own | {"replicate": facts.get("replicate", facts.get("again")) is True}
+def fits(content, kinds):
+    """Whether the values of these keys have these types; one that is missing is None."""
+    return all(isinstance(content.get(key), kind) for key, kind in kinds.items())
 
 
 def replicates(plan):
@@ -168,16 +176,13 @@ def is_same(plan, other):
 
 
 def load(folders):
-    """The DataFrame of all runs in some folders, see above. Lines that are no rows are named, in
-    attrs["odd"] and as a warning, and left out."""
-    tables, odd = [], []
+    """The DataFrame of all runs in some folders, see above. Lines that are no rows are left out,
+    with a warning."""
+    tables = []
     for content, paths in sweeps([folders] if isinstance(folders, str | Path) else folders):
-        lines = read_all(paths, "rows.jsonl", is_row, odd)
-        prices = read_all(paths, "costs.jsonl", is_cost, odd)
-        tables.append(table(lines, content, prices))
-    runs = pd.concat(tables, ignore_index=True)
-    runs.attrs["odd"] = odd
-    return runs
+        prices = read_all(paths, "costs.jsonl", is_cost)
+        tables.append(table(read_all(paths, "rows.jsonl", is_row), content, prices))
+    return pd.concat(tables, ignore_index=True)
 
 
 def table(lines, plan, prices=()):
@@ -216,13 +221,8 @@ def machines_apart(runs):
 
 def is_row(line):
     """Whether a line of rows.jsonl says of a run what it must."""
-    if line.get("purpose") not in PURPOSES or line.get("status") not in STATUSES:
-        return False
-    if not isinstance(line.get("arm"), str) or not isinstance(line.get("seed"), int):
-        return False
-    empty = (Real,) if line["status"] == "done" else (Real, type(None))
-    known = all(isinstance(line.get(key), empty) for key in LOSSES.values())
-    return known and isinstance(line.get("lr"), Real)
+    known = line.get("purpose") in PURPOSES and line.get("status") in STATUSES and fits(line, ROW)
+    return known and (line["status"] != "done" or None not in map(line.get, LOSSES.values()))
 
 
 def row_of(line, plan):
@@ -247,11 +247,11 @@ def row_of(line, plan):
         "control": arm in control_group(plan),
         **losses,
         **{key: number(line.get(key)) for key in NUMBERS},
-        "machine": text(line.get("hardware")),
-        "blocks": numbers_of(line.get("blocks")),
-        "curve": curve_of(line.get("curve")),
-        "extrapolation": as_dict(line.get("extrapolation")),
-        **{key: text(line.get(key)) for key in TEXTS},
+        "machine": line.get("hardware") or "",
+        "blocks": line.get("blocks") or [],
+        "curve": line.get("curve") or [],
+        "extrapolation": line.get("extrapolation") or {},
+        **{key: line.get(key) or "" for key in TEXTS},
     }
 
 
@@ -265,12 +265,8 @@ def is_stuck(loss, facts, plan):
 def is_current(line, plan):
     """Whether the plan's code, configuration and, if reported, chosen rate made a line."""
     facts = plan["arms"].get(line["arm"])
-    if facts is None:
+    if not facts or any(facts[key] not in ("", line.get(key)) for key in HASHES):
         return False
-    for key in ("code_hash", "config_hash"):
-        planned = facts[key] or plan.get(key)
-        if planned and line.get(key) != planned:
-            return False
     return line["purpose"] != "report" or line["lr"] == plan["chosen_lr"].get(line["arm"], 1)
 
 
@@ -282,18 +278,18 @@ def costs(folders):
     machine and arm, the machine that timed most arms first. Times that were measured beside other
     work are NaN."""
     known = sweeps([folders] if isinstance(folders, str | Path) else folders)
-    tables = [table_of_costs(read_all(p, "costs.jsonl", is_cost, []), plan) for plan, p in known]
+    tables = [table_of_costs(read_all(p, "costs.jsonl", is_cost), plan) for plan, p in known]
     return pd.concat(tables, ignore_index=True)
 
 
 def table_of_costs(lines, plan):
     """The DataFrame of lines of costs.jsonl."""
-    arms, prices = plan["arms"], []
+    prices = []
     for line in lines:
-        planned = arms.get(line["arm"], {}).get("code_hash") or plan.get("code_hash")
-        if not planned or line.get("code_hash") == planned:
-            is_base = line["arm"] == plan.get("base")
-            prices.append({"sweep": plan["name"]} | cost_of(line, is_base))
+        facts = plan["arms"].get(line["arm"])
+        if facts and facts["code_hash"] in ("", line.get("code_hash")):
+            cost = cost_of(line, line["arm"] == plan["base"])
+            prices.append({"sweep": plan["name"]} | cost)
     prices = pd.DataFrame(prices, columns=["sweep", "machine", "arm", *COSTS])
     prices = prices.astype(dict.fromkeys(COSTS, float))
     prices = prices.drop_duplicates(["machine", "arm"], keep="last")
@@ -304,14 +300,14 @@ def table_of_costs(lines, plan):
 
 def is_cost(line):
     """Whether a line of costs.jsonl names an arm and says what it costs."""
-    return isinstance(line.get("arm"), str) and isinstance(line.get("parameters"), Real)
+    return fits(line, COST)
 
 
-def cost_of(line, is_base=False):
+def cost_of(line, is_base):
     """The row of `costs` of a line of costs.jsonl. The base's ratio is 1."""
-    machine, threads = text(line.get("hardware")) or "a machine without a name", line.get("threads")
-    if line.get("device") == "cpu" and is_count(threads):
-        machine += f", {threads} thread{'s' * (threads > 1)}"
+    machine = line.get("hardware") or "a machine without a name"
+    if line.get("device") == "cpu":
+        machine += f", {threads_text(line['threads'])}"
     if is_base:
         line = line | {"step_ratio": {"ratio": 1.0, "low": 1.0, "high": 1.0}}
     if line.get("quiet") is False:
@@ -319,62 +315,15 @@ def cost_of(line, is_base=False):
     costs = {"machine": machine, "arm": line["arm"]}
     for column, (key, *inner) in PRICES.items():
         value = line.get(key)
-        costs[column] = number(as_dict(value).get(*inner) if inner else value)
+        costs[column] = number((value or {}).get(*inner) if inner else value)
     return costs
 
 
-# ---------------------------------------------------------------- lines and values
-
-
-def read_all(folders, name, valid, odd):
-    """The lines of the files of this name in some folders, see read_lines."""
-    return [line for folder in folders for line in read_lines(folder / name, valid, odd)]
-
-
-def read_lines(path, valid, odd):
-    """The lines of a JSONL file that are `valid`, none if there is no file. Others are named in the
-    list `odd` and as a warning; a last line that a crash cut short is not."""
-    if not path.exists():
-        return []
-    lines = []
-    *texts, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    for place, line, content in files.json_lines([*texts, last]):
-        if isinstance(content, dict) and valid(content):
-            lines.append(content)
-        elif line.strip() and (place <= len(texts) or content is not None):
-            odd.append(f"{path.name}, line {place}")
-            warn(f"{path}: line {place} is not readable and left out")
-    return lines
-
-
-def warn(message):
-    print(f"warning: {message}", file=sys.stderr, flush=True)
-
-
-def is_count(value):
-    return isinstance(value, int) and value > 0
+def read_all(folders, name, valid):
+    """The lines of the files of this name in some folders that are `valid`."""
+    return [line for folder in folders for line in read_rows(folder / name, valid)]
 
 
 def number(value):
     """A number, NaN if the value is none."""
     return float(value) if isinstance(value, Real) else math.nan
-
-
-def text(value):
-    return value if isinstance(value, str) else ""
-
-
-def as_dict(value):
-    return value if isinstance(value, dict) else {}
-
-
-def numbers_of(values):
-    """A list of numbers; empty if the value is none."""
-    known = isinstance(values, list) and all(isinstance(value, Real) for value in values)
-    return [float(value) for value in values] if known else []
-
-
-def curve_of(points):
-    """A list of points of four numbers; empty if the value is none."""
-    known = isinstance(points, list) and all(len(numbers_of(point)) == 4 for point in points)
-    return points if known else []

@@ -15,7 +15,7 @@ from bench.ablation.arms import check_arm, check_changes_output, match_arm, open
 from bench.ablation.designs import curve_arms, enumerate_arms
 from bench.ablation.identity import code_hash, digest
 from bench.ablation.progress import doing, say
-from bench.ablation.rows import control_group, is_cost, is_row, judged_arms
+from bench.ablation.rows import control_group, is_cost, is_row, judged_arms, plan
 from bench.ablation.settings import OWNED, read, variant_config
 from common import files
 from common.configurator import build
@@ -24,7 +24,7 @@ from common.runtime import Runtime, choose_dtype, find_device, seed_for, version
 from parts import costs
 from parts.variant import VariantConfig
 from tokens import ngrams
-from training.run_folder import lock_run, read_rows
+from training.run_folder import check_out_dir, lock_run, read_rows
 from training.settings import TrainConfig
 
 TUNING_SEED = 1000  # first seed of the runs that choose a learning rate; reported seeds start at 0
@@ -58,9 +58,10 @@ class Sweep:
         self.command = shlex.join(["python", "bench/ablate.py", *argv])
         self.out, self.trainer = Path(self.config.out_dir), trainer
         self.facts = versions()
-        self.stored = self.stored_plan()
-        if (self.out / "lock").exists():
-            lock_run(self.out).close()
+        check_out_dir(self.out, resuming=True)
+        stored = plan(self.out) if (self.out / "sweep.json").exists() else {}
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        self.started = stored.get("started", now)
         arms = enumerate_arms(self.config, self.base) + curve_arms(self.config, self.base)
         self.arms = {arm.name: arm for arm in arms}
         with doing("checking the arms") as show:
@@ -80,8 +81,11 @@ class Sweep:
             for name, arm in self.arms.items()
             if not arm.curve
         }
-        self.margin, self.margin_source = self.config.margin, self.config.margin and "given"
-        self.keep_margin()
+        self.margin, self.margin_source = self.config.margin, "given"
+        if self.margin is None:  # the one that was fixed before, if the base is still the same
+            base = [self.arms["base"].code_hash, self.arms["base"].config_hash]
+            kept = stored if stored and looks.identity(stored) == base else {}
+            self.margin, self.margin_source = kept.get("margin"), kept.get("margin_source")
 
     def check_arms(self, show):
         for arm in self.arms.values():
@@ -261,7 +265,7 @@ class Sweep:
         if self.parent is None or self.config.lr_grid != [1]:
             return
         path, fix = self.parent / "sweep.json", "run the sweep without --also first"
-        content = files.read_json(path, fix) if path.exists() else {}
+        content = plan(self.parent) if path.exists() else {}
         rates, arms = content.get("chosen_lr", {}), judged_arms(self.outline())
         missing = [arm for arm in arms if arm not in rates]
         if missing and content.get("lr_grid") != [1]:
@@ -334,21 +338,11 @@ class Sweep:
 
     def open(self, new_costs):
         """Make the folder, lock it, and write the costs and sweep.json."""
-        try:
-            (self.out / "runs").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            what = f"cannot write here: {error.strerror}"
-            raise UserError(what, f"out_dir={self.out}", "choose another --out_dir") from None
+        (self.out / "runs").mkdir(parents=True, exist_ok=True)
         self.lock = lock_run(self.out, write_id=True)
         for row in new_costs:
             files.append(self.out / "costs.jsonl", row)
         self.describe()
-
-    def stored_plan(self):
-        """The content of the folder's sweep.json; {} if there is none yet."""
-        path = self.out / "sweep.json"
-        fix = "move the file away: the rows beside it are kept"
-        return files.read_json(path, fix) if path.exists() else {}
 
     def read_rows(self):
         """Read the rows of this code and configuration. A run that failed is tried again."""
@@ -372,23 +366,11 @@ class Sweep:
         if row["status"] != "failed":
             launch.drop_checkpoints(job)
 
-    def keep_margin(self):
-        """Take over the margin that was fixed before, if the base is still the same."""
-        base, stored = vars(self.arms["base"]), self.stored.get("arms")
-        stored = stored.get("base") if isinstance(stored, dict) else None
-        same = isinstance(stored, dict) and all(
-            stored.get(key) == base[key] for key in ("code_hash", "config_hash")
-        )
-        if self.margin is None and same:
-            self.margin = self.stored.get("margin")
-            self.margin_source = self.stored.get("margin_source")
-
     def describe(self):
-        """Write sweep.json, and return its content."""
+        """Write sweep.json."""
         base, config = self.arms["base"], self.config
         model = variant_config(base.values, self.data["vocab_size"])
         values = asdict(build(TrainConfig, base.values)) | asdict(model)
-        started = datetime.now().astimezone().isoformat(timespec="seconds")
         tokens = math.prod(values[key] for key in TOKENS)
         content = {key: getattr(config, key) for key in STORED} | {
             "design": config.design or ",".join(config.designs),
@@ -413,8 +395,6 @@ class Sweep:
             "git_commit": self.facts["git_commit"],
             "hardware": self.facts["hardware"],
             "versions": self.facts,
-            "started": self.stored.get("started") or started,
+            "started": self.started,
         }
         files.write(self.out / "sweep.json", json.dumps(content, indent=1))
-        self.stored = content
-        return content

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 
 from bench.ablation.factorial import ALONE
-from bench.ablation.rows import as_dict
 from bench.ablation.worth import STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number
@@ -216,9 +215,8 @@ def contexts(section, arm):
     losses = {}
     for entries in section.reported(arm)["extrapolation"]:
         for times, entry in entries.items():
-            entry = as_dict(entry)
             values = [entry.get(key) for key in ("loss", "low", "high")]
-            values.append(as_dict(entry.get("window")).get("loss"))
+            values.append(entry.get("window", {}).get("loss"))
             if all(map(known, values)):
                 losses.setdefault(times, []).append(values)
     return {times: np.mean(runs, axis=0) for times, runs in losses.items()}

@@ -295,6 +295,17 @@ def test_a_login_node_without_a_gpu_plans_and_writes_the_job(
     assert capsys.readouterr().out.count("an unknown time") == 2
 
 
+def test_odd_lines_stop_nothing_and_an_odd_plan_is_refused(data_dir, tmp_path, quick, stub, capsys):
+    (tmp_path / "sweep.json").write_text('{"arms": ["base"], "margin": 1}')
+    with pytest.raises(UserError, match="this is no plan of a sweep"):
+        ablate.main(arguments(data_dir, tmp_path, ROPE), stub)
+    (tmp_path / "sweep.json").unlink()
+    (tmp_path / "rows.jsonl").write_text('{}\n{"arm": [], "status": 3}\n[]\n')
+    (tmp_path / "costs.jsonl").write_text('{"arm": "rope"}\n')
+    assert ablate.main(arguments(data_dir, tmp_path, ROPE, "--seeds=2", "--screening"), stub) == 0
+    assert "rows.jsonl is damaged and read without line 1, 2, 3" in capsys.readouterr().err
+
+
 def test_from_python_a_sweep_returns_its_runs(data_dir, tmp_path, stub):
     """In another working directory, with nothing but the root on the path."""
     code = f"""

@@ -79,6 +79,7 @@ ODD_ROWS = [
     {"status": "cancelled"},
     {"final_report": "1.9"},
     {"final_report": None},
+    {"curve": 3},
 ]
 
 
@@ -88,8 +89,8 @@ def test_an_odd_row_is_named_and_left_out(tmp_path, capsys, odd):
     before = rows.load(tmp_path)
     write(tmp_path, "rows.jsonl", [lines[0], rope | odd if odd else {}, *lines[1:]])
     runs = rows.load(tmp_path)
-    assert runs.equals(before) and runs.attrs["odd"] == ["rows.jsonl, line 2"]
-    assert "rows.jsonl: line 2 is not readable and left out" in capsys.readouterr().err
+    assert runs.equals(before)
+    assert "rows.jsonl is damaged and read without line 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("odd", [{}, {"looks": ["3"]}, {"looks": [[1]]}, {"arms": 3}], ids=str)
@@ -106,7 +107,7 @@ def test_a_last_line_that_a_crash_cut_short_is_no_odd_line(tmp_path, capsys):
     _, lines, _ = make(tmp_path)
     with open(tmp_path / "rows.jsonl", "a") as file:
         file.write('{"arm": "ro')
-    assert rows.load(tmp_path).attrs["odd"] == [] and not capsys.readouterr().err
+    assert len(rows.load(tmp_path)) == len(lines) and not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -114,18 +115,15 @@ def test_a_last_line_that_a_crash_cut_short_is_no_odd_line(tmp_path, capsys):
     ["position=rope", None, {"against": "nobody"}, {"changes": []}, {"curve": "2"}],
     ids=str,
 )
-def test_an_odd_arm_of_a_plan_is_named_and_left_out(tmp_path, capsys, facts):
+def test_a_plan_with_an_odd_arm_is_refused(tmp_path, facts):
     sweep, *_ = make(tmp_path)
-    odd = sweep | {"arms": sweep["arms"] | {"odd": facts}, "margin": "wide", "chosen_lr": None}
-    (tmp_path / "sweep.json").write_text(json.dumps(odd))
-    plan = rows.plan(tmp_path)
-    assert "odd" not in plan["arms"] and "the arm 'odd'" in capsys.readouterr().err
-    assert plan["margin"] is None and plan["chosen_lr"] == {}
-    assert verdicts.judge(rows.load(tmp_path), plan).verdict[0] == "better"
+    odd = sweep | {"arms": sweep["arms"] | {"odd": facts}}
+    with pytest.raises(UserError, match="this is no plan of a sweep .*move it away"):
+        rows.complete(odd)
 
 
 @pytest.mark.parametrize(
-    "content", ["{nope", "{}", '{"arms": {"base": "x"}, "base": "base"}', "[]"]
+    "content", ["{nope", "{}", '{"arms": {"base": "x"}, "base": "base"}', '{"margin": "wide"}']
 )
 def test_a_folder_without_a_plan_is_refused_in_one_line(tmp_path, content):
     (tmp_path / "sweep.json").write_text(content)

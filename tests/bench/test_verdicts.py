@@ -14,6 +14,7 @@ from statsmodels.stats.weightstats import ttost_ind
 from bench.ablation import looks, power, rows, verdicts
 from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance, words
 from helpers.sweeps import make_sweep
+from training.run_folder import read_rows
 
 CALM = {"diverged": (), "stale": False}
 ROPE = {"base": 0.0, "base-again": 0.0, "rope": -0.1}
@@ -219,7 +220,7 @@ def test_the_direction_is_that_of_the_deciding_look(tests, shares, verdict):
 def look_again(folder, **keys):
     """(verdicts, lines of the history) of a report in a folder with a sweep of these settings."""
     make_sweep(folder, effects=keys.pop("effects", ROPE), **CALM, **keys)
-    return report([folder]), rows.read_lines(folder / "history.jsonl", looks.is_line, [])
+    return report([folder]), read_rows(folder / "history.jsonl", looks.is_line)
 
 
 def report(folders):
