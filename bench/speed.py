@@ -38,7 +38,6 @@ def main(argv):
 
     values, _ = load(argv, [module.SpeedConfig], module.__doc__)
     config = build(module.SpeedConfig, values)
-    results.check_steps(config.steps)
     device = find_device(getattr(config, "device", "cpu"))  # decoding: on a CPU alone
     torch.set_num_threads(config.threads or 1)
     command = results.command_text("speed.py", argv)

@@ -17,7 +17,7 @@ from bench.timing.results import interval, turns
 from common.errors import UserError, one_line
 from common.runtime import set_up
 from parts import costs
-from training.dry_run import kept_bytes
+from training.dry_run import kept_bytes, timed
 from training.settings import read_config
 
 WARM_UP = 3  # steps that are not timed; the first one compiles
@@ -124,11 +124,7 @@ class Probe:
 
     def step(self):
         """The seconds of one training step."""
-        began = time.perf_counter()
-        train.train_step(self.run)
-        if self.cuda:
-            torch.cuda.synchronize(self.run.runtime.device)
-        return time.perf_counter() - began
+        return timed(train.train_step, self.run)
 
 
 # ---------------------------------------------------------------- all arms
@@ -211,19 +207,13 @@ def row_of(name, values, probe, steps, ratios):
         "parameters": costs.parameters(c),
         "flops_per_token": costs.flops_per_token(c, c.block_size),
         "kv_bytes_per_token": costs.kv_bytes_per_token(c, 4 if runtime.dtype == "float32" else 2),
-        "milliseconds_per_step": quartiles(steps),
+        "milliseconds_per_step": {"median": round(1000 * float(np.median(steps)), 4)},
         "step_ratio": step_ratio,
         "peak_memory_bytes": probe.memory_bytes,
         "compile": values["compile"],
         "device": runtime.device,
         "dtype": runtime.dtype,
     }
-
-
-def quartiles(times):
-    """{"q25", "median", "q75"} in milliseconds of times in seconds."""
-    numbers = 1000 * np.quantile(times, (0.25, 0.5, 0.75))
-    return dict(zip(("q25", "median", "q75"), numbers.round(4).tolist(), strict=True))
 
 
 def run_seconds(row, values, val_tokens):

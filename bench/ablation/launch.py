@@ -209,7 +209,6 @@ def final_losses(rows, kind="text"):
     points = [
         [row["step"], *with_halves(row["val_loss"], row if whole is None else {})] for row in rows
     ]
-    best = min(points, key=lambda point: point[1])
     bits = last_row.get("bits_per_byte")
     if bits is not None:
         bits *= last[0] / last_row["val_loss"]
@@ -219,7 +218,7 @@ def final_losses(rows, kind="text"):
     return wrong | {
         "first_val_loss": points[0][1] if points[0][0] == 0 else None,
         **dict(zip(("final_val_loss", "final_tune", "final_report"), last, strict=True)),
-        **dict(zip(("best_val_loss", "best_tune", "best_report"), best[1:], strict=True)),
+        "best_val_loss": min(point[1] for point in points),
         "train_loss": last_row.get("train_loss"),
         "bits_per_byte": None if kind == "pairs" else bits,
         "seconds": last_row.get("seconds"),

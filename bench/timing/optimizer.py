@@ -9,12 +9,13 @@ our Muon multiplies in it, as in a run; torch's always does.
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import torch
 
-from bench.timing.results import ratio, turns
+from bench.timing.results import Rounds, ratio, times_in_turn
 from bench.timing.train import fast_dtypes, ours, shape_of
 from common.configurator import PositiveInt
 from common.runtime import Runtime
@@ -32,7 +33,7 @@ LABELS = {
 
 @dataclass
 class SpeedConfig:
-    steps: int = 40  # rounds that are timed, after three that are not
+    steps: Rounds = 40  # rounds that are timed, after three that are not
     threads: PositiveInt = 1
     device: str = "auto"
     dtype: Literal["float32", "bfloat16"] | None = None  # None: bfloat16 where the device has it
@@ -52,34 +53,32 @@ def make_sets(model, runtime):
 
 
 def time_shape(c, steps, runtime):
-    """{"model", "adamw", "muon", "torch": seconds of each round}: forward and backward, then a step
+    """{"model", "adamw", "muon", "torch": seconds of each round}: forward and backward, and a step
     of each set of optimizers."""
     torch.manual_seed(0)
     model, loss = ours("llama", c)
     model.to(runtime.device)
     x, y = torch.randint(c.vocab_size, (2, c.batch_size, c.block_size), device=runtime.device)
-    sets = make_sets(model, runtime)
-    times = {name: [] for name in ("model", *sets)}
 
     def backward():
+        model.zero_grad()
         with runtime.autocast():
             value = loss(x, y)
         value.backward()
 
-    def timed(name, functions):
+    def seconds(functions):
         began = time.perf_counter()
         for function in functions:
             function()
         if runtime.device.startswith("cuda"):
             torch.cuda.synchronize()
-        times[name].append(time.perf_counter() - began)
+        return time.perf_counter() - began
 
-    for number, name in turns(sets, steps + WARM_UP):
-        if len(times["model"]) == number:  # the first of this round
-            model.zero_grad()
-            timed("model", [backward])
-        timed(name, [optimizer.step for optimizer in sets[name]])
-    return {name: np.array(seconds[WARM_UP:]) for name, seconds in times.items()}
+    backward()
+    sides = {"model": partial(seconds, [backward])}
+    for name, optimizers in make_sets(model, runtime).items():
+        sides[name] = partial(seconds, [optimizer.step for optimizer in optimizers])
+    return times_in_turn(sides, steps, WARM_UP)
 
 
 def measure(config, device):

@@ -7,12 +7,15 @@ Both are in bench/results, or in the folder that the environment variable BENCH_
 import os
 import time
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from common import files
-from common.errors import UserError
+from common.configurator import Range
 from common.runtime import cpu_name, versions
+
+Rounds = Annotated[int, Range(least=2)]  # as many as an interval needs
 
 
 def turns(names, rounds):
@@ -46,12 +49,6 @@ def interval(numbers):
 def ratio(rounds):
     """A ratio with its interval, from the ratio of each round."""
     return dict(zip(("ratio", "low", "high"), interval(np.asarray(rounds)), strict=True))
-
-
-def check_steps(steps):
-    """Raise UserError if there are too few steps for an interval."""
-    if steps < 2:
-        raise UserError("too few steps to compare", f"steps={steps}", "give 2 or more")
 
 
 def threads_text(threads):

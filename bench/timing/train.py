@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from bench.timing import peers
-from bench.timing.results import ratio, times_in_turn
+from bench.timing.results import Rounds, ratio, times_in_turn
 from common.configurator import PositiveInt
 from common.runtime import Runtime, keep_freed_memory, multiplies_bfloat16
 from parts.architectures import configure, make
@@ -50,7 +50,7 @@ class SpeedConfig:
     shape: Literal["S", "A", "M", "124m"] | None = None  # None: S, then A
     nanogpt: str | None = None  # where nanoGPT is checked out
     compile: bool | Literal["both"] = "both"
-    steps: int = 40  # rounds that are timed, after three that are not
+    steps: Rounds = 40  # rounds that are timed, after three that are not
     threads: PositiveInt = 1
     batch_size: PositiveInt | None = None  # None: the shape's
     device: str = "auto"
