@@ -25,12 +25,13 @@ if __name__ == "__main__":
 from rich.console import Console
 
 from bench.ablation import costs, launch, rows
-from bench.ablation.progress import WIDTH, doing, format_duration, plan_table, say
+from bench.ablation.progress import WIDTH, doing, plan_table, say
 from bench.ablation.schedule import emit, run_sweep
 from bench.ablation.settings import AblateConfig, read, split_columns
 from bench.ablation.sweep import Sweep
 from common.configurator import print_help
 from common.runtime import StopRequest
+from training.run_folder import duration
 
 DRY_ROUNDS = 5  # rounds of timing in a dry run
 
@@ -47,11 +48,11 @@ def plan(sweep):
     words = {"tune": "to choose learning rates", "curve": "for the curve of tokens"}
     words["report"] = "to report"
     texts = [f"{counts[kind]} {text}" for kind, text in words.items() if counts[kind]]
-    duration = "an unknown time, since the arms are not timed here"
+    time = "an unknown time, since the arms are not timed here"
     if sweep.predicted:
-        duration = f"about {format_duration(sweep.seconds(jobs))}"
+        time = f"about {duration(sweep.seconds(jobs))}"
     say(f"{len(jobs)} runs: {', '.join(texts)}")
-    say(f"{len(sweep.slots)} at a time: {duration}")
+    say(f"{len(sweep.slots)} at a time: {time}")
     for sentence in sweep.decides():
         say(sentence)
     return new_costs

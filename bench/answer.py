@@ -14,6 +14,7 @@ if not __package__:
 import runpy
 from pathlib import Path
 
+from common.configurator import print_help
 from common.errors import UserError, run
 from common.files import ROOT
 
@@ -23,9 +24,7 @@ CONFIG = ROOT / "config/answer/page.py"
 
 def main(argv):
     """Write the page of the sweeps in or below a folder. Prints its path."""
-    if argv in (["--help"], ["-h"]):
-        print(__doc__.strip())
-        return
+    print_help(argv, __doc__, [])
     from bench.ablation import page
 
     out = Path(*argv[:1] or [ANSWER])

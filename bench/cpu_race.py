@@ -15,7 +15,6 @@ import math
 import os
 import re
 import resource
-import shlex
 import statistics
 import subprocess
 import sys
@@ -131,15 +130,6 @@ def entrants(nanogpt, threads, number):
     return {"nanoGPT": Entrant(NANOGPT, nanogpt, threads)} | ours
 
 
-def print_plan(config, nanogpt):
-    """Print what will run."""
-    print(f"{config.rounds} rounds; in each, in turn, with nothing compiled before:")
-    for entrant in entrants(nanogpt, None, 0).values():
-        print(f"  {shlex.join(['python', 'train.py', *entrant.command])}")
-    print(f"nanoGPT on 1 or {os.cpu_count()} threads: on which 100 iterations take less time")
-    print(f"the result: {results.folder() / 'speed.md'} and cpu_race.png", flush=True)
-
-
 def run_rounds(config, nanogpt, threads, scratch):
     """{name: [Result of each round]}. Every second round runs backwards."""
     runs = {}
@@ -170,7 +160,6 @@ def main(argv):
         fix = "run: python prepare.py shakespeare_char"
         raise UserError("our dataset is not prepared", "data/shakespeare_char", fix)
     with tempfile.TemporaryDirectory() as scratch:
-        print_plan(config, nanogpt)
         threads = best_threads(nanogpt, Path(scratch))
         runs = run_rounds(config, nanogpt, threads, Path(scratch))
     report(runs, threads, argv)

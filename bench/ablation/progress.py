@@ -11,18 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from training.run_folder import read_rows
+from training.run_folder import duration, read_rows
 
 WIDTH = 80  # columns
-
-
-def format_duration(seconds):
-    """Seconds in a readable unit: 90 s, 5 min, 2.0 h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def say(text):
@@ -60,7 +51,7 @@ def plan_table(sweep, jobs):
             text += f" (compared with {arm.against})"
         cells = [str(sum(job.arm == name for job in jobs))]
         if name in sweep.predicted:
-            cells.append(format_duration(sweep.predicted[name]))
+            cells.append(duration(sweep.predicted[name]))
         row = sweep.costs.get(name)
         if row:
             milliseconds = row["milliseconds_per_step"]["median"]

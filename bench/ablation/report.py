@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 
 from bench.ablation import factorial, figures, looks, rows, tables, verdicts, worth
 from bench.ablation.caveats import caveats
+from common.configurator import print_help
 from common.errors import UserError
 from common.files import write as write_file
 
@@ -67,8 +68,7 @@ class Section:
     @property
     def cells(self):
         """{arm: {factor: 0 or 1}} of a factorial; {} for other sweeps."""
-        arms = self.plan["arms"].items()
-        return {arm: facts["cell"] for arm, facts in arms if facts["cell"]}
+        return factorial.cells_of(self.plan)
 
     @property
     def tuned(self):
@@ -135,7 +135,7 @@ class Section:
         return {key: self.cost(row["arm"], key) for key in worth.STEP_RATIO}
 
     def is_replicate(self, arm):
-        return self.plan["arms"].get(arm, {}).get("replicate", False)
+        return self.plan["arms"][arm]["replicate"]
 
     def high_level(self, factor):
         """{key: value} of a factor's high level, in a factorial."""
@@ -152,16 +152,12 @@ class Section:
         return [entry for entry in counts if entry[2] < entry[1]]
 
 
-def judge(runs, plan, history):
-    cells = any(facts["cell"] for facts in plan["arms"].values())
-    return (factorial.effects if cells else verdicts.judge)(runs, plan, history)
-
-
 def sections(folders):
     """[Section] of the sweeps in some folders. Raises UserError where there is none."""
     sweeps = []
     for plan, paths in rows.sweeps(folders):
         runs, history = rows.load(paths), looks.read(paths, plan)
+        judge = factorial.effects if factorial.cells_of(plan) else verdicts.judge
         frames = runs, rows.costs(paths), judge(runs, plan, history)
         sweeps.append(Section(plan, paths, *frames, history, worth.curve_of(runs)))
     return sweeps
@@ -323,9 +319,7 @@ def rich_table(frame):
 
 
 def main(argv):
-    if argv in (["--help"], ["-h"]):
-        print(__doc__.strip())
-        return
+    print_help(argv, __doc__, [])
     folders = [argument for argument in argv if argument != "--paper"]
     if not folders or any(folder.startswith("-") for folder in folders):
         what, where = "the folders of sweeps are missing, or there is an option", " ".join(folders)

@@ -166,11 +166,10 @@ class Sweep:
                 self.costs[row["arm"]] = row
             for name, reason in failed.items():
                 print(f"warning: cannot measure the costs of {name}: {reason}", file=sys.stderr)
-            why = next(iter(failed.values()), new[0]["disturbed"] if new else "")
-            if why and not failed:
-                print(f"warning: these times decide nothing: {why}", file=sys.stderr)
             if "base" in failed:
                 raise Failure("cannot time the base", failed["base"], "run it with train.py alone")
+            if why := new[0]["disturbed"]:
+                print(f"warning: these times decide nothing: {why}", file=sys.stderr)
         for name, arm in self.arms.items():
             row = self.costs.get(name, self.costs["base"])
             values = asdict(build(TrainConfig, arm.values)) | arm.values
