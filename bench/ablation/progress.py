@@ -1,5 +1,5 @@
 """A sweep prints its plan, its current work and the progress of its runs: on a terminal as rich's
-bars, elsewhere as one line when something begins or ends."""
+bar, elsewhere as one line when something begins or ends."""
 
 import contextlib
 import sys
@@ -63,12 +63,13 @@ def plan_table(sweep, jobs):
 # ---------------------------------------------------------------- while it runs
 
 
-class RunBars(Progress):
-    """The progress of runs: a bar for all of them and one for each that runs, and a line for each
-    that ends. Off a terminal there are only the lines."""
+class RunBar(Progress):
+    """The progress of runs: a bar for all of them, and a line for each that ends. Off a terminal
+    there are only the lines."""
 
     def __init__(self, sweep, jobs):
-        self.sweep, self.jobs, self.began, self.all = sweep, jobs, time.time(), None
+        self.sweep, self.jobs, self.began = sweep, jobs, time.time()
+        self.left = [job for job in jobs if job.key not in sweep.rows]
         percentage = TextColumn("{task.percentage:3.0f}%")
         super().__init__(
             *(TextColumn("{task.description}"), BarColumn(20), percentage),
@@ -77,9 +78,7 @@ class RunBars(Progress):
             disable=not sys.stdout.isatty(),
             refresh_per_second=1,
         )
-        left = [job for job in jobs if job.key not in sweep.rows]
-        self.all = self.add_task("", total=sum(map(self.seconds, left)))
-        self.bars = [(self.add_task("", total=1.0, visible=False), job) for job in left]
+        self.add_task("", total=sum(map(self.seconds, self.left)))
 
     def start(self):
         super().start()
@@ -90,27 +89,21 @@ class RunBars(Progress):
         return self.sweep.predicted.get(job.arm, 1.0)
 
     def get_renderables(self):
-        """Called at each refresh: read how far the runs are, then draw the bars."""
-        if self.all is None:  # rich draws once before there are bars
-            return
-        work = 0.0
-        for bar, job in self.bars:
-            ended = job.key in self.sweep.rows
-            started, row = (False, {}) if ended else self.newest(job)
-            share = 1.0 if ended else row.get("step", 0) / max(1, job.values["max_iters"])
-            loss = row.get("val_loss", row.get("loss"))
-            text = f"{job.name} {loss:.4f}" if isinstance(loss, float) else job.name
-            self.update(bar, completed=share, description=text[:36], visible=started)
-            work += self.seconds(job) * share
-        self.update(self.all, completed=work, description=f"{self.count} runs")
+        """Called at each refresh: read how far the runs are, then draw the bar."""
+        work = sum(self.seconds(job) * self.share(job) for job in self.left)
+        for task in self.task_ids:  # none when rich draws for the first time
+            self.update(task, completed=work, description=f"{self.count} runs")
         yield from super().get_renderables()
 
-    def newest(self, job):
-        """(whether a run has started, the newest row of its log or {})."""
-        stderr = Path(job.out_dir, "stderr.txt")  # emptied by a run that starts
-        started = stderr.exists() and stderr.stat().st_mtime >= self.began - 1
-        rows = read_rows(stderr.with_name("log.jsonl")) if started else []
-        return started, (rows or [{}])[-1]
+    def share(self, job):
+        """How much of a run is done, by its log."""
+        log = Path(job.out_dir, "log.jsonl")
+        if job.key in self.sweep.rows:
+            return 1.0
+        if not log.exists() or log.stat().st_mtime < self.began - 1:
+            return 0.0
+        newest = [{}, *read_rows(log)][-1]
+        return newest.get("step", 0) / max(1, job.values["max_iters"])
 
     @property
     def count(self):

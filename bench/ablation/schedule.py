@@ -8,7 +8,7 @@ import statistics
 
 from bench.ablation import cluster, launch, rows, worth
 from bench.ablation.identity import digest
-from bench.ablation.progress import RunBars, say
+from bench.ablation.progress import RunBar, say
 from bench.ablation.sweep import CURVE_SEEDS
 
 EXTENSIONS = 2  # times that a grid of rates is extended if the chosen rate is at its edge
@@ -109,10 +109,10 @@ def run_jobs(sweep, jobs, stop):
     else:
         cuda, gpu_share = sweep.device_kind == "cuda", sweep.config.workers or 1
         ended = cluster.run_on_ray(pending, sweep.out, gpu_share, sweep.threads, cuda, stop)
-    with RunBars(sweep, jobs) as bars:
+    with RunBar(sweep, jobs) as bar:
         for job, row in ended:
             sweep.keep_row(job, row)
-            bars.ended(job, row)
+            bar.ended(job, row)
     return not stop.status
 
 
