@@ -50,22 +50,13 @@ def plan(sweep):
     texts = [f"{counts[kind]} {text}" for kind, text in words.items() if counts[kind]]
     time = "an unknown time, since the arms are not timed here"
     if sweep.predicted:
-        time = f"about {duration(sweep.seconds(jobs))}"
+        seconds = sum(sweep.predicted[job.arm] for job in jobs)
+        time = f"about {duration(seconds / len(sweep.slots))}"
     say(f"{len(jobs)} runs: {', '.join(texts)}")
     say(f"{len(sweep.slots)} at a time: {time}")
-    for sentence in sweep.decides():
-        say(sentence)
+    for seeds in sweep.looks:
+        say(sweep.decides(seeds))
     return new_costs
-
-
-def write_report(folder):
-    """Write and print the report of a sweep. Returns the path of its page."""
-    with doing("writing the report"):
-        from bench.ablation import report
-
-        page = report.write([folder])
-    print(report.terminal([folder]))
-    return page
 
 
 def run_one(sweep):
@@ -87,7 +78,11 @@ def run_one(sweep):
         if not run_sweep(sweep, stop):
             print(f"stopped and saved; the same command continues:\n{sweep.command}")
             return stop.status
-        page = write_report(sweep.out)
+        with doing("writing the report"):
+            from bench.ablation import report
+
+            page = report.write([sweep.out])
+        print(report.terminal([sweep.out]))
         failed = [row for row in sweep.rows.values() if row["status"] == "failed"]
         for row in failed:
             run_name = f"{row['arm']} seed {row['seed']}"

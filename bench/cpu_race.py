@@ -124,17 +124,13 @@ def best_threads(nanogpt, scratch):
     return min(times, key=times.get)
 
 
-def entrants(nanogpt, threads, number):
-    """{name: Entrant} of a round. Each round of ours has its own seed."""
-    ours = {name: Entrant([name, f"--seed={1337 + number}"]) for name in OURS}
-    return {"nanoGPT": Entrant(NANOGPT, nanogpt, threads)} | ours
-
-
 def run_rounds(config, nanogpt, threads, scratch):
-    """{name: [Result of each round]}. Every second round runs backwards."""
+    """{name: [Result of each round]}. Each round of ours has its own seed, and every second round
+    runs backwards."""
     runs = {}
     for number in range(config.rounds):
-        sides = list(entrants(nanogpt, threads, number).items())
+        sides = [("nanoGPT", Entrant(NANOGPT, nanogpt, threads))]
+        sides += [(name, Entrant([name, f"--seed={1337 + number}"])) for name in OURS]
         for name, entrant in reversed(sides) if number % 2 else sides:
             out_dir = scratch / f"{number}-{Path(name).stem}"
             result = race(entrant, out_dir, out_dir.with_suffix(".cache"))

@@ -17,7 +17,7 @@ if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 from bench.timing import page, results
-from common.configurator import build, load
+from common.configurator import build, load, print_help
 from common.errors import UserError, run
 from common.runtime import find_device
 
@@ -25,12 +25,11 @@ MODULES = ("train", "optimizer", "decode")  # of bench/timing: what is measured
 
 
 def main(argv):
+    if argv == ["page"]:
+        return page.main()
     named = [word for word in argv if word in MODULES]
-    if len(named) != 1 or argv.count("page"):
-        if argv == ["page"]:
-            return page.main()
-        if {"--help", "-h"} & {*argv}:
-            return print(__doc__)
+    if len(named) != 1:
+        print_help(argv, __doc__, [])
         fix = f"python bench/speed.py {MODULES[0]}, or another of its --help"
         raise UserError("give exactly one measurement", "command line", fix)
     module = importlib.import_module(f"bench.timing.{named[0]}")

@@ -39,23 +39,19 @@ class Model:
 
     def __init__(self, cells, losses):
         """cells: {arm: {factor: 0 or 1}}; losses: {arm: losses [n]} of those that count."""
-        self.arms = [arm for arm in cells if len(losses.get(arm, ()))]
-        self.counts = [len(losses[arm]) for arm in self.arms]
+        groups = {arm: losses[arm] for arm in cells if len(losses.get(arm, ()))}
         factors = list(next(iter(cells.values())))
-        self.levels = {f: np.array([2.0 * cells[arm][f] - 1 for arm in self.arms]) for f in factors}
+        self.levels = {f: np.array([2.0 * cells[arm][f] - 1 for arm in groups]) for f in factors}
         self.terms, self.mixed = [()], set()
-        self.columns = np.ones((len(self.arms), 1))  # [cells, terms]
+        self.columns = np.ones((len(groups), 1))  # [cells, terms]
         for term in [*combinations(factors, 1), *combinations(factors, 2)]:
             self.add(term)
-        columns = self.columns.repeat(self.counts, 0)  # [runs, terms]
-        self.fit = sm.OLS(np.concatenate([losses[arm] for arm in self.arms]), columns).fit()
-
-    def column(self, term):
-        return np.prod([self.levels[factor] for factor in term], axis=0)  # [cells]
+        columns = self.columns.repeat([*map(len, groups.values())], 0)  # [runs, terms]
+        self.fit = sm.OLS(np.concatenate([*groups.values()]), columns).fit()
 
     def add(self, term):
         """Add a term, unless those before it make it up: then note that it is mixed with them."""
-        column = self.column(term)
+        column = np.prod([self.levels[factor] for factor in term], axis=0)  # [cells]
         shares = np.linalg.lstsq(self.columns, column)[0]
         if not np.allclose(self.columns @ shares, column):
             self.terms.append(term)

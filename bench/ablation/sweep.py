@@ -287,12 +287,9 @@ class Sweep:
             if before.get(name, 0) <= seed < min(count, most) and (names is None or name in names)
         ]
 
-    def decides(self):
-        """A sentence for each look on what its runs can decide, in nats if the noise is known."""
-        return [self.decides_at(seeds) for seeds in self.looks]
-
-    def decides_at(self, seeds):
-        """A sentence on the smallest difference and the smallest tie that a look can show."""
+    def decides(self, seeds):
+        """A sentence on the smallest difference and the smallest tie that a look can show, in nats
+        if the noise is known."""
         counts, cells = self.planned_runs(seeds), [arm.cell for arm in self.arms.values()]
         control, runs = sum(counts[name] for name in self.control_arms()), sum(counts.values())
         if any(cells):  # each effect is a difference between the means of two halves
@@ -328,10 +325,6 @@ class Sweep:
 
     def planned_jobs(self):
         return self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
-
-    def seconds(self, jobs):
-        """The predicted time of some runs; 0 if it is not known."""
-        return sum(self.predicted.get(job.arm, 0.0) for job in jobs) / len(self.slots)
 
     # ------------------------------------------------------------ the folder
 

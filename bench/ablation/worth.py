@@ -8,7 +8,6 @@ base reaches the arm's loss: its token-equivalent.
 """
 
 import math
-from functools import cached_property
 
 import numpy as np
 from scipy.interpolate import PchipInterpolator
@@ -25,23 +24,17 @@ class Curve:
 
     def __init__(self, losses):
         """losses: {multiple: losses of its runs}, two or more. Each has few runs, so that one
-        standard deviation is pooled over all. Raises ValueError without a point at 1."""
-        losses = {k: np.asarray(losses[k], float) for k in sorted(losses) if len(losses[k])}
-        if len(losses) < 2 or 1 not in losses:
-            raise ValueError("a curve needs losses at the base's tokens and at another multiple")
+        standard deviation is pooled over all."""
+        losses = {k: np.asarray(losses[k], float) for k in sorted(losses)}
         residuals = np.concatenate([values - values.mean() for values in losses.values()])
         df = len(residuals) - len(losses)
         sd = math.sqrt((residuals**2).sum() / df) if df else math.nan
         self.multiples = np.array(list(losses), float)
+        self.grid = np.geomspace(self.multiples[0], self.multiples[-1], STEPS + 1)
         self.points = [  # (multiple, mean loss, standard error, runs)
             (k, float(values.mean()), sd / math.sqrt(len(values)), len(values))
             for k, values in losses.items()
         ]
-
-    @cached_property
-    def grid(self):
-        """Multiples from the first point to the last, evenly spaced in their logarithm."""
-        return np.geomspace(self.multiples[0], self.multiples[-1], STEPS + 1)
 
     def losses(self, means):
         """The losses [STEPS + 1, ...] on the grid for these means [points, ...]. Means that rise
@@ -93,8 +86,8 @@ class Curve:
 
 
 def curve_of(runs):
-    """The Curve of a sweep's runs ; None if it was not trained. Runs that are
-    stuck are no part of it, unless all of the base's are."""
+    """The Curve of a sweep's runs; None without the base's and another point. Runs that are stuck
+    are no part of it, unless all of the base's are."""
     done = runs[runs.current & (runs.status == "done")]
     learned = done[~done.stuck]
     done = learned if learned.control.any() else done

@@ -16,17 +16,9 @@ TIED_FROM = 50000
 THEIRS = {"use_cache": False, "attn_implementation": "sdpa"}  # of transformers' models
 
 
-def cross_entropy(logits, y):
-    return F.cross_entropy(logits.flatten(0, 1), y.flatten())
-
-
 def with_loss(model):
     """A model of transformers and its loss function."""
-    return model, lambda x, y: cross_entropy(model(x).logits, y)
-
-
-def swiglu_width(c):
-    return c.multiple_of * -(-int(8 * c.n_embd / 3) // c.multiple_of)
+    return model, lambda x, y: F.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
 
 
 def check_nanogpt(path):
@@ -63,7 +55,7 @@ def transformers_llama(c):
     config = LlamaConfig(
         vocab_size=c.vocab_size,
         hidden_size=c.n_embd,
-        intermediate_size=swiglu_width(c),
+        intermediate_size=c.multiple_of * -(-int(8 * c.n_embd / 3) // c.multiple_of),
         num_hidden_layers=c.n_layer,
         num_attention_heads=c.n_head,
         max_position_embeddings=c.block_size,
