@@ -194,23 +194,19 @@ def write_picture(figure, path):
         figure.savefig(path, dpi=110, metadata={"Software": "bench/compare.py"})
 
 
-def show(folders, out):
-    """Read the runs, draw, and print the tables."""
-    runs, remarks = read_runs(folders)
-    measure, sentences = measure_of(runs)
-    write_picture(figure_of(runs, measure), out)
-    console = Console(width=None if os.isatty(1) else 80, highlight=False)
-    for table in tables(runs):
-        console.print(table)
-    console.print("\n".join([*sentences, *remarks, str(out)]), markup=False)
-
-
 def main(argv):
     values, folders = load(argv, [CompareConfig], __doc__)
     config = build(CompareConfig, values)
     if not folders:
         raise UserError("no run folders", "command line", "type python bench/compare.py OUT OUT2")
-    show(folders, config.out)
+    runs, remarks = read_runs(folders)
+    measure, sentences = measure_of(runs)
+    write_picture(figure_of(runs, measure), config.out)
+
+    console = Console(width=None if os.isatty(1) else 80, highlight=False)
+    for table in tables(runs):
+        console.print(table)
+    console.print("\n".join([*sentences, *remarks, config.out]), markup=False)
 
 
 if __name__ == "__main__":

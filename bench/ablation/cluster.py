@@ -29,24 +29,22 @@ def import_ray():
 def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
     """Run jobs as tasks of a Ray cluster. A run takes `threads` CPUs and, on CUDA, 1/gpu_share of a
     GPU. The nodes see this repo and the sweep's folder under the same paths (a shared file system).
-    Ray restarts a task whose node is lost, and the run resumes from its last checkpoint. Results
-    are matched with jobs by content hash. Yields as `run_local` does."""
+    Ray restarts a task whose node is lost, and the run resumes from its last checkpoint. Yields as
+    `run_local` does."""
     ray = import_ray()
 
     def task(root, values, stop_file):  # pickled by value: a node needs only the repo
         sys.path.insert(0, root)
         from bench.ablation import launch
 
-        job = launch.Job(**values)
-        row = launch.run_job(job, Path(stop_file).exists, patience=math.inf) or {}
-        return row | {"key": job.key, "node": ray.get_runtime_context().get_node_id()}
+        row = launch.run_job(launch.Job(**values), Path(stop_file).exists, patience=math.inf)
+        return row and row | {"node": ray.get_runtime_context().get_node_id()}
 
     needs = {"num_cpus": threads, "num_gpus": 1 / gpu_share if cuda else 0}
     remote = ray.remote(**needs, max_retries=3)(task)
     # Ray kills a cancelled task before its run can save, so a file tells the tasks to stop.
     stop_file = Path(out_dir).absolute() / "stop"
     stop_file.unlink(missing_ok=True)
-    wanted = {job.key: job for job in jobs}
     pending = {}  # reference of a task: its job
     for job in jobs:
         job.threads = threads
@@ -60,9 +58,9 @@ def run_on_ray(jobs, out_dir, gpu_share, threads, cuda, stop):
                 try:
                     row = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    row = row_of(job, f"Ray: {one_line(error)}", 0.0) | {"key": job.key}
-                if row["key"] in wanted:
-                    yield wanted.pop(row["key"]), row | {"out_dir": job.out_dir}
+                    row = row_of(job, f"Ray: {one_line(error)}", 0.0)
+                if row:
+                    yield job, row | {"out_dir": job.out_dir}
     finally:
         if pending:
             stop_file.touch()

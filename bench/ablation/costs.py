@@ -13,7 +13,7 @@ import torch
 import train
 from bench.ablation.progress import doing
 from bench.ablation.settings import variant_config
-from bench.timing.results import interval, turns
+from bench.timing.results import ratio, turns
 from common.errors import UserError, one_line
 from common.runtime import set_up
 from parts import costs
@@ -187,9 +187,9 @@ def why_disturbed(arms, steps, share):
     if share > BUSY:
         return f"other work kept {share:.0%} of the cores busy"
     for name in steps:
-        ratio = np.median(steps[name] / steps["base"])
-        if arms[name] == arms["base"] and abs(ratio - 1) > SAME:
-            return f"the base again took {ratio:.2f} of the base's time"
+        times = np.median(steps[name] / steps["base"])
+        if arms[name] == arms["base"] and abs(times - 1) > SAME:
+            return f"the base again took {times:.2f} of the base's time"
     return ""
 
 
@@ -198,17 +198,14 @@ def row_of(name, values, probe, steps, ratios):
     times over those of the base, None if the times cannot be believed. "step_ratio" is their median
     with its 95 % interval."""
     c, runtime = variant_config(values), probe.run.runtime
-    step_ratio = None
-    if ratios is not None and name != "base" and len(ratios) > 1:
-        numbers = np.round(interval(ratios), 4).tolist()
-        step_ratio = dict(zip(("ratio", "low", "high"), numbers, strict=True))
+    compared = ratios is not None and name != "base" and len(ratios) > 1
     return {
         "arm": name,
         "parameters": costs.parameters(c),
         "flops_per_token": costs.flops_per_token(c, c.block_size),
         "kv_bytes_per_token": costs.kv_bytes_per_token(c, 4 if runtime.dtype == "float32" else 2),
         "milliseconds_per_step": {"median": round(1000 * float(np.median(steps)), 4)},
-        "step_ratio": step_ratio,
+        "step_ratio": ratio(ratios) if compared else None,
         "peak_memory_bytes": probe.memory_bytes,
         "compile": values["compile"],
         "device": runtime.device,
