@@ -17,7 +17,7 @@ from bench.timing.results import ratio, turns
 from common.errors import UserError, one_line
 from common.runtime import set_up
 from parts import costs
-from training.dry_run import kept_bytes, timed
+from training.dry_run import checkpoint_bytes, kept_bytes, timed
 from training.settings import read_config
 
 WARM_UP = 3  # steps that are not timed; the first one compiles
@@ -111,16 +111,11 @@ class Probe:
         if self.cuda:
             self.memory_bytes = torch.cuda.max_memory_allocated(device) - before
             return
-        # What training holds at the end of a forward pass: weights, gradients, the optimizers'
-        # moments, and each tensor that the backward pass will read.
-        weights = sum(p.nbytes for p in self.run.model.parameters())
-        moments = sum(
-            optimizer.moments * p.nbytes
-            for optimizer in self.run.optimizers
-            for group in optimizer.param_groups
-            for p in group["params"]
-        )
-        self.memory_bytes = 2 * weights + moments + kept_bytes(self.run, self.run.net)
+        # What training holds at the end of a forward pass: weights, the optimizers' moments,
+        # gradients, and each tensor that the backward pass will read.
+        gradients = sum(p.nbytes for p in self.run.model.parameters())
+        kept = kept_bytes(self.run, self.run.net)
+        self.memory_bytes = checkpoint_bytes(self.run) + gradients + kept
 
     def step(self):
         """The seconds of one training step."""
