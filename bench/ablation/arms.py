@@ -153,8 +153,7 @@ def match_arm(arm, base, kind, vocab_size):
 def open_data(base):
     """(facts of the data, the tokenizer, the stored losses of n-gram models or None). Prepares a
     missing dataset if it is a small one."""
-    values = {key: base[key] for key in keys(TrainConfig) if key in base}
-    config = build(TrainConfig, values)
+    config = build(TrainConfig, base)
     with contextlib.redirect_stdout(sys.stderr):  # what it prepares
         metas, tokenizer = train.find_data(config, Runtime("cpu", "float32", 0, 1, []))
     sources = open_sources(config, metas, tokenizer, base["block_size"])

@@ -81,12 +81,10 @@ def enumerate_arms(config, base):
 
 
 def check_designs(config, model):
-    """Raise UserError if there is no design, or designs that exclude each other or the model."""
-    where = f"design={config.design}"
+    """Raise UserError if there is no design, or one that the model excludes."""
     if not config.designs:
-        raise UserError("no arms", where, "choose from " + ", ".join(DESIGN))
-    if len(config.designs) > 1 and "factorial" in config.designs:
-        raise UserError("factorial stands alone", where, "give it a sweep of its own")
+        fix = "choose from " + ", ".join(DESIGN)
+        raise UserError("no arms", f"design={config.design}", fix)
     for word in config.designs:
         if (DESIGN[word] or model) != model:
             fix = f"give model={DESIGN[word]}, or another design"
@@ -169,8 +167,8 @@ def curve_arms(config, base):
 
 def factorial_cells(config, base):
     """One arm per cell of a factorial; the base is the cell with all factors low."""
-    if config.arms or config.axis:
-        fix = "leave out arms and axis, or make them factors"
+    if config.arms or config.axis or len(config.designs) > 1:
+        fix = "leave out arms, axis and other designs, or make them factors"
         raise UserError("factorial makes all arms itself", f"design={config.design}", fix)
     factors, arms = factors_of(config, base), []
     for row in fraction(len(factors)):
