@@ -40,11 +40,7 @@ def printable(text, keep=""):
 
 def one_line(error, most=160):
     """The first `most` characters of an error's message, without line breaks."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "its message cannot be printed"
-    return printable(" ".join(text.split()))[:most]
+    return printable(" ".join(str(error).split()))[:most]
 
 
 def folded(text, indent=2, stream=None):

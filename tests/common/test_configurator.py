@@ -79,15 +79,14 @@ def test_values(text, key, value):
         ("--batch_size", "batch_size has no value.*--batch_size=value"),
         ("-b=1", "cannot read -b=1.*--key=value"),
         ("--batch_size=0", "batch_size=0 is below 1.*give 1 or more"),
-        ("--n_kv_head=0", r"n_kv_head=0 is below 1 \(--n_kv_head=0\): give 1 or more"),
-        ("--dropout=1", "dropout=1.0 is not below 1 .*0 or more, below 1"),
-        ("--dropout=-1", "dropout=-1.0 is negative"),
-        ("--share=0", "share=0.0 is not above 0 .*a number above 0, at most 1"),
+        ("--n_kv_head=0", r"n_kv_head=0 is out of range \(--n_kv_head=0\): give 1 or more"),
+        ("--dropout=1", "dropout=1.0 is out of range .*0 or more, below 1"),
+        ("--dropout=-1", "dropout=-1.0 is out of range"),
+        ("--share=0", "share=0.0 is out of range .*a number above 0, at most 1"),
         ("--learning_rate=1" + "0" * 400, "learning_rate is too large"),
         ("--learning_rate=1e999", "learning_rate cannot be inf"),
         ("--old=1", "old has another name.*use --new"),
         ("missing.py", "cannot read the config file.*missing.py.*config/ holds examples"),
-        ("llama_shakespear.py", "did you mean config/llama_shakespeare.py?"),
     ],
 )
 def test_mistakes_on_the_command_line(text, words):
@@ -117,17 +116,13 @@ def test_files_then_command_line_and_files_read_it(tmp_path):
         ("batch_size = \n", "c.py:1.*a config file is Python"),
         ("\nbatch_size = nowhere\n", "NameError.*c.py:2"),
         ("old = 3\n", "old has another name .*c.py:1.*use --new"),
-        ("\nraise BaseException('no')\n", "BaseException: no .*c.py:2.*mend this line"),
-        (
-            "class Odd(Exception):\n    def __str__(self): return 1 / 0\nraise Odd\n",
-            "Odd: its message cannot be printed .*c.py:3",
-        ),
+        ("\nraise Exception('no')\n", "Exception: no .*c.py:2.*mend this line"),
         ("start = 1\nreturn\n", "'return' outside function .*c.py:2"),
         ("start = 'a\\0b'\n", "start contains a NUL character .*c.py:1"),
         ("start = '\0'\n", "c.py:1.*a config file is Python"),
         (f"batch_size = {'-' * 200_000}1\n", "c.py:1.*a config file is Python"),
     ],
-    ids=range(11),
+    ids=range(10),
 )
 def test_mistakes_in_a_file(tmp_path, source, words):
     (tmp_path / "c.py").write_text(source)
@@ -139,12 +134,6 @@ def test_mistakes_in_a_file(tmp_path, source, words):
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
     (tmp_path / "c.py").write_bytes(b"\xef\xbb\xbfbatch_size = 8\n")
     assert read(str(tmp_path / "c.py")).batch_size == 8
-
-
-def test_control_c_in_a_file_is_not_its_mistake(tmp_path):
-    (tmp_path / "c.py").write_text("raise KeyboardInterrupt\n")
-    with pytest.raises(KeyboardInterrupt):
-        read(str(tmp_path / "c.py"))
 
 
 def script(*argv):

@@ -166,7 +166,7 @@ def test_odd_but_allowed(out_dir, capsys):
     [
         (["--start=the 9"], "'9' is not in the vocabulary.*character 5"),
         (["--start=FILE:"], r"cannot read the prompt.*\(no path is given\): .*after FILE:"),
-        (["--top_p=1.5"], "top_p=1.5 is above 1.*above 0, at most 1"),
+        (["--top_p=1.5"], "top_p=1.5 is out of range.*above 0, at most 1"),
         (["--start=a", "--prompts=b"], "prompts does not go with start"),
         (["--prompts=nowhere.txt"], "cannot read the prompts.*nowhere.txt"),
         (["--score=nowhere.txt"], "cannot read the text.*nowhere.txt"),

@@ -182,7 +182,7 @@ def test_fingerprint_of_several(sets):
         (["--dataset=a,chars"], "different tokenizers .*dataset=a,chars.*same one"),
         (["--dataset=a,b", "--data_weights=1,0"], "is not a number above 0 for each"),
         (["--dataset=a,b", "--data_weights=1,2", "--data_alpha=0.5"], "both set the shares"),
-        (["--dataset=a,b", "--data_alpha=-1"], "data_alpha=-1.0 is negative"),
+        (["--dataset=a,b", "--data_alpha=-1"], "data_alpha=-1.0 is out of range"),
         (["--dataset=a,a"], "names no dataset, or one twice"),
         (["--dataset=a,nowhere"], "prepare.py nowhere"),
         (["--dataset=a,b", "--data_weights=1,0.00001"], "less than one in 10,000"),

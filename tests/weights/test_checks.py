@@ -71,7 +71,7 @@ SPOILT = [  # (how, what the error says)
     (edit_json("state", lambda state: [1]), "a JSON list where.*state.json"),
     (edit_json("state", lambda state: without("best_step", state)), "missing: best_step.*state"),
     (state(format="x"), "format must be int, not 'x'.*state.json"),
-    (state(step=-1), "step=-1 is negative.*state.json"),
+    (state(step=-1), "step=-1 is out of range.*state.json"),
     (config(model=None), "model cannot be None.*config.json"),
     (content("config.json", b"[" * 200_000), "nested too deep.*config.json"),
     (tensors("model", lambda weights: without(WQ, weights)), f"{UNFIT}.*no {WQ}"),
