@@ -75,25 +75,20 @@ def check(run, argv, train_step):
 def matching_curve(curves, settings, run, path):
     """The golden curve with these settings and the data of this run. If there is none, raises
     UserError, which names the settings in which the nearest curve differs."""
-    differing = []
+    asked, differing = settings | {"data": run.state["data"]}, []
     for curve in curves:
         recorded = asdict(VariantConfig()) | asdict(TrainConfig()) | curve["settings"]
-        items = settings.items()
-        texts = [
-            f"{key} {recorded[key]} -> {value}" for key, value in items if value != recorded[key]
-        ]
-        if not texts and curve["data"] == run.state["data"]:
+        recorded["data"] = curve["data"]
+        changed = [key for key in asked if asked[key] != recorded[key]]
+        if not changed:
             return curve
-        differing.append(texts)
+        differing.append([f"{key} {recorded[key]} -> {asked[key]}" for key in changed])
 
-    nearest = min(differing, key=len)
-    record_one = "record your own with --check=record"
-    if nearest:
-        what = "the golden curve is of other settings: " + ", ".join(nearest)
-        shipped = "(the shipped curves are of a CPU: --device=cpu)"
-        raise UserError(what, path, f"leave out those that you gave {shipped}, or {record_one}")
-    what = f"the golden curves are of other data than {run.config.dataset}, {run.state['data']}"
-    raise UserError(what, path, f"prepare the text again, or {record_one}")
+    what = "the golden curve is of other settings: " + ", ".join(min(differing, key=len))
+    fix = (
+        "leave out what you gave (the shipped ones are of --device=cpu), or --check=record yours"
+    )
+    raise UserError(what, path, fix)
 
 
 def answer(losses, curve, differences, smallest):

@@ -258,7 +258,7 @@ def test_no_golden_curve(data_dir, recorded, ask, monkeypatch, tmp_path):
         train.main(argv)
     [curve] = curves_of(recorded)
     monkeypatch.setattr(golden, "read", lambda path: [curve | {"data": "other"}])
-    with pytest.raises(UserError, match="of other data than words"):
+    with pytest.raises(UserError, match="of other settings: data other -> "):
         ask()
 
 
