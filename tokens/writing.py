@@ -124,17 +124,15 @@ def by_position(corpus, characters, share):
     """Yield (split, text) of a single text: train, val, test in this order."""
     test = min(math.ceil(share * characters), int(MOST * characters))
     train = int(0.9 * (characters - test))
-    ends = {"train": train, "val": characters - test, "test": math.inf}
+    ends = {"train": train, "val": characters - test, "test": characters}
 
     at = 0
     for text in corpus.pieces():
-        start = at
-        at += len(text)
         for split, end in ends.items():
-            if start < min(at, end):
-                cut = min(at, end)
-                yield split, text[start - at + len(text) : cut - at + len(text)]
-                start = cut
+            part, text = text[: max(end - at, 0)], text[max(end - at, 0) :]
+            at += len(part)
+            if part:
+                yield split, part
 
 
 def nanogpt_splits(corpus):
