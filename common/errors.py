@@ -60,19 +60,12 @@ def speaks():
     return os.environ.get("RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
 
 
-def stop_at_once(number, frame):
-    """The handler of Ctrl-C while nothing has been written. It ends the process itself, since an
-    exception could be caught by the module that is being imported."""
-    os.write(2, b"stopped\n")
-    os._exit(130)
-
-
 def starting(script):
     """Print which script is starting, because importing torch takes seconds without any output.
     Until `run` is called, Ctrl-C ends the process at once. A script calls this before its slow
     imports."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
-        signal.signal(signal.SIGINT, stop_at_once)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     wants_help = any(arg == "-h" or arg.startswith("--help") for arg in sys.argv)
     if sys.stderr and speaks() and (sys.stderr.isatty() or not wants_help):
         print(f"{script} is starting: importing torch", file=sys.stderr, flush=True)
@@ -81,7 +74,7 @@ def starting(script):
 def run(main):
     """Run `main(argv)` as a script and exit with its status, or with that of the error it raises.
     `--debug` prints the traceback as well."""
-    if signal.getsignal(signal.SIGINT) is stop_at_once:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of `starting`
         signal.signal(signal.SIGINT, signal.default_int_handler)
     debug = [arg for arg in sys.argv[1:] if arg.partition("=")[0] == "--debug"]
     if sys.stderr is None:  # closed by the caller; print(file=None) writes to stdout
