@@ -69,9 +69,6 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
         return
     if not overwrite:
         raise UserError("there is a run here already", where, USED)
-    if Path.cwd().is_relative_to(out_dir.resolve()):
-        what = "this command runs inside the folder that --overwrite moves aside"
-        raise UserError(what, where, "start it from outside that folder")
 
 
 def lock_run(out_dir, write_id=False):
@@ -90,9 +87,6 @@ def lock_run(out_dir, write_id=False):
         process = path.read_text(errors="replace").strip() or "?"
         fix = "wait for it, or choose another --out_dir"
         raise UserError(f"process {process} is training here", f"out_dir={out_dir}", fix) from None
-    except OSError as error:
-        what = f"cannot lock the run folder: {error.strerror}"
-        raise UserError(what, path, "choose another --out_dir") from None
 
 
 def open_out_dir(out_dir, resuming=False, overwrite=False):
@@ -222,13 +216,11 @@ def curves(rows, title, lines=()):
 
 
 def draw(rows, path, lines):
-    """Draw the loss curves of some rows as a PNG; returns whether that worked, or warns."""
+    """Draw the loss curves of some rows as a PNG. Without them a run goes on."""
     try:
         curves(rows, Path(path).resolve().parent.name, lines).savefig(path, dpi=110)
-        return True
     except Exception as error:
-        print(f"warning: no {path}: {one_line(error)}", file=sys.stderr)
-        return False
+        files.warn_once(f"no {path}: {one_line(error)}")
 
 
 # ---------------------------------------------------------------- where else the log goes
@@ -280,30 +272,12 @@ def start_csv(config, state, rows):
 LOGGERS = {"none": None, "tensorboard": start_tensorboard, "wandb": start_wandb, "csv": start_csv}
 
 
-class Logger:
-    """A logger of LOGGERS that has started, or has failed to. Its first failure prints a warning;
-    rows that it loses are in log.jsonl."""
-
-    def __init__(self, name, *settings):
-        self.name, self.warned = name, False
-        what = "does not start, the run continues without it"
-        self.write, self.end = self.attempt(what, LOGGERS[name], *settings) or (None, None)
-
-    def attempt(self, what, work, *arguments):
-        try:
-            return work(*arguments)
-        except Exception as error:  # of any kind: it comes from a library of others
-            if not self.warned:
-                print(f"warning: {self.name} {what}: {one_line(error)}", file=sys.stderr)
-            self.warned = True
-
-    def log(self, row):
-        if self.write:
-            self.attempt("loses rows, log.jsonl has them", self.write, row)
-
-    def close(self):
-        if self.end:
-            self.attempt("does not close", self.end)
+def attempt(name, work, *arguments):
+    """What work(*arguments) of a logger returns. If it fails, the run goes on."""
+    try:
+        return work(*arguments)
+    except Exception as error:  # of any kind: it comes from a library of others
+        files.warn_once(f"{name} fails, log.jsonl has all rows: {one_line(error)}")
 
 
 # ---------------------------------------------------------------- the log
@@ -318,13 +292,13 @@ class RunLog:
         files.write(out_dir / "config.json", json.dumps(run.saved_config, indent=1))
         files.remove(out_dir / DIVERGED)
         path, self.picture = out_dir / "log.jsonl", out_dir / "loss.png"
-        self.drawing = True  # False after the first failure: one warning is enough
         self.rows = [] if run.saved is None else read_log(path, run.step)
         files.write(path, "".join(json.dumps(row) + "\n" for row in self.rows))
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open until close())
         names = dict.fromkeys(run.config.log.split(","))  # each once
         settings = (run.saved_config, run.state, self.rows)
-        self.loggers = [Logger(name, *settings) for name in names if name != "none"]
+        begun = {name: attempt(name, LOGGERS[name], *settings) for name in names if name != "none"}
+        self.loggers = {name: logger for name, logger in begun.items() if logger}
         self.peak_speed = peak_speed  # tokens/s at an MFU of 1, None if it is not known
         self.broken = False  # whether nothing reads our output any more, as in `| head`
         look = dict(unit="step", dynamic_ncols=True, bar_format=STEPPING, file=sys.stdout)
@@ -347,8 +321,8 @@ class RunLog:
         except OSError as error:
             fix = f"{files.remedy(error)}, then continue with --init_from=resume"
             raise Failure(f"cannot write: {error.strerror}", self.file.name, fix) from error
-        for logger in self.loggers:
-            logger.log({key: row[key] for key in row if key not in LISTS})
+        for name, (write, _) in self.loggers.items():
+            attempt(name, write, {key: row[key] for key in row if key not in LISTS})
 
     def advance(self):
         """Note that a step was taken."""
@@ -386,7 +360,7 @@ class RunLog:
         self.bar.clear()
         self.show(evaluation_lines(row))
         self.bar.refresh()
-        self.drawing = self.drawing and draw(self.rows, self.picture, yardsticks(self.run))
+        draw(self.rows, self.picture, yardsticks(self.run))
 
     def phase(self, what):
         """Say what the run is doing while it takes no steps; "" when it goes on. Without a terminal
@@ -406,8 +380,8 @@ class RunLog:
     def close(self):
         self.bar.close()
         self.file.close()
-        for logger in self.loggers:
-            logger.close()
+        for name, (_, close) in self.loggers.items():
+            attempt(name, close)
 
 
 class NoLog:

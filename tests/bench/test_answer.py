@@ -1,0 +1,59 @@
+"""The committed page of the answer: it follows from the committed rows, and its differences are
+those that a few lines without our code compute from them."""
+
+import json
+import shutil
+
+import answer
+import numpy as np
+import pytest
+from scipy import stats
+
+from common.files import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SHELVES = [path.parent for path in answer.ANSWER.glob("*/sweep.json")]
+SHELVES = [path for path in SHELVES if not path.name.startswith("tune")]
+
+
+def test_the_page_follows_from_the_rows(tmp_path):
+    """And README shows the table of its first screen."""
+    copy = tmp_path / "answer"
+    shutil.copytree(answer.ANSWER, copy, ignore=shutil.ignore_patterns("runs"))
+    answer.main([str(copy)])
+    for name in ("index.html", "index.md", "first_screen.md"):
+        assert (copy / name).read_text() == (answer.ANSWER / name).read_text(), name
+    assert (copy / "first_screen.md").read_text().strip() in README
+
+
+def reported(shelf):
+    """{arm: its losses on the reported half} of a shelf, by plain reading of its rows."""
+    plan = json.loads((shelf / "sweep.json").read_text())
+    lines = [json.loads(line) for line in (shelf / "rows.jsonl").read_text().splitlines()]
+    losses = {}
+    for line in lines:
+        arm, rate = line["arm"], plan["chosen_lr"].get(line["arm"], 1)
+        facts = plan["arms"].get(arm, {})
+        same = all(line[key] == facts.get(key) for key in ("code_hash", "config_hash"))
+        if same and (line["purpose"], line["status"], line["lr"]) == ("report", "done", rate):
+            losses.setdefault(arm, {})[line["seed"]] = line["final_report"]
+    return plan, {arm: np.array(list(by_seed.values())) for arm, by_seed in losses.items()}
+
+
+@pytest.mark.parametrize("shelf", SHELVES, ids=lambda shelf: shelf.name)
+def test_the_differences_are_those_of_the_rows(shelf):
+    plan, losses = reported(shelf)
+    control = [losses["base"]]
+    if plan["chosen_lr"].get("base again", 1) == 1:
+        control.append(losses["base again"])
+    control = np.concatenate(control)
+    cards = (answer.ANSWER / "index.md").read_text().replace("\u2212", "-").splitlines()
+    arms = [
+        arm for arm in losses if plan["arms"][arm]["changes"] and not plan["arms"][arm]["curve"]
+    ]
+    assert len(arms) >= 6
+    for arm in arms:
+        test = stats.ttest_ind(losses[arm], control, equal_var=False)
+        low, high = test.confidence_interval(0.95)
+        shown = f"{losses[arm].mean() - control.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
+        assert any(f"| {arm} |" in card and shown in card for card in cards), (arm, shown)
