@@ -76,7 +76,7 @@ def run(main):
     `--debug` prints the traceback as well."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # of `starting`
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    debug = [arg for arg in sys.argv[1:] if arg.partition("=")[0] == "--debug"]
+    argv = [arg for arg in sys.argv[1:] if arg != "--debug"]
     if sys.stderr is None:  # closed by the caller; print(file=None) writes to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
@@ -85,7 +85,7 @@ def run(main):
             fix = "send it to a file, or to /dev/null"
             raise UserError("there is nowhere to write: standard output is closed", "stdout", fix)
         sys.stdout.reconfigure(errors="replace")  # "?" for a character that cannot be shown
-        status = main([arg for arg in sys.argv[1:] if arg not in debug]) or 0
+        status = main(argv) or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -93,7 +93,7 @@ def run(main):
     except BrokenPipeError:  # nothing reads our output any more, as in `| head`
         status = BROKEN_PIPE
     except Exception as error:
-        if debug and not debug[0].lower().endswith("=false"):
+        if "--debug" in sys.argv:
             traceback.print_exc()
         status, message = explained(error)
         if status == 1 or speaks():  # every rank finds the same mistake, so only one prints it
@@ -115,8 +115,6 @@ def explained(error):
     text = one_line(error, None)
     if isinstance(error, UserError):
         return error.status, text
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return 2, f"{error.strerror} ({error.filename}): choose a shorter name"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
         return 1, f"{error.strerror} (output): free the disk, or write elsewhere"
     return 1, f"{text} ({type(error).__name__}): run again with --debug to see where"

@@ -3,11 +3,11 @@
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import math
 import os
-import re
 import secrets
 import shutil
 import sys
@@ -52,10 +52,7 @@ def partial(path, word="partial"):
 def leftovers(path):
     """The temporary files and folders that interrupted writes of `path` left beside it."""
     path = Path(path)
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.partial-[0-9a-f]{{16}}")
-    if not path.parent.is_dir():
-        return []
-    return [other for other in path.parent.iterdir() if pattern.fullmatch(other.name)]
+    return [*path.parent.glob(f".{glob.escape(path.name)}.partial-{'[0-9a-f]' * 16}")]
 
 
 def remove(path):

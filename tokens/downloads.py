@@ -144,14 +144,10 @@ def gpt2_tokenizer():
     paths = {cache / names[name]: sha256 for name, sha256 in GPT2_FILES.items()}
 
     # tiktoken would download missing files, but waits for ever if the network does not respond.
-    try:
-        if not all(p.is_file() and files.sha256_of(p) == sha256 for p, sha256 in paths.items()):
-            cache.mkdir(parents=True, exist_ok=True)
-            for path, data in zip(paths, fetch_gpt2(cache), strict=True):
-                files.write(path, data)  # atomically: other processes may be reading it
-    except OSError as error:
-        what = f"GPT-2's tokenizer cannot be stored: {error.strerror}"
-        raise UserError(what, cache, "set TIKTOKEN_CACHE_DIR to another folder") from None
+    if not all(p.is_file() and files.sha256_of(p) == sha256 for p, sha256 in paths.items()):
+        cache.mkdir(parents=True, exist_ok=True)
+        for path, data in zip(paths, fetch_gpt2(cache), strict=True):
+            files.write(path, data)  # atomically: other processes may be reading it
     return BPETokenizer(tiktoken.get_encoding("gpt2"))
 
 

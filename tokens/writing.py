@@ -71,7 +71,6 @@ class Survey:
 
     characters: int = 0
     bytes: int = 0
-    documents: int = 0
     chars: set = field(default_factory=set)
     sizes: dict = field(default_factory=dict)  # {hash of a document: bytes} of at most FEW + 1
     sample: str = ""  # the beginning of the text
@@ -87,7 +86,6 @@ def survey(corpus):
         sha256.update(data)
         facts.characters += len(text)
         facts.bytes += len(data)
-        facts.documents += 1
         facts.chars.update(text)
         if corpus.documents and len(facts.sizes) <= FEW:
             at = hash_of(data)
@@ -97,8 +95,6 @@ def survey(corpus):
         bar.update(len(data))
     bar.close()
 
-    if facts.documents > 1 and len(facts.sizes) == 1:
-        raise UserError("all documents are the same", corpus.source, "add others")
     if len(facts.chars) < 2 or not "".join(facts.chars).strip():
         what = "the text is empty, blank, or one character alone"
         raise UserError(what, corpus.source, "choose a longer text")

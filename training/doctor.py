@@ -18,8 +18,7 @@ from common.errors import UserError, folded, one_line
 from training import parallel
 from training.dry_run import room, size
 from training.optim import make_optimizers
-from training.run_folder import USED, check_out_dir
-from weights.checkpoint import steps
+from training.run_folder import check_out_dir
 
 SEARCHED = 20_000_000  # tokens of the train split searched for validation text
 OVERFIT_STEPS = 200
@@ -111,17 +110,14 @@ def check_compile(run, train_step):
 
 def check_disk(run, train_step):
     """Check that runs can be written to out_dir, that a flushed write works, and that four
-    checkpoints fit. A finished run in out_dir is no fault: the result mentions it."""
-    config, resuming = run.config, run.saved is not None
-    used = not resuming and not config.overwrite and steps(config.out_dir) != []
-    check_out_dir(config.out_dir, resuming or used, config.overwrite)
+    checkpoints fit. A finished run in out_dir is no fault."""
+    check_out_dir(run.config.out_dir, resuming=True)
     folder, free, needed = room(run)
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(1 << 20))
         file.flush()
         os.fsync(file.fileno())
-    note = f"; note: {config.out_dir} holds a run already; to train, {USED}" if used else ""
-    return free > needed, f"{size(free)} free in {folder}, {size(needed)} needed{note}"
+    return free > needed, f"{size(free)} free in {folder}, {size(needed)} needed"
 
 
 def check_data(run, train_step):

@@ -150,7 +150,7 @@ def parameters_by_part(model):
 
 
 def print_results(run, speed):
-    """The best loss, the time, the median speed in tokens/s, and the share of each dataset."""
+    """The best loss, the time, and the median speed in tokens/s."""
     best, bits = run.state["best_val_loss"], run.state["best_bits_per_byte"]
     units = "" if bits is None else f" nats per token, {bits:.4f} bits per byte"
     part = f" on {run.config.eval_tokens:,} tokens" * bool(run.config.eval_tokens)
@@ -161,14 +161,6 @@ def print_results(run, speed):
         print(f"{name} of the same text: {loss:.4f}{units * (source.meta['tokenizer'] != 'char')}")
     seconds, step = run.state["seconds"], run.state["best_step"]
     print(f"at step {step}; {seconds:.0f} s of training, {speed:,.0f} tokens/s")
-    if len(run.sources) > 1:
-        drawn = run.state.get("samples", {})
-        for source in run.sources:
-            count = drawn.get(source.name, 0)
-            share = count / max(1, sum(drawn.values()))
-            epochs = count / source.batches.windows_per_epoch
-            shares = f"{share:.2%} (asked for: {source.weight:.2%})"
-            print(f"samples drawn: {count:,} of {source.name}, {shares}, {epochs:.2f} epochs")
     print()
 
 

@@ -153,14 +153,6 @@ def test_leftovers_of_torchrun(monkeypatch, environment):
     assert errors.speaks() or "MASTER_ADDR" in environment  # somebody has to say it
 
 
-@pytest.mark.parametrize("key", ["out_dir=", "start=FILE:", "attention="])
-def test_a_name_that_is_too_long_is_the_users_mistake(key):
-    with pytest.raises((UserError, OSError)) as caught:
-        sample.main([f"--{key}{'a' * 300}", "--device=cpu"])
-    status, message = errors.explained(caught.value)
-    assert status == 2 and "File name too long" in message and "aaa" in message
-
-
 @pytest.mark.parametrize(
     "error, status, message",
     [

@@ -126,10 +126,9 @@ def test_interrupted_and_resumed_is_uninterrupted(sets, tmp_path, more, monkeypa
     assert states[0]["samples"] == dict(losses(tmp_path / "straight", "samples"))[9]
 
 
-def test_evaluation_of_each_set_and_the_mean_by_weight(sets, tmp_path, capsys):
+def test_evaluation_of_each_set_and_the_mean_by_weight(sets, tmp_path):
     run = ["--max_iters=3", "--eval_interval=3", "--eval_tokens=100"]
     train.main(arguments(sets, tmp_path / "mix", *run, "--dataset=a,b", "--data_weights=3,1"))
-    printed = capsys.readouterr().out
     rows = [json.loads(line) for line in (tmp_path / "mix" / "log.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "val_loss" in row]
     for row in rows:
@@ -142,8 +141,7 @@ def test_evaluation_of_each_set_and_the_mean_by_weight(sets, tmp_path, capsys):
         assert losses(tmp_path / name, "bits_per_byte")[0][1] == rows[0]["val_bits_per_byte"][name]
         assert not losses(tmp_path / name, "val_losses")
         assert "samples" not in state_of(tmp_path / name)
-    drawn = rows[-1]["samples"]
-    assert sum(drawn.values()) == 12 and f"samples drawn: {drawn['a']} of a" in printed
+    assert sum(rows[-1]["samples"].values()) == 12
 
 
 def test_a_changed_mixture_is_named_when_resuming(sets, tmp_path, capsys):
