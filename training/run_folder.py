@@ -65,9 +65,7 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
         raise UserError("cannot write here", where, "choose another --out_dir")
     if os.path.exists(out_dir / "lock"):  # False for a name that is too long
         lock_run(out_dir).close()
-    if resuming or not checkpoint.steps(out_dir):
-        return
-    if not overwrite:
+    if not resuming and not overwrite and checkpoint.steps(out_dir):
         raise UserError("there is a run here already", where, USED)
 
 

@@ -316,19 +316,16 @@ def keep_device(stored, given):
 def first_state(given, fingerprint):
     """The state that a run starts from: that of the checkpoint, or a new one. Raises UserError if
     the checkpoint was trained on other data."""
-    state, changed = given.state, False
-    if state is None:
-        state = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0}
-    else:
-        changed = state["data"] != fingerprint
+    new = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0}
+    state = given.state or new | {"data": fingerprint}
+    changed = state["data"] != fingerprint
     if changed and not given.config.allow_data_change:
         what = f"the data in {given.config.dataset} are not those this run began with"
         fix = "prepare the same text again, train in another out_dir, or give --allow_data_change"
         raise UserError(what, given.folder, fix)
     if changed:  # losses on the old data cannot be compared with new ones
         state |= dict.fromkeys(("best_val_loss", "best_bits_per_byte", "best_step", "evaluated"))
-        state["samples"] = {}
-    state["data"] = fingerprint
+        state |= {"samples": {}, "data": fingerprint}
     return state
 
 
