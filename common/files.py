@@ -32,10 +32,10 @@ UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno
 warned = set()  # warnings printed so far
 
 
-def warn_once(text, kind="warning"):
-    """Print a warning, or a note, to stderr, unless it was printed before."""
-    if text not in warned:
-        warned.add(text)
+def warn_once(text, kind="warning", about=None):
+    """Print a warning, or a note, to stderr, unless it was printed, or one about the same thing."""
+    if (about or text) not in warned:
+        warned.add(about or text)
         print(folded(f"{kind}: {text}", 2, sys.stderr), file=sys.stderr, flush=True)
 
 

@@ -53,6 +53,8 @@ def read_prompts(start, path=""):
     empty prompt; else `start`, or the content of the file that FILE:name names."""
     if path:
         text = read_text(path, "prompts", "check the path after --prompts=")
+        if not text:
+            raise UserError("the file of prompts is empty", path, "write a prompt on each line")
         return text.removesuffix("\n").split("\n")
     if start.startswith("FILE:"):
         return [read_text(start.removeprefix("FILE:"), "prompt", "check the path after FILE:")]

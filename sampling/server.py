@@ -8,6 +8,7 @@ once. It needs starlette and uvicorn.
 import asyncio
 import dataclasses
 import json
+import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,7 +60,8 @@ class Guard:
 
     def __init__(self, app, port):
         self.app = app
-        self.hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+        end = f":{port}" if port != 80 else ""  # browsers leave the usual port out
+        self.hosts = {f"{name}{end}" for name in ("127.0.0.1", "localhost")}
 
     def refuse(self, method, headers):
         """(why, HTTP status) if a request is refused, else None."""
@@ -293,7 +295,7 @@ def listen(port):
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        what = f"cannot listen on this port: {error.strerror}"
+        what = f"cannot listen on this port: {os.strerror(error.errno)}"
         raise UserError(what, f"port={port}", "choose another") from None
 
 
@@ -301,6 +303,7 @@ def make_server(opened, config, port):
     """A server, to be run with a socket of `listen`."""
     settings = uvicorn.Config(
         make_app(Page(opened, config), port),
+        http="h11",  # it bounds the size of headers
         ws="none",
         lifespan="off",
         log_level="critical",

@@ -85,8 +85,10 @@ def matching_curve(curves, settings, run, path):
         differing.append([f"{key} {recorded[key]} -> {asked[key]}" for key in changed])
 
     what = "the golden curve is of other settings: " + ", ".join(min(differing, key=len))
-    fix = "leave out what you gave (the shipped ones are of --device=cpu), or --check=record yours"
-    raise UserError(what, path, fix)
+    fix = "leave out what you gave (the shipped ones are of --device=cpu)"
+    if min(differing, key=len)[0].startswith("data "):
+        fix = "prepare the text again"
+    raise UserError(what, path, f"{fix}, or --check=record yours")
 
 
 def answer(losses, curve, differences, smallest):

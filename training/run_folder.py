@@ -218,7 +218,7 @@ def draw(rows, path, lines):
     try:
         curves(rows, Path(path).resolve().parent.name, lines).savefig(path, dpi=110)
     except Exception as error:
-        files.warn_once(f"no {path}: {one_line(error)}")
+        files.warn_once(f"no {path}: {one_line(error)}", about=path)
 
 
 # ---------------------------------------------------------------- where else the log goes
@@ -275,7 +275,8 @@ def attempt(name, work, *arguments):
     try:
         return work(*arguments)
     except Exception as error:  # of any kind: it comes from a library of others
-        files.warn_once(f"{name} fails, log.jsonl has all rows: {one_line(error)}")
+        words = f"{name} fails, log.jsonl has all rows: {one_line(error)}"
+        files.warn_once(words, about=name)
 
 
 # ---------------------------------------------------------------- the log

@@ -92,7 +92,8 @@ def read_tensors(path, fix=FOREIGN, unread=None):
         if tensor.dtype not in FLOATS and tensor.dim():  # a number alone may be a count
             what = f"{name} is of type {str(tensor.dtype).removeprefix('torch.')}"
             raise UserError(what, path, "get the weights as float32, bfloat16 or float16")
-        if not tensor.float().isfinite().all():
+        stored = tensor.float() if tensor.dtype == torch.float64 else tensor
+        if not stored.isfinite().all():
             raise UserError(f"{name} holds NaN or infinity", path, fix)
     return tensors
 

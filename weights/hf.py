@@ -250,6 +250,8 @@ def find(name, key="init_from"):
             fix = f"give {own}{', '.join(HUB)}, a folder, or owner/name of the hub"
             raise UserError("no such folder", f"{key}={name}", fix)
         return fetch(HUB.get(name, name), key)
+    if not path.is_dir():
+        raise UserError("this is not a folder", f"{key}={name}", "give the folder it is in")
     return path
 
 

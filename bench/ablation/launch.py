@@ -127,7 +127,7 @@ def is_locked(job):
     try:
         if Path(job.out_dir, "lock").exists():
             lock_run(Path(job.out_dir)).close()
-    except UserError:
+    except (UserError, OSError):
         return True
     return False
 

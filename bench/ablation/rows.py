@@ -64,6 +64,8 @@ SHARED = ("code_hash", "base", "base_values", "max_iters", "data", "screening")
 HASHES = ("code_hash", "config_hash")
 OF_AN_ARM = (*HASHES, "against", "cell")
 
+FIX = "move it away, and bench/ablate.py writes another one: the rows beside it are kept"
+
 # The types of what the files hold, by key.
 PLAN = {
     **dict.fromkeys(("name", "question", "also", "base"), str),
@@ -92,7 +94,7 @@ COST |= dict.fromkeys(("step_ratio", "milliseconds_per_step"), dict | None)
 def plan(folder):
     """The plan of a sweep, the content of FOLDER/sweep.json, see `complete`."""
     path = Path(folder) / "sweep.json"
-    content = files.read_json(path, "name a folder that bench/ablate.py wrote")
+    content = files.read_json(path, FIX if path.exists() else "name a folder of bench/ablate.py")
     return complete(content, path) | {"name": Path(folder).name}
 
 
@@ -107,8 +109,7 @@ def complete(content, path="sweep.json"):
     except TypeError:
         known = False
     if not known:
-        fix = "move it away: bench/ablate.py writes another one"
-        raise UserError("this is no plan of a sweep", path, fix)
+        raise UserError("this is no plan of a sweep", path, FIX)
     return plan | {"arms": arms, "looks": plan["looks"] or [content.get("seeds", 1)]}
 
 

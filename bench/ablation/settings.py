@@ -75,10 +75,10 @@ class AblateConfig:
         if self.curve is None:
             self.curve = [] if self.screening or self.design == "factorial" else [0.25, 0.5, 2]
         for key in ("lr_grid", "curve"):
-            multiples = [float(value) for value in dict.fromkeys(getattr(self, key))]
-            if min(multiples, default=1) <= 0:
-                raise ValueError(f"{key}={multiples} holds no multiple: give numbers above 0")
-            setattr(self, key, multiples)
+            values = getattr(self, key)
+            if any(type(value) not in (int, float) or value <= 0 for value in values):
+                raise ValueError(f"{key}={values} holds no multiple: give numbers above 0")
+            setattr(self, key, [float(value) for value in dict.fromkeys(values)])
         if 1 in self.curve:
             raise ValueError("curve holds 1, which is the base itself: leave it out")
         if 1 not in self.lr_grid:

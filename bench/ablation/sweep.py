@@ -58,7 +58,8 @@ class Sweep:
         self.command = shlex.join(["python", "bench/ablate.py", *argv])
         self.out, self.trainer = Path(self.config.out_dir), trainer
         self.facts = versions()
-        check_out_dir(self.out, resuming=True)
+        if not self.config.dry_run:
+            check_out_dir(self.out, resuming=True)
         stored = plan(self.out) if (self.out / "sweep.json").exists() else {}
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         self.started = stored.get("started", now)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import pytest
 import torch
@@ -349,6 +350,8 @@ def test_ctrl_c_ends_quietly_and_a_taken_port_is_one_line(runs):
         assert process.stdout.readline().startswith(f"http://127.0.0.1:{port} ")
         with pytest.raises(UserError, match=f"cannot listen.*port={port}.*choose another"):
             sample.main([f"--out_dir={runs[0]}", "--serve", f"--port={port}"])
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
+            page.read()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     finally:
