@@ -86,7 +86,7 @@ def cells(base=None, **given):
     return list(names(base, **{"design": "factorial", "factors": FACTORS} | given).values())
 
 
-@pytest.mark.parametrize("factors, size", enumerate((4, 8, 16, 16, 32, 64, 64, 128, 128), 2))
+@pytest.mark.parametrize("factors, size", [*enumerate((4, 8, 16, 16, 32, 64, 64, 128, 128), 2)])
 def test_a_fraction_is_balanced_and_has_resolution_five_and_the_base(factors, size):
     """Sizes by Box, Hunter and Hunter's table. Each product of up to four columns is balanced."""
     design = designs.fraction(factors)
