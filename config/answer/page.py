@@ -271,7 +271,16 @@ parts = {
 example = ("gpt2", "RoPE")
 rates = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All of LLaMA"]
 sizes = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All of LLaMA", "QK norm"]
-contexts = ["ALiBi", "NoPE, 1 in 4", "Window", "Gated DeltaNet", "Mamba-2", "Hybrid"]
+contexts = [
+    "RoPE",
+    "All of LLaMA",
+    "ALiBi",
+    "NoPE, 1 in 4",
+    "Window",
+    "Gated DeltaNet",
+    "Mamba-2",
+    "Hybrid",
+]
 
 # The rows of the first screen of README, at most eight.
 first_screen = [
