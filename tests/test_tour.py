@@ -8,7 +8,7 @@ import pytest
 from common.files import ROOT
 
 PATH = ROOT / "docs/tour.ipynb"
-PICTURES = 5
+PICTURES = 6
 
 
 def pictures_of(cells):
