@@ -171,14 +171,17 @@ class Page:
         parts = {part.name: part.at(base) for part in self.measured}
         return [parts[name].row["arm"] for name in names if parts.get(name)]
 
-    def warnings(self, unfinished, little):
-        """One line for each sweep whose planned runs are missing, or whose base has learned little,
-        with the sentences of the template."""
+    def warnings(self, unfinished, little, differs):
+        """One line for each sweep whose planned runs are missing, whose base has learned little, or
+        whose base differs from its second copy, with the sentences of the template."""
         lines = []
         for (base, column), section in self.shelves.items():
             name = ", ".join(word for word in (BASES[base], column) if word)
             lines += [f"{name}. {unfinished}"] * bool(section.missing())
             lines += [f"{name}. {little}"] * section.verdicts.attrs["marked"]
+            for row in tables.records(section.replicate):
+                apart = row["low"] > 0 or row["high"] < 0
+                lines += [f"{name}. {differs} {tables.difference(row, 3)}"] * apart
         return lines
 
     def first_screen(self):

@@ -23,7 +23,7 @@ ROPE = [
     ),
     ("1.6 % lower loss, CPU", "better", "genesis-ai #148", GENESIS),
     (
-        "better, no strong trend downstream",
+        "better training loss",
         "better",
         "EleutherAI",
         "https://blog.eleuther.ai/rotary-embeddings/",
@@ -46,7 +46,7 @@ RMSNORM = [
 ]
 BIASES = [
     ("stabler training of large models", None, "PaLM 2022", ARXIV + "2204.02311"),
-    ("0.0006 nats worse with Muon, one run", "tie", "Marin #5585", MARIN + "5585"),
+    ("0.0006 nats worse with Muon, one run", None, "Marin #5585", MARIN + "5585"),
 ]
 UNTIED = [
     (
@@ -105,7 +105,7 @@ parts = {
         swap="an output matrix of its own instead of the embedding",
         claims=UNTIED,
     ),
-    "All of LLaMA": dict(
+    "All five together": dict(
         into=dict(gpt2="all of llama"), swap="the five parts above together", claims=[]
     ),
     "Muon": dict(
@@ -269,11 +269,11 @@ parts = {
 
 # What the sections show: (shelf, part) of the annotated example, and the parts of some figures.
 example = ("gpt2", "RoPE")
-rates = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All of LLaMA"]
-sizes = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All of LLaMA", "QK norm"]
+rates = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All five together"]
+sizes = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All five together", "QK norm"]
 contexts = [
     "RoPE",
-    "All of LLaMA",
+    "All five together",
     "ALiBi",
     "NoPE, 1 in 4",
     "Window",
@@ -289,7 +289,7 @@ first_screen = [
     "RMSNorm",
     "No biases",
     "Untied head",
-    "All of LLaMA",
+    "All five together",
     "Muon",
     "QK norm",
 ]

@@ -49,7 +49,7 @@ SWEEP = {
     "base": "base",
     "base_values": {
         **{"model": "gpt2", "n_layer": 4, "n_embd": 128, "block_size": 64},
-        **{"learning_rate": 1e-3, "max_iters": 2000},
+        **{"optimizer": "muon", "learning_rate": 1e-3, "max_iters": 2000, "batch_size": 4},
     },
     "lr_grid": [0.5, 1, 2],
     "tune_seeds": 1,

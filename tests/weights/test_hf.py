@@ -254,7 +254,7 @@ def test_names_that_are_no_model(tmp_path, monkeypatch):
         message = refused(load_pretrained, name)
         assert "gpt2-medium" in message and f"init_from={name}" in message
     (tmp_path / "weights.safetensors").write_bytes(b"")
-    assert "Not a directory" in refused(load_pretrained, str(tmp_path / "weights.safetensors"))
+    assert "not a folder" in refused(load_pretrained, str(tmp_path / "weights.safetensors"))
 
 
 def test_the_hub_out_of_reach(saved, monkeypatch, tmp_path):
