@@ -84,9 +84,10 @@ def matching_curve(curves, settings, run, path):
             return curve
         differing.append([f"{key} {recorded[key]} -> {asked[key]}" for key in changed])
 
-    what = "the golden curve is of other settings: " + ", ".join(min(differing, key=len))
+    nearest = min(differing, key=len)
+    what = f"the golden curve is of other settings: {', '.join(nearest)}"
     fix = "leave out what you gave (the shipped ones are of --device=cpu)"
-    if min(differing, key=len)[0].startswith("data "):
+    if nearest[0].startswith("data "):
         fix = "prepare the text again"
     raise UserError(what, path, f"{fix}, or --check=record yours")
 

@@ -117,13 +117,19 @@ class TrainConfig:
         longer = f"warmup_iters={self.warmup_iters} is not below {end}={last}"
         alone = f"split={self.split} is scored by eval_only, and by nothing else: add --eval_only"
 
-        dpo = self.objective == "dpo"
         unfit = [key for key in ("doctor", "check", "allow_data_change") if getattr(self, key)]
         odd = f"batch_size={self.batch_size} is odd: make it even, two rows for each preference"
         several = f"dpo takes one dataset: choose from dataset={self.dataset}"
         split = f"dpo has a reference for train and val: leave split={self.split} out"
         scratch = "dpo starts from a trained model: give --init_from=RUN"
-        return [
+        preference = [
+            (self.init_from == "scratch", scratch),
+            (self.batch_size % 2, odd),
+            (len(self.datasets) > 1, several),
+            (unfit, f"{', '.join(unfit)} does not work with objective=dpo: leave it out"),
+            (self.split != "val", split),
+        ]
+        general = [
             (low is not None and low > high, lower),
             (
                 self.warmup_iters >= max(last, 1),
@@ -133,12 +139,8 @@ class TrainConfig:
             (modes > 1, "eval_only, dry_run, doctor and check do not train: choose one"),
             (self.split != "val" and not self.eval_only, alone),
             (not self.out_dir, "out_dir is empty: name a folder"),
-            (dpo and self.init_from == "scratch", scratch),
-            (dpo and self.batch_size % 2, odd),
-            (dpo and len(self.datasets) > 1, several),
-            (dpo and unfit, f"{', '.join(unfit)} does not work with objective=dpo: leave it out"),
-            (dpo and self.split != "val", split),
         ]
+        return general + preference if self.objective == "dpo" else general
 
     def check_datasets(self):
         names = self.datasets

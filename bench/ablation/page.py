@@ -12,6 +12,7 @@ import matplotlib
 import numpy as np
 
 from bench.ablation import figures, report, tables, verdicts
+from bench.ablation.caveats import replicate_differs
 from common.files import write as write_file
 
 BASES = {"gpt2": "GPT-2", "llama": "LLaMA"}
@@ -179,9 +180,9 @@ class Page:
             name = ", ".join(word for word in (BASES[base], column) if word)
             lines += [f"{name}. {unfinished}"] * bool(section.missing())
             lines += [f"{name}. {little}"] * section.verdicts.attrs["marked"]
-            for row in tables.records(section.replicate):
-                apart = row["low"] > 0 or row["high"] < 0
-                lines += [f"{name}. {differs} {tables.difference(row, 3)}"] * apart
+            if replicate_differs(section):
+                copy = tables.records(section.replicate)[0]
+                lines.append(f"{name}. {differs} {tables.difference(copy, 3)}")
         return lines
 
     def first_screen(self):
