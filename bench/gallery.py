@@ -1,12 +1,12 @@
 """
-Draw the pictures of docs/gallery.md, and write the page:
+Draw the pictures of docs/gallery.md:
 
     python bench/gallery.py
     python bench/gallery.py --gpt2=RUN --llama=RUN
 
 RUN is a run folder of train.py. The second command also draws what the heads of these two models
 look at; without it, the pictures of them that are there stay. Each picture is drawn from numbers
-that the model's own code computes, by a function whose docstring is the picture's text on the page.
+that the model's own code computes; the page explains it.
 
 Shapes: T tokens, H heads, D the size of a head.
 """
@@ -37,7 +37,6 @@ FOLDER = files.ROOT / "docs/gallery"
 styled = matplotlib.rc_context(STYLE)
 WIDTH = 5.2  # inches of a picture: its letters are read on a phone, too
 DPI = 120
-NARROW = "-narrow"  # ends the name of a picture for narrow screens
 RAW = {"interpolation": "none"}  # the cells themselves
 
 
@@ -46,10 +45,7 @@ RAW = {"interpolation": "none"}  # the cells themselves
 
 @styled
 def rope():
-    """RoPE turns each pair of features of a query or key by an angle that grows with the token's
-    position, from purple to yellow, fast in the first pairs and slowly in the last. The product of
-    a turned query and a turned key then depends on their distance alone, so that each diagonal of
-    the square has one shade of blue."""
+    """Draw how RoPE turns pairs of features, and what that makes of a query times a key."""
     T, D, pairs = 24, 16, (0, 2, 4)
     cos, sin = rotary(torch.arange(T)[None], 10000.0, D)  # (1, 1, T, D/2)
     unit = torch.cat((torch.ones(D // 2), torch.zeros(D // 2)))  # each pair is (1, 0)
@@ -75,9 +71,7 @@ def rope():
 
 @styled
 def alibi():
-    """ALiBi subtracts from each score the distance to the key times a slope, which differs from
-    head to head. Where all keys fit a query equally well, the steepest head, in purple, then looks
-    at the last few tokens, and the flattest, in yellow, at all of them."""
+    """Draw what ALiBi adds to the scores of each head, and the weights that follow."""
     H, T = 8, 48
     pos = torch.arange(T)[None]
     scheme = Alibi(VariantConfig(n_head=H, n_embd=H, position="alibi"))
@@ -123,9 +117,7 @@ def cached_mask(read, new, pad=0):
 
 @styled
 def masks():
-    """One function makes every mask from positions: a row is a token, and the blue cells of its row
-    are the tokens that it sees. While sampling, only the new tokens have rows, and in a batch of
-    texts of several lengths no token sees the padding before its text."""
+    """Draw what a token may see, in training and while sampling: a row is a token."""
     T = 16
     drawn = {title: mask(keys, T) for title, keys in MASKS.items()}
     drawn["10 new, 6 padding"] = cached_mask(0, T, pad=6)
@@ -178,37 +170,9 @@ def attention(model, tokenizer, prompt, title, across=None):
     return figure
 
 
-# --- the page
+# --- the files
 
-PICTURES = {  # name of the files: (title, function that draws it)
-    "rope": ("How RoPE turns queries and keys", rope),
-    "alibi": ("ALiBi's slopes", alibi),
-    "masks": ("What a token may see", masks),
-}
-MAPS = {  # a model of two: (title, explanation)
-    "gpt2": (
-        "What the heads of a trained GPT-2 look at",
-        "A panel is a head, a row of it a token, and the darker the blue of a cell, the more of "
-        "that earlier token the head takes; the weights of a row sum to 1. The number says how "
-        "many tokens back a head looks on average: one that always looks at the token before would "
-        "have nearly 1.",
-    ),
-    "llama": (
-        "What the heads of a trained LLaMA look at",
-        "The same prompt in the model whose queries and keys are turned by their positions. A line "
-        "beside the diagonal is a head that has learned a fixed distance; a column that many rows "
-        "share is a token that gets the weight which a head has no use for.",
-    ),
-}
-INTRO = """# A gallery that explains
-
-Each picture is drawn from the numbers of the model's own code, by `bench/gallery.py`. The first
-command draws all but the attention maps, for which the second needs two trained models:
-```sh
-python bench/gallery.py
-python bench/gallery.py --gpt2=out-gpt2-shakespeare --llama=out-llama-shakespeare
-```
-"""
+PICTURES = {"rope": rope, "alibi": alibi, "masks": masks}  # by the name of the file
 
 
 @dataclass
@@ -229,39 +193,21 @@ def map_of(word, out_dir, prompt, across=None):
     return attention(model, tokenizer, prompt, title, across)
 
 
-def page(folder):
-    """docs/gallery.md: the pictures that are in the folder, each with its explanation. A narrow
-    screen gets the narrow picture where there is one."""
-    texts = {name: (title, draw.__doc__) for name, (title, draw) in PICTURES.items()}
-    texts |= {f"attention-{word}": text for word, text in MAPS.items()}
-    sections = [INTRO]
-    for name, (title, text) in texts.items():
-        if (folder / f"{name}.png").is_file():
-            picture = f"![{title}](gallery/{name}.png)"
-            if (folder / f"{name}{NARROW}.png").is_file():
-                narrow = f'<source media="(max-width: 600px)" srcset="gallery/{name}{NARROW}.png">'
-                wide = f'<img src="gallery/{name}.png" alt="{title}">'
-                picture = f"<picture>\n{narrow}\n{wide}\n</picture>"
-            sections.append(f"## {title}\n\n{' '.join(text.split())}\n\n{picture}\n")
-    return "\n".join(sections)
-
-
 def draw_all(config, folder):
-    """Draw the pictures into the folder, and write the page beside it."""
-    runs = {word: getattr(config, word) for word in MAPS}
+    """Draw the pictures into the folder; of attention a wide one, and one for narrow screens."""
+    runs = {"gpt2": config.gpt2, "llama": config.llama}
     figures = {  # the runs first: a mistake in the command shows before anything is written
         f"attention-{word}{suffix}": map_of(word, out_dir, config.prompt, across)
         for word, out_dir in runs.items()
-        for suffix, across in (("", None), (NARROW, 2))
+        for suffix, across in (("", None), ("-narrow", 2))
         if out_dir
     }
-    figures |= {name: draw() for name, (_, draw) in PICTURES.items()}
+    figures |= {name: draw() for name, draw in PICTURES.items()}
 
     folder.mkdir(exist_ok=True)
     for name, figure in figures.items():
         (folder / f"{name}.png").write_bytes(saved(figure, "png", dpi=DPI))
         print(f"{folder / name}.png")
-    files.write(folder.with_suffix(".md"), page(folder))
 
 
 def main(argv):

@@ -12,8 +12,9 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from scipy import stats
 
-from bench.ablation.tables import contexts, known, multiple, records, signed
+from bench.ablation.tables import contexts, known, multiple, records, short, sign_of, signed
 
 INK, MUTED, FAINT = "#1c2128", "#57606a", "#d0d7de"
 # Grey, and the colours of Okabe and Ito (2008) that show on white. They differ for readers who do
@@ -311,15 +312,51 @@ def example(section, arm):
 
 def worths(section, rows):
     """What each part is worth in tokens, with its interval, and in time."""
-    rows, ends = [row for row in rows if not math.isnan(row["worth"])], section.curve_ends
-    if not rows:
+    return worths_beside(rows, rows, "worth_time", ("tokens", "time"), section.curve_ends)
+
+
+def worths_beside(rows, others, key, heads, ends, title=""):
+    """What each part is worth in tokens, with its interval, and `key` of other rows beside it."""
+    pairs = [pair for pair in zip(rows, others, strict=True) if not math.isnan(pair[0]["worth"])]
+    if not pairs:
         return None
-    keys = ("worth", "worth_low", "worth_high", "worth_time")
-    values = [[row[key] for key in keys] for row in rows]
-    texts = [[multiple(row, key, ends).split()[0] for key in (keys[0], keys[3])] for row in rows]
-    figure, axes = dots(rows, values, texts, ("tokens", "time"), ends)
+    keys = ("worth", "worth_low", "worth_high")
+    values = [[*map(row.get, keys), other[key]] for row, other in pairs]
+    texts = [(multiple(row, ends=ends), multiple(other, key, ends)) for row, other in pairs]
+    texts = [[text.split()[0] for text in pair] for pair in texts]
+    figure, axes = dots([row for row, _ in pairs], values, texts, heads, ends)
     axes.axvline(1, color=INK, linewidth=0.8)
     ticks = [k for k in TICKS if axes.get_xlim()[0] <= k <= axes.get_xlim()[1]]
     log_axis(axes, ticks, [f"{k:g}×" for k in ticks])
     axes.set(xlabel="worth, times the base (right is better)")
+    axes.set_title(title, fontsize=9, loc="left")
     return figure
+
+
+def agreement(section, smaller):
+    """The worth of each part beside that in a smaller base, how many decisions the smaller one
+    shows, and the rank correlation of the differences."""
+    small = records(smaller.verdicts.query("kind == 'swap' and n > 1"))
+    small = {row["arm"]: row for row in small}
+    rows = [row for row in records(section.verdicts) if row["arm"] in small]
+    others = [small[row["arm"]] for row in rows]
+    signs = [(sign_of(row), sign_of(other)) for row, other in zip(rows, others, strict=True)]
+    if len(rows) < 3:
+        return None
+    decided = [own * (other or 0) for own, other in signs if own]
+    added = sum(bool(other) and not own for own, other in signs)
+    heads = [short(s.cost(s.plan["base"], "parameters")) for s in (section, smaller)]
+    title = (
+        f"Of {len(decided)} decisions at {heads[0]}, {heads[1]} shows {decided.count(1)},"
+        f" reverses {decided.count(-1)}, and adds {added}.\n"
+    )
+    title += rank_correlation(*([row["difference"] for row in side] for side in (rows, others)))
+    return worths_beside(rows, others, "worth", heads, section.curve_ends, title)
+
+
+def rank_correlation(first, second):
+    """Spearman's correlation as text; of ten parts or more with Fisher's 95 % interval."""
+    result = stats.pearsonr(stats.rankdata(first), stats.rankdata(second))
+    low, high = result.confidence_interval()
+    ends = f" [{low:.2f}, {high:.2f}]" if len(first) >= 10 else f" of {len(first)} parts"
+    return f"Rank correlation {result.statistic:.2f}{ends}.".replace("-", "\u2212")

@@ -16,7 +16,6 @@ from bench.ablation.caveats import replicate_differs
 from common.files import write as write_file
 
 BASES = {"gpt2": "GPT-2", "llama": "LLaMA"}
-SIGNS = {"better": 1, "tie": 0, "worse": -1}
 HERE = ""  # the column of a shelf itself, beside those of config/answer/page.py
 
 
@@ -37,8 +36,7 @@ class Estimate:
     @property
     def sign(self):
         """1, 0, -1: the part helps, makes no difference, hurts; None: undecided."""
-        word = self.row["verdict"]
-        sign = -1 if word.startswith("fails") else SIGNS.get(word)
+        sign = tables.sign_of(self.row)
         return -sign if sign and self.out else sign
 
     def ratio(self, key, of_part=True):
@@ -126,10 +124,10 @@ def beside(says, signs):
         return "cannot be tested here"
     if not known:
         return "undecided here" if signs else tables.DASH
-    agree = [sign == SIGNS[says] for sign in known]
+    agree = [sign == tables.SIGNS[says] for sign in known]
     if any(agree):
         return "seen" if all(agree) else "seen in one base"
-    opposite = [SIGNS[says] != 0 and sign == -SIGNS[says] for sign in known]
+    opposite = [tables.SIGNS[says] != 0 and sign == -tables.SIGNS[says] for sign in known]
     return "opposite at our scale" if all(opposite) else "not seen at our scale"
 
 
@@ -140,10 +138,13 @@ class Page:
     """The content of the page, for the templates. sections: {folder below the answer: Section}."""
 
     def __init__(self, config, sections):
-        self.config, self.shelves = config, {}  # (base, column) -> Section that may decide
+        self.config, self.smaller = config, {}  # base -> Section, also if it is a screening
+        self.shelves = {}  # (base, column) -> Section that may decide
         for base, folder in config["shelves"].items():
             for column, name in {HERE: "", **config["columns"]}.items():
                 section = sections.get(f"{folder}/{name}".rstrip("/"))
+                if section and column == "smaller":
+                    self.smaller[base] = section
                 if section and not section.verdicts.attrs["screening"]:
                     self.shelves[base, column] = section
         frames = [section.verdicts for section in self.shelves.values()]
@@ -185,6 +186,19 @@ class Page:
                 lines.append(f"{name}. {differs} {tables.difference(copy, 3)}")
         return lines
 
+    def beside_published(self):
+        """A figure of the parts whose worth in tokens was published: ours, and beside it theirs."""
+        ours = [part.first() for part in self.measured if part.name in self.config["multiples"]]
+        if len(ours) < 3:
+            return None
+        theirs = [self.config["multiples"][found.part] for found in ours]
+        theirs = [1 / k if found.out else k for found, k in zip(ours, theirs, strict=True)]
+        others = [dict.fromkeys(("worth", "worth_low", "worth_high"), k) for k in theirs]
+        rows = [found.row for found in ours]
+        title = figures.rank_correlation([row["worth"] for row in rows], theirs)
+        heads, ends = ("ours", "published"), ours[0].section.curve_ends
+        return figures.worths_beside(rows, others, "worth", heads, ends, title)
+
     def first_screen(self):
         """The Parts of README's table, if the bases beat the counts and all planned runs ended."""
         sections = self.here.values()
@@ -214,6 +228,9 @@ def pictures_of(page):
     for base, section in list(here.items())[-1:]:  # LLaMA's, if it is there
         arms = [section.plan["base"], *page.arms(base, config["contexts"])]
         made["contexts"] = figures.extrapolation(section, arms)
+        if base in page.smaller:
+            made["trust"] = figures.agreement(section, page.smaller[base])
+    made["published"] = page.beside_published()
     return {key: figure for key, figure in made.items() if figure}
 
 

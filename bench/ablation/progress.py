@@ -4,14 +4,12 @@ bar, elsewhere as one line when something begins or ends."""
 import contextlib
 import sys
 import textwrap
-import time
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from training.run_folder import duration, read_rows
+from training.run_folder import duration
 
 WIDTH = 80  # columns
 
@@ -68,17 +66,16 @@ class RunBar(Progress):
     there are only the lines."""
 
     def __init__(self, sweep, jobs):
-        self.sweep, self.jobs, self.began = sweep, jobs, time.time()
-        self.left = [job for job in jobs if job.key not in sweep.rows]
+        self.sweep, self.jobs = sweep, jobs
         percentage = TextColumn("{task.percentage:3.0f}%")
         super().__init__(
             *(TextColumn("{task.description}"), BarColumn(20), percentage),
             *(TimeElapsedColumn(), TimeRemainingColumn()),
             console=Console(highlight=False, soft_wrap=not sys.stdout.isatty()),
             disable=not sys.stdout.isatty(),
-            refresh_per_second=1,
         )
-        self.add_task("", total=sum(map(self.seconds, self.left)))
+        left = [self.seconds(job) for job in jobs if job.key not in sweep.rows]
+        self.add_task(f"{self.count} runs", total=sum(left))
 
     def start(self):
         super().start()
@@ -88,30 +85,14 @@ class RunBar(Progress):
         """The predicted seconds of a run, in which work is measured; 1 if it is not known."""
         return self.sweep.predicted.get(job.arm, 1.0)
 
-    def get_renderables(self):
-        """Called at each refresh: read how far the runs are, then draw the bar."""
-        work = sum(self.seconds(job) * self.share(job) for job in self.left)
-        for task in self.task_ids:  # none when rich draws for the first time
-            self.update(task, completed=work, description=f"{self.count} runs")
-        yield from super().get_renderables()
-
-    def share(self, job):
-        """How much of a run is done, by its log."""
-        log = Path(job.out_dir, "log.jsonl")
-        if job.key in self.sweep.rows:
-            return 1.0
-        if not log.exists() or log.stat().st_mtime < self.began - 1:
-            return 0.0
-        newest = [{}, *read_rows(log)][-1]
-        return newest.get("step", 0) / max(1, job.values["max_iters"])
-
     @property
     def count(self):
         """How many of the runs have ended: 3/16."""
         return f"{sum(job.key in self.sweep.rows for job in self.jobs)}/{len(self.jobs)}"
 
     def ended(self, job, row):
-        """Print a line about a run that ended."""
+        """Advance the bar by a run that ended, and print a line about it."""
+        self.update(self.task_ids[0], advance=self.seconds(job), description=f"{self.count} runs")
         if row["status"] == "done":
             final, best = row["final_val_loss"], row["best_val_loss"]
             outcome = f"final {final:.4f}, best {best:.4f}, {row['wall_seconds']:.0f} s"

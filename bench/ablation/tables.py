@@ -88,6 +88,16 @@ def records(frame):
 
 # ---------------------------------------------------------------- verdicts
 
+SIGNS = {"better": 1, "tie": 0, "worse": -1}
+
+
+def sign_of(row):
+    """1, 0, -1: an arm is better than what it is compared with, no different, worse; None:
+    undecided. In a screening: what it sees."""
+    if row["verdict"] == "larger than the noise":
+        return int(np.sign(-row["difference"]))
+    return -1 if row["verdict"].startswith("fails") else SIGNS.get(row["verdict"])
+
 
 def verdicts_table(section):
     """Differences are in nats per token; negative is better. An arm that is worth 1.4 × gets as far

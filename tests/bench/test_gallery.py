@@ -1,5 +1,7 @@
 """bench/gallery.py: what is drawn is what the model's own code does."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -66,7 +68,7 @@ def test_attention_is_the_models_own(across):
             assert axes.get_title() == f"{layer}.{head}: {back:.1f} back"
 
 
-def test_pictures_and_page_are_written(tmp_path, monkeypatch):
+def test_pictures_are_written(tmp_path, monkeypatch):
     folder = tmp_path / "gallery"
     monkeypatch.setattr(gallery, "PICTURES", {"alibi": gallery.PICTURES["alibi"]})
     run = model_with(), ByteTokenizer(), {"model": "llama", "dataset": "d"}, {"step": 7}
@@ -77,16 +79,12 @@ def test_pictures_and_page_are_written(tmp_path, monkeypatch):
         *("alibi.png", "attention-llama.png", "attention-llama-narrow.png")
     }
     assert (folder / "alibi.png").read_bytes().startswith(b"\x89PNG")
-    page = (tmp_path / "gallery.md").read_text()
-    assert page.count("<picture>") == 1 and 'srcset="gallery/attention-llama-narrow.png"' in page
-    assert "gallery/attention-llama.png" in page and "attention-gpt2" not in page
 
 
-def test_the_page_is_the_one_of_the_command_and_its_files_are_small():
+def test_the_page_shows_all_pictures_and_they_are_small():
     folder = ROOT / "docs/gallery"
-    assert (ROOT / "docs/gallery.md").read_text(encoding="utf-8") == gallery.page(folder)
-    maps = [f"attention-{word}{end}" for word in gallery.MAPS for end in ("", gallery.NARROW)]
-    names = [*gallery.PICTURES, *maps]
-    files = [folder / f"{name}.png" for name in names]
-    assert sorted(files) == sorted(folder.iterdir())
-    assert all(1000 < path.stat().st_size < 250_000 for path in files)
+    page = (ROOT / "docs/gallery.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"gallery/([\w-]+\.png)", page))
+    assert shown == {path.name for path in folder.iterdir()}
+    assert {f"{name}.png" for name in gallery.PICTURES} < shown
+    assert all(1000 < path.stat().st_size < 250_000 for path in folder.iterdir())

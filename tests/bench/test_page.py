@@ -5,7 +5,7 @@ import runpy
 
 import pytest
 
-from bench.ablation import figures, page
+from bench.ablation import figures, page, report
 from common.files import ROOT
 from helpers.sweeps import make_sweep
 
@@ -24,6 +24,7 @@ CONFIG = {
     "example": ("gpt2", "RoPE"),
     **dict.fromkeys(("rates", "sizes", "contexts"), ["RoPE"]),
     "first_screen": ["RoPE", "SwiGLU", "Experts"],
+    "multiples": {"RoPE": 1.3, "SwiGLU": 1.1, "Biases": 0.9, "Experts": 1.2},
 }
 
 
@@ -64,7 +65,22 @@ def test_the_page_says_what_the_sweeps_say(written, tmp_path):
     assert "✓" in html and rope.at("gpt2").row["badge"]
     assert (tmp_path / "gpt2/small/report.md").exists() and "gpt2/small/report.html" in html
     pictures = {path.stem for path in tmp_path.glob("*.png")}
-    assert {"example", "swaps", "rates", "worths"} <= pictures
+    assert {"example", "swaps", "rates", "worths", "published"} <= pictures
+
+
+def test_a_small_base_is_beside_the_shelf_even_if_it_is_a_screening(tmp_path):
+    """Titles of the figure: what the small base shows, reverses and adds."""
+    arms = {"rope": -0.06, "swiglu": 0.0, "no biases": 0.04}
+    small = {"rope": 0.06, "swiglu": -0.05, "no biases": 0.04}
+    base = {"base": 0.0, "base-again": 0.0}
+    shelf(tmp_path / "gpt2", effects=base | arms)
+    shelf(tmp_path / "gpt2/small", 1000, effects=base | small, screening=True, curve=[])
+    large, other = report.sections([tmp_path / "gpt2", tmp_path / "gpt2/small"])
+    made = page.Page(CONFIG, {"gpt2": large, "gpt2/small": other})
+    assert list(made.shelves) == [("gpt2", "")]
+    title = page.pictures_of(made)["trust"].axes[0].get_title("left")
+    assert "Of 2 decisions at" in title and "shows 1, reverses 1, and adds 1." in title
+    assert "Rank correlation \u22120.50 of 3 parts." in title
 
 
 def test_what_has_not_learned_or_not_run_is_not_on_the_page(written, tmp_path):
