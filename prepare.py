@@ -248,6 +248,7 @@ def print_training(meta, data_dir):
     """Print a command that trains on a dataset, with a block_size that it allows."""
     name, splits = meta["name"], [meta["splits"][split] for split in ("train", "val")]
     config = {"task:": "task_recall", "openw": "llama_124m"}.get(name[:5], "llama_shakespeare")
+    config = "dpo_example" if "preferences" in splits[0] else config
     words = ["python", files.script("train.py"), f"config/{config}.py", f"--dataset={name}"]
     words += [f"--data_dir={data_dir}"] * (data_dir != "data")
     fewest = min(entry["tokens"] for entry in splits)
@@ -283,7 +284,7 @@ def print_list(data_dir):
 def main(argv):
     values, words = load(argv, [PrepareConfig], __doc__)
     config = build(PrepareConfig, values)
-    if config.list and not words:
+    if config.list:
         return print_list(config.data_dir)
     if len(words) != 1:
         fix = "run `python prepare.py NAME`; --list prints the names that are known"

@@ -2,7 +2,7 @@
 # the shelf:
 #   python bench/ablate.py config/answer/gpt2.py config/answer/tune_adamw.py --workers=2
 #   python bench/ablate.py config/answer/llama.py config/answer/tune_adamw.py --workers=2
-# 9 x 2 runs of about two minutes. Read loss_tune as config/answer/tune.py says.
+# 11 x 2 runs of about two minutes. Read loss_tune as config/answer/tune.py says.
 question = "At which rate, warm-up and beta2 does AdamW learn best?"
 out_dir = f"bench/results/answer/tune-adamw-{model}"
 design = "arms"
@@ -14,3 +14,7 @@ optimizer, learning_rate, min_lr = "adamw", 4e-3, 4e-4  # those of the shelves' 
 arms = {f"rate x{rate:g}": dict(learning_rate=rate * learning_rate) for rate in (0.5, 2)}
 arms |= {f"warm-up {steps}": dict(warmup_iters=steps) for steps in (50, 200)}
 arms |= {f"beta2 {beta2:g}": dict(beta2=beta2) for beta2 in (0.9, 0.99, 0.999)}
+arms |= {  # what helped alone, together
+    "beta2 0.99, rate x2": dict(beta2=0.99, learning_rate=2 * learning_rate),
+    "beta2 0.99, warm-up 200": dict(beta2=0.99, warmup_iters=200),
+}
