@@ -155,7 +155,7 @@ def find(key, known, renamed, where):
     if key in known:
         return known[key]
     if key in renamed:
-        raise UserError(f"{key} has another name here", where, renamed[key])
+        raise UserError(f"{key} is no key here", where, renamed[key])
     near = difflib.get_close_matches(key, known, n=1)
     advice = "--help lists the keys; a name of your own begins with _"
     raise UserError(f"unknown key {key}", where, f"did you mean {near[0]}?" if near else advice)
