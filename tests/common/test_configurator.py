@@ -85,7 +85,7 @@ def test_values(text, key, value):
         ("--share=0", "share=0.0 is out of range .*a number above 0, at most 1"),
         ("--learning_rate=1" + "0" * 400, "learning_rate is too large"),
         ("--learning_rate=1e999", "learning_rate cannot be inf"),
-        ("--old=1", "old has another name.*use --new"),
+        ("--old=1", "old is no key here.*use --new"),
         ("missing.py", "cannot read the config file.*missing.py.*config/ holds examples"),
     ],
 )
@@ -115,7 +115,7 @@ def test_files_then_command_line_and_files_read_it(tmp_path):
         ("batch_size = 'x'\n", "batch_size must be int, not 'x' .*c.py:1"),
         ("batch_size = \n", "c.py:1.*a config file is Python"),
         ("\nbatch_size = nowhere\n", "NameError.*c.py:2"),
-        ("old = 3\n", "old has another name .*c.py:1.*use --new"),
+        ("old = 3\n", "old is no key here .*c.py:1.*use --new"),
         ("\nraise Exception('no')\n", "Exception: no .*c.py:2.*mend this line"),
         ("start = 1\nreturn\n", "'return' outside function .*c.py:2"),
         ("start = 'a\\0b'\n", "start contains a NUL character .*c.py:1"),
