@@ -32,7 +32,7 @@ def find(argv):
     there is no config file."""
     names = [arg for arg in argv if arg.endswith(".py")]
     if not names:
-        fix = "name one: python train.py config/llama_shakespeare.py --check"
+        fix = "name one: python train.py config/llama_shakespeare.py --check --device=cpu"
         raise UserError("golden curves belong to config files", "check", fix)
     return " ".join(names), GOLDEN / ("+".join(Path(name).stem for name in names) + ".json")
 
@@ -86,7 +86,7 @@ def matching_curve(curves, settings, run, path):
 
     nearest = min(differing, key=len)
     what = f"the golden curve is of other settings: {', '.join(nearest)}"
-    fix = "leave out what you gave (the shipped ones are of --device=cpu)"
+    fix = "give --device=cpu, as for the shipped ones, and no other key"
     if nearest[0].startswith("data "):
         fix = "prepare the text again"
     raise UserError(what, path, f"{fix}, or --check=record yours")

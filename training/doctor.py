@@ -251,7 +251,7 @@ CHECKS = {  # name: (check, what to do when it fails)
     "compile": (check_compile, "train with --compile=False, or install another C++ compiler"),
     "disk": (check_disk, "free space, or choose another --out_dir"),
     "data": (check_data, "split the text by document, and prepare it again"),
-    "initial loss": (check_initial_loss, "see init_weights; below the other two, targets leak"),
+    "initial loss": (check_initial_loss, "see init_weights; if it is below ln V, targets leak"),
     "one batch": (check_overfit, "change --learning_rate, or look for weights without a gradient"),
     "accumulation": (check_accumulation, "weigh a micro-batch by its targets: see train_step"),
     "determinism": (check_repeat, "let (seed, step) determine all random numbers of a new part"),
