@@ -1,7 +1,7 @@
 # Give this after the config of a large model, to run its first 10 steps on any machine, on a small
 # text.
-#   python train.py config/gpt2_124m.py config/first_steps.py --check     is the loss right?
-#   python train.py config/llama_124m.py config/first_steps.py --check
+#   python train.py config/gpt2_124m.py config/first_steps.py --check --device=cpu
+#   python train.py config/llama_124m.py config/first_steps.py --check --device=cpu
 # It checks the model at its real size with GPT-2's tokens, its initial weights, and the optimizer,
 # in a minute or two on two CPU cores. Without --check the same steps write a checkpoint. Expect a
 # loss that falls from ln 50,304 = 10.8 to about 8.
