@@ -86,7 +86,7 @@ def matching_curve(curves, settings, run, path):
 
     nearest = min(differing, key=len)
     what = f"the golden curve is of other settings: {', '.join(nearest)}"
-    fix = "give --device=cpu, as for the shipped ones, and no other key"
+    fix = "leave out what you gave; the shipped ones need --device=cpu"
     if nearest[0].startswith("data "):
         fix = "prepare the text again"
     raise UserError(what, path, f"{fix}, or --check=record yours")
