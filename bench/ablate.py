@@ -105,7 +105,7 @@ def ablate(*config_files, **keys):
 
 
 def main(argv, trainer=launch.TRAINER):
-    print_help(argv, __doc__, [AblateConfig], {"lr_grid": "[1]"})
+    print_help(argv, __doc__, [AblateConfig])
     rest, columns = split_columns(argv)
     lines = [[*rest, f"--also={name}"] for name in columns] or [argv]
     statuses = []
