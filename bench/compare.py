@@ -156,7 +156,7 @@ def tables(runs):
     keys = differing(runs)
     differences = Table("what differs", *keys.columns, box=None)
     for key, values in keys.iterrows():
-        differences.add_row(key, *("" if value is None else str(value) for value in values))
+        differences.add_row(key, *("" if pd.isna(cell) is True else str(cell) for cell in values))
     return [costs, differences] if len(keys) else [costs]
 
 
