@@ -114,10 +114,12 @@ def forest(section, shown=None):
     if not rows:
         return None
     edge = 3 * np.quantile([abs(row["difference"]) for row in rows], 0.8) + 1e-9
-    own, shared = section.is_tuned, [section.at_shared_rate(row) for row in rows]
+    shared = [section.at_shared_rate(row) for row in rows]
     values = [(row["difference"], row["low"], row["high"]) for row in rows]
-    texts = [(signed(v[0], 3) * own, signed(s, 3)) for v, s in zip(values, shared, strict=True)]
-    heads = ("own rate" * own, "base's rate")
+    texts = [(signed(v[0], 3), signed(s, 3)) for v, s in zip(values, shared, strict=True)]
+    heads = ("own rate", "base's rate")
+    if not section.is_tuned:
+        heads, texts = ("", heads[1]), [("", text) for _, text in texts]
     figure, axes = dots(rows, np.column_stack([values, shared]), texts, heads, (-edge, edge))
     axes.axvline(0, color=INK, linewidth=0.8)
     margin = section.verdicts.attrs["margin"]

@@ -281,7 +281,8 @@ def terminal(folders):
     with console.capture() as capture:
         for section in sections(folders):
             title, frame = section.plan["question"] or section.plan["name"], columns_of(section)
-            title = "UNFINISHED: " * bool(section.missing()) + title
+            if section.missing():
+                title = f"UNFINISHED: {title}"
             console.print(title, style="bold", markup=False)
             if frame is not None:
                 console.print(rich_table(frame))
