@@ -342,9 +342,9 @@ def agreement(section, smaller):
     small = {row["arm"]: row for row in small}
     rows = [row for row in records(section.verdicts) if row["arm"] in small]
     others = [small[row["arm"]] for row in rows]
-    signs = [(sign_of(row), sign_of(other)) for row, other in zip(rows, others, strict=True)]
     if len(rows) < 3:
         return None
+    signs = [(sign_of(row), sign_of(other)) for row, other in zip(rows, others, strict=True)]
     decided = [own * (other or 0) for own, other in signs if own]
     added = sum(bool(other) and not own for own, other in signs)
     heads = [short(s.cost(s.plan["base"], "parameters")) for s in (section, smaller)]

@@ -2,7 +2,7 @@
 
 config/answer/page.py names the arms of each shelf that put a part into a base or take it out, and
 what others published. All numbers come from the sweeps, all sentences from the templates. A
-screening, and a sweep whose base ends above the trigrams of its text, are kept off the page.
+screening, and a sweep whose base ends above the trigrams of its text, are kept off the table.
 """
 
 import os

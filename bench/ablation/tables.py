@@ -92,8 +92,8 @@ SIGNS = {"better": 1, "tie": 0, "worse": -1}
 
 
 def sign_of(row):
-    """1, 0, -1: an arm is better than what it is compared with, no different, worse; None:
-    undecided. In a screening: what it sees."""
+    """1 if an arm is better than the one it is compared with, -1 if it is worse, 0 for a tie, and
+    None if this is undecided. In a screening, a difference larger than the noise counts."""
     if row["verdict"] == "larger than the noise":
         return int(np.sign(-row["difference"]))
     return -1 if row["verdict"].startswith("fails") else SIGNS.get(row["verdict"])

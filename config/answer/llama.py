@@ -36,7 +36,7 @@ arms = {
     "experts": dict(mlp="moe"),
     "parallel block": dict(block="parallel"),
     "norms after the sublayer": dict(block="post"),
-    # Of config/answer/tune_adamw.py: half the rate is 0.02 worse, twice 0.04; beta2 is the usual.
+    # Of config/answer/tune_adamw.py: half the rate is 0.02 worse, twice 0.04.
     "adamw": dict(optimizer="adamw", learning_rate=4e-3, min_lr=4e-4, warmup_iters=200),
 }
 model = "llama"
@@ -60,13 +60,12 @@ optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
 _removed = ["learned positions", "layernorm", "gelu", "biases", "tied head"]
 _added = ["qk norm", "attention gate", "value residual", "x0 skip", "convolution"]
 _fewer = dict(arms=_removed + _added, seeds=8, controls=24, looks=1)
-_adamw = dict(optimizer="adamw", learning_rate=4e-3, min_lr=4e-4, warmup_iters=200)
 _python = dict(dataset="python_source", prompt="def ", lr_grid=[1])
 also = {
     "small": dict(
         n_embd=64, seeds=4, controls=24, looks=1, lr_grid=[1], screening=True, curve=[0.25, 0.5, 2]
     ),
-    "adamw": _fewer | _adamw,
+    "adamw": _fewer | arms["adamw"],
     "python": _fewer | _python,
     "large": _python | dict(n_embd=256, n_head=8, arms=_removed, seeds=3, controls=8, looks=1),
 }
