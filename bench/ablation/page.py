@@ -225,7 +225,7 @@ def pictures_of(page):
     if gpt2 := here.get("gpt2"):
         arms = [*page.arms("gpt2", config["rates"]), *filter(gpt2.is_replicate, gpt2.arms)]
         made["rates"] = figures.learning_rates(gpt2, arms)
-    for base, section in list(here.items())[-1:]:  # LLaMA's, if it is there
+    for base, section in here.items():  # LLaMA's figures stand, if it has them
         arms = [section.plan["base"], *page.arms(base, config["contexts"])]
         made["contexts"] = figures.extrapolation(section, arms)
         if base in page.smaller:
