@@ -295,7 +295,8 @@ def example(section, arm):
     axes.plot([1, worth, worth], [loss, loss, bottom], "--", color=GREEN, linewidth=1.2)
     axes.plot(worth, loss, "o", color=GREEN, markersize=7)
     log_axis(axes, multiples, [f"{k:g}×" for k in multiples])
-    axes.set(xlabel="training tokens of the base, times its own", ylabel=LOSS, ylim=(bottom, top))
+    axes.set(xlabel="training tokens of the base (1×: as many as each part has)", ylabel=LOSS)
+    axes.set_ylim(bottom, top)
 
     few = 1.6 * multiples[0]
     points = ((few, curve.loss_at(few)), (0.98, loss), (worth, loss), (worth, bottom))
@@ -349,8 +350,8 @@ def agreement(section, smaller):
     added = sum(bool(other) and not own for own, other in signs)
     heads = [short(s.cost(s.plan["base"], "parameters")) for s in (section, smaller)]
     title = (
-        f"Of {len(decided)} decisions at {heads[0]}, {heads[1]} shows {decided.count(1)},"
-        f" reverses {decided.count(-1)}, and adds {added}.\n"
+        f"Of {len(decided)} decisions at {heads[0]}, {heads[1]} agrees with {decided.count(1)} and"
+        f" contradicts {decided.count(-1)}. It adds {added} of its own.\n"
     )
     title += rank_correlation(*([row["difference"] for row in side] for side in (rows, others)))
     return worths_beside(rows, others, "worth", heads, section.curve_ends, title)

@@ -69,7 +69,7 @@ def test_the_page_says_what_the_sweeps_say(written, tmp_path):
 
 
 def test_a_small_base_is_beside_the_shelf_even_if_it_is_a_screening(tmp_path):
-    """Titles of the figure: what the small base shows, reverses and adds."""
+    """Titles of the figure: what the small base agrees with, contradicts and adds."""
     arms = {"rope": -0.06, "swiglu": 0.0, "no biases": 0.04}
     small = {"rope": 0.06, "swiglu": -0.05, "no biases": 0.04}
     base = {"base": 0.0, "base-again": 0.0}
@@ -79,7 +79,7 @@ def test_a_small_base_is_beside_the_shelf_even_if_it_is_a_screening(tmp_path):
     made = page.Page(CONFIG, {"gpt2": large, "gpt2/small": other})
     assert list(made.shelves) == [("gpt2", "")]
     title = page.pictures_of(made)["trust"].axes[0].get_title("left")
-    assert "Of 2 decisions at" in title and "shows 1, reverses 1, and adds 1." in title
+    assert "Of 2 decisions at" in title and "agrees with 1 and contradicts 1. It adds 1" in title
     assert "Rank correlation \u22120.50 of 3 parts." in title
 
 
