@@ -92,7 +92,7 @@ def describe(run):
 
     count, used = sum(p.numel() for p in run.model.parameters()), used_parameters(run.model)
     active = f", of which a token uses {used:,}" if used < count else ""
-    print(f"model {run.config.model}: {count:,} parameters{active}")
+    print(f"model {run.config.arch or run.config.model}: {count:,} parameters{active}")
     for part, number in parameters_by_part(run.model).items():
         print(f"  {part:<22}{number:>12,}")
     for optimizer in run.optimizers:

@@ -111,7 +111,7 @@ def to_hf(word, values, tensors, kinds=tuple(FAMILIES)):
         what = ", ".join(f"{key}={value}" for key, value in blocks.items())
         program, fix = "Hugging Face", "keep it in our own format"
         if kinds == gguf.FAMILIES:
-            program, fix = "GGUF", "try --export=hf"
+            program, fix = "GGUF", "--export=hf allows more parts"
         models = f"no {program} model has this together with the other parts"
         raise UserError(f"{what}: {models} (the closest is {kind})", "export", fix)
 

@@ -81,7 +81,7 @@ def test_what_the_command_refuses(runs, tmp_path):
         "dest is missing": [],
         "it exists already": [f"--dest={tmp_path / 'there'}"],
         "its parent folder does not exist": [f"--dest={tmp_path}/no/hf"],
-        "window=5: no GGUF model has this.*try --export=hf": [
+        "window=5: no GGUF model has this.*--export=hf allows more": [
             *("--export=gguf", f"--out_dir={runs / 'mistral'}", f"--dest={tmp_path / 'x.gguf'}")
         ],
     }.items():
