@@ -4,7 +4,7 @@
 
 # The folder of each shelf below bench/results/answer, and of its further columns below that.
 shelves = {"gpt2": "gpt2", "llama": "llama"}
-columns = {"text": "python", "smaller": "small", "larger": "large"}
+columns = {"text": "python", "adamw": "adamw", "smaller": "small", "larger": "large"}
 
 # A claim: what a part does to the loss, what that would be as a word of ours (None: our runs cannot
 # test it), who published it, and where it can be read. The first claim of a part is in the table.

@@ -19,7 +19,7 @@ PARTS = {
 }
 CONFIG = {
     "shelves": {"gpt2": "gpt2", "llama": "llama"},
-    "columns": {"smaller": "small"},
+    "columns": {"smaller": "small", "text": "python", "adamw": "adamw"},
     "parts": {name: facts | {"swap": f"<{name}>"} for name, facts in PARTS.items()},
     "example": ("gpt2", "RoPE"),
     **dict.fromkeys(("rates", "sizes", "contexts"), ["RoPE"]),
@@ -48,7 +48,7 @@ def shelf(out, steps=2000, **keys):
 
 
 def test_the_page_says_what_the_sweeps_say(written, tmp_path):
-    for steps, name in enumerate(("gpt2", "llama", "gpt2/small"), 1000):
+    for steps, name in enumerate(("gpt2", "llama", "gpt2/small", "llama/adamw"), 1000):
         shelf(tmp_path / name, steps)
     rope, swiglu, bias = (made := written()).measured
     assert [part.word for part in made.measured] == ["helps in both", swiglu.word, "hurts GPT-2"]
@@ -62,6 +62,8 @@ def test_the_page_says_what_the_sweeps_say(written, tmp_path):
     assert "&lt;RoPE&gt;" in html and "<RoPE>" not in html
     for shown in (html, text, (tmp_path / "first_screen.md").read_text()):
         assert f"{rope.at('gpt2').row['worth']:.2f} × [" in shown and "helps in both" in shown
+    for shown in (html, text):  # columns that have not run are left out
+        assert "with AdamW" in shown and "second text" not in shown.partition("How to read")[0]
     assert "✓" in html and rope.at("gpt2").row["badge"]
     assert (tmp_path / "gpt2/small/report.md").exists() and "gpt2/small/report.html" in html
     pictures = {path.stem for path in tmp_path.glob("*.png")}
