@@ -47,9 +47,9 @@ from tokens.writing import Corpus, PairRows, write_corpus, write_pairs
 
 SMALL = [name for name in NAMED if NAMED[name].small]  # train.py prepares them if missing
 VOCAB_SIZE = 8192  # of --tokenizer=bpe
-FEW_BYTES, FEW_TOKENS = 1_000_000, 1024  # of own documents and pairs, and of their tokens at most
+FEW_BYTES, FEW_TOKENS = 1_000_000, 1024  # own documents of fewer bytes get a smaller BPE
 WIDTH = 80  # cells of a terminal
-LISTED = 8  # files that are left out and named
+LISTED = 8  # left-out files that are named
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -247,7 +247,8 @@ def prepare(name, input=None, tokenizer="auto", data_dir="data", **more):
 def print_training(meta, data_dir):
     """Print a command that trains on a dataset, with a block_size that it allows."""
     name, splits = meta["name"], [meta["splits"][split] for split in ("train", "val")]
-    config = {"task:": "task_recall", "openw": "llama_124m"}.get(name[:5], "llama_shakespeare")
+    config = "task_recall" if name in TASKS else "llama_shakespeare"
+    config = "llama_124m" if name == "openwebtext" else config
     config = "dpo_example" if "preferences" in splits[0] else config
     words = ["python", files.script("train.py"), f"config/{config}.py", f"--dataset={name}"]
     words += [f"--data_dir={data_dir}"] * (data_dir != "data")

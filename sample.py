@@ -149,12 +149,13 @@ def open_model(name, config, runtime, texts, kind):
         note(f"{size:,} keys of {config.knn}, weight {share:g}; decoding in float32")
         return Opened(name, WithNeighbours(model, store), tokenizer, prompts)
 
-    from sampling.fast import COMPILE_PAYS, prepare
+    from sampling.fast import COMPILE_PAYS, can_compile, prepare
 
     # Batches use the model's own forward pass, which is not compiled.
     alone = config.writes() and not config.prompts
     tokens = config.num_samples * config.max_new_tokens if alone else 0
-    compiles = tokens >= COMPILE_PAYS if config.compile == "auto" else config.compile
+    pays = tokens >= COMPILE_PAYS and can_compile(model, kind)
+    compiles = pays if config.compile == "auto" else config.compile
     if compiles:
         note("compiling, which takes half a minute the first time")
     model, how = prepare(model, kind, compiles)
@@ -206,8 +207,8 @@ def report(opened, samples, config, streamed):
 
 def write_all(opened, config, draft, tally):
     """Generate and print every sample of every prompt, a batch at a time."""
-    prompts = range(len(opened[0].prompts))
-    rows = [(i, number) for i in prompts for number in range(config.num_samples)]
+    count = len(opened[0].prompts)
+    rows = [(i, number) for i in range(count) for number in range(config.num_samples)]
     size = ROWS if config.prompts and not config.draft else 1
     streamed = size == 1 and not config.jsonl and not config.compare
     show = partial(print, end="", flush=True) if streamed else lambda piece: None

@@ -101,15 +101,19 @@ def ablate(*config_files, **keys):
     Raises UserError for a mistake; a run that fails is a row with this status."""
     argv = [*config_files, *(f"--{key}={value}" for key, value in keys.items())]
     main(argv)
-    return rows.load([read(argv, __doc__)[0].out_dir])
+    return rows.load([read(words, __doc__)[0].out_dir for words in sweeps_of(argv)])
+
+
+def sweeps_of(argv):
+    """The command line of each sweep: of each column that --also lists, or argv alone."""
+    rest, columns = split_columns(argv)
+    return [[*rest, f"--also={name}"] for name in columns] or [argv]
 
 
 def main(argv, trainer=launch.TRAINER):
     print_help(argv, __doc__, [AblateConfig])
-    rest, columns = split_columns(argv)
-    lines = [[*rest, f"--also={name}"] for name in columns] or [argv]
     statuses = []
-    for sweep in [Sweep(words, __doc__, trainer) for words in lines]:
+    for sweep in [Sweep(words, __doc__, trainer) for words in sweeps_of(argv)]:
         statuses.append(run_one(sweep))
         if statuses[-1] not in (0, 1):
             break

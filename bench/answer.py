@@ -30,7 +30,7 @@ def main(argv):
     out = Path(*argv[:1] or [ANSWER])
     folders = sorted(path.parent for path in out.rglob("sweep.json"))
     if not folders or len(argv) > 1:
-        raise UserError("no sweep here", " ".join(argv) or out, "run python bench/ablate.py first")
+        raise UserError("not one folder with sweeps", " ".join(argv) or out, "name one, or none")
     print(page.write(runpy.run_path(str(CONFIG)), folders, out))
 
 

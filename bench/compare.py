@@ -37,6 +37,7 @@ from weights import checkpoint
 NOT_COMPARED = {*ONE_START, "arch", "data_dir", "log", *RENAMED}
 AXES = {"step": "steps", "tokens": "training tokens", "seconds": "seconds of training steps"}
 MEASURES = {"val_loss": "validation loss, nats per token", "bits_per_byte": "bits per byte"}
+COLUMNS = ["step", "seconds", "tokens_per_second", "whole_val_loss", *MEASURES]  # of log.jsonl
 EARLY = 0.2  # the share of a run whose losses may lie above the picture
 
 
@@ -77,11 +78,11 @@ def read_run(folder, name):
     except (UserError, KeyError, TypeError) as error:
         raise UserError(f"this run cannot be read: {error}", folder, fix) from None
 
-    log = log.reindex(columns=["step", "seconds", "tokens_per_second", *MEASURES]).apply(
-        pd.to_numeric, errors="coerce"
-    )
+    log = log.reindex(columns=COLUMNS).apply(pd.to_numeric, errors="coerce")
     evaluations = log.dropna(subset=["val_loss"]).drop_duplicates("step", keep="last")
-    evaluations = evaluations.sort_values("step").assign(tokens=lambda t: t["step"] * step_tokens)
+    evaluations = evaluations.sort_values("step")
+    evaluations["tokens"] = evaluations["step"] * step_tokens
+    evaluations["final"] = evaluations["whole_val_loss"].fillna(evaluations["val_loss"])
     last_step = 0 if log.empty else int(log["step"].max())
     if (folder / "diverged.json").exists():
         remarks.append(f"{name} diverged after step {last_step:,}.")
@@ -144,7 +145,7 @@ def tables(runs):
     for made in runs:
         last = made.evaluations.iloc[-1] if len(made.evaluations) else {}
         cells = [
-            number(last.get("whole_val_loss") or last.get("val_loss"), ".4f"),
+            number(last.get("final"), ".4f"),
             number(made.evaluations["val_loss"].min(), ".4f"),
             number(last.get("bits_per_byte"), ".4f"),
             number(made.parameters / 1e6, ".2f") + " M",

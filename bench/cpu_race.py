@@ -6,9 +6,9 @@ Race our training runs against nanoGPT's own code on a CPU, in turn, from a cold
 nanoGPT runs its documented CPU setting (4 layers, 128 wide, context 64, batch 12, 2000 iterations)
 at the thread count that is fastest for it here. Its dataset must be prepared (python
 data/shakespeare_char/prepare.py), and so must ours. Our runs are `python train.py CONFIG`. Our loss
-is over the whole validation split; nanoGPT's is its own estimate. Ours were chosen by it, so the
-loss on the test split, which nothing has looked at, stands beside it. Appends to
-bench/results/speed.jsonl, and writes speed.md and cpu_race.png there.
+is over the whole validation split; nanoGPT's is its own estimate. Our configs were chosen by their
+validation loss, so the table also shows their loss on the test split, which chose nothing. Appends
+to bench/results/speed.jsonl, and writes speed.md and cpu_race.png there.
 """
 
 import math
@@ -126,7 +126,7 @@ def best_threads(nanogpt, scratch):
 
 def run_rounds(config, nanogpt, threads, scratch):
     """{name: [Result of each round]}. Each round of ours has its own seed, and every second round
-    runs backwards."""
+    takes the sides in reverse order."""
     runs = {}
     for number in range(config.rounds):
         sides = [("nanoGPT", Entrant(NANOGPT, nanogpt, threads))]
@@ -150,7 +150,7 @@ def main(argv):
     config = build(RaceConfig, values)
     nanogpt = Path(config.nanogpt)
     if words or not (nanogpt / "data/shakespeare_char/train.bin").exists():
-        fix = "clone nanoGPT there, and run its data/shakespeare_char/prepare.py"
+        fix = "clone it, run its data/shakespeare_char/prepare.py, and give --nanogpt=FOLDER"
         raise UserError("no prepared nanoGPT here", f"nanogpt={nanogpt}", fix)
     if not (ROOT / "data/shakespeare_char/meta.json").exists():
         fix = "run: python prepare.py shakespeare_char"

@@ -1,7 +1,7 @@
 """
 Score models with a longer context than in training:
 
-    python bench/extrapolate.py OUT [OUT2 ...]  # run folders; best some that differ in position
+    python bench/extrapolate.py OUT [OUT2 ...]  # run folders, best with different --position
 
 The same tokens of the validation text are scored with 1/4 to 8 times the training context before
 them. A run with rope is scored with each rope scaling as well, for texts 8 times as long and
@@ -26,8 +26,8 @@ from tokens.mixture import open_split
 from tokens.token_files import load_meta, load_tokenizer
 from weights import checkpoint
 
-POSITIONS = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8)  # times the training context
-TOKENS = 1 << 18  # read at each position, by each model
+CONTEXTS = (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8)  # times the training context
+TOKENS = 1 << 18  # read at each context, by each model
 
 
 @dataclass
@@ -80,15 +80,15 @@ def lines_of(outs, config, runtime):
     for name, model, folder, keys, c in runs:
         models = {c.rope_scaling: model}
         if c.position == "rope" and c.rope_scaling == "none":
-            factor = float(max(POSITIONS))
+            factor = float(max(CONTEXTS))
             for scaling in [word for word in ROPE_SCALING if word != "none"]:
                 longer = dict(rope_scaling=scaling, rope_factor=factor, rope_original=T)
                 scaled = checkpoint.load_model(folder, keys | longer, runtime.device)
                 models[scaling] = scaled.eval()
         for scaling, scored in models.items():
             title = name + (f", {scaling}" if scaling != "none" else "")
-            lines[title] = extrapolation(scored, tokens, runtime, POSITIONS, TOKENS)
-            print(f"{title}: {text_of(lines[title][f'{max(POSITIONS):g}'])}", flush=True)
+            lines[title] = extrapolation(scored, tokens, runtime, CONTEXTS, TOKENS)
+            print(f"{title}: {text_of(lines[title][f'{max(CONTEXTS):g}'])}", flush=True)
     return T, lines
 
 
@@ -101,12 +101,12 @@ def text_of(entry):
 
 
 def loss_table(T, lines):
-    """Markdown: a row for each line, a column for each position."""
-    heads = [f"{int(n * T)} ({n:g}×)" for n in POSITIONS]
+    """Markdown: a row for each line, a column for each context."""
+    heads = [f"{int(n * T)} ({n:g}×)" for n in CONTEXTS]
     rows = [f"| | {' | '.join(heads)} | baseline |", f"|---|{'---|' * (len(heads) + 1)}"]
     why = {}
     for title, losses in lines.items():
-        entries = [losses[f"{n:g}"] for n in POSITIONS]
+        entries = [losses[f"{n:g}"] for n in CONTEXTS]
         cells = [text_of(entry) if "loss" in entry else "none" for entry in entries]
         rows.append(f"| {title} | {' | '.join(cells)} | {text_of(entries[0]['window'])} |")
         why.update((title, entry["why"]) for entry in entries if "why" in entry)
@@ -122,11 +122,8 @@ def main(argv):
     if not outs:
         raise UserError("no run folders", "command line", "bench/extrapolate.py out-alibi out-rope")
     T, lines = lines_of(outs, config, set_up(config.device, "float32"))
-    print(
-        f"\nnats per token on the same targets; trained with {T} tokens",
-        *loss_table(T, lines),
-        sep="\n",
-    )
+    print(f"\nnats per token on the same targets; trained with {T} tokens")
+    print(*loss_table(T, lines), sep="\n")
 
 
 if __name__ == "__main__":

@@ -287,6 +287,12 @@ class Fast(nn.Module):
 
 
 @torch.no_grad()
+def can_compile(model, dtype):
+    """Whether a compiled step is there for a model: a GPT or Llama on a CPU, in float32 or int8."""
+    plain = type(model) in (GPT, Llama) and model.wte.weight.is_cpu
+    return plain and dtype in ("float32", "int8")
+
+
 def prepare(model, dtype="float32", compile=False):
     """(a model that generates fast, how it decodes), from a model that is changed in place.
 
@@ -300,7 +306,7 @@ def prepare(model, dtype="float32", compile=False):
         return model, "decoding by its own forward pass: the fast one knows GPT-2 and LLaMA only"
 
     on_cpu, how = model.wte.weight.is_cpu, "decoding eager"
-    if compile and not (on_cpu and dtype in ("float32", "int8")):
+    if compile and not can_compile(model, dtype):
         compile, how = False, f"{how} (compiled for a CPU only, in float32 and int8)"
     fast = Fast(model, columns=on_cpu and dtype == "float32" and not compile)
     if compile:

@@ -61,7 +61,7 @@ class SampleConfig:
     # rare: memory and speed
     context: PositiveInt | None = None  # tokens the model looks back on at most; None: block_size
     draft: str = ""  # speculative decoding: run folder of a smaller model, or lookup
-    knn: str = ""  # a datastore of bench/knn.py, from which the next token is drawn, too
+    knn: str = ""  # a datastore of bench/knn.py: the next token is drawn from the model and from it
     device: str = "auto"  # cpu, cuda, cuda:N, mps
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = (
         "auto"  # of the weights; int8: a quarter of the memory, and the fastest on a CPU

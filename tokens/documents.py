@@ -203,7 +203,9 @@ def shape_of(path, field):
         if not field and {*columns} <= first.keys():
             return kind, None
     what = f"there is no field {wanted[0]} among: {', '.join(map(str, islice(first, 20)))}"
-    raise UserError(what, path, "choose one with --field=NAME, or name two prompt and answer")
+    raise UserError(
+        what, path, "choose one with --field=NAME, or rename two columns to prompt and answer"
+    )
 
 
 # ---------------------------------------------------------------- all that is found
@@ -259,7 +261,7 @@ def documents_of(shapes, named, skipped):
                     yield text
                 else:
                     empty += 1
-                    rows = f"only the rows without {column}: {empty:,}"
+                    rows = f"{empty:,} of its rows, which have no {column}"
                     skipped[str(path)] = "the file is empty" if kind == "file" else rows
         except UserError as error:
             if named[path] or kind != "file":
@@ -284,7 +286,7 @@ def pair_rows(shapes, skipped):
                 yield where, pairs
             else:
                 empty += 1
-                skipped[str(path)] = f"only the rows without an answer: {empty:,}"
+                skipped[str(path)] = f"{empty:,} of its rows, which have no answer"
 
 
 # ---------------------------------------------------------------- prompts and answers
@@ -298,7 +300,7 @@ def text_of(row, key, where, fix=FORM):
     """row[key], which must be a text of whole characters; else a UserError."""
     text = row.get(key)
     if not isinstance(text, str):
-        raise UserError(f"no {key} that is a text", where, fix)
+        raise UserError(f"{key} is missing or not a text", where, fix)
     if re.search("[\ud800-\udfff]", text):
         raise UserError(f"the {key} holds half a character, \\ud800 to \\udfff", where, "remove it")
     return text
@@ -309,7 +311,7 @@ def answers(row, kind, where):
     Raises UserError if a text is missing, or the answers are the same."""
     prompt, *texts = (text_of(row, key, where) for key in COLUMNS[kind])
     if not all(text.strip() for text in texts):
-        raise UserError("an answer is empty", where, "leave the row out, or answer")
+        raise UserError("an answer is empty", where, "leave the row out, or write an answer")
     if len({*texts}) < len(texts):
         raise UserError("both answers are the same", where, "leave the preference out")
     return [(prompt, text) for text in texts]
@@ -325,7 +327,7 @@ def chat_pairs(messages, where):
     A message without content, such as the call of a tool, is left out. Raises UserError if the
     conversation is malformed."""
     if not isinstance(messages, list):
-        raise UserError("no messages that are a list", where, FORM)
+        raise UserError("the messages are missing or not a list", where, FORM)
     pairs, before = [], ""
     for message in messages:
         if not isinstance(message, dict):

@@ -30,8 +30,8 @@ def measure(train, val, vocab_size):
     if len(val) < ORDERS:
         return None
     most = min(len(train), COUNTED)
-    halvings = int(2 * math.log2(max(most / FEWEST, 1)))  # of which two halve the amount
-    amounts = [int(most / 2 ** (k / 2)) for k in range(halvings, -1, -1)]
+    shrinkings = int(2 * math.log2(max(most / FEWEST, 1)))  # each divides the amount by sqrt(2)
+    amounts = [int(most / 2 ** (k / 2)) for k in range(shrinkings, -1, -1)]
     losses = losses_of(train[: amounts[-1]], val[:SCORED], vocab_size, amounts)
     return {"tokens": amounts, "losses": losses.round(5).tolist()}
 

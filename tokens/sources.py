@@ -175,8 +175,8 @@ LEFT_OUT = {"migrations", "test", "testing", "tests", "_vendor", "externals", "v
 
 
 def readable(data):
-    """The text of a Python file with every line end as \n; "" if it looks generated, by its size or
-    a line of more than 500 characters."""
+    """The text of a Python file with every line end as \\n; "" if it looks generated, by its size
+    or a line of more than 500 characters."""
     try:
         text = data.decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:

@@ -1,5 +1,5 @@
 """
-Tasks that tell mixers apart: what a state forgets, a loss on text hides and a wrong answer shows.
+Tasks that tell mixers apart: a loss on text hides what a mixer forgets, a wrong answer shows it.
 `python prepare.py task:recall` writes samples with a mask, as those of pairs.py, which train.py
 trains and scores as they are. A sample is a line of random characters; what is learned is in []:
 

@@ -34,7 +34,7 @@ PIECE = 1 << 20  # tokens checked at a time
 
 def dtype_name(vocab_size):
     """The smallest of uint16 and uint32 that holds the ids of a vocabulary."""
-    return "uint16" if vocab_size <= 65535 else "uint32"
+    return "uint16" if vocab_size <= 65536 else "uint32"
 
 
 def on_disk(name):

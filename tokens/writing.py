@@ -299,7 +299,7 @@ def write_pairs(pairs, make_tokenizer, folder):
             if len(sample) < SAMPLE:
                 sample += text
     if count < 2:
-        raise UserError(f"rows with an answer: {count}, at least 2 are needed", pairs.source, "add")
+        raise UserError(f"too few rows with an answer: {count}", pairs.source, "give at least 2")
 
     def learned():  # the rows that are in train in any case
         for _, row in islice(pairs.rows(), count // 2):

@@ -86,7 +86,7 @@ def matching_curve(curves, settings, run, path):
 
     nearest = min(differing, key=len)
     what = f"the golden curve is of other settings: {', '.join(nearest)}"
-    fix = "leave out what you gave; the shipped ones need --device=cpu"
+    fix = "leave out the keys that you gave; the golden curves of this repo need --device=cpu"
     if nearest[0].startswith("data "):
         fix = "prepare the text again"
     raise UserError(what, path, f"{fix}, or --check=record yours")

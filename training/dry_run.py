@@ -29,7 +29,9 @@ def kept_bytes(run, net):
     parameters: each tensor once, as it is stored. Under autocast the residual stream, the norms and
     the loss stay in float32, and matrix products keep 16-bit inputs, copies of weights among them.
     Weights that fsdp gathers are gone again: their storage is empty."""
-    inputs = [torch.from_numpy(part) for part in run.batches.get(0, run.config.batch_size)]
+    parts = run.batches.get(0, run.config.batch_size)
+    parts = parts[:2] if net is run.model else parts  # the model alone takes no reference of dpo
+    inputs = [torch.from_numpy(part) for part in parts]
     unsharded = [p for p in net.parameters() if not hasattr(p, "full_tensor")]
     weights = {p.untyped_storage().data_ptr() for p in unsharded}
     kept = {}  # {place in memory: the storage there}
@@ -58,8 +60,8 @@ def memory(run):
     activations = kept_bytes(run, run.net)
 
     # Eager, the loss is in float32, and its gradient and that of its input are there at once. The
-    # compiled backward pass makes one, in the format of the logits. With few words, the gradients
-    # inside the last MLP, 4C wide, take more.
+    # compiled backward pass makes one, in the format of the logits. With a small
+    # vocabulary, the gradients inside the last MLP, 4C wide, take more.
     inside = 2 * item * tokens * 4 * c.n_embd
     loss = tokens * c.vocab_size * (item if runtime.compile else 8)
 

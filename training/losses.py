@@ -10,7 +10,7 @@ EVAL_BLOCKS = 64  # parts of the validation text whose losses a log row holds
 
 def count_targets(split, y):
     """(number of targets, number of rows that have one) of a batch's y (rows, T), -1 where none is.
-    Of preferences both are their number, since the loss is a mean over them."""
+    For preferences both are the number of preferences, over which the loss is a mean."""
     is_target = y >= 0
     rows = int(is_target.any(1).sum())
     if isinstance(split, Preferences):
@@ -20,7 +20,8 @@ def count_targets(split, y):
 
 def batch_sums(values, counts):
     """(n, 3) or (n, 5) float64 of an evaluation's n batches: the sum of the losses in nats, the
-    number of targets, that of rows, and with measures the numbers of right targets and right rows.
+    number of targets, the number of rows, and, if the split has measures, the sum of each: right
+    targets and right rows, or for preferences right preferences and margins.
 
     values: for each batch the mean loss (), or what parallel.Loss gives `measured`, (3,). counts:
     its `count_targets`, or zeros if another rank has scored it; then its sums are 0."""

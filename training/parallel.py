@@ -84,7 +84,7 @@ class Loss(torch.nn.Module):
     the backward pass would be given their gradient: (batch, block_size, vocabulary) zeros.
 
     With `measured`, for an evaluation, a (3,) tensor of the loss, the number of targets y that are
-    the most probable token, and the number of rows that have targets, all of them so."""
+    the most probable token, and the number of rows that have targets and in which every one is."""
 
     def __init__(self, model):
         super().__init__()

@@ -151,7 +151,7 @@ def parameters_by_part(model):
 
 def print_results(run, speed):
     """The best loss, the time, and the median speed in tokens/s."""
-    best, bits = run.state["best_val_loss"], run.state["best_bits_per_byte"]
+    best, bits = run.state["best_val_loss"], run.state.get("best_bits_per_byte")
     units = "" if bits is None else f" nats per token, {bits:.4f} bits per byte"
     part = f" on {run.config.eval_tokens:,} tokens" * bool(run.config.eval_tokens)
     print(f"\nbest validation loss {best:.4f}{units}{part}")
@@ -300,12 +300,13 @@ def explain(error, run):
         return Failure(text, good, "nothing of this step was kept; try a lower learning_rate")
 
     if isinstance(error, torch.OutOfMemoryError) or "alloc_cpu" in text:
-        half = max(1, config.batch_size // 2)
-        steps = config.gradient_accumulation_steps * config.batch_size // half
-        smaller = f"--batch_size={half} --gradient_accumulation_steps={steps}"
-        fix = f"{smaller} takes the same steps in less memory"
-        if config.batch_size == 1:
-            fix = "choose a smaller block_size or model, or --activation_checkpointing"
+        rows = 2 if config.objective == "dpo" else 1  # of a sample: a preference has two
+        smaller = [n for n in range(rows, config.batch_size, rows) if config.batch_size % n == 0]
+        fix = "choose a smaller block_size or model, or --activation_checkpointing"
+        if smaller:
+            steps = config.gradient_accumulation_steps * config.batch_size // smaller[-1]
+            fix = f"--batch_size={smaller[-1]} --gradient_accumulation_steps={steps}"
+            fix += " takes the same steps in less memory"
         sizes = f"batch_size={config.batch_size}, block_size={run.model.config.block_size}"
         return Failure("out of memory", sizes, fix)
 

@@ -1,4 +1,4 @@
-"""What a run keeps in its folder, lock, log.jsonl and loss.png, and what it reports on the way."""
+"""The run folder (lock, log.jsonl, loss.png), and what a run prints while it trains."""
 
 import csv
 import errno
@@ -32,7 +32,7 @@ MEASURES = {  # key of an evaluation's row: how it is printed
     "val_reward_margin": "by {:.3f}",
 }
 DIVERGED = "diverged.json"  # in the folder of a run whose loss or gradient was not finite
-LISTS = ("val_blocks", "router_entropy", "expert_load")  # keys in log.jsonl whose value is one
+LISTS = ("val_blocks", "router_entropy", "expert_load")  # keys whose value is a list
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
 USED = "continue with --init_from=resume, start anew with --overwrite, or choose another --out_dir"
 # The progress bar: while steps are taken, and while something else is done. Both fit 80 columns.
@@ -46,7 +46,7 @@ CURVES = (  # key in log.jsonl, legend, style
 
 
 def duration(seconds):
-    """Seconds as text, such as 3.5 h. A unit is used for two of it or more."""
+    """Seconds as text, such as 3.5 h. The unit is the largest of which there are at least two."""
     unit = next((unit for unit, length in UNITS.items() if seconds >= 2 * length), "s")
     digits = 1 if seconds >= 0.1 else 3
     return f"{seconds / UNITS[unit]:.{digits}f} {unit}"
@@ -64,7 +64,11 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError("cannot write here", where, "choose another --out_dir")
     if os.path.exists(out_dir / "lock"):  # False for a name that is too long
-        lock_run(out_dir).close()
+        try:
+            lock_run(out_dir).close()
+        except OSError as error:  # another user's file
+            what = f"cannot lock this folder: {error.strerror}"
+            raise UserError(what, where, "choose another --out_dir") from None
     if not resuming and not overwrite and checkpoint.steps(out_dir):
         raise UserError("there is a run here already", where, USED)
 
@@ -248,7 +252,7 @@ def start_wandb(config, state, rows):
     resumed run continues the same charts."""
     import wandb
 
-    project = os.environ.get("WANDB_PROJECT", "transformer-parts")
+    project = os.environ.get("WANDB_PROJECT", "nanoparts")
     names = {"project": project, "name": os.environ.get("WANDB_NAME", config["out_dir"])}
     charts = wandb.init(**names, config=config, id=state.get("wandb_id"), resume="allow")
     state["wandb_id"] = charts.id

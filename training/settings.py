@@ -61,7 +61,7 @@ class TrainConfig:
     max_iters: NonNegativeInt = 600000  # steps
     learning_rate: PositiveFloat = 6e-4
     optimizer: Literal[*OPTIMIZER] = "adamw"  # muon: of the blocks' matrices; AdamW for the rest
-    adam_rate: PositiveFloat = 1.0  # with muon: AdamW's learning rate, over learning_rate
+    adam_rate: PositiveFloat = 1.0  # with muon: AdamW's learning rate, as a multiple of it
     schedule: Literal[*SCHEDULE] = "cosine"
     warmup_iters: NonNegativeInt = 2000
     lr_decay_iters: NonNegativeInt | None = None  # step that reaches min_lr; None: max_iters
@@ -71,7 +71,7 @@ class TrainConfig:
     beta2: Fraction = 0.95
     grad_clip: NonNegativeFloat = 1.0  # largest gradient norm; 0 = no clipping
     # rare: the objective
-    objective: Literal["next_token", "dpo"] = "next_token"  # dpo: of two answers the chosen one
+    objective: Literal["next_token", "dpo"] = "next_token"  # dpo: prefer the chosen of two answers
     dpo_beta: PositiveFloat = 0.1  # of dpo: holds the model near the one it starts from
     # evaluation and reports
     eval_interval: PositiveInt = 2000  # steps between evaluations; each saves a checkpoint
@@ -254,6 +254,12 @@ def shorten_warmup(values, argv):
     return values | {"warmup_iters": end // 10}
 
 
+def say(text):
+    """Print a text, on rank 0 alone."""
+    if speaks():
+        print(text)
+
+
 def scope(given):
     """The names that a config file may read besides the keys: the device of the run, and the
     memory of a GPU in GB."""
@@ -294,7 +300,7 @@ def resume_values(stored, given, folder):
         raise UserError(what, folder, fix)
     course = [changed[key] for key in (*COURSE, "device", "compile") if key in changed]
     if course:
-        print(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
+        say(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
 
     return {key: value for key, value in now.items() if key not in ONE_START or key in given}
 
@@ -343,7 +349,7 @@ def import_weights(given, hf, tokenizer):
     model = model_values(model)
     longest = imported["block_size"]
     if model["block_size"] > longest and model.get("rope_scaling", "none") == "none":
-        print(f"note: block_size {model['block_size']} -> {longest}, the longest of these weights")
+        say(f"note: block_size {model['block_size']} -> {longest}, the longest of these weights")
         model["block_size"] = longest
     check_model(model)
     if hf.same_tokens(config.init_from, tokenizer) is False:
@@ -364,7 +370,7 @@ def model_config(given, vocab_size):
         return made
     unused = [key for key in idle(asdict(made)) if key in values]
     if unused:
-        print(f"note: {', '.join(unused)} has no effect on the parts chosen")
+        say(f"note: {', '.join(unused)} has no effect on the parts chosen")
     if config.match == "none":
         return made
 
@@ -375,7 +381,7 @@ def model_config(given, vocab_size):
         width, residual = costs.match(made, base, config.match)
     except ValueError as error:
         raise UserError(str(error), f"match={config.match}", "leave match out") from None
-    print(f"match {config.match}: mlp_width {width}, {residual:+.2f} % beside {config.model}")
+    say(f"match {config.match}: mlp_width {width}, {residual:+.2f} % beside {config.model}")
     return replace(made, mlp_width=width)
 
 

@@ -104,6 +104,9 @@ def find(out_dir, which="latest"):
         step = max(present)
     elif which == "best":
         step = pointer(out_dir, "best")
+        if step is None:
+            fix = f"choose latest, or a step from {[*present]}"
+            raise UserError("the best step was not saved", where, fix)
     elif re.fullmatch("[0-9]{1,18}", which):
         step = int(which)
     else:

@@ -1,6 +1,6 @@
 """
-What a file claims is checked before it is believed: the values of its JSON, and its tensors, their
-kinds, finiteness, names and shapes. Each function raises UserError for the first problem and names
+Checks of what a file holds before it is used: the values of its JSON, and the types, finiteness,
+names and shapes of its tensors. Each function raises UserError for the first problem and names
 the file and the key or tensor.
 """
 

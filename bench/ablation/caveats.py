@@ -4,8 +4,8 @@ condition returns a list of what is concerned, or whether it holds."""
 from bench.ablation.rows import control_losses
 from bench.ablation.tables import known
 
-LOUD = 3  # times the margin: a smallest visible difference above this is too coarse for a tie
-LOOKED_AT = ("margin", "looks")  # keys of history.jsonl that a report should not change
+COARSE = 3  # times the margin: a smallest visible difference above this is too coarse for a tie
+FIXED = ("margin", "looks")  # keys of history.jsonl that should not change after a report
 
 
 def failed_runs(section):
@@ -31,7 +31,7 @@ def replicate_differs(section):
 
 def too_coarse(section):
     facts = section.verdicts.attrs
-    return not facts["screening"] and facts["smallest_visible"] > LOUD * facts["margin"] > 0
+    return not facts["screening"] and facts["smallest_visible"] > COARSE * facts["margin"] > 0
 
 
 def beside_n_grams(section, key):
@@ -71,7 +71,7 @@ def unmatched_arms(section):
 
 def changed_after_a_report(section):
     lines = section.history
-    return [key for key in LOOKED_AT if len({str(line.get(key)) for line in lines}) > 1]
+    return [key for key in FIXED if len({str(line.get(key)) for line in lines}) > 1]
 
 
 CAVEATS = (  # the most important first

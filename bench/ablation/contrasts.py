@@ -49,7 +49,7 @@ class Contrast(NamedTuple):
 
 def contrast(groups, pooled=None):
     """The Contrast of the means of two independent groups, [n, ...] and [m, ...], by Welch's test
-    over the runs that learned: scipy's takes no losses of arrays with gaps. `pooled` (variance,
+    over the runs that learned. scipy's would loop over slices, which have gaps. `pooled` (variance,
     degrees of freedom) replaces the groups' own variances."""
     (n, mean, s2), (m, other, other_s2) = map(moments, groups)
     with np.errstate(all="ignore"):
@@ -99,9 +99,9 @@ def failures(groups):
 
 
 def outcome(p, p_tie, difference, counts):
-    """(p, p of a tie, direction) of a test of the runs that learned, with the others: counts are
-    `failures`. An arm that has some can only be worse, by Fisher's test; beside a base that has
-    some, an arm without any can only be better."""
+    """(p, p of a tie, direction) of a test of the runs that learned, changed by the `counts` of
+    those that did not (see `failures`). An arm with such runs can only be worse, and its p is
+    Fisher's; an arm without any, beside a base with some, can only be better. Neither is a tie."""
     k, _, c, _ = counts
     p = np.where((c > 0) & (difference > 0), 1, p)
     p = np.where(k > 0, fisher(*counts), p)
@@ -125,7 +125,7 @@ def fisher(k, n, c, m):
 
 def holm(p, family=0):
     """Holm's corrected p, along the last axis; of `family` hypotheses the others have p = 1. Many
-    sweeps at once: statsmodels takes 0.1 s for each, and the simulation has half a million."""
+    sweeps at once: statsmodels corrects one at a time, and the simulation has half a million."""
     p = np.asarray(p, float)
     order = np.argsort(p, axis=-1)
     factors = max(family, p.shape[-1]) - np.arange(p.shape[-1])
@@ -133,13 +133,13 @@ def holm(p, family=0):
     return np.take_along_axis(np.minimum(corrected, 1), np.argsort(order, -1), -1)
 
 
-def words(p, p_tie, difference, shares, tie_shares=None, family=0):
+def family_verdicts(p, p_tie, difference, shares, tie_shares=None, family=0):
     """The verdicts of a family of comparisons. p, p_tie and difference are [looks, ..., family],
     not corrected, with p = 1 where a comparison has not reached a look; shares [looks], for ties
     tie_shares. The last look is at all data, with a share of 0 if it may decide nothing.
 
-    This is where a comparison is decided. `decide` words runs that did not learn, `explain` takes
-    back what missing runs do not bear, `screen` words a screening. factorial.py calls it, too.
+    verdicts.decide and factorial.judged call this. Then decide turns "worse" into "fails k of n" if
+    runs did not learn, and explain withdraws verdicts whose runs are missing.
 
     Returns a dict of arrays [..., family]: verdict, seen (what a look said, also where it no longer
     stands), and the p-values of a difference and of a tie, corrected for the looks (p_looks,

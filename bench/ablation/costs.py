@@ -70,7 +70,7 @@ class OtherWork:
         return max(0.0, others) / elapsed / len(cores())
 
 
-def wait_until_quiet(patience, say=lambda detail: None):
+def wait_until_quiet(patience, show=lambda detail: None):
     """Wait until other work leaves the cores alone for a second, at most `patience` seconds.
     Returns whether it does."""
     end = time.perf_counter() + patience
@@ -81,7 +81,7 @@ def wait_until_quiet(patience, say=lambda detail: None):
             return True
         if time.perf_counter() >= end:
             return False
-        say(f"other work keeps {work.share():.0%} of the cores busy")
+        show(f"other work keeps {work.share():.0%} of the cores busy")
 
 
 # ---------------------------------------------------------------- one arm
@@ -136,9 +136,9 @@ def time_arms(arms, threads, rounds=None, tries=1):
     probes, failed, threads_before = {}, {}, torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with doing(f"timing {len(arms)} arms in turn, {form}") as say:
+        with doing(f"timing {len(arms)} arms in turn, {form}") as show:
             for number, (name, values) in enumerate(arms.items(), 1):
-                say(f"{name}: arm {number} of {len(arms)}, its first steps")
+                show(f"{name}: arm {number} of {len(arms)}, its first steps")
                 try:
                     probes[name] = Probe(values)
                 except (RuntimeError, UserError) as error:
@@ -147,9 +147,9 @@ def time_arms(arms, threads, rounds=None, tries=1):
                 return [], failed
             for _ in range(tries):
                 if tries > 1:
-                    wait_until_quiet(PATIENCE, say)
+                    wait_until_quiet(PATIENCE, show)
                 work = OtherWork()
-                steps = steps_in_turn(probes, rounds, say)
+                steps = steps_in_turn(probes, rounds, show)
                 disturbed = why_disturbed(arms, steps, work.share())
                 if not disturbed:
                     break
@@ -164,14 +164,14 @@ def time_arms(arms, threads, rounds=None, tries=1):
     return rows, failed
 
 
-def steps_in_turn(probes, rounds, say):
+def steps_in_turn(probes, rounds, show):
     """{arm: [seconds of its step in each round]}; a few rounds, and then no more than fit into
     SECONDS for each arm."""
     results, end = {name: [] for name in probes}, time.perf_counter() + SECONDS * len(probes)
     for place, (number, name) in enumerate(turns(probes, rounds)):
         if place % len(probes) == 0 and number > FEW and time.perf_counter() > end:
             break
-        say(f"{name}: step {number + 1} of {rounds}")
+        show(f"{name}: step {number + 1} of {rounds}")
         results[name].append(probes[name].step())
     return {name: np.array(values) for name, values in results.items()}
 

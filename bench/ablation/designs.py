@@ -131,7 +131,7 @@ def ladder(order, parts, by_hand):
 
 
 def axis(slot, base, here):
-    """One arm per word of a slot but the base's, and mlp=none, which has no width to match."""
+    """One arm per word of a slot, except the base's and mlp=none, which has no width to match."""
     if not words_of(slot):
         slots = [key for key in (*keys(VariantConfig), *TRAINED_BY) if words_of(key)]
         raise UserError(f"no axis {slot}", "axis", "choose from " + ", ".join(slots))

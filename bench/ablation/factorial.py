@@ -9,8 +9,8 @@ Intervals come from the whole model's residual variance. Holm's method corrects 
 one family and the interactions as another; looks and ties are those of any sweep (verdicts.py), and
 so is what runs that did not learn mean for a factor. Beside such runs no interaction is decided.
 
-The model is of the runs that learned. A term that the cells that have some cannot tell from an
-earlier one is left out.
+The model is fitted to the runs that learned. A term is left out if the cells that still have runs
+cannot tell it from earlier terms.
 """
 
 import math
@@ -21,7 +21,7 @@ import pandas as pd
 import statsmodels.api as sm
 
 from bench.ablation import looks, verdicts
-from bench.ablation.contrasts import Contrast, failures, outcome, words
+from bench.ablation.contrasts import Contrast, failures, family_verdicts, outcome
 from bench.ablation.verdicts import COLUMNS, finite, losses_of, pick
 
 SCREENED = {"better": "larger than the noise", "worse": "larger than the noise"}
@@ -122,8 +122,9 @@ def judged(terms, models, losses, cells, attrs):
             test = model.contrast(model.effect(term))
             counts = failures([pick(losses, arms, seeds) for arms in sides(term, cells)])
             test = outcome(test.p(), test.p_tie(attrs["margin"]), test.difference, counts)
-            tests[:, place, column] = (1, 1, 0) if counts[0] and len(term) == 2 else test
-    columns = words(*tests, [x.share for x in taken], [x.tie_share for x in taken])
+            undecidable = len(term) == 2 and (counts[0] or counts[2])
+            tests[:, place, column] = (1, 1, 0) if undecidable else test
+    columns = family_verdicts(*tests, [x.share for x in taken], [x.tie_share for x in taken])
     reached, lines = any(model is not None for model in models[:-1]), []
     for place, term in enumerate(terms):
         name, pair = ":".join(term), len(term) == 2
@@ -144,7 +145,7 @@ def complete(line, model, runs, losses, cells):
     """Fill in the numbers of an effect."""
     term, (high, low) = line["term"], sides(line["term"], cells)
     line |= model.contrast(model.effect(term)).columns()
-    line |= verdicts.rates(runs, high, [pick(losses, high), pick(losses, low)])
+    line |= verdicts.not_learned(runs, high, [pick(losses, high), pick(losses, low)])
     alone = model.effect_alone(*term) if len(term) == 1 else None
     if alone is not None:
         own = model.contrast(alone).columns()
@@ -152,7 +153,7 @@ def complete(line, model, runs, losses, cells):
 
 
 def settle(line, model, attrs, missing):
-    """Take back what the runs do not bear, and say why."""
+    """Withdraw a verdict that the runs cannot support, and set the reason."""
     reasons = verdicts.reasons_of(line)
     if line["verdict"] == "worse":
         line["verdict"] = verdicts.failing_word(line) or "worse"

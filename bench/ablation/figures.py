@@ -106,9 +106,9 @@ def log_axis(axes, places, labels):
 
 
 def forest(section, shown=None):
-    """The difference of each change from the base, with its 95 % interval: filled where a verdict
-    stands, an arrow beyond the edge. Joined to it, small: at the base's learning rate, from the
-    runs that chose the rates. Shaded: the margin of a tie."""
+    """The difference of each change, with its 95 % interval: a filled mark is decided, an arrow
+    lies beyond the edge. The small open diamond is the difference at the base's learning rate, in
+    the runs that chose the rates. The shaded band is the margin of a tie."""
     rows = records(section.verdicts) if shown is None else shown
     rows = [row for row in rows if known(row["difference"])]
     if not rows:
@@ -295,8 +295,8 @@ def example(section, arm):
     axes.plot([1, worth, worth], [loss, loss, bottom], "--", color=GREEN, linewidth=1.2)
     axes.plot(worth, loss, "o", color=GREEN, markersize=7)
     log_axis(axes, multiples, [f"{k:g}×" for k in multiples])
-    axes.set(xlabel="training tokens of the base (1×: as many as each part has)", ylabel=LOSS)
-    axes.set_ylim(bottom, top)
+    xlabel = "training tokens of the base (1×: as many as each part has)"
+    axes.set(xlabel=xlabel, ylabel=LOSS, ylim=(bottom, top))
 
     few = 1.6 * multiples[0]
     points = ((few, curve.loss_at(few)), (0.98, loss), (worth, loss), (worth, bottom))

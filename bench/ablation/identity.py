@@ -3,10 +3,10 @@ The identity of a run's code. Rows with the same hash come from the same code.
 
 It is a hash of syntax trees: of the functions that train.py's loop and the making of a run name, of
 those that these name, and so on, in all modules that train.py imports. Comments, docstrings,
-printed texts, messages and the words of a dictionary that the run does not name do not count, nor
-do the rooms that only read settings, print, store and load. The resolved settings and the data are
-hashed apart (sweep.py). A name stands for every definition that has it, so that rather too much
-counts than too little.
+printed texts, messages and the entries of a dictionary that the run does not use do not count, nor
+do the modules in SILENT, which only read settings, print, store and load. The resolved settings and
+the data are hashed separately (sweep.py). A name stands for all definitions of that name: the hash
+covers too much rather than too little.
 """
 
 import ast
@@ -21,7 +21,7 @@ from common.files import ROOT
 from training.settings import TrainConfig
 
 BEGIN = {"train", "make_run"}  # the functions of train.py that a run consists of
-# Modules, and rooms, that do not compute what a run from scratch learns.
+# Packages and modules that do not compute what a run from scratch learns.
 SILENT = (
     *("bench", "prepare", "sample", "sampling", "weights"),
     *("common.configurator", "common.errors", "common.files"),
@@ -46,7 +46,7 @@ def code_hash(values, root=ROOT):
 
 @functools.cache
 def hash_of_words(words, root):
-    """The digest of the definitions that a run reaches which names these words: rope, adamw."""
+    """The digest of the definitions that a run reaches if its settings hold these words."""
     definitions = definitions_below(root)
     pending, reached = set(BEGIN), {}
     while pending:

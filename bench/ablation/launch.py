@@ -329,7 +329,7 @@ def run_job(job, stopped, gpu=None, patience=LOCKED):
             run.stop()
     if ended is None:
         return None
-    device = None if gpu is None else f"cuda:{list(map(str, visible_gpus())).index(gpu)}"
+    device = None if gpu is None else f"cuda:{visible_gpus().index(gpu)}"
     return row_of(job, *ended, device)
 
 
@@ -340,7 +340,7 @@ def worker_slots(workers, device):
     """[(GPU or None, threads)], one for each worker: the visible GPUs in turn, and the cores
     divided among all. workers=None: one per GPU, or one."""
     kind, _, number = device.partition(":")
-    gpus = [str(gpu) for gpu in visible_gpus()] if kind == "cuda" else []
+    gpus = visible_gpus() if kind == "cuda" else []
     if number and gpus:
         gpus = [gpus[int(number)]]
     gpus = gpus or [None]  # also on a login node
@@ -350,9 +350,9 @@ def worker_slots(workers, device):
 
 
 def visible_gpus():
-    """The names that CUDA_VISIBLE_DEVICES gives the GPUs, or their numbers."""
+    """The names that CUDA_VISIBLE_DEVICES gives the GPUs, or their numbers, as texts."""
     named = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-    return named or list(range(torch.cuda.device_count()))
+    return named or [str(number) for number in range(torch.cuda.device_count())]
 
 
 def run_local(jobs, slots, stop):

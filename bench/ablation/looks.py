@@ -42,8 +42,8 @@ def share_of(planned=None, unplanned=None):
 
 
 def control_runs(arms, seeds, stated=None):
-    """(runs of the base, runs of its replicate) beside `seeds` runs of each of `arms` arms: as many
-    as `stated` for both, or sqrt(arms) times those of an arm."""
+    """(runs of the base, runs of its replicate) beside `seeds` runs of each of `arms` arms: both
+    together `stated`, or sqrt(arms) * seeds, but at least seeds + 2."""
     both = max(stated or math.ceil(math.sqrt(arms) * seeds), seeds + 2)
     return math.ceil(both / 2), both // 2
 

@@ -1,8 +1,9 @@
 """The page of the answer: a row for each part, from the sweeps of the shelves.
 
-config/answer/page.py names the arms of each shelf that put a part into a base or take it out, and
-what others published. All numbers come from the sweeps, all sentences from the templates. A
-screening, and a sweep whose base ends above the trigrams of its text, are kept off the table.
+A shelf is the sweep of all parts in one base, and has columns: the same arms at another size, on
+another text, or with AdamW. config/answer/page.py names the arms that put a part into a base or
+take it out, and what others published. All numbers come from the sweeps, all sentences from the
+templates. A screening, and a sweep whose base ends above the trigrams, are kept off the table.
 """
 
 import os
@@ -31,20 +32,20 @@ class Estimate:
     column: str
     section: report.Section
     row: dict  # of the verdicts, with a badge
-    out: bool  # taken out
+    taken_out: bool  # the arm takes the part out of the base
 
     @property
     def sign(self):
         """1, 0, -1: the part helps, makes no difference, hurts; None: undecided."""
         sign = tables.sign_of(self.row)
-        return -sign if sign and self.out else sign
+        return -sign if sign and self.taken_out else sign
 
     def ratio(self, key, of_part=True):
         """A cost with the part, times that without it, or that of the arm, times that of the base;
         nan if unknown."""
         names = self.row["arm"], self.row["against"]
         arm, base = (self.section.cost(name, key) for name in names)
-        return base / arm if self.out and of_part else arm / base
+        return base / arm if self.taken_out and of_part else arm / base
 
     @property
     def time_ends(self):
@@ -192,7 +193,7 @@ class Page:
         if len(ours) < 3:
             return None
         theirs = [self.config["multiples"][found.part] for found in ours]
-        theirs = [1 / k if found.out else k for found, k in zip(ours, theirs, strict=True)]
+        theirs = [1 / k if found.taken_out else k for found, k in zip(ours, theirs, strict=True)]
         others = [dict.fromkeys(("worth", "worth_low", "worth_high"), k) for k in theirs]
         rows = [found.row for found in ours]
         title = figures.rank_correlation([row["worth"] for row in rows], theirs)
@@ -225,11 +226,11 @@ def pictures_of(page):
     if gpt2 := here.get("gpt2"):
         arms = [*page.arms("gpt2", config["rates"]), *filter(gpt2.is_replicate, gpt2.arms)]
         made["rates"] = figures.learning_rates(gpt2, arms)
-    for base, section in here.items():  # LLaMA's figures stand, if it has them
+    for base, section in here.items():  # the figure of the last base that has one
         arms = [section.plan["base"], *page.arms(base, config["contexts"])]
-        made["contexts"] = figures.extrapolation(section, arms)
+        made["contexts"] = figures.extrapolation(section, arms) or made.get("contexts")
         if base in page.smaller:
-            made["trust"] = figures.agreement(section, page.smaller[base])
+            made["trust"] = figures.agreement(section, page.smaller[base]) or made.get("trust")
     made["published"] = page.beside_published()
     return {key: figure for key, figure in made.items() if figure}
 

@@ -67,6 +67,6 @@ def more_seeds(row, looks, planned, margin, family):
     return max(enough, *ahead[:1], least_runs(family)) - n if math.isfinite(enough) else math.inf
 
 
-def first(values, known):
-    """The first value for which something is known, or nan."""
-    return float(values[np.argmax(known)]) if np.any(known) else math.nan
+def first(values, holds):
+    """The first value where a condition holds, or nan."""
+    return float(values[np.argmax(holds)]) if np.any(holds) else math.nan

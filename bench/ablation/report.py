@@ -118,12 +118,12 @@ class Section:
         return runs["command"].iloc[0]
 
     def at_shared_rate(self, row):
-        """The difference of an arm at the base's rate: of its reported runs, or else of those that
-        chose its rate; nan if there are none."""
+        """The difference of an arm, at the base's rate, from what it is compared with: of its
+        reported runs, or else of those that chose its rate; nan if there are none."""
         if self.plan["chosen_lr"].get(row["arm"], 1) == 1:
             return row["difference"]
         runs = self.tuned[(self.tuned["arm"] == row["arm"]) & (self.tuned["rate"] == 1)]
-        return runs["loss"].mean() - self.reported(self.plan["base"])["loss"].mean()
+        return runs["loss"].mean() - self.reported(row["against"])["loss"].mean()
 
     def cost(self, arm, column):
         """A cost of an arm on the machine that timed most arms; nan where it was not measured."""
@@ -256,6 +256,8 @@ def write_report(section, inline=True, paper=False):
     """Write report.md, report.html and their figures into the first folder of a sweep, and its
     paper/. The figures stand in the page if they are inline. Returns the path of the page."""
     out = section.folders[0]
+    looks.record(section.folders, section.plan, section.runs, section.verdicts, section.history)
+    section.history = looks.read(section.folders, section.plan)
     content = contents_of(section, out / "paper" if paper else None)
     for item in content["figures"]:
         write_file(out / f"{item.key}.png", item.content)
@@ -264,7 +266,6 @@ def write_report(section, inline=True, paper=False):
         write_file(out / f"report.{kind}", page)
     if paper:
         write_file(out / "paper/numbers.csv", section.verdicts.to_csv(index=False))
-    looks.record(section.folders, section.plan, section.runs, section.verdicts, section.history)
     return out / "report.html"
 
 

@@ -16,7 +16,7 @@ Columns of `load`:
     curve        list of [step, loss of the whole text, of the tune half, of the reported half]
     sample, reason, command, out_dir, machine, code_hash, config_hash
 and COSTS, the costs of the arm on the machine that timed most arms. A number that is unknown is
-NaN, a text "", a list empty. Later stages add columns: verdicts.py, factorial.py.
+NaN, a text "", a list empty.
 """
 
 import math

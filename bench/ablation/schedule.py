@@ -34,7 +34,7 @@ def phases(sweep):
     if curve:
         yield curve + sweep.report_jobs(names=["base"], most=CURVE_SEEDS)
     fix_margin(sweep)
-    sweep.describe()
+    sweep.write_plan()
     yield sweep.report_jobs()
 
 
@@ -157,8 +157,8 @@ def emit(sweep):
             machine = sweep.threads, sweep.device_kind == "cuda", sweep.config.sbatch
             script = cluster.write_slurm(jobs, sweep.out, *machine)
             print(
-                f"{len(jobs)} runs: sbatch {script}\nthen the same command for the next ones; "
-                "without emit it gathers them\nand does the rest here"
+                f"{len(jobs)} runs: start them with sbatch {script}\nWhen they have ended, this "
+                "command writes the next ones;\nwithout --emit it runs the rest on this machine"
             )
             return 0
     print("all runs are done: the same command without emit writes the report")

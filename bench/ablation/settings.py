@@ -47,13 +47,14 @@ class AblateConfig:
     design: Words(DESIGN, several=True) = ""  # what chooses the arms; several with commas
     arms: dict | None = None  # arms given by hand: {"rope": dict(position="rope")}
     also: dict | str | None = None  # further columns: {"small": dict(n_embd=64)}; --also=small
-    axis: str | None = None  # the slot whose words are all tried; if given alone, it is the design
+    axis: str | None = None  # the slot whose words are all tried; replaces a design without axis
     order: list | None = None  # rungs of design ladder: slots or names of arms; None: all slots
     factors: list | dict | None = None  # of design factorial: slots, or {name: [dict(), dict()]}
     match: Literal["params", "flops", "none"] = "params"  # what each arm and the base share
     # the runs
     seeds: PositiveInt = 8  # runs to report for each arm, at the first look
-    controls: PositiveInt | None = None  # runs of the base and its copy; None: sqrt(arms) * seeds
+    #: runs of the base and its copy together, at least seeds + 2; None: sqrt(arms) * seeds
+    controls: PositiveInt | None = None
     looks: PositiveInt = 1  # how often verdicts are read; after each, more seeds if undecided
     curve: list | None = None  # the base at these multiples of its tokens; None: [0.25, 0.5, 2]
     lr_grid: list | None = None  # learning rates to choose from, as multiples; None: [0.5, 1, 2]
@@ -73,7 +74,7 @@ class AblateConfig:
         if self.lr_grid is None:
             self.lr_grid = [1] if self.screening else [0.5, 1, 2]
         if self.curve is None:
-            self.curve = [] if self.screening or self.design == "factorial" else [0.25, 0.5, 2]
+            self.curve = [] if self.screening or "factorial" in self.designs else [0.25, 0.5, 2]
         for key in ("lr_grid", "curve"):
             values = getattr(self, key)
             if any(type(value) not in (int, float) or value <= 0 for value in values):
@@ -86,7 +87,7 @@ class AblateConfig:
 
     @property
     def designs(self):
-        """The words of `design`. An axis or arms alone are a design, too."""
+        """The words of `design`. An axis replaces those without axis; arms alone are a design."""
         words = [word for word in self.design.split(",") if word]
         if self.axis and "axis" not in words:
             return ["axis"]
@@ -112,10 +113,9 @@ def variant_config(values, vocab_size=None):
 
 def split_columns(argv):
     """(a command line without --also, the names of the columns that --also lists)."""
-    names = [arg.removeprefix("--also=") for arg in argv if arg.startswith("--also=")]
-    return [arg for arg in argv if not arg.startswith("--also=")], [
-        name for name in ",".join(names).split(",") if name
-    ]
+    also = [arg for arg in argv if arg.startswith("--also=")]
+    names = ",".join(arg.removeprefix("--also=") for arg in also).split(",")
+    return [arg for arg in argv if arg not in also], [name for name in names if name]
 
 
 def at_column(given, name, from_command_line):

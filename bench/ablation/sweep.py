@@ -30,7 +30,7 @@ from training.settings import TrainConfig
 TUNING_SEED = 1000  # first seed of the runs that choose a learning rate; reported seeds start at 0
 REPLICATE_SEED = 10_000  # added to the data's seed of the base's second copy
 CURVE_SEEDS = 3  # runs of the base at each other multiple of its tokens
-KNOWN = 5  # runs of the base that tell the noise
+NOISE_RUNS = 5  # runs of the base from which the noise is estimated
 # Keys that change no result and are left out of a configuration's hash.
 NOT_HASHED = (
     *OWNED,
@@ -43,7 +43,7 @@ DEFAULTS = {
 }
 # The product of these keys: the tokens that a run sees.
 TOKENS = ("max_iters", "gradient_accumulation_steps", "batch_size", "block_size")
-OWN = ("name", "values")  # what sweep.json does not repeat of an arm
+NOT_STORED = ("name", "values")  # what sweep.json does not repeat of an arm
 # Keys of a sweep that sweep.json has as they are given.
 STORED = (
     *("question", "prompt", "match", "lr_grid", "tune_seeds", "seeds", "controls", "screening"),
@@ -170,7 +170,7 @@ class Sweep:
             if "base" in failed:
                 raise Failure("cannot time the base", failed["base"], "run it with train.py alone")
             if why := new[0]["disturbed"]:
-                print(f"warning: these times decide nothing: {why}", file=sys.stderr)
+                print(f"warning: the report leaves out these step times: {why}", file=sys.stderr)
         for name, arm in self.arms.items():
             row = self.costs.get(name, self.costs["base"])
             values = asdict(build(TrainConfig, arm.values)) | arm.values
@@ -179,7 +179,7 @@ class Sweep:
 
     def stored_costs(self, patient):
         """{arm: row of costs.jsonl} of the rows that hold for this code, machine and configuration.
-        Rows of a busy machine hold while it is still busy."""
+        Rows timed on a busy machine are timed again once it is quiet."""
         facts = {"hardware": self.facts["hardware"], "threads": self.threads}
         rows = {}
         for row in read_rows(self.out / "costs.jsonl", is_cost):
@@ -322,7 +322,7 @@ class Sweep:
             for row in self.rows.values()
             if (row["arm"] in control, row["purpose"], row["status"]) == (True, "report", "done")
         ]
-        return statistics.stdev(losses) if len(losses) >= KNOWN else None
+        return statistics.stdev(losses) if len(losses) >= NOISE_RUNS else None
 
     def planned_jobs(self):
         return self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
@@ -335,7 +335,7 @@ class Sweep:
         self.lock = lock_run(self.out, write_id=True)
         for row in new_costs:
             files.append(self.out / "costs.jsonl", row)
-        self.describe()
+        self.write_plan()
 
     def read_rows(self):
         """Read the rows of this code and configuration. A run that failed is tried again."""
@@ -359,18 +359,18 @@ class Sweep:
         if row["status"] != "failed":
             launch.drop_checkpoints(job)
 
-    def describe(self):
+    def write_plan(self):
         """Write sweep.json."""
         base, config = self.arms["base"], self.config
         model = variant_config(base.values, self.data["vocab_size"])
         values = asdict(build(TrainConfig, base.values)) | asdict(model)
         tokens = math.prod(values[key] for key in TOKENS)
         content = {key: getattr(config, key) for key in STORED} | {
-            "design": config.design or ",".join(config.designs),
+            "design": ",".join(config.designs),
             "base": "base",
             "base_values": values,
             "arms": {
-                name: {key: value for key, value in vars(arm).items() if key not in OWN}
+                name: {key: value for key, value in vars(arm).items() if key not in NOT_STORED}
                 for name, arm in self.arms.items()
             },
             "chosen_lr": self.chosen_lr,

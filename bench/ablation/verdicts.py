@@ -40,7 +40,7 @@ COLUMNS = [
     *("verdict", "reason", "more_seeds", "text_low", "text_high", "worth", "worth_low"),
     *("worth_high", "worth_time", "worth_time_low", "worth_time_high"),
     # Runs that diverged, runs that are stuck; of both the rate's interval, and Fisher's test.
-    *("diverged", "stuck", "stuck_low", "stuck_high", "p_stuck"),
+    *("diverged", "stuck", "not_learned_low", "not_learned_high", "p_not_learned"),
 ]
 TEXTS = {"verdict": "no verdict", "reason": "", "diverged": 0, "stuck": 0}
 
@@ -169,7 +169,7 @@ def describe(row, runs, losses, curve, plan, pooled):
     of freedom) replaces the variances of its groups."""
     groups = [pick(losses, arms) for arms in row["groups"]]
     own, others = map(finite, groups)
-    row |= rates(runs, row["groups"][0], groups)
+    row |= not_learned(runs, row["groups"][0], groups)
     if len(own):
         row |= {"loss": float(own.mean()), "sd": float(np.sqrt(moments(own)[2]))}
     if row["kind"] == "replicate":
@@ -188,7 +188,7 @@ def describe(row, runs, losses, curve, plan, pooled):
         row |= worth.columns_of(curve, row["loss"], se, n, ratio)
 
 
-def rates(runs, arms, groups):
+def not_learned(runs, arms, groups):
     """The columns that say how many runs of some arms did not learn. groups: their losses, and
     those that they are compared with."""
     k, n, c, m = map(int, failures(groups))
@@ -197,14 +197,14 @@ def rates(runs, arms, groups):
     columns["diverged"] = k - columns["stuck"]
     if n and k + c:
         rate = stats.binomtest(k, n).proportion_ci()  # Clopper and Pearson's
-        columns |= {"stuck_low": rate.low, "stuck_high": rate.high}
-        columns["p_stuck"] = float(fisher(k, n, c, m)) if m else math.nan
+        columns |= {"not_learned_low": rate.low, "not_learned_high": rate.high}
+        columns["p_not_learned"] = float(fisher(k, n, c, m)) if m else math.nan
     return columns
 
 
 def text_interval(runs, weights):
     """The 95 % interval over the text of a weighted sum of the losses of runs, {arm: weight of each
-    of its runs}: a bootstrap of its blocks. None with fewer than LEAST_BLOCKS blocks."""
+    of its runs}: a bootstrap of its blocks. {} with fewer than LEAST_BLOCKS blocks."""
     done = runs[runs.current & (runs.purpose == "report") & (runs.status == "done") & ~runs.stuck]
     done = done[done.arm.isin(weights)]
     counts = set(done.blocks.map(len))
@@ -231,7 +231,7 @@ def decide(judged, losses, attrs):
     tests = np.moveaxis(tests, -1, 0)  # [looks, family] each
 
     shares, tie_shares = [look.share for look in taken], [look.tie_share for look in taken]
-    columns = contrasts.words(*tests, shares, tie_shares, attrs["family"])
+    columns = contrasts.family_verdicts(*tests, shares, tie_shares, attrs["family"])
     for place, row in enumerate(judged):
         row |= {key: values[place].item() for key, values in columns.items()}
         if row["verdict"] == "worse":
@@ -246,8 +246,8 @@ def failing_word(row):
 
 def screen(judged, attrs):
     """Fill in the words of a screening: larger than the noise, fails, or not seen."""
-    known = [row for row in judged if math.isfinite(row["low"]) or row["p_stuck"] <= 1]
-    p = [row["p_stuck"] if failing_word(row) else row["p"] for row in known]
+    known = [row for row in judged if math.isfinite(row["low"]) or row["p_not_learned"] <= 1]
+    p = [row["p_not_learned"] if failing_word(row) else row["p"] for row in known]
     for row, corrected in zip(known, contrasts.holm(p, attrs["family"]).tolist(), strict=True):
         seen = failing_word(row) or "larger than the noise"
         word = seen if corrected <= ALPHA else "not seen"
@@ -287,7 +287,7 @@ def explain(row, plan, tried, failed, attrs):
 
 def reasons_of(row):
     """What runs that did not learn say about a verdict."""
-    of_other_side = row["p_stuck"] <= 1 and not failing_word(row)
+    of_other_side = row["p_not_learned"] <= 1 and not failing_word(row)
     known = {
         "runs diverged": row["diverged"],
         "runs did not learn": row["stuck"],

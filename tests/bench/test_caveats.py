@@ -77,7 +77,6 @@ def test_what_changed_after_a_report_is_said(tmp_path):
     report.write([tmp_path])
     make_sweep(tmp_path, **CLEAN, margin=0.02, margin_source="given")
     report.write([tmp_path])
-    report.write([tmp_path])
     assert (
         "- This changed after a report was read. `margin`" in (tmp_path / "report.md").read_text()
     )

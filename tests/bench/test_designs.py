@@ -175,6 +175,10 @@ def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
     assert not (out / "small").exists()
     assert ablate.main([*argv, "--also=small,deep"], stub) == 0
 
+    lines = ablate.sweeps_of([*argv, "--also=small,deep"])
+    folders = [settings.read(line, "")[0].out_dir for line in lines]
+    assert folders == [str(out / "small"), str(out / "deep")]
+
     plan = json.loads((out / "small/sweep.json").read_text())
     assert plan["also"] == "small" and plan["base_values"]["n_embd"] == 16
     assert plan["chosen_lr"] == {"rope": 2} and "--also=small" in plan["command"]

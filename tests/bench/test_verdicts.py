@@ -11,8 +11,8 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_ind
 
-from bench.ablation import looks, power, rows, verdicts
-from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance, words
+from bench.ablation import contrasts, looks, power, rows, verdicts
+from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance
 from helpers.sweeps import make_sweep
 from training.run_folder import read_rows
 
@@ -212,7 +212,7 @@ def test_a_claim_that_all_runs_together_do_not_bear_is_taken_back(tmp_path):
 )
 def test_the_direction_is_that_of_the_deciding_look(tests, shares, verdict):
     p, p_tie, difference = (np.array(column, float)[:, None] for column in zip(*tests, strict=True))
-    assert words(p, p_tie, difference, shares)["verdict"][0] == verdict
+    assert contrasts.family_verdicts(p, p_tie, difference, shares)["verdict"][0] == verdict
 
 
 def look_again(folder, **keys):
@@ -299,9 +299,9 @@ def test_an_arm_whose_runs_do_not_learn_is_never_better(tmp_path, change, key):
     assert rope["difference"] == pytest.approx(learned.mean() - control.mean())
     assert rope["text_low"] < rope["difference"] < rope["text_high"]
     rate = stats.binomtest(2, 8).proportion_ci(method="exact")
-    assert (rope["stuck_low"], rope["stuck_high"]) == pytest.approx(tuple(rate))
+    assert (rope["not_learned_low"], rope["not_learned_high"]) == pytest.approx(tuple(rate))
     p = stats.fisher_exact([[2, 6], [0, len(control)]]).pvalue
-    assert (rope["p_stuck"], rope["p_looks"]) == pytest.approx((p, p / 0.9))
+    assert (rope["p_not_learned"], rope["p_looks"]) == pytest.approx((p, p / 0.9))
 
     worst, changed = failing(sweep, lines, "rope", 6, change)
     assert worst["verdict"] == "fails 6 of 8" and worst["p_holm"] < 0.05
@@ -316,7 +316,7 @@ def test_beside_a_base_that_fails_an_arm_can_only_be_better(tmp_path, effect, ve
     sweep, lines, _ = make_sweep(tmp_path, seeds=8, effects=effects, **CALM, **NGRAMS)
     rope, _ = failing(sweep, lines, "base", 1, STUCK)
     reason = "runs of the other side did not learn"
-    assert (rope["verdict"], rope["reason"], rope["p_stuck"]) == (verdict, reason, 1)
+    assert (rope["verdict"], rope["reason"], rope["p_not_learned"]) == (verdict, reason, 1)
     tied, _ = failing(sweep, lines, "base", 0, STUCK)
     assert tied["verdict"] == ("better" if effect < 0 else "worse")
 

@@ -120,7 +120,7 @@ def words(x, control, design, margin=0.0, test=compare):
         tests.append(test([x[:n], base], margin, least_runs(design.arms)))
     tests = np.moveaxis(np.array(tests), 0, 1)  # [3, looks, sweeps, arms]
     ends = range(1, len(looks) + 1)
-    return np.array([contrasts.words(*tests[:, :n], shares[:n])["verdict"] for n in ends])
+    return np.array([contrasts.family_verdicts(*tests[:, :n], shares[:n])["verdict"] for n in ends])
 
 
 def by_welch(groups, margin, least):

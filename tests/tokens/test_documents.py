@@ -145,7 +145,7 @@ def test_csv_stays_as_it_is_written():
     write("a.csv", 'id,text\n1,1.10\n2,NA\n3,\n4,"a ""b"",\nc"\n5,007\n')
     corpus = open_input("a.csv")
     assert list(corpus.pieces()) == ["1.10", "NA", 'a "b",\nc', "007"]
-    assert corpus.skipped == {"a.csv": "only the rows without text: 1"}
+    assert corpus.skipped == {"a.csv": "1 of its rows, which have no text"}
 
 
 def test_packed_text_is_one_text_with_its_newlines():
@@ -185,10 +185,10 @@ CUT = gzip.compress(random.Random(0).randbytes(999), mtime=0)[:500]
         ("a.txt", "ä".encode() * 9 + b"\xc3", "the text is not utf-8: byte 18 (a.txt)"),
         ("a.jsonl", "\n\n", "the table is empty (a.jsonl)"),
         ("a.jsonl", '{"text": "a"}\n[1]\n', "as jsonl: a list, not an object (a.jsonl:2)"),
-        ("a.jsonl", '{"text": "a"}\n{"text": 5}\n', "no text that is a text (a.jsonl:2)"),
+        ("a.jsonl", '{"text": "a"}\n{"text": 5}\n', "text is missing or not a text (a.jsonl:2)"),
         ("a.jsonl", '{"text": null}\n{"text": ""}\n{"id": 1}\n', "the text is empty"),
         ("a.txt", " \n\n", "blank, or one character alone (a.txt)"),
-        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', "2 are needed"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', "few rows with an answer: 0"),
         ("a.json", '[\n{"text": "a"},\n{"text":', "Expecting value (a.json)"),
         ("a.csv", 'text\n"never closed\n' * 3, "cannot be read as csv"),
         ("a.parquet", b"PAR1 no parquet", "cannot be read as parquet"),

@@ -71,8 +71,8 @@ def test_tokens_and_mask(tmp_path, monkeypatch, kind):
     [
         ("{", "Expecting .*:2\\)"),
         ("3", "a int, not an object .*:2\\)"),
-        ('{"answer": "x"}', "no prompt"),
-        ('{"prompt": 1, "answer": "x"}', "no prompt that is a text"),
+        ('{"answer": "x"}', "prompt is missing"),
+        ('{"prompt": 1, "answer": "x"}', "prompt is missing or not a text"),
         ('{"prompt": "x", "answer": ""}', "an answer is empty .*:2\\)"),
         ('{"prompt": "x", "answer": "\\ud800"}', "half a character"),
         ('{"prompt": "x", "answer": "a\\nb"}', "several lines.*:2\\).*gpt2"),
@@ -89,10 +89,10 @@ def test_a_line_that_holds_no_pair_is_named(tmp_path, line, words):
 @pytest.mark.parametrize(
     "messages, words",
     [
-        ("hello", "no messages that are a list"),
+        ("hello", "the messages are missing or not a list"),
         ([3], "a message is not an object"),
-        ([{"content": "x"}], "no role that is a text"),
-        ([{"role": "user", "content": [{"image_url": "x"}]}], "no text that is a text"),
+        ([{"content": "x"}], "role is missing or not a text"),
+        ([{"role": "user", "content": [{"image_url": "x"}]}], "text is missing or not a text"),
     ],
 )
 def test_a_malformed_conversation_is_named(messages, words):
@@ -138,7 +138,7 @@ def test_a_conversation_is_in_one_split(tmp_path, capsys):
     for split, numbers in ("train", range(34)), ("val", range(34, 38)), ("test", range(38, 40)):
         text = bytes(load_split(tmp_path / "chat", split, 0).tolist()).decode()
         assert [int(number) for number in re.findall(r"Rome (\d+)\.\n", text)] == list(numbers)
-    assert f"left out {path}: only the rows without an answer: 1" in capsys.readouterr().out
+    assert f"left out {path}: 1 of its rows, which have no answer" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- rows

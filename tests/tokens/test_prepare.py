@@ -81,7 +81,7 @@ def test_large_vocabulary_takes_uint32(tmp_path):
     text = "".join(char for char in chars if not char.isspace())
     Path("book.txt").write_text(text, encoding="utf-8")
     meta = prepare.prepare("mybook", "book.txt", "char")
-    assert meta["vocab_size"] == len(text) > 65535 and meta["dtype"] == "uint32"
+    assert meta["vocab_size"] == len(text) > 65536 and meta["dtype"] == "uint32"
     assert "".join(decoded("mybook")) == text
 
 

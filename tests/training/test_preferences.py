@@ -200,12 +200,17 @@ def test_mistakes_are_found_before_anything_is_written(tastes_dir, tmp_path, mor
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dry_run_with_recomputed_blocks(tastes_dir, tmp_path, capsys):
+    argv = dpo(tastes_dir, tmp_path / "run", "--dry_run", "--activation_checkpointing")
+    assert train.main(argv).status == 0 and "activations" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "row, words",
     [
         ({"prompt": "a", "chosen": "b", "rejected": " "}, "an answer is empty"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "both answers are the same"),
-        ({"prompt": "a", "chosen": "b", "rejected": 3}, "no rejected that is a text"),
+        ({"prompt": "a", "chosen": "b", "rejected": 3}, "rejected is missing or not a text"),
     ],
 )
 def test_a_row_that_is_no_preference_is_named(tmp_path, row, words):

@@ -48,6 +48,16 @@ def test_leftovers_of_interrupted_writes_are_removed(tmp_path):
 # ---------------------------------------------------------------- the lock
 
 
+def test_a_lock_file_of_another_user(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "lock").touch()
+    monkeypatch.setattr(files, "lock", refuse)
+    with pytest.raises(UserError, match="cannot lock this folder: Permission denied .*out_dir="):
+        run_folder.check_out_dir(tmp_path)
+
+
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
     def flock(*args):
         raise OSError(errno.ENOSYS, "Function not implemented")

@@ -686,14 +686,21 @@ def test_full_disk_is_one_line_and_the_last_checkpoint_stays(start, resume, tmp_
     assert equal(weights(out), before) and [path.name for path in out.glob("ckpt/*")] == ["000002"]
 
 
-def test_out_of_memory_names_what_would_fit(start, monkeypatch):
+@pytest.mark.parametrize(
+    "batch, fix",
+    [
+        (4, "--batch_size=2 --gradient_accumulation_steps=2"),
+        (9, "--batch_size=3 --gradient_accumulation_steps=3"),
+        (1, "choose a smaller block_size"),
+    ],
+)
+def test_out_of_memory_names_what_would_fit(start, monkeypatch, batch, fix):
     def step(*args):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
 
     monkeypatch.setattr(train, "train_step", step)
-    words = "out of memory .*batch_size=4.*--batch_size=2 --gradient_accumulation_steps=2"
-    with pytest.raises(Failure, match=words):
-        start("run", "--max_iters=2")
+    with pytest.raises(Failure, match=f"out of memory .*batch_size={batch}.*: {fix}"):
+        start("run", f"--max_iters=2 --batch_size={batch}")
 
 
 def test_killed_while_a_step_is_saved_again(start, resume, tmp_path, monkeypatch):

@@ -117,6 +117,14 @@ def test_killed_before_the_file_best_was_written(out, monkeypatch):
     assert (out / "best").read_text() == "40\n" and checkpoint.steps(out) == [40, 60]
 
 
+def test_a_best_step_that_was_not_saved(out):
+    """Step 0, which an evaluation may find the best, is not saved."""
+    save(out, 40, best=False, best_step=0)
+    (out / "best").unlink()
+    with pytest.raises(UserError, match="best step was not saved .*latest, or a step from .20, 40"):
+        checkpoint.find(out, "best")
+
+
 @pytest.mark.parametrize("step, name", [(40, "000040.old"), (60, ".000060.old-0123456789abcdef")])
 def test_a_renamed_checkpoint_is_found_where_it_lies(out, step, name):
     """By this version or an earlier one. Reading changes nothing, as a run may be saving."""
