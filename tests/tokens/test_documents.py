@@ -188,7 +188,7 @@ CUT = gzip.compress(random.Random(0).randbytes(999), mtime=0)[:500]
         ("a.jsonl", '{"text": "a"}\n{"text": 5}\n', "text is missing or not a text (a.jsonl:2)"),
         ("a.jsonl", '{"text": null}\n{"text": ""}\n{"id": 1}\n', "the text is empty"),
         ("a.txt", " \n\n", "blank, or one character alone (a.txt)"),
-        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', "few rows with an answer: 0"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}\n', "too few rows"),
         ("a.json", '[\n{"text": "a"},\n{"text":', "Expecting value (a.json)"),
         ("a.csv", 'text\n"never closed\n' * 3, "cannot be read as csv"),
         ("a.parquet", b"PAR1 no parquet", "cannot be read as parquet"),
