@@ -107,14 +107,14 @@ class Part:
 
 def word_of(signs):
     """The word for {base: sign}, of the bases in which a part was measured."""
-    helped, hurt = ([BASES[base] for base in signs if signs[base] == sign] for sign in (1, -1))
+    helped, hurt, same = ([BASES[base] for base in signs if signs[base] == k] for k in (1, -1, 0))
     only = len(signs) == len(BASES) and None not in signs.values()
     if helped and hurt:
         return f"helps {helped[0]}, hurts {hurt[0]}"
     for verb, bases in (("helps", helped), ("hurts", hurt)):
         if bases:
             return f"{verb} {bases[0]}{' only' * only}" if len(bases) == 1 else f"{verb} in both"
-    return "no difference" if set(signs.values()) == {0} else "undecided"
+    return f"no difference{f' in {same[0]}' * (len(same) == 1)}" if same else "undecided"
 
 
 def beside(says, signs):

@@ -116,6 +116,7 @@ def test_words_of_rows():
         "hurts LLaMA": {"gpt2": None, "llama": -1},
         "helps LLaMA, hurts GPT-2": {"gpt2": -1, "llama": 1},
         "no difference": {"gpt2": 0, "llama": 0},
-        "undecided": {"gpt2": 0, "llama": None},
+        "no difference in GPT-2": {"gpt2": 0, "llama": None},
+        "undecided": {"gpt2": None},
     }
     assert {page.word_of(signs): signs for signs in words.values()} == words
