@@ -346,8 +346,8 @@ class Sweep:
         self.rows = {launch.key(row): row for row in current if row["status"] != "failed"}
         if len(stored) > len(current):
             say(
-                f"{len(stored) - len(current)} rows here come from other code or another "
-                "configuration: they are stale, and their runs are done again"
+                f"{len(stored) - len(current)} rows here come from other code, another "
+                "configuration or arms that this sweep does not have: they are left out"
             )
         if stored:
             say(f"{len(self.rows)} runs are done already")
