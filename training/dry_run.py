@@ -60,8 +60,8 @@ def memory(run):
     activations = kept_bytes(run, run.net)
 
     # Eager, the loss is in float32, and its gradient and that of its input are there at once. The
-    # compiled backward pass makes one, in the format of the logits. With a small
-    # vocabulary, the gradients inside the last MLP, 4C wide, take more.
+    # compiled backward pass makes one, in the format of the logits. With a small vocabulary, the
+    # gradients inside the last MLP, 4C wide, take more.
     inside = 2 * item * tokens * 4 * c.n_embd
     loss = tokens * c.vocab_size * (item if runtime.compile else 8)
 

@@ -64,11 +64,7 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError("cannot write here", where, "choose another --out_dir")
     if os.path.exists(out_dir / "lock"):  # False for a name that is too long
-        try:
-            lock_run(out_dir).close()
-        except OSError as error:  # another user's file
-            what = f"cannot lock this folder: {error.strerror}"
-            raise UserError(what, where, "choose another --out_dir") from None
+        lock_run(out_dir).close()
     if not resuming and not overwrite and checkpoint.steps(out_dir):
         raise UserError("there is a run here already", where, USED)
 
@@ -76,7 +72,7 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
 def lock_run(out_dir, write_id=False):
     """Take the lock of a run folder and return its open file; `write_id` writes the process id into
     it. The lock is released when the file is closed or the process ends. Raises UserError if
-    another process holds it."""
+    another process holds it, or the file cannot be opened."""
     path = Path(out_dir) / "lock"
     try:
         lock = files.lock(path)
@@ -89,6 +85,9 @@ def lock_run(out_dir, write_id=False):
         process = path.read_text(errors="replace").strip() or "?"
         fix = "wait for it, or choose another --out_dir"
         raise UserError(f"process {process} is training here", f"out_dir={out_dir}", fix) from None
+    except OSError as error:  # another user's file, or a full disk
+        what = f"cannot lock this folder: {error.strerror}"
+        raise UserError(what, f"out_dir={out_dir}", "choose another --out_dir") from None
 
 
 def open_out_dir(out_dir, resuming=False, overwrite=False):

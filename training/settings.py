@@ -61,7 +61,7 @@ class TrainConfig:
     max_iters: NonNegativeInt = 600000  # steps
     learning_rate: PositiveFloat = 6e-4
     optimizer: Literal[*OPTIMIZER] = "adamw"  # muon: of the blocks' matrices; AdamW for the rest
-    adam_rate: PositiveFloat = 1.0  # with muon: AdamW's learning rate, as a multiple of it
+    adam_rate: PositiveFloat = 1.0  # with muon: AdamW's rate, as a multiple of learning_rate
     schedule: Literal[*SCHEDULE] = "cosine"
     warmup_iters: NonNegativeInt = 2000
     lr_decay_iters: NonNegativeInt | None = None  # step that reaches min_lr; None: max_iters

@@ -118,8 +118,8 @@ class Section:
         return runs["command"].iloc[0]
 
     def at_shared_rate(self, row):
-        """The difference of an arm, at the base's rate, from what it is compared with: of its
-        reported runs, or else of those that chose its rate; nan if there are none."""
+        """How much an arm, at the base's rate, differs from what it is compared with: by its
+        reported runs if they have that rate, else by the runs that chose its own; nan if none."""
         if self.plan["chosen_lr"].get(row["arm"], 1) == 1:
             return row["difference"]
         runs = self.tuned[(self.tuned["arm"] == row["arm"]) & (self.tuned["rate"] == 1)]
