@@ -63,7 +63,7 @@ def run_one(sweep):
     """Plan, run and report a sweep. Returns the exit status."""
     new_costs = plan(sweep)
     if sweep.config.dry_run:
-        shown = [job for job in sweep.report_jobs() if job.seed == 0]
+        shown = sweep.report_jobs(most=1)
         for job in shown:
             print(job.command())
         more = len(sweep.planned_jobs()) - len(shown)

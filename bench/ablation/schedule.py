@@ -129,7 +129,8 @@ def run_more_seeds(sweep, stop):
     for first, end in itertools.pairwise(sweep.looks):
         # A resumed sweep decides by the rows that were known at this look.
         planned, runs = sweep.planned_runs(first), rows.load(sweep.out)
-        known = (runs.purpose != "report") | (runs.seed < runs.arm.map(planned))
+        number = runs.seed - sweep.config.first_seed  # of the run among those of its arm
+        known = (runs.purpose != "report") | (number < runs.arm.map(planned))
         undecided = verdicts.undecided(runs[known], rows.plan(sweep.out))
         if undecided is not None:
             say(f"after {first} seeds, undecided: {', '.join(undecided) or 'nothing'}")

@@ -55,6 +55,7 @@ class AblateConfig:
     seeds: PositiveInt = 8  # runs to report for each arm, at the first look
     #: runs of the base and its copy together, at least seeds + 2; None: sqrt(arms) * seeds
     controls: PositiveInt | None = None
+    first_seed: Annotated[int, Range(least=0)] = 0  # of the reported runs; new ones confirm
     looks: PositiveInt = 1  # how often verdicts are read; after each, more seeds if undecided
     curve: list | None = None  # the base at these multiples of its tokens; None: [0.25, 0.5, 2]
     lr_grid: list | None = None  # learning rates to choose from, as multiples; None: [0.5, 1, 2]

@@ -27,7 +27,7 @@ from tokens import ngrams
 from training.run_folder import check_out_dir, lock_run, read_rows
 from training.settings import TrainConfig
 
-TUNING_SEED = 1000  # first seed of the runs that choose a learning rate; reported seeds start at 0
+TUNING_SEED = 1000  # first seed of the runs that choose a learning rate
 REPLICATE_SEED = 10_000  # added to the data's seed of the base's second copy
 CURVE_SEEDS = 3  # runs of the base at each other multiple of its tokens
 NOISE_RUNS = 5  # runs of the base from which the noise is estimated
@@ -111,9 +111,8 @@ class Sweep:
         self.threads = self.slots[0][1]
 
     def settle_machine(self):
-        """The device, number format and compilation of all runs: what train.py chooses for a run of
-        the base, so that they make no difference between arms. A login node, which lacks the
-        device, takes the format of today's GPUs."""
+        """The device, number format and compilation of all runs: what train.py chooses for the
+        base. A login node, which lacks the device, takes the number format of today's GPUs."""
         kind, dtype = self.device_kind, self.base.get("dtype", "auto")
         if kind == "cpu":
             runtime = timing.start_run(self.run_values(self.arms["base"])).runtime
@@ -280,17 +279,16 @@ class Sweep:
         """The runs to report, of all or some arms, that `end` seeds take and `first` do not, seed
         by seed over all arms; at most `most` of each."""
         before = self.planned_runs(first) if first else {}
-        after = self.planned_runs(end or self.config.seeds)
+        after, first_seed = self.planned_runs(end or self.config.seeds), self.config.first_seed
         return [
-            self.job(self.arms[name], seed, self.chosen_lr.get(name, 1.0), "report")
-            for seed in range(max(after.values()))
+            self.job(self.arms[name], first_seed + run, self.chosen_lr.get(name, 1.0), "report")
+            for run in range(max(after.values()))
             for name, count in after.items()
-            if before.get(name, 0) <= seed < min(count, most) and (names is None or name in names)
+            if before.get(name, 0) <= run < min(count, most) and (names is None or name in names)
         ]
 
     def decides(self, seeds):
-        """A sentence on the smallest difference and the smallest tie that a look can show, in nats
-        if the noise is known."""
+        """The smallest difference and tie that a look can show, in nats if the noise is known."""
         counts, cells = self.planned_runs(seeds), [arm.cell for arm in self.arms.values()]
         control, runs = sum(counts[name] for name in self.control_arms()), sum(counts.values())
         if any(cells):  # each effect is a difference between the means of two halves

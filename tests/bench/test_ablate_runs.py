@@ -202,13 +202,14 @@ def test_the_margin_is_fixed_before_the_arms_are_reported(data_dir, tmp_path, qu
 def test_a_second_look_gives_as_many_seeds_again_to_what_is_undecided(
     data_dir, tmp_path, quick, stub, monkeypatch
 ):
-    monkeypatch.setattr(verdicts, "undecided", lambda runs, plan: ["rope"])
+    monkeypatch.setattr(verdicts, "undecided", lambda runs, plan: ["rope"] * (len(runs) == 11))
     monkeypatch.setattr(power, "least_runs", lambda family: 2)
     two = arm(gelu_erf=dict(mlp="gelu_erf"), rope=dict(position="rope"))
     what = arguments(data_dir, tmp_path, two, "--seeds=2", "--looks=2", "--controls=7")
-    assert ablate.main(what, stub) == 0
+    assert ablate.main([*what, "--first_seed=5"], stub) == 0
     counts = Counter(name[0] for name in rows_of(tmp_path))
     assert counts == {"base": 4, "base again": 3, "rope": 4, "gelu_erf": 2}
+    assert {name[1] for name in rows_of(tmp_path)} == {5, 6, 7, 8}
     assert json.loads((tmp_path / "sweep.json").read_text())["looks"] == [2, 4]
 
 
