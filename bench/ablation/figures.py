@@ -256,7 +256,7 @@ def extrapolation(section, arms=None):
     arms = [] if section.cells else arms or section.arms
     losses = {arm: contexts(section, arm) for arm in arms}
     shown = [arm for arm, by_times in losses.items() if len(by_times) > 1]
-    if not shown:
+    if len(shown) < 2:  # nothing to compare
         return None
     figure = Figure(figsize=(WIDTH, 4.0))
     axes = figure.subplots()

@@ -148,6 +148,7 @@ def test_the_details_say_what_the_rows_say(written):
     contexts = tables.contexts(section, "alibi")
     assert contexts["8"][2] - contexts["8"][1] == pytest.approx(0.04)
     assert list(tables.contexts(section, "base")) == ["1"]  # learned positions end there
+    assert figures.extrapolation(section, ["base", "alibi"]) is None
 
 
 def test_markdown_and_page_hold_the_same_tables_and_what_reproduces_the_sweep(written):
