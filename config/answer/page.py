@@ -39,6 +39,7 @@ SWIGLU = [
     ),
     ("no gain, 0.06 % higher loss, CPU", "tie", "genesis-ai #148", GENESIS),
     ("0.05 nats better in T5, 223 M", "better", "Narang et al. 2021", ARXIV + "2102.11972"),
+    ("1.17 × the compute, 3.6 M", "better", "Gundlach et al. 2025", ARXIV + "2511.21622"),
 ]
 RMSNORM = [
     ("comparable quality", "tie", "Zhang & Sennrich 2019", ARXIV + "1910.07467"),
@@ -274,6 +275,7 @@ parts = {
 # What a part was published to be worth in training tokens, where a source of its claims says so.
 multiples = {
     "RoPE": 1.3,  # EleutherAI: 30 % faster than learned positions, 1.4 B
+    "SwiGLU": 1.17,  # Gundlach et al. 2025: beside GELU, in compute, 3.6 M
     "Muon": 1.4,  # Wen et al. 2025: beside tuned AdamW, 0.1 B
     "Value residual": 1 / 0.797,  # Zhou et al. 2024: 20.3 % less training data
     "Hyper-connections": 1.8,  # Zhu et al. 2024: converges 1.8 times faster
