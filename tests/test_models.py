@@ -8,34 +8,19 @@ formulas of tests/parts/test_variants.py run on them too (causality, cache, ragg
 import ast
 import difflib
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 import model_llama
-from helpers.models import random_weights, tokens
+from common.files import ROOT
+from helpers.models import random_weights
+from helpers.variants import CORNER, bases, config, randomised, tokens
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig, rotary, rotate
+from parts.architectures import make
 from parts.cache import KVCache
-
-ROOT = Path(__file__).resolve().parent.parent
-TINY = {
-    "gpt2": (GPT, GPTConfig, dict(n_layer=2, n_head=5, n_embd=35)),
-    "llama": (Llama, LlamaConfig, dict(n_layer=2, n_head=6, n_kv_head=2, n_embd=48, multiple_of=7)),
-}
-both = pytest.mark.parametrize("word", TINY)
-
-
-def tiny(word, std=0.3, dtype=torch.float32, **changes):
-    """A small model of odd sizes in evaluation mode. Every parameter is random; std=None leaves the
-    initial weights."""
-    torch.manual_seed(0)
-    model_class, config_class, sizes = TINY[word]
-    sizes = dict(block_size=16, vocab_size=99) | sizes | changes
-    made = model_class(config_class(**sizes)).to(dtype).eval()
-    return made if std is None else random_weights(made, std)
 
 
 def count(module):
@@ -52,18 +37,14 @@ def on_meta(model_class, config):
 
 def test_gpt2_124m():
     assert count(on_meta(GPT, GPTConfig())) == 124_439_808
-    untied = on_meta(GPT, GPTConfig(tie_embeddings=False))
-    assert count(untied) == 124_439_808 + 50257 * 768
     # without biases: 12 blocks of 2 norms, 4 C x C, C x 4C and 4C x C, and the last norm
     biases = (12 * (2 + 4 + 4 + 1) + 1) * 768
     assert count(on_meta(GPT, GPTConfig(bias=False))) == 124_439_808 - biases
 
 
 def test_llama_7b():
-    config = LlamaConfig(vocab_size=32000, n_layer=32, n_head=32, n_embd=4096)
-    assert count(on_meta(Llama, config)) == 6_738_415_616
-    config.tie_embeddings = True
-    assert count(on_meta(Llama, config)) == 6_738_415_616 - 32000 * 4096
+    sizes = LlamaConfig(vocab_size=32000, n_layer=32, n_head=32, n_embd=4096)
+    assert count(on_meta(Llama, sizes)) == 6_738_415_616
 
 
 @pytest.mark.parametrize(
@@ -100,29 +81,16 @@ def test_rmsnorm_is_computed_in_fp32():
     assert ((in_bf16 - in_fp32).abs() > step).any(), "computed in bf16 it would not pass"
 
 
-def attention(q, k, v):
-    """softmax(q kᵀ / sqrt(D)) v with a causal mask, in plain words; q, k and v (B, H, T, D)."""
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-    future = torch.ones(q.size(-2), q.size(-2)).triu(1).bool()
-    return scores.masked_fill(future, -math.inf).softmax(-1) @ v
-
-
-def llama_attention(theta=10000.0):
-    """An attention of 6 query and 2 key heads with random weights, its input, rope and output."""
-    config = LlamaConfig(n_embd=48, n_head=6, n_kv_head=2, rope_theta=theta)
-    torch.manual_seed(0)
-    attn = random_weights(model_llama.Attention(config).double(), 0.3)
-    x = torch.randn(2, 9, 48, dtype=torch.float64)
-    rope = rotary(torch.arange(9)[None], theta, 8)
-    return attn, x, rope, attn(x, rope)
-
-
 @pytest.mark.parametrize("theta", [10000.0, 100.0])
 def test_rope_is_metas_complex_form(theta):
     """Meta rotates neighbouring pairs (x_2i, x_2i+1) as complex numbers, we rotate (x_i, x_i+D/2).
     The scores are the same once the rows of wq and wk are sorted within each head: even rows first,
     then odd rows."""
-    attn, x, rope, y = llama_attention(theta)
+    torch.manual_seed(0)
+    sizes = LlamaConfig(n_embd=48, n_head=6, n_kv_head=2, rope_theta=theta)
+    attn = random_weights(model_llama.Attention(sizes).double(), 0.3)
+    x = torch.randn(2, 9, 48, dtype=torch.float64)
+    y = attn(x, rotary(torch.arange(9)[None], theta, 8))
     # our rows in Meta's order
     interleaved = lambda w: w.unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2)
     frequency = theta ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
@@ -137,8 +105,8 @@ def test_rope_is_metas_complex_form(theta):
             for z in (q, k)
         )
         v = attn.wv(x).unflatten(-1, (2, 8)).transpose(1, 2)
-        k, v = k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)
-        return attn.wo(attention(q, k, v).transpose(1, 2).flatten(2))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return attn.wo(mixed.transpose(1, 2).flatten(2))
 
     wq, wk = attn.wq.weight, attn.wk.weight
     assert (y - metas(interleaved(wq), interleaved(wk))).abs().max() < 1e-5  # our angles are fp32
@@ -153,7 +121,7 @@ def test_rope_of_a_cast_model_is_fp32():
     # the last angle: 2999 radians would be 2992 or 3008 in bf16
     assert abs(cos[0, 0, 2999, 0].double() - math.cos(2999)) < 1e-3
     assert rotate(torch.ones(1, 1, 3000, 8).bfloat16(), cos, sin).dtype == torch.bfloat16
-    names = tiny("llama").state_dict()
+    names = make(config("llama", CORNER)).state_dict()
     assert not any("rope" in name or "freq" in name for name in names), "no table in checkpoints"
 
 
@@ -161,30 +129,33 @@ def test_rope_of_a_cast_model_is_fp32():
 
 
 def test_gpt2_refuses_past_block_size():
-    made, cache = tiny("gpt2"), KVCache()
-    with pytest.raises(ValueError, match="17 .*16"):
-        made(tokens(1, 17))
-    made(tokens(1, 15), cache=cache)
-    with pytest.raises(ValueError, match="18 .*16"):
-        made(tokens(1, 3), cache=cache)
-    made(tokens(1, 1), cache=cache)  # nothing was lost
+    c = config("gpt2", CORNER)
+    made, cache = make(c), KVCache()
+    with pytest.raises(ValueError, match="25 .*24"):
+        made(tokens(c, 1, 25))
+    made(tokens(c, 1, 23), cache=cache)
+    with pytest.raises(ValueError, match="26 .*24"):
+        made(tokens(c, 1, 3), cache=cache)
+    made(tokens(c, 1, 1), cache=cache)  # nothing was lost
 
 
-@both
-def test_loss_is_the_mean_over_targets_that_count(word):
-    made, idx, targets = tiny(word), tokens(3, 9), tokens(3, 9).flip(0)
+@bases
+def test_loss_is_the_mean_over_targets_that_count(base):
+    c = config(base, CORNER)
+    made, idx, targets = randomised(c), tokens(c, 3, 9), tokens(c, 3, 9, seed=2)
     targets[0], targets[1, 2:5] = -1, -1
     loss = made(idx, targets)[1]
-    logp = made(idx)[0].double().log_softmax(-1)
+    logp = made(idx)[0].log_softmax(-1)
     counted = [(b, t) for b in range(3) for t in range(9) if targets[b, t] >= 0]
     expected = sum(-logp[b, t, targets[b, t]] for b, t in counted) / 15
     assert len(counted) == 15 and abs(loss - expected) < 1e-5
 
 
-@both
-def test_dropout_acts_where_gpt2_had_it(word, monkeypatch):
+@bases
+def test_dropout_acts_where_gpt2_had_it(base, monkeypatch):
     """On the embedding, the attention's weights, and what each sublayer adds."""
-    made, real, calls = tiny(word, dropout=0.25), F.scaled_dot_product_attention, []
+    c, real, calls = config(base, CORNER, dropout=0.25), F.scaled_dot_product_attention, []
+    made = make(c)
     monkeypatch.setattr(
         F,
         "scaled_dot_product_attention",
@@ -197,7 +168,7 @@ def test_dropout_acts_where_gpt2_had_it(word, monkeypatch):
             )
     for p in (0.25, 0.0):
         calls.clear()
-        made.train(p > 0)(tokens(2, 16))
+        made.train(p > 0)(tokens(c))
         assert calls == [("dropout", p)] + [
             (place, p)
             for i in range(2)
@@ -205,27 +176,14 @@ def test_dropout_acts_where_gpt2_had_it(word, monkeypatch):
         ]
 
 
-@pytest.mark.parametrize(
-    "make, words",
-    [
-        (lambda: GPTConfig(n_embd=100, n_head=12), "n_embd=100 .*n_head=12"),
-        (lambda: LlamaConfig(n_embd=100, n_head=12), "n_embd=100 .*n_head=12"),
-        (lambda: LlamaConfig(n_head=12, n_kv_head=5), "n_head=12 .*n_kv_head=5"),
-        (lambda: LlamaConfig(n_embd=35, n_head=5), "n_embd=35 .*n_head=5.*odd"),
-    ],
-)
-def test_impossible_sizes(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
 # ---------------------------------------------------------------- initial weights
 
 
-@both
-def test_initialisation(word):
-    sizes = dict(n_layer=8, n_embd=60, vocab_size=999, block_size=100)
-    made = tiny(word, std=None, tie_embeddings=False, **sizes)
+@bases
+def test_initialisation(base):
+    sizes = dict(n_layer=8, n_embd=64, vocab_size=999, block_size=100)
+    torch.manual_seed(0)
+    made = make(config(base, CORNER, tie_embeddings=False, **sizes))
     kinds = set()
     for name, p in made.named_parameters():
         if p.dim() == 2:
@@ -248,11 +206,7 @@ def test_the_two_files_stay_close():
     a, b = (
         (ROOT / name).read_text("utf-8").splitlines() for name in ("model.py", "model_llama.py")
     )
-    changed = [
-        line
-        for line in difflib.unified_diff(a, b, n=0, lineterm="")
-        if line[0] in "+-" and line[:3] not in ("+++", "---")
-    ]
+    changed = [line for line in difflib.ndiff(a, b) if line[0] in "+-"]
     assert len(changed) <= 140
     assert len(a) <= 170 and len(b) <= 200
 

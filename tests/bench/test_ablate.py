@@ -2,7 +2,6 @@
 
 import pytest
 
-import ablate
 from bench.ablation import arms, designs, settings
 from common import files
 from common.errors import UserError
@@ -18,15 +17,9 @@ from parts.variant import POSITION
     "what, wanted",
     [
         ([arm(odd=dict(n_kv_head=3))], r"arm odd: n_head=2 is not divisible by n_kv_head=3"),
-        (
-            [arm(typo=dict(positon="rope"))],
-            r"arm typo: unknown key positon .*did you mean position",
-        ),
+        ([arm(typo=dict(positon="rope"))], r"arm typo: unknown key positon .*mean position"),
         ([arm(same=dict(norm="layernorm"))], r"the arm same changes nothing: it is base already"),
-        (
-            [arm(idle=dict(mlp="relu", norm_eps=1e-3))],
-            r"the arm idle changes nothing: norm_eps has no effect",
-        ),
+        ([arm(idle=dict(mlp="relu", norm_eps=1e-3))], r"the arm idle changes nothing: norm_eps"),
         ([arm(big=dict(n_layer=24))], r"arm big: no MLP width matches the base in params"),
         (["--design=leave_one_out", "--model=gpt2"], r"leave_one_out starts from llama"),
         (["--design=ladder", "--order=['nom']"], r"no rung nom .*choose from position, norm"),
@@ -37,39 +30,31 @@ from parts.variant import POSITION
         (["--design=leave_one_in", "--lr_grid=[2]"], r"lr_grid=\[2.0\] lacks 1, the base's rate"),
         (["--design=leave_one_in", "--prompt=é"], r"is not in the vocabulary"),
         ([arm(alpha=dict(data_alpha=0.5))], r"arm alpha: data_alpha is the same for all arms"),
-        (
-            ["--design=leave_one_in", "--multiple_of=8"],
-            r"arm base: multiple_of means nothing to model=gpt2",
-        ),
+        (["--axis=norm", "--multiple_of=8"], r"arm base: multiple_of means nothing to model=gpt2"),
     ],
 )
-def test_a_mistake_is_found_before_anything_is_written(
-    data_dir, tmp_path, quick, stub, what, wanted
-):
+def test_a_mistake_is_found_before_anything_is_written(drive, out, what, wanted):
     with pytest.raises(UserError, match=wanted) as found:
-        ablate.main(arguments(data_dir, tmp_path / "out", *what), stub)
-    assert found.value.status == 2 and not (tmp_path / "out").exists()
+        drive(*what)
+    assert found.value.status == 2 and not out.exists()
 
 
-def test_a_dead_switch_stops_the_sweep_by_name(data_dir, tmp_path, quick, stub, monkeypatch):
+def test_a_dead_switch_stops_the_sweep_by_name(drive, out, monkeypatch):
     """A rotation that is skipped, as in a published "NoPE = RoPE" result."""
     monkeypatch.setitem(POSITION, "rope", POSITION["none"])
     two = arm(fine=dict(norm="rmsnorm"), dead=dict(position="rope"))
     wanted = "the arm dead changes nothing: its logits are those of base .position=rope"
     with pytest.raises(UserError, match=wanted):
-        ablate.main(arguments(data_dir, tmp_path / "out", "--position=none", two), stub)
-    assert not (tmp_path / "out").exists()
+        drive("--position=none", two)
+    assert not out.exists()
 
 
 def test_every_word_bites_and_so_do_keys_of_training(data_dir, tmp_path):
     """No arm that the dictionaries offer is refused. Optimizer, dropout and learning rate show in
     training alone."""
     _, base = settings.read(arguments(data_dir, tmp_path, "--axis=norm"), "")
-    of_training = {
-        "muon": dict(optimizer="muon"),
-        "drop": dict(dropout=0.1),
-        "slow": dict(learning_rate=5e-4),
-    }
+    of_training = {"muon": dict(optimizer="muon"), "drop": dict(dropout=0.1)}
+    of_training["slow"] = dict(learning_rate=5e-4)
     axes = [dict(axis=axis) for axis in ("position", "norm", "mlp", "block", "qk_norm")]
     for config in (*axes, dict(design="archs"), dict(arms=of_training)):
         found = names(base, **config)
@@ -123,10 +108,10 @@ def test_a_text_of_ones_own_gets_neither_the_question_nor_the_prompt_of_a_config
 
 
 def test_arms_on_the_command_line_win_over_the_design_of_a_config_file():
-    for name, wanted in [("ablate_shakespeare", ["arms"]), ("ablate_positions", ["arms"])]:
-        path, arms = str(ROOT / "config" / f"{name}.py"), arm(mine=dict(norm="rmsnorm"))
+    arms = arm(mine=dict(norm="rmsnorm"))
+    for name in ("ablate_shakespeare", "ablate_positions"):
+        path = str(ROOT / "config" / f"{name}.py")
         config, base = settings.read([path, "--device=cpu", arms, "--model=gpt2"], "")
-        assert config.designs == wanted
         made = designs.enumerate_arms(config, base)
         assert [each.name for each in made] == ["base", "mine", "base again"]
     config, _ = settings.read([path, "--device=cpu", arms, "--design=axis,arms"], "")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,22 +25,20 @@ from bench.ablation import rows as frames
 from common.errors import UserError
 from common.files import ROOT
 from common.runtime import set_up, versions
-from helpers.ablation import DRIVER, arguments, arm, losses, rows_of, steps_of
+from helpers.ablation import DRIVER, arguments, arm, rows_of, steps_of
+from helpers.sweeps import write_lines
 from parts.architectures import configure, make
+from prepare import prepare
 from tokens import ngrams
 from training.run_folder import lock_run, read_rows
 
 ROPE = arm(rope=dict(position="rope"))
 
 
-def test_crash_and_hang_are_failed_rows_and_the_others_run(
-    data_dir, tmp_path, quick, stub, capsys, monkeypatch
-):
+def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, monkeypatch):
     monkeypatch.setattr(launch, "time_limit", lambda predicted: 1.0)
-    out = tmp_path / "out"
     three = arm(crash=dict(norm="dyt"), hang=dict(position="alibi"), rope=dict(position="rope"))
-    what = [three, "--seeds=2", "--screening"]
-    status = ablate.main(arguments(data_dir, out, *what), stub)
+    status = drive(three, "--seeds=2", "--screening")
     rows = rows_of(out)
     assert status == 1 and (out / "report.md").exists() and len(rows) == 10
     assert {name[0] for name, row in rows.items() if row["status"] == "failed"} == {"crash", "hang"}
@@ -49,55 +48,49 @@ def test_crash_and_hang_are_failed_rows_and_the_others_run(
     printed = capsys.readouterr().out
     assert "the table" in printed and printed.splitlines()[-1] == str(out / "report.html")
     done = [row for row in rows.values() if row["status"] == "done"]
-    commands = [
-        dict(word[2:].split("=", 1) for word in row["command"].split() if word.startswith("--"))
-        for row in done
-    ]
+    given = [dict(re.findall(r"--(\w+)=(\S+)", row["command"])) for row in done]
     # Arms see the data in one order, except the base's second copy; no two runs begin alike.
-    for command, row in zip(commands, done, strict=True):
+    for keys, row in zip(given, done, strict=True):
         again = row["arm"] == "base again"
-        assert command["data_seed"] == str(row["seed"] + sweep.REPLICATE_SEED * again)
+        assert keys["data_seed"] == str(row["seed"] + sweep.REPLICATE_SEED * again)
         assert row["curve"][-1][:2] == [4, row["final_val_loss"]]
         assert row["final_tune"] + 0.2 == pytest.approx(row["final_report"])
         assert row["blocks"] == pytest.approx([row["final_val_loss"], row["final_val_loss"] + 0.2])
         assert row["git_commit"] == "abc" and row["hardware"] == versions()["hardware"]
-    assert len({command["seed"] for command in commands}) == len(done)
+    assert len({keys["seed"] for keys in given}) == len(done)
 
-    content = json.loads((out / "sweep.json").read_text())
+    plan = frames.plan(out)
     counted = json.loads((data_dir / "words/meta.json").read_text())["ngrams"]
     _, _, trigrams, *others = ngrams.losses_at(counted, 4 * 4 * 16, 16)  # steps, batch, context
-    assert content["ngrams"] == {"best": [3, trigrams], "trigrams": trigrams}
+    assert plan["ngrams"] == {"best": [3, trigrams], "trigrams": trigrams}
     assert trigrams < min(others)
-    entries = content["arms"]
+    entries = plan["arms"]
     assert list(entries) == ["base", "crash", "hang", "rope", "base again"]
     assert entries["base again"]["replicate"]
     for row in rows.values():
-        assert row["config_hash"] == entries[row["arm"]]["config_hash"]
-        assert row["code_hash"] == entries[row["arm"]]["code_hash"]
+        assert all(row[key] == entries[row["arm"]][key] for key in ("config_hash", "code_hash"))
     # The base again is the base.
     assert len({each["config_hash"] for each in entries.values()}) == 4
     assert {row["arm"] for row in read_rows(out / "costs.jsonl")} == set(entries)
 
     steps = steps_of(rows["rope", 0, 1, "report"])
-    two = arm(crash=dict(norm="dyt"), rope=dict(position="rope"))
-    ablate.main(arguments(data_dir, out, two, "--seeds=2", "--screening"), stub)
+    drive(arm(crash=dict(norm="dyt"), rope=dict(position="rope")), "--seeds=2", "--screening")
     assert steps_of(rows["rope", 0, 1, "report"]) == steps
     assert len(read_rows(out / "rows.jsonl")) == 12  # the two that failed are tried again
 
 
-def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(data_dir, tmp_path, quick, stub):
-    out, what = tmp_path / "out", [arm(wild=dict(norm="batchnorm")), "--seeds=2", "--screening"]
-    assert ablate.main(arguments(data_dir, out, *what), stub) == 0
+def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(drive, out):
+    what = [arm(wild=dict(norm="batchnorm")), "--seeds=2", "--screening"]
+    assert drive(*what) == 0
     rows = rows_of(out)
     assert {row["status"] for name, row in rows.items() if name[0] == "wild"} == {"diverged"}
     assert rows["wild", 1, 1, "report"]["reason"] == "loss nan at step 1"
     before = (out / "rows.jsonl").read_text()
-    assert ablate.main(arguments(data_dir, out, *what), stub) == 0
-    assert (out / "rows.jsonl").read_text() == before
+    assert drive(*what) == 0 and (out / "rows.jsonl").read_text() == before
     # Also if the driver was killed before it wrote the row.
     lines = [line for line in before.splitlines(True) if '"diverged"' not in line]
     (out / "rows.jsonl").write_text("".join(lines))
-    assert ablate.main(arguments(data_dir, out, *what), "no/trainer.py") == 0
+    assert drive(*what, trainer="no/trainer.py") == 0
     assert {row["status"] for row in rows_of(out).values()} == {"done", "diverged"}
 
 
@@ -125,14 +118,11 @@ def test_how_a_run_ended(tmp_path, monkeypatch, last, data, status, why):
     assert re.match(why or "None", str(row["reason"]))
 
 
-def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
-    data_dir, tmp_path, quick, stub
-):
-    out = tmp_path / "out"
-    what = [ROPE, "--seeds=2", "--tune_seeds=2", "--lr_grid=[0.5,1,2]", "--min_lr=1e-4"]
-    assert ablate.main(arguments(data_dir, out, *what), stub) == 0
-    rows, content = rows_of(out), json.loads((out / "sweep.json").read_text())
-    assert content["chosen_lr"] == {"base": 1, "rope": 2, "base again": 1}
+def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(drive, out):
+    what = ["--seeds=2", "--tune_seeds=2", "--lr_grid=[0.5,1,2]", "--min_lr=1e-4"]
+    assert drive(ROPE, *what) == 0
+    rows = rows_of(out)
+    assert frames.plan(out)["chosen_lr"] == {"base": 1, "rope": 2, "base again": 1}
     tuned = sorted((*name[:3],) for name in rows if name[3] == "tune")
     # The base has its rate already. That chosen for rope was at the edge: the next one was tried.
     rates = {"base": [1], "base again": [0.5, 1, 2], "rope": [0.5, 1, 2, 4]}
@@ -145,10 +135,10 @@ def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
     assert "--learning_rate=0.002 " in command and "--min_lr=0.0002 " in command
 
 
-def test_a_replicate_at_another_rate_is_not_in_the_control_group(data_dir, tmp_path, quick, stub):
+def test_a_replicate_at_another_rate_is_not_in_the_control_group(drive, out):
     """The base's rate is half its best. A grid is extended twice at most."""
-    out, grid = tmp_path / "out", ["--lr_grid=[0.5,1]", "--learning_rate=5e-4", "--tune_seeds=2"]
-    assert ablate.main(arguments(data_dir, out, ROPE, "--seeds=2", *grid), stub) == 0
+    grid = ["--lr_grid=[0.5,1]", "--learning_rate=5e-4", "--tune_seeds=2"]
+    assert drive(ROPE, "--seeds=2", *grid) == 0
     plan, runs = frames.plan(out), frames.load(out)
     assert plan["chosen_lr"] == {"base": 1, "rope": 4, "base again": 2}
     tuned = runs[(runs.arm == "rope") & (runs.purpose == "tune")]
@@ -176,11 +166,11 @@ def test_an_arm_keeps_the_rate_unless_another_is_better_by_two_standard_errors(l
     assert schedule.chosen_rate(losses) == chosen
 
 
-def test_the_margin_is_fixed_before_the_arms_are_reported(data_dir, tmp_path, quick, stub):
+def test_the_margin_is_fixed_before_the_arms_are_reported(drive, out):
     """By the curve and three runs of the base; it does not change with runs that come later. The
     runs to report go seed by seed over all arms."""
-    out, what = tmp_path / "out", [ROPE, "--curve=[0.5,2]", "--workers=1"]
-    assert ablate.main(arguments(data_dir, out, *what, "--seeds=2"), stub) == 0
+    what = [ROPE, "--curve=[0.5,2]", "--workers=1"]
+    assert drive(*what, "--seeds=2") == 0
     rows = read_rows(out / "rows.jsonl")
     assert Counter(row["arm"] for row in rows) == {
         **{"base": 2, "base again": 2, "rope": 2, "base x0.5": 3, "base x2": 3}
@@ -190,59 +180,51 @@ def test_the_margin_is_fixed_before_the_arms_are_reported(data_dir, tmp_path, qu
     purposes = {row["arm"]: row["purpose"] for row in rows}
     assert purposes["base x2"] == "curve" and purposes["base"] == "report"
     assert {row["curve"][-1][0] for row in rows if row["arm"] == "base x2"} == {8}
-    content = json.loads((out / "sweep.json").read_text())
-    assert content["margin"] > 0 and "before the arms" in content["margin_source"]
-    assert content["arms"]["base x0.5"]["curve"] == 0.5
-    assert ablate.main(arguments(data_dir, out, *what, "--seeds=3"), stub) == 0
-    assert json.loads((out / "sweep.json").read_text())["margin"] == content["margin"]
-    assert ablate.main(arguments(data_dir, out, *what, "--seeds=3", "--margin=0.5"), stub) == 0
-    assert json.loads((out / "sweep.json").read_text())["margin_source"] == "given"
+    plan = frames.plan(out)
+    assert plan["margin"] > 0 and "before the arms" in plan["margin_source"]
+    assert plan["arms"]["base x0.5"]["curve"] == 0.5
+    assert drive(*what, "--seeds=3") == 0 and frames.plan(out)["margin"] == plan["margin"]
+    assert drive(*what, "--seeds=3", "--margin=0.5") == 0
+    assert frames.plan(out)["margin_source"] == "given"
 
 
-def test_a_second_look_gives_as_many_seeds_again_to_what_is_undecided(
-    data_dir, tmp_path, quick, stub, monkeypatch
-):
+def test_a_second_look_gives_as_many_seeds_again_to_what_is_undecided(drive, out, monkeypatch):
     monkeypatch.setattr(verdicts, "undecided", lambda runs, plan: ["rope"] * (len(runs) == 11))
     monkeypatch.setattr(power, "least_runs", lambda family: 2)
     two = arm(gelu_erf=dict(mlp="gelu_erf"), rope=dict(position="rope"))
-    what = arguments(data_dir, tmp_path, two, "--seeds=2", "--looks=2", "--controls=7")
-    assert ablate.main([*what, "--first_seed=5"], stub) == 0
-    counts = Counter(name[0] for name in rows_of(tmp_path))
+    assert drive(two, "--seeds=2", "--looks=2", "--controls=7", "--first_seed=5") == 0
+    counts = Counter(name[0] for name in rows_of(out))
     assert counts == {"base": 4, "base again": 3, "rope": 4, "gelu_erf": 2}
-    assert {name[1] for name in rows_of(tmp_path)} == {5, 6, 7, 8}
-    assert json.loads((tmp_path / "sweep.json").read_text())["looks"] == [2, 4]
+    assert {name[1] for name in rows_of(out)} == {5, 6, 7, 8}
+    assert frames.plan(out)["looks"] == [2, 4]
 
 
-def test_stale_rows_are_not_mixed_in(data_dir, tmp_path, quick, stub, monkeypatch, capsys):
-    out, what = tmp_path / "out", [ROPE, "--seeds=1"]
-    ablate.main(arguments(data_dir, out, *what), stub)
+def test_stale_rows_are_not_mixed_in(drive, out, monkeypatch, capsys):
+    drive(ROPE, "--seeds=1")
     first = rows_of(out)
     monkeypatch.setattr(sweep, "code_hash", lambda values: "another")
-    assert ablate.main(arguments(data_dir, out, *what), stub) == 0
+    assert drive(ROPE, "--seeds=1") == 0
     assert "4 rows here come from other code" in capsys.readouterr().out
     assert {row["code_hash"] for row in rows_of(out).values()} == {"another"}
     assert len(read_rows(out / "rows.jsonl")) == 8
     assert (out / "runs" / "rope-s0-lr1.old1" / "steps.txt").exists()  # kept aside
-    ablate.main(arguments(data_dir, out, *what, "--max_iters=3"), stub)
+    drive(ROPE, "--seeds=1", "--max_iters=3")
     assert {row["curve"][-1][0] for row in rows_of(out).values()} == {3}
     assert first["rope", 0, 1, "report"]["curve"][-1][0] == 4
 
 
-def test_a_second_driver_on_a_folder_is_refused(data_dir, tmp_path, quick, stub, capsys):
-    out = tmp_path / "out"
+def test_a_second_driver_on_a_folder_is_refused(drive, out, capsys):
     out.mkdir()
     with lock_run(out) as held:
         held.write("1234")
         held.flush()
         with pytest.raises(UserError, match="process 1234 is training here"):
-            ablate.main(arguments(data_dir, out, ROPE), stub)
+            drive(ROPE)
     assert not (out / "sweep.json").exists() and "timing" not in capsys.readouterr().out
 
 
-def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, capsys):
-    out = tmp_path / "out"
-    what = ["--design=leave_one_in", "--seeds=5", "--dry_run"]
-    assert ablate.main(arguments(data_dir, out, *what), stub) == 0
+def test_a_dry_run_tells_and_writes_nothing(drive, out, capsys):
+    assert drive("--design=leave_one_in", "--seeds=5", "--dry_run") == 0
     printed = capsys.readouterr().out
     # 5 for each of five arms, and sqrt(5) * 5 for the base
     wanted = "37 runs: 37 to report\n2 at a time: about"
@@ -253,57 +235,49 @@ def test_a_dry_run_tells_and_writes_nothing(data_dir, tmp_path, quick, stub, cap
     commands = [line for line in lines if line.startswith("python ") and "--data_seed=" in line]
     assert len(commands) == 7  # one for each arm, the base and its copy
     assert max(len(line) for line in lines if line not in commands) <= 80
-    what = arguments(data_dir, out, "--design=leave_one_in", "--dry_run", "--emit=slurm")
-    assert ablate.main(what, stub) == 0 and not out.exists()
+    assert drive("--design=leave_one_in", "--dry_run", "--emit=slurm") == 0 and not out.exists()
 
 
-def test_a_slurm_array_is_written_and_gathered(data_dir, tmp_path, quick, stub, capsys):
-    out, what = tmp_path / "out", [ROPE, "--seeds=1"]
+def test_a_slurm_array_is_written_and_gathered(drive, out):
+    what = [ROPE, "--seeds=1", "--curve=[2]"]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    what += ["--curve=[2]"]
     for runs in (5, 2):  # the curve and the base, then rope and the replicate
-        assert ablate.main(arguments(data_dir, out, *what, "--emit=slurm"), stub) == 0
+        assert drive(*what, "--emit=slurm") == 0
         script = (out / "slurm.sh").read_text()
         assert f"#SBATCH --array=0-{runs - 1}\n" in script and "--gres" not in script
         assert len((out / "commands.txt").read_text().splitlines()) == runs
         for task in [*range(runs), runs - 1]:  # the last one once more, as after a requeue
-            subprocess.run(
-                ["bash", out / "slurm.sh"],
-                env=environment | {"SLURM_ARRAY_TASK_ID": str(task)},
-                check=True,
-                timeout=60,
-            )
+            task_of = environment | {"SLURM_ARRAY_TASK_ID": str(task)}
+            subprocess.run(["bash", out / "slurm.sh"], env=task_of, check=True, timeout=60)
     assert len(rows_of(out)) == 5
     # Nothing is left to train.
-    assert ablate.main(arguments(data_dir, out, *what), "no/trainer.py") == 0
+    assert drive(*what, trainer="no/trainer.py") == 0
     assert {row["status"] for row in rows_of(out).values()} == {"done"} and len(rows_of(out)) == 7
     assert steps_of(out / "runs" / "rope-s0-lr1") == ["1", "2", "3", "4"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this is no login node")
-def test_a_login_node_without_a_gpu_plans_and_writes_the_job(
-    data_dir, tmp_path, quick, stub, capsys
-):
-    out, cuda = tmp_path / "out", [ROPE, "--seeds=2", "--device=cuda"]
-    options = "--sbatch=--partition=gpu --account=me"
-    assert ablate.main(arguments(data_dir, out, *cuda, "--emit=slurm", options), stub) == 0
+def test_a_login_node_without_a_gpu_plans_and_writes_the_job(drive, out, capsys):
+    cuda = [ROPE, "--seeds=2", "--device=cuda"]
+    assert drive(*cuda, "--emit=slurm", "--sbatch=--partition=gpu --account=me") == 0
     script = (out / "slurm.sh").read_text().splitlines()
     for line in ("gres=gpu:1", "partition=gpu", "account=me"):
         assert f"#SBATCH --{line}" in script
     assert f"export PATH={Path(sys.executable).parent}:$PATH" in script  # the virtual environment
     assert "--device=cuda" in (out / "commands.txt").read_text()
-    assert ablate.main(arguments(data_dir, out, *cuda, "--engine=ray", "--dry_run"), stub) == 0
+    assert drive(*cuda, "--engine=ray", "--dry_run") == 0
     assert capsys.readouterr().out.count("an unknown time") == 2
 
 
-def test_odd_lines_stop_nothing_and_an_odd_plan_is_refused(data_dir, tmp_path, quick, stub, capsys):
-    (tmp_path / "sweep.json").write_text('{"arms": ["base"], "margin": 1}')
+def test_odd_lines_stop_nothing_and_an_odd_plan_is_refused(drive, out, capsys):
+    out.mkdir()
+    (out / "sweep.json").write_text('{"arms": ["base"], "margin": 1}')
     with pytest.raises(UserError, match="this is no plan of a sweep"):
-        ablate.main(arguments(data_dir, tmp_path, ROPE), stub)
-    (tmp_path / "sweep.json").unlink()
-    (tmp_path / "rows.jsonl").write_text('{}\n{"arm": [], "status": 3}\n[]\n')
-    (tmp_path / "costs.jsonl").write_text('{"arm": "rope"}\n')
-    assert ablate.main(arguments(data_dir, tmp_path, ROPE, "--seeds=2", "--screening"), stub) == 0
+        drive(ROPE)
+    (out / "sweep.json").unlink()
+    (out / "rows.jsonl").write_text('{}\n{"arm": [], "status": 3}\n[]\n')
+    (out / "costs.jsonl").write_text('{"arm": "rope"}\n')
+    assert drive(ROPE, "--seeds=2", "--screening") == 0
     assert "rows.jsonl is damaged and read without line 1, 2, 3" in capsys.readouterr().err
 
 
@@ -340,6 +314,14 @@ def alive(out):
     return found
 
 
+def happens(condition, seconds=60):
+    """Whether a condition comes true within some seconds."""
+    limit = time.monotonic() + seconds
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.02)
+    return condition()
+
+
 @pytest.mark.parametrize("how", ["stopped", "given up"])
 def test_runs_in_progress_save_when_they_are_no_longer_wanted(tmp_path, stub, monkeypatch, how):
     """One of two runs ends, and the other one saves after its step."""
@@ -359,8 +341,7 @@ def test_runs_in_progress_save_when_they_are_no_longer_wanted(tmp_path, stub, mo
     ended = launch.run_local(jobs, [(None, 1)] * 2, stop)
     job, row = next(ended)
     assert job.arm == "short" and row == {"reason": None}
-    while not (tmp_path / "long" / "steps.txt").exists():
-        time.sleep(0.02)
+    assert happens((tmp_path / "long" / "steps.txt").exists)
     if how == "stopped":
         stop.status = 143
         assert list(ended) == []
@@ -372,47 +353,43 @@ def test_runs_in_progress_save_when_they_are_no_longer_wanted(tmp_path, stub, mo
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for orphans in /proc")
 @pytest.mark.slow
-def test_stopped_and_killed_it_goes_on_and_ends_alike(data_dir, tmp_path, quick, stub):
+def test_stopped_and_killed_it_goes_on_and_ends_alike(drive, data_dir, tmp_path, out, stub):
     """Ctrl-C, then kill -9, then to the end: the rows are those of a sweep that nobody disturbed,
     and no step is taken twice."""
-    driver, out = tmp_path / "driver.py", tmp_path / "out"
+    driver, disturbed = tmp_path / "driver.py", tmp_path / "disturbed"
     driver.write_text(DRIVER.format(root=str(ROOT), stub=stub))
     what = [ROPE, "--seeds=2"]
-    command = [sys.executable, driver, *arguments(data_dir, out, *what)]
+    command = [sys.executable, driver, *arguments(data_dir, disturbed, *what)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "STUB_SLEEP": "0.15"}
     for number, rows in ((signal.SIGINT, 1), (signal.SIGKILL, 2)):
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        limit = time.monotonic() + 60
-        while (
-            len(read_rows(out / "rows.jsonl")) < rows
-            and process.poll() is None
-            and time.monotonic() < limit
-        ):
-            time.sleep(0.02)
+        has_rows = lambda: len(read_rows(disturbed / "rows.jsonl")) >= rows
+        happens(lambda: has_rows() or process.poll() is not None)
         time.sleep(0.25)  # into the next runs
         assert process.poll() is None
         process.send_signal(number)
         assert process.wait(60) == (130 if number == signal.SIGINT else -9)
-        limit = time.monotonic() + (0 if number == signal.SIGINT else 10)
-        while alive(out) and time.monotonic() < limit:
-            time.sleep(0.02)
-        assert not alive(out)  # no orphans
+        no_orphans = lambda: not alive(disturbed)
+        assert happens(no_orphans, 0 if number == signal.SIGINT else 10)
         begun = [
             folder
-            for folder in (out / "runs").iterdir()
+            for folder in (disturbed / "runs").iterdir()
             if not (folder / "steps.txt").exists() or len(steps_of(folder)) < 4
         ]
-        assert len(rows_of(out)) < 6 and begun  # the runs stopped with their driver
-    with open(out / "rows.jsonl", "a") as file:
+        assert len(rows_of(disturbed)) < 6 and begun  # the runs stopped with their driver
+    with open(disturbed / "rows.jsonl", "a") as file:
         file.write('{"arm": "ro')  # a row that a power cut tore
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert process.returncode == 0 and "the table" in process.stdout
-    assert ablate.main(arguments(data_dir, tmp_path / "straight", *what), stub) == 0
-    assert losses(out) == losses(tmp_path / "straight") and len(losses(out)) == 6
-    for row in rows_of(out).values():
-        assert steps_of(row) == ["1", "2", "3", "4"]
+    assert drive(*what) == 0
+    curves, straight = (
+        {name: row["curve"] for name, row in rows_of(folder).items()} for folder in (disturbed, out)
+    )
+    assert curves == straight and len(curves) == 6
+    for row in rows_of(disturbed).values():
+        assert row["status"] == "done" and steps_of(row) == ["1", "2", "3", "4"]
 
 
 def test_workers_share_cores_and_gpus(monkeypatch):
@@ -424,7 +401,7 @@ def test_workers_share_cores_and_gpus(monkeypatch):
     assert launch.worker_slots(None, "cuda:1") == [("5", 8)]
 
 
-def test_ray_runs_a_sweep_on_two_nodes(data_dir, tmp_path, quick, stub, monkeypatch):
+def test_ray_runs_a_sweep_on_two_nodes(drive, out, monkeypatch):
     monkeypatch.setenv("STUB_FORGETS", "1")  # the nodes would measure a model that is none
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
@@ -435,15 +412,14 @@ def test_ray_runs_a_sweep_on_two_nodes(data_dir, tmp_path, quick, stub, monkeypa
     try:
         cluster.add_node(num_cpus=1)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-        out, two = tmp_path / "out", arm(rope=dict(position="rope"), crash=dict(norm="dyt"))
-        what = [two, "--seeds=2"]
-        assert ablate.main(arguments(data_dir, out, *what, "--engine=ray"), stub) == 1
+        two = arm(rope=dict(position="rope"), crash=dict(norm="dyt"))
+        assert drive(two, "--seeds=2", "--engine=ray") == 1
         rows = rows_of(out)
         failed = {name[0] for name, row in rows.items() if row["status"] == "failed"}
         assert len(rows) == 8 and failed == {"crash"}
         assert len({row["node"] for row in rows.values()}) == 2
         # Once more: what is done is not done again.
-        ablate.main(arguments(data_dir, out, *what, "--engine=ray"), stub)
+        drive(two, "--seeds=2", "--engine=ray")
         assert steps_of(rows["rope", 0, 1, "report"]) == ["1", "2", "3", "4"]
     finally:
         ray.shutdown()
@@ -454,11 +430,10 @@ def test_ray_runs_a_sweep_on_two_nodes(data_dir, tmp_path, quick, stub, monkeypa
 
 
 @pytest.mark.slow
-def test_a_real_sweep(data_dir, tmp_path, monkeypatch):
+def test_a_real_sweep(data_dir, out, monkeypatch):
     """Two arms, two seeds, trained by train.py, reported; and started again, which changes
     nothing."""
     monkeypatch.setattr(costs, "TRIES", 1)  # no wait for a quiet machine
-    out = tmp_path / "out"
     length = ["--seeds=2", "--max_iters=12", "--eval_interval=6"]
     what = arguments(data_dir, out, ROPE, *length, "--prompt=the")
     assert ablate.main(what) == 0
@@ -488,38 +463,59 @@ def test_a_real_sweep(data_dir, tmp_path, monkeypatch):
     assert ablate.main(what) == 0 and (out / "rows.jsonl").read_text() == before
 
 
+@pytest.fixture(scope="module")
+def two_kinds(data_dir):
+    """Beside words: more words, and pairs, with the same tokens."""
+    text = (data_dir / "words.txt").read_text()
+    words = text.split()
+    pairs = [{"prompt": f"{a} ", "answer": b} for a, b in pairwise(words[:301])]
+    (data_dir / "more.txt").write_text(text[::-1], encoding="utf-8")
+    write_lines(data_dir, pairs, "answers.jsonl")
+    for name, file in (("bytes", "words.txt"), ("more", "more.txt"), ("answers", "answers.jsonl")):
+        prepare(name, input=str(data_dir / file), tokenizer="byte", data_dir=str(data_dir))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dataset, kind", [("bytes,more", "mixture"), ("answers", "pairs")])
+def test_a_mixture_and_pairs_are_measured_for_what_they_are(
+    two_kinds, data_dir, out, dataset, kind
+):
+    what = [ROPE, f"--dataset={dataset}", "--seeds=1", "--screening"]
+    assert ablate.main(arguments(data_dir, out, *what)) == 0
+    rows = rows_of(out)
+    assert frames.plan(out)["data"]["kind"] == kind and len(rows) == 3
+    for row in rows.values():
+        assert row["status"] == "done" and row["final_val_loss"] < row["first_val_loss"]
+        assert row["extrapolation"] == {}
+        # Nats per answer's token are no bits per byte of the pairs.
+        assert (row["bits_per_byte"] is None) == (kind == "pairs")
+
+
 def test_extrapolation_scores_the_same_tokens_with_more_before_them():
     torch.manual_seed(0)
-    values = dict(
-        model="llama", n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=11, multiple_of=8
-    )
-    tokens, runtime = np.random.default_rng(0).integers(0, 11, 400), set_up("cpu", "float32")
-    model = make(configure(values)).eval()
+    sizes = dict(n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=11, multiple_of=8)
+    model = make(configure({"model": "llama"} | sizes)).eval()
     for p in model.parameters():
         torch.nn.init.normal_(p, 0, 0.5)
+    tokens, runtime = np.random.default_rng(0).integers(0, 11, 400), set_up("cpu", "float32")
     found = contexts.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
     ends = np.unique(np.linspace(64, 399, 8).astype(int))
+
+    def loss_at(end, context, targets):
+        """Of the last tokens of a window."""
+        logits = model(torch.tensor(tokens[end - context : end])[None])[0][0, -targets:]
+        wanted = torch.tensor(tokens[end + 1 - targets : end + 1])
+        return torch.nn.functional.cross_entropy(logits, wanted).item()
+
     for n in (1, 4):
-        each = [
-            torch.nn.functional.cross_entropy(
-                model(torch.tensor(tokens[end - 8 * n : end])[None])[0][0, -2:],
-                torch.tensor(tokens[end - 1 : end + 1]),
-            ).item()
-            for end in ends
-        ]
+        each = [loss_at(end, 8 * n, 2) for end in ends]
         entry = found[str(n)]
         assert entry["loss"] == pytest.approx(sum(each) / len(each), abs=1e-5)
         half = 2.365 * np.std(each, ddof=1) / len(each) ** 0.5  # t of 7 degrees of freedom
         assert entry["high"] - entry["loss"] == pytest.approx(half, rel=1e-3)
         assert entry["window"] == found["1"]["window"]
     # The training context of 8 tokens slides with each target.
-    slid = [
-        torch.nn.functional.cross_entropy(
-            model(torch.tensor(tokens[end - 8 : end])[None])[0][0, -1:], torch.tensor([tokens[end]])
-        ).item()
-        for last in ends
-        for end in (last, last - 1)
-    ]
+    slid = [loss_at(end, 8, 1) for last in ends for end in (last, last - 1)]
     assert found["4"]["window"]["loss"] == pytest.approx(sum(slid) / len(slid), abs=1e-5)
     short = contexts.extrapolation(model, tokens[:20], runtime)
     assert short["8"]["why"] == "the validation text has 20 tokens" and "loss" in short["2"]

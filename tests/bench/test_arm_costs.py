@@ -9,21 +9,21 @@ import pytest
 import torch
 
 import train
-from bench.ablation import costs, sweep
+from bench.ablation import costs
 from bench.ablation.settings import variant_config
 from common import runtime
-from helpers.ablation import arguments, arm
+from helpers.ablation import arm
+from helpers.runs import losses as logged
 from helpers.variants import saved_bytes
 from parts import costs as closed_form
 from parts.architectures import make
-from training.run_folder import read_rows
 
 ARMS = arm(swiglu=dict(mlp="swiglu"), crash=dict(norm="rmsnorm"))
 SECONDS = {"base": 0.04, "base again": 0.04, "swiglu": 0.03}  # of a step, made up
 
 
 @pytest.fixture
-def timed(data_dir, tmp_path, monkeypatch):
+def timed(planned, monkeypatch):
     """A function that times the arms with steps of made-up lengths, whose speed varies from round
     to round, and returns ({arm: row}, {arm: why it failed}). The arm `crash` fails."""
 
@@ -43,7 +43,7 @@ def timed(data_dir, tmp_path, monkeypatch):
         return {row["arm"]: row for row in rows}, failed
 
     made, count = [], {}
-    plan = sweep.Sweep(arguments(data_dir, tmp_path / "out", ARMS, "--compile=False"), "")
+    plan = planned(ARMS)
     arms = {name: plan.run_values(arm) for name, arm in plan.arms.items()}
     monkeypatch.setattr(costs.Probe, "step", step)
     monkeypatch.setattr(costs.OtherWork, "share", lambda work: 0.0)
@@ -59,21 +59,19 @@ def test_a_ratio_compares_an_arm_with_the_base_round_by_round(timed):
     assert rows["swiglu"]["milliseconds_per_step"]["median"] == pytest.approx(30, rel=0.2)
 
 
-def test_memory_is_what_the_forward_pass_keeps(data_dir, tmp_path):
+def test_memory_is_what_the_forward_pass_keeps(planned):
     """Four numbers per parameter, and what autograd keeps of the eager model, within 3 %."""
-    what = arguments(data_dir, tmp_path, arm(swiglu=dict(mlp="swiglu")), "--compile=False")
-    plan = sweep.Sweep([*what, "--batch_size=16"], "")
+    plan = planned(ARMS, "--batch_size=16")
     values = plan.run_values(plan.arms["swiglu"])
     c = variant_config(values)
     wanted = 16 * closed_form.parameters(c) + saved_bytes(make(c), 16, 16)
     assert costs.Probe(values).memory_bytes == pytest.approx(wanted, rel=0.03)
 
 
-def test_an_arm_is_timed_by_steps_of_a_real_run(data_dir, tmp_path, monkeypatch):
+def test_an_arm_is_timed_by_steps_of_a_real_run(planned, out, tmp_path, monkeypatch):
     """The probe's losses are those that train.py logs for the same values: its data, its seeds, its
     learning rates."""
-    what = arguments(data_dir, tmp_path / "sweep", "--axis=norm", "--gradient_accumulation_steps=2")
-    plan = sweep.Sweep([*what, "--compile=False", "--dropout=0.1"], "")
+    plan = planned("--axis=norm", "--gradient_accumulation_steps=2", "--dropout=0.1")
     values = plan.run_values(plan.arms["base"]) | {"seed": 5, "data_seed": 7, "log_interval": 1}
     losses, train_step = [], train.train_step
 
@@ -84,20 +82,19 @@ def test_an_arm_is_timed_by_steps_of_a_real_run(data_dir, tmp_path, monkeypatch)
     monkeypatch.setattr(train, "train_step", step)
     probe = costs.Probe(values)
     assert probe.step() > 0
-    out = tmp_path / "run"
+    run = tmp_path / "run"
     monkeypatch.setattr(train, "train_step", train_step)
-    train.main([*(f"--{key}={value}" for key, value in values.items()), f"--out_dir={out}"])
-    assert [row["loss"] for row in read_rows(out / "log.jsonl") if "loss" in row] == losses
-    assert not (tmp_path / "sweep").exists()
+    train.main([*(f"--{key}={value}" for key, value in values.items()), f"--out_dir={run}"])
+    assert [loss for _, loss in logged(run)] == losses and not out.exists()
 
 
-def test_the_machine_is_settled_once_by_the_whole_work_of_the_base(data_dir, tmp_path, monkeypatch):
+def test_the_machine_is_settled_once_by_the_whole_work_of_the_base(planned, monkeypatch):
     """All arms get what train.py would choose for the base; gradient accumulation counts."""
     rope = arm(rope=dict(position="rope", n_layer=4))
 
     def settled(*more):
-        plan = sweep.Sweep(arguments(data_dir, tmp_path, rope, "--match=none", *more), "")
-        return {(made.values["compile"], made.values["dtype"]) for made in plan.arms.values()}
+        arms = planned(rope, "--match=none", *more).arms.values()
+        return {(made.values["compile"], made.values["dtype"]) for made in arms}
 
     work = 6 * 27e3 * 4 * 16 * 4  # operations: parameters, batch, context, steps
     monkeypatch.setattr(runtime, "COMPILE_PAYS", 2 * work)
@@ -155,15 +152,13 @@ def test_a_base_that_differs_from_itself_shows_a_disturbance(timed):
     assert timed(again=1.01)[0]["swiglu"]["quiet"]
 
 
-def test_stored_times_of_a_busy_machine_are_replaced_once_it_is_quiet(
-    data_dir, tmp_path, quick, monkeypatch
-):
-    plan = sweep.Sweep(arguments(data_dir, tmp_path, ARMS, "--compile=False"), "")
+def test_times_of_a_busy_machine_are_replaced_once_it_is_quiet(planned, out, quick, monkeypatch):
+    plan = planned(ARMS)
     plan.open(plan.measure())
     plan.lock.close()
-    rows = (tmp_path / "costs.jsonl").read_text()
+    rows = (out / "costs.jsonl").read_text()
     assert not plan.measure()  # nothing is timed twice
-    (tmp_path / "costs.jsonl").write_text(rows.replace('"quiet": true', '"quiet": false'))
+    (out / "costs.jsonl").write_text(rows.replace('"quiet": true', '"quiet": false'))
     monkeypatch.setattr(costs, "wait_until_quiet", lambda *args: False)
     assert not plan.measure()
     monkeypatch.setattr(costs, "wait_until_quiet", lambda *args: True)

@@ -11,6 +11,7 @@ import safetensors.torch
 
 import train
 from common.errors import UserError
+from helpers.runs import arguments
 from parts.architectures import configure
 from training.settings import TrainConfig
 from weights import checkpoint
@@ -81,28 +82,23 @@ def test_curves_are_against_steps_tokens_and_seconds(tmp_path):
     assert 2.0 < figure.axes[0].get_ylim()[1] < 2.2  # the first losses may lie above
 
 
-STRANGE = {  # name: (what is done to the folder of a run, the sentence)
-    "empty": (lambda f: (f / "config.json").unlink(), "is left out: no run here."),
-    "garbled": (lambda f: (f / "config.json").write_text("{"), "is left out: this is not JSON"),
-    "lacking": (lambda f: (f / "config.json").write_text("{}"), "is left out: this run cannot be"),
-    "no log": (lambda f: (f / "log.jsonl").unlink(), "out-b is at step 0 of 30."),
-    "cut": (
-        lambda f: (f / "log.jsonl").write_text('{"step": 5, "loss": 3.0}\n{"ste'),
-        "out-b is at step 5 of 30.",
-    ),
-    "not a number": (
-        lambda f: (f / "log.jsonl").write_text('{"step": 5, "val_loss": null}\n'),
-        "out-b is at step 5 of 30.",
-    ),
-    "diverged": (lambda f: (f / "diverged.json").write_text("{}"), "diverged after step 30."),
+STRANGE = {  # name: (a file of a run, its new text, None to remove it; the sentence)
+    "empty": ("config.json", None, "is left out: no run here."),
+    "garbled": ("config.json", "{", "is left out: this is not JSON"),
+    "lacking": ("config.json", "{}", "is left out: this run cannot be"),
+    "no log": ("log.jsonl", None, "out-b is at step 0 of 30."),
+    "cut": ("log.jsonl", '{"step": 5, "loss": 3.0}\n{"ste', "out-b is at step 5 of 30."),
+    "no number": ("log.jsonl", '{"step": 5, "val_loss": null}\n', "out-b is at step 5 of 30."),
+    "diverged": ("diverged.json", "{}", "diverged after step 30."),
 }
 
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_a_strange_folder_gets_a_sentence_and_the_others_are_compared(name, tmp_path, capsys):
     make_run(tmp_path / "out-a")
-    change, sentence = STRANGE[name]
-    change(make_run(tmp_path / "out-b"))
+    file, text, sentence = STRANGE[name]
+    path = make_run(tmp_path / "out-b") / file
+    path.unlink() if text is None else path.write_text(text)
     out = " ".join(printed(capsys, "out-a", "out-b").split())
     assert out.count(sentence) == 1 and "out-a 1.9600" in out
 
@@ -153,10 +149,7 @@ def test_a_folder_counts_once_and_names_are_unique(tmp_path):
 
 def test_a_run_of_train_py_is_read_as_it_is(tmp_path, data_dir, capsys):
     out = tmp_path / "out-real"
-    sizes = [f"--{key}={value}" for key, value in SIZES.items() if key != "vocab_size"]
-    where = ["--dataset=words", f"--data_dir={data_dir}", f"--out_dir={out}", "--device=cpu"]
-    steps = ["--max_iters=4", "--eval_interval=2", "--log_interval=1", "--warmup_iters=1"]
-    train.main([*sizes, *where, *steps, "--batch_size=4", "--gradient_accumulation_steps=1"])
+    train.main(arguments(data_dir, out, "--max_iters=4", "--eval_interval=2"))
     capsys.readouterr()
     run = compare.read_run(out, "out-real")
     tensors = safetensors.torch.load_file(checkpoint.find(out) / "model.safetensors")

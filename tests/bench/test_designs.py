@@ -2,14 +2,13 @@
 columns of a sweep."""
 
 import itertools
-import json
 from collections import Counter
 
 import numpy as np
 import pytest
 
 import ablate
-from bench.ablation import arms, designs, settings
+from bench.ablation import arms, designs, rows, settings
 from common.configurator import from_text, keys
 from common.errors import UserError
 from common.files import ROOT
@@ -140,11 +139,9 @@ def test_a_factorial_that_cannot_be_is_refused(given, wanted):
         cells(**given)
 
 
-def test_a_factorial_runs_each_cell_with_every_seed(data_dir, tmp_path, quick, stub):
+def test_a_factorial_runs_each_cell_with_every_seed(drive, out):
     """Without a second copy of the base, and with an equal number of runs of each cell."""
-    given = ["--design=factorial", "--factors=['norm','mlp']", "--seeds=2"]
-    out = tmp_path / "out"
-    ablate.main(arguments(data_dir, out, *given), stub)
+    drive("--design=factorial", "--factors=['norm','mlp']", "--seeds=2")
     runs = sorted((arm, seed) for arm, seed, *_ in rows_of(out))
     cells = ["base", "rmsnorm", "rmsnorm+swiglu", "swiglu"]
     assert runs == [(name, seed) for name in cells for seed in range(2)]
@@ -165,26 +162,24 @@ def shelf(data_dir, folder, **also):
 
 
 def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
-    data_dir, tmp_path, quick, stub
+    data_dir, tmp_path, out, quick, stub
 ):
     small = dict(n_embd=16, seeds=3, arms=["rope"], lr_grid=[1])
-    argv, out = shelf(data_dir, tmp_path, small=small, deep=dict(n_layer=3)), tmp_path / "out"
+    argv = shelf(data_dir, tmp_path, small=small, deep=dict(n_layer=3))
     with pytest.raises(UserError, match="no rate is chosen yet for rope .*run the sweep without"):
         ablate.main([*argv, "--also=small"], stub)
-    assert ablate.main(argv, stub) == 0
-    assert not (out / "small").exists()
+    assert ablate.main(argv, stub) == 0 and not (out / "small").exists()
     assert ablate.main([*argv, "--also=small,deep"], stub) == 0
 
     lines = ablate.sweeps_of([*argv, "--also=small,deep"])
     folders = [settings.read(line, "")[0].out_dir for line in lines]
     assert folders == [str(out / "small"), str(out / "deep")]
 
-    plan = json.loads((out / "small/sweep.json").read_text())
+    plan, deep = rows.plan(out / "small"), rows.plan(out / "deep")
     assert plan["also"] == "small" and plan["base_values"]["n_embd"] == 16
     assert plan["chosen_lr"] == {"rope": 2} and "--also=small" in plan["command"]
     runs = [(arm, lr) for arm, _, lr, _ in rows_of(out / "small")]
     assert Counter(runs) == {("rope", 2): 3, ("base", 1): 3, ("base again", 1): 2}
-    deep = json.loads((out / "deep/sweep.json").read_text())
     assert deep["base_values"]["n_layer"] == 3 and set(ARMS) < set(deep["chosen_lr"])
     # The command line wins over the column.
     config, base = settings.read([*argv, "--also=small", "--seeds=7", "--n_embd=64"], "")

@@ -14,14 +14,6 @@ FIVE = [levels for levels in FULL if np.prod(levels) == -1]  # resolution V
 THREE = [(*x, -x[0] * x[1], -x[0] * x[2]) for x in product((-1, 1), repeat=3)]  # resolution III
 
 
-def row(arm, seed, loss, **more):
-    return {
-        **{"arm": arm, "seed": seed, "lr": 1, "purpose": "report", "status": "done"},
-        **dict.fromkeys(rows.LOSSES.values(), loss),
-        **more,
-    }
-
-
 def sweep(cells=FIVE, seeds=4, mains=EFFECTS, pairs=PAIRS, sd=0.008, seed=0, ends=None, **more):
     """(runs, plan). A run's loss is 2, plus half of each main effect times its level (-1 or 1),
     plus a quarter of each interaction times both levels, plus noise. ends: {(arm, seed): how it
@@ -35,7 +27,8 @@ def sweep(cells=FIVE, seeds=4, mains=EFFECTS, pairs=PAIRS, sd=0.008, seed=0, end
         for pair, effect in pairs.items():
             loss += effect / 4 * np.prod([level[factor] for factor in pair.split(":")])
         for number in range(seeds):
-            line = row(name, number, loss + random.normal(0, sd))
+            line = {"arm": name, "seed": number, "lr": 1, "purpose": "report", "status": "done"}
+            line |= dict.fromkeys(rows.LOSSES.values(), loss + random.normal(0, sd))
             lines.append(line | (ends or {}).get((name, number), {}))
     plan = {"base": next(iter(arms)), "arms": arms, "margin": 0.01, "seeds": seeds} | more
     plan = rows.complete(plan)

@@ -4,10 +4,9 @@ import shutil
 
 import pytest
 
-from bench.ablation import arms, designs, identity, settings, sweep
-from common.configurator import build
+from bench.ablation import arms, identity, settings, sweep
 from common.files import ROOT
-from helpers.ablation import arguments
+from helpers.ablation import arguments, names
 
 
 @pytest.fixture(scope="module")
@@ -15,13 +14,9 @@ def changed(data_dir, tmp_path_factory):
     """A function of (file, old text, new text): the names of the arms whose hash changes if a file
     of a copy of ours does."""
     _, base = settings.read(arguments(data_dir, "out", "--axis=norm"), "")
-    changes = {
-        "rope": dict(position="rope"),
-        "swiglu": dict(mlp="swiglu"),
-        "muon": dict(optimizer="muon"),
-    }
-    found = designs.enumerate_arms(build(settings.AblateConfig, {"arms": changes}), base)
-    for arm in found:
+    changes = {"rope": dict(position="rope"), "swiglu": dict(mlp="swiglu")}
+    found = names(base, arms=changes | {"muon": dict(optimizer="muon")})
+    for arm in found.values():
         arms.check_arm(arm, base)
     root = tmp_path_factory.mktemp("code")
     for room in ("common", "parts", "tokens", "training"):
@@ -32,9 +27,8 @@ def changed(data_dir, tmp_path_factory):
     def hashes():
         identity.definitions_below.cache_clear()
         identity.hash_of_words.cache_clear()
-        return {
-            arm.name: identity.code_hash(arm.values | {"vocab_size": 29}, root) for arm in found
-        }
+        hash_of = lambda arm: identity.code_hash(arm.values | {"vocab_size": 29}, root)
+        return {name: hash_of(arm) for name, arm in found.items()}
 
     def change(file, old, new):
         text = (ROOT / file).read_text(encoding="utf-8")
@@ -45,7 +39,7 @@ def changed(data_dir, tmp_path_factory):
         return {name for name in before if before[name] != after[name]}
 
     before = hashes()
-    change.arms = {arm.name for arm in found}
+    change.arms = found.keys()
     change.same = before["base"] == before["base again"]
     return change
 
@@ -76,12 +70,7 @@ def test_a_message_a_comment_or_a_new_word_leaves_all_rows_fresh(changed):
         ("parts/part.py", "STD = 0.02", "STD = 0.03", None),
         ("model.py", "F.layer_norm(x", "F.layer_norm(2 * x", None),
         ("training/optim.py", 'alpha=-group["lr"] * 0.2', 'alpha=-group["lr"] * 0.3', {"muon"}),
-        (
-            "parts/position.py",
-            "self.turned_width(D) if D",
-            "self.turned_width(2 * D) if D",
-            {"rope"},
-        ),
+        ("parts/position.py", "turned_width(D) if D", "turned_width(2 * D) if D", {"rope"}),
     ],
 )
 def test_a_formula_makes_those_rows_stale_that_reach_it(changed, file, old, new, stale):
@@ -91,11 +80,8 @@ def test_a_formula_makes_those_rows_stale_that_reach_it(changed, file, old, new,
         assert "base" not in changed(file, old, new)
 
 
-def test_the_machine_is_part_of_the_configuration(data_dir, monkeypatch):
-    def hashes(*more):
-        what = arguments(data_dir, "out", "--axis=norm", "--match=none", *more)
-        return sweep.Sweep(what, "").arms["base"].config_hash
-
+def test_the_machine_is_part_of_the_configuration(planned, monkeypatch):
+    hashes = lambda *more: planned("--axis=norm", "--match=none", *more).arms["base"].config_hash
     monkeypatch.setattr(sweep, "check_changes_output", lambda *args: None)
     assert hashes() == hashes("--dtype=float32") == hashes("--log_interval=7")
     assert hashes() != hashes("--dtype=bfloat16")

@@ -19,7 +19,7 @@ from sampling import knn as memory
 from tokens.token_files import load_split
 from weights import checkpoint
 
-pytest.importorskip("faiss", reason="needs requirements-knn.txt")
+pytest.importorskip("faiss", reason="needs faiss-cpu")
 SPARROW, EAGLE = "the king of rome shall speak no more ", "more speak the rome shall no king of "
 
 

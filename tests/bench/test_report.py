@@ -1,15 +1,15 @@
 """The reports of simulated sweeps: they say what the rows say, the page needs nothing but itself,
-they say what is missing, and nothing breaks where rows are few."""
+they say what is missing, nothing breaks where rows are few, and a clean sweep has no caveat."""
 
 import html.parser
 import itertools
-import json
 import re
 
 import pytest
 
 from bench.ablation import figures, report, tables
-from helpers.sweeps import EFFECTS, make_sweep, write
+from bench.ablation.caveats import caveats
+from helpers.sweeps import EFFECTS, make_sweep, write_lines
 
 FEW = {"effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1}, "diverged": (), "stale": False}
 
@@ -62,13 +62,6 @@ def not_saved(monkeypatch):
     monkeypatch.setattr(figures, "saved", saved)
 
 
-@pytest.fixture
-def no_figures(monkeypatch):
-    """For tests of the tables."""
-    items = [item for item in report.ITEMS if item[0].__module__ == tables.__name__]
-    monkeypatch.setattr(report, "ITEMS", items)
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     out = tmp_path_factory.mktemp("sweep")
@@ -86,11 +79,11 @@ def section_of(folder):
     return section
 
 
-def tables_of(folder, name="report.html"):
+def tables_of(folder):
     """[{first cell: {heading: cell}}] of the tables of a page."""
     return [
         {row[0]: dict(zip(heading, row, strict=True)) for row in body}
-        for heading, *body in Page(text_of(folder, name)).tables
+        for heading, *body in Page(text_of(folder, "report.html")).tables
     ]
 
 
@@ -99,13 +92,6 @@ def table_of(folder, *headings):
     return next(
         made for made in tables_of(folder) if set(headings) <= next(iter(made.values())).keys()
     )
-
-
-def cut(folder, kept):
-    """Leave only some rows of a sweep."""
-    lines = (folder / "rows.jsonl").read_text().splitlines()
-    lines = [line for line in lines if kept(json.loads(line))]
-    (folder / "rows.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
 # ---------------------------------------------------------------- what a report says
@@ -244,7 +230,19 @@ def test_no_rows_yet(tmp_path, not_saved):
 
 
 def test_a_factorial_shows_its_effects(tmp_path, not_saved):
-    make_factorial(tmp_path)
+    """A full factorial of rope, swiglu and rmsnorm."""
+    words = {"rope": "position", "swiglu": "mlp", "rmsnorm": "norm"}
+    effects, arms = {}, {}
+    for levels in itertools.product((0, 1), repeat=3):
+        high = list(itertools.compress(words, levels))
+        name = "+".join(high) or "base"
+        effects[name] = sum(EFFECTS.get(word, 0) for word in high)
+        arms[name] = {
+            "cell": dict(zip(words.values(), levels, strict=True)),
+            "changes": {words[word]: word for word in high},
+            "against": None if high else "base",
+        }
+    make_sweep(tmp_path, 4, effects, arms, diverged=(), stale=False, lr_grid=[1], chosen_lr={})
     report.write([tmp_path])
     shown = table_of(tmp_path, "change", "difference [95 %]")
     assert {"position", "mlp", "norm"} <= shown.keys()
@@ -252,41 +250,20 @@ def test_a_factorial_shows_its_effects(tmp_path, not_saved):
     assert "averages over the other parts" in text_of(tmp_path)
 
 
-def make_factorial(out, **keys):
-    """A full factorial of rope, swiglu and rmsnorm on the base of make_sweep, 4 seeds."""
-    words = {"rope": "position", "swiglu": "mlp", "rmsnorm": "norm"}
-    effects, arms = {}, {}
-    for levels in itertools.product((0, 1), repeat=3):
-        high = [word for word, level in zip(words, levels, strict=True) if level]
-        name = "+".join(high) or "base"
-        effects[name] = sum(EFFECTS.get(word, 0) for word in high)
-        changes = {words[word]: word for word in high}
-        cell = dict(zip(words.values(), levels, strict=True))
-        arms[name] = {"cell": cell, "changes": changes, "against": None if high else "base"}
-    make_sweep(out, 4, effects, arms, diverged=(), stale=False, lr_grid=[1], chosen_lr={}, **keys)
-    cut(out, lambda row: row["purpose"] == "curve" or row["seed"] < 4)
-
-
-def test_wrong_answers_stand_beside_the_loss(tmp_path, no_figures):
-    sweep, rows, costs = make_sweep(tmp_path, seeds=5)
-
-    def answered(row):
-        wrong = 0.6 + 0.01 * row["seed"] if row["arm"] != "rope" else 0.0
-        return row | {"wrong_answers": wrong, "wrong_tokens": wrong / 2}
-
-    rows = [answered(row) if row["status"] == "done" else row for row in rows]
-    write(tmp_path, sweep, rows, [*costs.values()])
+def test_wrong_answers_stand_beside_the_loss(tmp_path, not_saved):
+    _, rows, _ = make_sweep(tmp_path, **FEW)
+    wrong = [0.0 if row["arm"] == "rope" else 0.6 for row in rows]
+    shares = [{"wrong_answers": share, "wrong_tokens": share / 2} for share in wrong]
+    write_lines(tmp_path, [row | share for row, share in zip(rows, shares, strict=True)])
     report.write([tmp_path])
     assert table_of(tmp_path, "change")["rope"]["wrong answers"] == "0.0%"
 
 
 def test_folders_of_one_sweep_are_joined_and_others_get_their_own_report(tmp_path, not_saved):
     make_sweep(tmp_path / "a", **FEW)
-    make_sweep(tmp_path / "b", **FEW, hardware="H200")
-    lines = (tmp_path / "b/rows.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    _, rows, _ = make_sweep(tmp_path / "b", **FEW, hardware="H200")
     rows = [row | {"seed": row["seed"] + 20} for row in rows if row["purpose"] == "report"]
-    (tmp_path / "b/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "b", rows)
     make_sweep(tmp_path / "c", **FEW, question="Another?", max_iters=1000)
     make_sweep(tmp_path / "d", **FEW, screening=True)
 
@@ -302,7 +279,7 @@ def test_folders_of_one_sweep_are_joined_and_others_get_their_own_report(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["rope", "position=rope+mlp=swiglu+norm=rmsnorm", "a" * 29])
-def test_a_terminal_of_80_columns_breaks_no_word(tmp_path, name, no_figures):
+def test_a_terminal_of_80_columns_breaks_no_word(tmp_path, name):
     effects = {"base": 0.0, "base-again": 0.0, name: -0.1}
     make_sweep(tmp_path, effects=effects, diverged=(), stale=False, screening=True)
     text = report.terminal([tmp_path])
@@ -311,3 +288,53 @@ def test_a_terminal_of_80_columns_breaks_no_word(tmp_path, name, no_figures):
     assert set(name.split("+")) <= words and {"larger", "than", "the", "noise"} <= words
     row = section_of(tmp_path).verdicts.set_index("arm").loc[name]
     assert tables.difference(row, 3) in text
+
+
+# ---------------------------------------------------------------- caveats
+
+CLEAN = FEW | {"noise": 0.002}
+CHANGES = {  # what must be said -> the change of the clean sweep
+    "at the base's learning rate, which favours": {"lr_grid": [1]},
+    "is over three times the margin of a tie": {"margin": 1e-4},
+    "no replicate of the base": {"effects": {"base": 0.0, "rope": -0.1}},
+    "differs from its replicate": {"effects": FEW["effects"] | {"base-again": 0.5}},
+    "training text more than once; fresh text could change the result. 2 times": {
+        "base_values": {"max_iters": 10, "batch_size": 4, "block_size": 25, "learning_rate": 1e-3},
+        "data": {"train_tokens": 500, "val_tokens": 1, "dataset": "x", "fingerprint": "y"},
+    },
+    "So this is a screening, and its words are those of one. 1.751 beside 1.700 of trigrams, 1.600"
+    " of 5-grams": {"ngrams": {"trigrams": 1.7, "best": [5, 1.6]}},
+    "it beats trigrams, but not the best n-grams of its text. 1.751": {
+        "ngrams": {"trigrams": 1.8, "best": [5, 1.6]}
+    },
+}
+
+
+def said(folder, **keys):
+    """The caveats of a sweep as a text."""
+    make_sweep(folder, **keys)
+    return "\n".join(f"{text} {', '.join(what)}" for text, what in caveats(section_of(folder)))
+
+
+def test_a_sweep_with_many_faults_has_many_caveats_and_a_clean_one_has_none(tmp_path):
+    text = said(tmp_path, killed=("swiglu",))
+    for words in (
+        "no mean includes them. swiglu: killed by signal 9 (out of memory?) (5)",
+        "left out. gqa (1)",
+        "edge of the grid; try beyond it. untied (2 ×)",
+        "in what was to be matched. untied (+0.80 %)",
+    ):
+        assert words in text, words
+    assert said(tmp_path, **CLEAN) == ""
+
+
+@pytest.mark.parametrize("words", CHANGES)
+def test_caveats_are_computed_from_the_data(tmp_path, words):
+    assert words in said(tmp_path, **CLEAN | CHANGES[words])
+
+
+def test_what_changed_after_a_report_is_said(tmp_path, not_saved):
+    for more in ({}, {"margin": 0.02, "margin_source": "given"}):
+        make_sweep(tmp_path, **CLEAN, **more)
+        report.write([tmp_path])
+    assert "- This changed after a report was read. `margin`" in text_of(tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from bench.ablation import looks, rows, verdicts
 from bench.ablation.schedule import own_controls
 from common.errors import UserError
-from helpers.sweeps import make_sweep
+from helpers.sweeps import make_sweep, write_lines
 
 ROPE = {"base": 0.0, "base-again": 0.0, "rope": -0.1}
 
@@ -17,10 +17,6 @@ def make(out, **given):
     """(sweep, lines, the line of a reported run of rope)."""
     sweep, lines, _ = make_sweep(out, effects=ROPE, diverged=(), stale=False, **given)
     return sweep, lines, next(x for x in lines if x["arm"] == "rope" and x["purpose"] == "report")
-
-
-def write(out, name, lines):
-    (out / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_the_table_has_a_row_for_each_run(tmp_path):
@@ -56,7 +52,7 @@ def test_only_rows_of_this_plan_count(tmp_path, change, stale, failed):
     expected = rows.load(tmp_path).query("arm == 'rope' and purpose == 'report'").loss.mean()
     wrong = rope | {"final_report": 9.9}
     for line, same in ((wrong | change, True), (wrong, False)):  # the last line of a run counts
-        write(tmp_path, "rows.jsonl", [*lines, line])
+        write_lines(tmp_path, [*lines, line])
         runs = rows.load(tmp_path)
         current = runs[runs.current & (runs.status == "done") & (runs.purpose == "report")]
         assert (current.loss[current.arm == "rope"].mean() == expected) == same
@@ -67,27 +63,20 @@ def test_only_rows_of_this_plan_count(tmp_path, change, stale, failed):
 def test_a_loss_that_is_not_finite_has_diverged_and_stays_a_result(tmp_path):
     _, lines, rope = make(tmp_path)
     for end in ({"final_report": float("nan")}, {"status": "diverged", "final_report": None}):
-        write(tmp_path, "rows.jsonl", [*lines, rope | end, rope | {"status": "failed"}])
+        write_lines(tmp_path, [*lines, rope | end, rope | {"status": "failed"}])
         runs = rows.load(tmp_path)
         assert (runs.status == "diverged").sum() == 1 and not (runs.status == "failed").any()
 
 
-ODD_ROWS = [
-    {},
-    {"arm": 3},
-    {"lr": None},
-    {"status": "cancelled"},
-    {"final_report": "1.9"},
-    {"final_report": None},
-    {"curve": 3},
-]
+ODD_ROWS = [{}, {"arm": 3}, {"lr": None}, {"status": "cancelled"}, {"curve": 3}]
+ODD_ROWS += [{"final_report": "1.9"}, {"final_report": None}]
 
 
 @pytest.mark.parametrize("odd", ODD_ROWS, ids=str)
 def test_an_odd_row_is_named_and_left_out(tmp_path, capsys, odd):
     _, lines, rope = make(tmp_path)
     before = rows.load(tmp_path)
-    write(tmp_path, "rows.jsonl", [lines[0], rope | odd if odd else {}, *lines[1:]])
+    write_lines(tmp_path, [lines[0], rope | odd if odd else {}, *lines[1:]])
     runs = rows.load(tmp_path)
     assert runs.equals(before)
     assert "rows.jsonl is damaged and read without line 2" in capsys.readouterr().err
@@ -99,42 +88,26 @@ def test_an_odd_line_of_the_history_is_left_out(tmp_path, odd):
     plan, runs = rows.plan(tmp_path), rows.load(tmp_path)
     looks.record([tmp_path], plan, runs, verdicts.judge(runs, plan), [])
     (line,) = looks.read([tmp_path], plan)
-    write(tmp_path, "history.jsonl", [line | odd if odd else {}, line])
+    write_lines(tmp_path, [line | odd if odd else {}, line], "history.jsonl")
     assert looks.read([tmp_path], plan) == [line]
 
 
-def test_a_last_line_that_a_crash_cut_short_is_no_odd_line(tmp_path, capsys):
-    _, lines, _ = make(tmp_path)
-    with open(tmp_path / "rows.jsonl", "a") as file:
-        file.write('{"arm": "ro')
-    assert len(rows.load(tmp_path)) == len(lines) and not capsys.readouterr().err
+PLANS = ["{nope", "{}", '{"arms": {"base": "x"}, "base": "base"}', '{"margin": "wide"}']
+ODD_ARMS = ["position=rope", None, {"against": "nobody"}, {"changes": []}, {"curve": "2"}]
+PLANS += [json.dumps({"base": "base", "arms": {"base": {}, "odd": facts}}) for facts in ODD_ARMS]
 
 
-@pytest.mark.parametrize(
-    "facts",
-    ["position=rope", None, {"against": "nobody"}, {"changes": []}, {"curve": "2"}],
-    ids=str,
-)
-def test_a_plan_with_an_odd_arm_is_refused(tmp_path, facts):
-    sweep, *_ = make(tmp_path)
-    odd = sweep | {"arms": sweep["arms"] | {"odd": facts}}
-    with pytest.raises(UserError, match="this is no plan of a sweep .*move it away"):
-        rows.complete(odd)
-
-
-@pytest.mark.parametrize(
-    "content", ["{nope", "{}", '{"arms": {"base": "x"}, "base": "base"}', '{"margin": "wide"}']
-)
-def test_a_folder_without_a_plan_is_refused_in_one_line(tmp_path, content):
+@pytest.mark.parametrize("content", PLANS)
+def test_a_folder_without_a_plan_or_with_an_odd_arm_is_refused_in_one_line(tmp_path, content):
     (tmp_path / "sweep.json").write_text(content)
-    with pytest.raises(UserError, match=r"sweep\.json"):
+    with pytest.raises(UserError, match=r"sweep\.json\): move it away"):
         rows.load(tmp_path)
 
 
 def test_times_measured_beside_other_work_are_left_out(tmp_path):
-    make(tmp_path)
-    prices = [json.loads(x) for x in (tmp_path / "costs.jsonl").read_text().splitlines()]
-    write(tmp_path, "costs.jsonl", [x | {"quiet": x["arm"] != "rope"} for x in prices])
+    _, _, prices = make_sweep(tmp_path, effects=ROPE, diverged=(), stale=False)
+    prices["rope"]["quiet"] = False
+    write_lines(tmp_path, prices.values(), "costs.jsonl")
     costs = rows.costs(tmp_path).set_index("arm")
     assert costs.loc["rope", ["step_ratio", "ms_per_step"]].isna().all()
     assert costs.parameters.notna().all() and costs.step_ratio["base-again"] == 1 + 1 / 24
@@ -160,7 +133,7 @@ def test_machines_are_joined_if_their_bases_agree(tmp_path, shift, controls, joi
     done = [x for x in done if x["seed"] < {"rope": 3, "base": controls}.get(x["arm"], 0)]
     more = [x | {"seed": x["seed"] + 50, "hardware": "another machine"} for x in done]
     more = [x | {"final_report": x["final_report"] + shift} for x in more]
-    write(tmp_path, "rows.jsonl", [*lines, *more])
+    write_lines(tmp_path, [*lines, *more])
     current = rows.load(tmp_path).groupby("machine").current
     assert current.sum()["another machine"] == joined * (3 + controls)
     assert current.count().sum() == len(lines) + 3 + controls and current.all().sum() == 1 + joined

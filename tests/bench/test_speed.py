@@ -1,4 +1,5 @@
-"""bench/speed.py: measurements are stored with their facts; bench/gpu.sh. No time is checked."""
+"""bench/speed.py and bench/cpu_race.py: the sides of a comparison are of one size and do the same
+work, and measurements are stored with their facts; bench/gpu.sh. No time is checked."""
 
 import json
 import os
@@ -6,31 +7,40 @@ import shlex
 import stat
 import subprocess
 
+import cpu_race
 import numpy as np
 import pytest
 import speed
 import torch
+from cpu_race import Result
 
-from bench.timing import page, results
+from bench.timing import decode, page, results
 from bench.timing import train as train_step
 from common.configurator import build, load
 from common.files import ROOT
+from common.runtime import Runtime
 from parts.architectures import configure
 from training.optim import AdamW, Muon
 from training.settings import read_config
 
 
+@pytest.fixture(autouse=True)
+def tiny(tmp_path, monkeypatch):
+    """Shapes that take no time, and results in tmp_path."""
+    monkeypatch.setenv("BENCH_RESULTS", str(tmp_path))
+    for name in train_step.SHAPES:
+        monkeypatch.setitem(train_step.SHAPES, name, (2, 2, 64, 16, 3, 65, 8))
+
+
 @pytest.fixture
-def measured(tmp_path, monkeypatch):
+def measured(tmp_path):
     """A function that runs bench/speed.py and returns its line of speed.jsonl and the page."""
-    monkeypatch.setenv("BENCH_RESULTS", str(tmp_path / "results"))
     threads = torch.get_num_threads()
 
     def measure(*argv):
         speed.main(list(argv))
-        folder = tmp_path / "results"
-        line = json.loads((folder / "speed.jsonl").read_text().splitlines()[-1])
-        return line, (folder / "speed.md").read_text()
+        line = json.loads((tmp_path / "speed.jsonl").read_text().splitlines()[-1])
+        return line, (tmp_path / "speed.md").read_text()
 
     yield measure
     torch.set_num_threads(threads)
@@ -48,9 +58,35 @@ def checked(line, text):
     return {row["what"]: row for row in line["rows"]}
 
 
-def test_optimizers_are_timed_at_both_shapes(measured, monkeypatch):
-    for shape in "SM":
-        monkeypatch.setitem(train_step.SHAPES, shape, (2, 2, 64, 16, 3, 65, 8))
+def test_sides_are_of_one_size_and_take_the_same_step():
+    found = train_step.make_sides(
+        train_step.SpeedConfig(), train_step.shape_of("S"), Runtime("cpu", "float32", 0, 1, [])
+    )
+    assert {"our GPT-2", "our LLaMA", "transformers GPT-2", "transformers LLaMA"} <= found.keys()
+    sizes = {name: sum(p.numel() for p in side.model.parameters()) for name, side in found.items()}
+    assert sizes["our LLaMA"] == sizes["transformers LLaMA"]
+    named = found["transformers GPT-2"].model.named_parameters()
+    biases = sum(p.numel() for name, p in named if name.endswith("bias"))
+    assert sizes["our GPT-2"] == sizes["transformers GPT-2"] - biases
+    for side in found.values():
+        before = side.loss(side.x, side.y)
+        side.step(side.loss)
+        after = side.loss(side.x, side.y)
+        assert after < before  # one step learns
+        assert abs(before.item() - np.log(65)) < 0.5  # the mean over the tokens, in nats
+        assert all(p.grad is None for p in side.model.parameters())
+
+
+def test_in_turns_no_side_always_follows_the_same_one():
+    names = [name for _, name in results.turns("abc", 6)]
+    rounds = [names[start : start + 3] for start in range(0, 18, 3)]
+    assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
+    assert {each[0] for each in rounds} == {each[-1] for each in rounds} == {"a", "b", "c"}
+    before = {(one, two) for each in rounds for one, two in zip(each, each[1:], strict=False)}
+    assert len(before) == 6  # every side follows every other
+
+
+def test_optimizers_are_timed_at_both_shapes(measured):
     line, text = measured("optimizer", "--device=cpu", "--steps=3")
     (row,) = line["rows"]
     assert row["step with Muon / with AdamW"]["ratio"] > 0 and row["Muon, ms"] > row["AdamW, ms"]
@@ -59,7 +95,6 @@ def test_optimizers_are_timed_at_both_shapes(measured, monkeypatch):
 
 def test_each_ratio_of_training_steps_has_its_direction(measured, monkeypatch):
     """Seconds made up: ours takes half of theirs, compiled, and 48 tokens in 0.1 s."""
-    monkeypatch.setitem(train_step.SHAPES, "S", (2, 2, 64, 16, 3, 65, 8))
     made = {"our": (0.4, 0.1), "transformers": (0.3, 0.2)}
 
     def race(sides, config, dtypes):
@@ -84,8 +119,6 @@ def test_each_ratio_of_training_steps_has_its_direction(measured, monkeypatch):
 
 def test_the_shape_of_the_answer_is_timed_with_muon(measured, monkeypatch):
     """Our models alone, after the shape S."""
-    for shape in "SA":
-        monkeypatch.setitem(train_step.SHAPES, shape, (2, 2, 64, 16, 3, 65, 8))
     made, side = [], train_step.Side
     monkeypatch.setattr(train_step, "Side", lambda *words: made.append(side(*words)) or made[-1])
     line, text = measured("train", "--device=cpu", "--steps=2", "--compile=False")
@@ -94,12 +127,58 @@ def test_the_shape_of_the_answer_is_timed_with_muon(measured, monkeypatch):
     assert [type(each.optimizers[0]) for each in (made[0], made[-1])] == [AdamW, Muon]
 
 
+@pytest.mark.slow
+def test_decoding_is_timed_beside_other_engines(measured, tmp_path, monkeypatch):
+    """A stand-in for llama.cpp prints the tokens and their speed."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("gguf")
+    (tmp_path / "node_modules" / "node-llama-cpp").mkdir(parents=True)
+    node = tmp_path / "bin" / "node"
+    node.parent.mkdir()
+    node.write_text('#!/bin/sh\ntest -s "$3" && echo 1 2\necho "tok/s: 50" >&2\n')
+    node.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{node.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(decode, "MODES", (("float32", False), ("int8", False)))
+    sizes = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--vocab_size=11", "--block_size=32"]
+    options = ["--tokens=16", "--steps=2", "--threads=1"]
+    line, text = measured("decode", *sizes, *options, f"--llamacpp={tmp_path}")
+    rows = {row["what"]: row for row in line["rows"]}
+    assert "| llama.cpp, F16 | 50 | 50 |" in text and "1 thread on" in text
+    assert rows["transformers, cached"]["same text"] == rows[decode.OURS]["same text"] == 16
+    int8 = rows["sampling/fast.py, int8, eager"]
+    assert int8["times llama.cpp"]["ratio"] == pytest.approx(int8["tokens/s"] / 50)
+
+
+def test_a_row_of_a_race_has_medians_then_each_round(tmp_path):
+    """Ours takes half of nanoGPT's seconds, and twice its CPU seconds."""
+    theirs = [Result(60.0, 40, [(60.0, 1.9)]), Result(80.0, 50, [(70.0, 1.9), (80.0, 1.8)])]
+    ours = [Result(30.0, 80, [(20.0, 1.8), (30.0, 1.74)], 1.9), Result(40.0, 100, [(30.0, 2)], 2.0)]
+    cpu_race.report({"nanoGPT": theirs, "ours": ours}, 2, ["--nanogpt=/home/me"])
+    text = (tmp_path / "speed.md").read_text()
+    assert (tmp_path / "cpu_race.png").stat().st_size > 10000
+    row = "| ours | 35 (30, 40) | 0.50 (0.50, 0.50) | 90 (80, 100) | 2.00 (2.00, 2.00) |"
+    assert f"{row} 1.8700 (1.7400, 2.0000) | 1.9500 (1.9000, 2.0000) | 1.8700 " in text
+    assert "| not measured | 1.9000 (1.9000, 1.9000) |" in text
+    assert "`python bench/cpu_race.py --nanogpt=PATH`. " in text and "nanoGPT on 2 threads" in text
+
+
+def test_a_run_of_a_race_starts_cold_and_its_cpu_seconds_count(tmp_path, monkeypatch):
+    script = """import os
+assert not os.listdir(os.environ["TMPDIR"]) and "OMP_NUM_THREADS" not in os.environ
+assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == os.environ["TMPDIR"]
+sum(range(10**7))
+print("step 9: train loss 1.0, val loss 2.5, 2.25 on the whole")"""
+    (tmp_path / "train.py").write_text(script)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    result = cpu_race.race(cpu_race.Entrant([], tmp_path), tmp_path, tmp_path / "cache")
+    assert 0.02 < result.cpu <= result.wall and result.points[0][1] == 2.25
+
+
 # ---------------------------------------------------------------- the page
 
 
-def test_the_page_has_the_newest_measurement_of_each_machine(tmp_path, monkeypatch):
+def test_the_page_has_the_newest_measurement_of_each_machine(monkeypatch):
     """Not measured on a GPU, until it is; a measurement on a CPU is none on a GPU."""
-    monkeypatch.setenv("BENCH_RESULTS", str(tmp_path))
     assert page.page().count("not measured (`") == 4
     facts = {"hardware": "a chip", "torch": "2", "git_commit": "c"}
     monkeypatch.setattr(results, "versions", lambda: facts)

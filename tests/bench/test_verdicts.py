@@ -1,7 +1,6 @@
 """The verdicts of a sweep: on synthetic sweeps whose truth is known, and on cases that a simpler
 rule gets wrong. Where that rule is short, the test computes it, too, and shows that it fails."""
 
-import json
 import math
 
 import numpy as np
@@ -13,7 +12,7 @@ from statsmodels.stats.weightstats import ttost_ind
 
 from bench.ablation import contrasts, looks, power, rows, verdicts
 from bench.ablation.contrasts import compare, contrast, fisher, holm, pooled_variance
-from helpers.sweeps import make_sweep
+from helpers.sweeps import make_sweep, write_lines
 from training.run_folder import read_rows
 
 CALM = {"diverged": (), "stale": False}
@@ -27,12 +26,18 @@ def judge(sweep, lines, prices=(), **given):
     return frame, frame.set_index("name").to_dict("index")
 
 
+def judged(folder, **keys):
+    """(frame, {name: row}) of the verdicts of a sweep with these settings."""
+    sweep, lines, _ = make_sweep(folder, **keys)
+    return judge(sweep, lines)
+
+
 def reported(lines, *arms):
     runs = [line for line in lines if line["arm"] in arms and line["purpose"] == "report"]
     return np.array([run["final_report"] for run in runs], float)
 
 
-def with_runs(sweep, lines, arm, change):
+def with_runs(lines, arm, change):
     """The lines, with what `change` says of the seed of each reported run of an arm."""
     is_run = lambda line: line["arm"] == arm and line["purpose"] == "report"
     return [line | (change(line["seed"]) if is_run(line) else {}) for line in lines]
@@ -132,16 +137,14 @@ def test_the_replicate_has_the_pooled_interval(tmp_path):
 @pytest.mark.parametrize(("noise", "verdict"), [(2e-3, "tie"), (8e-3, "undecided")])
 def test_an_equal_arm_ties_where_the_noise_allows_it(tmp_path, noise, verdict):
     effects = ROPE | {"same": 0.0}
-    sweep, lines, _ = make_sweep(tmp_path, seeds=8, effects=effects, **CALM, noise=noise)
-    frame, found = judge(sweep, lines)
+    frame, found = judged(tmp_path, seeds=8, effects=effects, **CALM, noise=noise)
     assert found["same"]["verdict"] == verdict
     assert (frame.attrs["tie_power"] > 0.9) == (verdict == "tie")
 
 
 @pytest.mark.parametrize("screening", [False, True])
 def test_one_seed_gives_no_verdict_and_no_number_of_seeds(tmp_path, screening):
-    sweep, lines, _ = make_sweep(tmp_path, seeds=1, stale=False, screening=screening)
-    frame, _ = judge(sweep, lines)
+    frame, _ = judged(tmp_path, seeds=1, stale=False, screening=screening)
     swaps = frame[frame.kind == "swap"]
     assert set(swaps.verdict) == {"no verdict"} and swaps.more_seeds.isna().all()
     assert swaps.reason.str.contains("one seed").all()
@@ -160,23 +163,20 @@ def test_nothing_is_decided_before_the_planned_runs_have_ended(tmp_path):
 
 
 def test_small_but_certain_is_better_and_says_so(tmp_path):
-    sweep, lines, _ = make_sweep(tmp_path, noise=1e-4, margin=0.05, **CALM)
-    swiglu = judge(sweep, lines)[1]["swiglu"]
+    swiglu = judged(tmp_path, noise=1e-4, margin=0.05, **CALM)[1]["swiglu"]
     assert (swiglu["verdict"], swiglu["reason"]) == ("better", "smaller than the margin")
 
 
 def test_a_ladder_compares_each_rung_with_the_one_before(tmp_path):
     effects = {"base": 0.0, "rope": -0.1, "swiglu": -0.16}
     rung = {"swiglu": {"against": "rope"}}
-    sweep, lines, _ = make_sweep(tmp_path, effects=effects, arms=rung, **CALM)
-    swiglu = judge(sweep, lines)[1]["swiglu"]
+    swiglu = judged(tmp_path, effects=effects, arms=rung, **CALM)[1]["swiglu"]
     assert (swiglu["against"], swiglu["n_control"], swiglu["verdict"]) == ("rope", 5, "better")
     assert swiglu["difference"] == pytest.approx(-0.06, abs=0.02) and math.isnan(swiglu["worth"])
 
 
 def test_a_screening_says_larger_than_the_noise_or_not_seen(tmp_path):
-    sweep, lines, _ = make_sweep(tmp_path, seeds=3, screening=True, stale=False)
-    words = judge(sweep, lines)[0].set_index("arm").verdict
+    words = judged(tmp_path, seeds=3, screening=True, stale=False)[0].set_index("arm").verdict
     assert words["rope"] == "larger than the noise" and words["gqa"] == "not seen"
     assert words["post"] == "fails 3 of 3" and words["base-again"] == "noise"
 
@@ -190,7 +190,7 @@ def test_a_claim_that_all_runs_together_do_not_bear_is_taken_back(tmp_path):
     given = {"effects": ROPE | {"rope": 0.012}, "noise": 0.002, "looks": [5, 12]}
     sweep, lines, _ = make_sweep(tmp_path, seeds=12, **given, **CALM)
     low = {"final_report": 1.72}  # 0.01 below the base
-    lines = with_runs(sweep, lines, "rope", lambda seed: low if seed < 5 else {})
+    lines = with_runs(lines, "rope", lambda seed: low if seed < 5 else {})
     at_first = [line for line in lines if line["purpose"] != "report" or line["seed"] < 5]
     assert judge(sweep, at_first)[1]["rope"]["verdict"] == "better"
     rope = judge(sweep, lines)[1]["rope"]
@@ -267,7 +267,7 @@ def test_a_report_of_an_unfinished_sweep_spends_nothing(tmp_path):
     _, lines, _ = make_sweep(tmp_path, seeds=8, effects=ROPE, **CALM)
     for end in (2, 4, 6, 8):
         part = [line for line in lines if line["purpose"] != "report" or line["seed"] < end]
-        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in part))
+        write_lines(tmp_path, part)
         frame = report([tmp_path])
         assert (frame.verdict[0] == "better") == (end == 8)
     assert shares_of(frame) == [0.9, 0]
@@ -281,7 +281,7 @@ STUCK = {"final_val_loss": 1.95, "final_report": 1.93}
 
 def failing(sweep, lines, arm, count, change):
     """The row of an arm whose first runs end as `change` says."""
-    lines = with_runs(sweep, lines, arm, lambda seed: change if seed < count else {})
+    lines = with_runs(lines, arm, lambda seed: change if seed < count else {})
     return judge(sweep, lines)[1]["rope"], lines
 
 
@@ -338,8 +338,7 @@ def test_the_base_is_held_against_n_grams(tmp_path, trigrams, best, facts):
 
 
 def test_a_run_that_the_machine_killed_is_counted_apart(tmp_path):
-    sweep, lines, _ = make_sweep(tmp_path, killed=("rope",), effects=ROPE, **CALM)
-    rope = judge(sweep, lines)[1]["rope"]
+    rope = judged(tmp_path, killed=("rope",), effects=ROPE, **CALM)[1]["rope"]
     assert (rope["verdict"], rope["diverged"], rope["reason"]) == ("failed", 0, "runs failed")
 
 
@@ -394,18 +393,16 @@ def test_the_power_to_differ_is_that_of_the_noncentral_t():
 # ---------------------------------------------------------------- many sweeps
 
 
-def frame_of(folder, seeds=8, **keys):
-    sweep, lines, _ = make_sweep(folder, seeds=seeds, **CALM, **keys)
-    return judge(sweep, lines)[0]
-
-
 def test_the_badge_is_benjamini_s_and_hochberg_s_over_all_swaps(tmp_path):
     control = {"base": 0.0, "base-again": 0.0}
     effects = [ROPE | {f"arm{i}": 0.0 for i in range(6)}, {"alibi": -0.1, "same": 0.0}]
     frames = [
-        frame_of(tmp_path, effects=effects[0]),
-        frame_of(tmp_path, effects=control | effects[1], noise=2e-3),
-        frame_of(tmp_path, effects=control | {"gqa": -0.1}, screening=True),
+        judged(tmp_path, seeds=8, **CALM, **keys)[0]
+        for keys in (
+            {"effects": effects[0]},
+            {"effects": control | effects[1], "noise": 2e-3},
+            {"effects": control | {"gqa": -0.1}, "screening": True},
+        )
     ]
     assert frames[1].verdict.to_list() == ["better", "tie", "noise"]
     for p, agrees in ((0.01, True), (0.04, False)):  # of alibi, in its sweep decided
@@ -422,7 +419,7 @@ def test_the_badge_is_benjamini_s_and_hochberg_s_over_all_swaps(tmp_path):
 
 def test_the_estimate_of_most_runs_stands(tmp_path):
     """Not the one of the smallest error."""
-    few, many = (frame_of(tmp_path, seeds, effects=ROPE) for seeds in (5, 9))
+    few, many = (judged(tmp_path, seeds=n, effects=ROPE, **CALM)[0] for n in (5, 9))
     few["se"] = 1e-9
     stands = verdicts.standing([few, many])
     assert stands.frame.to_list() == [1] and stands.n.to_list() == [9]

@@ -12,24 +12,21 @@ from helpers.sweeps import loss_of_tokens, make_sweep
 MULTIPLES = (0.25, 0.5, 1, 2)
 
 
-def exact_curve():
-    """A curve whose points have next to no noise."""
-    return Curve({k: loss_of_tokens(k) + np.array([-1e-6, 0, 1e-6]) for k in MULTIPLES})
+# Its points have next to no noise.
+EXACT = Curve({k: loss_of_tokens(k) + np.array([-1e-6, 0, 1e-6]) for k in MULTIPLES})
 
 
 @pytest.mark.parametrize("k", [0.3, 0.5, 0.7, 1, 1.4, 1.9])
 def test_a_loss_is_worth_the_tokens_at_which_the_base_reaches_it(k):
-    curve = exact_curve()
-    assert curve.loss_at(k) == pytest.approx(loss_of_tokens(k), abs=1e-3)
-    assert curve.worth(curve.loss_at(k), 1e-6, 8) == pytest.approx((k, k, k), rel=2e-3)
+    assert EXACT.loss_at(k) == pytest.approx(loss_of_tokens(k), abs=1e-3)
+    assert EXACT.worth(EXACT.loss_at(k), 1e-6, 8) == pytest.approx((k, k, k), rel=2e-3)
 
 
 def test_the_curve_is_never_extrapolated():
-    curve = exact_curve()
-    assert math.isnan(curve.loss_at(2.1)) and math.isnan(curve.loss_at(0.2))
-    assert curve.worth(loss_of_tokens(2) - 0.1, 1e-6, 8)[0] == math.inf
-    assert curve.worth(loss_of_tokens(0.25) + 0.1, 1e-6, 8)[0] == 0
-    k, low, high = curve.worth(loss_of_tokens(1.8), 0.05, 8)
+    assert math.isnan(EXACT.loss_at(2.1)) and math.isnan(EXACT.loss_at(0.2))
+    assert EXACT.worth(loss_of_tokens(2) - 0.1, 1e-6, 8)[0] == math.inf
+    assert EXACT.worth(loss_of_tokens(0.25) + 0.1, 1e-6, 8)[0] == 0
+    k, low, high = EXACT.worth(loss_of_tokens(1.8), 0.05, 8)
     assert k == pytest.approx(1.8, abs=0.01) and low < k < high == math.inf
 
 
@@ -37,9 +34,8 @@ def test_the_interval_covers_the_truth_95_times_in_100():
     """It carries the errors of the arm and of all points of the curve."""
     random, covered, by_arm_alone = np.random.default_rng(0), 0, 0
     for _ in range(200):
-        losses = {
-            k: random.normal(loss_of_tokens(k), 0.007, 18 if k == 1 else 3) for k in MULTIPLES
-        }
+        counts = {k: 18 if k == 1 else 3 for k in MULTIPLES}
+        losses = {k: random.normal(loss_of_tokens(k), 0.007, n) for k, n in counts.items()}
         arm = random.normal(loss_of_tokens(1.4), 0.007, 8)
         curve, se = Curve(losses), arm.std(ddof=1) / math.sqrt(8)
         _, low, high = curve.worth(arm.mean(), se, 8)
@@ -51,9 +47,8 @@ def test_the_interval_covers_the_truth_95_times_in_100():
 
 
 def test_the_worth_in_time_divides_by_the_ratio_of_steps_and_carries_its_error():
-    curve, loss = exact_curve(), loss_of_tokens(1.4)
-    exact = curve.worth(loss, 1e-6, 8, (1.25, 1.25, 1.25))
-    loose = curve.worth(loss, 1e-6, 8, (1.25, 1.15, 1.36))
+    exact = EXACT.worth(loss_of_tokens(1.4), 1e-6, 8, (1.25, 1.25, 1.25))
+    loose = EXACT.worth(loss_of_tokens(1.4), 1e-6, 8, (1.25, 1.15, 1.36))
     assert exact[0] == loose[0] == pytest.approx(1.4 / 1.25, abs=5e-3)
     assert exact[2] - exact[1] < 0.01
     assert loose[1:] == pytest.approx((1.4 / 1.36, 1.4 / 1.15), abs=0.02)
@@ -68,7 +63,7 @@ def test_means_that_rise_with_the_tokens_do_not_break_the_curve():
 
 def test_the_margin_is_what_5_percent_of_the_tokens_are_worth():
     truth = (loss_of_tokens(0.95) - loss_of_tokens(1.05)) / 2
-    assert exact_curve().margin() == pytest.approx(truth, rel=0.1)
+    assert EXACT.margin() == pytest.approx(truth, rel=0.1)
     assert Curve({0.5: [2.0], 1: [1.9]}).margin() > 0  # nothing above 1
 
 

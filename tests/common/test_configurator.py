@@ -11,8 +11,8 @@ import pytest
 
 from bench.ablation.settings import AblateConfig
 from common.configurator import Fraction, PositiveInt, Share, build, keys, load
-from common.errors import UserError
 from common.files import ROOT
+from helpers.texts import message
 from model import GPTConfig
 from model_llama import LlamaConfig
 from parts.architectures import configure
@@ -45,6 +45,11 @@ class Keys:
 
 def read(*argv, **more):
     return build(Keys, load(argv, [Keys], "usage", **more)[0])
+
+
+def mistake(word):
+    """What is said of an argument, in one line."""
+    return message(lambda: read(word, renamed={"old": "use --new"}))
 
 
 @pytest.mark.parametrize(
@@ -90,9 +95,7 @@ def test_values(text, key, value):
     ],
 )
 def test_mistakes_on_the_command_line(text, words):
-    with pytest.raises(UserError) as caught:
-        read(text, renamed={"old": "use --new"})
-    assert re.search(words, str(caught.value)) and "\n" not in str(caught.value)
+    assert re.search(words, mistake(text))
 
 
 def test_files_then_command_line_and_files_read_it(tmp_path):
@@ -100,7 +103,8 @@ def test_files_then_command_line_and_files_read_it(tmp_path):
         "import math\n_half = 0.5\nbatch_size = 8\nlearning_rate = _half\n"
         "if device == 'gpu9':\n    start = 'seen'\nif batch_size == 8:\n    n_kv_head = 4\n"
     )
-    (tmp_path / "b.py").write_text("batch_size = batch_size * 2\nlearning_rate = 1\n")
+    mark = "\ufeff"  # a byte order mark, as some editors write it
+    (tmp_path / "b.py").write_text(f"{mark}batch_size = batch_size * 2\nlearning_rate = 1\n")
     scope = lambda given: {"device": "gpu9"}
     keys = read(str(tmp_path / "a.py"), str(tmp_path / "b.py"), "--learning_rate=3", scope=scope)
     assert (keys.batch_size, keys.learning_rate, keys.start, keys.n_kv_head) == (16, 3.0, "seen", 4)
@@ -126,14 +130,7 @@ def test_files_then_command_line_and_files_read_it(tmp_path):
 )
 def test_mistakes_in_a_file(tmp_path, source, words):
     (tmp_path / "c.py").write_text(source)
-    with pytest.raises(UserError) as caught:
-        read(str(tmp_path / "c.py"), renamed={"old": "use --new"})
-    assert re.search(words, str(caught.value)) and "\n" not in str(caught.value)
-
-
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
-    (tmp_path / "c.py").write_bytes(b"\xef\xbb\xbfbatch_size = 8\n")
-    assert read(str(tmp_path / "c.py")).batch_size == 8
+    assert re.search(words, mistake(str(tmp_path / "c.py")))
 
 
 def script(*argv):
@@ -154,18 +151,13 @@ def test_exit_status_and_one_line(tmp_path):
     "name, config, line",
     [
         ("train.py", TrainConfig, "--dtype='auto' "),
-        (
-            "sample.py",
-            SampleConfig,
-            "--top_k=200 draw from the k likeliest tokens only (1 or more) ",
-        ),
+        ("sample.py", SampleConfig, "=200 draw from the k likeliest tokens only (1 or more) "),
         ("prepare.py", PrepareConfig, "--tokenizer="),
         ("bench/ablate.py", AblateConfig, "--arms="),
     ],
 )
 def test_help_of_the_scripts(name, config, line):
-    """Every key once, with its text and its range, in 80 columns; the most used ones first, the
-    rare ones only for --help=all."""
+    """Every key once, in 80 columns; the most used ones first, the rare ones for --help=all."""
     done = script(name, "--help=all")
     shown = re.findall(r"^  --([a-z0-9_]+)=", done.stdout, re.MULTILINE)
     assert done.returncode == 0 and done.stderr == "" and line in " ".join(done.stdout.split())

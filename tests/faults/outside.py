@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -32,17 +31,12 @@ FILES = [
     *("tokenizer.json", "checksums.json"),
 ]
 LOGGED = ("loss", "grad_norm", "lr", "train_loss", "val_loss")
-TWO_RANKS = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 
 class Process:
     """A script of this repo in its own process. Its output goes to files, which never fill up."""
 
-    def __init__(self, argv, prefix=(), limits=None):
-        def limit():
-            for kind, size in limits.items():
-                resource.setrlimit(kind, (size, size))
-
+    def __init__(self, argv, prefix=()):
         self.files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
         ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         clean = {key: value for key, value in os.environ.items() if key not in ranks}
@@ -51,7 +45,6 @@ class Process:
             cwd=ROOT,
             stdout=self.files[0],
             stderr=self.files[1],
-            preexec_fn=limit if limits else None,
             env=clean | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
@@ -114,8 +107,8 @@ class Lab:
         resume = ["--init_from=resume"] if newest(out) else []
         return ["train.py", *KEYS, *folders, *resume, *more]
 
-    def start(self, out, *more, **how):
-        return Process(self.argv(out, *more), **how)
+    def start(self, out, *more, prefix=()):
+        return Process(self.argv(out, *more), prefix)
 
     def reference(self, *more):
         """The folder of an undisturbed run with these keys."""
@@ -132,7 +125,7 @@ class Lab:
     def to_the_end(self, out):
         """Resume a run, which must end like the undisturbed one."""
         self.start(out).expect(0)
-        assert_same_end(out, self.reference())
+        assert result(out) == result(self.reference())
 
 
 def rows(out):
@@ -143,10 +136,6 @@ def rows(out):
             with contextlib.suppress(ValueError):
                 parsed.append(json.loads(line))
     return parsed
-
-
-def logged(out, step, key):
-    return any(row["step"] == step and key in row for row in rows(out))
 
 
 def newest(out):
@@ -181,10 +170,6 @@ def result(out):
             values[name] = hashlib.sha256(value.numpy().tobytes()).hexdigest()
     best = json.loads((folder / "state.json").read_text())["best_step"]
     return values | {"newest": newest(out), "best": best}
-
-
-def assert_same_end(out, reference):
-    assert result(out) == result(reference)
 
 
 def assert_complete(out):

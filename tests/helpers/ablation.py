@@ -101,14 +101,6 @@ def rows_of(out):
     return {(row["arm"], row["seed"], row["lr"], row["purpose"]): row for row in rows}
 
 
-def losses(out):
-    return {
-        name: (row["final_val_loss"], row["best_val_loss"], row["curve"])
-        for name, row in rows_of(out).items()
-        if row["status"] == "done"
-    }
-
-
 def steps_of(row_or_folder):
     """The steps that the stub took in a run's folder, in their order."""
     folder = row_or_folder["out_dir"] if isinstance(row_or_folder, dict) else row_or_folder

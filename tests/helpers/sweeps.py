@@ -28,7 +28,6 @@ CHANGES = {
     "gqa": {"n_kv_head": 2},
     "post": {"block": "post"},
 }
-TOKENS = (0.25, 0.5, 2)  # multiples at which the base is trained besides 1
 BLOCKS = 64  # of the validation text, each with its own difficulty
 SAMPLE = """ROMEO:
 What say you, sir? the {arm} hath not the means
@@ -39,9 +38,7 @@ DUKE VINCENTIO:
 I know you well; and therefore hold your peace.
 """
 TRAIN = "python train.py config/ablate_shakespeare.py"
-HARDWARE = "Xeon 2.1 GHz, 2 cores"
 OF_THE_CODE = {"code_hash": "code1", "git_commit": "0123456789ab"}
-VERSIONS = {"python": "3.12.3", "torch": "2.13.0", "numpy": "2.4.6"}
 SWEEP = {
     "question": "Which piece of LLaMA helps a character-level GPT-2 at 0.8 M parameters?",
     "design": "leave_one_in",
@@ -52,20 +49,17 @@ SWEEP = {
         **{"optimizer": "muon", "learning_rate": 1e-3, "max_iters": 2000, "batch_size": 4},
     },
     "lr_grid": [0.5, 1, 2],
-    "tune_seeds": 1,
-    "curve": list(TOKENS),
-    "curve_seeds": 3,
+    "curve": [0.25, 0.5, 2],  # multiples of the tokens
     "margin": 0.0052,
     "margin_source": "5 % of the tokens at 1 x on the curve of tokens",
     "max_iters": 2000,
-    "block_size": 64,
     "command": "python bench/ablate.py config/ablate_shakespeare.py",
+    "hardware": "Xeon 2.1 GHz, 2 cores",
     "data": {
         **{"dataset": "shakespeare_char", "fingerprint": "5f2b8c81aa01"},
         **{"train_tokens": 1003854, "val_tokens": 111540, "bits_per_byte": 1.4427},
     },
-    "versions": VERSIONS,
-    "screening": False,
+    "versions": {"python": "3.12.3", "torch": "2.13.0", "numpy": "2.4.6"},
     "started": "2026-01-02T03:04:05",
     **OF_THE_CODE,
 }
@@ -82,12 +76,6 @@ def loss_of_tokens(multiple):
     return 1.45 + 0.3 * multiple**-0.35
 
 
-def control_seeds(effects, seeds):
-    """(runs of the base, runs of its second copy)."""
-    runs = control_runs(len(effects.keys() - {"base", "base-again"}), seeds)
-    return runs if "base-again" in effects else (sum(runs), 0)
-
-
 def make_sweep(
     out,
     seeds=5,
@@ -98,7 +86,6 @@ def make_sweep(
     killed=(),
     stale=True,
     costs=True,
-    hardware=HARDWARE,
     curve_points=21,
     test_split=False,
     **changed,
@@ -107,38 +94,39 @@ def make_sweep(
     `arms` adds to its arms; all runs of the arms in `diverged` and `killed` end like that."""
     planned = {name: plan_of(name) for name in effects}
     planned |= {name: planned.get(name, {}) | facts for name, facts in (arms or {}).items()}
-    sweep = SWEEP | {
-        "chosen_lr": {name: 2 if name == "untied" else 1 for name in effects},
-        "seeds": seeds,
-        "looks": [seeds],
-        "hardware": hardware,
-    }
-    sweep |= changed
+    chosen_lr = {name: 2 if name == "untied" else 1 for name in effects}
+    sweep = SWEEP | {"chosen_lr": chosen_lr, "seeds": seeds, "looks": [seeds]} | changed
     planned |= {f"base x{k:g}": plan_of(f"base x{k:g}", k) for k in sweep["curve"]}
     sweep["arms"] = planned
 
     row = row_maker(sweep, effects, noise, curve_points, test_split)
-    base_seeds, again_seeds = control_seeds(effects, seeds)
-    rows = []
-    for k in sweep["curve"]:
-        name = f"base x{k:g}"
-        rows += [row(name, seed, 1, "curve", tokens=k) for seed in range(sweep["curve_seeds"])]
+    control = control_runs(len(effects.keys() - {"base", "base-again"}), seeds)
+    base, again = control if "base-again" in effects else (sum(control), 0)
+    runs = dict.fromkeys(effects, seeds) | {"base": base, "base-again": again}
+    rows = [
+        row(f"base x{k:g}", seed, 1, "curve", tokens=k) for k in sweep["curve"] for seed in range(3)
+    ]
     for name in effects:
         chosen = sweep["chosen_lr"].get(name, 1)
         for lr in sweep["lr_grid"] if len(sweep["lr_grid"]) > 1 else ():
             if name != "base-again":
                 rows.append(row(name, 1000, lr, "tune", penalty=0.03 * abs(np.log2(lr / chosen))))
-        for seed in range({"base": base_seeds, "base-again": again_seeds}.get(name, seeds)):
-            made = row(name, seed, chosen, "report")
-            ends = DIVERGED if name in diverged else KILLED if name in killed else {}
-            rows.append(made | ends)
+        ends = DIVERGED if name in diverged else KILLED if name in killed else {}
+        rows += [row(name, seed, chosen, "report") | ends for seed in range(runs[name])]
     if stale:
         better = dict.fromkeys(("final_report", "final_val_loss"), 0.5)
         rows.append(row("gqa", seeds, 1, "report") | {"code_hash": "older code"} | better)
 
-    priced = [cost_of(name, i, hardware) for i, name in enumerate(effects)] if costs else []
-    write(Path(out), sweep, rows, priced)
+    priced = [cost_of(name, i, sweep["hardware"]) for i, name in enumerate(effects) if costs]
+    Path(out).mkdir(parents=True, exist_ok=True)
+    (Path(out) / "sweep.json").write_text(json.dumps(sweep))
+    write_lines(out, rows)
+    write_lines(out, priced, "costs.jsonl")
     return sweep, rows, {line["arm"]: line for line in priced}
+
+
+def write_lines(out, lines, name="rows.jsonl"):
+    (Path(out) / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def plan_of(name, curve=None):
@@ -207,18 +195,12 @@ def row_maker(sweep, effects, noise, curve_points, test_split):
 
 def extrapolation(name, end):
     """Losses at multiples of the training context: learned positions end there, ALiBi goes on."""
-
-    def interval(loss):
-        return {"loss": loss, "low": loss - 0.02, "high": loss + 0.02}
-
-    window = {"window": interval(end + 0.01)}
+    interval = lambda loss: {"loss": loss, "low": loss - 0.02, "high": loss + 0.02}
     rises = {"rope": (0.0, 0.03, 0.25, 0.7), "alibi": (0.0, 0.03, 0.02, 0.03)}.get(name, (0.0,))
-    found = {}
-    for place, times in enumerate(("1", "2", "4", "8")):
-        known = place < len(rises)
-        entry = interval(end + rises[place]) if known else {"why": "64 learned positions"}
-        found[times] = entry | window
-    return found
+    entries = [interval(end + rise) for rise in rises]
+    entries += [{"why": "64 learned positions"}] * (4 - len(rises))
+    window = {"window": interval(end + 0.01)}
+    return {times: entry | window for times, entry in zip("1248", entries, strict=True)}
 
 
 def cost_of(name, i, hardware):
@@ -239,10 +221,3 @@ def cost_of(name, i, hardware):
         "hardware": hardware,
         "code_hash": "code1",
     }
-
-
-def write(out, sweep, rows, priced):
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "sweep.json").write_text(json.dumps(sweep))
-    for name, lines in (("rows.jsonl", rows), ("costs.jsonl", priced)):
-        (out / name).write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -21,33 +21,36 @@ from sampling.fast import quantize
 SIZES = dict(hidden_size=16, num_attention_heads=4, head_dim=4, num_hidden_layers=2)
 
 
-def read(model, layer=0, T=9):
-    """(x, what a layer's mixer makes of it, the angles' (cos, sin) of its rotated part)."""
-    mixer, pos = model.blocks[layer].attn, torch.arange(T)[None]
-    x = torch.randn(2, T, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    angles = model.wpe.angles(pos, getattr(mixer, "turned", None))
-    cos, sin = (torch.cat((part, part), -1)[:, 0].double() for part in angles)
-    return x, mixer(x, Where(model.wpe, pos, model.wpe.angles(pos), None, {})), (cos, sin)
-
-
-def causal(T):
-    return torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)[None, None]
-
-
 def in_float64(monkeypatch):
-    """Transformers computes softmax and sums in float32: here they stay in float64."""
+    """Transformers computes softmax, norms and sums in float32: here they stay in float64."""
     real_softmax, real_sum = F.softmax, torch.sum
     monkeypatch.setattr(F, "softmax", lambda x, dim, dtype=None: real_softmax(x, dim))
     monkeypatch.setattr(torch, "sum", lambda x, dim, dtype=None: real_sum(x, dim))
-    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *args, **more: tensor)
+    for method in ("to", "float"):
+        monkeypatch.setattr(torch.Tensor, method, lambda tensor, *args, **more: tensor)
 
 
-def attention_of(word, name, layer=1, **more):
+def outputs(model, theirs, monkeypatch, window=0, angles_twice=True):
+    """What the mixer of layer 1 and `theirs` make of the same 9 tokens."""
+    mixer, pos = model.blocks[1].attn, torch.arange(9)[None]
+    x = torch.randn(2, 9, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    ours = mixer(x, Where(model.wpe, pos, model.wpe.angles(pos), None, {}))
+
+    angles = [part[:, 0].double() for part in model.wpe.angles(pos, getattr(mixer, "turned", None))]
+    if angles_twice:  # for the second half of a head, too
+        angles = [torch.cat((part, part), -1) for part in angles]
+    hidden = torch.full((9, 9), -torch.inf, dtype=torch.float64)
+    mask = hidden.triu(1) + (hidden.tril(-window) if window else 0)
+    in_float64(monkeypatch)
+    return ours, theirs(x, angles, mask[None, None])[0]
+
+
+def attention_of(word, name, **more):
     """An attention of transformers, in float64: the class `name` in the model `word`."""
     modeling = pytest.importorskip(f"transformers.models.{word}.modeling_{word}")
     config_class = getattr(modeling, f"{name}Config")
     their_config = config_class(**SIZES | dict(attn_implementation="eager") | more)
-    return getattr(modeling, f"{name}Attention")(their_config, layer_idx=layer).double()
+    return getattr(modeling, f"{name}Attention")(their_config, layer_idx=1).double()
 
 
 def give(theirs, mixer, matrices="qkvo"):
@@ -74,10 +77,7 @@ def attn_gate(monkeypatch, detail):
     for ours, norm in ((mixer.q_norm, theirs.q_norm), (mixer.k_norm, theirs.k_norm)):
         norm.weight.copy_(ours.weight - 1)  # theirs adds the 1
     detail(mixer)
-    x, y, angles = read(model, layer=1)
-    in_float64(monkeypatch)
-    monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)
-    return y, theirs(x, angles, causal(9))[0]
+    return outputs(model, theirs, monkeypatch)
 
 
 def attn_sink(monkeypatch, detail):
@@ -88,11 +88,7 @@ def attn_sink(monkeypatch, detail):
     give(theirs, mixer)
     theirs.sinks.copy_(mixer.sinks)
     detail(mixer)
-    x, y, angles = read(model, layer=1)
-    window = torch.full((9, 9), -torch.inf).double().tril(-5)[None, None]
-    in_float64(monkeypatch)
-    angles = [part[..., :2] for part in angles]  # theirs are not repeated for the second half
-    return y, theirs(x, angles, causal(9) + window)[0]
+    return outputs(model, theirs, monkeypatch, window=5, angles_twice=False)
 
 
 def value_residual(monkeypatch, detail):
@@ -151,14 +147,7 @@ def mla(monkeypatch, detail):
     theirs.kv_a_layernorm.variance_epsilon = model.config.norm_eps
     theirs.kv_b_proj.weight.copy_(ours.wu.weight)
     detail(ours)
-    x, y, angles = read(model, layer=1)
-    in_float64(monkeypatch)
-    return y, theirs(x, angles, causal(9))[0]
-
-
-def wrong_scale(mixer):
-    """That of the part which is not rotated."""
-    mixer.wq.weight.mul_(math.sqrt((mixer.width + mixer.turned) / mixer.width))
+    return outputs(model, theirs, monkeypatch)
 
 
 def differential(monkeypatch, detail):
@@ -172,29 +161,23 @@ def differential(monkeypatch, detail):
     for vector in ours.vectors:
         getattr(theirs, vector).copy_(getattr(ours, vector))
     detail(ours)
-    x, y, angles = read(model, layer=1)
-    in_float64(monkeypatch)
-    return y, theirs(x, angles, causal(9))[0]
+    return outputs(model, theirs, monkeypatch)
 
 
-def counted_from_one(mixer):
-    mixer.start = 0.8 - 0.6 * math.exp(-0.3 * 2)
-
-
-def without(attribute, value=None):
+def having(attribute, value=None):
     return lambda mixer: setattr(mixer, attribute, value)
 
 
 MODELS = {  # the independent model of each part, and mistakes that the comparison must show
     attn_gate: [
-        without("gate"),
+        having("gate"),
         lambda mixer: mixer.gate.weight.copy_(mixer.gate.weight.roll(4, 0)),  # of other heads
     ],
-    attn_sink: [without("sinks"), lambda mixer: mixer.sinks.neg_()],
-    value_residual: [without("share"), lambda mixer: mixer.share.fill_(0.7), without("gate")],
-    t5: [without("farthest", 127)],
-    mla: [wrong_scale],
-    differential: [counted_from_one],
+    attn_sink: [having("sinks"), lambda mixer: mixer.sinks.neg_()],
+    value_residual: [having("share"), lambda mixer: mixer.share.fill_(0.7), having("gate")],
+    t5: [having("farthest", 127)],
+    mla: [lambda mixer: mixer.wq.weight.mul_(math.sqrt(10 / 6))],  # scaled as if none were rotated
+    differential: [having("start", 0.8 - 0.6 * math.exp(-0.3 * 2))],  # layers counted from one
 }
 
 
@@ -239,13 +222,6 @@ def test_one_token_in_the_other_order_is_the_same(base, monkeypatch):
         assert not taken
 
 
-def test_norm_eps_has_an_effect_on_norms_within_a_mixer():
-    values = dict(norm="layernorm", norm_eps=0.1, mlp="gelu", position="none")
-    assert "norm_eps" in idle(values)
-    for word in ("mla", "differential", "attention,mla"):
-        assert "norm_eps" not in idle(values | dict(mixer=word))
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("mixer", ["attention", "differential", "mla"])
 def test_the_weights_have_a_dropout_of_their_own(mixer):
@@ -264,12 +240,22 @@ def test_the_weights_have_a_dropout_of_their_own(mixer):
     assert not changed(dropout=0.5, attn_dropout=0.0)
 
 
-def test_conv_stands_before_attention_alone():
-    hybrid = dict(mixer="gated_delta,attention")
-    for more, widths in (({}, [4, None]), (dict(conv=2), [2, 2])):
-        model = Variant(config("llama", hybrid | more))
-        assert [block.attn.conv and block.attn.conv.width for block in model.blocks] == widths
-    assert "conv" not in idle(dict(conv=4))
+def test_which_layers_a_key_acts_in():
+    def mixers(**arm):
+        return [block.attn for block in Variant(config("llama", arm)).blocks]
+
+    assert [mixer.window for mixer in mixers(window=5, full_every=2)] == [5, 0]
+    hybrid = "gated_delta,attention"
+    assert [mixer.conv.width for mixer in mixers(mixer=hybrid, conv=2)] == [2, 2]
+    state, attention = mixers(mixer=hybrid)
+    assert state.conv.width == 4 and attention.conv is None
+
+
+def test_keys_without_an_effect():
+    values = dict(norm="layernorm", norm_eps=0.1, mlp="gelu", position="none", conv=4)
+    assert idle(values) == ["norm_eps"]
+    for word in ("mla", "differential", "attention,mla"):  # with norms of their own
+        assert "norm_eps" not in idle(values | dict(mixer=word))
 
 
 # ---------------------------------------------------------------- masks and blocks

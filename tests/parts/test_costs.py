@@ -24,12 +24,7 @@ every = pytest.mark.parametrize(
     "change",
     [dict(arch=word) for word in ARCH]
     + [dict(arch="llama") | arm for arm in ARMS]
-    + [
-        pytest.param(
-            dict(arch="gpt2") | arm, id=name(dict(arch="gpt2") | arm), marks=[pytest.mark.slow]
-        )
-        for arm in ARMS
-    ],
+    + [pytest.param(dict(arch="gpt2") | arm, marks=[pytest.mark.slow]) for arm in ARMS],
     ids=name,
 )
 

@@ -9,14 +9,13 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as recompute
 
-import sample
 import train
 from common.errors import UserError
 from common.runtime import Runtime
-from helpers.runs import arguments, equal, losses, weights
+from helpers.runs import arguments, equal, weights
 from helpers.variants import close, config, randomised, tokens
 from parts import costs, moe
-from parts.moe import MoE, after_step, collect, expert_by_expert, in_one_kernel, statistics
+from parts.moe import MoE, after_step, expert_by_expert, in_one_kernel, statistics
 from parts.variant import Variant
 from training.optim import Muon, make_optimizers
 from training.preferences import check_objective
@@ -25,10 +24,10 @@ from training.settings import TrainConfig
 BALANCES = pytest.mark.parametrize("balance", ["loss", "bias"])
 
 
-def trainable(balance="loss", seed=0, **more):
+def trainable(balance="loss", **more):
     """A small model as it starts, and a batch."""
     c = config("llama", dict(mlp="moe", moe_balance=balance) | more)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     return Variant(c), tokens(c, 4), tokens(c, 4, seed=2)
 
 
@@ -80,8 +79,10 @@ def test_the_balance_loss_is_mixtrals():
     mlp = randomised(config("llama", dict(mlp="moe", top_k=3))).float().blocks[0].mlp
     scores = mlp.scores(torch.randn(50, 16))
     counts = mlp.choose(scores)[0].flatten().bincount(minlength=8)
-    theirs = mixtral.load_balancing_loss_func((scores,), 8, 3)
-    assert mlp.routing(scores, counts).loss.item() == pytest.approx(0.01 * theirs.item() / 3)
+    losses = mlp.routing(scores, counts).loss, mixtral.load_balancing_loss_func((scores,), 8, 3)
+    assert losses[0].item() == pytest.approx(0.01 * losses[1].item() / 3)
+    ours, theirs = (torch.autograd.grad(loss, scores, retain_graph=True)[0] for loss in losses)
+    torch.testing.assert_close(ours, 0.01 * theirs / 3, rtol=1e-3, atol=1e-9)
 
 
 @BALANCES
@@ -133,42 +134,45 @@ def test_bfloat16_reaches_the_experts(monkeypatch):
     assert close(low.float(), model(x)[0], 0.05)
 
 
+def passed(balance, recomputed, compiled=False, **more):
+    """The loss, tallies and gradients of two micro-batches. With `recomputed`, the blocks run again
+    on the way back, as by activation_checkpointing in training/parallel.py."""
+    model, x, y = trainable(balance, **more)
+    for block in model.blocks if recomputed else ():
+        block.forward = functools.partial(recompute, block.forward, use_reentrant=False)
+    net = torch.compile(model, dynamic=False) if compiled else model
+    torch.manual_seed(1)
+    for half in (slice(0, 2), slice(2, 4)):
+        loss = net(x[half], y[half])[1]
+        loss.backward()
+    tallies = [block.mlp.tally for block in model.blocks]
+    assert all(tally[:-2].sum() == 2 * x.numel() for tally in tallies)
+    return [loss, *tallies, *(p.grad for p in model.parameters())]
+
+
 @BALANCES
 @pytest.mark.slow
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_it_compiles(balance, recomputed):
-    results = []
-    for compiled in (False, True):
-        torch._dynamo.reset()
-        model, x, y = trainable(balance, n_embd=32)
-        if recomputed:
-            recompute_blocks(model)
-        net = torch.compile(model, dynamic=False) if compiled else model
-        for _ in range(2):
-            loss = net(x, y)[1]
-            loss.backward()
-        tallies = [block.mlp.tally for block in model.blocks]
-        results.append([loss, *tallies, *(p.grad for p in model.parameters())])
+    torch._dynamo.reset()
+    results = [passed(balance, recomputed, compiled, n_embd=32) for compiled in (False, True)]
     for a, b in zip(*results, strict=True):
         assert close(a, b, 1e-5)
+
+
+@BALANCES
+def test_recomputing_activations_changes_no_bit_and_counts_once(balance):
+    results = [passed(balance, recomputed, dropout=0.1) for recomputed in (False, True)]
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
 
 
 # ---------------------------------------------------------------- the balance, while training
 
 
-def recompute_blocks(model):
-    """As activation_checkpointing does in training/parallel.py."""
-    for block in model.blocks:
-        block.forward = functools.partial(recompute, block.forward, use_reentrant=False)
-
-
-def cross_entropy(model, x, y):
-    return F.cross_entropy(model(x)[0].flatten(0, 1), y.flatten())
-
-
 def test_the_balance_is_added_while_training_only():
     model, x, y = trainable()
-    plain = cross_entropy(model, x, y).item()
+    plain = F.cross_entropy(model(x)[0].flatten(0, 1), y.flatten()).item()
     assert model.eval()(x, y)[1].item() == pytest.approx(plain, abs=1e-6)
     added = model.train()(x, y)[1].item() - plain
     after_step(model)
@@ -180,24 +184,6 @@ def test_the_balance_is_added_while_training_only():
     assert other(x, y)[1].item() == pytest.approx(plain, abs=0.01)
     after_step(other)
     assert statistics(other)["balance_loss"] == 0
-
-
-@BALANCES
-def test_recomputing_activations_changes_no_bit_and_counts_once(balance):
-    results = []
-    for recomputed in (False, True):
-        model, x, y = trainable(balance, dropout=0.1)
-        if recomputed:
-            recompute_blocks(model)
-        torch.manual_seed(1)
-        for half in (slice(0, 2), slice(2, 4)):  # micro-batches
-            loss = model(x[half], y[half])[1]
-            loss.backward()
-        tallies = [block.mlp.tally for block in model.blocks]
-        assert all(tally[:-2].sum() == 2 * x.numel() for tally in tallies)
-        results.append([loss, *tallies, *(p.grad for p in model.parameters())])
-    for a, b in zip(*results, strict=True):
-        assert torch.equal(a, b)
 
 
 def test_statistics():
@@ -254,26 +240,6 @@ def test_one_rank_or_several_move_the_bias_alike():
         assert statistics(rank) == statistics(alone)
 
 
-@BALANCES
-def test_balancing_evens_the_load(balance):
-    """Of a router that sends every token to expert 0 first."""
-    mlp = trainable(balance)[0].blocks[0].mlp
-    model = SimpleNamespace(blocks=[SimpleNamespace(mlp=mlp)])
-    x = 1 + torch.randn(100, 16, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        mlp.router.weight[0] += 0.03
-    optimizer, loads = torch.optim.SGD(mlp.router.parameters(), lr=0.1), []
-    for _ in range(250):
-        scores = mlp.scores(x)
-        counts = mlp.choose(scores)[0].flatten().bincount(minlength=8)
-        loss = collect(model, [mlp.routing(scores, counts)])
-        if balance == "loss":
-            loss.backward(), optimizer.step(), optimizer.zero_grad()
-        after_step(model)
-        loads.append(max(statistics(model)["expert_load"][0]))
-    assert loads[0] > 0.45 and loads[-1] < 0.2  # even: 0.125
-
-
 @pytest.mark.parametrize("word", ["moe", "moe_clamped"])
 def test_preferences_refuse_experts_whose_loads_nobody_balances(word):
     model = Variant(config("llama", dict(mlp=word)))
@@ -285,18 +251,14 @@ def test_preferences_refuse_experts_whose_loads_nobody_balances(word):
 
 
 def test_total_and_active_parameters():
+    """test_costs.py counts all of them."""
     sizes = dict(n_layer=3, n_embd=64, n_head=4, vocab_size=50, multiple_of=16)
     arm = dict(mlp="moe", n_experts=10, top_k=3, shared_experts=1, mlp_width=24)
     c, dense = config("llama", sizes | arm), config("llama", sizes)
-    expert = 3 * 64 * 24
-    mlps = costs.parameter_table(c)["mlp"]
-    assert mlps == 3 * (11 * expert + 10 * 64)
-    assert costs.parameters(c) - costs.active_parameters(c) == 3 * 7 * expert
+    assert costs.parameters(c) - costs.active_parameters(c) == 3 * 7 * (3 * 64 * 24)
     assert costs.active_parameters(dense) == costs.parameters(dense)
     # As wide as a dense MLP divided by the experts that a token uses: 176 / 4, up to 8.
     assert costs.mlp_width(config("llama", sizes | arm | dict(mlp_width=None))) == 48
-    width, residual = costs.match(c, dense)
-    assert abs(residual) <= 0.5 and width < costs.mlp_width(dense) / 3
 
 
 def test_muon_takes_each_expert_as_a_matrix():
@@ -314,27 +276,14 @@ def test_muon_takes_each_expert_as_a_matrix():
     assert close(stacked, torch.stack(alone), 1e-6) and (stacked - before).abs().min() > 0
 
 
-def run(data_dir, out_dir, *more):
-    train.main(arguments(data_dir, out_dir, "--mlp=moe", "--n_experts=4", *more))
-
-
 @BALANCES
 @pytest.mark.slow
-def test_it_trains_and_writes(data_dir, tmp_path, capsys, balance):
-    """Straight on, and stopped and resumed, with the same bits; the text comes from sample.py."""
-    more = [f"--moe_balance={balance}", "--shared_experts=1", "--optimizer=muon"]
+def test_interrupted_and_resumed_is_uninterrupted(data_dir, tmp_path, balance):
+    more = ["--mlp=moe", f"--moe_balance={balance}", "--shared_experts=1", "--optimizer=muon"]
     more += ["--learning_rate=1e-2", "--lr_decay_iters=16"]
-    run(data_dir, tmp_path / "a", "--max_iters=16", *more)
-    run(data_dir, tmp_path / "b", "--max_iters=8", *more)
-    run(data_dir, tmp_path / "b", "--max_iters=16", "--init_from=resume")
+    train.main(arguments(data_dir, tmp_path / "a", "--max_iters=16", *more))
+    train.main(arguments(data_dir, tmp_path / "b", "--max_iters=8", *more))
+    train.main(["--init_from=resume", f"--out_dir={tmp_path / 'b'}", "--max_iters=16"])
     assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
     assert ("blocks.0.mlp.bias" in weights(tmp_path / "a")) == (balance == "bias")
     assert not any("tally" in name for name in weights(tmp_path / "a"))
-    trained = dict(losses(tmp_path / "a"))
-    assert trained[16] < trained[1] - 0.2
-
-    capsys.readouterr()
-    argv = [f"--out_dir={tmp_path / 'a'}", "--device=cpu", "--top_k=5", "--max_new_tokens=40"]
-    for dtype in ("float32", "int8"):
-        sample.main([*argv, f"--dtype={dtype}"])
-        assert len(capsys.readouterr().out) > 40

@@ -9,11 +9,12 @@ from parts.block import BLOCK, Connection
 from parts.variant import Variant
 
 
-def twins(base="llama", streams=4, **arm):
+def twins(block, streams):
     """(a model with hyper-connections at their initial values, `plain` with the same weights)."""
     torch.manual_seed(0)
-    hyper = Variant(config(base, dict(residual="hyper", streams=streams) | arm)).eval()
-    plain = Variant(config(base, arm)).eval()
+    arm = dict(residual="hyper", streams=streams, block=block)
+    hyper = Variant(config("llama", arm)).eval()
+    plain = Variant(config("llama", dict(block=block))).eval()
     for name, p in plain.named_parameters():
         p.data = torch.nn.init.normal_(torch.empty_like(p), 0.0, 0.3)
         hyper.get_parameter(name).data = p.data
@@ -23,21 +24,16 @@ def twins(base="llama", streams=4, **arm):
 @pytest.mark.parametrize("block", BLOCK)
 @pytest.mark.parametrize("streams", [1, 2, 4])
 def test_at_first_it_is_plain_to_the_last_bit(block, streams):
-    """The logits, and after a backward pass the gradients of what both have, to rounding."""
-    hyper, plain = twins(block=block, streams=streams)
+    """The logits, also in 16 bits, and after a backward pass the gradients of what both have, to
+    rounding."""
+    hyper, plain = twins(block, streams)
     x, y = tokens(plain.config), tokens(plain.config, seed=2)
-    ours, theirs = hyper(x)[0], plain(x)[0]
-    assert torch.equal(ours, theirs)
+    for low in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            assert torch.equal(hyper(x)[0], plain(x)[0])
     hyper(x, y)[1].backward(), plain(x, y)[1].backward()
     for name, p in plain.named_parameters():
         torch.testing.assert_close(hyper.get_parameter(name).grad, p.grad, atol=1e-6, rtol=1e-4)
-
-
-def test_at_first_it_is_plain_in_16_bits_too():
-    hyper, plain = twins()
-    x = tokens(plain.config)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(hyper(x)[0], plain(x)[0])
 
 
 def test_connections_are_counted_over_the_depth():
@@ -85,15 +81,9 @@ def test_it_is_the_package(k, n):
 
 @torch.no_grad()
 def test_a_wrong_detail_is_not_the_package():
-    def another_stream(connection):
-        connection.own = 0
-
-    def the_transpose(connection):
-        learned = connection.mix.view(4, 5)[:, 1:]
-        learned.copy_(learned.T.clone())
-
-    def one_strength(connection):
-        connection.strength[1] = connection.strength[0]
-
-    for detail in (another_stream, the_transpose, one_strength):
+    for detail in (
+        lambda ours: setattr(ours, "own", 0),  # another stream
+        lambda ours: ours.mix.view(4, 5)[:, 1:].copy_(ours.mix.view(4, 5)[:, 1:].T.clone()),
+        lambda ours: ours.strength[1].copy_(ours.strength[0]),
+    ):
         assert not check_package(5, 4, detail)

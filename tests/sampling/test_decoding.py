@@ -8,7 +8,6 @@ import torch
 
 from helpers.progression import progression, trained
 from helpers.variants import ARMS, config, name
-from parts.cache import KVCache
 from sample import steps
 from sampling.decoding import Sample, probabilities, ragged
 from tokens.tokenizer import ByteTokenizer
@@ -48,14 +47,6 @@ def test_cached_and_batched_text_is_the_text(arm):
             assert (logits - cached_logits).abs().max() < tolerance
             assert (logits[0] - got_logits).abs().max() < tolerance
         assert not torch.equal(*both), "the text depends on the prompt"
-
-
-def test_a_ring_refuses_to_go_back_further_than_it_remembers():
-    model, cache = trained((("window", 5),)), KVCache(spare=2)
-    model(progression(0, 1, 9)[None], cache=cache)
-    cache.rewind(8), cache.rewind(7)
-    with pytest.raises(ValueError, match="from 9 tokens to 6"):
-        cache.rewind(6)
 
 
 # ---------------------------------------------------------------- the settings

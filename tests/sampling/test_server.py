@@ -20,7 +20,7 @@ import train
 from common.configurator import build
 from common.errors import UserError
 from common.files import ROOT
-from helpers.runs import SIZE
+from helpers.runs import arguments
 from prepare import prepare
 from sample import SampleConfig, open_model
 from sampling.attention_map import attention_weights
@@ -49,9 +49,8 @@ def runs(tmp_path_factory):
         text, data = str(folder / "text.txt"), str(folder / tokenizer)
         prepare("words", input=text, tokenizer=tokenizer, data_dir=data)
         outs.append(str(folder / f"out-{model}"))
-        more = [f"--model={model}", "--dataset=words", f"--data_dir={data}", "--max_iters=12"]
-        rate = ["--learning_rate=3e-3", "--eval_interval=12"]
-        train.main([*SIZE, *more, *rate, f"--out_dir={outs[-1]}"])
+        more = ["--max_iters=12", "--learning_rate=3e-3", "--eval_interval=12"]
+        train.main(arguments(data, outs[-1], f"--model={model}", *more))
     return outs
 
 

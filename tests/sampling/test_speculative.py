@@ -7,10 +7,9 @@ import torch
 from scipy import stats
 
 from helpers.progression import progression, trained
-from helpers.variants import name
+from helpers.variants import close, name
 from model_llama import Llama, LlamaConfig
-from sample import generate
-from sampling.decoding import probabilities
+from sampling.decoding import probabilities, steps
 from sampling.speculative import Lookup, accept, speculate
 
 HOW = dict(temperature=0.7, top_k=4, top_p=0.97)
@@ -25,12 +24,13 @@ def tiny(seed, V=5, scale=1.0):
     return model
 
 
-def text(steps):
-    return torch.cat([step.token for step in steps], dim=1)[0].tolist()
+def text(written):
+    return torch.cat([step.token for step in written], dim=1)[0].tolist()
 
 
 ARMS = [{}, dict(window=5), dict(window=5, full_every=2, position="alibi")]
 ARMS += [dict(position="learned"), dict(block_local=6)]
+ARMS += [dict(mixer=word, position="none") for word in ("mamba2", "gated_delta")]
 
 
 @pytest.mark.parametrize("arm", ARMS, ids=name)
@@ -47,9 +47,11 @@ def test_greedy_text_is_the_models_own(arm, draft):
         (progression(4, 2, 3), 4, dict(repetition_penalty=1.5)),
     ):
         settings = dict(temperature=0, **more)
-        alone = torch.cat(list(generate(model, prompt[None], 32, **settings)), dim=1)[0].tolist()
-        drafted = speculate(model, prompt[None], 32, drafter, most, tally=tally, **settings)
-        assert text(drafted) == alone
+        alone = list(steps(model, prompt[None], 32, **settings))
+        drafted = list(speculate(model, prompt[None], 32, drafter, most, tally=tally, **settings))
+        assert text(drafted) == text(alone)
+        for a, b in zip(drafted, alone, strict=True):
+            assert close(a.logits, b.logits)
     assert tally["reads"] + tally["accepted"] == 96 > tally["reads"]
     if draft == "model":
         assert tally["accepted"] < tally["drafted"], "a draft that is never wrong tests little"

@@ -8,8 +8,7 @@ from tokens import downloads
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """An empty folder, and no source of text but those that a test opens; GPT-2's tokenizer is a
-    tiny one."""
+    """An empty folder, no source of text but what a test opens, a tiny tokenizer for GPT-2's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CORPUS_DIR", raising=False)
     monkeypatch.setattr(downloads, "download", no_network)

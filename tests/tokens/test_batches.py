@@ -1,5 +1,4 @@
-"""The order of the samples, evaluation, and memory over a billion tokens. Run: python -m pytest
-tests/tokens/test_batches.py"""
+"""The order of the samples, evaluation, and memory over a billion tokens."""
 
 import os
 import subprocess
@@ -23,23 +22,17 @@ def kind_of_order(request, monkeypatch):
 
 @pytest.mark.parametrize("n", [9, 10, 15, 16, 17, 24, 25, 1000, 1003])
 def test_an_epoch_visits_each_window_once(n, kind_of_order, block_size=8):
+    """Each is a stretch of the text, and y is x shifted by one."""
     samples = Batches(np.arange(n, dtype=np.uint16), block_size, 1)
     count = samples.windows_per_epoch
     assert count == max(1, (n - block_size) // block_size)
     for epoch in range(20):
-        starts = np.sort(samples.get(epoch * count, count)[0][:, 0])
+        x, y = samples.get(epoch * count, count)
+        assert x.shape == y.shape == (count, block_size) and x.dtype == y.dtype == np.int64
+        assert (y == x + 1).all() and (x == x[:, :1] + np.arange(block_size)).all()
+        starts = np.sort(x[:, 0])
         assert (np.diff(starts) == block_size).all()  # next to each other, none twice
         assert starts[0] >= 0 and starts[-1] + block_size <= n - 1  # the last target is there
-
-
-def test_y_is_x_shifted_by_one():
-    tokens = np.random.default_rng(0).integers(0, 60_000, 500).astype(np.uint16)
-    x, y = Batches(tokens, 16, 3).get(5, 11)
-    assert x.shape == y.shape == (11, 16) and x.dtype == y.dtype == np.int64
-    assert (x[:, 1:] == y[:, :-1]).all()
-    where = np.lib.stride_tricks.sliding_window_view(tokens, 17)
-    for a, b in zip(x, y, strict=True):  # a stretch of the text
-        assert (where == np.append(a, b[-1])).all(axis=1).any()
 
 
 def test_order_is_a_pure_function(kind_of_order):
@@ -53,9 +46,8 @@ def test_order_is_a_pure_function(kind_of_order):
 
 
 def test_order_is_pinned():
-    """A resumed run relies on it: epoch e is default_rng([seed, e]), first the offset, then the
-    permutation."""
-    random = np.random.default_rng([7, 2])
+    """A resumed run relies on it."""
+    random = np.random.default_rng([7, 2])  # of the seed and the epoch
     starts = random.integers(8) + 8 * random.permutation(24)  # of 200 tokens, in windows of 8
     assert (Batches(np.arange(200), 8, 7).get(2 * 24, 24)[0][:, 0] == starts).all()
     assert Batches(np.arange(200), 8, 1).get(0, 4)[0][:, 0].tolist() == [11, 171, 59, 139]

@@ -1,6 +1,4 @@
-"""What people bring: files, folders and tables in; documents and three splits out.
-
-Run: python -m pytest tests/tokens/test_documents.py"""
+"""What people bring: files, folders and tables in; documents and three splits out."""
 
 import csv
 import errno
@@ -20,8 +18,7 @@ from common.errors import Failure
 from helpers.texts import message, tiny_bpe
 from tokens import token_files, writing
 from tokens.documents import find_files, open_input
-from tokens.token_files import TokenFile, load_meta, load_split
-from tokens.tokenizer import tokenizer_from_json
+from tokens.token_files import TokenFile, load_meta, load_split, load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 TEXTS = [f"Document {i}\nover the {'hills and far ' * (i % 7)}away, Zoë.\n" for i in range(400)]
@@ -49,10 +46,10 @@ def prepared(**options):
     return meta, {split: documents_of(split) for split in meta["splits"]}
 
 
-def documents_of(split, name="x"):
-    """The documents of a split, at each of whose ends there is one <|endoftext|>."""
-    tokenizer = tokenizer_from_json(json.loads(Path(f"data/{name}/tokenizer.json").read_text()))
-    ids = np.asarray(load_split(f"data/{name}", split, 0))
+def documents_of(split):
+    """The documents of a split of `x`, at each of whose ends there is one <|endoftext|>."""
+    tokenizer = load_tokenizer("data/x", load_meta("data/x"))
+    ids = np.asarray(load_split("data/x", split, 0))
     parts = np.split(ids, np.flatnonzero(ids == tokenizer.start) + 1)
     assert parts[-1].size == 0
     return [tokenizer.decode(part[:-1]) for part in parts[:-1]]
@@ -75,16 +72,12 @@ def tree():
         ("src", ["src/a.py", "src/b.py", "src/sub/c.md"]),
         ("src/*.py", ["src/a.py", "src/b.py"]),
         ("src/**/*.md", ["src/sub/c.md"]),
-        ("notes.txt,src/*.md,src/sub", None),
         ("src/b.py,src", ["src/b.py", "src/a.py", "src/sub/c.md"]),
         ("s*", ["src/a.py", "src/b.py", "src/sub/c.md"]),
         ("a,b[1].txt", ["a,b[1].txt"]),
     ],
 )
 def test_which_files_are_read(tree, spec, expected):
-    if expected is None:
-        assert "no file matches (--input=src/*.md)" in message(find_files, spec)
-        return
     assert [str(path) for path in find_files(spec)] == expected
 
 
@@ -94,11 +87,11 @@ def test_a_prepared_dataset_inside_the_folder_is_not_read(tree):
     assert [str(path) for path in find_files("data,notes.txt")] == ["data/mine.txt", "notes.txt"]
 
 
-def test_a_pipe_is_not_waited_for():
-    Path("src").mkdir()
+def test_a_pattern_without_a_file_is_named_and_a_pipe_is_not_waited_for():
+    write("src/a.txt", "a text")
+    assert "no file matches (--input=src/*.md)" in message(find_files, "src/a.txt,src/*.md,src")
     os.mkfifo("pipe"), os.mkfifo("src/pipe")
     assert "no file here (--input=pipe)" in message(find_files, "pipe")
-    write("src/a.txt", "a text")
     assert [*find_files("src,*")] == [Path("src/a.txt")]
 
 
@@ -123,11 +116,8 @@ def write_table(kind):
         parquet.write_table(pyarrow.Table.from_pylist(ROWS), name)
         return name
     with open(name, "w", encoding="utf-8", newline="") as file:
-        rows = csv.DictWriter(
-            file, ["id", "text", "body"], delimiter="\t" if kind == "tsv" else ","
-        )
-        rows.writeheader()
-        rows.writerows(ROWS)
+        table = csv.writer(file, delimiter="\t" if kind == "tsv" else ",")
+        table.writerows([ROWS[0], *(row.values() for row in ROWS)])
     return name
 
 
@@ -202,10 +192,13 @@ def test_bad_file(name, content, words):
     assert os.listdir("data") == []
 
 
-def test_text_and_pairs_are_two_datasets(tree):
+def test_text_pairs_and_preferences_are_three_datasets(tree):
     write("src/chat.jsonl", jsonl([{"prompt": "a", "answer": "b"}]))
     text = message(open_input, "src")
     assert "src/chat.jsonl holds pairs" in text and "src/sub/c.md holds text" in text
+    write("tastes.jsonl", jsonl([{"prompt": "a", "chosen": "b", "rejected": "c"}]))
+    text = message(open_input, "tastes.jsonl,src/chat.jsonl")
+    assert "tastes.jsonl holds preferences" in text and "src/chat.jsonl holds pairs" in text
 
 
 def test_what_a_folder_holds_besides_text_is_left_out_by_name(tree, capsys):
@@ -214,8 +207,7 @@ def test_what_a_folder_holds_besides_text_is_left_out_by_name(tree, capsys):
     write("src/wide.txt", "wide".encode("utf-16"))
     write("src/empty.py", "\n")
     write("src/other.jsonl", '{"id": 1}\n')
-    meta, splits = prepared(input="src")
-    parts = [text for split in splits.values() for text in split]
+    parts = sum(prepared(input="src")[1].values(), [])
     in_test = "d\n"  # the end of the longest document
     names = ("a.py\n", "b.py\n", "sub/c.m")
     assert sorted(parts) == [in_test, *(f"text of src/{name}" for name in names)]
@@ -263,7 +255,7 @@ def test_without_end_of_text_a_blank_line_separates(kind):
     for i, end in enumerate(ends):
         write(f"src/{i}.txt", f"document {i}.{end}")
     meta = prepare.prepare("x", input="src", tokenizer=kind)
-    tokenizer = tokenizer_from_json(json.loads(Path("data/x/tokenizer.json").read_text()))
+    tokenizer = load_tokenizer("data/x", meta)
     splits = [tokenizer.decode(load_split("data/x", split, 0)) for split in meta["splits"]]
     for i, end in enumerate(ends):
         expected = f"document {i}.{max(end, chr(10) * 2)}"
@@ -291,8 +283,7 @@ def test_a_single_text_has_50_000_test_tokens_or_1_percent_never_5(n):
 
 
 def test_shares_of_documents_by_size(monkeypatch):
-    """Test holds at most 5 %, val at most a half, whatever the sizes; the shares of many documents
-    come from the hash alone."""
+    """Whatever the sizes; the shares of many documents come from the hash alone."""
     rng = np.random.default_rng(0)
     seen = set()
     for n in [2, 3, 4, 5, 10, 30, 100, 1000] * 5:
@@ -320,7 +311,7 @@ def test_few_documents_have_all_splits(n):
     the largest one if none is small."""
     texts = [f"{i} {'some words of the king ' * 40}\n" for i in range(n)]
     write("rows.jsonl", jsonl([{"text": text} for text in texts]))
-    meta, parts = prepare.prepare("x", "rows.jsonl", "gpt2"), {}
+    meta = prepare.prepare("x", "rows.jsonl", "gpt2")
     assert len(meta["splits"]) == 3
     tokens = {split: entry["tokens"] for split, entry in meta["splits"].items()}
     assert all(tokens.values()) and tokens["test"] <= 0.05 * sum(tokens.values()) + 1

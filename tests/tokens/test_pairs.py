@@ -1,6 +1,4 @@
-"""Prompt/answer pairs: files and masks, rows that see one pair, and a loss of the answers alone.
-
-Run: python -m pytest tests/tokens/test_pairs.py"""
+"""Prompt/answer pairs: files and masks, rows that see one pair, a loss of the answers alone."""
 
 import json
 import math
@@ -12,8 +10,8 @@ import pytest
 import torch
 
 import train
-from common.errors import UserError
 from helpers import runs
+from helpers.models import random_weights
 from helpers.runs import arguments, losses, two_ranks
 from helpers.texts import message, tiny_bpe
 from prepare import prepare
@@ -77,10 +75,15 @@ def test_tokens_and_mask(tmp_path, monkeypatch, kind):
         ('{"prompt": "x", "answer": "\\ud800"}', "half a character"),
         ('{"prompt": "x", "answer": "a\\nb"}', "several lines.*:2\\).*gpt2"),
         ("\udcff", "'utf-8' codec"),
+        ('{"prompt": "a", "chosen": "b", "rejected": " "}', "an answer is empty .*:2\\)"),
+        ('{"prompt": "a", "chosen": "b", "rejected": "b"}', "both answers are the same .*:2\\)"),
+        ('{"prompt": "a", "chosen": "b", "rejected": 3}', "rejected is missing or not a text"),
     ],
 )
-def test_a_line_that_holds_no_pair_is_named(tmp_path, line, words):
-    good, path = json.dumps({"prompt": "p", "answer": "a"}), tmp_path / "bad.jsonl"
+def test_a_line_that_holds_no_pair_or_preference_is_named(tmp_path, line, words):
+    whole = {"prompt": "p", "chosen": "a", "rejected": "b"}
+    good = json.dumps(whole if "chosen" in line else {"prompt": "p", "answer": "a"})
+    path = tmp_path / "bad.jsonl"
     path.write_text(f"{good}\n{line}\n\n{good}\n", encoding="utf-8", errors="surrogateescape")
     text = message(prepare, "bad", str(path), "byte", str(tmp_path / "data"))
     assert re.search(words, text) and not (tmp_path / "data" / "bad").exists()
@@ -111,21 +114,18 @@ CHAT = [
 
 
 def test_each_answer_of_a_conversation_is_a_pair():
+    """Whatever the form of its messages."""
     first = "System: Be short.\nUser: Who rules?\nAssistant:"
     assert chat_pairs(CHAT, "here") == [
         (first, " The king."),
         (f"{first} The king.\nUser: Of what?\nAssistant:", " Rome."),
     ]
     assert chat_pairs(CHAT[:2], "here") == chat_pairs([], "here") == []
-
-
-def test_other_forms_of_a_conversation_are_the_same():
-    expected = chat_pairs(CHAT[1:3], "chat.jsonl:1")
     shared = [{"from": "human", "value": "Who rules?"}, {"from": "gpt", "value": "The king."}]
-    assert chat_pairs(shared, "chat.jsonl:1") == expected
     halves = [{"type": "text", "text": "The "}, {"type": "text", "text": "king."}]
-    parts = [CHAT[1], {"role": "assistant", "content": halves}]
-    assert chat_pairs(parts, "chat.jsonl:1") == expected
+    in_parts = [CHAT[1], {"role": "assistant", "content": halves}]
+    for messages in (CHAT[1:3], shared, in_parts):
+        assert chat_pairs(messages, "here") == [("User: Who rules?\nAssistant:", " The king.")]
 
 
 def test_a_conversation_is_in_one_split(tmp_path, capsys):
@@ -145,8 +145,7 @@ def test_a_conversation_is_in_one_split(tmp_path, capsys):
 
 
 def naive(pairs, block_size):
-    """x and y of each pair whose answer begins within block_size: what Pairs has to give, token by
-    token. No prompt is empty."""
+    """x and y, token by token, of each pair whose answer begins within block_size."""
     for prompt, answer in pairs:
         ids = [*prompt.encode(), *answer.encode(), 10]
         x, y = [0] * block_size, [-1] * block_size
@@ -161,13 +160,8 @@ def naive(pairs, block_size):
 def some_pairs(n, seed=0):
     rng = random.Random(seed)
     words = ["the", "king", "of", "rome", "shall", "speak", "no", "more"]
-    return [
-        (
-            " ".join(rng.choices(words, k=rng.randint(1, 4))),
-            " " + " ".join(rng.choices(words, k=rng.randint(1, 5))),
-        )
-        for _ in range(n)
-    ]
+    phrase = lambda most: " ".join(rng.choices(words, k=rng.randint(1, most)))
+    return [(phrase(4), " " + phrase(5)) for _ in range(n)]
 
 
 @pytest.mark.parametrize("block_size", [5, 12, 17, 64])
@@ -264,13 +258,10 @@ def test_the_doctor_looks_at_the_answers(tmp_path, capsys):
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
-    """Of a step, its gradient, and an evaluation, beside a computation pair by pair. Prompts and
-    neighbours do not count."""
+    """Of a step, its gradient, and an evaluation, beside a computation pair by pair."""
     keys = ("--gradient_accumulation_steps=2", "--grad_clip=0", "--weight_decay=0")
     run = ready(pairs_dir, tmp_path, f"--model={model}", "--batch_size=9", *keys)
-    with torch.no_grad():
-        for p in run.model.parameters():
-            p.normal_(0, 0.2)  # far from uniform, so that every detail shows
+    random_weights(run.model, 0.2)  # far from uniform, so that every detail shows
     fitting = [pair for pair in some_pairs(60)[:51] if len(pair[0]) <= 20]
     rows = naive(some_pairs(60)[:51], 20)
     text = {tuple(x): pair for pair, (x, _) in zip(fitting, rows, strict=True)}
@@ -288,8 +279,7 @@ def test_the_loss_is_the_mean_over_the_answers(pairs_dir, tmp_path, model):
 
 
 def test_bits_per_byte_counts_the_bytes_of_the_answers(pairs_dir, tmp_path):
-    with pytest.raises(UserError, match="begin beyond block_size=1 .*larger block_size"):
-        ready(pairs_dir, tmp_path, "--block_size=1")
+    assert "begin beyond block_size=1 " in message(ready, pairs_dir, tmp_path, "--block_size=1")
     run = ready(pairs_dir, tmp_path, "--block_size=100")
     row, answers = train.score(run), [answer for _, answer in some_pairs(60)[51:57]]
     nats = row["val_loss"] * sum(len(answer) + 1 for answer in answers)
@@ -328,16 +318,19 @@ def test_two_ranks_are_one_process_with_pairs_and_text(pairs_dir, tmp_path):
 
 
 def test_a_tiny_run_learns_the_answers(tmp_path, capsys):
-    """End to end: JSONL, training, sampling. It answers, and then ends the answer."""
+    """End to end: JSONL, training, the sample that it prints. It answers, and ends the answer."""
     known = {"capital of France?": " Paris", "capital of Spain?": " Madrid", "2+2=": "4"}
-    known |= {"king of Rome?": " no one", "two lines\nasked": " one told"}
+    known |= {"two lines\nasked": " one told", "king of Rome?": " no one"}
     prepared(tmp_path, [*known.items()] * 8, "char")
     keys = ("--dataset=pairs", "--block_size=32", "--max_iters=150", "--eval_interval=75")
     keys += ("--log_interval=50", "--learning_rate=1e-2")
     train.main(arguments(tmp_path, tmp_path / "run", *keys))
     scored = dict(losses(tmp_path / "run", "val_loss"))
     assert scored[150] < 0.02 < 2 < scored[0]
-    assert "34 pairs to train on, 4 to validate\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "34 pairs to train on, 4 to validate\n" in printed
+    sample = "' no one':\nking of Rome? no one\n\ncheckpoint: "
+    assert f"a prompt that it has not seen, whose answer in the data is {sample}" in printed
     model, tokenizer, *_ = open_run(tmp_path / "run")
     for prompt, answer in known.items():
         idx = torch.tensor(tokenizer.encode(prompt))[None]

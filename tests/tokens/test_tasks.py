@@ -1,6 +1,4 @@
-"""The tasks: what their samples ask, what is learned of them, and how often a model is right.
-
-Run: python -m pytest tests/tokens/test_tasks.py"""
+"""The tasks: what their samples ask, what is learned of them, and how often a model is right."""
 
 import re
 

@@ -1,5 +1,4 @@
-"""The files of a dataset: complete, or one line that says what is wrong. Run: python -m pytest
-tests/tokens/test_token_files.py"""
+"""The files of a dataset: complete, or one line that says what is wrong."""
 
 import hashlib
 import json

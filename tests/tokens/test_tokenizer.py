@@ -1,5 +1,4 @@
-"""Tokenizers, training a BPE, and encoding on all cores. Run: python -m pytest
-tests/tokens/test_tokenizer.py"""
+"""Tokenizers, training a BPE, and encoding on all cores."""
 
 import itertools
 import json

@@ -3,7 +3,13 @@
 import pytest
 
 import train
+from common import files
 from helpers.runs import arguments
+
+
+@pytest.fixture(autouse=True)
+def nothing_warned():
+    files.warned.clear()
 
 
 @pytest.fixture

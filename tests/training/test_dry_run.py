@@ -73,9 +73,6 @@ def test_dry_run_measures_its_seconds(data_dir, tmp_path, capsys, monkeypatch):
     assert f"time         {100 + 4 * 0.5 + 5:.1f} s: {parts}" in capsys.readouterr().out
 
 
-# ---------------------------------------------------------------- memory
-
-
 def nodes(tree):
     for node in tree:
         yield node

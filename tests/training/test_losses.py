@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from training import losses
 from training.losses import EVAL_BLOCKS, halves, mean_loss, measures
@@ -19,6 +20,7 @@ def test_the_halves_are_the_first_and_the_last_batches():
     assert row["val_tune"] == pytest.approx((10 + 60) / 40)
     assert row["val_report"] == pytest.approx((40 + 240) / 40)
     assert row["val_blocks"] == [4.0, 8.0]
+    assert halves([sums[:1]], [1.0]) == {}  # one batch has none
 
 
 def test_blocks_cover_the_second_half_in_order():
@@ -33,10 +35,6 @@ def test_datasets_are_weighted():
     row = halves([a, b], [0.75, 0.25])
     assert row["val_tune"] == row["val_report"] == pytest.approx(0.75 + 0.25 * 4)
     assert row["val_blocks"] == [1.75]
-
-
-def test_one_batch_has_no_halves():
-    assert halves([batch_sums([1.0], [5])], [1.0]) == {}
 
 
 NAMES = ("accuracy", "exact")
@@ -66,19 +64,14 @@ def test_the_reported_half_has_measures_of_its_own():
     assert row["report_accuracy"] == 5 / 8 and row["report_exact"] == 0
 
 
-class Probable(torch.nn.Module):
-    """A model whose most probable tokens are those that it is given as input."""
-
-    def forward(self, x, y):
-        logits = 5 * torch.nn.functional.one_hot(x, 7).float()
-        return logits, torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), y.flatten(), ignore_index=-1
-        )
-
-
 def test_a_row_is_right_if_all_its_targets_are():
+    def model(x, y):
+        """Its most probable tokens are those that it is given."""
+        logits = 5 * F.one_hot(x, 7).float()
+        return logits, F.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-1)
+
     y = torch.tensor([[-1, 3, 4], [-1, 3, 4], [-1, -1, 2], [-1, -1, -1]])
     x = torch.tensor([[1, 3, 4], [1, 3, 5], [0, 0, 2], [1, 1, 1]])
-    loss, tokens, rows = Loss(Probable())(x, y, measured=True).tolist()
+    loss, tokens, rows = Loss(model)(x, y, measured=True).tolist()
     assert (tokens, rows) == (4, 2)  # a row without targets is not right
-    assert loss == Loss(Probable())(x, y).item()
+    assert loss == Loss(model)(x, y).item()

@@ -62,18 +62,21 @@ def test_a_steady_step_does_not_synchronize_a_gpu(data_dir, tmp_path, compile):
     assert train.read_steps(run)[0] > 0
 
 
-def test_a_loss_that_is_not_finite_is_named_and_never_saved(data_dir, tmp_path, monkeypatch):
-    """It is noticed when the steps are read, and again before a save."""
-    run = ready(data_dir, tmp_path, "--log_interval=1000")
-    weight = run.model.wte.weight
-    hooks = []
+@pytest.mark.parametrize("dtype, factor", [("float32", torch.nan), ("float16", torch.inf)])
+def test_a_norm_that_is_not_finite_is_named_and_never_saved(
+    data_dir, tmp_path, monkeypatch, dtype, factor
+):
+    """When the steps are read, and before a save. float16 cannot halve its scale any more."""
+    run = ready(data_dir, tmp_path, "--log_interval=1000", f"--dtype={dtype}")
+    run.scaler = torch.amp.GradScaler("cpu", init_scale=1.0, enabled=dtype == "float16")
     for step in range(5):
         if step == 2:
-            hooks.append(weight.register_hook(lambda gradient: gradient * torch.nan))
+            run.model.wte.weight.register_hook(lambda gradient: gradient * factor)
         train.train_step(run)
     monkeypatch.setattr(train.checkpoint, "save", lambda *args: pytest.fail("this was saved"))
-    with pytest.raises(FloatingPointError, match="gradient norm nan at step 3, learning rate"):
-        train.save(run)
+    for read in (train.read_steps, train.save):
+        with pytest.raises(FloatingPointError, match=f"norm {factor} at step 3, learning rate"):
+            read(run)
 
 
 def test_steps_are_read_in_any_groups_with_the_same_results(data_dir, tmp_path):

@@ -1,6 +1,4 @@
-"""Preferences and DPO: files, order, the loss beside the paper's formula, the frozen reference.
-
-Run: python -m pytest tests/training/test_preferences.py"""
+"""Preferences and DPO: files, order, the loss beside the paper's formula, the frozen reference."""
 
 import json
 import math
@@ -14,7 +12,6 @@ import pytest
 import torch
 
 import train
-from common.errors import UserError
 from helpers.runs import arguments, equal, losses, made, stop_after, two_ranks, weights
 from helpers.texts import message
 from prepare import prepare
@@ -195,36 +192,13 @@ def test_a_run_goes_on_from_another_one(tastes_dir, tmp_path):
     ],
 )
 def test_mistakes_are_found_before_anything_is_written(tastes_dir, tmp_path, more, words):
-    with pytest.raises(UserError, match=words):
-        train.main(dpo(tastes_dir, tmp_path / "run", *more))
+    assert re.search(words, message(train.main, dpo(tastes_dir, tmp_path / "run", *more)))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_dry_run_with_recomputed_blocks(tastes_dir, tmp_path, capsys):
     argv = dpo(tastes_dir, tmp_path / "run", "--dry_run", "--activation_checkpointing")
     assert train.main(argv).status == 0 and "activations" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "row, words",
-    [
-        ({"prompt": "a", "chosen": "b", "rejected": " "}, "an answer is empty"),
-        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "both answers are the same"),
-        ({"prompt": "a", "chosen": "b", "rejected": 3}, "rejected is missing or not a text"),
-    ],
-)
-def test_a_row_that_is_no_preference_is_named(tmp_path, row, words):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in [ROWS[0], row]))
-    text = message(prepare, "tastes", str(path), "byte", str(tmp_path / "data"))
-    assert words in text and f"({path}:2)" in text
-
-
-def test_preferences_and_pairs_are_two_datasets(tmp_path):
-    (tmp_path / "a.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": "a", "answer": "b"}) + "\n")
-    text = message(prepare, "x", str(tmp_path / "*.jsonl"), "byte", str(tmp_path / "data"))
-    assert "a.jsonl holds preferences" in text and "b.jsonl holds pairs" in text
 
 
 def test_the_example_can_be_prepared(tmp_path):
@@ -234,7 +208,7 @@ def test_the_example_can_be_prepared(tmp_path):
 
 def test_the_loss_is_that_of_trl(monkeypatch):
     """trl's own code and ours, on the same log-probabilities of answers, in float64."""
-    pytest.importorskip("trl", minversion="1.16", reason="needs requirements-trl.txt")
+    pytest.importorskip("trl", minversion="1.16", reason="needs trl")
     from trl import DPOTrainer
 
     torch.manual_seed(0)
@@ -242,14 +216,11 @@ def test_the_loss_is_that_of_trl(monkeypatch):
     tokens = 3 * torch.randn(2, 2 * n, T, dtype=torch.float64)  # log-probabilities: ours, reference
     ours, reference = tokens.sum(2)  # of answers: n chosen, then n rejected
     zeros, words = torch.zeros(2 * n, T, dtype=torch.float64), torch.zeros(2 * n, T + 1).long()
-    outputs = SimpleNamespace(
-        log_probs=tokens[0], entropy=zeros, mean_logits=zeros, is_top1=zeros.bool()
-    )
+    others = dict(entropy=zeros, mean_logits=zeros, is_top1=zeros.bool())
+    outputs, same = SimpleNamespace(log_probs=tokens[0], **others), lambda x: x
     trainer = SimpleNamespace(
         model=SimpleNamespace(training=False),
-        accelerator=SimpleNamespace(
-            device="cpu", gather=lambda x: x, gather_for_metrics=lambda x: x
-        ),
+        accelerator=SimpleNamespace(device="cpu", gather=same, gather_for_metrics=same),
         **dict(beta=BETA, loss_types=["sigmoid"], loss_weights=[1.0], label_smoothing=0.0),
         **dict(f_divergence_type="reverse_kl", ld_alpha=None, use_weighting=False),
         **dict(precompute_ref_logps=True, aux_loss_enabled=False, _total_train_tokens=0),

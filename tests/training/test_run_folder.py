@@ -9,32 +9,20 @@ from dataclasses import asdict
 import pytest
 
 from common import files
-from common.errors import Failure, UserError
+from common.errors import Failure
 from helpers.checkpoints import copy_run, prepare_words, resume
+from helpers.formats import refused
 from helpers.runs import new_run
 from training import run_folder
 from training.settings import TrainConfig
 
-
-@pytest.fixture(autouse=True)
-def nothing_warned():
-    files.warned.clear()
-
-
-@pytest.fixture
-def out(tmp_path):
-    """A run folder with one checkpoint."""
-    return copy_run(tmp_path / "run")
-
-
-# ---------------------------------------------------------------- the place
+# ---------------------------------------------------------------- the place and its lock
 
 
 @pytest.mark.parametrize("name", ["a\0b", "n" * 300, "\ud800"])
 def test_a_name_that_no_folder_can_have(tmp_path, name):
-    with pytest.raises(UserError, match="choose another --out_dir") as caught:
-        run_folder.open_out_dir(tmp_path / name)
-    assert caught.value.status == 2 and not list(tmp_path.iterdir())
+    assert "choose another --out_dir" in refused(run_folder.open_out_dir, tmp_path / name)
+    assert not list(tmp_path.iterdir())
 
 
 def test_leftovers_of_interrupted_writes_are_removed(tmp_path):
@@ -45,17 +33,14 @@ def test_leftovers_of_interrupted_writes_are_removed(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "log.jsonl.tmp"]
 
 
-# ---------------------------------------------------------------- the lock
-
-
 def test_a_lock_file_of_another_user(tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     (tmp_path / "lock").touch()
     monkeypatch.setattr(files, "lock", refuse)
-    with pytest.raises(UserError, match="cannot lock this folder: Permission denied .*out_dir="):
-        run_folder.check_out_dir(tmp_path)
+    said = refused(run_folder.check_out_dir, tmp_path)
+    assert f"cannot lock this folder: Permission denied (out_dir={tmp_path})" in said
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
@@ -104,18 +89,12 @@ def test_a_log_that_finds_the_disk_full(tmp_path, monkeypatch):
     log.keep({"step": 1, "loss": 1.0})
     real = os.write
     monkeypatch.setattr(run_folder.os, "write", lambda number, data: real(number, data[:9]))
-    with pytest.raises(
-        Failure,
-        match=r"cannot write: No space left on device \(.*log.jsonl\): free the disk.*resume",
-    ):
+    words = r"cannot write: No space left on device \(.*log.jsonl\): free the disk.*resume"
+    with pytest.raises(Failure, match=words):
         log.keep({"step": 2, "loss": 1.0})
     monkeypatch.undo()
     log.close()
     assert run_folder.read_log(tmp_path / "log.jsonl") == [{"step": 1, "loss": 1.0}]
-
-
-def broken(*more):
-    raise OSError("no network")
 
 
 def test_drawing_warns_once(tmp_path, monkeypatch, capsys):
@@ -124,14 +103,17 @@ def test_drawing_warns_once(tmp_path, monkeypatch, capsys):
     for step in (1, 2, 3):
         log.evaluation({"step": step, "train_loss": 1.0, "val_loss": 1.0, "bits_per_byte": 1.0})
     log.close()
-    err = capsys.readouterr().err
-    assert err.count("warning: no ") == 1
+    assert capsys.readouterr().err.count("warning: no ") == 1
 
 
 @pytest.mark.parametrize("at", ["start", "log", "close"])
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "csv"])
 def test_a_logger_that_fails_never_stops_a_run(tmp_path, monkeypatch, capsys, name, at):
     """In whatever it does. It warns once; log.jsonl has all rows."""
+
+    def broken(*more):
+        raise OSError("no network")
+
     starts = {
         "start": broken,
         "log": lambda *more: (broken, lambda: None),
@@ -147,15 +129,16 @@ def test_a_logger_that_fails_never_stops_a_run(tmp_path, monkeypatch, capsys, na
     assert len(run_folder.read_log(tmp_path / "log.jsonl")) == 3
 
 
-def test_tensorboard_and_csv_hold_the_rows_of_the_log(out, data_dir, capsys):
+def test_tensorboard_and_csv_hold_the_rows_of_the_log(tmp_path, capsys):
     """Also of a run that is resumed after steps that were logged and not saved."""
-    lost = {"step": 23, "loss": 9.0}
-    first = TrainConfig(out_dir=str(out), log="tensorboard,csv")
+    out = copy_run(tmp_path / "run")
+    first = asdict(TrainConfig(out_dir=str(out)))
     for name in ("tensorboard", "csv"):
         rows = run_folder.read_log(out / "log.jsonl")
-        write, close = run_folder.LOGGERS[name](asdict(first), {}, rows)
-        write(lost)
+        write, close = run_folder.LOGGERS[name](first, {}, rows)
+        write({"step": 23, "loss": 9.0})
         close()
+    data_dir = prepare_words(tmp_path / "data")
     assert not resume(out, data_dir, "--max_iters=24", "--log=tensorboard,csv")
     assert "warning: tensorboard" not in capsys.readouterr().err
 
@@ -173,8 +156,3 @@ def test_tensorboard_and_csv_hold_the_rows_of_the_log(out, data_dir, capsys):
     found = [(each.step, each.value) for each in shown.Scalars("loss")]
     assert found == [(step, pytest.approx(loss)) for step, loss in losses]
     assert [each.step for each in shown.Scalars("val_loss")] == [24]
-
-
-@pytest.fixture
-def data_dir(tmp_path):
-    return prepare_words(tmp_path / "data")

@@ -1,6 +1,5 @@
 """What a finished run prints: a sample that fits the data, and the commands to type next."""
 
-import json
 import shlex
 import subprocess
 import sys
@@ -8,21 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-import train
 from common import errors, files
 from common.configurator import keys
 from common.files import ROOT
-from helpers.runs import arguments, ready
-from prepare import prepare
+from helpers.runs import ready
 from training import report
 from training.settings import TrainConfig, read_config
 
 
 def value(argv, key):
     return getattr(read_config(argv, "").config, key)
-
-
-# ---------------------------------------------------------------- the comparison
 
 
 LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
@@ -89,34 +83,11 @@ def test_a_long_command_is_wrapped_and_can_be_pasted():
     assert report.command("train.py", "x" * 200).splitlines()[-1] == "  " + "x" * 200
 
 
-# ---------------------------------------------------------------- the sample
-
-
-def test_the_sample_of_pairs_answers_a_held_out_prompt(tmp_path, capsys):
-    """And ends where the answer ends."""
-    rows = [{"prompt": f"{n} is", "answer": " even" if n % 2 == 0 else " odd"} for n in range(40)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source = str(tmp_path / "pairs.jsonl")
-    prepare("words", input=source, tokenizer="char", data_dir=str(tmp_path))
-    sizes = ["--max_iters=60", "--learning_rate=1e-2", "--eval_interval=60"]
-    train.main(arguments(tmp_path, tmp_path / "run", *sizes))
-    printed = capsys.readouterr().out
-    said = printed.partition("a prompt that it has not seen, whose answer in the data is ")[2]
-    known, sample, *_ = said.splitlines()
-    prompts = {row["prompt"]: row["answer"] for row in rows[-10:]}
-    prompt = " ".join(sample.split()[:2])
-    assert prompt in prompts and known == f"{prompts[prompt]!r}:"
-    assert sample in (f"{prompt} even", f"{prompt} odd") and "checkpoint: " in said.splitlines()[3]
-
-
 def test_the_sample_of_a_text_begins_at_its_start_token(data_dir, tmp_path, capsys):
     run = ready(data_dir, tmp_path)
     capsys.readouterr()
     prompt = report.closing_prompt(run.sources[0].splits["val"], run.tokenizer)
     assert prompt == ("\n", "") and not capsys.readouterr().out
-
-
-# ---------------------------------------------------------------- the terminal
 
 
 def test_long_lines_are_folded_on_a_terminal_only(monkeypatch):
@@ -130,12 +101,8 @@ def test_long_lines_are_folded_on_a_terminal_only(monkeypatch):
     assert " ".join([first, *others]).split() == line.split()
 
 
-# ---------------------------------------------------------------- another directory
-
-
 def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypatch, capsys):
     """And data are written where data_dir says. A config of the same name here comes first."""
-    files.warned.clear()
     monkeypatch.chdir(tmp_path)
     config = read_config([LLAMA, "--device=cpu"], "").config
     assert (config.model, config.max_iters, config.data_dir) == ("llama", 1080, "data")
@@ -145,9 +112,6 @@ def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypa
     assert value([LLAMA], "max_iters") == 3000
     with pytest.raises(errors.UserError, match="cannot read the config file"):
         read_config(["config/nowhere.py"], "")
-
-
-# ---------------------------------------------------------------- speed
 
 
 @pytest.mark.parametrize(

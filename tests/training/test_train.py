@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import train
 from common import files, runtime
@@ -22,6 +21,7 @@ from common.errors import Failure, UserError
 from common.runtime import Runtime, StopRequest
 from helpers.checkpoints import reseal
 from helpers.runs import ROOT, arguments, equal, losses, made, ready, stop_after, two_ranks, weights
+from helpers.texts import message
 from parts.architectures import CORNERS, configure, make
 from prepare import prepare
 from tokens import batches
@@ -68,34 +68,17 @@ def same_runs(a, b):
     assert equal(weights(a), weights(b))
 
 
-def test_stopped_before_the_first_step(start, resume, tmp_path, monkeypatch):
-    """An optimizer that has taken no step has no state, and none is made up for the checkpoint."""
-    options = "--max_iters=3 --dropout=0.1"
-    start("straight", options)
-    real = train.score
-
-    def stop(run, request=None):
-        monkeypatch.setattr(train, "score", real)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return real(run, request)
-
-    monkeypatch.setattr(train, "score", stop)
-    assert start("stopped", options) == 143
-    assert checkpoint.steps(tmp_path / "stopped") == [0]
-    resume("stopped")
-    same_runs(tmp_path / "stopped", tmp_path / "straight")
-
-
 def test_no_steps_at_all_is_a_run_folder(start, tmp_path, capsys):
     """As to convert pretrained weights."""
     assert not start("run", "--max_iters=0") and checkpoint.steps(tmp_path / "run") == [0]
     assert "best validation loss" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("when", [3, 4, 6])
+@pytest.mark.parametrize("when", [1, 3, 4, 6])
 def test_an_evaluation_that_was_cut_short_is_made_up_for(start, resume, tmp_path, when):
-    """After a signal during an evaluation the step is saved, and evaluated after the resume."""
-    options = "--max_iters=6 --eval_interval=3"
+    """After a signal during an evaluation the step is saved, and evaluated after the resume. Before
+    the first step an optimizer has no state, and none is made up for the checkpoint."""
+    options = "--max_iters=6 --eval_interval=3 --dropout=0.1"
     start("straight", options)
     real, calls = train.evaluate, []
 
@@ -113,13 +96,6 @@ def test_an_evaluation_that_was_cut_short_is_made_up_for(start, resume, tmp_path
     same_runs(tmp_path / "stopped", tmp_path / "straight")
     best = [checkpoint.pointer(tmp_path / name, "best") for name in ("stopped", "straight")]
     assert best[0] == best[1]
-
-
-def test_same_command_same_bits_and_another_seed_another_run(start, tmp_path):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        start(name, f"--max_iters=3 --dropout=0.1 --seed={seed}")
-    assert equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
-    assert not equal(weights(tmp_path / "a"), weights(tmp_path / "c"))
 
 
 def test_looking_changes_no_training_loss(start, tmp_path):
@@ -213,15 +189,6 @@ def test_float16_halves_its_scale_on_overflow_skips_the_step_and_grows_again(dat
     assert run.scaler.get_scale() == 2 * scale  # three steps without an overflow
 
 
-def test_float16_that_does_not_recover_stops(data_dir, tmp_path):
-    run = ready(data_dir, tmp_path, "--dtype=float16")
-    run.scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
-    next(run.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
-    train.train_step(run)
-    with pytest.raises(FloatingPointError, match="gradient norm inf at step 1"):
-        train.read_steps(run)
-
-
 def test_float16_resumed_is_uninterrupted(start, resume, tmp_path, monkeypatch):
     """The scale and its counter are in the checkpoint. An overflow is null in the log."""
     options = "--max_iters=8 --eval_interval=20 --dtype=float16"
@@ -303,17 +270,15 @@ def test_muon_takes_the_steps_of_torchs(monkeypatch):
 def test_muon_in_bfloat16_takes_torchs_steps_to_its_rounding():
     torch.manual_seed(0)
     start_at = torch.randn(8, 24)
-    pairs = [torch.nn.Parameter(start_at.clone()) for _ in range(3)]
-    steppers = [
-        our_muon(pairs[:1], "bfloat16"),
-        torch.optim.Muon(pairs[1:2], **MUON),
-        our_muon(pairs[2:]),
-    ]
-    for p in pairs:
+
+    def step(make, *more, **keys):
+        p = torch.nn.Parameter(start_at.clone())
         p.grad = start_at.sin()
-    for stepper in steppers:
-        stepper.step()
-    in_bfloat16, torchs, in_float32 = (p.detach() - start_at for p in pairs)
+        make([p], *more, **keys).step()
+        return p.detach() - start_at
+
+    in_bfloat16, in_float32 = step(our_muon, "bfloat16"), step(our_muon)
+    torchs = step(torch.optim.Muon, **MUON)
     size = in_float32.norm()
     assert (in_bfloat16 - torchs).norm() / size < 0.02
     assert 1e-4 < (in_bfloat16 - in_float32).norm() / size < 0.1
@@ -329,23 +294,17 @@ def test_data_seed_sets_the_order_apart_from_the_initialisation(data_dir, tmp_pa
     assert train.train_step(runs["a"])[0] != train.train_step(runs["b"])[0]
 
 
-def test_other_schedules():
-    config = TrainConfig(learning_rate=1.0, min_lr=0.0, warmup_iters=0, max_iters=100)
+def test_each_schedule_warms_up_and_has_its_form():
+    config = TrainConfig(learning_rate=1.0, min_lr=0.1, warmup_iters=10, max_iters=110)
     for schedule, expected in dict(
-        linear=[1, 0.5, 0.1, 0], wsd=[1, 1, 0.5, 0], constant=[1, 1, 1, 1]
+        cosine=[1 / 11, 1, 0.55, 0.122, 0.1, 0.1],
+        linear=[1 / 11, 1, 0.55, 0.19, 0.1, 0.1],
+        wsd=[1 / 11, 1, 1, 0.55, 0.1, 0.1],
+        constant=[1 / 11, 1, 1, 1, 1, 1],
     ).items():
         config.schedule = schedule
-        assert [learning_rate(step, config) for step in (0, 50, 90, 100)] == pytest.approx(expected)
-
-
-def test_learning_rate_schedule():
-    config = TrainConfig(learning_rate=1.0, min_lr=0.1, warmup_iters=10, max_iters=110)
-    assert learning_rate(0, config) == 1 / 11
-    assert learning_rate(10, config) == 1.0
-    assert math.isclose(learning_rate(60, config), 0.55)  # half way down the cosine
-    assert learning_rate(110, config) == learning_rate(10**6, config) == 0.1
-    rates = [learning_rate(step, config) for step in range(10, 111)]
-    assert rates == sorted(rates, reverse=True)
+        rates = [learning_rate(step, config) for step in (0, 10, 60, 100, 110, 10**6)]
+        assert rates == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2_124m", "llama_124m"])
@@ -381,11 +340,10 @@ def compiled(monkeypatch):
 
 
 @pytest.mark.parametrize("has_bfloat16, dtype", [(False, "float32"), (True, "bfloat16")])
-def test_resuming_does_not_choose_again(
-    data_dir, tmp_path, compiled, monkeypatch, has_bfloat16, dtype
+def test_resuming_does_not_choose_again_unless_asked(
+    data_dir, tmp_path, compiled, monkeypatch, capsys, has_bfloat16, dtype
 ):
-    """A run that repays compiling is resumed so near its end that the rest would not. On a CPU that
-    multiplies bfloat16, it uses that where it compiles."""
+    """A run that repays compiling is resumed so near its end that the rest would not."""
     monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: has_bfloat16)
     run = arguments(data_dir, tmp_path / "run", "--max_iters=6", "--eval_interval=20")
     stop_after(5)
@@ -394,13 +352,17 @@ def test_resuming_does_not_choose_again(
     assert (stored["compile"], stored["dtype"], stored["device"]) == (True, dtype, "cpu")
 
     monkeypatch.setattr(runtime, "multiplies_bfloat16", lambda: not has_bfloat16)
-    resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}"])
-    assert resumed.runtime.compile and len(compiled) == 2 and resumed.runtime.dtype == dtype
-    # `auto` on the command line is no other choice.
-    choices = ["--compile=auto", "--dtype=auto", "--device=auto"]
-    resumed = made(["--init_from=resume", f"--out_dir={tmp_path / 'run'}", *choices])
-    assert resumed.runtime.compile and resumed.runtime.device == "cpu"
-    assert resumed.runtime.dtype == dtype
+    resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}"]
+    for choices in ([], ["--compile=auto", "--dtype=auto", "--device=auto"]):
+        resumed = made([*resume, *choices]).runtime
+        assert (resumed.compile, resumed.dtype, resumed.device) == (True, dtype, "cpu")
+    assert len(compiled) == 3 and "will differ" not in capsys.readouterr().out
+
+    other = {"float32": "bfloat16", "bfloat16": "float32"}[dtype]
+    resumed = made([*resume, "--compile=False", f"--dtype={other}"]).runtime
+    assert (resumed.compile, resumed.dtype) == (False, other)
+    words = f"warning: dtype {dtype} -> {other}, compile True -> False: the run will differ"
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("has_bfloat16, dtype", [(False, "float32"), (True, "bfloat16")])
@@ -416,18 +378,6 @@ def test_a_run_of_some_length_uses_bfloat16(data_dir, tmp_path, monkeypatch, has
     assert made([*run, "--dtype=float32"]).runtime.dtype == "float32"
 
 
-def test_another_choice_on_the_command_line_wins_with_a_warning(
-    data_dir, tmp_path, compiled, capsys
-):
-    train.main(arguments(data_dir, tmp_path / "run", "--max_iters=1"))
-    capsys.readouterr()
-    resume = ["--init_from=resume", f"--out_dir={tmp_path / 'run'}", "--max_iters=9"]
-    resumed = made([*resume, "--compile=True", "--dtype=bfloat16"])
-    assert resumed.runtime.compile and resumed.runtime.dtype == "bfloat16"
-    words = "warning: max_iters 1 -> 9, dtype float32 -> bfloat16, compile False -> True: the run"
-    assert words in capsys.readouterr().out
-
-
 def test_a_run_of_another_machine_goes_on_with_the_device_there_is(
     data_dir, tmp_path, monkeypatch, capsys
 ):
@@ -440,8 +390,7 @@ def test_a_run_of_another_machine_goes_on_with_the_device_there_is(
     config = train.read_config(resume, "").config
     assert (config.device, config.compile) == ("cpu", "auto")
     assert "warning: device mps -> cpu, compile True -> auto: the run" in capsys.readouterr().out
-    with pytest.raises(UserError, match="no Metal device"):
-        train.read_config([*resume, "--device=mps"], "")
+    assert "no Metal device" in message(train.read_config, [*resume, "--device=mps"], "")
 
 
 # ---------------------------------------------------------------- what a run leaves behind
@@ -498,12 +447,10 @@ def test_eval_only_scores_the_split_that_is_asked_for(data_dir, tmp_path, resume
     assert "words: train loss " in capsys.readouterr().out
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
 
-    with pytest.raises(UserError, match="split=test is scored by eval_only.*--eval_only"):
-        resume("run", "--split=test")
+    assert "split=test is scored by eval_only" in message(resume, "run", "--split=test")
     del splits["test"]
     (folder / "meta.json").write_text(json.dumps(meta | {"splits": splits}))
-    with pytest.raises(UserError, match="has no test split"):
-        resume("run", "--eval_only --split=test")
+    assert "has no test split" in message(resume, "run", "--eval_only --split=test")
 
 
 def test_resume_drops_what_the_log_says_beyond_the_checkpoint(start, resume, tmp_path):
@@ -518,26 +465,18 @@ def test_resume_drops_what_the_log_says_beyond_the_checkpoint(start, resume, tmp
 # ---------------------------------------------------------------- faults
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_update(start, tmp_path):
-    wreck = "--learning_rate=1e30 --min_lr=1e30 --warmup_iters=0 --grad_clip=0"
-    words = r"at step \d+, learning rate .* \((last good checkpoint: .*|no checkpoint yet)\)"
-    with pytest.raises(Failure, match=f"{words}: nothing of this step"):
-        start("run", f"--max_iters=50 --eval_interval=2 {wreck}")
-    for tensors in map(load_file, tmp_path.glob("run/ckpt/*/model.safetensors")):
-        assert all(torch.isfinite(value).all() for value in tensors.values())
-
-
-def shrink(monkeypatch, method, at_call):
-    """Let Batches.get or Text.eval_batches find the token file too short at some call, once."""
-    real, calls = getattr(*method), []
-
-    def read(*args):
-        calls.append(0)
-        if len(calls) == at_call:
-            raise Failure("the token file shrank", "train.bin", "prepare the data again")
-        return real(*args)
-
-    monkeypatch.setattr(*method, read)
+@pytest.mark.parametrize(
+    "interval, words",
+    [(1, "validation loss nan at step 1"), (2, r"gradient norm nan at step 2, learning rate .*")],
+)
+def test_a_loss_that_is_not_finite_saves_nothing(start, tmp_path, interval, words):
+    """Of an evaluation or of a step. A folder without a checkpoint is free."""
+    wreck = "--learning_rate=1e30 --min_lr=1e30 --grad_clip=0"
+    with pytest.raises(Failure, match=rf"{words} \(no checkpoint yet\): nothing of this step"):
+        start("run", f"--eval_interval={interval} {wreck}")
+    assert not checkpoint.steps(tmp_path / "run")
+    start("run", "--max_iters=2")
+    assert [step for step, _ in losses(tmp_path / "run", "val_loss")] == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -551,21 +490,21 @@ def test_data_that_fail_lose_no_step(
     """The steps since the last checkpoint are saved before the run ends."""
     options = "--max_iters=7 --eval_interval=3 --dropout=0.1"
     start("straight", options)
-    shrink(monkeypatch, method, at_call)
+    real, calls = getattr(*method), []
+
+    def read(*args):
+        calls.append(0)
+        if len(calls) == at_call:
+            raise Failure("the token file shrank", "train.bin", "prepare the data again")
+        return real(*args)
+
+    monkeypatch.setattr(*method, read)
     with pytest.raises(Failure, match="the token file shrank") as caught:
         start("cut", options)
     assert f"saved step {step}: --init_from=resume continues from it" in capsys.readouterr().out
     assert caught.value.status == 1 and checkpoint.steps(tmp_path / "cut")[-1] == step
     assert not resume("cut")
     same_runs(tmp_path / "cut", tmp_path / "straight")
-
-
-def test_an_evaluation_that_is_not_finite_saves_nothing(start, tmp_path):
-    with pytest.raises(Failure, match="not finite|nan|inf"):
-        start("run", "--eval_interval=1 --learning_rate=1e30 --min_lr=1e30 --grad_clip=0")
-    assert not checkpoint.steps(tmp_path / "run")
-    start("run", "--max_iters=2")  # a folder without a checkpoint is free
-    assert [step for step, _ in losses(tmp_path / "run", "val_loss")] == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -578,14 +517,11 @@ def test_the_same_command_resumes(start, tmp_path, more):
 
 
 def test_match_sets_the_width_of_the_mlp(start, tmp_path, capsys):
-    options = "--max_iters=1 --model=llama --multiple_of=8"
-    start("base", options)
-    options = f"{options} --mlp=gelu --n_kv_head=1 --match=params"
+    """To one that tests/parts/test_costs.py finds right; the same command resumes the run."""
+    options = "--max_iters=1 --model=llama --multiple_of=8 --mlp=gelu --n_kv_head=1 --match=params"
     start("run", options)
-    assert re.search(r"match params: mlp_width \d+, [+-]0\.\d\d %", capsys.readouterr().out)
-    models = [checkpoint.open_run(tmp_path / name)[0] for name in ("base", "run")]
-    base, matched = (sum(p.numel() for p in model.parameters()) for model in models)
-    assert abs(matched / base - 1) < 0.005
+    said = re.search(r"match params: mlp_width (\d+), [+-]0\.\d\d %", capsys.readouterr().out)
+    assert checkpoint.open_run(tmp_path / "run")[0].config.mlp_width == int(said[1])
     start("run", f"{options} --init_from=resume --max_iters=2")
 
 
@@ -605,8 +541,8 @@ def test_a_signal_during_the_agreement_of_the_ranks_is_not_lost(monkeypatch):
 def test_a_used_folder_is_refused_or_moved_aside(start, tmp_path):
     start("run", "--max_iters=2")
     old = weights(tmp_path / "run")
-    with pytest.raises(UserError, match="there is a run here already.*resume.*overwrite"):
-        start("run", "--max_iters=2")
+    words = "there is a run here already.*resume.*overwrite"
+    assert re.search(words, message(start, "run", "--max_iters=2"))
     start("run", "--max_iters=2 --overwrite --seed=5")
     assert equal(weights(tmp_path / "run.old1"), old) and not equal(weights(tmp_path / "run"), old)
 
@@ -614,8 +550,7 @@ def test_a_used_folder_is_refused_or_moved_aside(start, tmp_path):
 def test_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(data_dir, tmp_path):
     out = tmp_path / "run"
     held = run_folder.open_out_dir(out)
-    with pytest.raises(UserError, match=f"process {os.getpid()} is training here"):
-        run_folder.open_out_dir(out)
+    assert f"process {os.getpid()} is training here" in message(run_folder.open_out_dir, out)
     held.close()  # as the system does for a process that dies
     run_folder.open_out_dir(out).close()
 
@@ -625,16 +560,9 @@ def test_signals_finish_the_step_and_save(data_dir, tmp_path, number, status):
     """As does a reader of the output that leaves, such as `| head`."""
     out = tmp_path / "run"
     argv = arguments(data_dir, out, "--max_iters=100000", "--eval_interval=50000")
-    process = subprocess.Popen(
-        [sys.executable, "-u", "train.py", *argv],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    for line in process.stdout:
-        if line.startswith("iter 5:"):
-            break
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-u", "train.py", *argv], cwd=ROOT, **pipes)
+    next(line for line in process.stdout if line.startswith("iter 5:"))
     if number:
         process.send_signal(number)
         assert "--init_from=resume" in process.communicate(timeout=30)[0]
@@ -770,27 +698,25 @@ def test_weights_only_samples_but_does_not_resume(start, resume, tmp_path):
     (folder / "optimizer.safetensors").unlink()
     reseal(folder)
     checkpoint.open_run(tmp_path / "run")
-    with pytest.raises(UserError, match="weights only"):
-        resume("run", "--max_iters=6")
+    assert "weights only" in message(resume, "run", "--max_iters=6")
 
 
 def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_path):
     start("run", "--max_iters=2")
     for more, words in (("--n_layer=3", "n_layer 2 -> 3"), ("--model=llama", "gpt2 -> llama")):
-        with pytest.raises(UserError, match=f"another architecture: .*{words}"):
-            resume("run", f"--max_iters=6 {more}")
+        said = message(resume, "run", f"--max_iters=6 {more}")
+        assert re.search(f"another architecture: .*{words}", said)
     other = f"--max_iters=6 --data_dir={tmp_path}"
     text = tmp_path / "other.txt"
     text.write_text("the king of rome shall speak no more\n" * 100)
     prepare("words", input=str(text), tokenizer="char", data_dir=str(tmp_path))
-    with pytest.raises(UserError, match="not those this run began with"):
-        resume("run", other)
+    assert "not those this run began with" in message(resume, "run", other)
     assert not resume("run", f"{other} --allow_data_change")
     assert checkpoint.steps(tmp_path / "run") == [2, 6]
     text.write_text("abcdefghijklmnopqrstuvwxyz 0123456789\n" * 100)
     prepare("words", input=str(text), tokenizer="char", data_dir=str(tmp_path))
-    with pytest.raises(UserError, match="the model's vocab_size=17 is below the data's 38"):
-        resume("run", f"{other} --allow_data_change")
+    said = message(resume, "run", f"{other} --allow_data_change")
+    assert "the model's vocab_size=17 is below the data's 38" in said
 
 
 @pytest.mark.parametrize(
@@ -812,22 +738,18 @@ def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_p
         (["--eval_iters=5"], "eval_tokens"),
         (["--init_from=nowhere/at-all"], "nowhere/at-all"),
         (["--init_from=resume"], "no checkpoint here"),
-        (["word"], "cannot read word"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_written(data_dir, tmp_path, more, words):
     if more == ["--device=cuda"] and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    with pytest.raises(UserError) as caught:
-        train.main(arguments(data_dir, tmp_path / "run", *more))
-    assert re.search(words, str(caught.value)) and "\n" not in str(caught.value)
+    assert re.search(words, message(train.main, arguments(data_dir, tmp_path / "run", *more)))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_warm_up_that_nobody_typed_is_shortened_for_a_short_run(data_dir, tmp_path, capsys):
     """A run of 20 steps with a config of 100 steps of warm-up warms up for two, also when the same
     command resumes it. The default of 2,000 steps is treated alike; what was typed is refused."""
-    files.warned.clear()
     (tmp_path / "long.py").write_text("max_iters, warmup_iters, learning_rate = 750, 100, 1e-2\n")
     words = arguments(data_dir, tmp_path / "run", "--max_iters=20", "--eval_interval=10")
     words = [word for word in words if "warmup" not in word]
@@ -872,17 +794,12 @@ def test_pretrained_weights_go_on_training(pretrained, data_dir, tmp_path, resum
     assert json.loads((out / "config.json").read_text())["model"] == "llama"
     assert not resume("run")  # it knows its width without the folder
     assert checkpoint.open_run(out)[0].blocks[0].mlp.gate.weight.shape == (40, 24)
-    run = [*run, f"--out_dir={tmp_path / 'other'}"]
-    with pytest.raises(UserError, match="these are weights of a llama model"):
-        train.main([*run, "--model=gpt2"])
-    with pytest.raises(UserError, match="vocab_size=20 is below|leave out the keys"):
-        train.main([*run, "--vocab_size=30"])
 
 
 def test_the_last_evaluation_scores_the_whole_split(data_dir, tmp_path):
     run = arguments(data_dir, tmp_path / "run", "--max_iters=4", "--eval_interval=2")
     parts = [row for row in train.main([*run, "--eval_tokens=100"]).rows if "val_loss" in row]
-    run[run.index(f"--out_dir={tmp_path / 'run'}")] = f"--out_dir={tmp_path / 'all'}"
+    run.append(f"--out_dir={tmp_path / 'all'}")
     whole = [row for row in train.main(run).rows if "val_loss" in row]
     assert [row.get("whole_val_loss") for row in parts] == [None, None, whole[-1]["val_loss"]]
     for key in ("val_tune", "val_report", "val_blocks"):
@@ -909,14 +826,13 @@ def test_main_returns_what_the_run_gave(data_dir, tmp_path, capsys):
     assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
 
 
-def test_weights_are_not_trained_past_their_positions(pretrained, capsys):
-    made([*pretrained[1], "--block_size=64"])
+def test_what_does_not_fit_pretrained_weights_is_said(pretrained, tmp_path, monkeypatch, capsys):
+    run = pretrained[1]
+    made([*run, "--block_size=64"])
     assert "note: block_size 64 -> 16, the longest of these weights" in capsys.readouterr().out
-
-
-def test_data_of_another_tokenizer_are_refused(pretrained, tmp_path, monkeypatch):
+    assert "these are weights of a llama model" in message(train.main, [*run, "--model=gpt2"])
+    words = message(train.main, [*run, "--vocab_size=30"])
+    assert "vocab_size=20 is below" in words or "leave out the keys" in words
     monkeypatch.setattr("weights.hf.same_tokens", lambda name, tokenizer: False)
     words = "not prepared with the tokenizer of these weights.*prepare.py NAME"
-    with pytest.raises(UserError, match=words):
-        train.main(pretrained[1])
-    assert not (tmp_path / "run").exists()
+    assert re.search(words, message(train.main, run)) and not (tmp_path / "run").exists()

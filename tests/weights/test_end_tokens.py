@@ -12,12 +12,13 @@ import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+import sample
 import train
 from common.errors import UserError
 from helpers.runs import arguments
 from helpers.texts import message
 from prepare import prepare
-from sample import write_text
+from sampling.decoding import Step
 from tokens.mixture import open_split
 from tokens.token_files import load_mask, load_meta, load_split, load_tokenizer
 from tokens.tokenizer import GPT4, LETTERS, encode_batches
@@ -158,29 +159,18 @@ def test_documents_pairs_and_preferences_end_with_it(model, tmp_path):
     assert closing_prompt(open_split(tmp_path / "docs", "train", 8), tokenizer) == ("", "")
 
 
-class Fixed(torch.nn.Module):
-    """A model that writes given tokens, whatever it reads, and notes what it has read."""
-
-    def __init__(self, ids, vocab_size):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.ids, self.vocab_size, self.read = iter(ids), vocab_size, []
-        self.config = SimpleNamespace(block_size=64)
-
-    def forward(self, idx, cache=None, last_only=False):
-        self.read.append(idx.tolist()[0])
-        logits = torch.full((1, 1, self.vocab_size), -9.0)
-        logits[..., next(self.ids)] = 9.0
-        return logits, None
-
-
-def test_a_sample_begins_with_bos_and_ends_with_any_of_the_stops(model):
+def test_a_sample_begins_with_bos_and_ends_with_any_of_the_stops(model, monkeypatch):
     tokenizer, (bos, stops) = hf.load_tokenizer(str(model.folder)), model.expected
     for stop in stops:
         ids = [*tokenizer.encode(" rome"), stop, *tokenizer.encode(" never")]
-        fixed = Fixed(ids, tokenizer.vocab_size)
-        assert write_text(fixed, tokenizer, "the king", temperature=0, max_new_tokens=9) == " rome"
-        assert fixed.read[0] == [bos, *tokenizer.encode("the king")]
+
+        def steps(model, idx, *args, **settings):
+            assert idx.tolist() == [[bos, *tokenizer.encode("the king")]]
+            for token in ids:
+                yield Step(torch.tensor([[token]]), torch.zeros(1, tokenizer.vocab_size))
+
+        monkeypatch.setattr(sample, "steps", steps)
+        assert sample.write_text(torch.nn.Linear(1, 1), tokenizer, "the king") == " rome"
 
 
 def test_trained_exported_and_read_again(model, tmp_path, capsys):

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import train
 from common.errors import Failure, UserError
@@ -139,13 +140,13 @@ def gguf_logits(fields, stored, idx):
     B, T = idx.shape
 
     def linear(x, name):
-        return torch.nn.functional.linear(x, t[f"{name}.weight"], t.get(f"{name}.bias"))
+        return F.linear(x, t[f"{name}.weight"], t.get(f"{name}.bias"))
 
     def norm(x, name):
         if kind == "llama":
             return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * t[f"{name}.weight"]
         weight, bias = t[f"{name}.weight"], t[f"{name}.bias"]
-        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
     def rope(x):  # (B, T, H, D): pairs of neighbours
         D = fields["llama.rope.dimension_count"]
@@ -167,16 +168,14 @@ def gguf_logits(fields, stored, idx):
         if kind == "llama":
             q, k = rope(q), rope(k)
         heads = [part.transpose(1, 2) for part in (q, k, v)]
-        y = torch.nn.functional.scaled_dot_product_attention(
-            *heads, is_causal=True, enable_gqa=True
-        )
+        y = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
         x = x + linear(y.transpose(1, 2).flatten(2), f"blk.{i}.attn_output")
         y = norm(x, f"blk.{i}.ffn_norm")
         up = linear(y, f"blk.{i}.ffn_up")
         if kind == "llama":
-            up = torch.nn.functional.silu(linear(y, f"blk.{i}.ffn_gate")) * up
+            up = F.silu(linear(y, f"blk.{i}.ffn_gate")) * up
         else:
-            up = torch.nn.functional.gelu(up, approximate="tanh")
+            up = F.gelu(up, approximate="tanh")
         x = x + linear(up, f"blk.{i}.ffn_down")
     x = norm(x, "output_norm")
     return linear(x, "output" if "output.weight" in t else "token_embd")

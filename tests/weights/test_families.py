@@ -93,11 +93,15 @@ def test_equals_transformers(case, tmp_path, monkeypatch):
     assert difference(reference, made, IDX) < (1e-6 if kind == "nanochat" else 1e-9)
 
 
-def test_null_is_not_absent():
+def test_a_window_that_is_null_absent_or_not_used():
     config, tensors = parts(theirs("mistral"))
     assert not to_ours(config | {"sliding_window": None}, tensors)[1].get("window")
     del config["sliding_window"]
     assert to_ours(config, tensors)[1]["window"] == 4096
+
+    config, tensors = parts(theirs("qwen2"))
+    unused = dict(sliding_window=32768, use_sliding_window=False, max_window_layers=24)
+    assert not to_ours(config | unused, tensors)[1].get("window")
 
 
 @pytest.mark.parametrize("case", ["llama-yarn", "llama-3"])
@@ -122,16 +126,6 @@ def test_a_scaling_without_its_original_context(case, at_the_top, monkeypatch):
         assert values["rope_original"] == (at_the_top or 64)
         assert difference(reference, ours(word, values, weights), IDX) < 1e-9
         written["rope_parameters"] = {"rope_type": "linear", "factor": 3.0}  # rope_scaling counts
-
-
-def test_keys_that_transformers_does_not_read():
-    """GPT-NeoX has its own names outside rope_parameters."""
-    config, tensors = parts(theirs("gpt-neox"))
-    del config["rope_parameters"]
-    config |= {"rotary_pct": 0.5, "rotary_emb_base": 500.0}
-    ignored = {"rope_theta": 3.0, "partial_rotary_factor": 1.0, "rope_type": "x", "factor": 2}
-    made = ours(*to_ours(config | ignored, tensors))
-    assert difference(theirs("gpt-neox"), made, IDX) < 1e-5
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
