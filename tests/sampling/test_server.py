@@ -278,7 +278,7 @@ def running(opened, config):
 
 
 def send(port, **data):
-    """A connection on which a text has been asked for, as a file to read."""
+    """A connection on which a text has been asked for."""
     body = json.dumps(data).encode()
     head = f"POST /write HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     connection = socket.create_connection(("127.0.0.1", port), timeout=20)

@@ -117,9 +117,6 @@ def test_nothing_unfinished_stays(runs, kind, fails, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == expected
 
 
-# ---------------------------------------------------------------- GGUF
-
-
 def test_a_dest_that_appears_meanwhile_stays(tmp_path):
     def write(path):
         path.write_text("ours")
@@ -128,6 +125,9 @@ def test_a_dest_that_appears_meanwhile_stays(tmp_path):
     with pytest.raises(Failure, match="it exists already"):
         export.write_atomically(tmp_path / "model", write)
     assert (tmp_path / "model").read_text() == "not ours" and len([*tmp_path.iterdir()]) == 1
+
+
+# ---------------------------------------------------------------- GGUF
 
 
 def gguf_logits(fields, stored, idx):
