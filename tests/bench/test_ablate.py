@@ -17,9 +17,12 @@ from parts.variant import POSITION
     "what, wanted",
     [
         ([arm(odd=dict(n_kv_head=3))], r"arm odd: n_head=2 is not divisible by n_kv_head=3"),
-        ([arm(typo=dict(positon="rope"))], r"arm typo: unknown key positon .*mean position"),
+        ([arm(t=dict(positon="rope"))], r"arm t: unknown key positon .*did you mean position"),
         ([arm(same=dict(norm="layernorm"))], r"the arm same changes nothing: it is base already"),
-        ([arm(idle=dict(mlp="relu", norm_eps=1e-3))], r"the arm idle changes nothing: norm_eps"),
+        (
+            [arm(idle=dict(mlp="relu", norm_eps=1e-3))],
+            r"the arm idle changes nothing: norm_eps has no effect",
+        ),
         ([arm(big=dict(n_layer=24))], r"arm big: no MLP width matches the base in params"),
         (["--design=leave_one_out", "--model=gpt2"], r"leave_one_out starts from llama"),
         (["--design=ladder", "--order=['nom']"], r"no rung nom .*choose from position, norm"),

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from bench.ablation import figures, report, tables
-from bench.ablation.caveats import caveats
+from bench.ablation.caveats import CAVEATS, caveats
 from helpers.sweeps import EFFECTS, make_sweep, write_lines
 
 FEW = {"effects": {"base": 0.0, "base-again": 0.0, "rope": -0.1}, "diverged": (), "stale": False}
@@ -302,8 +302,8 @@ CHANGES = {  # what must be said -> the change of the clean sweep
         "base_values": {"max_iters": 10, "batch_size": 4, "block_size": 25, "learning_rate": 1e-3},
         "data": {"train_tokens": 500, "val_tokens": 1, "dataset": "x", "fingerprint": "y"},
     },
-    "So this is a screening, and its words are those of one. 1.751 beside 1.700 of trigrams, 1.600"
-    " of 5-grams": {"ngrams": {"trigrams": 1.7, "best": [5, 1.6]}},
+    "of the text that it sees. So this is a screening, and its words are those of one. 1.751 beside"
+    " 1.700 of trigrams, 1.600 of 5-grams": {"ngrams": {"trigrams": 1.7, "best": [5, 1.6]}},
     "it beats trigrams, but not the best n-grams of its text. 1.751": {
         "ngrams": {"trigrams": 1.8, "best": [5, 1.6]}
     },
@@ -325,6 +325,7 @@ def test_a_sweep_with_many_faults_has_many_caveats_and_a_clean_one_has_none(tmp_
         "in what was to be matched. untied (+0.80 %)",
     ):
         assert words in text, words
+    assert len(CAVEATS) <= 15
     assert said(tmp_path, **CLEAN) == ""
 
 
