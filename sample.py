@@ -241,11 +241,8 @@ def main(argv):
 
         attention_map.check_path(config.attention)
     if config.serve:
-        try:
-            from sampling import server
-        except ImportError as error:
-            fix = "pip install starlette uvicorn"
-            raise UserError(f"the page needs the package {error.name}", "serve", fix) from None
+        from sampling import server
+
         listener = server.listen(config.port)
 
     is_int8 = config.dtype == "int8"

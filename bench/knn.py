@@ -26,7 +26,7 @@ from common import files
 from common.configurator import NonNegativeInt, PositiveInt, build, load
 from common.errors import UserError, run
 from common.runtime import set_up
-from sampling.knn import TEMPERATURE, WEIGHT, Datastore, identity, import_faiss, watched
+from sampling.knn import TEMPERATURE, WEIGHT, Datastore, identity, watched
 from tokens.mixture import open_split
 from tokens.token_files import load_meta, load_tokenizer
 from weights import checkpoint
@@ -85,7 +85,9 @@ def arrays(states, targets):
 def make(config):
     """Write the datastore under a temporary name and rename it. Raises UserError if something else
     is there."""
-    faiss, store = import_faiss(), Path(config.store)
+    import faiss
+
+    store = Path(config.store)
     model, weights, data, runtime = opened(config)
     if store.exists():
         raise UserError("there is something already", store, "choose another --store")

@@ -13,6 +13,8 @@ import sys
 import textwrap
 import traceback
 
+# What to install for a module whose package has another name, a partner, or one right version.
+PACKAGES = {"faiss": "faiss-cpu", "starlette": "starlette uvicorn", "ray": "ray==2.60.0"}
 BROKEN_PIPE = 141  # the exit status of a process that SIGPIPE ends
 
 
@@ -117,4 +119,7 @@ def explained(error):
         return error.status, text
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
         return 1, f"{error.strerror} (output): free the disk, or write elsewhere"
+    if isinstance(error, ModuleNotFoundError):
+        packages = PACKAGES.get(error.name, error.name)
+        return 2, f"{error.name} is not installed (package): pip install {packages}"
     return 1, f"{text} ({type(error).__name__}): run again with --debug to see where"

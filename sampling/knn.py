@@ -31,15 +31,6 @@ FIX = "build it again: python bench/knn.py build"
 WEIGHT, TEMPERATURE = 0.25, 10.0  # until bench/knn.py score has chosen
 
 
-def import_faiss():
-    try:
-        import faiss
-    except ImportError:
-        fix = "pip install faiss-cpu"
-        raise UserError("nearest neighbours need the package faiss", "knn", fix) from None
-    return faiss
-
-
 def identity(checkpoint_folder):
     """The sha256 of a checkpoint's weights: keys of other weights are no neighbours."""
     return files.sha256_of(Path(checkpoint_folder) / "model.safetensors")
@@ -62,7 +53,9 @@ class Datastore:
     it is missing, damaged, or of another model."""
 
     def __init__(self, folder, weights, config):
-        faiss, folder = import_faiss(), Path(folder)
+        import faiss
+
+        folder = Path(folder)
         self.facts = files.read_json(folder / "datastore.json", FIX)
         if self.facts.get("weights") != weights:
             raise UserError("this datastore belongs to other weights", folder, FIX)

@@ -10,6 +10,7 @@ nothing about the steps after its last.
 """
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -66,7 +67,10 @@ def check(run, argv, train_step):
 
     curve = matching_curve(read(path), settings, run, path)
     losses = [train_step(run)[0].item() for _ in curve["losses"]]
-    differences = [abs(a - b) for a, b in zip(losses, curve["losses"], strict=True)]
+    differences = [
+        abs(a - b) if math.isfinite(a) else math.inf
+        for a, b in zip(losses, curve["losses"], strict=True)
+    ]
     if run.runtime.main:
         print(f"\n{answer(losses, curve, differences, rounding(run.runtime))}")
     return int(max(differences) > curve["tolerance"])
@@ -119,6 +123,8 @@ def record(run, path, settings, names, train_step):
         raise UserError("a golden curve is recorded by a single process", "check=record", fix)
 
     losses, *others = (train_perturbed(run, seed, steps, train_step) for seed in range(3))
+    if not math.isfinite(sum(losses)):
+        raise UserError("a loss is not finite", "check=record", "try a lower learning_rate")
     noise = max(abs(a - b) for other in others for a, b in zip(losses, other, strict=True))
     # At least 0.001: in the shipped configs two threads, compiling and gradient accumulation change
     # losses by 3e-5 at most, and a forgotten weight decay by 4e-3.

@@ -140,15 +140,18 @@ def timed(work, run):
 
 
 def time_evaluation(run, score, eval_train_tokens):
-    """The seconds of an evaluation, extrapolated from a small one: a full evaluation may read a
-    thousand times the tokens of a step."""
+    """(the seconds of an evaluation, how many more the last one takes if it alone scores the whole
+    split), extrapolated from a small one: a full evaluation may read a thousand times the tokens
+    of a step."""
     config, batch = run.config, run.config.batch_size * run.model.config.block_size
-    val_tokens = [config.eval_tokens or len(source.splits["val"].tokens) for source in run.sources]
+    whole = [len(source.splits["val"].tokens) for source in run.sources]
+    val_tokens = [min(config.eval_tokens or tokens, tokens) for tokens in whole]
     few = min(*val_tokens, eval_train_tokens, 4 * batch * run.runtime.world_size)
     small = replace(run, config=replace(config, eval_tokens=few))
     score(small)  # warms up
     tokens = sum(val + min(val, eval_train_tokens) for val in val_tokens)
-    return timed(score, small) * tokens / (2 * few * len(run.sources))
+    per_token = timed(score, small) / (2 * few * len(run.sources))
+    return per_token * tokens, per_token * sum(whole) * bool(config.eval_tokens)
 
 
 def dry_run(run, train_step, score, eval_train_tokens):
@@ -159,13 +162,13 @@ def dry_run(run, train_step, score, eval_train_tokens):
     on_gpu = runtime.device.startswith("cuda")
     measured = torch.cuda.max_memory_allocated(runtime.device) if on_gpu else None
     step = statistics.median(times)
-    start, evaluation = max(0.0, first - step), time_evaluation(run, score, eval_train_tokens)
+    start = max(0.0, first - step)
+    evaluation, last = time_evaluation(run, score, eval_train_tokens)
 
     steps = max(0, config.max_iters - begin)
     evaluations = 1 + sum(n >= begin for n in range(0, config.max_iters, config.eval_interval))
-    seconds = duration(steps * step + evaluations * evaluation + start)
+    seconds = duration(steps * step + evaluations * evaluation + last + start)
     tokens = steps * run.step_tokens
-    epochs = tokens / sum(len(source.splits["train"].tokens) for source in run.sources)
     flops = training_flops_per_token(c, c.block_size)
     memory_row, (folder, free, needed) = memory_text(run, measured), room(run)
     if not runtime.main:
@@ -174,11 +177,12 @@ def dry_run(run, train_step, score, eval_train_tokens):
     per_second = f"{run.step_tokens / step:,.0f} tokens/s"
     extra = f"{'compiling' if runtime.compile else 'the first step'} {duration(start)} more"
     evaluated = f"{evaluations} evaluations of {duration(evaluation)}"
+    evaluated += f" and {duration(last)} more for the last" if last else ""
     rows = {
         "parameters": f"{parameters(c):,}",
         "operations": f"{flops / 1e6:,.2f} MFLOP per token, {flops * tokens:.2g} FLOP in all",
         "memory": memory_row,
-        "tokens": f"{tokens:,} in {steps:,} steps: {epochs:.2f} epochs",
+        "tokens": f"{tokens:,} in {steps:,} steps",
         "time": f"{seconds}: {steps:,} steps of {step * 1000:.1f} ms, {evaluated}, {extra}",
         "speed": f"{per_second}, {flops * run.step_tokens / step / 1e9:,.1f} GFLOP/s",
         "checkpoints": f"{size(needed // 4)} each, at most four at a time; "

@@ -1,6 +1,7 @@
 """What train.py prints before the first step, after the last one, and when a run fails."""
 
 import json
+import os
 import re
 import shlex
 from contextlib import contextmanager, suppress
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 
 from common import files
-from common.configurator import find_file, keys, load, typed
+from common.configurator import keys, load, typed
 from common.errors import Failure, UserError, folded
 from parts import moe
 from parts.architectures import CORNERS, configure
@@ -24,6 +25,8 @@ from training.settings import TrainConfig, scope
 from weights import checkpoint
 
 WIDTH = 80  # columns of a terminal
+OTHER = {"gpt2": "llama", "llama": "gpt2"}
+NAMES = {"gpt2": "GPT-2", "llama": "LLaMA"}
 
 # Dense TFLOP/s in bfloat16 and float16, summed in float32, from NVIDIA's data sheets (which list
 # twice as much "with sparsity"), of GPUs whose name has all of these words; the first that fits.
@@ -167,7 +170,11 @@ def print_results(run, speed):
 def print_how_to_continue(run):
     """The command that continues a run that was stopped."""
     print(f"stopped after step {run.step}, saved; continue with:")
-    print(command("train.py", "--init_from=resume", f"--out_dir={run.config.out_dir}"))
+    program, ranks = "python", run.runtime.world_size
+    if ranks > 1:
+        program = f"torchrun --standalone --nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"
+    words = command("train.py", "--init_from=resume", f"--out_dir={run.config.out_dir}")
+    print(words.replace("python", program, 1))
 
 
 def print_evaluation(run, score, evaluate):
@@ -225,41 +232,30 @@ def command(script, *arguments):
     return " \\\n".join(lines)
 
 
-OTHER = {"gpt2": "llama", "llama": "gpt2"}
-NAMES = {"gpt2": "GPT-2", "llama": "LLaMA"}
-
-
 def twin_arguments(argv):
     """The arguments that train the other model in the same way: its config file, and what the user
-    typed, except keys that the readable model does not have. [] if there is no such config, if the
-    user chose the model, or if the other one cannot have these sizes."""
-    paths = [arg for arg in argv if arg.endswith(".py") and not arg.startswith("--")]
-    word = next((word for path in paths for word in OTHER if word in Path(path).name), None)
-    if word is None or typed(argv) & {"model", "arch"}:
-        return []
-    twins = [path.replace(word, OTHER[word]) for path in paths]
-    if not all(Path(find_file(path)).exists() for path in twins):
-        return []
+    typed. [] if there is no such config, if the user chose the model or where the run starts, or if
+    the other model does not take these keys or sizes."""
+    word = "llama" if any("llama" in arg for arg in argv if arg.endswith(".py")) else "gpt2"
+    other, twin = OTHER[word], []
+    for arg in argv:
+        renamed = arg.replace(word, other) if arg.endswith(".py") else arg
+        if arg.startswith("--out_dir="):
+            parent, slash, name = arg.rpartition("/")
+            name = name.replace(word, other) if word in name else f"{name}-{other}"
+            renamed = parent + slash + name
+        twin.append(renamed)
 
-    this_run = {"init_from", "overwrite", "allow_data_change"}
-    known = keys(TrainConfig, CORNERS[OTHER[word]][0]).keys() - this_run
-    kept = [arg for arg in argv if arg.startswith("--") and typed([arg]) & known]
+    start = {"model", "arch", "init_from", "overwrite", "allow_data_change"}
+    if typed(argv) & start or not any(arg.endswith(".py") and arg not in argv for arg in twin):
+        return []
     try:
-        values, _ = load([*map(find_file, twins), *kept], [TrainConfig, VariantConfig], "", scope)
+        values, _ = load(twin, [TrainConfig, VariantConfig], "", scope)
+        known = keys(TrainConfig, CORNERS[other][0])
         configure(values)
-    except UserError:  # the other model cannot have these sizes, such as heads of odd width
+    except UserError:  # no such config, or sizes that it cannot have, such as heads of odd width
         return []
-    return [*twins, *(rename_folder(arg, word) for arg in kept)]
-
-
-def rename_folder(arg, word):
-    """--out_dir=FOLDER with the other model's name in it; another argument as it is."""
-    key, _, folder = arg.partition("=")
-    if key != "--out_dir":
-        return arg
-    path = Path(folder)
-    name = path.name.replace(word, OTHER[word])
-    return f"{key}={path.with_name(name if name != path.name else f'{name}-{OTHER[word]}')}"
+    return twin if typed(twin) <= known.keys() else []
 
 
 # ---------------------------------------------------------------- a run that fails
@@ -274,7 +270,7 @@ def explained(run, save=None):
         yield
     except Failure:
         if save and run.runtime.world_size == 1 and run.step > (run.saved or 0):
-            with suppress(Failure):  # the failure may have been a save
+            with suppress(Failure, FloatingPointError):  # the save may fail, or a step before it
                 save(run)
                 print(f"saved step {run.step}: --init_from=resume continues from it")
         raise

@@ -106,7 +106,7 @@ def open_out_dir(out_dir, resuming=False, overwrite=False):
         what = f"cannot write here: {error.strerror}"
         raise UserError(what, f"out_dir={out_dir}", "choose another --out_dir") from None
 
-    for name in ("log.jsonl", "config.json", "latest", "best", "loss.png"):
+    for name in ("log.jsonl", "config.json", "latest", "best", DIVERGED):
         for leftover in files.leftovers(out_dir / name):
             files.remove(leftover)
     return lock

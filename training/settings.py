@@ -120,7 +120,7 @@ class TrainConfig:
         unfit = [key for key in ("doctor", "check", "allow_data_change") if getattr(self, key)]
         odd = f"batch_size={self.batch_size} is odd: make it even, two rows for each preference"
         several = f"dpo takes one dataset: choose from dataset={self.dataset}"
-        split = f"dpo has a reference for train and val: leave split={self.split} out"
+        split = f"dpo scores its validation split alone: leave split={self.split} out"
         scratch = "dpo starts from a trained model: give --init_from=RUN"
         preference = [
             (self.init_from == "scratch", scratch),

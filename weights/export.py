@@ -146,7 +146,7 @@ def write_folder(folder, config, tensors, tokenizer, context):
     if stops or tokenizer.bos is not None:
         config["bos_token_id"] = tokenizer.start
         config["eos_token_id"] = stops[0] if len(stops) == 1 else stops or None
-        marks = {"bos_token": tokenizer.start, "eos_token": tokenizer.end}
+        marks = {"bos_token": tokenizer.start} | ({"eos_token": tokenizer.end} if stops else {})
         about = {key: tokenizer.decode([i]) for key, i in marks.items()}
     about |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context}
     about["clean_up_tokenization_spaces"] = False

@@ -33,10 +33,8 @@ def write(path, config, tensors, tokenizer, kind="F32"):
     """Write a model to a GGUF file. Takes its configuration and tensors in Hugging Face's form, and
     its tokenizer's to_json(). kind: F32, F16 or Q8_0, the format of the matrices. Raises UserError
     for a part that llama.cpp's model does not have."""
-    try:
-        import gguf
-    except ImportError:
-        raise UserError("the package gguf is not installed", "GGUF", "pip install gguf") from None
+    import gguf
+
     name = config["model_type"]
     for key in ONLY.keys() & config.keys():
         if config[key] != ONLY[key]:

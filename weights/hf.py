@@ -21,6 +21,7 @@ from common.configurator import PositiveFloat, PositiveInt, check
 from common.errors import UserError, one_line
 from common.files import read_json
 from parts.architectures import ARCH, CORNERS, configure, idle, make
+from parts.costs import NoInitialValues
 from parts.variant import VariantConfig
 from tokens.tokenizer import tokenizer_from_json
 from weights import checkpoint
@@ -328,6 +329,7 @@ def open_pretrained(name):
     tokenizer = load_tokenizer(name)
     fix = "get the tokenizer that belongs to these weights"
     check_vocabulary(tokenizer, values["vocab_size"], f"init_from={name}", fix)
-    model = make(configure({"model": word} | values))
+    with NoInitialValues():  # the file has them all
+        model = make(configure({"model": word} | values))
     load_weights(model, tensors)
     return model.eval(), tokenizer

@@ -131,6 +131,7 @@ def from_tokenizer_json(content, where):
     become ours; others stay among the ranks, and the pattern prevents text from producing them.
     Raises UserError for another kind of tokenizer, or ids that do not follow the merges."""
     try:
+        content = content | {"model": {"type": "BPE"} | content["model"]}  # GPT-2's does not say it
         if content["model"]["type"] == "BPE" and content["model"].get("byte_fallback"):
             return {"kind": "sentencepiece", "tokenizer": content}
         pattern, model, added = text_pattern(content), content["model"], content["added_tokens"]

@@ -8,19 +8,14 @@ from pathlib import Path
 
 from bench.ablation.launch import GRACE, make_ready, row_of
 from common import files
-from common.errors import UserError, one_line
+from common.errors import one_line
 from common.files import ROOT
-
-RAY = "ray==2.60.0"
 
 
 def import_ray():
     """Import Ray, connected to the cluster of RAY_ADDRESS, or else to a new one on this machine."""
-    try:
-        import ray
-    except ImportError:
-        fix = f"pip install {RAY}, or leave engine out"
-        raise UserError("ray is not installed", "engine=ray", fix) from None
+    import ray
+
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level="error")
     return ray

@@ -151,6 +151,7 @@ def test_leftovers_of_torchrun(monkeypatch, environment):
     [
         (UserError("what", "where", "fix"), 2, "what (where): fix"),
         (Failure("what", "where", "two\nlines"), 1, "what (where): two lines"),
+        (ModuleNotFoundError("no", name="x"), 2, "x is not installed (package): pip install x"),
         (ValueError("no"), 1, "no (ValueError): run again with --debug to see where"),
         (UserError("no \x1b[2Jweight", "a\x9bb", "\x07\r"), 2, r"no \x1b[2Jweight (a\x9bb): \x07"),
     ],

@@ -223,9 +223,14 @@ def with_future(monkeypatch):
     monkeypatch.setattr(model_llama.F, "scaled_dot_product_attention", sees_all)
 
 
+def not_a_number(monkeypatch):
+    monkeypatch.setattr(train, "train_step", lambda run: (torch.tensor(math.nan), None))
+
+
 @pytest.mark.parametrize(
     "spoil, words",
     [
+        (not_a_number, r"\nno: the loss of step 1 is nan, not "),
         (no_decay, r"\nno: the loss of step \d+ is .*\nThe first loss is right"),
         (with_future, "The first loss is .* off already"),
     ],
@@ -235,6 +240,7 @@ def test_a_mistake_in_the_code_is_found(ask, monkeypatch, spoil, words):
     spoil(monkeypatch)
     status, out = ask()
     assert status == 1 and re.search(words, out), out
+    assert spoil is not not_a_number or "not finite" in message(ask, "--check=record")
 
 
 def test_another_run_has_another_curve(ask):

@@ -187,7 +187,7 @@ def test_a_run_goes_on_from_another_one(tastes_dir, tmp_path):
         (["--objective=next_token"], "tastes holds preferences .dataset=tastes.: add --objective"),
         (["--dataset=words,tastes"], "dpo takes one dataset"),
         (["--doctor"], "doctor does not work with objective=dpo"),
-        (["--eval_only", "--split=test"], "dpo has a reference for train and val"),
+        (["--eval_only", "--split=test"], "dpo scores its validation split alone"),
         (["--n_layer=3"], "the weights do not fit the model"),
     ],
 )
