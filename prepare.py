@@ -26,8 +26,6 @@ import errno
 import math
 import os
 import re
-import shlex
-import textwrap
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
@@ -48,7 +46,6 @@ from tokens.writing import Corpus, PairRows, write_corpus, write_pairs
 SMALL = [name for name in NAMED if NAMED[name].small]  # train.py prepares them if missing
 VOCAB_SIZE = 8192  # of --tokenizer=bpe
 FEW_BYTES, FEW_TOKENS = 1_000_000, 1024  # own documents of fewer bytes get a smaller BPE
-WIDTH = 80  # cells of a terminal
 LISTED = 8  # left-out files that are named
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -250,7 +247,7 @@ def print_training(meta, data_dir):
     config = "task_recall" if name in TASKS else "llama_shakespeare"
     config = "llama_124m" if name == "openwebtext" else config
     config = "dpo_example" if "preferences" in splits[0] else config
-    words = ["python", files.script("train.py"), f"config/{config}.py", f"--dataset={name}"]
+    words = [f"config/{config}.py", f"--dataset={name}"]
     words += [f"--data_dir={data_dir}"] * (data_dir != "data")
     fewest = min(entry["tokens"] for entry in splits)
     if "longest" in splits[0]:
@@ -258,9 +255,7 @@ def print_training(meta, data_dir):
     elif fewest <= 256:  # the block_size of the config on a GPU
         words += [f"--block_size={max(1, min(64, fewest - 1))}", "--max_iters=200"]
     words.append(f"--out_dir=out-{name.replace(':', '-')}")
-    command = " ".join(map(shlex.quote, words))
-    options = dict(break_long_words=False, break_on_hyphens=False)
-    print("  train on it:\n  " + " \\\n    ".join(textwrap.wrap(command, WIDTH - 6, **options)))
+    print(f"  train on it:\n{files.command('train.py', *words)}")
 
 
 def print_list(data_dir):

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from common import errors
+from common import errors, files
 
 if __name__ == "__main__":
     errors.starting("train.py")
@@ -390,7 +390,7 @@ def main(argv):
     given = read_config(argv, __doc__)
     config, resuming = given.config, given.state is not None
     runtime = set_up(config.device, config.dtype)
-    report.print_once(runtime, f"this run:\n{report.command('train.py', *argv)}")
+    report.print_once(runtime, f"this run:\n{files.command('train.py', *argv)}")
 
     # Find every mistake before anything is written.
     parallel.check_layout(config, runtime)

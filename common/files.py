@@ -9,6 +9,7 @@ import json
 import math
 import os
 import secrets
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -16,11 +17,24 @@ from pathlib import Path
 from common.errors import Failure, UserError, folded, one_line
 
 ROOT = Path(__file__).resolve().parent.parent
+WIDTH = 80  # columns of a terminal
 
 
 def script(name):
     """A script of this repo, as it is called from the current directory."""
     return name if Path.cwd() == ROOT else str(ROOT / name)
+
+
+def command(name, *arguments):
+    """A command of a script of this repo that can be pasted into a shell: in lines of at most 80
+    columns, as far as its words allow, all but the last with a backslash at the end."""
+    lines = [f"python {shlex.quote(script(name))}"]
+    for word in map(shlex.quote, arguments):
+        if len(f"{lines[-1]} {word}") <= WIDTH - len(" \\"):
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"  {word}")
+    return " \\\n".join(lines)
 
 
 UMASK = os.umask(0)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +23,6 @@ from training.run_folder import DIVERGED, evaluation_lines, measures_text
 from training.settings import TrainConfig, scope
 from weights import checkpoint
 
-WIDTH = 80  # columns of a terminal
 OTHER = {"gpt2": "llama", "llama": "gpt2"}
 NAMES = {"gpt2": "GPT-2", "llama": "LLaMA"}
 
@@ -173,7 +171,7 @@ def print_how_to_continue(run):
     program, ranks = "python", run.runtime.world_size
     if ranks > 1:
         program = f"torchrun --standalone --nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"
-    words = command("train.py", "--init_from=resume", f"--out_dir={run.config.out_dir}")
+    words = files.command("train.py", "--init_from=resume", f"--out_dir={run.config.out_dir}")
     print(words.replace("python", program, 1))
 
 
@@ -214,22 +212,10 @@ def print_next_commands(folder, config, argv):
     """The checkpoint's folder, and commands that sample from it and train the other model."""
     out_dir = Path(config.out_dir)
     print(f"\ncheckpoint: {folder}\ncurves:     {out_dir / 'loss.png'}")
-    print(f"sample more:\n{command('sample.py', f'--out_dir={out_dir}')}")
+    print(f"sample more:\n{files.command('sample.py', f'--out_dir={out_dir}')}")
     twin = twin_arguments(argv)
     if twin:
-        print(f"compare with {NAMES[OTHER[config.model]]}:\n{command('train.py', *twin)}")
-
-
-def command(script, *arguments):
-    """A command that can be pasted into a shell: in lines of at most 80 columns, as far as its
-    words allow, all but the last with a backslash at the end."""
-    lines = [f"python {shlex.quote(files.script(script))}"]
-    for word in map(shlex.quote, arguments):
-        if len(f"{lines[-1]} {word}") <= WIDTH - len(" \\"):
-            lines[-1] += f" {word}"
-        else:
-            lines.append(f"  {word}")
-    return " \\\n".join(lines)
+        print(f"compare with {NAMES[OTHER[config.model]]}:\n{files.command('train.py', *twin)}")
 
 
 def twin_arguments(argv):

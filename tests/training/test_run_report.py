@@ -65,13 +65,13 @@ def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys,
 
 def test_a_long_command_is_wrapped_and_can_be_pasted():
     words = [LLAMA, "--out_dir=my run", *(f"--learning_rate=1e-{n}" for n in range(7))]
-    text = report.command("train.py", *words)
+    text = files.command("train.py", *words)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80 < len(" ".join(words)) and len(lines) < len(words)
     shell = ["sh", "-c", f"python() {{ printf '%s\\n' \"$@\"; }}\n{text}"]
     pasted = subprocess.run(shell, capture_output=True, text=True).stdout
     assert pasted.splitlines() == [files.script("train.py"), *words]
-    assert report.command("train.py", "x" * 200).splitlines()[-1] == "  " + "x" * 200
+    assert files.command("train.py", "x" * 200).splitlines()[-1] == "  " + "x" * 200
 
 
 def test_the_sample_of_a_text_begins_at_its_start_token(data_dir, tmp_path, capsys):
