@@ -166,7 +166,8 @@ def dry_run(run, train_step, score, eval_train_tokens):
     evaluation, last = time_evaluation(run, score, eval_train_tokens)
 
     steps = max(0, config.max_iters - begin)
-    evaluations = 1 + sum(n >= begin for n in range(0, config.max_iters, config.eval_interval))
+    next_due = begin + (run.state.get("evaluated") == begin)
+    evaluations = 1 + sum(n >= next_due for n in range(0, config.max_iters, config.eval_interval))
     seconds = duration(steps * step + evaluations * evaluation + last + start)
     tokens = steps * run.step_tokens
     flops = training_flops_per_token(c, c.block_size)

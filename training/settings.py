@@ -22,7 +22,7 @@ from common.configurator import (
     typed,
 )
 from common.errors import UserError, speaks
-from common.runtime import find_device, memory_of
+from common.runtime import find_device, find_ranks, memory_of
 from parts import costs
 from parts.architectures import ARCH, FORMER, configure, idle
 from parts.variant import VariantConfig
@@ -163,9 +163,10 @@ class TrainConfig:
 
 # Keys that determine the losses of a run, besides the data, the model and the machine.
 COURSE = (
-    *("objective", "dpo_beta", "optimizer", "schedule", "learning_rate", "min_lr", "warmup_iters"),
-    *("lr_decay_iters", "max_iters", "batch_size", "gradient_accumulation_steps", "weight_decay"),
-    *("beta1", "beta2", "grad_clip", "seed", "data_seed", "data_weights", "data_alpha", "dtype"),
+    *("objective", "dpo_beta", "optimizer", "adam_rate", "schedule", "learning_rate", "min_lr"),
+    *("warmup_iters", "lr_decay_iters", "max_iters", "batch_size", "gradient_accumulation_steps"),
+    *("weight_decay", "beta1", "beta2", "grad_clip", "seed", "data_seed", "data_weights"),
+    *("data_alpha", "dtype"),
 )
 # Keys whose `auto` is resolved when a run starts. The choice is stored and kept on resuming.
 RESOLVED = ("device", "dtype", "compile")
@@ -217,6 +218,7 @@ def read_config(argv, usage):
         values = with_model_of(stored["model"], model_values(stored), values)
 
     config = build(TrainConfig, values)
+    config.device = with_number(config.device)
     model = model_values(values)
     if folder is not None or init_from == "scratch":
         check_model(model)
@@ -292,12 +294,18 @@ def resume_values(stored, given, folder):
     changed = {
         key: f"{key} {stored[key]} -> {now[key]}" for key in stored if now[key] != stored[key]
     }
+    before, after = every_slot(stored), every_slot(now)
+    slots = [key for key in after.keys() - stored.keys() if before[key] != after[key]]
+    changed |= {key: f"{key} {before[key]} -> {after[key]}" for key in sorted(slots)}
     trained = {*keys(TrainConfig), *ONE_START} - {"model", "match"}
     other = [text for key, text in changed.items() if key not in trained]
     if other:
         what = f"the checkpoint has another architecture: {', '.join(other)} (now asked for)"
         fix = "give only --init_from=resume and --out_dir: a config file may set these keys"
         raise UserError(what, folder, fix)
+    if now["dtype"] == "float16" != stored["dtype"]:
+        what = f"a run in {stored['dtype']} has no scale of its loss, which float16 needs"
+        raise UserError(what, "dtype=float16", "leave dtype out")
     course = [changed[key] for key in (*COURSE, "device", "compile") if key in changed]
     if course:
         say(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
@@ -305,9 +313,16 @@ def resume_values(stored, given, folder):
     return {key: value for key, value in now.items() if key not in ONE_START or key in given}
 
 
+def every_slot(values):
+    """{key: value} of VariantConfig, of a model with these values; a readable model has fewer
+    keys."""
+    base = values.get("model", "gpt2")
+    return asdict(configure(asdict(configure(values)) | {"model": base, "arch": base}))
+
+
 def keep_device(stored, given):
-    """The stored values. If the kind of device changes (by --device, or because this machine lacks
-    the stored one), whether to compile is decided again."""
+    """The stored values, with a device that this machine has. If its kind changes, whether to
+    compile is decided again."""
     stored_device = stored.get("device", "auto")
     device = given.get("device", stored_device)
     try:
@@ -317,8 +332,17 @@ def keep_device(stored, given):
             raise
         device = find_device()
     if device.split(":")[0] == stored_device.split(":")[0]:
-        return stored
+        return stored | {"device": device}
     return stored | {"device": device, "compile": "auto"}
+
+
+def with_number(device):
+    """A CUDA device with its number, since a thread that chooses it needs one; another device as it
+    is. Of torchrun's ranks each chooses its own, so they get none."""
+    kind, _, number = find_device(device).partition(":")
+    if kind != "cuda":
+        return device
+    return "cuda" if find_ranks()[1] > 1 else f"cuda:{number or 0}"
 
 
 def first_state(given, fingerprint):

@@ -74,13 +74,6 @@ def test_a_long_command_is_wrapped_and_can_be_pasted():
     assert files.command("train.py", "x" * 200).splitlines()[-1] == "  " + "x" * 200
 
 
-def test_the_sample_of_a_text_begins_at_its_start_token(data_dir, tmp_path, capsys):
-    run = ready(data_dir, tmp_path)
-    capsys.readouterr()
-    prompt = report.closing_prompt(run.sources[0].splits["val"], run.tokenizer)
-    assert prompt == ("\n", "") and not capsys.readouterr().out
-
-
 def test_long_lines_are_folded_on_a_terminal_only(monkeypatch):
     line = "disk          ok      " + "many words of advice " * 8
     assert errors.folded(line, 22) == line

@@ -317,7 +317,11 @@ def test_a_larger_gpu_takes_the_same_tokens_in_fewer_passes(name, monkeypatch):
         assert config.batch_size * config.gradient_accumulation_steps == 480
         assert config.gradient_accumulation_steps % 8 == 0  # each of 8 GPUs does as many
         passes.append(config.gradient_accumulation_steps)
+        assert torch.device(config.device).index == 0  # without one, torch.cuda.set_device fails
     assert passes == [40, 16, 8]
+    for key, value in dict(RANK=0, WORLD_SIZE=2, MASTER_ADDR="", MASTER_PORT=1).items():
+        monkeypatch.setenv(key, str(value))
+    assert settings.with_number("cuda:0") == "cuda"  # stored by one process: each rank has its own
 
 
 # ---------------------------------------------------------------- what `auto` stands for
@@ -704,9 +708,16 @@ def test_weights_only_samples_but_does_not_resume(start, resume, tmp_path):
 
 def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_path):
     start("run", "--max_iters=2")
-    for more, words in (("--n_layer=3", "n_layer 2 -> 3"), ("--model=llama", "gpt2 -> llama")):
-        said = message(resume, "run", f"--max_iters=6 {more}")
+    start("llama", "--model=llama --max_iters=2")
+    for name, more, words in (
+        ("run", "--n_layer=3", "n_layer 2 -> 3"),
+        ("run", "--model=llama", "gpt2 -> llama"),
+        ("llama", "--window=4", "window 0 -> 4"),  # a key that the readable model does not have
+        ("llama", "--arch=olmo2", "block pre -> output"),
+    ):
+        said = message(resume, name, f"--max_iters=6 {more}")
         assert re.search(f"another architecture: .*{words}", said)
+    assert "float16 needs" in message(resume, "run", "--max_iters=6 --dtype=float16")
     other = f"--max_iters=6 --data_dir={tmp_path}"
     text = tmp_path / "other.txt"
     text.write_text("the king of rome shall speak no more\n" * 100)
