@@ -4,7 +4,7 @@ GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners
 - LayerNorm before each sublayer and once before the head (pre-norm)
 - multi-head attention
 - GELU MLP, four times as wide as the model
-- biases everywhere, token embedding and output head tied
+- biases everywhere but in the head, which is tied to the token embedding
 Read it beside model_llama.py: `diff model.py model_llama.py` lists what LLaMA changed.
 Shapes: B batch, T tokens, C = n_embd, H = n_head, D = C / H, S keys (past and present),
 V vocabulary.
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         if cache is not None:
             k, v, mask = cache.update(k, v)  # with the past: k, v (B, heads, S, D)
         p = self.dropout.p if self.training else 0.0
-        # On a CPU in 16 bits, train.py has torch use its plain form, which trains faster there.
+        # On a CPU in 16 bits, Runtime.autocast selects torch's unfused form, which trains faster.
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, dropout_p=p
         )

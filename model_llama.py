@@ -97,7 +97,7 @@ class Attention(nn.Module):
         if cache is not None:
             k, v, mask = cache.update(k, v)  # with the past: k, v (B, heads, S, D)
         p = self.dropout.p if self.training else 0.0
-        # On a CPU in 16 bits, train.py has torch use its plain form, which trains faster there.
+        # On a CPU in 16 bits, Runtime.autocast selects torch's unfused form, which trains faster.
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, dropout_p=p, enable_gqa=True
         )
@@ -171,7 +171,7 @@ class Llama(nn.Module):
         idx (B, T) token ids; targets (B, T), -1 where the loss skips a token; cache: the tokens
         read before (parts/cache.py). Returns (logits, loss): logits (B, T, V), or (B, 1, V) with
         last_only; loss the mean cross-entropy in nats per token, or None without targets.
-        Also reads more than block_size tokens.
+        May read more than block_size tokens: RoPE needs no table.
         """
         B, T = idx.size()
         if cache is None:

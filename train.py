@@ -6,9 +6,10 @@ Train a model:
     python train.py config/llama_shakespeare.py --init_from=resume
     torchrun --standalone --nproc_per_node=8 train.py config/gpt2_124m.py
 
-The run folder (weights/checkpoint.py) holds everything that resuming and sampling need. On a CPU, a
-run that is interrupted and resumed ends with the same bits as an uninterrupted one, because the
-batch and the dropout of a step depend on (seed, step) alone. From Python: `train.main([...])`.
+The run folder (weights/checkpoint.py) holds all that sampling needs; resuming also reads the
+dataset. On a CPU, a run that is interrupted and resumed ends with the same bits as an uninterrupted
+one, because the batch and the dropout of a step depend on (seed, step) alone. From Python:
+`train.main([...])`.
 """
 
 import math
@@ -36,7 +37,7 @@ from training.optim import learning_rate, make_optimizers
 from training.settings import TrainConfig, read_config
 from weights import checkpoint
 
-EVAL_TRAIN_TOKENS = 32768  # tokens of the train split that an evaluation scores
+EVAL_TRAIN_TOKENS = 32768  # an evaluation scores at most so many tokens of the train split
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Run:
 class Result(NamedTuple):
     """What `main` returns."""
 
-    status: int  # the exit status: 0, or 143 or 130 after a signal
+    status: int  # 0; 1: a check failed; 143, 130: a signal; 141: stdout was closed
     folder: Path | None = None  # the newest checkpoint
     rows: list = ()  # those of log.jsonl: {"step", "loss", ...}, {"step", "val_loss", ...}
 
@@ -133,7 +134,7 @@ def make_run(given, runtime):
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
     samples = config.batch_size * config.gradient_accumulation_steps
     tokens = samples * model.config.block_size * (config.max_iters - state["step"])
-    runtime.auto_dtype &= not config.check  # bench/results/golden is of float32
+    runtime.auto_dtype &= not config.check  # the golden curves are of float32
     flops = 6 * report.used_parameters(model) * tokens
     why = "as asked" if given.state is None else "as set for this run"
     runtime.choose_compile(config.compile, flops, why)
@@ -174,8 +175,9 @@ def make_run(given, runtime):
 def train_step(run):
     """Take one optimizer step on the global batch number run.step (from 0), and count it.
 
-    Returns (mean loss in nats per token, gradient norm before clipping), () tensors on the device,
-    and keeps them in run.unread. Nothing here waits for a GPU: `read_steps` does."""
+    Returns (mean loss, with that of the experts' balance; gradient norm before clipping), ()
+    tensors on the device, and keeps them in run.unread, so that a GPU is waited for in `read_steps`
+    alone (with float16 and with experts also here)."""
     config, runtime = run.config, run.runtime
     micro_batches, all_targets = run.loader.get(run.step)
 
@@ -236,7 +238,7 @@ def update_weights(run, lr):
 
 def read_steps(run):
     """Wait for the steps since the last reading, at least one. Returns (loss, gradient norm) of the
-    newest. Raises FloatingPointError if one of theirs is not finite."""
+    newest. Raises FloatingPointError if one is not finite."""
     numbers = torch.stack([torch.stack([loss, norm]) for _, loss, norm, _ in run.unread]).tolist()
     for (step, _, _, skipped), (loss, norm) in zip(run.unread, numbers, strict=True):
         if not math.isfinite(loss) or not (math.isfinite(norm) or skipped):
@@ -278,8 +280,8 @@ def evaluate(run, split, limit, stop=None):
 
 def score(run, stop=None):
     """The log row of an evaluation of both splits; None if a stop signal arrives midway. The last
-    one also scores the whole validation split, where eval_tokens are fewer. With several datasets
-    the row also holds the number of samples of each drawn so far."""
+    one of a run also scores the whole validation split, where eval_tokens are fewer. With several
+    datasets the row also holds the number of samples of each drawn so far."""
     limit, sums = run.config.eval_tokens, {"train": [], "val": [], "whole": []}
     for source in run.sources:
         train_split, val_split = source.splits["train"], source.splits["val"]
@@ -361,7 +363,7 @@ def evaluate_and_save(run, log, stop):
     if is_best:
         state["best_val_loss"], state["best_bits_per_byte"] = row["val_loss"], row["bits_per_byte"]
         state["best_step"] = run.step
-    if run.step or not run.config.max_iters:  # a run can be begun anew without its step 0
+    if run.step or not run.config.max_iters:  # step 0 costs nothing to repeat
         log.phase("saving")
         save(run, is_best)
     log.phase("")
@@ -392,7 +394,7 @@ def main(argv):
     runtime = set_up(config.device, config.dtype)
     report.print_once(runtime, f"this run:\n{files.command('train.py', *argv)}")
 
-    # Find every mistake before anything is written.
+    # Find every mistake before anything is written to out_dir.
     parallel.check_layout(config, runtime)
     folder = (config.out_dir, resuming, config.overwrite)
     if config.trains:
@@ -411,7 +413,7 @@ def main(argv):
     lock = parallel.main_first(lambda: run_folder.open_out_dir(*folder), runtime)
     with lock or nullcontext():
         log = run_folder.RunLog(run, report.peak_speed(run)) if lock else run_folder.NoLog()
-        with report.explained(run, save):  # an error is explained after saving what can be
+        with report.explained(run, save):  # after an error: save, then explain
             status, speed = train(run, log)
         log.close()
         if runtime.main and status != errors.BROKEN_PIPE:

@@ -25,6 +25,7 @@ if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
 from bench.ablation.settings import variant_config
+from bench.ablation.tables import number
 from common import files
 from common.configurator import build, load
 from common.errors import UserError, run
@@ -56,7 +57,7 @@ class Run:
     last_step: int
     tokens_per_second: float  # median over the log
     parameters: float  # nan if they are unknown
-    data: str  # fingerprint of the data, or the dataset's name before the first checkpoint
+    data: str  # fingerprint of the data
     remarks: list
 
 
@@ -74,7 +75,7 @@ def read_run(folder, name):
         samples = config["batch_size"] * config["gradient_accumulation_steps"]
         step_tokens = samples * config["block_size"]
         log = pd.DataFrame(read_log(folder / "log.jsonl"))
-        data = data_of(folder) or config["dataset"]
+        data = files.read_json(checkpoint.find(folder) / "state.json", fix)["data"]
     except (UserError, KeyError, TypeError) as error:
         raise UserError(f"this run cannot be read: {error}", folder, fix) from None
 
@@ -90,14 +91,6 @@ def read_run(folder, name):
         remarks.append(f"{name} is at step {last_step:,} of {config['max_iters']:,}.")
     speed = log["tokens_per_second"].median()
     return Run(name, config, evaluations, last_step, speed, count, data, remarks)
-
-
-def data_of(folder):
-    """The fingerprint of a run's data, from its newest checkpoint; None if that has none."""
-    try:
-        return files.read_json(checkpoint.find(folder) / "state.json", "")["data"]
-    except (UserError, OSError, KeyError):
-        return None
 
 
 def read_runs(folders):
@@ -159,10 +152,6 @@ def tables(runs):
     for key, values in keys.iterrows():
         differences.add_row(key, *("" if pd.isna(cell) is True else str(cell) for cell in values))
     return [costs, differences] if len(keys) else [costs]
-
-
-def number(value, form):
-    return "" if value is None or math.isnan(value) else f"{value:{form}}"
 
 
 def figure_of(runs, measure):

@@ -12,6 +12,8 @@ before it, and so never reads more than in training. Prints a table.
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
@@ -101,16 +103,14 @@ def text_of(entry):
 
 
 def loss_table(T, lines):
-    """Markdown: a row for each line, a column for each context."""
-    heads = [f"{int(n * T)} ({n:g}×)" for n in CONTEXTS]
-    rows = [f"| | {' | '.join(heads)} | baseline |", f"|---|{'---|' * (len(heads) + 1)}"]
-    why = {}
+    """A row of text for each context, a column for each line."""
+    columns, why = {}, []
     for title, losses in lines.items():
-        entries = [losses[f"{n:g}"] for n in CONTEXTS]
-        cells = [text_of(entry) if "loss" in entry else "none" for entry in entries]
-        rows.append(f"| {title} | {' | '.join(cells)} | {text_of(entries[0]['window'])} |")
-        why.update((title, entry["why"]) for entry in entries if "why" in entry)
-    return rows + [""] + [f"No loss for {name}: {reason}." for name, reason in why.items()]
+        entries = {f"{int(n * T)} ({n:g}×)": losses[f"{n:g}"] for n in CONTEXTS}
+        entries["baseline"] = losses["1"]["window"]
+        columns[title] = {n: text_of(e) if "loss" in e else "none" for n, e in entries.items()}
+        why += {f"No loss for {title}: {e['why']}." for e in entries.values() if "why" in e}
+    return [pd.DataFrame(columns).to_string(), *why]
 
 
 # ---------------------------------------------------------------- the command

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from common.errors import UserError
 from common.files import ROOT
 
-# The floating-point operations of a run on a CPU from which on a choice saves time.
+# On a CPU, a choice saves time only in runs of at least so many floating-point operations.
 COMPILE_PAYS = 3e13  # a few hundred seconds on two cores
 BFLOAT16_PAYS = 1e12  # some ten seconds; smaller models are no faster in it
 
@@ -54,7 +54,7 @@ class Runtime:
 
         On a CPU in 16 bits F.scaled_dot_product_attention runs as two matrix products and a softmax
         of 16 bits: forward and backward, torch's fused kernel takes two to five times as long at 64
-        and 128 tokens (torch 2.13). Gradients are within 0.6 % of those in float64 with either."""
+        and 128 tokens (torch 2.13). With either, gradients are within 0.6 % of those in float64."""
         if self.dtype == "float32" or not self.device.startswith("cpu"):
             return contextlib.nullcontext()
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # or it computes in float32
@@ -173,12 +173,12 @@ def keep_freed_memory():
 
 
 def seed_for(*numbers):
-    """One 63-bit seed from several numbers, such as (seed, step, micro-step, rank)."""
+    """One 63-bit seed from several numbers, such as (seed, 1, step, micro-batch)."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
 class StopRequest:
-    """Remembers SIGTERM or Ctrl-C until the step is finished. `status` is 143, 130, or None before
+    """Remembers SIGTERM or Ctrl-C until the run can stop. `status` is 143, 130, or None before
     any signal. A second signal ends the process at once."""
 
     def __init__(self):
@@ -190,18 +190,18 @@ class StopRequest:
         if self.status is not None:
             os._exit(128 + number)
         self.status = 128 + number
-        print("\nstopping after this step (again: at once)", file=sys.stderr, flush=True)
+        print("\nstopping soon (again: at once)", file=sys.stderr, flush=True)
 
     def agreed(self, runtime, step):
         """Whether any rank has received a signal. Every rank gets the same answer. Several ranks
-        ask each other only at every tenth step, since a GPU has to wait for the answer."""
+        ask each other only at every tenth step, since reading the answer waits for the GPU."""
         if runtime.world_size > 1:
             if step % 10:
                 return False
             status = torch.tensor(self.status or 0, device=runtime.device)
             torch.distributed.all_reduce(status, torch.distributed.ReduceOp.MAX)
             if not status.item():
-                return False  # a signal that arrives during the all-reduce waits for the next step
+                return False  # one that arrives meanwhile is seen ten steps later
             self.status = status.item()
         return self.status is not None
 

@@ -1,4 +1,4 @@
-"""Named architectures, and the two doors from keys to a model:
+"""Named architectures, and the two functions that make a model from keys:
 
 model = make(configure({"model": "llama", "position": "alibi", "n_layer": 6}))
 """
@@ -83,7 +83,7 @@ CORNERS = {"gpt2": (GPTConfig, GPT), "llama": (LlamaConfig, Llama)}
 
 
 def owners():
-    """{key: (slot, the words that read it)} of the keys that say nothing without one of them."""
+    """{key: (slot, the words that read it)} of the keys without effect beside other words."""
     readers = {}
     for slot, words in SLOTS.items():
         for word, part in words.items():
@@ -106,7 +106,7 @@ def idle(values):
     return unread
 
 
-# ---------------------------------------------------------------- the two doors
+# ---------------------------------------------------------------- from keys to a model
 
 # Keys of earlier versions that are words of attn_extra now: {key: {value: word}}.
 FORMER = {

@@ -56,7 +56,8 @@ class Attention(Mixer):
     value_embed: every other layer, the last one included, adds a vector of the token's own to its
     value, times 2 σ(x W) of its first 32 features.
     xsa: the head's output loses its component along the token's own value.
-    gate_head, gate_element: it is multiplied by σ(x W), one number per head or per element.
+    gate_head, gate_element: the head's output is multiplied by σ(x W), one number per head or per
+    element.
     """
 
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
@@ -147,8 +148,8 @@ class Attention(Mixer):
         return q, k, v
 
     def values(self, x, v, where):
-        """The values v (B, K, T, D) of the tokens x (B, T, C), mixed with those of the first layer,
-        or with a vector of the token's own."""
+        """The values v (B, K, T, D) of the tokens x (B, T, C), mixed with those of the first layer
+        and with a vector of the token's own."""
         if "value_residual" in self.extra:
             first = where.shared.setdefault("values", v)  # (B, K, T, D)
         if self.share is not None:
@@ -235,7 +236,8 @@ class Attention(Mixer):
 
     def flexible(self, q, scheme):
         """Whether `flex` can and should do what `attend` does here: more than plain causal
-        attention, no dropout, no bias but ALiBi's, and heads of 16 or more, as its kernels need."""
+        attention, no dropout, no sink, no bias but ALiBi's, and heads of 16 or more, as its kernels
+        need."""
         biased = scheme.acts_on == "scores"
         more = self.window or self.group or self.softcap or biased
         drops = self.training and self.attn_dropout.p

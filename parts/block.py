@@ -45,7 +45,7 @@ class Plain(Part):
 
 
 class Scaled(Plain):
-    """Each block reads keep x + again first, with two numbers of its own, at first 1 and 0."""
+    """A block reads keep x + again x_0 of the embedding x_0; two learned numbers, at first 1, 0."""
 
     paper = "nanochat, Karpathy 2025"
 
@@ -103,8 +103,9 @@ class Connection(Part):
 
 class Hyper(Plain):
     """Hyper-connections, the paper's dynamic form: n streams, of which a sublayer reads a mix,
-    writes to each, and mixes them with one another. At first all is as in `plain`, to the last bit
-    with 2 or 4 streams: they start equal and stay so, and the model ends with their mean."""
+    writes to each, and mixes them with one another. Before training it computes what `plain` does,
+    to the last bit with 2 or 4 streams: they start as copies of the embedding and get equal
+    outputs; the head reads their mean."""
 
     paper = "Zhu et al. 2024, arXiv:2409.19606"
     reads = ("streams",)

@@ -163,8 +163,8 @@ class Ring(LayerCache):
 
 
 class Recurrent(State):
-    """A state of fixed size that each token replaces: the newest, and those before the last `spare`
-    tokens, so that the cache can drop as many."""
+    """A state of fixed size, replaced at each token: the newest, and those before the last `spare`
+    tokens, so that `rewind` can drop as many."""
 
     def __init__(self, cache):
         super().__init__(cache)
@@ -228,7 +228,9 @@ class KVCache:
             pad = None if self.pad is None else self.pad.to(idx.device)[:, None]
             self.slots = slots if pad is None else slots - pad  # (B or 1, capacity)
         self.kpos = self.slots[:, : self.length]  # (B or 1, S), below 0 is padding
-        self.pos = self.kpos[:, start:].clamp(min=0)  # padding reads as 0; nobody attends to it
+        self.pos = self.kpos[:, start:].clamp(
+            min=0
+        )  # padding has position 0; as a key it is masked
 
         # A whole prompt is plainly causal, and a single token sees everything: no mask.
         self.plain = self.pad is None and (start == 0 or idx.size(1) == 1)

@@ -65,7 +65,7 @@ class Differential(Attention):
     def flexible(self, q, scheme):
         return False
 
-    def flops(self, T):  # the weights are used twice, for the values of each head of a pair
+    def flops(self, T):  # attention runs twice, once for each half of the values
         return super().flops(T) + 4 * T * self.n_head * self.head_dim
 
 

@@ -23,9 +23,9 @@ class GatedDelta(StateMixer):
 
     The state forgets a share 1 - alpha of all it holds, and what it holds under the key k moves
     towards v by the share beta. q, k and v come out of a short convolution, and q and k have length
-    1. y is normed per head and gated with silu(z). As Qwen3-Next does, whose code also divides q by
-    sqrt(N). state_size: of a key, None: half a head. With that and expand=1 the matrices have the
-    4 C² numbers of attention, and 2 C H for alpha and beta.
+    1. y is normed per head and gated with silu(z). All this is as in Qwen3-Next, whose code also
+    divides q by sqrt(N). state_size: of a key, None: half a head. With that and expand=1 the
+    matrices have the 4 C² numbers of attention, and 2 C H for alpha and beta.
     """
 
     paper = "Yang et al. 2024, arXiv:2412.06464"
@@ -63,9 +63,9 @@ class GatedDelta(StateMixer):
         """q, k (B, T, H, N), v (B, T, H, P), log_alpha, beta (B, T, H), S (B, H, N, P).
 
         What a token writes depends on what earlier tokens wrote under keys like its own. Within a
-        chunk these are c linear equations for what the tokens write, W: (I + A) W = beta (v - k S),
-        where A_ij = beta_i k_i · k_j left_ij for j < i. All chunks are solved at once, for beta v
-        and for beta k. Then only S goes from chunk to chunk.
+        chunk these are c linear equations for what the tokens write, W: (I + A) W = beta (v -
+        from_start k S), where A_ij = beta_i k_i · k_j left_ij for j < i. All chunks are solved at
+        once, for beta v and for beta from_start k. Then only S goes from chunk to chunk.
         """
         T, N, P = q.size(1), q.size(-1), v.size(-1)
         inputs = (in_chunks(x).transpose(2, 3) for x in (q * N**-0.5, k, v, log_alpha, beta))

@@ -45,8 +45,8 @@ class MoE(Part):
     moe_balance=loss: g is the softmax over the k scores (Mixtral), and a loss that grows with
     uneven loads is added while training. moe_balance=bias: g are the sigmoids of the scores,
     divided by their sum (DeepSeek-V3, arXiv:2412.19437); a bias, which only enters the choice, is
-    raised after each step for experts with less than the mean load (Wang et al. 2024,
-    arXiv:2408.15664).
+    raised after each step for experts with less than the mean load, and lowered for those with more
+    (Wang et al. 2024, arXiv:2408.15664).
     """
 
     paper = "Mixtral, arXiv:2401.04088"

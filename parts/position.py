@@ -83,7 +83,8 @@ class Sinusoidal(Position):
 
 class Rope(Position):
     """RoFormer: q and k turned by pos * theta^(-2i/D), perhaps scaled for longer texts, on the
-    first rope_fraction of each head (GPT-NeoX, Black et al. 2022, arXiv:2204.06745)."""
+    first rope_fraction of each head (GPT-NeoX, Black et al. 2022, arXiv:2204.06745). D is the width
+    of the part that is turned."""
 
     paper = "Su et al. 2021, arXiv:2104.09864"
     acts_on = "q and k"
@@ -231,9 +232,9 @@ def rope_ntk(exponent, config):
 
 
 def rope_yarn(exponent, config, fast=32, slow=1, rounded=True):
-    """Pairs that turn more than `fast` times over rope_original tokens stay, those that turn less
-    than `slow` times are divided by s, with a ramp between; q and k are both multiplied by
-    0.1 ln s + 1."""
+    """Pairs that turn more than `fast` times over rope_original tokens stay, the frequencies of
+    those that turn less than `slow` times are divided by s, with a ramp between; q and k are both
+    multiplied by 0.1 ln s + 1."""
     freq, s, D = 1.0 / config.rope_theta**exponent, config.rope_factor, 2 * len(exponent)
 
     def pair_with(turns):
@@ -256,8 +257,8 @@ def rope_yarn_exact(exponent, config):
 
 
 def rope_llama3(exponent, config, low=1.0, high=4.0):
-    """Wavelengths above rope_original / low are divided by s, those below rope_original / high
-    stay, with a linear blend between."""
+    """Pairs with wavelengths above rope_original / low have their frequency divided by s, those
+    below rope_original / high keep it, with a linear blend between."""
     freq = 1.0 / config.rope_theta**exponent
     smooth = ((config.rope_original * freq / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
     return (1 - smooth) * freq / config.rope_factor + smooth * freq, 1.0

@@ -1,5 +1,5 @@
 """What mixers with a state of fixed size share: a short convolution, decays, chunks of tokens, and
-which of the three forms of a recurrence reads them.
+which of the two forms of a recurrence reads them.
 
 Shapes: B batch, T tokens, H = n_head, N = state_size, P = expand C / H, n chunks of c tokens.
 """
@@ -99,7 +99,7 @@ class StateMixer(Mixer):
 
 
 class ShortConv(Part):
-    """sum_j weight_j x_(t - j) + bias, j = 0 .. width - 1: a causal convolution in each channel."""
+    """sum_j weight_(width - 1 - j) x_(t - j) + bias, j = 0 to width - 1, in each channel."""
 
     def __init__(self, channels, width, bias):
         super().__init__()

@@ -62,7 +62,7 @@ class VariantConfig:
     mlp_width: PositiveInt | None = None  # None: 4 n_embd, or two thirds of that where it is gated
     multiple_of: PositiveInt = 256  # a gated MLP's width is rounded up to a multiple of this
     ffn_dim_multiplier: PositiveFloat | None = None  # scales a gated MLP's width
-    norm_eps: PositiveFloat = 1e-5  # of rmsnorm
+    norm_eps: PositiveFloat = 1e-5  # of rmsnorm, and of the norms in mixers
     # rare: positions
     rope_theta: PositiveFloat = 10000.0  # of rope
     rope_fraction: Share = 1.0  # of rope: the part of each head that is turned
@@ -86,11 +86,11 @@ class VariantConfig:
     # rare: mixtures of experts
     n_experts: PositiveInt = 8  # of moe
     top_k: PositiveInt = 2  # of moe: experts that a token uses
-    shared_experts: NonNegativeInt = 0  # of moe: as wide as so many, used by every token
+    shared_experts: NonNegativeInt = 0  # of moe: one expert for all tokens, as wide as so many
     shared_gate: bool = False  # of moe: the shared expert times a number of the token's own
     moe_balance: Literal["loss", "bias"] = "loss"  # of moe: what evens the experts' loads
     # rare: latent attention and states
-    latent_rank: PositiveInt | None = None  # of mla: numbers cached per token; None: n_embd / 4
+    latent_rank: PositiveInt | None = None  # of mla: width of the latent vector; None: n_embd / 4
     rope_head_dim: PositiveInt | None = None  # of mla: the shared key; None: half a head
     state_size: PositiveInt | None = None  # of a key in a state; None: D / 2, or C / 2 (mamba2)
     expand: PositiveInt = 1  # of a state: the width of all values is so many times n_embd
@@ -108,7 +108,7 @@ class VariantConfig:
             part.check(self)
 
     def check_mixers(self, mixers):
-        """What only a mixer could use has a layer whose mixer does use it."""
+        """Refuse a position, or a key of mixers, that the mixer of no layer uses."""
         refuse(
             len(mixers) > self.n_layer,
             f"mixer={self.mixer} names more mixers than n_layer={self.n_layer}: leave some out",
@@ -132,7 +132,7 @@ class VariantConfig:
                 )
 
     def check_needs(self):
-        """What makes exceptions from another key, or scales it, is given with that key."""
+        """Refuse a key of NEEDS that has no effect beside the value of its other key."""
         for key, (other, useless) in NEEDS.items():
             given, beside = getattr(self, key), getattr(self, other)
             refuse(
@@ -151,8 +151,8 @@ class VariantConfig:
         heads = f"head_dim={D}" if self.head_dim else f"n_embd={self.n_embd} over n_head={H}"
         refuse(
             self.position == "rope" and (D % 2 or self.rope_fraction * D // 2 <= 0),
-            f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} has an odd "
-            "half or none",
+            f"rope rotates pairs, and {heads} with rope_fraction={self.rope_fraction} leaves an "
+            "odd number of features, or none",
         )
 
     def check_words(self):
@@ -165,7 +165,8 @@ class VariantConfig:
             "one gate at most, and none alone",
         )
         refuse(
-            self.window and self.block_local, "window and block_local both look at less: choose one"
+            self.window and self.block_local,
+            "window and block_local both limit what a query sees: choose one",
         )
         refuse(
             self.mlp == "none" and self.block != "parallel",
@@ -173,7 +174,7 @@ class VariantConfig:
         )
         refuse(
             self.bias == "norm" and not NORM[self.norm].biased,
-            f"bias=norm changes nothing, norm={self.norm} has no bias: choose another of them",
+            f"bias=norm changes nothing, norm={self.norm} has no bias: choose another norm or bias",
         )
         refuse(
             self.bias == "qkv" and not {"attention", "differential"} & {*self.mixer.split(",")},
@@ -213,7 +214,8 @@ class Variant(nn.Module):
     @torch.no_grad()
     def init_weights(self):
         """The embedding starts at N(0, 0.02). Each part sets its own parameters: see `reset` there
-        and `linear` in part.py. In the order of the corners, so that a seed gives their numbers."""
+        and `linear` in part.py. In the order of model.py and model_llama.py, so that a seed gives
+        the same weights."""
         nn.init.normal_(self.wte.weight, 0.0, STD)
         parts = [self.wpe, self.norm_e, self.blocks, self.norm_f]
         if not self.config.tie_embeddings:
@@ -222,7 +224,7 @@ class Variant(nn.Module):
             reset(part)
 
     def forward(self, idx, targets=None, cache=None, last_only=False):
-        """As in model.py."""
+        """As in model.py; in training the loss includes that of the experts' balance."""
         B, T = idx.size()
         past = 0 if cache is None else cache.length
         if self.wpe.limit and past + T > self.wpe.limit:

@@ -9,7 +9,7 @@ from common.errors import Failure
 
 STORED = 1 << 20  # the order of more windows than this is computed, not stored: 8 bytes each
 ROUNDS = 6  # of mixing, where the order is computed
-RELEASE = 1 << 10  # windows read, of at least 64 KB of pages each, before they are released
+RELEASE = 1 << 10  # training windows, or batches of an evaluation, until pages are released
 
 
 def shuffled(random, n, first=0, step=1):

@@ -9,9 +9,9 @@ is below it. The ending of a file says how it is read:
     any other          text in utf-8, one document: prose, source code, markdown
 
 .gz and .zst after these are unpacked on the way, the latter by pyarrow. Rows of prompts and answers
-are pairs or preferences (tokens/pairs.py). A file that is named itself must be readable; of those
-that a folder or a glob leads to, others than text are left out, and the reason is kept for the
-printout. Memory grows only with the longest document, or with the largest .json file.
+are pairs or preferences (tokens/pairs.py). A file given by its name must be readable; in a folder
+or a glob, files that are not text are left out, and the reason is printed. Memory grows only with
+the longest document, or with the largest .json file.
 """
 
 import codecs

@@ -2,7 +2,7 @@
 Writing and reading a dataset on disk. It is a folder that prepare.py makes:
 
     train.bin, val.bin, test.bin   token ids, little-endian uint16, or uint32 if that is too small;
-                                   older and very small datasets have no test split
+                                   openwebtext, older and very small datasets have no test split
     train.mask.bin, ...            only of pairs (pairs.py) and tasks: uint8, 1 for a target
     meta.json                      vocab_size, dtype; tokens, bytes and sha256 of each split
     tokenizer.json                 the whole tokenizer, so that no network and no cache is needed

@@ -151,7 +151,7 @@ class BPETokenizer(ModelTokenizer):
 class SentencePieceTokenizer(ModelTokenizer):
     """SentencePiece's byte-pair encoding (Kudo & Richardson 2018, arXiv:1808.06226), as LLaMA 2 has
     it, by the `tokenizers` library, given its tokenizer.json. A blank is part of the word after it.
-    Most put one before each text: decoded, a text that has none begins with one."""
+    Most put one before each text, so that decoded text begins with one though the text did not."""
 
     def __init__(self, content, **marks):
         from tokenizers import Tokenizer as Library

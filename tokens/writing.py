@@ -1,7 +1,7 @@
 """
 From texts, or prompt/answer pairs, to the token files of their splits.
 
-    test    1 % of the tokens, at least 50,000 if that is at most 5 %: cut off first, read by no run
+    test    1 % of the tokens, at least 50,000 if that is at most 5 %: cut off first, for the end
     val     10 % of the rest
     train   all else
 
@@ -38,9 +38,9 @@ SAMPLE = 100_000  # characters that are encoded to estimate how many tokens the 
 class Corpus:
     """One long text, or many documents, on its way into token files.
 
-    `pieces()` starts a new pass over the text. With `documents`, each piece is a whole document:
-    an end-of-text token follows it, and a hash of its content decides on its split. Otherwise the
-    pieces are consecutive parts of one text, which is split by position."""
+    `pieces()` starts a new pass over the text. With `documents`, each piece is a whole document: an
+    end-of-text token or a blank line follows it, and a hash of its content decides on its split.
+    Otherwise the pieces are consecutive parts of one text, which is split by position."""
 
     source: str  # where the text comes from, for meta.json
     pieces: Callable[[], Iterator[str]]

@@ -121,7 +121,7 @@ def check_disk(run, train_step):
 
 
 def check_data(run, train_step):
-    """Look for a hundred pieces of each validation split in the first tokens of its train split."""
+    """Look for about a hundred pieces of the validation text in the start of the train split."""
     good, counts = True, []
     for source in run.sources:
         train, val = source.splits["train"].learned[:SEARCHED], source.splits["val"].learned
@@ -137,7 +137,7 @@ def check_data(run, train_step):
 @torch.no_grad()
 def check_initial_loss(run, train_step):
     """Check that the loss before training is ln V plus the contribution of the logits' spread,
-    which is log Σ exp - mean - ln V for any targets."""
+    which is log Σ exp - mean - ln V for targets that do not depend on the logits."""
     model = run.model
     x, y = first_batch(run)
     with run.runtime.autocast():

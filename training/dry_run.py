@@ -1,6 +1,6 @@
 """
-`python train.py CONFIG --dry_run` prints what a run would cost. Parameters and operations come from
-the closed forms of parts/costs.py. What the backward pass keeps is counted on the model itself, so
+`python train.py CONFIG --dry_run` prints what a run would cost. Parameters and operations are
+counted by parts/costs.py. What the backward pass keeps is counted on the model itself, so
 that it is right for every part, number format and device, eager or compiled. Times are measured on
 steps and an evaluation whose results are discarded.
 """

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-# The learning rate at time t, from 0 after the warm-up to 1 at lr_decay_iters. 1 stands for
-# learning_rate, 0 for min_lr.
+# The learning rate at time t, which goes from 0 (the end of the warm-up) to 1 (lr_decay_iters). A
+# value of 1 means learning_rate, 0 means min_lr.
 SCHEDULE = {
     # Loshchilov & Hutter 2016, arXiv:1608.03983
     "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t)),
@@ -31,7 +31,7 @@ def learning_rate(step, config):
 
 
 class AdamW(torch.optim.AdamW):
-    """AdamW (Loshchilov & Hutter 2017, arXiv:1711.05101), fused into one kernel."""
+    """AdamW (Loshchilov & Hutter 2017, arXiv:1711.05101), fused into one kernel except on Metal."""
 
     moments = 2  # tensors of its state that are as large as the parameter
     takes_matrices_only = False
@@ -60,11 +60,11 @@ class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al. 2024): momentum beta1, whose direction is orthogonalized. Its steps have
     the size of AdamW's, so that both use one learning_rate (Liu et al. 2025, arXiv:2502.16982).
 
-    It is torch.optim.Muon (match_rms_adamw), but orthogonalizes in the format of the run's matrix
-    products; torch's uses bfloat16 always. In float32 a run has the same losses on every CPU.
-    Matrices of one shape are orthogonalized in one batch, which makes up for the slower float32 if
-    they are small: 0.86 of torch's time at a width of 128, 1.6 at 384, on a CPU with bfloat16
-    instructions (bench/speed.py optimizer)."""
+    It is torch.optim.Muon (match_rms_adamw), but orthogonalizes in bfloat16 only if the run's
+    matrix products are, else in float32; torch's uses bfloat16 always. In float32 a run has the
+    same losses on every CPU. Matrices of one shape are orthogonalized in one batch, which makes up
+    for the slower float32 if they are small: 0.86 of torch's time at a width of 128, 1.6 at 384, on
+    a CPU with bfloat16 instructions (bench/speed.py optimizer)."""
 
     moments = 1
     takes_matrices_only = True

@@ -1,6 +1,6 @@
 """
-Training one model in several processes of torchrun. All communication between the ranks (gradients,
-state, errors) is in this file.
+Training one model in several processes of torchrun: how the ranks exchange gradients, state and
+errors. common/runtime.py starts them and agrees on a stop.
 
     ddp    every rank holds the model; gradients are averaged (Li et al. 2020, arXiv:2006.15704)
     fsdp   every rank holds a part of each weight, its gradient and its moments; a block is

@@ -7,7 +7,7 @@ the run starts from. With the log-probability of a whole answer, in nats,
     loss   = -log sigmoid(reward of the chosen - reward of the rejected)          equation 7
 
 The reference's log-probabilities are computed once, before the first step, and stored in every
-checkpoint with the optimizer's state, so that resuming needs nothing else.
+checkpoint with the optimizer's state, so that resuming does not need the first model.
 """
 
 from itertools import islice

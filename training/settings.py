@@ -314,10 +314,9 @@ def resume_values(stored, given, folder):
 
 
 def every_slot(values):
-    """{key: value} of VariantConfig, of a model with these values; a readable model has fewer
-    keys."""
-    base = values.get("model", "gpt2")
-    return asdict(configure(asdict(configure(values)) | {"model": base, "arch": base}))
+    """{key: value} of VariantConfig, of a model with these values; a readable one has fewer."""
+    given = {key: value for key, value in values.items() if (key, value) != ("arch", None)}
+    return asdict(configure({"arch": values.get("model", "gpt2")} | given))
 
 
 def keep_device(stored, given):

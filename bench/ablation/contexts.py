@@ -33,8 +33,9 @@ def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
     T = model.config.block_size
     longest = max((n for n in times if n * T < len(tokens)), default=1)
     count = max(4, min(64, most // (longest * T)))
-    ends = np.linspace(longest * T, len(tokens) - 1, count).astype(int)  # of the last targets
-    ends, targets, stride = np.unique(ends), max(1, T // 4), max(1, T // 16)
+    targets, stride = max(1, T // 4), max(1, T // 16)
+    first = min(max(longest * T, T + targets), len(tokens) - 1)
+    ends = np.unique(np.linspace(first, len(tokens) - 1, count).astype(int))  # of the last targets
 
     sizes = {before: min(stride, targets - before) for before in range(0, targets, stride)}
     strides = [
@@ -58,11 +59,10 @@ def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
 def interval(losses):
     """{"loss", "low", "high"}: the mean loss of some windows [n] in nats per token, and its 95 % t
     interval."""
-    mean, n = float(losses.mean()), len(losses)
-    if n < 2:
-        return {"loss": mean, "low": None, "high": None}
-    half = float(losses.std(ddof=1) / n**0.5 * stats.t.ppf(0.975, n - 1))
-    return {"loss": mean, "low": mean - half, "high": mean + half}
+    low = high = None
+    if len(losses) > 1:
+        low, high = map(float, stats.ttest_1samp(losses, 0).confidence_interval())
+    return {"loss": float(losses.mean()), "low": low, "high": high}
 
 
 def losses_at_ends(model, tokens, ends, context, targets, runtime):

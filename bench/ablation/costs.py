@@ -6,6 +6,7 @@ import io
 import math
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -42,11 +43,9 @@ def cores():
 def busy_seconds():
     """Seconds that all processes have kept these cores busy since the machine started, with the
     time that a hypervisor took away; None on a system without /proc/stat."""
-    try:
-        with open("/proc/stat", encoding="utf-8") as file:
-            lines = [line.split() for line in file if line.startswith("cpu")]
-    except OSError:
+    if not os.path.exists("/proc/stat"):
         return None
+    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     wanted = {f"cpu{number}" for number in cores()}
     # user, nice, system, idle, iowait, irq, softirq, steal
     ticks = [[int(count) for count in line[1:9]] for line in lines if line[0] in wanted]

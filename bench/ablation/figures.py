@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
-from bench.ablation.tables import contexts, known, multiple, records, short, sign_of, signed
+from bench.ablation.tables import contexts, known, multiple, short, sign_of, signed
 
 INK, MUTED, FAINT = "#1c2128", "#57606a", "#d0d7de"
 # Grey, and the colours of Okabe and Ito (2008) that show on white. They differ for readers who do
@@ -109,7 +109,7 @@ def forest(section, shown=None):
     """The difference of each change, with its 95 % interval: a filled mark is decided, an arrow
     lies beyond the edge. The small open diamond is the difference at the base's learning rate, in
     the runs that chose the rates. The shaded band is the margin of a tie."""
-    rows = records(section.verdicts) if shown is None else shown
+    rows = section.verdicts.to_dict("records") if shown is None else shown
     rows = [row for row in rows if known(row["difference"])]
     if not rows:
         return None
@@ -138,7 +138,7 @@ def dots(rows, values, texts, heads, ends):
     for place, (row, numbers) in enumerate(zip(rows, values, strict=True)):
         mark, color = MARKS.get(row["verdict"], OPEN_MARK)
         beyond = "<" if numbers[0] < ends[0] else ">" if numbers[0] > ends[1] else ""
-        value, low, high, other = np.clip(numbers, *ends)
+        value, low, high, other = *np.clip(numbers[:3], *ends), numbers[3]
         axes.plot([value, other], [place, place], ":", color=MUTED, linewidth=1.2)
         axes.plot(other, place, "D", color=MUTED, markerfacecolor="white", markersize=4)
         axes.plot([low, high], [place, place], color=color, linewidth=2.2, solid_capstyle="round")
@@ -279,7 +279,7 @@ def extrapolation(section, arms=None):
 
 def example(section, arm):
     """How the worth of one arm is read off the base's curve."""
-    (row,) = [row for row in records(section.verdicts) if row["arm"] == arm]
+    (row,) = [row for row in section.verdicts.to_dict("records") if row["arm"] == arm]
     curve, loss, worth = section.curve, row["loss"], row["worth"]
     if not (curve and known(worth)):
         return None
@@ -315,19 +315,23 @@ def example(section, arm):
 
 def worths(section, rows):
     """What each part is worth in tokens, with its interval, and in time."""
+    ratios = {row["arm"]: section.cost(row["arm"], "step_ratio") for row in rows}
+    rows = [row | {"ends": section.curve_ends / ratios[row["arm"]]} for row in rows]
     return worths_beside(rows, rows, "worth_time", ("tokens", "time"), section.curve_ends)
 
 
 def worths_beside(rows, others, key, heads, ends, title=""):
-    """What each part is worth in tokens, with its interval, and `key` of other rows beside it."""
-    pairs = [pair for pair in zip(rows, others, strict=True) if not math.isnan(pair[0]["worth"])]
+    """What each part is worth in tokens, with its interval, and `key` of other rows beside it.
+    These may have `ends` of their own."""
+    pairs = [(row, other, other.get("ends", ends)) for row, other in zip(rows, others, strict=True)]
+    pairs = [pair for pair in pairs if not math.isnan(pair[0]["worth"])]
     if not pairs:
         return None
     keys = ("worth", "worth_low", "worth_high")
-    values = [[*map(row.get, keys), other[key]] for row, other in pairs]
-    texts = [(multiple(row, ends=ends), multiple(other, key, ends)) for row, other in pairs]
+    values = [[*map(row.get, keys), np.clip(other[key], *of)] for row, other, of in pairs]
+    texts = [(multiple(row, ends=ends), multiple(other, key, of)) for row, other, of in pairs]
     texts = [[text.split()[0] for text in pair] for pair in texts]
-    figure, axes = dots([row for row, _ in pairs], values, texts, heads, ends)
+    figure, axes = dots([row for row, *_ in pairs], values, texts, heads, ends)
     axes.axvline(1, color=INK, linewidth=0.8)
     ticks = [k for k in TICKS if axes.get_xlim()[0] <= k <= axes.get_xlim()[1]]
     log_axis(axes, ticks, [f"{k:g}×" for k in ticks])
@@ -339,9 +343,10 @@ def worths_beside(rows, others, key, heads, ends, title=""):
 def agreement(section, smaller):
     """The worth of each part beside that in a smaller base, how many decisions the smaller one
     shows, and the rank correlation of the differences."""
-    small = records(smaller.verdicts.query("kind == 'swap' and n > 1"))
+    here, small = (s.verdicts.dropna(subset="difference") for s in (section, smaller))
+    small = small.query("kind == 'swap' and n > 1").to_dict("records")
     small = {row["arm"]: row for row in small}
-    rows = [row for row in records(section.verdicts) if row["arm"] in small]
+    rows = [row for row in here.to_dict("records") if row["arm"] in small]
     others = [small[row["arm"]] for row in rows]
     if len(rows) < 3:
         return None

@@ -5,12 +5,13 @@ A look is a number of seeds at which verdicts are read. The looks planned before
 share 90 % of the error equally. The j-th look that nobody planned gets 10 % x 2^-j of it: more
 seeds than planned, or for ties another margin, after a report. By the union bound
 this holds however the arms to continue with are chosen. Arms that a report ever listed stay in the
-family. A report between two looks decides nothing new.
+family. A report between two looks decides nothing new, and an arm takes each look once: with the
+runs, also those of the base, that were there at the first report after it was reached.
 """
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from numbers import Real
 
@@ -27,9 +28,15 @@ LINE = {"when": str, "margin": Real | None, "arms": list, "runs": dict, "looks":
 class Look:
     """One look: its share of the error, for differences and for ties, and its runs."""
 
+    number: int | None  # of seeds; None: of all runs
     share: float
     tie_share: float
     seeds: dict  # arm -> [seed]; without the arms that have not reached the look
+    taken: dict = field(default_factory=dict)  # arm -> {arm: [seed]}: of a report before
+
+    def seeds_for(self, arm):
+        """{arm: [seed]} of the comparison of an arm."""
+        return self.seeds | self.taken.get(arm, {})
 
 
 def share_of(planned=None, unplanned=None):
@@ -69,9 +76,7 @@ def tried_seeds(runs):
 def looks_of(plan, tried, history, margin):
     """The [Look] of a sweep, the last one at all runs and with no share unless it was declared.
     tried: {arm: [seed]}; history: the lines of history.jsonl."""
-    history = [  # of reports that could compare anything: two runs of an arm
-        line for line in history if any(len(line["runs"].get(arm, ())) > 1 for arm in line["arms"])
-    ]
+    history = [line for line in history if runs_of_arms(plan, line["runs"]) > 1]
     declared = [(line["margin"], look) for line in history for look in line["looks"]]
     declared += [(margin, look) for look in declared_looks(plan, tried, history)]
     declared = list(dict.fromkeys(declared))
@@ -83,15 +88,23 @@ def looks_of(plan, tried, history, margin):
     for look in sorted({look for _, look in declared}):
         at_look = {m: share for share, (m, n) in zip(shares, declared, strict=False) if n == look}
         of_all = next(iter(at_look.values()), 0.0)
-        looks.append(
-            Look(of_all, at_look.get(margin, 0.0), seeds_at(plan, tried, look, bool(history)))
-        )
-    return [*looks, Look(0.0, 0.0, tried)]
+        seeds, taken = seeds_at(plan, tried, look, bool(history)), {}
+        for line in history:
+            for arm, counts in line.get("taken", {}).get(str(look), {}).items():
+                taken.setdefault(arm, {a: line["runs"].get(a, [])[:n] for a, n in counts.items()})
+        looks.append(Look(look, of_all, at_look.get(margin, 0.0), seeds, taken))
+    return [*looks, Look(None, 0.0, 0.0, tried)]
+
+
+def runs_of_arms(plan, tried):
+    """The most runs that an arm has, not counting the base."""
+    control = rows.control_group(plan)
+    return max((len(seeds) for arm, seeds in tried.items() if arm not in control), default=0)
 
 
 def declared_looks(plan, tried, history=()):
     """The looks of a plan, and a further one at all seeds where there are more than planned."""
-    most = max((len(tried.get(arm, ())) for arm in rows.judged_arms(plan)), default=0)
+    most = runs_of_arms(plan, tried)
     further = most > plan["looks"][-1] and (history or len(plan["looks"]) > 1)
     return [*plan["looks"], most] if further else plan["looks"]
 
@@ -140,13 +153,20 @@ def record(folders, plan, runs, verdicts, history):
         "arms": list(verdicts.name[verdicts.kind != "replicate"]),
         "runs": tried,
         "looks": declared_looks(plan, tried, history),
-        "folders": [folder.name for folder in folders],
+        "taken": {str(look.number): counts_at(plan, look) for look in verdicts.attrs["looks"][:-1]},
         "identity": identity(plan),
     }
     for folder in folders:
         before = read_rows(folder / "history.jsonl", is_line)
         if not before or any(before[-1][key] != content[key] for key in CONTENT):
             files.append(folder / "history.jsonl", content)
+
+
+def counts_at(plan, look):
+    """{arm: {arm or control: runs}} of the comparisons that a look takes."""
+    group = rows.control_group(plan)
+    arms = [arm for arm in rows.judged_arms(plan) if {arm, *group} <= look.seeds.keys()]
+    return {arm: {a: len(look.seeds_for(arm)[a]) for a in [arm, *group]} for arm in arms}
 
 
 def identity(plan, arm=None):

@@ -160,7 +160,7 @@ class Page:
         part = Part(name, swap, [], {})
         for (base, column), section in self.shelves.items():
             for out, arms in ((False, into or {}), (True, out_of or {})):
-                for row in tables.records(section.verdicts.query("kind == 'swap' and n > 0")):
+                for row in section.verdicts.query("kind == 'swap' and n > 0").to_dict("records"):
                     if row["arm"] == arms.get(base):
                         part.estimates[base, column] = Estimate(
                             name, base, column, section, row, out
@@ -183,7 +183,7 @@ class Page:
             lines += [f"{name}. {unfinished}"] * bool(section.missing())
             lines += [f"{name}. {little}"] * section.verdicts.attrs["marked"]
             if replicate_differs(section):
-                copy = tables.records(section.replicate)[0]
+                copy = section.replicate.to_dict("records")[0]
                 lines.append(f"{name}. {differs} {tables.difference(copy, 3)}")
         return lines
 
@@ -214,15 +214,15 @@ class Page:
 def pictures_of(page):
     """{file name: Figure} of the page, without those that have nothing to show."""
     config, here, made = page.config, page.here, {}
-    for base, name in [config["example"]]:
-        for arm in page.arms(base, [name]):
-            made["example"] = figures.example(here[base], arm)
+    base, name = config["example"]
+    for arm in page.arms(base, [name]):
+        made["example"] = figures.example(here[base], arm)
     drawn = {"swaps": (figures.forest, "gpt2"), "worths": (figures.worths, "llama")}
     for key, (draw, base) in drawn.items():
         if base in here:
             for end, test in (("", "!="), ("-undecided", "==")):
                 shown = here[base].verdicts.query(f"verdict {test} 'undecided'")
-                made[key + end] = draw(here[base], tables.records(shown))
+                made[key + end] = draw(here[base], shown.to_dict("records"))
     if gpt2 := here.get("gpt2"):
         arms = [*page.arms("gpt2", config["rates"]), *filter(gpt2.is_replicate, gpt2.arms)]
         made["rates"] = figures.learning_rates(gpt2, arms)

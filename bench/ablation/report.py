@@ -73,7 +73,7 @@ class Section:
     @property
     def tuned(self):
         """The runs that chose learning rates."""
-        return self.runs[(self.runs["purpose"] == "tune") & self.runs["current"]]
+        return self.runs.query("purpose == 'tune' and status == 'done' and current")
 
     @property
     def curve_ends(self):
@@ -114,8 +114,7 @@ class Section:
 
     def command_of(self, arm):
         """The command of one reported run of an arm, however it ended."""
-        runs = self.runs[(self.runs["arm"] == arm) & (self.runs["purpose"] == "report")]
-        return runs["command"].iloc[0]
+        return self.runs.query("arm == @arm and purpose == 'report'")["command"].iloc[0]
 
     def at_shared_rate(self, row):
         """How much an arm, at the base's rate, differs from what it is compared with: by its
@@ -296,7 +295,7 @@ def terminal(folders):
 
 def columns_of(section):
     """The columns of the verdicts that a terminal has room for."""
-    shown = tables.records(section.verdicts)
+    shown = section.verdicts.to_dict("records")
     columns = {
         "change": [row["name"].replace("+", " +") for row in shown],
         "difference [95 %]": [tables.difference(row, 3) for row in shown],

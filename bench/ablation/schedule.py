@@ -72,7 +72,8 @@ def choose_learning_rates(sweep):
 def chosen_rate(losses):
     """The multiple 1, unless the one with the least mean is better by BETTER standard errors of the
     difference, with one variance for all multiples. losses: {multiple: losses of its runs}, inf
-    where a run diverged, nan where one failed. A multiple with a failed run is not chosen."""
+    where a run diverged, nan where one failed. A multiple with a failed run is not chosen, and none
+    but 1 while a run at 1 has failed."""
     losses = {lr: values for lr, values in losses.items() if not any(map(math.isnan, values))}
     means = {lr: statistics.fmean(values) for lr, values in losses.items()}
     best = min(means, key=lambda lr: (means[lr], lr), default=1.0)
@@ -81,7 +82,7 @@ def chosen_rate(losses):
     finite = [values for lr, values in losses.items() if math.isfinite(means[lr])]
     variance = statistics.fmean(map(statistics.variance, finite))
     error = math.sqrt(2 * variance / len(losses[best]))  # all multiples have as many runs
-    return best if means[best] < means.get(1, math.inf) - BETTER * error else 1.0
+    return best if means[best] < means.get(1, -math.inf) - BETTER * error else 1.0
 
 
 def fix_margin(sweep):
@@ -149,10 +150,11 @@ def run_more_seeds(sweep, stop):
 def emit(sweep):
     """Gather the runs that have ended, and write the array job of the phase that comes next.
     Returns the exit status."""
+    device = None if sweep.device_is_here else "cpu"  # on a login node
     for phase in phases(sweep):
         for job in phase:
             if job.key not in sweep.rows and launch.is_finished(job):
-                sweep.keep_row(job, launch.row_of(job, None, 0.0))
+                sweep.keep_row(job, launch.row_of(job, None, 0.0, device))
         jobs = [job for job in phase if job.key not in sweep.rows]
         if jobs:
             machine = sweep.threads, sweep.device_kind == "cuda", sweep.config.sbatch

@@ -55,7 +55,7 @@ class AblateConfig:
     seeds: PositiveInt = 8  # runs to report for each arm, at the first look
     #: runs of the base and its copy together, at least seeds + 2; None: sqrt(arms) * seeds
     controls: PositiveInt | None = None
-    first_seed: Annotated[int, Range(least=0)] = 0  # of the reported runs; new ones confirm
+    first_seed: Annotated[int, Range(least=0, most=500)] = 0  # of the reported runs; others confirm
     looks: PositiveInt = 1  # how often verdicts are read; after each, more seeds if undecided
     curve: list | None = None  # the base at these multiples of its tokens; None: [0.25, 0.5, 2]
     lr_grid: list | None = None  # learning rates to choose from, as multiples; None: [0.5, 1, 2]
@@ -83,6 +83,8 @@ class AblateConfig:
             setattr(self, key, [float(value) for value in dict.fromkeys(values)])
         if 1 in self.curve:
             raise ValueError("curve holds 1, which is the base itself: leave it out")
+        if self.looks > 1 and "factorial" in self.designs:
+            raise ValueError(f"looks={self.looks}: a factorial has one look: leave it out")
         if 1 not in self.lr_grid:
             raise ValueError(f"lr_grid={self.lr_grid} lacks 1, the base's rate: add it")
 

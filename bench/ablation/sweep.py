@@ -75,7 +75,11 @@ class Sweep:
             arm.code_hash = code_hash(self.run_values(arm))
         self.match()
         self.costs, self.predicted = {}, {}  # arm: its row of costs.jsonl, seconds of a run
-        self.rows, self.chosen_lr = {}, {}  # key of a job: its row; arm: multiple of the rate
+        self.rows = {}  # key of a job: its row
+        base = [self.arms["base"].code_hash, self.arms["base"].config_hash]
+        kept = stored if stored and looks.identity(stored) == base else {}
+        rates = kept.get("chosen_lr", {}) if self.config.lr_grid != [1] else {}
+        self.chosen_lr = {name: rate for name, rate in rates.items() if name in self.arms}
         self.take_over_rates()
         self.grids = {  # the base is tuned already, by a search of its own
             name: [1.0] if name == "base" else list(self.config.lr_grid)
@@ -84,8 +88,6 @@ class Sweep:
         }
         self.margin, self.margin_source = self.config.margin, "given"
         if self.margin is None:  # the one that was fixed before, if the base is still the same
-            base = [self.arms["base"].code_hash, self.arms["base"].config_hash]
-            kept = stored if stored and looks.identity(stored) == base else {}
             self.margin, self.margin_source = kept.get("margin"), kept.get("margin_source")
 
     def check_arms(self, show):
@@ -269,7 +271,7 @@ class Sweep:
         missing = [arm for arm in arms if arm not in rates]
         if missing and content.get("lr_grid") != [1]:
             raise UserError(f"no rate is chosen yet for {', '.join(missing)}", path, fix)
-        self.chosen_lr = {arm: rates[arm] for arm in arms if arm in rates}
+        self.chosen_lr |= {arm: rates[arm] for arm in arms if arm in rates}
 
     def planned_runs(self, seeds):
         """{arm: runs to report} where each arm has `seeds` runs."""

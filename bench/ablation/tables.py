@@ -77,13 +77,7 @@ def step_time(costs):
 
 def without_empty_columns(table):
     """The table without the columns that hold only dashes; None if no row is left."""
-    kept = [column for column in table if (table[column] != DASH).any()]
-    return table[kept] if len(table) else None
-
-
-def records(frame):
-    """The rows of a frame as dictionaries."""
-    return frame.to_dict("records")
+    return table.loc[:, table.ne(DASH).any()] if len(table) else None
 
 
 # ---------------------------------------------------------------- verdicts
@@ -104,7 +98,7 @@ def verdicts_table(section):
     as the base does with 1.4 times the tokens. Step time: times that of the base. Differences are
     from the base's runs and those of its replicate, if that has the same learning rate."""
     rows = []
-    for row in records(section.verdicts):
+    for row in section.verdicts.to_dict("records"):
         alone = (row.get(key, math.nan) for key in ALONE)
         cells = {"change": row["name"], section.verdict_heading: row["verdict"]}
         cells["difference [95 %]"] = difference(row)
@@ -136,7 +130,7 @@ def tests_table(section):
     p: this comparison alone. p (Holm): corrected over looks and arms; it decides."""
     factor = section.plan["data"].get("bits_per_byte") or math.nan
     rows = []
-    for row in records(section.verdicts):
+    for row in section.verdicts.to_dict("records"):
         step = section.costs_of(row)["step_ratio"]
         rows.append(
             {
@@ -167,19 +161,19 @@ def what_changes(section, row):
 
 
 def noise_table(section):
-    """The replicate is the base again, with other initialisations: it should not differ. Smaller
-    differences than the smallest one seen mostly stay undecided."""
-    facts = section.verdicts.attrs
+    """The replicate is the base again, with other initial weights and another order of the data: it
+    should not differ. Differences below the smallest one here mostly stay undecided."""
+    facts, copies = section.verdicts.attrs, section.replicate.to_dict("records")
     share = facts["tie_power"]
     values = {
         "loss of the base": number(facts["base_mean"]),
         "standard deviation of one run": number(facts["base_sd"]),
         "runs of the base and its replicate": number(facts["base_n"], ".0f"),
-        "replicate minus base [95 %]": next(map(difference, records(section.replicate)), DASH),
-        "smallest difference seen 80 times in 100": number(facts["smallest_visible"]),
+        "replicate minus base [95 %]": difference(*copies) if copies else DASH,
+        "difference that 80 of 100 such sweeps find": number(facts["smallest_visible"]),
         "margin of a tie": number(facts["margin"]),
         "the margin is": facts["margin_source"] if known(facts["margin"]) else DASH,
-        "an equal arm is called a tie": f"{share:.0%}" if known(share) else DASH,
+        "chance that an equal arm is called a tie": f"{share:.0%}" if known(share) else DASH,
     }
     rows = [{"noise": key, "": value} for key, value in values.items() if value != DASH]
     return without_empty_columns(pd.DataFrame(rows))
@@ -195,7 +189,7 @@ def missing_table(section):
 
 
 def costs_table(section):
-    """Medians, each arm alone, the arms in turn. Step time: times that of the base, with a 95 %
+    """Medians of single steps; the arms take turns. Step time: times that of the base, with a 95 %
     interval, if the machine was quiet. FLOPs are of a forward pass."""
     rows = [
         {
@@ -208,7 +202,7 @@ def costs_table(section):
             "peak bytes": number(row["memory_bytes"], short),
             "KV bytes/token": number(row["kv_bytes_per_token"], ",.0f"),
         }
-        for row in records(section.costs)
+        for row in section.costs.to_dict("records")
     ]
     table = pd.DataFrame(rows)
     if rows and table["machine"].nunique() == 1:

@@ -224,7 +224,8 @@ def decide(judged, losses, attrs):
     taken, tests, least = attrs["looks"], [], power.least_runs(attrs["family"])
     for look in [*taken[:-1], None]:
         for row in judged:
-            groups = [pick(losses, arms, look and look.seeds) for arms in row["groups"]]
+            seeds = look and look.seeds_for(row["arm"])
+            groups = [pick(losses, arms, seeds) for arms in row["groups"]]
             tests.append(compare(groups, attrs["margin"], least))
             row["reached"] |= look is not None and all(map(len, groups))
     tests = np.reshape(tests, (len(taken), len(judged), 3))  # p, p of a tie, difference

@@ -1,10 +1,8 @@
 """The page of all measured speeds, speed.md, from the lines of speed.jsonl."""
 
 import statistics
-from pathlib import Path
 
-import jinja2
-
+from bench.ablation.report import render
 from bench.timing.results import folder, threads_text
 from common import files
 from training.run_folder import read_rows
@@ -83,13 +81,8 @@ def source(line):
 
 def page():
     """The text of speed.md."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-    )
-    values = {"kinds": newest(read_rows(folder() / "speed.jsonl")), "table": table}
-    return environment.get_template("speed.md.j2").render(**values, source=source)
+    kinds = newest(read_rows(folder() / "speed.jsonl"))
+    return render("speed.md.j2", kinds=kinds, table=table, source=source)
 
 
 def main():

@@ -67,5 +67,6 @@ also = {
     ),
     "adamw": _fewer | arms["adamw"],
     "python": _fewer | _python,
-    "large": _python | dict(n_embd=256, n_head=8, arms=_removed, seeds=3, controls=8, looks=1),
+    "large": _python
+    | dict(n_embd=256, n_head=8, arms=_removed, seeds=3, controls=8, looks=1, screening=True),
 }

@@ -77,15 +77,6 @@ def test_sides_are_of_one_size_and_take_the_same_step():
         assert all(p.grad is None for p in side.model.parameters())
 
 
-def test_in_turns_no_side_always_follows_the_same_one():
-    names = [name for _, name in results.turns("abc", 6)]
-    rounds = [names[start : start + 3] for start in range(0, 18, 3)]
-    assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
-    assert {each[0] for each in rounds} == {each[-1] for each in rounds} == {"a", "b", "c"}
-    before = {(one, two) for each in rounds for one, two in zip(each, each[1:], strict=False)}
-    assert len(before) == 6  # every side follows every other
-
-
 def test_optimizers_are_timed_at_both_shapes(measured):
     line, text = measured("optimizer", "--device=cpu", "--steps=3")
     (row,) = line["rows"]

@@ -194,7 +194,7 @@ def factorial_errors(sweeps, seeds, noise, seed=0):
     design = Design("", (seeds,), arms=len(CELLS) - 1, controls=2 * seeds)
     x, control = draw(design, sweeps, noise, seed=seed)
     x = np.concatenate([control[0], x], axis=-1)  # [seeds, sweeps, cells], the base first
-    looks = [Look(share, share, None) for share in (share_of(planned=1), 0)]
+    looks = [Look(None, share, share, None) for share in (share_of(planned=1), 0)]
     found = []
     for cells in x.swapaxes(0, 1):
         losses = {arm: cells[:, place] for place, arm in enumerate(CELLS)}

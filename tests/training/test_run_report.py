@@ -36,7 +36,6 @@ LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
             ["config/llama_124m.py", "config/first_steps.py"],
         ),
         ([LLAMA, "--model=gpt2"], []),
-        ([LLAMA, "--arch=falcon"], []),
         (["config/finetune_shakespeare.py"], []),
         (["--model=llama"], []),
     ],

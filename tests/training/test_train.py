@@ -711,7 +711,6 @@ def test_resume_refuses_another_architecture_and_other_data(start, resume, tmp_p
     start("llama", "--model=llama --max_iters=2")
     for name, more, words in (
         ("run", "--n_layer=3", "n_layer 2 -> 3"),
-        ("run", "--model=llama", "gpt2 -> llama"),
         ("llama", "--window=4", "window 0 -> 4"),  # a key that the readable model does not have
         ("llama", "--arch=olmo2", "block pre -> output"),
     ):
