@@ -125,11 +125,11 @@ def beside(says, signs):
         return "cannot be tested here"
     if not known:
         return "undecided here" if signs else tables.DASH
-    agree = [sign == tables.SIGNS[says] for sign in known]
-    if any(agree):
-        return "seen" if all(agree) else "seen in one base"
-    opposite = [tables.SIGNS[says] != 0 and sign == -tables.SIGNS[says] for sign in known]
-    return "opposite at our scale" if all(opposite) else "not seen at our scale"
+    same = [sign == tables.SIGNS[says] for sign in known]
+    other = [tables.SIGNS[says] != 0 and sign == -tables.SIGNS[says] for sign in known]
+    if any(same):
+        return "seen" if all(same) else "seen in one base" + ", opposite in the other" * any(other)
+    return "opposite at our scale" if all(other) else "not seen at our scale"
 
 
 # ---------------------------------------------------------------- the content of the page
