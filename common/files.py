@@ -25,10 +25,10 @@ def script(name):
     return name if Path.cwd() == ROOT else str(ROOT / name)
 
 
-def command(name, *arguments):
+def command(name, *arguments, program="python"):
     """A command of a script of this repo that can be pasted into a shell: in lines of at most 80
     columns, as far as its words allow, all but the last with a backslash at the end."""
-    lines = [f"python {shlex.quote(script(name))}"]
+    lines = [f"{program} {shlex.quote(script(name))}"]
     for word in map(shlex.quote, arguments):
         if len(f"{lines[-1]} {word}") <= WIDTH - len(" \\"):
             lines[-1] += f" {word}"

@@ -171,8 +171,8 @@ def print_how_to_continue(run):
     program, ranks = "python", run.runtime.world_size
     if ranks > 1:
         program = f"torchrun --standalone --nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"
-    words = files.command("train.py", "--init_from=resume", f"--out_dir={run.config.out_dir}")
-    print(words.replace("python", program, 1))
+    words = "--init_from=resume", f"--out_dir={run.config.out_dir}"
+    print(files.command("train.py", *words, program=program))
 
 
 def print_evaluation(run, score, evaluate):
