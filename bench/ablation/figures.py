@@ -120,10 +120,10 @@ def forest(section, shown=None):
     heads = ("own rate", "base's rate")
     if not section.is_tuned:
         heads, texts = ("", heads[1]), [("", text) for _, text in texts]
-    figure, axes = dots(rows, np.column_stack([values, shared]), texts, heads, (-edge, edge))
+    values = np.column_stack([values, np.clip(shared, -edge, edge)])
+    figure, axes = dots(rows, values, texts, heads, (-edge, edge))
     axes.axvline(0, color=INK, linewidth=0.8)
-    margin = section.verdicts.attrs["margin"]
-    if known(margin):
+    if known(margin := section.verdicts.attrs["margin"]):
         axes.axvspan(-margin, margin, color=FAINT, alpha=0.45, linewidth=0)
     axes.set(xlabel="nats per token (left is better)")
     axes.locator_params(axis="x", nbins=5)

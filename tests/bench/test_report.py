@@ -214,12 +214,12 @@ def test_a_poor_sweep_still_gets_its_report(tmp_path, keys, recwarn, not_saved):
 
 
 def test_at_the_shared_rate_an_arm_is_compared_with_what_it_is_measured_against(tmp_path):
-    make_sweep(tmp_path, arms={"untied": {"against": "rope"}}, curve=[])
+    make_sweep(tmp_path, 6, EFFECTS | {"alibi": 9.0}, {"untied": {"against": "rope"}}, curve=[])
     (section,) = report.sections([tmp_path])
     (row,) = section.verdicts.query("arm == 'untied'").to_dict("records")
-    tuned = section.tuned.query("arm == 'untied' and rate == 1").loss.mean()
-    below = section.reported("rope").loss.mean()
-    assert section.at_shared_rate(row) == pytest.approx(tuned - below)
+    loss = section.tuned.query("arm == 'untied' and rate == 1").loss.mean()
+    assert section.at_shared_rate(row) == loss - section.reported("rope").loss.mean()
+    assert figures.forest(section).axes[0].get_xlim()[1] < 2  # alibi is an arrow
 
 
 def test_no_rows_yet(tmp_path, not_saved):
