@@ -24,7 +24,6 @@ from rich.table import Table
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
-from bench.ablation.settings import variant_config
 from bench.ablation.tables import number
 from common import files
 from common.configurator import build, load
@@ -32,7 +31,7 @@ from common.errors import UserError, run
 from parts.architectures import idle
 from parts.costs import parameters
 from training.run_folder import read_log
-from training.settings import ONE_START, RENAMED
+from training.settings import ONE_START, RENAMED, variant_config
 from weights import checkpoint
 
 NOT_COMPARED = {*ONE_START, "arch", "data_dir", "log", *RENAMED}

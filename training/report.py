@@ -20,7 +20,7 @@ from tokens.mixture import bits_per_byte, open_split
 from tokens.pairs import Pairs
 from training import losses
 from training.run_folder import DIVERGED, evaluation_lines, measures_text
-from training.settings import TrainConfig, scope
+from training.settings import TrainConfig, scope, variant_config
 from weights import checkpoint
 
 OTHER = {"gpt2": "llama", "llama": "gpt2"}
@@ -47,10 +47,10 @@ OTHER_CHIPS = {"Laptop", "MIG"}  # slower chips, or parts of one, with these nam
 
 def variant(run):
     """The model's configuration as a VariantConfig, which parts/costs.py reads."""
-    c, word = run.model.config, run.config.model
+    c = run.model.config
     if isinstance(c, VariantConfig):
         return c
-    return configure(asdict(c) | {"model": word, "arch": word})
+    return variant_config(asdict(c) | {"model": run.config.model})
 
 
 def used_parameters(model):

@@ -294,7 +294,7 @@ def resume_values(stored, given, folder):
     changed = {
         key: f"{key} {stored[key]} -> {now[key]}" for key in stored if now[key] != stored[key]
     }
-    before, after = every_slot(stored), every_slot(now)
+    before, after = (asdict(variant_config(values)) for values in (stored, now))
     slots = [key for key in after.keys() - stored.keys() if before[key] != after[key]]
     changed |= {key: f"{key} {before[key]} -> {after[key]}" for key in sorted(slots)}
     trained = {*keys(TrainConfig), *ONE_START} - {"model", "match"}
@@ -313,10 +313,12 @@ def resume_values(stored, given, folder):
     return {key: value for key, value in now.items() if key not in ONE_START or key in given}
 
 
-def every_slot(values):
-    """{key: value} of VariantConfig, of a model with these values; a readable one has fewer."""
-    given = {key: value for key, value in values.items() if (key, value) != ("arch", None)}
-    return asdict(configure({"arch": values.get("model", "gpt2")} | given))
+def variant_config(values, vocab_size=None):
+    """The VariantConfig of a run's keys, with every slot named, also where the run uses a readable
+    model. `vocab_size` is the dataset's, which a vocab_size among the values overrides."""
+    values = {key: value for key, value in values.items() if (key, value) != ("arch", None)}
+    known = {} if vocab_size is None else {"vocab_size": vocab_size}
+    return configure({"arch": values.get("model", "gpt2")} | known | values)
 
 
 def keep_device(stored, given):

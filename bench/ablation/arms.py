@@ -9,7 +9,7 @@ from dataclasses import asdict
 import torch
 
 import train
-from bench.ablation.settings import OWNED, variant_config
+from bench.ablation.settings import OWNED
 from common.configurator import build, check, find, keys
 from common.errors import UserError
 from common.runtime import Runtime
@@ -19,7 +19,7 @@ from parts.variant import Variant, VariantConfig
 from tokens.batches import Text
 from tokens.mixture import mixed_fingerprint, open_sources
 from training.parallel import check_layout
-from training.settings import RENAMED, TrainConfig, read_config
+from training.settings import RENAMED, TrainConfig, read_config, variant_config
 
 # Keys that are the same for all arms.
 SHARED = (

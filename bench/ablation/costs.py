@@ -13,13 +13,12 @@ import torch
 
 import train
 from bench.ablation.progress import doing
-from bench.ablation.settings import variant_config
 from bench.timing.results import ratio, turns
 from common.errors import UserError, one_line
 from common.runtime import set_up
 from parts import costs
 from training.dry_run import checkpoint_bytes, kept_bytes, timed
-from training.settings import read_config
+from training.settings import read_config, variant_config
 
 WARM_UP = 3  # steps that are not timed; the first one compiles
 ROUNDS = 50  # of all arms in turn; fewer if they take long

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyDOE3
 
-from bench.ablation.settings import DESIGN, part_name, variant_config
+from bench.ablation.settings import DESIGN, part_name
 from common.configurator import allowed, build, keys
 from common.errors import UserError
 from parts.architectures import ARCH
 from parts.costs import needed
 from parts.variant import VariantConfig
-from training.settings import TrainConfig
+from training.settings import TrainConfig, variant_config
 
 SPARSE = ("moe", "none")  # the words of mlp that are not one dense MLP
 TRAINED_BY = ("optimizer", "schedule")  # keys of training that can be an axis

@@ -15,10 +15,9 @@ import hashlib
 import json
 from dataclasses import asdict
 
-from bench.ablation.settings import variant_config
 from common.configurator import build
 from common.files import ROOT
-from training.settings import TrainConfig
+from training.settings import TrainConfig, variant_config
 
 BEGIN = {"train", "make_run"}  # the functions of train.py that a run consists of
 # Packages and modules that do not compute what a run from scratch learns.

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from common.configurator import PositiveInt, Range, Words, build, check, find, keys, load, typed
 from common.errors import UserError
 from common.runtime import find_device
-from parts.architectures import configure
 from parts.variant import VariantConfig
 from training.settings import RENAMED, TrainConfig, shorten_warmup
 from training.settings import scope as scope_of_run
@@ -104,14 +103,6 @@ def part_name(key, value):
     """The name of an arm: for a part its name, such as rope; for other keys such as bias=none."""
     named = key in ("position", "norm", "mlp", "mixer", "block") and value != "none"
     return value if named else f"{key}={value}"
-
-
-def variant_config(values, vocab_size=None):
-    """The VariantConfig of a run's keys, with every slot named, also where the run uses a readable
-    model. `vocab_size` is the dataset's, which a vocab_size among the values overrides."""
-    values = {key: value for key, value in values.items() if (key, value) != ("arch", None)}
-    known = {} if vocab_size is None else {"vocab_size": vocab_size}
-    return configure({"arch": values["model"]} | known | values)
 
 
 def split_columns(argv):

@@ -16,7 +16,7 @@ from bench.ablation.designs import curve_arms, enumerate_arms
 from bench.ablation.identity import code_hash, digest
 from bench.ablation.progress import doing, say
 from bench.ablation.rows import control_group, is_cost, is_row, judged_arms, plan
-from bench.ablation.settings import OWNED, read, variant_config
+from bench.ablation.settings import OWNED, read
 from common import files
 from common.configurator import build
 from common.errors import Failure, UserError
@@ -25,7 +25,7 @@ from parts import costs
 from parts.variant import VariantConfig
 from tokens import ngrams
 from training.run_folder import check_out_dir, lock_run, read_rows
-from training.settings import TrainConfig
+from training.settings import TrainConfig, variant_config
 
 TUNING_SEED = 1000  # first seed of the runs that choose a learning rate
 REPLICATE_SEED = 10_000  # added to the data's seed of the base's second copy

@@ -10,13 +10,13 @@ import torch
 
 import train
 from bench.ablation import costs
-from bench.ablation.settings import variant_config
 from common import runtime
 from helpers.ablation import arm
 from helpers.runs import losses as logged
 from helpers.variants import saved_bytes
 from parts import costs as closed_form
 from parts.architectures import make
+from training.settings import variant_config
 
 ARMS = arm(swiglu=dict(mlp="swiglu"), crash=dict(norm="rmsnorm"))
 SECONDS = {"base": 0.04, "base again": 0.04, "swiglu": 0.03}  # of a step, made up

@@ -15,6 +15,7 @@ from common.files import ROOT
 from helpers.ablation import arguments, names, rows_of
 from parts.architectures import ARCH
 from parts.variant import POSITION
+from training.settings import variant_config
 
 SWEEPS = [path for path in (ROOT / "config").rglob("*.py") if "bench/ablate.py" in path.read_text()]
 DIFFER = {key for key in ARCH["gpt2"] if ARCH["gpt2"][key] != ARCH["llama"][key]}
@@ -47,15 +48,13 @@ def test_designs_come_from_the_dictionaries():
 
 def test_ladder_goes_from_one_corner_to_the_other():
     order = ["norm", "position", "mlp", "tie_embeddings", "bias", "gqa"]
-    by_hand = {"gqa": dict(n_kv_head=1)}
-    *rungs, _ = names(design="ladder", order=order, arms=by_hand).values()
+    *rungs, _ = names(design="ladder", order=order, arms={"gqa": dict(n_kv_head=1)}).values()
     assert [arm.name for arm in rungs] == [
         *("base", "+rmsnorm", "+rope", "+swiglu", "+tie_embeddings=False", "+bias=none", "+gqa")
     ]
     assert [arm.against for arm in rungs[1:]] == [arm.name for arm in rungs[:-1]]
-    sizes = {"model": "gpt2", "n_head": 2, "n_embd": 32}
-    llama = settings.variant_config(sizes | {"model": "llama"})
-    assert settings.variant_config(arms.with_changes(sizes, rungs[-2].changes)) == llama
+    last = arms.with_changes({"model": "gpt2", "n_head": 2}, rungs[-2].changes)
+    assert variant_config(last) == variant_config({"model": "llama", "n_head": 2})
     assert rungs[-1].changes == rungs[-2].changes | {"n_kv_head": 1}
 
 
