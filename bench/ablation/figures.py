@@ -78,12 +78,14 @@ def style_of(section, arm):
     return style_at(section.arms.index(arm) - 1)
 
 
-def legend(figure, section, shown):
+def legend(figure, section, shown, **style):
     """Below the figure: the arms that it shows."""
-    columns = 3 if max(map(len, shown)) < 22 else 1
+    names = [section.name_of(arm) for arm in shown]
+    columns = 3 if max(map(len, names)) < 22 else 1
     rows = math.ceil(len(shown) / columns)
     figure.set_figheight(figure.get_figheight() + 0.19 * rows)
-    handles = [Line2D([], [], label=arm, **style_of(section, arm)) for arm in shown]
+    styles = [style_of(section, arm) | style for arm in shown]
+    handles = [Line2D([], [], label=name, **of) for name, of in zip(names, styles, strict=True)]
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
@@ -176,7 +178,8 @@ def curves(section):
         against = section.plan["arms"][arm].get("against")
         if arm != section.plan["base"] and against in losses:
             reference, other_se = mean_at(losses[against], steps)
-            band(below, steps, mean - reference, 1.96 * np.hypot(se, other_se), style)
+            half = stats.t.ppf(0.975, max(len(runs) + len(losses[against]) - 2, 1))
+            band(below, steps, mean - reference, half * np.hypot(se, other_se), style)
     yardsticks(above, section)
     below.axhline(0, color=GREY, linewidth=1)
     above.set(ylabel=LOSS)
@@ -230,7 +233,7 @@ def learning_rates(section, arms=None):
         axes.set_visible(False)
     rates = np.sort(tuned["rate"].unique())
     for axes, arm in zip(panels, shown, strict=False):
-        axes.set_title(arm, fontsize=9)
+        axes.set_title(section.name_of(arm), fontsize=9)
         for name in dict.fromkeys([*control[:1], arm]):
             rate_line(axes, section, name, BLUE if name == arm else GREY)
         log_axis(axes, rates, [f"{rate:.2g}×" for rate in rates])
@@ -264,13 +267,13 @@ def extrapolation(section, arms=None):
         style, times = style_of(section, arm), sorted(losses[arm], key=int)
         mean, low, high, window = np.array([losses[arm][k] for k in times]).T
         places = [int(k) for k in times]
-        axes.plot(places, mean, **style | {"markersize": 5})
+        axes.plot(places, mean, **style | {"markersize": 5, "linestyle": "-"})
         axes.fill_between(places, low, high, color=style["color"], **BAND)
         axes.plot(places, window, ":", color=style["color"], linewidth=1.2)
     ticks = sorted({int(k) for arm in shown for k in losses[arm]})
     log_axis(axes, ticks, [f"{k}×" for k in ticks])
     axes.set(xlabel="context, times that of training", ylabel="loss, nats per token")
-    legend(figure, section, shown)
+    legend(figure, section, shown, linestyle="-")
     return figure
 
 
@@ -302,7 +305,7 @@ def example(section, arm):
     points = ((few, curve.loss_at(few)), (0.98, loss), (worth, loss), (worth, bottom))
     texts = (
         ("1. The base, trained\non fewer and more tokens", 0.5, 0.85),
-        ("2. Each dot is a run\nwith the part", 0.4, 0.12),
+        (f"2. Each dot is a run\nwith {row['name']}", 0.4, 0.12),
         ("3. The base reaches\ntheir mean here", 1.6, 0.29),
         (f"4. {multiple(row)} × the tokens", 0.8, 0.04),
     )
@@ -315,8 +318,7 @@ def example(section, arm):
 
 def worths(section, rows):
     """What each part is worth in tokens, with its interval, and in time."""
-    ratios = {row["arm"]: section.cost(row["arm"], "step_ratio") for row in rows}
-    rows = [row | {"ends": section.curve_ends / ratios[row["arm"]]} for row in rows]
+    rows = [row | {"ends": section.time_ends(row["arm"])} for row in rows]
     return worths_beside(rows, rows, "worth_time", ("tokens", "time"), section.curve_ends)
 
 

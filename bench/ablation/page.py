@@ -7,7 +7,7 @@ templates. A screening, and a sweep whose base ends above the trigrams, are kept
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import matplotlib
 import numpy as np
@@ -43,14 +43,8 @@ class Estimate:
     def ratio(self, key, of_part=True):
         """A cost with the part, times that without it, or that of the arm, times that of the base;
         nan if unknown."""
-        names = self.row["arm"], self.row["against"]
-        arm, base = (self.section.cost(name, key) for name in names)
+        arm, base = (self.section.cost(self.row[of], key) for of in ("arm", "against"))
         return base / arm if self.taken_out and of_part else arm / base
-
-    @property
-    def time_ends(self):
-        """The multiples of the base's time between which a worth is known."""
-        return self.section.curve_ends / self.section.cost(self.row["arm"], "step_ratio")
 
     def worth(self):
         """(worth × tokens, low, high) within the curve of the base; None if it is not known."""
@@ -108,28 +102,27 @@ class Part:
 def word_of(signs):
     """The word for {base: sign}, of the bases in which a part was measured."""
     helped, hurt, same = ([BASES[base] for base in signs if signs[base] == k] for k in (1, -1, 0))
-    only = len(signs) == len(BASES) and None not in signs.values()
+    other = f", not {same[0]}" if same else ""
     if helped and hurt:
         return f"helps {helped[0]}, hurts {hurt[0]}"
     for verb, bases in (("helps", helped), ("hurts", hurt)):
         if bases:
-            return f"{verb} {bases[0]}{' only' * only}" if len(bases) == 1 else f"{verb} in both"
+            return f"{verb} in both" if len(bases) > 1 else f"{verb} {bases[0]}{other}"
     return f"no difference{f' in {same[0]}' * (len(same) == 1)}" if same else "undecided"
 
 
 def beside(says, signs):
     """How what others published, a verdict or None, stands beside ours, {base: sign}. Directions
     are compared, not sizes."""
-    known = [sign for sign in signs.values() if sign is not None]
-    if says is None:
-        return "cannot be tested here"
-    if not known:
-        return "undecided here" if signs else tables.DASH
-    same = [sign == tables.SIGNS[says] for sign in known]
-    other = [tables.SIGNS[says] != 0 and sign == -tables.SIGNS[says] for sign in known]
-    if any(same):
-        return "seen" if all(same) else "seen in one base" + ", opposite in the other" * any(other)
-    return "opposite at our scale" if all(other) else "not seen at our scale"
+    if says is None or not signs:
+        return "cannot be tested here" if says is None else tables.DASH
+    theirs = tables.SIGNS[says]
+    words = {None: "undecided", 1: "better", -1: "worse", 0: "not seen"}
+    words |= {-theirs: "opposite", theirs: "seen"} if theirs else {0: "seen"}
+    if len(set(signs.values())) > 1:
+        return ", ".join(f"{words[sign]} in {BASES[base]}" for base, sign in signs.items())
+    (sign,) = set(signs.values())
+    return "seen" if sign == theirs else f"{words[sign]} at our scale"
 
 
 # ---------------------------------------------------------------- the content of the page
@@ -144,6 +137,7 @@ class Page:
         for base, folder in config["shelves"].items():
             for column, name in {HERE: "", **config["columns"]}.items():
                 section = sections.get(f"{folder}/{name}".rstrip("/"))
+                section = section and replace(section, verdicts=self.named(section.verdicts, base))
                 if section and column == "smaller":
                     self.smaller[base] = section
                 if section and not section.verdicts.attrs["screening"]:
@@ -152,8 +146,16 @@ class Page:
         for frame, agree in zip(frames, verdicts.badges(frames), strict=True):
             frame["badge"] = agree
         self.here = {base: s for (base, column), s in self.shelves.items() if column == HERE}
-        self.parts = [self.part(name, **facts) for name, facts in config["parts"].items()]
+        self.parts = [self.part(name, **facts) for name, facts in self.config["parts"].items()]
         self.measured = [part for part in self.parts if part.first()]
+
+    def named(self, frame, base):
+        """The verdicts of a sweep with the names that this page gives the parts."""
+        names = {}
+        for part, facts in self.config["parts"].items():
+            into, out_of = (facts.get(way, {}).get(base) for way in ("into", "out_of"))
+            names |= {into: part, out_of: f"{part} taken out"}
+        return frame.assign(name=frame["arm"].map(names).fillna(frame["name"]))
 
     def part(self, name, swap, claims, into=None, out_of=None):
         """The Part of an entry of the config."""

@@ -106,6 +106,10 @@ class Section:
         tuned = self.is_tuned or self.verdicts.attrs["screening"]
         return "verdict" if tuned else "verdict at the base's rate"
 
+    def time_ends(self, arm):
+        """The multiples of the base's time [2] between which the worth of an arm is known."""
+        return self.curve_ends / self.cost(arm, "step_ratio")
+
     def reported(self, arm):
         """The runs of an arm that count, by seed."""
         runs = self.runs
@@ -132,6 +136,10 @@ class Section:
     def costs_of(self, row):
         """{column: cost} of the arm of a row of verdicts."""
         return {key: self.cost(row["arm"], key) for key in worth.STEP_RATIO}
+
+    def name_of(self, arm):
+        """What figures call an arm: the page of the answer has names of its own."""
+        return dict(self.verdicts[["arm", "name"]].to_numpy()).get(arm, arm)
 
     def is_replicate(self, arm):
         return self.plan["arms"][arm]["replicate"]

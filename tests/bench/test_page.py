@@ -55,7 +55,7 @@ def test_the_page_says_what_the_sweeps_say(written, tmp_path):
     assert [claim[1] for claim in rope.published] == ["seen", "cannot be tested here"]
     assert [claim[1] for claim in bias.published] == ["opposite at our scale"]
     out = rope.at("llama")
-    assert out.taken_out and out.sign == 1 and out.row["difference"] > 0
+    assert out.row["name"] == "RoPE taken out" and out.sign == 1 and out.row["difference"] > 0
     assert out.ratio("parameters") == pytest.approx(800_000 / 804_000)
 
     html, text = ((tmp_path / f"index.{kind}").read_text() for kind in ("html", "md"))
@@ -103,14 +103,13 @@ def test_every_arm_of_a_shelf_is_in_the_row_of_one_part():
     parts = runpy.run_path(str(answer / "page.py"))["parts"].values()
     for base in page.BASES:
         arms = [part.get(way, {}).get(base) for part in parts for way in ("into", "out_of")]
-        shelf = runpy.run_path(str(answer / f"{base}.py"))["arms"]
-        assert sorted(filter(None, arms)) == sorted(shelf)
+        assert sorted(filter(None, arms)) == sorted(runpy.run_path(f"{answer}/{base}.py")["arms"])
 
 
 def test_words_of_rows():
     words = {
         "helps in both": {"gpt2": 1, "llama": 1},
-        "helps GPT-2 only": {"gpt2": 1, "llama": 0},
+        "helps GPT-2, not LLaMA": {"gpt2": 1, "llama": 0},
         "helps GPT-2": {"gpt2": 1, "llama": None},
         "helps LLaMA": {"llama": 1},
         "hurts LLaMA": {"gpt2": None, "llama": -1},
@@ -120,3 +119,4 @@ def test_words_of_rows():
         "undecided": {"gpt2": None},
     }
     assert {page.word_of(signs): signs for signs in words.values()} == words
+    assert page.beside("tie", {"gpt2": 1, "llama": 0}) == "better in GPT-2, seen in LLaMA"

@@ -57,7 +57,7 @@ SWEEP = {
     "hardware": "Xeon 2.1 GHz, 2 cores",
     "data": {
         **{"dataset": "shakespeare_char", "fingerprint": "5f2b8c81aa01"},
-        **{"train_tokens": 1003854, "val_tokens": 111540, "bits_per_byte": 1.4427},
+        **{"train_tokens": 1003854, "vocab_size": 65, "bits_per_byte": 1.4427},
     },
     "versions": {"python": "3.12.3", "torch": "2.13.0", "numpy": "2.4.6"},
     "started": "2026-01-02T03:04:05",
