@@ -17,13 +17,15 @@ SHELVES = [path for path in SHELVES if not path.name.startswith("tune")]
 
 
 def test_the_page_follows_from_the_rows(tmp_path):
-    """And README shows the table of its first screen."""
+    """And README shows the table of its first screen, reading_a_report.md two rows of a report."""
     copy = tmp_path / "answer"
     shutil.copytree(answer.ANSWER, copy, ignore=shutil.ignore_patterns("runs"))
     answer.main([str(copy)])
     for name in ("index.html", "index.md", "first_screen.md"):
         assert (copy / name).read_text() == (answer.ANSWER / name).read_text(), name
     assert (copy / "first_screen.md").read_text().strip() in README
+    example = (ROOT / "docs/reading_a_report.md").read_text(encoding="utf-8").splitlines()[7:9]
+    assert all(row in (copy / "gpt2/report.md").read_text() for row in example)
 
 
 def reported(shelf):
@@ -43,10 +45,8 @@ def reported(shelf):
 @pytest.mark.parametrize("shelf", SHELVES, ids=lambda shelf: shelf.name)
 def test_the_differences_are_those_of_the_rows(shelf):
     plan, losses = reported(shelf)
-    control = [losses["base"]]
-    if plan["chosen_lr"].get("base again", 1) == 1:
-        control.append(losses["base again"])
-    control = np.concatenate(control)
+    copy = ["base again"] * (plan["chosen_lr"].get("base again", 1) == 1)
+    control = np.concatenate([losses[arm] for arm in ["base", *copy]])
     cards = (answer.ANSWER / "index.md").read_text().replace("\u2212", "-").splitlines()
     arms = [
         arm for arm in losses if plan["arms"][arm]["changes"] and not plan["arms"][arm]["curve"]
