@@ -3,7 +3,6 @@ Measure how much each part matters: swap one part at a time, train with several 
 
     python bench/ablate.py config/ablate_shakespeare.py --workers=2
     python bench/ablate.py config/ablate_shakespeare.py --axis=position --out_dir=out-positions
-    python bench/ablate.py config/ablate_shakespeare_gpu.py --looks=2
     python bench/ablate.py config/ladder_gpt2_to_llama.py --dry_run
     python bench/ablate.py config/answer/gpt2.py --also=small
 
@@ -40,10 +39,13 @@ def plan(sweep):
     """Measure what the arms cost and print the plan. Returns the new rows of costs.jsonl."""
     config, new_costs = sweep.config, []
     sweep.read_rows()
-    if sweep.device_is_here and not config.emit:
+    jobs = sweep.pending_jobs()
+    if sweep.device_is_here and not config.emit and (jobs or not config.dry_run):
         new_costs = sweep.measure(DRY_ROUNDS if config.dry_run else costs.ROUNDS)
-    jobs = sweep.planned_jobs()
     Console(width=WIDTH, highlight=False).print(plan_table(sweep, jobs))
+    if not jobs:
+        say(f"no run is pending{', up to the first look' * (len(sweep.looks) > 1)}")
+        return new_costs
     counts = Counter(job.purpose for job in jobs)
     words = {"tune": "to choose learning rates", "curve": "for the curve of tokens"}
     words["report"] = "to report"
@@ -63,11 +65,11 @@ def run_one(sweep):
     """Plan, run and report a sweep. Returns the exit status."""
     new_costs = plan(sweep)
     if sweep.config.dry_run:
-        shown = sweep.report_jobs(most=1)
+        shown = [job for job in sweep.report_jobs(most=1) if job.key not in sweep.rows]
         for job in shown:
             print(job.command())
-        more = len(sweep.planned_jobs()) - len(shown)
-        say(f"and {more} more runs, at other seeds, learning rates and numbers of tokens")
+        if more := len(sweep.pending_jobs()) - len(shown):
+            say(f"and {more} more runs, at other seeds, learning rates and numbers of tokens")
         return 0
 
     sweep.open(new_costs)

@@ -82,8 +82,7 @@ def legend(figure, section, shown, **style):
     """Below the figure: the arms that it shows."""
     names = [section.name_of(arm) for arm in shown]
     columns = 3 if max(map(len, names)) < 22 else 1
-    rows = math.ceil(len(shown) / columns)
-    figure.set_figheight(figure.get_figheight() + 0.19 * rows)
+    figure.set_figheight(figure.get_figheight() + 0.19 * math.ceil(len(shown) / columns))
     styles = [style_of(section, arm) | style for arm in shown]
     handles = [Line2D([], [], label=name, **of) for name, of in zip(names, styles, strict=True)]
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
@@ -163,8 +162,8 @@ def dots(rows, values, texts, heads, ends):
 def curves(section):
     """Above: the mean loss over runs after the warm-up, on the validation text that training scores
     in between, with a band of one standard deviation. Below: the difference, with its 95 % band."""
-    losses = {arm: curves_of(section, arm) for arm in section.arms if not section.cells}
-    losses = {arm: runs for arm, runs in losses.items() if runs}
+    arms = [] if section.cells else section.arms
+    losses = {arm: runs for arm in arms if (runs := curves_of(section, arm))}
     start = section.plan["base_values"].get("warmup_iters") or 0
     if not any(len(late_steps(runs, start)) > 1 for runs in losses.values()):
         return None

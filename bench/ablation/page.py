@@ -167,8 +167,7 @@ class Page:
                         part.estimates[base, column] = Estimate(
                             name, base, column, section, row, out
                         )
-        for text, says, *source in claims:
-            part.published.append((text, beside(says, part.signs), *source))
+        part.published = [(text, beside(says, part.signs), *rest) for text, says, *rest in claims]
         return part
 
     def arms(self, base, names):
@@ -204,8 +203,7 @@ class Page:
 
     def first_screen(self):
         """The Parts of README's table, if the bases beat the counts and all planned runs ended."""
-        sections = self.here.values()
-        early = any(section.verdicts.attrs["marked"] or section.missing() for section in sections)
+        early = any(s.verdicts.attrs["marked"] or s.missing() for s in self.here.values())
         chosen = [] if early else self.config["first_screen"]
         return [part for part in self.measured if part.name in chosen]
 

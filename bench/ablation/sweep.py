@@ -155,9 +155,8 @@ class Sweep:
         self.predicted, and returns the new rows. Raises Failure if the base cannot be timed."""
         patient = not (self.config.screening or self.config.dry_run)
         self.costs, new = self.stored_costs(patient), []
-        timed = [name for name, arm in self.arms.items() if not arm.curve]
-        missing = [name for name in timed if name not in self.costs]
-        if missing:
+        timed = (name for name, arm in self.arms.items() if not arm.curve)
+        if missing := [name for name in timed if name not in self.costs]:
             names = dict.fromkeys(["base", *missing])
             values = {name: self.run_values(self.arms[name]) for name in names}
             tries = timing.TRIES if patient else 1
@@ -324,8 +323,10 @@ class Sweep:
         ]
         return statistics.stdev(losses) if len(losses) >= NOISE_RUNS else None
 
-    def planned_jobs(self):
-        return self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
+    def pending_jobs(self):
+        """The planned runs, up to the first look, that are not done."""
+        jobs = self.tuning_jobs() + self.curve_jobs() + self.report_jobs()
+        return [job for job in jobs if job.key not in self.rows]
 
     # ------------------------------------------------------------ the folder
 

@@ -79,7 +79,7 @@ def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, m
     assert len(read_rows(out / "rows.jsonl")) == 12  # the two that failed are tried again
 
 
-def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(drive, out):
+def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(drive, out, capsys):
     what = [arm(wild=dict(norm="batchnorm")), "--seeds=2", "--screening"]
     assert drive(*what) == 0
     rows = rows_of(out)
@@ -87,6 +87,7 @@ def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(drive, out):
     assert rows["wild", 1, 1, "report"]["reason"] == "loss nan at step 1"
     before = (out / "rows.jsonl").read_text()
     assert drive(*what) == 0 and (out / "rows.jsonl").read_text() == before
+    assert drive(*what, "--dry_run") == 0 and "no run is pending\n" in capsys.readouterr().out
     # Also if the driver was killed before it wrote the row.
     lines = [line for line in before.splitlines(True) if '"diverged"' not in line]
     (out / "rows.jsonl").write_text("".join(lines))
@@ -105,9 +106,8 @@ def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(drive, out):
 def test_how_a_run_ended(tmp_path, monkeypatch, last, data, status, why):
     """The last one as when its dataset is prepared from another text while the sweep runs."""
     monkeypatch.setattr(contexts.checkpoint, "steps", lambda folder: [4])
-    monkeypatch.setattr(
-        contexts.checkpoint, "open_run", lambda *a: (None, None, None, {"data": data})
-    )
+    opened = None, None, None, {"data": data}
+    monkeypatch.setattr(contexts.checkpoint, "open_run", lambda *args: opened)
     if data == "d":
         monkeypatch.setattr(launch, "measure_trained", lambda *args: {})
     log = [{"step": 0, "val_loss": 4.0}, {"step": 4, "val_loss": last}]
