@@ -152,7 +152,7 @@ parts = {
             )
         ],
     ),
-    "NoPE, 1 in 4": dict(
+    "NoPE 1 in 4": dict(
         into=dict(llama="no positions in every fourth layer"),
         swap="no rotation in every fourth layer",
         claims=[("better at long contexts", None, "Yang et al. 2025", ARXIV + "2501.18795")],
@@ -290,7 +290,7 @@ contexts = [
     "RoPE",
     "All five together",
     "ALiBi",
-    "NoPE, 1 in 4",
+    "NoPE 1 in 4",
     "Window",
     "Gated DeltaNet",
     "Mamba-2",
