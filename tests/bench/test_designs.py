@@ -53,8 +53,8 @@ def test_ladder_goes_from_one_corner_to_the_other():
         *("base", "+rmsnorm", "+rope", "+swiglu", "+tie_embeddings=False", "+bias=none", "+gqa")
     ]
     assert [arm.against for arm in rungs[1:]] == [arm.name for arm in rungs[:-1]]
-    last = arms.with_changes({"model": "gpt2", "n_head": 2}, rungs[-2].changes)
-    assert variant_config(last) == variant_config({"model": "llama", "n_head": 2})
+    last = arms.with_changes({"model": "gpt2", "n_head": 2, "n_embd": 32}, rungs[-2].changes)
+    assert variant_config(last) == variant_config({"model": "llama", "n_head": 2, "n_embd": 32})
     assert rungs[-1].changes == rungs[-2].changes | {"n_kv_head": 1}
 
 

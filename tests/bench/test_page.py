@@ -56,7 +56,7 @@ def test_the_page_says_what_the_sweeps_say(written, tmp_path):
     assert [claim[1] for claim in bias.published] == ["opposite at our scale"]
     out = rope.at("llama")
     assert out.row["name"] == "RoPE taken out" and out.sign == 1 and out.row["difference"] > 0
-    assert out.ratio("parameters") == pytest.approx(800_000 / 804_000)
+    assert out.taken_out and out.ratio("parameters") == pytest.approx(800_000 / 804_000)
 
     html, text = ((tmp_path / f"index.{kind}").read_text() for kind in ("html", "md"))
     assert "&lt;RoPE&gt;" in html and "<RoPE>" not in html
