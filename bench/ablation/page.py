@@ -146,7 +146,7 @@ class Page:
         for frame, agree in zip(frames, verdicts.badges(frames), strict=True):
             frame["badge"] = agree
         self.here = {base: s for (base, column), s in self.shelves.items() if column == HERE}
-        self.parts = [self.part(name, **facts) for name, facts in self.config["parts"].items()]
+        self.parts = [self.part(name, **facts) for name, facts in config["parts"].items()]
         self.measured = [part for part in self.parts if part.first()]
 
     def named(self, frame, base):
