@@ -142,6 +142,8 @@ class Page:
                     self.smaller[base] = section
                 if section and not section.verdicts.attrs["screening"]:
                     self.shelves[base, column] = section
+        steps = config.get("recipe", {}).items()  # of the forward selection
+        self.recipe = {step: sections[folder] for folder, step in steps if folder in sections}
         frames = [section.verdicts for section in self.shelves.values()]
         for frame, agree in zip(frames, verdicts.badges(frames), strict=True):
             frame["badge"] = agree

@@ -42,7 +42,6 @@ ITEMS = (
     (tables.costs_table, "Costs", "details"),
 )
 
-
 LATEX = str.maketrans({"\u2212": "$-$", "\u2013": "--", "×": r"$\times$", "±": r"$\pm$"})
 
 # ---------------------------------------------------------------- what a report is about
@@ -132,10 +131,6 @@ class Section:
         """A cost of an arm on the machine that timed most arms; nan where it was not measured."""
         values = self.runs.loc[self.runs["arm"] == arm, column].dropna()
         return float(values.iloc[0]) if len(values) else math.nan
-
-    def costs_of(self, row):
-        """{column: cost} of the arm of a row of verdicts."""
-        return {key: self.cost(row["arm"], key) for key in worth.STEP_RATIO}
 
     def name_of(self, arm):
         """What figures call an arm: the page of the answer has names of its own."""

@@ -122,6 +122,7 @@ def at_column(given, name, from_command_line):
         raise UserError(f"no column {name}", f"also={name}", fix)
     column, where = dict(columns[name]), f"also: {name}"
     chosen, arms = column.pop("arms", None), given.get("arms") or {}
+    arms = chosen if isinstance(chosen, dict) else arms  # the column has arms of its own
     for key, value in column.items():
         column[key] = check(key, value, find(key, keys(*ALL), RENAMED, where), where)
     if chosen and "arms" not in from_command_line:

@@ -103,7 +103,7 @@ def verdicts_table(section):
         cells = {"change": row["name"], section.verdict_heading: row["verdict"]}
         cells["difference [95 %]"] = difference(row)
         cells["worth × tokens"] = multiple(row, ends=section.curve_ends)
-        cells["step time"] = step_time(section.costs_of(row))
+        cells["step time"] = step_time({key: section.cost(row["arm"], key) for key in STEP_RATIO})
         cells["runs"] = f"{row['n']:.0f}" + f", {row['diverged']:.0f} diverged" * (
             row["diverged"] > 0
         )
@@ -131,7 +131,7 @@ def tests_table(section):
     factor = section.plan["data"].get("bits_per_byte") or math.nan
     rows = []
     for row in section.verdicts.to_dict("records"):
-        step = section.costs_of(row)["step_ratio"]
+        step = section.cost(row["arm"], "step_ratio")
         rows.append(
             {
                 "change": row["name"],

@@ -5,6 +5,12 @@
 # The folder of each shelf below bench/results/answer, and of its further columns below that.
 shelves = {"gpt2": "gpt2", "llama": "llama"}
 columns = {"text": "python", "adamw": "adamw", "smaller": "small", "larger": "large"}
+# The steps of the recipe, config/answer/recipe.py.
+recipe = {
+    "recipe": "round 1, candidates",
+    "recipe/confirm-1": "round 1, confirmation",
+    "recipe/total": "all, over LLaMA",
+}
 
 # A claim: what a part does to the loss, what that would be as a word of ours (None: our runs cannot
 # test it), who published it, and where it can be read. The first claim of a part is in the table.

@@ -35,8 +35,7 @@ def make_run(folder, losses=LOSSES, data="abcd", max_iters=30, model="llama", **
         rows.append(row | {"seconds": float(step), "val_blocks": [loss, loss]})
         rows.append({"step": step + 5, "loss": loss, "tokens_per_second": 640.0 + number})
     rows[-2]["whole_val_loss"] = losses[-1] + 0.01  # of the last evaluation alone
-    text = "".join(json.dumps(row) + "\n" for row in rows[:-1])
-    (folder / "log.jsonl").write_text(text)
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
     if data:
         saved = folder / "ckpt" / f"{10 * (len(losses) - 1):06d}"
         saved.mkdir(parents=True)

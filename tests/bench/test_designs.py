@@ -61,18 +61,16 @@ def test_ladder_goes_from_one_corner_to_the_other():
 @pytest.mark.parametrize("path", sorted(SWEEPS), ids=lambda path: path.stem)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_shipped_sweep_is_valid(path, device):
-    """Its arms are accepted and matched, on a CPU and for a GPU (read as on a login node, which has
-    none), in the sweep and at each of its columns."""
-    shelf = [str(path.with_name("gpt2.py"))] * path.stem.startswith("tune")  # given before it
-    argv = [*shelf, str(path), f"--device={device}", "--emit=slurm"]
-    columns = settings.read(argv, "")[0].also or {}
-    for column in [[], *([f"--also={name}"] for name in columns)]:
-        config, base = settings.read([*argv, *column], "")
+    """Its arms are accepted and matched, for a CPU and a GPU, in the sweep and in its columns."""
+    shelf = {"tune": "gpt2.py", "recipe": "llama.py"}.get(path.stem.split("_")[0], path.name)
+    argv = [str(path.with_name(shelf)), str(path), f"--device={device}", "--emit=slurm"]
+    for column in ["", *(settings.read(argv, "")[0].also or {})]:
+        config, base = settings.read([*argv, f"--also={column}"], "")
         made = {arm.name: arm for arm in designs.enumerate_arms(config, base)}
         for arm in made.values():
             arms.check_arm(arm, base)
             arms.match_arm(arm, made["base"], config.match, 65)
-        assert len(made) >= 4 + (not column)
+        assert len(made) >= 3 + 2 * (not column)
         assert config.question != settings.AblateConfig.question
         assert config.out_dir != settings.AblateConfig.out_dir
 
@@ -186,10 +184,12 @@ def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
 
 
 def test_a_column_on_another_text_drops_the_prompt(data_dir, tmp_path):
-    argv = shelf(data_dir, tmp_path, b=dict(dataset="b"), c=dict(dataset="c", prompt="so"))
+    own = {"alibi": {"position": "alibi"}}  # or has arms of its own
+    argv = shelf(data_dir, tmp_path, b={"dataset": "b"}, c=dict(dataset="c", prompt="so", arms=own))
     config, base = settings.read([*argv, "--prompt=the", "--also=b"], "")
     assert (config.prompt, base["dataset"]) == ("", "b")
-    assert settings.read([*argv, "--also=c"], "")[0].prompt == "so"
+    config, base = settings.read([*argv, "--also=c"], "")
+    assert (config.prompt, config.arms) == ("so", own)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ CONFIG = {
     "shelves": {"gpt2": "gpt2", "llama": "llama"},
     "columns": {"smaller": "small", "text": "python", "adamw": "adamw"},
     "parts": {name: facts | {"swap": f"<{name}>"} for name, facts in PARTS.items()},
+    "recipe": {"llama/adamw": "round 1", "recipe": "round 2"},
     "example": ("gpt2", "RoPE"),
     **dict.fromkeys(("rates", "sizes", "contexts"), ["RoPE"]),
     "first_screen": ["RoPE", "SwiGLU", "Experts"],
@@ -62,7 +63,8 @@ def test_the_page_says_what_the_sweeps_say(written, tmp_path):
     assert "&lt;RoPE&gt;" in html and "<RoPE>" not in html
     for shown in (html, text, (tmp_path / "first_screen.md").read_text()):
         assert f"{rope.at('gpt2').row['worth']:.2f} × [" in shown and "helps in both" in shown
-    for shown in (html, text):  # columns that have not run are left out
+    for shown in (html, text):  # columns and rounds that have not run are left out
+        assert "round 1" in shown and "round 2" not in shown
         assert "with AdamW" in shown and "second text" not in shown.partition("How to read")[0]
     assert "✓" in html and rope.at("gpt2").row["badge"]
     assert (tmp_path / "gpt2/small/report.md").exists() and "gpt2/small/report.html" in html

@@ -1,0 +1,28 @@
+# The recipe: which parts of LLaMA's shelf help together? Forward selection, one part a round. Give
+# this file after that of the shelf, and each line once the one before has an answer:
+#   python bench/ablate.py config/answer/llama.py config/answer/recipe.py --workers=2
+#   the same with --also=confirm-1, then --also=total
+# The base has QK norm, the shelf's best part in tokens that also saves time. The candidates are
+# the other parts that the shelf estimates to save both. Four runs of each rank them. The best is
+# confirmed by eight runs on seeds of their own, and is in the base of the next round. The total
+# gain is that of all parts over LLaMA, on seeds that chose nothing.
+question = "Which part helps a LLaMA that has QK norm?"
+out_dir = "bench/results/answer/recipe"
+screening = True
+seeds, controls, looks = 4, 8, 1
+qk_norm = "head"
+
+arms = {
+    name: arms[name]
+    for name in ("window of 32", "x0 skip", "attention gate", "exclusive self-attention")
+}
+_confirm = dict(screening=False, seeds=8, controls=16, lr_grid=[1], curve=[])
+also = {
+    "confirm-1": dict(arms=["window of 32"], first_seed=100, **_confirm),
+    "total": dict(
+        qk_norm="none",
+        arms={"recipe": dict(qk_norm="head", window=32)},
+        first_seed=200,
+        **_confirm | dict(curve=[0.5, 2]),
+    ),
+}
