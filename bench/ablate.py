@@ -55,7 +55,7 @@ def plan(sweep):
         seconds = sum(sweep.predicted[job.arm] for job in jobs)
         time = f"about {duration(seconds / len(sweep.slots))}"
     say(f"{len(jobs)} runs: {', '.join(texts)}")
-    say(f"{len(sweep.slots)} at a time: {time}")
+    say(f"{len(sweep.slots)} at a time: {time}{' to the first look' * (len(sweep.looks) > 1)}")
     for seeds in sweep.looks:
         say(sweep.decides(seeds))
     return new_costs
