@@ -16,12 +16,12 @@ arms = {
     name: arms[name]
     for name in ("window of 32", "x0 skip", "attention gate", "exclusive self-attention")
 }
-_confirm = dict(screening=False, seeds=8, controls=16, lr_grid=[1], curve=[])
+_confirm = dict(screening=False, seeds=8, controls=12, lr_grid=[1], curve=[])
 also = {
-    "confirm-1": dict(arms=["window of 32"], first_seed=100, **_confirm),
+    "confirm-1": dict(arms=["attention gate"], first_seed=100, **_confirm),
     "total": dict(
         qk_norm="none",
-        arms={"recipe": dict(qk_norm="head", window=32)},
+        arms={"recipe": dict(qk_norm="head", attn_extra="gate_head")},
         first_seed=200,
         **_confirm | dict(curve=[0.5, 2]),
     ),
