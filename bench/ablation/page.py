@@ -137,13 +137,14 @@ class Page:
         for base, folder in config["shelves"].items():
             for column, name in {HERE: "", **config["columns"]}.items():
                 section = sections.get(f"{folder}/{name}".rstrip("/"))
-                section = section and replace(section, verdicts=self.named(section.verdicts, base))
+                section = section and self.named(section, base)
                 if section and column == "smaller":
                     self.smaller[base] = section
                 if section and not section.verdicts.attrs["screening"]:
                     self.shelves[base, column] = section
         steps = config.get("recipe", {}).items()  # of the forward selection
-        self.recipe = {step: sections[folder] for folder, step in steps if folder in sections}
+        steps = [(step, sections[folder]) for folder, step in steps if folder in sections]
+        self.recipe = {step: self.named(section, "llama") for step, section in steps}
         frames = [section.verdicts for section in self.shelves.values()]
         for frame, agree in zip(frames, verdicts.badges(frames), strict=True):
             frame["badge"] = agree
@@ -151,13 +152,14 @@ class Page:
         self.parts = [self.part(name, **facts) for name, facts in config["parts"].items()]
         self.measured = [part for part in self.parts if part.first()]
 
-    def named(self, frame, base):
-        """The verdicts of a sweep with the names that this page gives the parts."""
+    def named(self, section, base):
+        """The section with the names that this page gives the parts."""
         names = {}
         for part, facts in self.config["parts"].items():
             into, out_of = (facts.get(way, {}).get(base) for way in ("into", "out_of"))
             names |= {into: part, out_of: f"{part} taken out"}
-        return frame.assign(name=frame["arm"].map(names).fillna(frame["name"]))
+        arms, own = section.verdicts["arm"], section.verdicts["name"]
+        return replace(section, verdicts=section.verdicts.assign(name=arms.map(names).fillna(own)))
 
     def part(self, name, swap, claims, into=None, out_of=None):
         """The Part of an entry of the config."""
