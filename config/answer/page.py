@@ -9,7 +9,7 @@ columns = {"text": "python", "adamw": "adamw", "smaller": "small", "larger": "la
 recipe = {
     "recipe": "round 1, candidates",
     "recipe/confirm-1": "round 1, confirmation",
-    "recipe/total": "all, over LLaMA",
+    "recipe/together": "over plain LLaMA",
 }
 
 # A claim: what a part does to the loss, what that would be as a word of ours (None: our runs cannot

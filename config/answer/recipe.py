@@ -1,12 +1,13 @@
 # The recipe: which parts of LLaMA's shelf help together? Forward selection, one part a round. Give
 # this file after that of the shelf, and each line once the one before has an answer:
 #   python bench/ablate.py config/answer/llama.py config/answer/recipe.py --workers=2
-#   the same with --also=confirm-1, then --also=total
+#   the same with --also=confirm-1, then --also=together
 # The base has QK norm, the shelf's best part in tokens that also saves time. The candidates are
 # the other parts that the shelf estimates to save both. Four runs of each rank them. The best is
-# confirmed by eight runs on seeds of their own, and is in the base of the next round. The total
-# gain is that of all parts over LLaMA, on seeds that chose nothing.
-question = "Which part helps a LLaMA that has QK norm?"
+# confirmed by eight runs on seeds of their own, and would be in the base of a next round: it was
+# not confirmed, so there is one round. QK norm, and all five together, are then measured over plain
+# LLaMA on seeds that chose nothing.
+question = "Which parts help a LLaMA of 0.8 M parameters together?"
 out_dir = "bench/results/answer/recipe"
 screening = True
 seeds, controls, looks = 4, 8, 1
@@ -19,9 +20,14 @@ arms = {
 _confirm = dict(screening=False, seeds=8, controls=12, lr_grid=[1], curve=[])
 also = {
     "confirm-1": dict(arms=["attention gate"], first_seed=100, **_confirm),
-    "total": dict(
+    "together": dict(
         qk_norm="none",
-        arms={"recipe": dict(qk_norm="head", attn_extra="gate_head")},
+        arms={
+            "qk norm": dict(qk_norm="head"),
+            "all five": dict(
+                qk_norm="head", window=32, residual="scaled", attn_extra="gate_head,xsa"
+            ),
+        },
         first_seed=200,
         **_confirm | dict(curve=[0.5, 2]),
     ),
