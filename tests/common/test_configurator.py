@@ -203,6 +203,6 @@ def test_every_config_file_is_read(device):
         scope = lambda given: {"device": device, "device_memory": 80.0}
         values, _ = load([str(path)], [TrainConfig, VariantConfig], "", scope)
         config = build(TrainConfig, values)
-        continues_another = config.init_from != "scratch" or path.stem == "first_steps"
-        assert config.model in path.stem or continues_another or config.dataset.startswith("task:")
+        named = config.model in path.stem or path.stem in ("first_steps", "best_shakespeare")
+        assert named or config.init_from != "scratch" or config.dataset.startswith("task:")
         configure(values)
