@@ -142,9 +142,8 @@ class Page:
                     self.smaller[base] = section
                 if section and not section.verdicts.attrs["screening"]:
                     self.shelves[base, column] = section
-        steps = config.get("recipe", {}).items()  # of the forward selection
-        steps = [(step, sections[folder]) for folder, step in steps if folder in sections]
-        self.recipe = {step: self.named(section, "llama") for step, section in steps}
+        steps = {step: sections.get(folder) for folder, step in config["recipe"].items()}
+        self.recipe = {step: self.named(found, "llama") for step, found in steps.items() if found}
         frames = [section.verdicts for section in self.shelves.values()]
         for frame, agree in zip(frames, verdicts.badges(frames), strict=True):
             frame["badge"] = agree
@@ -165,12 +164,10 @@ class Page:
         """The Part of an entry of the config."""
         part = Part(name, swap, [], {})
         for (base, column), section in self.shelves.items():
+            rows = {row["arm"]: row for row in section.swaps}
             for out, arms in ((False, into or {}), (True, out_of or {})):
-                for row in section.verdicts.query("kind == 'swap' and n > 0").to_dict("records"):
-                    if row["arm"] == arms.get(base):
-                        part.estimates[base, column] = Estimate(
-                            name, base, column, section, row, out
-                        )
+                if row := rows.get(arms.get(base)):
+                    part.estimates[base, column] = Estimate(name, base, column, section, row, out)
         part.published = [(text, beside(says, part.signs), *rest) for text, says, *rest in claims]
         return part
 

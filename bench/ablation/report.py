@@ -93,6 +93,11 @@ class Section:
         return self.verdicts[self.verdicts["kind"] == "replicate"]
 
     @property
+    def swaps(self):
+        """The verdicts of the arms that have run."""
+        return self.verdicts.query("kind == 'swap' and n > 0").to_dict("records")
+
+    @property
     def is_tuned(self):
         """Whether each arm is to train at a learning rate of its own."""
         grid = self.plan.get("lr_grid")

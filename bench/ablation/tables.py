@@ -56,10 +56,6 @@ def difference(row, digits=4):
     return interval(*values, lambda value: signed(value, digits))
 
 
-def span(low, high):
-    return f"[{signed(low)}, {signed(high)}]" if known(low) else DASH
-
-
 def multiple(row, key="worth", ends=(-math.inf, math.inf)):
     """What an arm is worth, with its interval; beyond the `ends` of the base's curve only that."""
 
@@ -131,7 +127,7 @@ def tests_table(section):
     factor = section.plan["data"].get("bits_per_byte") or math.nan
     rows = []
     for row in section.verdicts.to_dict("records"):
-        step = section.cost(row["arm"], "step_ratio")
+        low, high = row["text_low"], row["text_high"]
         rows.append(
             {
                 "change": row["name"],
@@ -141,8 +137,8 @@ def tests_table(section):
                 "p": number(row["p"], ".2g"),
                 "p (Holm)": number(row["p_holm"], ".2g"),
                 "p (tie)": number(row["p_tie"], ".2g"),
-                "over the text [95 %]": span(row["text_low"], row["text_high"]),
-                "worth × time": multiple(row, "worth_time", section.curve_ends / step),
+                "over the text [95 %]": f"[{signed(low)}, {signed(high)}]" if known(low) else DASH,
+                "worth × time": multiple(row, "worth_time", section.time_ends(row["arm"])),
                 "note": row["reason"] or DASH,
             }
         )

@@ -12,7 +12,8 @@ from scipy import stats
 from common.files import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SHELVES = [answer.ANSWER / "gpt2", answer.ANSWER / "llama"]
+SHELVES = [path.parent for path in answer.ANSWER.glob("*/sweep.json")]
+SHELVES = [path for path in SHELVES if not path.name.startswith(("tune", "recipe"))]
 
 
 def test_the_page_follows_from_the_rows(tmp_path):
@@ -47,9 +48,8 @@ def test_the_differences_are_those_of_the_rows(shelf):
     copy = ["base again"] * (plan["chosen_lr"].get("base again", 1) == 1)
     control = np.concatenate([losses[arm] for arm in ["base", *copy]])
     cards = (answer.ANSWER / "index.md").read_text().replace("\u2212", "-").splitlines()
-    arms = [
-        arm for arm in losses if plan["arms"][arm]["changes"] and not plan["arms"][arm]["curve"]
-    ]
+    facts = plan["arms"]
+    arms = [arm for arm in losses if facts[arm]["changes"] and not facts[arm]["curve"]]
     assert len(arms) >= 4
     for arm in arms:
         test = stats.ttest_ind(losses[arm], control, equal_var=False)
