@@ -239,8 +239,9 @@ def pictures_of(page):
 def write(config, folders, out):
     """Write the page of the sweeps in some folders, the report of each, and first_screen.md into
     the folder `out`. Returns the path of the page."""
-    sections = report.sections(folders)
-    page = Page(config, {os.path.relpath(path, out): s for s in sections for path in s.folders})
+    # Each folder by itself: the seeds of a confirmation are not those of the shelf that chose it.
+    sections = [section for folder in folders for section in report.sections([folder])]
+    page = Page(config, {os.path.relpath(s.folders[0], out): s for s in sections})
     with matplotlib.rc_context(figures.STYLE):
         pictures = pictures_of(page)
         for key, figure in pictures.items():
