@@ -8,7 +8,8 @@ Train a model:
 
 The run folder (weights/checkpoint.py) holds all that sampling needs; resuming also reads the
 dataset. On a CPU, a run that is interrupted and resumed ends with the same bits as an uninterrupted
-one, because the batch and the dropout of a step depend on (seed, step) alone. From Python:
+one, because the batch and the dropout of a step depend on (seed, step) alone. (A compiled run does
+so on one thread: several sum the embedding's gradient in any order.) From Python:
 `train.main([...])`.
 """
 
