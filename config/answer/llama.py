@@ -63,7 +63,14 @@ _fewer = dict(arms=_removed + _added, seeds=8, controls=24, looks=1)
 _python = dict(dataset="python_source", prompt="def ", lr_grid=[1])
 also = {
     "small": dict(
-        n_embd=64, seeds=4, controls=24, looks=1, lr_grid=[1], screening=True, curve=[0.25, 0.5, 2]
+        n_embd=64,
+        dtype="float32",  # as on most laptops; few of their CPUs multiply bfloat16
+        seeds=4,
+        controls=24,
+        looks=1,
+        lr_grid=[1],
+        screening=True,
+        curve=[0.25, 0.5, 2],
     ),
     "adamw": _fewer | arms["adamw"],
     "python": _fewer | _python,
