@@ -66,7 +66,6 @@ also = {
         n_embd=64,
         dtype="float32",  # as on most laptops; few of their CPUs multiply bfloat16
         seeds=4,
-        controls=24,
         looks=1,
         lr_grid=[1],
         screening=True,
@@ -74,6 +73,5 @@ also = {
     ),
     "adamw": _fewer | arms["adamw"],
     "python": _fewer | _python,
-    "large": _python
-    | dict(n_embd=256, n_head=8, arms=_removed, seeds=3, controls=8, looks=1, screening=True),
+    "large": _python | dict(n_embd=256, n_head=8, arms=_removed, seeds=3, looks=1, screening=True),
 }
