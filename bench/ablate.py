@@ -6,8 +6,9 @@ Measure how much each part matters: swap one part at a time, train with several 
     python bench/ablate.py config/ladder_gpt2_to_llama.py --dry_run
     python bench/ablate.py config/answer/gpt2.py --also=small
 
-A sweep is a folder, out_dir. Stop it at any time; the same command continues it. Every key of
-train.py sets the base, in a config file or on the command line. The sweep's own keys are:
+A sweep is a folder, out_dir. Stop it at any time; the same command continues it. The keys of
+train.py, except seed and the like, set the base, in a config file or on the command line. The
+sweep's own keys are:
 """
 
 import sys

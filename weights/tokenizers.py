@@ -133,6 +133,10 @@ def from_tokenizer_json(content, where):
     try:
         content = content | {"model": {"type": "BPE"} | content["model"]}  # GPT-2's does not say it
         if content["model"]["type"] == "BPE" and content["model"].get("byte_fallback"):
+            normalizer = content.get("normalizer") or {"normalizers": []}
+            names = {step["type"] for step in normalizer.get("normalizers", [normalizer])}
+            if changing := names - {"Prepend", "Replace"}:  # blanks alone are replaced
+                raise ValueError(f"it changes the text: {', '.join(sorted(changing))}")
             return {"kind": "sentencepiece", "tokenizer": content}
         pattern, model, added = text_pattern(content), content["model"], content["added_tokens"]
         ids = model["vocab"] | {token["content"]: token["id"] for token in added}

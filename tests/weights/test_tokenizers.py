@@ -110,18 +110,13 @@ def test_what_a_pattern_leaves_out_is_not_lost(pattern):
 
 def test_a_run_of_spaces_before_a_digit():
     """SmolLM's pattern is that of its tokenizer.json, each digit split off first."""
-    steps = [
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ]
-    reference = pre_tokenizers.Sequence(steps)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    reference = pre_tokenizers.Sequence([digits, byte_level])
     for text in TEXTS + random_texts(300, ["a", " ", "  ", "\n", "7", "é", "'s", "!", "½"], 12):
         expected = [piece for piece, _ in reference.pre_tokenize_str(text)]
         pieces = unicode_re.findall(tokenizers.SMOLLM, text)
         assert [tokenizers.spelled(piece.encode()) for piece in pieces] == expected, repr(text)
-
-
-# ---------------------------------------------------------------- tokenizers that do not fit
 
 
 def test_weights_on_the_tokens_of_another_tokenizer(tmp_path):
@@ -135,6 +130,7 @@ def test_weights_on_the_tokens_of_another_tokenizer(tmp_path):
 
 
 NOT_BPE = "cannot read this as byte-level BPE"
+SENTENCEPIECE = {"model": {"type": "BPE", "byte_fallback": True}}
 
 
 def steps(change):
@@ -156,6 +152,8 @@ def steps(change):
         (lambda c: c["model"].update(merges=[[1, 2]]), NOT_BPE),
         (lambda c: c.update(pre_tokenizer=None), NOT_BPE),
         (lambda c: c.update(added_tokens=5), NOT_BPE),
+        (lambda c: c.update(normalizer={"type": "NFC"}), NOT_BPE),
+        (lambda c: c.update(SENTENCEPIECE, normalizer={"type": "NFC"}), "changes the text: NFC"),
         (steps(lambda split, level: [split, split, level]), NOT_BPE),
         (steps(lambda split, level: [split | {"behavior": "Removed"}, level]), NOT_BPE),
         (steps(lambda split, level: [split | {"pattern": {"String": " "}}, level]), NOT_BPE),
