@@ -262,6 +262,7 @@ def print_list(data_dir):
     """Print the datasets that are known by name, and those in data_dir, a line each: name, text,
     and the tokens of train, val and test."""
     folders = sorted(Path(data_dir).glob("*"))
+    folders = [path for path in folders if not path.name.startswith(".")]  # unfinished
     prepared = [path.name for path in folders if token_files.is_prepared(path)]
     for name in dict.fromkeys([*NAMED, *prepared]):
         about, state = NAMED[name].about if name in NAMED else "", "not prepared"

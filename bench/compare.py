@@ -83,6 +83,8 @@ def read_run(folder, name):
     evaluations = evaluations.sort_values("step")
     evaluations["tokens"] = evaluations["step"] * step_tokens
     evaluations["final"] = evaluations["whole_val_loss"].fillna(evaluations["val_loss"])
+    scale = evaluations["final"] / evaluations["val_loss"]  # the logged bits are of val_loss
+    evaluations["final_bits"] = evaluations["bits_per_byte"] * scale
     last_step = 0 if log.empty else int(log["step"].max())
     if (folder / "diverged.json").exists():
         remarks.append(f"{name} diverged after step {last_step:,}.")
@@ -127,9 +129,6 @@ def measure_of(runs):
     return "bits_per_byte", [sentence]
 
 
-# ---------------------------------------------------------------- what is shown
-
-
 def tables(runs):
     """The rich tables of losses and costs, and of what differs."""
     heads = ("run", "final", "best", "bits/byte", "params", "seconds", "tokens/s")
@@ -139,7 +138,7 @@ def tables(runs):
         cells = [
             number(last.get("final"), ".4f"),
             number(made.evaluations["val_loss"].min(), ".4f"),
-            number(last.get("bits_per_byte"), ".4f"),
+            number(last.get("final_bits"), ".4f"),
             number(made.parameters / 1e6, ".2f") + " M",
             number(last.get("seconds"), ",.0f"),
             number(made.tokens_per_second, ",.0f"),
@@ -176,7 +175,8 @@ def write_picture(figure, path):
         raise UserError("the picture is a PNG", f"out={path}", "write --out=compare.png")
     if not path.parent.is_dir():
         raise UserError("no such folder", path.parent, "make it, or choose another --out")
-    if os.path.lexists(path) and b"bench/compare.py" not in path.read_bytes()[:4096]:
+    ours = path.is_file() and b"bench/compare.py" in path.read_bytes()[:4096]
+    if os.path.lexists(path) and not ours:
         fix = "move it away, or choose another name with --out=NAME.png"
         raise UserError("this file was not written by compare.py", path, fix)
     with matplotlib.rc_context({"axes.grid": True, "grid.alpha": 0.3}):

@@ -39,9 +39,6 @@ class ExtrapolateConfig:
     device: str = "auto"
 
 
-# ---------------------------------------------------------------- losses
-
-
 def opened(outs, config, runtime):
     """[(run folder, model, checkpoint folder, its keys, VariantConfig)] of the runs, and the
     validation tokens (N,) that they share. Raises UserError if they do not share them."""
@@ -54,8 +51,7 @@ def opened(outs, config, runtime):
         runs.append((out, model, folder, keys, variant_config))
 
         data, T = Path(config.data_dir) / keys["dataset"], model.config.block_size
-        if not shared:
-            tokens = tokens_of(data, tokenizer, T)
+        tokens = tokens_of(data, tokenizer, T)
         shared[keys["dataset"], T] = out
         if len(shared) > 1:
             texts = [f"{name} at block_size={size} ({out})" for (name, size), out in shared.items()]
@@ -111,9 +107,6 @@ def loss_table(T, lines):
         columns[title] = {n: text_of(e) if "loss" in e else "none" for n, e in entries.items()}
         why += {f"No loss for {title}: {e['why']}." for e in entries.values() if "why" in e}
     return [pd.DataFrame(columns).to_string(), *why]
-
-
-# ---------------------------------------------------------------- the command
 
 
 def main(argv):

@@ -40,9 +40,6 @@ DPI = 120
 RAW = {"interpolation": "none"}  # the cells themselves
 
 
-# --- positions
-
-
 @styled
 def rope():
     """Draw how RoPE turns pairs of features, and what that makes of a query times a key."""
@@ -89,8 +86,6 @@ def alibi():
     lower.legend(title="slope of the head", ncols=2)
     return figure
 
-
-# --- what a token may see
 
 MASKS = {  # title: keys of the model
     "attention": {},
@@ -139,9 +134,6 @@ def masks():
     return figure
 
 
-# --- attention maps
-
-
 @styled
 def attention(model, tokenizer, prompt, title, across=None):
     """Draw the attention of all heads of all layers over a prompt, `across` heads in a row, or a
@@ -169,8 +161,6 @@ def attention(model, tokenizer, prompt, title, across=None):
     figure.colorbar(image, ax=figure.axes, label="weight", **bar)
     return figure
 
-
-# --- the files
 
 PICTURES = {"rope": rope, "alibi": alibi, "masks": masks}  # by the name of the file
 

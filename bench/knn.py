@@ -79,9 +79,6 @@ def arrays(states, targets):
     return states.cpu().numpy().astype(np.float32), targets.cpu().numpy().astype(np.uint32)
 
 
-# ---------------------------------------------------------------- build
-
-
 def make(config):
     """Write the datastore under a temporary name and rename it. Raises UserError if something else
     is there."""
@@ -147,9 +144,6 @@ def write_shards(faiss, empty, model, split, count, config, runtime, folder):
                 faiss.write_index(shard, str(folder / f"{shards}.index"))
                 shard, shards = faiss.clone_index(empty), shards + 1
     return shards, tokens
-
-
-# ---------------------------------------------------------------- score
 
 
 def measure(config):

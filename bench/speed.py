@@ -27,10 +27,10 @@ MODULES = ("train", "optimizer", "decode")  # of bench/timing: what is measured
 def main(argv):
     if argv == ["page"]:
         return page.main()
-    named = [word for word in argv if word in MODULES]
-    if len(named) != 1:
+    named = [word for word in argv if not word.startswith("-")]
+    if len(named) != 1 or named[0] not in MODULES:
         print_help(argv, __doc__, [])
-        fix = f"python bench/speed.py {MODULES[0]}, or another of its --help"
+        fix = "write python bench/speed.py train, optimizer, decode or page"
         raise UserError("give exactly one measurement", "command line", fix)
     module = importlib.import_module(f"bench.timing.{named[0]}")
     import torch

@@ -73,7 +73,7 @@ class Words:
 
     def __contains__(self, value):
         words = str(value).split(",") if self.several else [value]
-        return all(word in self.dictionary for word in words)
+        return all(type(word) is str and word in self.dictionary for word in words)
 
 
 def keys(*classes):

@@ -104,7 +104,8 @@ def picture(weights, labels, title):
 def check_path(path):
     """Raise UserError if no picture can be written to `path`. Called before a model is loaded."""
     path = Path(path)
-    if not path.parent.is_dir() or path.exists() and not path.is_file():
+    usable = path.suffix == ".png" and (path.is_file() or not path.exists())
+    if not path.parent.is_dir() or not usable:
         fix = "give the name of a PNG file in a folder that exists"
         raise UserError("no picture can be written here", f"attention={path}", fix)
 

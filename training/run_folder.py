@@ -24,13 +24,14 @@ REPORT = (
 )
 EVALUATION = "step {step}: train loss {train_loss:.4f}, val loss {val_loss:.4f}"
 MEASURES = {  # key of an evaluation's row: how it is printed
-    "whole_val_loss": "{:.4f} on the whole split",
     "bits_per_byte": "{:.4f} bits per byte",
+    "whole_val_loss": "{:.4f} on the whole split",
     "val_exact": "{:.1%} of the answers right",
     "val_accuracy": "{:.1%} of their tokens",
     "val_reward_accuracy": "{:.1%} of the chosen answers preferred",
     "val_reward_margin": "by {:.3f}",
 }
+WRITTEN = ("config.json", "log.jsonl", "loss.png")  # in each run folder
 DIVERGED = "diverged.json"  # in the folder of a run whose loss or gradient was not finite
 LISTS = ("val_blocks", "router_entropy", "expert_load")  # keys whose value is a list
 UNITS = {"days": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
@@ -67,6 +68,18 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
         lock_run(out_dir).close()
     if not resuming and not overwrite and checkpoint.steps(out_dir):
         raise UserError("there is a run here already", where, USED)
+    there = [out_dir / name for name in WRITTEN if os.path.lexists(out_dir / name)]
+    if there and not is_of_a_run(out_dir):
+        what = "train.py would replace this file, which is not of a run of its own"
+        raise UserError(what, there[0], "choose another --out_dir")
+
+
+def is_of_a_run(out_dir):
+    """Whether the config.json of a folder is one that train.py wrote."""
+    try:
+        return "max_iters" in json.loads((out_dir / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def lock_run(out_dir, write_id=False):
@@ -114,7 +127,7 @@ def open_out_dir(out_dir, resuming=False, overwrite=False):
 
 def next_free(folder):
     """The first of NAME.old1, NAME.old2, ... that does not exist."""
-    number = 1
+    number, folder = 1, folder.absolute()
     while os.path.lexists(path := folder.with_name(f"{folder.name}.old{number}")):
         number += 1
     return path

@@ -276,7 +276,9 @@ def check_model(values):
     for key, value in values.items():
         if key not in known:
             what = f"{key} means nothing to model={values.get('model', 'gpt2')}"
-            raise UserError(what, f"{key}={value}", "leave it out, or choose the other model")
+            raise UserError(
+                what, f"{key}={value}", "leave it out, or choose a part or a model that reads it"
+            )
 
 
 # ---------------------------------------------------------------- resuming

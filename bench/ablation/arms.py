@@ -58,9 +58,6 @@ def check_arm(arm, base):
         raise
 
 
-# ---------------------------------------------------------------- an arm must change something
-
-
 def check_changes_output(arm, other, vocab_size):
     """Raise UserError that names the arm if its model computes the same as the arm `other` that it
     is compared with. A difference that shows in training alone (optimizer, schedule, dropout)
@@ -122,9 +119,6 @@ def same_logits(old, new):
     return (old_logits - new_logits).abs().max() <= 1e-12 * old_logits.abs().max()
 
 
-# ---------------------------------------------------------------- matching
-
-
 def match_arm(arm, base, kind, vocab_size):
     """Match an arm to the parameters or FLOPs of the base, by its MLP's width. Sets arm.match and
     arm.values. Raises UserError if no width matches."""
@@ -145,9 +139,6 @@ def match_arm(arm, base, kind, vocab_size):
         arm.match |= {"mlp_width": width, "residual_percent": residual}
         if width != costs.mlp_width(ours):
             arm.values = arm.values | {"mlp_width": width}
-
-
-# ---------------------------------------------------------------- the dataset
 
 
 def open_data(base):

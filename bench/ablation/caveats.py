@@ -9,7 +9,8 @@ FIXED = ("margin", "looks")  # keys of history.jsonl that should not change afte
 
 
 def failed_runs(section):
-    failed = section.runs[section.runs["status"] == "failed"].groupby(["arm", "reason"], sort=False)
+    failed = section.runs.query("status == 'failed' and current")
+    failed = failed.groupby(["arm", "reason"], sort=False)
     return [f"{arm}: {reason} ({len(runs)})" for (arm, reason), runs in failed]
 
 
@@ -52,7 +53,8 @@ def epochs(section):
 
 def rates_at_the_edge(section):
     arms = []
-    for arm, runs in section.tuned.groupby("arm", sort=False):
+    tried = section.runs.query("purpose == 'tune' and status != 'failed' and current")
+    for arm, runs in tried.groupby("arm", sort=False):
         chosen = section.plan["chosen_lr"].get(arm, 1)
         if chosen in (runs["rate"].min(), runs["rate"].max()) and runs["rate"].nunique() > 1:
             arms.append(f"{arm} ({chosen:g} ×)")

@@ -27,13 +27,14 @@ SAMPLED = 200  # tokens of the sample
 def extrapolation(model, tokens, runtime, times=CONTEXTS, most=1 << 18):
     """{"1": entry, "2": ...} of the losses with so many times the training context T before the
     targets, as `interval` gives them, or {"why"} where the model or the text does not allow it. The
-    targets are the same for all: T/4 tokens at the end of each of several windows, which are spread
-    over tokens (N,). An entry's "window" is the loss with the last T tokens alone in sight, which
-    slide with the targets in strides of T/16. `most` bounds the tokens read for each context."""
+    targets are the same for all: T/4 tokens (fewer of a short text) at the end of each of several
+    windows, which are spread over tokens (N,). An entry's "window" is the loss with the last T
+    tokens alone in sight, which slide with the targets in strides of T/16. `most` bounds the tokens
+    read for each context."""
     T = model.config.block_size
     longest = max((n for n in times if n * T < len(tokens)), default=1)
     count = max(4, min(64, most // (longest * T)))
-    targets, stride = max(1, T // 4), max(1, T // 16)
+    targets, stride = max(1, min(T // 4, len(tokens) - 1 - T)), max(1, T // 16)
     first = min(max(longest * T, T + targets), len(tokens) - 1)
     ends = np.unique(np.linspace(first, len(tokens) - 1, count).astype(int))  # of the last targets
 
@@ -107,7 +108,7 @@ def measure_trained(job, device=None):
         return measured
     folder = Path(job.values.get("data_dir", "data")) / job.values["dataset"]
     block_size = model.config.block_size
-    if job.seed < LENGTHENED:
+    if job.number < LENGTHENED:
         val_tokens = load_split(folder, "val", block_size)
         measured["extrapolation"] = extrapolation(model, val_tokens, runtime)
     if "test" in load_meta(folder)["splits"]:

@@ -17,8 +17,6 @@ from bench.ablation.power import ALPHA
 
 OF_A_TEST = ("difference", "se", "df", "low", "high", "p")
 
-# ---------------------------------------------------------------- tests, on arrays
-
 
 class Contrast(NamedTuple):
     """An estimate, its standard error and its degrees of freedom: arrays of one shape, or numbers.
@@ -118,9 +116,6 @@ def fisher(k, n, c, m):
     """The two-sided p of Fisher's exact test of k of n runs against c of m, arrays or numbers; 1
     where k of n are no more often."""
     return np.vectorize(fisher_of, otypes=[float])(k, n, c, m)
-
-
-# ---------------------------------------------------------------- many comparisons, many looks
 
 
 def holm(p, family=0):

@@ -31,9 +31,6 @@ PATIENCE = 30  # seconds to wait, before each try, for the machine to become qui
 BUSY = 0.1  # of this machine's cores kept busy by other work: more disturbs the times
 
 
-# ---------------------------------------------------------------- a quiet machine
-
-
 def cores():
     """The numbers of the CPU cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
@@ -82,9 +79,6 @@ def wait_until_quiet(patience, show=lambda detail: None):
         show(f"other work keeps {work.share():.0%} of the cores busy")
 
 
-# ---------------------------------------------------------------- one arm
-
-
 def start_run(values):
     """The run that train.py makes from these values. It writes and prints nothing."""
     argv = [f"--{key}={value}" for key, value in values.items()]
@@ -118,9 +112,6 @@ class Probe:
     def step(self):
         """The seconds of one training step."""
         return timed(train.train_step, self.run)
-
-
-# ---------------------------------------------------------------- all arms
 
 
 def time_arms(arms, threads, rounds=None, tries=1):

@@ -162,9 +162,6 @@ def curve_arms(config, base):
     return arms
 
 
-# ---------------------------------------------------------------- factorial
-
-
 def factorial_cells(config, base):
     """One arm per cell of a factorial; the base is the cell with all factors low."""
     if config.arms or config.axis or len(config.designs) > 1:

@@ -83,7 +83,8 @@ def effects(runs, plan, history=()):
     attrs = verdicts.judge(runs, plan, history).attrs
     runs, _ = verdicts.yardstick(runs, plan)
     losses, cells = losses_of(runs), cells_of(plan)
-    models = [model_at(cells, losses, look.seeds) for look in attrs["looks"][:-1]]
+    first = next(iter(cells))  # a look takes all cells together
+    models = [model_at(cells, losses, look.seeds_for(first)) for look in attrs["looks"][:-1]]
     models.append(model_at(cells, losses))
     last, lines = models[-1], []
     if last is not None:
@@ -117,7 +118,7 @@ def judged(terms, models, losses, cells, attrs):
     for place, model in enumerate(models):
         if model is None:
             continue
-        seeds = taken[place].seeds if place < len(models) - 1 else None
+        seeds = None if model is models[-1] else taken[place].seeds_for(next(iter(cells)))
         for column, term in enumerate(terms):
             test = model.contrast(model.effect(term))
             counts = failures([pick(losses, arms, seeds) for arms in sides(term, cells)])

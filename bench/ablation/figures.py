@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy import stats
 
-from bench.ablation.tables import contexts, known, multiple, short, sign_of, signed
+from bench.ablation.tables import contexts, known, multiple, short, sign_of, sign_on_test, signed
 
 INK, MUTED, FAINT = "#1c2128", "#57606a", "#d0d7de"
 # Grey, and the colours of Okabe and Ito (2008) that show on white. They differ for readers who do
@@ -114,21 +114,27 @@ def forest(section, shown=None):
     rows = [row for row in rows if known(row["difference"])]
     if not rows:
         return None
-    edge = 3 * np.quantile([abs(row["difference"]) for row in rows], 0.8) + 1e-9
+    heads = ("own rate" if section.is_tuned else "", "base's rate")
     shared = [section.at_shared_rate(row) for row in rows]
-    values = [(row["difference"], row["low"], row["high"]) for row in rows]
-    texts = [(signed(v[0], 3), signed(s, 3)) for v, s in zip(values, shared, strict=True)]
-    heads = ("own rate", "base's rate")
-    if not section.is_tuned:
-        heads, texts = ("", heads[1]), [("", text) for _, text in texts]
-    values = np.column_stack([values, np.clip(shared, -edge, edge)])
-    figure, axes = dots(rows, values, texts, heads, (-edge, edge))
-    axes.axvline(0, color=INK, linewidth=0.8)
+    figure, axes = differences(rows, shared, heads, share=0.8)
     if known(margin := section.verdicts.attrs["margin"]):
         axes.axvspan(-margin, margin, color=FAINT, alpha=0.45, linewidth=0)
-    axes.set(xlabel="nats per token (left is better)")
-    axes.locator_params(axis="x", nbins=5)
     return figure
+
+
+def differences(rows, others, heads, share):
+    """(Figure, axes) of the differences of rows of verdicts, each joined to another number. The
+    edges are at three times the difference below which this share of the rows is."""
+    values = [(row["difference"], row["low"], row["high"]) for row in rows]
+    texts = [(signed(v[0], 3), signed(other, 3)) for v, other in zip(values, others, strict=True)]
+    texts = [(own if heads[0] else "", other) for own, other in texts]
+    edge = 3 * np.quantile(np.abs([own for own, *_ in values]), share) + 1e-9
+    values = np.column_stack([values, np.clip(others, -edge, edge)])
+    figure, axes = dots(rows, values, texts, heads, (-edge, edge))
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set(xlabel="nats per token (left is better)")
+    axes.locator_params(axis="x", nbins=4)
+    return figure, axes
 
 
 def dots(rows, values, texts, heads, ends):
@@ -147,7 +153,7 @@ def dots(rows, values, texts, heads, ends):
         style = {"color": color, "markerfacecolor": inside, "markersize": 5.5}
         axes.plot(value, place, beyond or mark, **style)
     for place, pair in enumerate([heads, *texts], -1):
-        for text, x, color in zip(pair, (1.15, 1.35), (INK, MUTED), strict=True):
+        for text, x, color in zip(pair, (1.16, 1.38), (INK, MUTED), strict=True):
             style = {"color": color, "fontsize": 8.5, "va": "center", "ha": "right"}
             axes.text(x, place, text, transform=axes.get_yaxis_transform(), **style)
     axes.set(ylim=(len(rows) - 0.4, -0.6))
@@ -356,11 +362,29 @@ def agreement(section, smaller):
     added = sum(bool(other) and not own for own, other in signs)
     heads = [short(s.cost(s.plan["base"], "parameters")) for s in (section, smaller)]
     title = (
-        f"Of {len(decided)} decisions at {heads[0]}, {heads[1]} agrees with {decided.count(1)} and"
-        f" contradicts {decided.count(-1)}. It adds {added} of its own.\n"
+        f"Of {len(decided)} decisions at {heads[0]}, {heads[1]} agrees with {decided.count(1)}\n"
+        f"and contradicts {decided.count(-1)}. It adds {added} of its own.\n"
     )
     title += rank_correlation(*([row["difference"] for row in side] for side in (rows, others)))
     return worths_beside(rows, others, "worth", heads, section.curve_ends, title)
+
+
+def on_test_split(rows):
+    """The decided differences of rows of verdicts, beside those on the test split."""
+    rows = [row for row in rows if sign_of(row) and sign_on_test(row) is not None]
+    if len(rows) < 3:
+        return None
+    tests = [row["test"] for row in rows]
+    figure, axes = differences(rows, tests, ("validation", "test"), share=0.5)
+    agree = [sign_of(row) * sign_on_test(row) for row in rows]
+    title = (
+        f"Of {len(rows)} differences on the validation plays, the test plays\n"
+        f"show {agree.count(1)}, do not show {agree.count(0)}, and contradict {agree.count(-1)}.\n"
+    )
+    axes.set_title(
+        title + rank_correlation([row["difference"] for row in rows], tests), fontsize=9, loc="left"
+    )
+    return figure
 
 
 def rank_correlation(first, second):

@@ -60,6 +60,7 @@ class Job:
     limit: float | None = None  # seconds; None: no limit
     threads: int = 1
     trainer: str = TRAINER
+    number: int = 0  # of the run among those of its arm, from 0
 
     @property
     def name(self):
@@ -149,7 +150,7 @@ def is_finished(job):
 
 def drop_checkpoints(job):
     """Remove a run's checkpoints; those of an arm's first reported run stay, to sample from."""
-    if job.purpose != "report" or job.seed != 0:
+    if job.purpose != "report" or job.number:
         for name in ("ckpt", "latest", "best"):
             files.remove(Path(job.out_dir) / name)
 

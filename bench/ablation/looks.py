@@ -45,9 +45,6 @@ def share_of(planned=None, unplanned=None):
     return PLANNED / planned if planned else (1 - PLANNED) / 2**unplanned
 
 
-# ---------------------------------------------------------------- the plan
-
-
 def control_runs(arms, seeds, stated=None):
     """(runs of the base, runs of its replicate) beside `seeds` runs of each of `arms` arms: both
     together `stated`, or sqrt(arms) * seeds, but at least seeds + 2."""
@@ -125,9 +122,6 @@ def seeds_at(plan, tried, look, reported):
     return seeds_of
 
 
-# ---------------------------------------------------------------- the file
-
-
 def read(folders, plan):
     """The lines of some folders' histories, the oldest first, about this base as it is now."""
     lines = []
@@ -163,10 +157,14 @@ def record(folders, plan, runs, verdicts, history):
 
 
 def counts_at(plan, look):
-    """{arm: {arm or control: runs}} of the comparisons that a look takes."""
-    group = rows.control_group(plan)
-    arms = [arm for arm in rows.judged_arms(plan) if {arm, *group} <= look.seeds.keys()]
-    return {arm: {a: len(look.seeds_for(arm)[a]) for a in [arm, *group]} for arm in arms}
+    """{arm: {arm: runs}} of the comparisons that a look takes: an arm's own runs, and those of the
+    arms that it is compared with. A factorial takes a look at all its cells together."""
+    group, cells = rows.control_group(plan), [a for a, f in plan["arms"].items() if f["cell"]]
+    sides = dict.fromkeys(cells, cells)
+    for arm in rows.judged_arms(plan):
+        sides[arm] = [arm, plan["arms"][arm]["against"], *group]
+    reached = {arm: arms for arm, arms in sides.items() if {*arms} <= look.seeds.keys()}
+    return {arm: {a: len(look.seeds_for(arm)[a]) for a in arms} for arm, arms in reached.items()}
 
 
 def identity(plan, arm=None):

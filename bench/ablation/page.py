@@ -233,6 +233,9 @@ def pictures_of(page):
         if base in page.smaller:
             made["trust"] = figures.agreement(section, page.smaller[base]) or made.get("trust")
     made["published"] = page.beside_published()
+    found = [part.at(base) for base in here for part in page.measured if part.at(base)]
+    rows = [one.row | {"name": f"{one.row['name']}, {BASES[one.base]}"} for one in found]
+    made["tests"] = figures.on_test_split(rows)
     return {key: figure for key, figure in made.items() if figure}
 
 

@@ -32,9 +32,6 @@ def doing(what):
         yield lambda detail: status.update(f"{what}: {detail}"[: console.width - 4])
 
 
-# ---------------------------------------------------------------- the plan
-
-
 def plan_table(sweep, jobs):
     """A table of 80 columns: the arms, their changes, runs, costs and time."""
     table = Table(box=None, padding=(0, 1, 0, 0), width=WIDTH)
@@ -56,9 +53,6 @@ def plan_table(sweep, jobs):
             cells += [f"{milliseconds:.1f}", f"{row['parameters']:,}"]
         table.add_row(name, text.replace(",", ", "), *cells)  # so that no word is broken
     return table
-
-
-# ---------------------------------------------------------------- while it runs
 
 
 class RunBar(Progress):

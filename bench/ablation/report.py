@@ -127,6 +127,8 @@ class Section:
     def at_shared_rate(self, row):
         """How much an arm, at the base's rate, differs from what it is compared with: by its
         reported runs if they have that rate, else by the runs that chose its own; nan if none."""
+        if "learning_rate" in self.plan["arms"].get(row["arm"], {}).get("changes", {}):
+            return math.nan  # it was searched around a rate of its own
         if self.plan["chosen_lr"].get(row["arm"], 1) == 1:
             return row["difference"]
         runs = self.tuned[(self.tuned["arm"] == row["arm"]) & (self.tuned["rate"] == 1)]

@@ -117,9 +117,6 @@ def run_jobs(sweep, jobs, stop):
     return not stop.status
 
 
-# ---------------------------------------------------------------- further looks
-
-
 def run_more_seeds(sweep, stop):
     """After each look but the last, run more seeds of the undecided arms and of what they are
     compared with. The looks are planned beforehand, and the verdicts correct for all of them
@@ -142,9 +139,6 @@ def run_more_seeds(sweep, stop):
         if not run_jobs(sweep, sweep.report_jobs(first, end, names), stop):
             return False
     return True
-
-
-# ---------------------------------------------------------------- an array job
 
 
 def emit(sweep):

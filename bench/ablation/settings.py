@@ -61,7 +61,8 @@ class AblateConfig:
     tune_seeds: Annotated[int, Range(least=2)] = 3  # runs at each rate, on seeds of their own
     screening: bool = False  # few seeds, and by default no curve and no tuning: it only ranks
     # the report
-    margin: float | None = None  # smallest loss difference that counts; None: 5 % of the tokens
+    #: smallest loss difference that counts; None: what 5 % of the tokens are worth
+    margin: Annotated[float, Range(least=0)] | None = None
     prompt: str = ""  # start of the samples in the report
     # the machines
     workers: PositiveInt | None = None  # runs at a time; None: one per GPU. With ray: runs per GPU

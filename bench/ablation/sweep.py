@@ -220,6 +220,7 @@ class Sweep:
             limit=launch.time_limit(self.predicted.get(arm.name)),
             threads=self.threads,
             trainer=self.trainer,
+            number=seed - self.config.first_seed,
         )
 
     def control_arms(self):

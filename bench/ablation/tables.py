@@ -10,6 +10,7 @@ from bench.ablation.factorial import ALONE
 from bench.ablation.worth import STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number
+TEST = ("test", "test_low", "test_high")  # columns of the difference on the test split
 SHARES = ("wrong_answers", "wrong_tokens")  # columns of runs on prompts and answers
 
 
@@ -50,9 +51,9 @@ def interval(value, low, high, text):
     return f"{text(value)} [{text(low)}, {text(high)}]"
 
 
-def difference(row, digits=4):
+def difference(row, digits=4, of=("difference", "low", "high")):
     """The difference of a comparison with its interval."""
-    values = row["difference"], row["low"], row["high"]
+    values = (row[key] for key in of)
     return interval(*values, lambda value: signed(value, digits))
 
 
@@ -87,6 +88,19 @@ def sign_of(row):
     if row["verdict"] == "larger than the noise":
         return int(np.sign(-row["difference"]))
     return -1 if row["verdict"].startswith("fails") else SIGNS.get(row["verdict"])
+
+
+def sign_on_test(row):
+    """1, -1 or 0: better, worse or neither by the 95 % interval on the test split; None if there is
+    no such interval."""
+    _, low, high = (row[key] for key in TEST)
+    return int(high < 0) - int(low > 0) if known(low) and known(high) else None
+
+
+def only_on_validation(row):
+    """Whether the test split shows otherwise than a verdict: no such difference, or no tie."""
+    signs = sign_of(row), sign_on_test(row)
+    return None not in signs and signs[0] != signs[1]
 
 
 def verdicts_table(section):
@@ -138,6 +152,7 @@ def tests_table(section):
                 "p (Holm)": number(row["p_holm"], ".2g"),
                 "p (tie)": number(row["p_tie"], ".2g"),
                 "over the text [95 %]": f"[{signed(low)}, {signed(high)}]" if known(low) else DASH,
+                "on the test split [95 %]": difference(row, of=TEST),
                 "worth × time": multiple(row, "worth_time", section.time_ends(row["arm"])),
                 "note": row["reason"] or DASH,
             }

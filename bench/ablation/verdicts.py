@@ -2,24 +2,16 @@
 The verdict on each comparison of a sweep, as columns of a table, from the table of its runs.
 
 An arm's runs are compared with the control group: the base's runs and those of its replicate
-together. The replicate against the base checks the set-up and gets no verdict.
+together. docs/ablation.md explains the method; tests/helpers/simulate.py measures the error and the
+power of `verdicts`.
 
-- Contrasts of independent groups of runs: Welch's test with Satterthwaite's degrees of freedom.
-  Nothing is paired. A verdict needs Student's test, too: its p is the larger of the two. Welch's
-  errs where an arm's few runs agree by chance, Student's where an arm spreads more than the base. A
-  screening, and the replicate, pool one variance over all arms.
-- Few runs decide nothing among many arms (power.least_runs).
+- A verdict needs Welch's test and Student's: its p is the larger of the two. Welch's errs where an
+  arm's few runs agree by chance, Student's where an arm spreads more than the base. A screening
+  and the replicate pool one variance over all arms.
 - A comparison's p is the least of p / share over its looks (looks.py). Holm's method then corrects
   for all planned comparisons of the sweep; those that have not run count with p = 1.
 - A verdict must stand at the end: if the difference of all runs points the other way, or its own
   95 % interval includes zero, it is "undecided".
-- A tie is two one-sided tests against the margin (Schuirmann 1987), corrected in the same way.
-- Runs that diverged, or that are stuck above the trigrams of their text, did not learn: an outcome
-  without a loss. Fisher's exact test compares how often, and an arm that has such runs is never
-  better and never a tie. Its difference is that of the runs that learned, and decides nothing.
-- A base that is itself above the trigrams makes a screening of its sweep.
-
-tests/helpers/simulate.py measures the error and the power of `verdicts`.
 """
 
 import math
@@ -37,6 +29,7 @@ LEAST_BLOCKS = 50  # of text, for an interval over it
 COLUMNS = [
     *("name", "arm", "against", "kind", "n", "n_control", "loss", "sd"),
     *("difference", "se", "df", "low", "high", "p", "p_looks", "p_tie_looks", "p_holm", "p_tie"),
+    *("test", "test_low", "test_high"),  # as difference, low, high, on the test split
     *("verdict", "reason", "more_seeds", "text_low", "text_high", "worth", "worth_low"),
     *("worth_high", "worth_time", "worth_time_low", "worth_time_high"),
     # Runs that diverged, runs that are stuck; of both the rate's interval, and Fisher's test.
@@ -180,6 +173,7 @@ def describe(row, runs, losses, curve, plan, pooled):
     if row["kind"] != "replicate":  # two models differ on every text
         weights = {row["arm"]: 1 / len(own)}
         row |= text_interval(runs, weights | dict.fromkeys(row["groups"][1], -1 / len(others)))
+        row |= on_test_split(runs, row["groups"])
     if curve and row["kind"] == "swap" and row["against"] == plan["base"]:
         se, n = row["sd"] / math.sqrt(len(own)), len(own)
         if pooled:
@@ -202,10 +196,27 @@ def not_learned(runs, arms, groups):
     return columns
 
 
+def on_test_split(runs, groups):
+    """The columns of the difference on the test split, of which nothing is chosen or decided. {}
+    where a group has no such losses."""
+    done = learned(runs)
+    losses = [done.test_loss[done.arm.isin(arms)].dropna().to_numpy() for arms in groups]
+    if not all(map(len, losses)):
+        return {}
+    found = contrast(losses).columns()
+    return {"test": found["difference"], "test_low": found["low"], "test_high": found["high"]}
+
+
+def learned(runs):
+    """The reported runs that ended and learned."""
+    reported = runs.current & (runs.purpose == "report")
+    return runs[reported & (runs.status == "done") & ~runs.stuck]
+
+
 def text_interval(runs, weights):
     """The 95 % interval over the text of a weighted sum of the losses of runs, {arm: weight of each
     of its runs}: a bootstrap of its blocks. {} with fewer than LEAST_BLOCKS blocks."""
-    done = runs[runs.current & (runs.purpose == "report") & (runs.status == "done") & ~runs.stuck]
+    done = learned(runs)
     done = done[done.arm.isin(weights)]
     counts = set(done.blocks.map(len))
     if len(counts) != 1 or min(counts) < LEAST_BLOCKS:

@@ -61,9 +61,6 @@ class SpeedConfig:
     threads: PositiveInt | None = None  # None: 1, then 2
 
 
-# ---------------------------------------------------------------- the sides
-
-
 @torch.no_grad()
 def random_llama(config):
     """A LLaMA with three times its initial weights, so that its text depends on the context."""
@@ -142,9 +139,6 @@ def our_modes(model):
     return models, seconds
 
 
-# ---------------------------------------------------------------- measuring
-
-
 @torch.inference_mode()
 def greedy(model, n):
     """n greedy tokens after token 1."""
@@ -179,9 +173,6 @@ def race(config, model, models, engines, n):
         speeds[name].append(speed)
     texts.pop(NANOGPT, None)  # another model's
     return {name: np.array(rounds) for name, rounds in speeds.items()}, texts
-
-
-# ---------------------------------------------------------------- the rows
 
 
 def number_bytes(name):

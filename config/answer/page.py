@@ -118,7 +118,7 @@ parts = {
     ),
     "Muon": dict(
         out_of=dict(gpt2="adamw", llama="adamw"),
-        swap="Muon on the matrices instead of AdamW on all",
+        swap="Muon on the matrices instead of AdamW on all, each with settings of its own",
         claims=MUON,
     ),
     "QK norm": dict(
@@ -248,17 +248,17 @@ parts = {
     ),
     "Gated DeltaNet": dict(
         into=dict(llama="gated deltanet"),
-        swap="a linear recurrence instead of attention",
+        swap="a linear recurrence instead of attention and RoPE",
         claims=[("lower perplexity, 1.3 B", "better", "Yang et al. 2024", ARXIV + "2412.06464")],
     ),
     "Mamba-2": dict(
         into=dict(llama="mamba-2"),
-        swap="a state-space model instead of attention",
+        swap="a state-space model instead of attention and RoPE",
         claims=[("competitive with Transformers", "tie", "Dao & Gu 2024", ARXIV + "2405.21060")],
     ),
     "Hybrid": dict(
         into=dict(llama="hybrid"),
-        swap="Gated DeltaNet in three layers of four, attention in the last",
+        swap="Gated DeltaNet in three layers of four, attention without positions in the last",
         claims=[("better with Mamba-2, 8 B", None, "Waleffe et al. 2024", ARXIV + "2406.07887")],
     ),
     "Experts": dict(

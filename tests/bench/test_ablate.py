@@ -11,8 +11,6 @@ from parts import costs
 from parts.variant import POSITION
 from training.settings import variant_config
 
-# ---------------------------------------------------------------- mistakes
-
 
 @pytest.mark.parametrize(
     "what, wanted",
@@ -66,9 +64,6 @@ def test_every_word_bites_and_so_do_keys_of_training(data_dir, tmp_path):
             arms.check_arm(each, base)
             if each.changes:
                 arms.check_changes_output(each, found[each.against], 29)
-
-
-# ---------------------------------------------------------------- matching
 
 
 def test_a_shrunken_sweep_warms_up_for_a_tenth_of_its_steps(capsys):

@@ -517,5 +517,6 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
     # The training context of 8 tokens slides with each target.
     slid = [loss_at(end, 8, 1) for last in ends for end in (last, last - 1)]
     assert found["4"]["window"]["loss"] == pytest.approx(sum(slid) / len(slid), abs=1e-5)
+    assert contexts.extrapolation(model, tokens[:18], runtime)["1"]["loss"] > 0  # 1 target
     short = contexts.extrapolation(model, tokens[:20], runtime)
     assert short["8"]["why"] == "the validation text has 20 tokens" and "loss" in short["2"]

@@ -29,7 +29,8 @@ def test_the_page_follows_from_the_rows(tmp_path):
 
 
 def reported(shelf):
-    """{arm: its losses on the reported half} of a shelf, by plain reading of its rows."""
+    """{arm: [runs, 2] of its losses on the reported half and on the test split} of a shelf, by
+    plain reading of its rows."""
     plan = json.loads((shelf / "sweep.json").read_text())
     lines = [json.loads(line) for line in (shelf / "rows.jsonl").read_text().splitlines()]
     losses = {}
@@ -38,7 +39,7 @@ def reported(shelf):
         facts = plan["arms"].get(arm, {})
         same = all(line[key] == facts.get(key) for key in ("code_hash", "config_hash"))
         if same and (line["purpose"], line["status"], line["lr"]) == ("report", "done", rate):
-            losses.setdefault(arm, {})[line["seed"]] = line["final_report"]
+            losses.setdefault(arm, {})[line["seed"]] = line["final_report"], line["test_loss"]
     return plan, {arm: np.array(list(by_seed.values())) for arm, by_seed in losses.items()}
 
 
@@ -52,7 +53,9 @@ def test_the_differences_are_those_of_the_rows(shelf):
     arms = [arm for arm in losses if facts[arm]["changes"] and not facts[arm]["curve"]]
     assert len(arms) >= 4
     for arm in arms:
-        test = stats.ttest_ind(losses[arm], control, equal_var=False)
-        low, high = test.confidence_interval(0.95)
-        shown = f"{losses[arm].mean() - control.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
-        assert any(f"| {arm} |" in card and shown in card for card in cards), (arm, shown)
+        low, high = stats.ttest_ind(losses[arm], control, equal_var=False).confidence_interval(0.95)
+        middle = losses[arm].mean(0) - control.mean(0)
+        ends = zip(middle, low, high, strict=True)
+        shown = " | ".join(f"{m:+.3f} [{a:+.3f}, {b:+.3f}]" for m, a, b in ends)
+        cards_of_arm = [card.replace("\u2020", "") for card in cards if f"| {arm} |" in card]
+        assert any(shown in card for card in cards_of_arm), (arm, shown)

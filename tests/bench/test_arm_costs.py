@@ -107,9 +107,6 @@ def test_the_machine_is_settled_once_by_the_whole_work_of_the_base(planned, monk
     assert settled(accumulates, "--compile=False", "--dtype=float32") == {(False, "float32")}
 
 
-# ---------------------------------------------------------------- a quiet machine
-
-
 def test_other_work_is_noticed_and_our_own_is_not(monkeypatch):
     """A busy process beside this one; then made-up clocks: all cores work for 1.5 cores' time, of
     which this process takes as much as it does."""

@@ -58,7 +58,7 @@ def test_the_table_holds_what_the_logs_say_and_fits_a_terminal(tmp_path, capsys)
     big = [value + 10 for value in LOSSES]
     make_run(tmp_path / "out-b", big, learning_rate=1e-3, n_layer=3, position="alibi")
     lines = printed(capsys, "out-a", "out-b").splitlines()
-    assert lines[1].split() == ["out-a", "1.9600", "1.9000", "2.8133", "0.06", "M", "30", "641"]
+    assert lines[1].split() == ["out-a", "1.9600", "1.9000", "2.8277", "0.06", "M", "30", "641"]
     assert max(map(len, lines)) <= 80
     cells = {line.split()[0]: line.split()[1:] for line in lines[4:-1]}
     assert cells["learning_rate"] == ["0.0006", "0.001"] and cells["position"] == ["rope", "alibi"]

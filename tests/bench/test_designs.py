@@ -75,9 +75,6 @@ def test_every_shipped_sweep_is_valid(path, device):
         assert config.out_dir != settings.AblateConfig.out_dir
 
 
-# ---------------------------------------------------------------- factorial
-
-
 def cells(base=None, **given):
     return list(names(base, **{"design": "factorial", "factors": FACTORS} | given).values())
 
@@ -143,8 +140,6 @@ def test_a_factorial_runs_each_cell_with_every_seed(drive, out):
     cells = ["base", "rmsnorm", "rmsnorm+swiglu", "swiglu"]
     assert runs == [(name, seed) for name in cells for seed in range(2)]
 
-
-# ---------------------------------------------------------------- columns
 
 ARMS = {"rope": {"position": "rope"}, "rms": {"norm": "rmsnorm"}}
 

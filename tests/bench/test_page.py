@@ -5,9 +5,9 @@ import runpy
 
 import pytest
 
-from bench.ablation import figures, page, report
+from bench.ablation import figures, page, report, tables
 from common.files import ROOT
-from helpers.sweeps import make_sweep
+from helpers.sweeps import make_sweep, write_lines
 
 EFFECTS = {"base": 0.0, "base-again": 0.0, "rope": -0.06, "swiglu": 0.0, "no biases": 0.04}
 BETTER, FASTER = ("less loss", "better", "Su", "https://a"), ("less time", None, "Su", "https://b")
@@ -45,7 +45,7 @@ def written(tmp_path, monkeypatch):
 
 def shelf(out, steps=2000, **keys):
     usual = {"effects": EFFECTS, "diverged": (), "stale": False, "seeds": 6, "noise": 0.003}
-    make_sweep(out, max_iters=steps, **usual | keys)
+    return make_sweep(out, max_iters=steps, **usual | keys)
 
 
 def test_the_page_says_what_the_sweeps_say(written, tmp_path):
@@ -72,6 +72,25 @@ def test_the_page_says_what_the_sweeps_say(written, tmp_path):
     assert {"example", "swaps", "rates", "worths", "published"} <= pictures
 
 
+def test_what_the_test_split_does_not_show_has_a_dagger(written, tmp_path):
+    shelf(tmp_path / "gpt2", test_split=True)
+    _, lines, _ = shelf(tmp_path / "llama", 1000, test_split=True)
+    for line in lines:
+        line["test_loss"] -= 0.04 * (line["arm"] == "no biases")  # its effect
+    write_lines(tmp_path / "llama", lines)
+    made = written()
+    marked = [
+        (part.name, base)
+        for part in made.measured
+        for base, found in part.estimates.items()
+        if tables.only_on_validation(found.row)
+    ]
+    assert marked == [("RoPE", ("llama", ""))]
+    assert "RoPE\u2020" in (tmp_path / "index.md").read_text()
+    title = page.pictures_of(made)["tests"].axes[0].get_title("left")
+    assert "Of 3 differences" in title and "show 2, do not show 1, and contradict 0" in title
+
+
 def test_a_small_base_is_beside_the_shelf_even_if_it_is_a_screening(tmp_path):
     """Titles of the figure: what the small base agrees with, contradicts and adds."""
     arms = {"rope": -0.06, "swiglu": 0.0, "no biases": 0.04}
@@ -83,7 +102,7 @@ def test_a_small_base_is_beside_the_shelf_even_if_it_is_a_screening(tmp_path):
     made = page.Page(CONFIG, {"gpt2": large, "gpt2/small": other})
     assert list(made.shelves) == [("gpt2", "")]
     title = page.pictures_of(made)["trust"].axes[0].get_title("left")
-    assert "Of 2 decisions at" in title and "agrees with 1 and contradicts 1. It adds 1" in title
+    assert "Of 2 decisions at" in title and "agrees with 1\nand contradicts 1. It adds 1" in title
     assert "Rank correlation \u22120.50 of 3 parts." in title
 
 

@@ -259,6 +259,14 @@ def test_controls_that_are_added_after_a_look_do_not_take_it_again(tmp_path):
     assert again.p_looks.equals(first.p_looks) and report([tmp_path]).equals(again)
 
 
+def test_a_second_report_of_the_same_runs_says_the_same(tmp_path):
+    """With more runs than planned, also of the rung that another one is compared with."""
+    effects, arms = ROPE | {"swiglu": -0.07}, {"swiglu": {"against": "rope"}}
+    make_sweep(tmp_path, seeds=7, looks=[5], effects=effects, arms=arms, **CALM)
+    first = report([tmp_path])
+    assert report([tmp_path]).p_looks.equals(first.p_looks)
+
+
 def test_another_margin_or_list_of_arms_leaves_its_trace(tmp_path):
     look_again(tmp_path, seeds=5)
     margin, _ = look_again(tmp_path, seeds=5, margin=0.02)

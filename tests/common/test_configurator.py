@@ -80,6 +80,7 @@ def test_values(text, key, value):
         ("--batch_size=1.5", "batch_size must be int, not 1.5"),
         ("--batch_size=True", "batch_size must be int, not True"),
         ("--compile=maybe", "compile cannot be 'maybe'.*auto"),
+        ("--norm=[1]", r"norm cannot be \[1\]"),
         ("--n_kv_head=x", "n_kv_head must be int or None, not 'x'"),
         ("--batch_size", "batch_size has no value.*--batch_size=value"),
         ("-b=1", "cannot read -b=1.*--key=value"),

@@ -41,9 +41,6 @@ def python(*argv):
     return subprocess.run([sys.executable, *argv], timeout=120, **PIPES)
 
 
-# ---------------------------------------------------------------- start-up and streams
-
-
 HEAVY = {"torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo", "sympy"}
 HEAVY |= {"torch._inductor", "datasets", "matplotlib", "transformers", "wandb", "rich", "scipy"}
 HEAVY |= {"tiktoken", "huggingface_hub"}
@@ -122,9 +119,6 @@ def test_streams_that_take_nothing(tmp_path, words, redirection, status, says):
     done = subprocess.run(["bash", "-c", command], timeout=120, **PIPES)
     assert done.returncode == status and done.stderr.startswith(says)
     assert done.stderr.count("\n") == bool(says) and (words == 1 or not done.stdout)
-
-
-# ---------------------------------------------------------------- the surroundings
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,6 @@ def difference(reference, made, idx=IDX):
     return ((made(idx)[0] - expected).abs().max() / expected.std()).item()
 
 
-# ---------------------------------------------------------------- GGUF
-
-
 def small_model(word, vocab_size=256, **more):
     """A readable model with random weights."""
     torch.manual_seed(0)
@@ -62,9 +59,6 @@ def read_gguf(path):
         for t in reader.tensors
     }
     return {key: field.contents() for key, field in reader.fields.items()}, tensors
-
-
-# ---------------------------------------------------------------- what is refused, in one line
 
 
 def replace_by_pipe(path):

@@ -23,8 +23,6 @@ from parts.norm import NORM, Norm
 from parts.part import MIXER, Mixer, linear
 from parts.variant import SLOTS, VariantConfig
 
-# ---------------------------------------------------------------- what the contributor writes
-
 
 def an_activation():
     MLP["contributor_activation"] = PlainMLP.of("Misra 2019, arXiv:1908.08681", F.mish)
@@ -133,8 +131,6 @@ def added(monkeypatch):
         SLOTS[slot].update(words)
 
 
-# ---------------------------------------------------------------- the gates that every part passes
-
 GATES = [
     gates.test_bites,
     gates.test_causality,
@@ -164,9 +160,6 @@ def test_its_costs_are_what_is_counted(word):
     change = {"arch": "gpt2", PARTS[word][0]: word}
     cost_gates.test_costs_are_what_is_counted(change)
     cost_gates.test_matching(change)
-
-
-# ---------------------------------------------------------------- the tools that know them
 
 
 @words

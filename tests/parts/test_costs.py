@@ -57,9 +57,6 @@ def flops(model, T):
     return counter.get_total_flops() / T
 
 
-# ---------------------------------------------------------------- counting
-
-
 # The rest are norms.
 PARTS = dict(wte="embedding", wpe="position", attn="attention", mlp="mlp", lm_head="head")
 
@@ -116,9 +113,6 @@ def test_matching(change):
         assert width % 8 == 0 or sizes is SMALL or "moe" in c.mlp  # several are as wide
 
 
-# ---------------------------------------------------------------- the catalogue
-
-
 def output(capsys, *argv):
     costs.main(list(argv))
     return capsys.readouterr().out
@@ -152,9 +146,6 @@ def test_diff_adds_up(capsys, word):
             assert a[column] + sum(step[column] for step in steps) == b[column]
         for arch, row in zip(pair, (a, b), strict=True):
             assert row == list(costs.summary(configure(arch=arch, **SHAKESPEARE)))
-
-
-# ---------------------------------------------------------------- the slots cost nothing
 
 
 def operators(run):

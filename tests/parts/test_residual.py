@@ -44,9 +44,6 @@ def test_connections_are_counted_over_the_depth():
         assert own == [k % 3 for k in range(4 * per_block)]
 
 
-# ---------------------------------------------------------------- the package of lucidrains
-
-
 def check_package(k, n, detail=None):
     """The streams after one sublayer, in float64; detail(connection) breaks ours."""
     package = pytest.importorskip("hyper_connections")

@@ -480,6 +480,11 @@ def test_a_mixer_with_its_keys_is_its_formula(arm):
     check_mixer(arm.get("mixer", "attention"), arm)
 
 
+def test_every_extra_is_compared_with_its_formula():
+    compared = ",".join(arm.get("attn_extra", "none") for arm in MIXED).split(",")
+    assert set(compared) == set(attention.EXTRA), "add an arm with the new word to MIXED"
+
+
 def test_a_word_without_a_reference_is_named(monkeypatch):
     monkeypatch.setitem(MLP, "mish", MLP["gelu"])
     with pytest.raises(AssertionError, match=r"no reference for MLP\['mish'\]: add one to tests/"):

@@ -49,9 +49,6 @@ def test_cached_and_batched_text_is_the_text(arm):
         assert not torch.equal(*both), "the text depends on the prompt"
 
 
-# ---------------------------------------------------------------- the settings
-
-
 LOGITS = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3]]))
 
 

@@ -83,9 +83,6 @@ def test_columns(capsys, monkeypatch):
     assert capsys.readouterr().out == "first:\none\n\nsecond:\ntwo\n"
 
 
-# ---------------------------------------------------------------- attention maps
-
-
 def check_map(model, idx):
     """Weights times values is what layer 1 gives to wo."""
     attn, T, seen = model.blocks[1].attn, idx.size(1), {}

@@ -169,6 +169,7 @@ def test_odd_but_allowed(out_dir, capsys):
         (["--draft=nowhere"], "no checkpoint here.*nowhere"),
         (["--compare=a,b", "--draft=lookup"], "compare does not go with draft"),
         (["--attention=no/such/map.png"], "no picture can be written here.*no/such/map.png"),
+        (["--attention=notes.txt"], "no picture can be written here.*notes.txt"),
         (["--attention=/dev/full"], "no picture can be written here.*/dev/full"),
         (["--attention=map.png", "--layer=2"], "no layer 2.*0 to 1"),
         (["--serve", "--compare=a,b,c"], "two models at most"),

@@ -12,8 +12,6 @@ from helpers.texts import tiny_bpe
 from tokens import batches, mixture, pairs
 from tokens.batches import STORED, Batches, Shuffled, Text
 
-# ---------------------------------------------------------------- the order
-
 
 @pytest.fixture(params=[STORED, 0], ids=["stored", "computed"])
 def kind_of_order(request, monkeypatch):
@@ -75,9 +73,6 @@ def test_evaluation_scores_each_token_once(n, limit, block_size=8, batch_size=4)
     assert scored == everything[: (limit or n) - 1]
     assert Text(tokens, block_size).scored(limit)[1].tolist() == scored
     assert len(batches) == -(-(min(limit or n, n) - 1) // (block_size * batch_size))
-
-
-# ---------------------------------------------------------------- an order that is computed
 
 
 def order(n, seed):

@@ -80,9 +80,6 @@ def test_the_samples_of_a_source_are_its_own_order_without_replacement():
         assert len(set(epoch.tolist())) == len(epoch)
 
 
-# ---------------------------------------------------------------- runs
-
-
 def state_of(out_dir):
     return checkpoint.read(checkpoint.find(out_dir))[0]
 

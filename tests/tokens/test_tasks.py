@@ -108,8 +108,6 @@ def test_what_is_given_between_answers_is_no_target_and_begins_no_row():
     assert targets == 5 and ids.tolist() == [2, 4, 7]
 
 
-# ---------------------------------------------------------------- training
-
 RUN = ["--dataset=task:recall", "--block_size=72", "--max_iters=6", "--eval_interval=3"]
 
 

@@ -104,9 +104,6 @@ def test_a_dataset_prepared_again_disturbs_no_reader(folder):
     assert (batches.get(0, 5)[0] == before).all()
 
 
-# ---------------------------------------------------------------- meta.json and tokenizer.json
-
-
 def test_a_missing_dataset_names_the_command(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = message(load_split, Path("data/shakespeare_char"), "train", 8)

@@ -16,8 +16,6 @@ from helpers.runs import new_run
 from training import run_folder
 from training.settings import TrainConfig
 
-# ---------------------------------------------------------------- the place and its lock
-
 
 @pytest.mark.parametrize("name", ["a\0b", "n" * 300, "\ud800"])
 def test_a_name_that_no_folder_can_have(tmp_path, name):
@@ -51,9 +49,6 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys)
     run_folder.open_out_dir(tmp_path).close()
     assert (tmp_path / "lock").read_text() == str(os.getpid())
     assert "without locks: start only one process" in capsys.readouterr().err
-
-
-# ---------------------------------------------------------------- the log
 
 
 DAMAGED = (

@@ -550,6 +550,9 @@ def test_a_used_folder_is_refused_or_moved_aside(start, tmp_path):
     assert re.search(words, message(start, "run", "--max_iters=2"))
     start("run", "--max_iters=2 --overwrite --seed=5")
     assert equal(weights(tmp_path / "run.old1"), old) and not equal(weights(tmp_path / "run"), old)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/log.jsonl").write_text("mine")
+    assert re.search("would replace this file.*mine/log.jsonl", message(start, "mine", ""))
 
 
 def test_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(data_dir, tmp_path):
