@@ -108,13 +108,13 @@ def chosen_tokenizer(name, kind, text):
         return kind
     if name in NAMED:
         return NAMED[name].tokenizer
-    kind, makes = "char", "characters"
+    kind, what = "char", "characters"
     if not isinstance(text, Corpus) or text.documents:
         if text.size >= FEW_BYTES:
-            kind, makes = "gpt2", "GPT-2's"
+            kind, what = "gpt2", "tokens of GPT-2"
         elif find_spec("tokenizers"):
-            kind, makes = "small bpe", "few, trained on this text"
-    print(f"  the tokens are {makes}; --tokenizer=char, byte, bpe or gpt2 makes others")
+            kind, what = "small bpe", "tokens of a small BPE, trained on it"
+    print(f"  the text is prepared in {what}; --tokenizer=char, byte, bpe or gpt2 chooses")
     return kind
 
 

@@ -178,8 +178,8 @@ def check_context(model, tokenizer, prompts, config):
         longest = max(len(tokenizer.prompt(prompt)) for prompt in prompts) + config.max_new_tokens
         why = f"it has positions for {limit} only" if learned else "--context looks further back"
         if longest > context:
-            shown = f"the model reads the last {context - context // 2} to {context} of them"
-            note(f"beyond {context} tokens {shown} ({why})")
+            shown = f"the model sees only the last {context - context // 2} to {context}"
+            note(f"after {context} tokens {shown} ({why})")
 
 
 # ---------------------------------------------------------------- the script

@@ -30,7 +30,8 @@ def main(argv):
     out = Path(*argv[:1] or [ANSWER])
     folders = sorted(path.parent for path in out.rglob("sweep.json"))
     if not folders or len(argv) > 1:
-        raise UserError("not one folder with sweeps", " ".join(argv) or out, "name one, or none")
+        fix = "name one folder that holds sweeps, or none for bench/results/answer"
+        raise UserError("no sweep in this folder", " ".join(argv) or out, fix)
     print(page.write(runpy.run_path(str(CONFIG)), folders, out))
 
 

@@ -185,9 +185,9 @@ def pieces(tokenizer, ids):
 
 
 class Sample:
-    """The text that follows a prompt, built token by token until the tokenizer's token that ends a
-    text, and cut where `stop` first appears. With
-    `explain` it keeps each token's log probability and the likeliest tokens, at temperature 1."""
+    """The text that follows a prompt. It grows token by token until the tokenizer's end token, and
+    is cut where `stop` first appears. With `explain` it keeps each token's log probability and the
+    likeliest tokens, at temperature 1."""
 
     def __init__(self, prompt, tokenizer, stop="", explain=False):
         self.prompt, self.tokenizer, self.stop, self.explain = prompt, tokenizer, stop, explain

@@ -79,8 +79,8 @@ def steps(out_dir):
 
 
 def pointer(out_dir, name):
-    """The step that out_dir/latest or out_dir/best names, or None. The best step is that of the
-    newest checkpoint: a kill may have come before the file `best` was written."""
+    """The step that the file `latest` or `best` names, or None. For `best`, state.json of the
+    newest checkpoint is asked first: a kill may have come before the file was written."""
     try:
         if name == "best":
             present = checkpoints(out_dir)

@@ -50,7 +50,7 @@ class Model:
         self.fit = sm.OLS(np.concatenate([*groups.values()]), columns).fit()
 
     def add(self, term):
-        """Add a term, unless those before it make it up: then note that it is mixed with them."""
+        """Add a term, or note that it is mixed with the terms before it, which add up to it."""
         column = np.prod([self.levels[factor] for factor in term], axis=0)  # [cells]
         shares = np.linalg.lstsq(self.columns, column)[0]
         if not np.allclose(self.columns @ shares, column):

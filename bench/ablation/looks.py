@@ -2,11 +2,12 @@
 When a sweep's verdicts were read: OUT/history.jsonl, to which each report adds a line.
 
 A look is a number of seeds at which verdicts are read. The looks planned before the first report
-share 90 % of the error equally. The j-th look that nobody planned gets 10 % x 2^-j of it: more
-seeds than planned, or for ties another margin, after a report. By the union bound
-this holds however the arms to continue with are chosen. Arms that a report ever listed stay in the
-family. A report between two looks decides nothing new, and an arm takes each look once: with the
-runs, also those of the base, that were there at the first report after it was reached.
+share 90 % of the error equally. More seeds than planned after a report, or another margin of ties,
+are an unplanned look: the j-th of them gets 10 % x 2^-j of the error. The shares sum to at most all
+of it, so by the union bound the error holds, whichever arms are continued. Arms that a report ever
+listed stay in the family. A report between two looks decides nothing new, and an arm takes each
+look once: with the runs, also those of the base, that were there at the first report after it was
+reached.
 """
 
 import json

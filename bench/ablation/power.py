@@ -56,6 +56,7 @@ def more_seeds(row, looks, planned, margin, family):
     lead to the next look. The control group grows with the arm."""
     n, numbers = row["n"], np.arange(row["n"] + 1, MOST_SEEDS + 1)
     ahead = [look for look in planned if look > n]
+    # An unplanned look has a share of 5 % or less, a planned one (of up to 11) of more than 7.5 %.
     unplanned = sum(0 < look.share < 1.5 * share_of(unplanned=1) for look in looks)
     share = share_of(len(planned)) if ahead else share_of(unplanned=unplanned + 1)
     se, df = row["se"] * np.sqrt(n / numbers), row["n_control"] + numbers - 2

@@ -32,7 +32,7 @@ from common.errors import UserError
 from training.run_folder import read_rows
 
 PURPOSES = ("report", "tune", "curve")
-STATUSES = ("failed", "done", "diverged")  # of two rows of one run, the later word counts
+STATUSES = ("failed", "done", "diverged")  # of two rows of a run, the one further right counts
 LOSSES = {  # column -> key of rows.jsonl
     "loss": "final_report",
     "loss_tune": "final_tune",

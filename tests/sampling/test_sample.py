@@ -239,7 +239,9 @@ def test_notes_say_what_matters(out_dir, capsys):
     """The end of the context once; nothing of how tokens are decoded; one sample at temperature
     0."""
     run(out_dir, start="the king", num_samples=2, max_new_tokens=9)
-    assert capsys.readouterr().err.count("beyond 16 tokens the model reads the last 8 to 16") == 1
+    assert (
+        capsys.readouterr().err.count("after 16 tokens the model sees only the last 8 to 16") == 1
+    )
     run(out_dir, start="the king", temperature=0, max_new_tokens=8)
     printed = capsys.readouterr()
     assert printed.out == f"the king of rome\n{RULE}" and "beyond" not in printed.err
