@@ -51,12 +51,12 @@ def opened(outs, config, runtime):
         runs.append((out, model, folder, keys, variant_config))
 
         data, T = Path(config.data_dir) / keys["dataset"], model.config.block_size
-        tokens = tokens_of(data, tokenizer, T)
         shared[keys["dataset"], T] = out
         if len(shared) > 1:
             texts = [f"{name} at block_size={size} ({out})" for (name, size), out in shared.items()]
             fix = "compare runs of one dataset and block_size"
             raise UserError(f"these runs differ: {' and '.join(texts)}", "command line", fix)
+        tokens = tokens_of(data, tokenizer, T)
     return runs, tokens
 
 

@@ -69,12 +69,12 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
     if not resuming and not overwrite and checkpoint.steps(out_dir):
         raise UserError("there is a run here already", where, USED)
     there = [out_dir / name for name in WRITTEN if os.path.lexists(out_dir / name)]
-    if there and not is_of_a_run(out_dir):
+    if there and not checkpoint.steps(out_dir) and not has_our_config(out_dir):
         what = "train.py would replace this file, which is not of a run of its own"
         raise UserError(what, there[0], "choose another --out_dir")
 
 
-def is_of_a_run(out_dir):
+def has_our_config(out_dir):
     """Whether the config.json of a folder is one that train.py wrote."""
     try:
         return "max_iters" in json.loads((out_dir / "config.json").read_text(encoding="utf-8"))

@@ -276,9 +276,8 @@ def check_model(values):
     for key, value in values.items():
         if key not in known:
             what = f"{key} means nothing to model={values.get('model', 'gpt2')}"
-            raise UserError(
-                what, f"{key}={value}", "leave it out, or choose a part or a model that reads it"
-            )
+            fix = "leave it out, or choose a part or a model that reads it"
+            raise UserError(what, f"{key}={value}", fix)
 
 
 # ---------------------------------------------------------------- resuming

@@ -84,15 +84,15 @@ def effects(runs, plan, history=()):
     runs, _ = verdicts.yardstick(runs, plan)
     losses, cells = losses_of(runs), cells_of(plan)
     first = next(iter(cells))  # a look takes all cells together
-    models = [model_at(cells, losses, look.seeds_for(first)) for look in attrs["looks"][:-1]]
-    models.append(model_at(cells, losses))
+    seeds = [*(look.seeds_for(first) for look in attrs["looks"][:-1]), None]  # None: all runs
+    models = [model_at(cells, losses, taken) for taken in seeds]
     last, lines = models[-1], []
     if last is not None:
         planned = looks.planned_runs(plan, plan["looks"][0])
         missing = any(len(pick(losses, [arm])) < planned[arm] for arm in cells)
         for size in (1, 2):
             terms = [term for term in last.terms if len(term) == size]
-            family = judged(terms, models, losses, cells, attrs)
+            family = judged(terms, models, seeds, losses, cells, attrs)
             for line in family:
                 complete(line, last, runs, losses, cells)
                 settle(line, last, attrs, missing)
@@ -110,18 +110,18 @@ def model_at(cells, losses, seeds=None):
     return Model(cells, groups) if sum(map(len, groups.values())) > 1 else None
 
 
-def judged(terms, models, losses, cells, attrs):
-    """The rows of a family of terms, with their verdicts and corrected p-values."""
+def judged(terms, models, seeds, losses, cells, attrs):
+    """The rows of a family of terms, with their verdicts and corrected p-values. models, seeds: of
+    each look, the last of all runs."""
     if not terms:
         return []
     tests, taken = np.ones((3, len(models), len(terms))), attrs["looks"]  # p, tie, difference
     for place, model in enumerate(models):
         if model is None:
             continue
-        seeds = None if model is models[-1] else taken[place].seeds_for(next(iter(cells)))
         for column, term in enumerate(terms):
             test = model.contrast(model.effect(term))
-            counts = failures([pick(losses, arms, seeds) for arms in sides(term, cells)])
+            counts = failures([pick(losses, arms, seeds[place]) for arms in sides(term, cells)])
             test = outcome(test.p(), test.p_tie(attrs["margin"]), test.difference, counts)
             undecidable = len(term) == 2 and (counts[0] or counts[2])
             tests[:, place, column] = (1, 1, 0) if undecidable else test

@@ -381,9 +381,8 @@ def on_test_split(rows):
         f"Of {len(rows)} differences on the validation plays, the test plays\n"
         f"show {agree.count(1)}, do not show {agree.count(0)}, and contradict {agree.count(-1)}.\n"
     )
-    axes.set_title(
-        title + rank_correlation([row["difference"] for row in rows], tests), fontsize=9, loc="left"
-    )
+    title += rank_correlation([row["difference"] for row in rows], tests)
+    axes.set_title(title, fontsize=9, loc="left")
     return figure
 
 

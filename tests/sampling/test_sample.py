@@ -244,7 +244,7 @@ def test_notes_say_what_matters(out_dir, capsys):
     )
     run(out_dir, start="the king", temperature=0, max_new_tokens=8)
     printed = capsys.readouterr()
-    assert printed.out == f"the king of rome\n{RULE}" and "beyond" not in printed.err
+    assert printed.out == f"the king of rome\n{RULE}" and "tokens the model sees" not in printed.err
     assert printed.err.count("always writes the same: one sample, not 10") == 1
     assert "decoding" not in printed.err and "compiling" not in printed.err
 

@@ -553,6 +553,9 @@ def test_a_used_folder_is_refused_or_moved_aside(start, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/log.jsonl").write_text("mine")
     assert re.search("would replace this file.*mine/log.jsonl", message(start, "mine", ""))
+    (tmp_path / "run/config.json").unlink()  # a folder with checkpoints is a run without it, too
+    start("run", "--init_from=resume --max_iters=3")
+    assert (tmp_path / "run/config.json").exists()
 
 
 def test_second_trainer_is_refused_and_a_dead_one_is_no_obstacle(data_dir, tmp_path):
