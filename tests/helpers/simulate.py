@@ -202,7 +202,7 @@ def factorial_errors(sweeps, seeds, noise, seed=0):
         for size in (1, 2):
             terms = [term for term in model.terms if len(term) == size]
             attrs = {"looks": looks, "margin": math.nan}
-            lines = factorial.judged(terms, [model, model], losses, CELLS, attrs)
+            lines = factorial.judged(terms, [model] * 2, [None] * 2, losses, CELLS, attrs)
             found.append(any(line["verdict"] in ("better", "worse") for line in lines))
     return tuple(np.reshape(found, (-1, 2)).mean(0))
 
