@@ -13,6 +13,7 @@ from common.errors import UserError
 from common.runtime import set_up
 from helpers.runs import arguments
 from parts.position import ROPE_SCALING
+from prepare import prepare
 from tokens.token_files import load_split
 from weights import checkpoint
 
@@ -82,3 +83,12 @@ def test_runs_that_cannot_be_compared_are_refused(world, data_dir, tmp_path):
     train.main(arguments(data_dir, tmp_path / "short", *more))
     with pytest.raises(UserError, match="words at block_size=16 .* words at block_size=8"):
         lines_of(data_dir, str(world / "rope"), str(tmp_path / "short"))
+
+
+def test_each_run_is_scored_in_its_own_tokens(world, data_dir, tmp_path):
+    """The last of two runs of a dataset with this name was trained on other characters."""
+    (tmp_path / "words.txt").write_text("others, with a comma\n" * 300)
+    prepare("words", input=str(tmp_path / "words.txt"), tokenizer="char", data_dir=str(tmp_path))
+    train.main(arguments(tmp_path, tmp_path / "run", "--max_iters=1", *RUNS["rope"]))
+    with pytest.raises(UserError, match="this dataset has other tokens than the model"):
+        lines_of(data_dir, str(world / "rope"), str(tmp_path / "run"))
