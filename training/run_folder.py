@@ -66,10 +66,11 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
         raise UserError("cannot write here", where, "choose another --out_dir")
     if os.path.exists(out_dir / "lock"):  # False for a name that is too long
         lock_run(out_dir).close()
-    if not resuming and not overwrite and checkpoint.steps(out_dir):
+    steps = checkpoint.steps(out_dir)
+    if steps and not resuming and not overwrite:
         raise UserError("there is a run here already", where, USED)
     there = [out_dir / name for name in WRITTEN if os.path.lexists(out_dir / name)]
-    if there and not checkpoint.steps(out_dir) and not has_our_config(out_dir):
+    if there and not steps and not has_our_config(out_dir):
         what = "train.py would replace this file, which is not of a run of its own"
         raise UserError(what, there[0], "choose another --out_dir")
 
@@ -77,8 +78,8 @@ def check_out_dir(out_dir, resuming=False, overwrite=False):
 def has_our_config(out_dir):
     """Whether the config.json of a folder is one that train.py wrote."""
     try:
-        return "max_iters" in json.loads((out_dir / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+        return "max_iters" in files.read_json(out_dir / "config.json", "")
+    except UserError:
         return False
 
 

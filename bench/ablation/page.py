@@ -98,6 +98,11 @@ class Part:
     def word(self):
         return word_of(self.signs)
 
+    @property
+    def anchor(self):
+        """The end of the address of its card."""
+        return self.name.lower().replace(" ", "-")
+
 
 def word_of(signs):
     """The word for {base: sign}, of the bases in which a part was measured."""

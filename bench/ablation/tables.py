@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 
 from bench.ablation.factorial import ALONE
+from bench.ablation.verdicts import TEST
 from bench.ablation.worth import STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number
-TEST = ("test", "test_low", "test_high")  # columns of the difference on the test split
 SHARES = ("wrong_answers", "wrong_tokens")  # columns of runs on prompts and answers
 
 

@@ -26,10 +26,11 @@ from bench.ablation.power import ALPHA
 
 RESAMPLES = 1999  # of the bootstrap over the text
 LEAST_BLOCKS = 50  # of text, for an interval over it
+TEST = ("test", "test_low", "test_high")  # as difference, low, high, on the test split
 COLUMNS = [
     *("name", "arm", "against", "kind", "n", "n_control", "loss", "sd"),
     *("difference", "se", "df", "low", "high", "p", "p_looks", "p_tie_looks", "p_holm", "p_tie"),
-    *("test", "test_low", "test_high"),  # as difference, low, high, on the test split
+    *TEST,
     *("verdict", "reason", "more_seeds", "text_low", "text_high", "worth", "worth_low"),
     *("worth_high", "worth_time", "worth_time_low", "worth_time_high"),
     # Runs that diverged, runs that are stuck; of both the rate's interval, and Fisher's test.
@@ -204,7 +205,7 @@ def on_test_split(runs, groups):
     if not all(map(len, losses)):
         return {}
     found = contrast(losses).columns()
-    return {"test": found["difference"], "test_low": found["low"], "test_high": found["high"]}
+    return dict(zip(TEST, (found[key] for key in ("difference", "low", "high")), strict=True))
 
 
 def learned(runs):
