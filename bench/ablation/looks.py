@@ -25,7 +25,7 @@ CONTENT = ("margin", "arms", "runs", "looks")  # a report of the same adds no li
 LINE = {"when": str, "margin": Real | None, "arms": list, "runs": dict, "looks": list}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Look:
     """One look: its share of the error, for differences and for ties, and its runs."""
 
@@ -34,6 +34,9 @@ class Look:
     tie_share: float
     seeds: dict  # arm -> [seed]; without the arms that have not reached the look
     taken: dict = field(default_factory=dict)  # arm -> {arm: [seed]}: of a report before
+
+    def __deepcopy__(self, memo):  # pandas copies the attrs of a frame for each column it reads
+        return self
 
     def seeds_for(self, arm):
         """{arm: [seed]} of the comparison of an arm."""

@@ -271,8 +271,7 @@ def write_report(section, inline=True, paper=False):
     for item in content["figures"]:
         write_file(out / f"{item.key}.png", item.content)
     for kind in ("md", "html"):
-        page = render(f"report.{kind}.j2", inline=inline, **content)
-        write_file(out / f"report.{kind}", page)
+        write_file(out / f"report.{kind}", render(f"report.{kind}.j2", inline=inline, **content))
     if paper:
         write_file(out / "paper/numbers.csv", section.verdicts.to_csv(index=False))
     return out / "report.html"

@@ -261,6 +261,7 @@ def real_plays(tmp_path_factory):
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.skipif("CORPUS_DIR" not in ENVIRONMENT, reason="CORPUS_DIR names no folder")
 def test_the_plays_and_tiny_shakespeare(real_plays):
