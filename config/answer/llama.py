@@ -74,5 +74,8 @@ also = {
     ),
     "adamw": _fewer | arms["adamw"],
     "python": _fewer | _python,
-    "large": _python | dict(n_embd=256, n_head=8, arms=_removed, seeds=3, looks=1, screening=True),
+    "large": _python  # of pieces taken away: a curve below the base's own tokens is enough
+    | dict(
+        n_embd=256, n_head=8, arms=_removed, seeds=3, looks=1, screening=True, curve=[0.25, 0.5]
+    ),
 }
