@@ -153,7 +153,8 @@ class Page:
         for frame, agree in zip(frames, verdicts.badges(frames), strict=True):
             frame["badge"] = agree
         self.here = {base: s for (base, column), s in self.shelves.items() if column == HERE}
-        self.parts = [self.part(name, **facts) for name, facts in config["parts"].items()]
+        by_arm = {key: {row["arm"]: row for row in s.swaps} for key, s in self.shelves.items()}
+        self.parts = [self.part(name, by_arm, **facts) for name, facts in config["parts"].items()]
         self.measured = [part for part in self.parts if part.first()]
 
     def named(self, section, base):
@@ -165,13 +166,12 @@ class Page:
         arms, own = section.verdicts["arm"], section.verdicts["name"]
         return replace(section, verdicts=section.verdicts.assign(name=arms.map(names).fillna(own)))
 
-    def part(self, name, swap, claims, into=None, out_of=None):
-        """The Part of an entry of the config."""
+    def part(self, name, by_arm, swap, claims, into=None, out_of=None):
+        """The Part of an entry of the config. by_arm: {shelf: {arm: its verdict}}."""
         part = Part(name, swap, [], {})
         for (base, column), section in self.shelves.items():
-            rows = {row["arm"]: row for row in section.swaps}
             for out, arms in ((False, into or {}), (True, out_of or {})):
-                if row := rows.get(arms.get(base)):
+                if row := by_arm[base, column].get(arms.get(base)):
                     part.estimates[base, column] = Estimate(name, base, column, section, row, out)
         part.published = [(text, beside(says, part.signs), *rest) for text, says, *rest in claims]
         return part
