@@ -56,8 +56,8 @@ optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
 # Further columns, by --also=small and so on, once the rates are chosen: all parts at 0.2 M
 # parameters (4 * 12 * 64^2), few runs and no search, as one would try them first; some with AdamW,
 # at rates of their own; some on Python files in tokens of a vocabulary of 2,048, and some of these
-# at 3.2 M parameters, whose arms only take pieces away: the curve goes no further than the base. All
-# but the last multiply in float32: few CPUs have bfloat16, and so runs of any machine join.
+# at 3.2 M parameters, whose arms only take pieces away: the curve goes no further than the base.
+# All but the last multiply in float32: few CPUs have bfloat16, and so runs of any machine join.
 _removed = ["learned positions", "layernorm", "gelu", "biases", "tied head"]
 _added = ["qk norm", "attention gate", "value residual", "x0 skip", "convolution"]
 _fewer = dict(arms=_removed + _added, dtype="float32", seeds=8, controls=24, looks=1)
