@@ -347,26 +347,28 @@ def worths_beside(rows, others, key, heads, ends, title=""):
     return figure
 
 
-def agreement(section, smaller):
-    """The worth of each part beside that in a smaller base, how many decisions the smaller one
-    shows, and the rank correlation of the differences."""
-    here, small = (s.verdicts.dropna(subset="difference") for s in (section, smaller))
-    small = small.query("kind == 'swap' and n > 1").to_dict("records")
-    small = {row["arm"]: row for row in small}
-    rows = [row for row in here.to_dict("records") if row["arm"] in small]
-    others = [small[row["arm"]] for row in rows]
+def agreement(*sections):
+    """The worth of each part in a base beside that in another one, of another size, text or
+    optimizer; how many decisions the other shows, and the rank correlation of the differences."""
+    here, there = (s.verdicts.dropna(subset="difference") for s in sections)
+    there = {row["arm"]: row for row in there.query("kind == 'swap' and n > 1").to_dict("records")}
+    rows = [row for row in here.to_dict("records") if row["arm"] in there]
+    others = [there[row["arm"]] | {"ends": sections[1].curve_ends} for row in rows]
     if len(rows) < 3:
         return None
     signs = [(sign_of(row), sign_of(other)) for row, other in zip(rows, others, strict=True)]
     decided = [own * (other or 0) for own, other in signs if own]
     added = sum(bool(other) and not own for own, other in signs)
-    heads = [short(s.cost(s.plan["base"], "parameters")) for s in (section, smaller)]
+    heads = [short(s.cost(s.plan["base"], "parameters")) for s in sections]
+    for kind, key in (("base_values", "optimizer"), ("data", "dataset")):
+        words = [s.plan[kind][key].split("_")[0] for s in sections]
+        heads = words if len(set(words)) > 1 else heads
     title = (
-        f"Of {len(decided)} decisions at {heads[0]}, {heads[1]} agrees with {decided.count(1)}\n"
+        f"Of {len(decided)} decisions with {heads[0]}, {heads[1]} agrees with {decided.count(1)}\n"
         f"and contradicts {decided.count(-1)}. It adds {added} of its own.\n"
     )
     title += rank_correlation(*([row["difference"] for row in side] for side in (rows, others)))
-    return worths_beside(rows, others, "worth", heads, section.curve_ends, title)
+    return worths_beside(rows, others, "worth", heads, sections[0].curve_ends, title)
 
 
 def on_test_split(rows):

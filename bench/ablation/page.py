@@ -137,14 +137,14 @@ class Page:
     """The content of the page, for the templates. sections: {folder below the answer: Section}."""
 
     def __init__(self, config, sections):
-        self.config, self.smaller = config, {}  # base -> Section, also if it is a screening
+        self.config, self.elsewhere = config, {}  # (base, column) -> Section, also a screening
         self.shelves = {}  # (base, column) -> Section that may decide
         for base, folder in config["shelves"].items():
             for column, name in {HERE: "", **config["columns"]}.items():
                 section = sections.get(f"{folder}/{name}".rstrip("/"))
                 section = section and self.named(section, base)
-                if section and column == "smaller":
-                    self.smaller[base] = section
+                if section and column != HERE:
+                    self.elsewhere[base, column] = section
                 if section and not section.verdicts.attrs["screening"]:
                     self.shelves[base, column] = section
         steps = {step: sections.get(folder) for folder, step in config["recipe"].items()}
@@ -223,8 +223,7 @@ def pictures_of(page):
     base, name = config["example"]
     for arm in page.arms(base, [name]):
         made["example"] = figures.example(here[base], arm)
-    drawn = {"swaps": (figures.forest, "gpt2"), "worths": (figures.worths, "llama")}
-    for key, (draw, base) in drawn.items():
+    for key, draw, base in (("swaps", figures.forest, "gpt2"), ("worths", figures.worths, "llama")):
         if base in here:
             for end, test in (("", "!="), ("-undecided", "==")):
                 shown = here[base].verdicts.query(f"verdict {test} 'undecided'")
@@ -235,8 +234,9 @@ def pictures_of(page):
     for base, section in here.items():  # the figure of the last base that has one
         arms = [section.plan["base"], *page.arms(base, config["contexts"])]
         made["contexts"] = figures.extrapolation(section, arms) or made.get("contexts")
-        if base in page.smaller:
-            made["trust"] = figures.agreement(section, page.smaller[base]) or made.get("trust")
+        for column in ("smaller", "text", "adamw"):
+            if found := page.elsewhere.get((base, column)):
+                made[column] = figures.agreement(section, found) or made.get(column)
     made["published"] = page.beside_published()
     found = [part.at(base) for base in here for part in page.measured if part.at(base)]
     rows = [one.row | {"name": f"{one.row['name']}, {BASES[one.base]}"} for one in found]

@@ -116,9 +116,8 @@ class Section:
 
     def reported(self, arm):
         """The runs of an arm that count, by seed."""
-        runs = self.runs
-        counts = runs["current"] & (runs["purpose"] == "report") & (runs["status"] == "done")
-        return runs[counts & (runs["arm"] == arm)].sort_values("seed")
+        counts = "current and purpose == 'report' and status == 'done' and arm == @arm"
+        return self.runs.query(counts).sort_values("seed")
 
     def command_of(self, arm):
         """The command of one reported run of an arm, however it ended."""

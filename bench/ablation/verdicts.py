@@ -210,8 +210,7 @@ def on_test_split(runs, groups):
 
 def learned(runs):
     """The reported runs that ended and learned."""
-    reported = runs.current & (runs.purpose == "report")
-    return runs[reported & (runs.status == "done") & ~runs.stuck]
+    return runs.query("current and purpose == 'report' and status == 'done' and not stuck")
 
 
 def text_interval(runs, weights):

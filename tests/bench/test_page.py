@@ -65,7 +65,7 @@ def test_the_page_says_what_the_sweeps_say(written, tmp_path):
         assert f"{rope.at('gpt2').row['worth']:.2f} × [" in shown and "helps in both" in shown
     for shown in (html, text):  # columns and rounds that have not run are left out
         assert "round 1" in shown and "round 2" not in shown
-        assert "with AdamW" in shown and "second text" not in shown.partition("How to read")[0]
+        assert "with AdamW" in shown and "on Python files" not in shown.partition("How to read")[0]
     assert "✓" in html and rope.at("gpt2").row["badge"]
     assert (tmp_path / "gpt2/small/report.md").exists() and "gpt2/small/report.html" in html
     pictures = {path.stem for path in tmp_path.glob("*.png")}
@@ -101,8 +101,8 @@ def test_a_small_base_is_beside_the_shelf_even_if_it_is_a_screening(tmp_path):
     large, other = report.sections([tmp_path / "gpt2", tmp_path / "gpt2/small"])
     made = page.Page(CONFIG, {"gpt2": large, "gpt2/small": other})
     assert list(made.shelves) == [("gpt2", "")]
-    title = page.pictures_of(made)["trust"].axes[0].get_title("left")
-    assert "Of 2 decisions at" in title and "agrees with 1\nand contradicts 1. It adds 1" in title
+    title = page.pictures_of(made)["smaller"].axes[0].get_title("left")
+    assert "Of 2 decisions with" in title and "agrees with 1\nand contradicts 1. It adds 1" in title
     assert "Rank correlation \u22120.50 of 3 parts." in title
 
 

@@ -1,0 +1,18 @@
+# Whether Muon's rate of plays suits the Python files, for the base and for the part about which the
+# two texts disagree most. Give this file after that of the shelf:
+#   python bench/ablate.py config/answer/llama.py config/answer/tune_python.py --workers=2
+# 12 runs of four minutes. With the convolution at the rate of plays: --also=python of the shelf.
+question = "Does the learning rate of plays suit Python files?"
+out_dir = "bench/results/answer/tune-python-llama"
+design = "arms"
+screening = True
+seeds = 2
+controls, looks, also, curve = None, 1, None, []  # those of the shelf are not for the search
+dataset, prompt, dtype = "python_source", "def ", "float32"  # as in the column python
+
+arms = {
+    "rate x0.5": dict(learning_rate=4e-3),
+    "rate x2": dict(learning_rate=16e-3),
+    "convolution, rate x0.5": dict(conv=4, learning_rate=4e-3),
+    "convolution, rate x2": dict(conv=4, learning_rate=16e-3),
+}
