@@ -364,7 +364,7 @@ def agreement(*sections):
         words = [s.plan[kind][key].split("_")[0] for s in sections]
         heads = words if len(set(words)) > 1 else heads
     title = (
-        f"Of {len(decided)} decisions with {heads[0]}, {heads[1]} agrees with {decided.count(1)}\n"
+        f"Of {len(decided)} decisions of {heads[0]}, {heads[1]} agrees with {decided.count(1)}\n"
         f"and contradicts {decided.count(-1)}. It adds {added} of its own.\n"
     )
     title += rank_correlation(*([row["difference"] for row in side] for side in (rows, others)))

@@ -291,7 +291,7 @@ multiples = {
 # What the sections show: (shelf, part) of the annotated example, and the parts of some figures.
 example = ("gpt2", "RoPE")
 rates = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All five together"]
-sizes = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All five together", "QK norm"]
+sizes = ["RoPE", "SwiGLU", "RMSNorm", "No biases", "Untied head", "All five together"]
 contexts = [
     "RoPE",
     "All five together",
@@ -303,7 +303,7 @@ contexts = [
     "Hybrid",
 ]
 
-# The rows of the first screen of README, at most eight.
+# The rows of the first screen of README, at most nine.
 first_screen = [
     "RoPE",
     "SwiGLU",

@@ -1,7 +1,7 @@
-# Whether Muon's rate of plays suits the Python files, for the base and for the part about which the
-# two texts disagree most. Give this file after that of the shelf:
+# Does the rate that suits Muon on plays suit Python files, too, for the base and for the part about
+# which the two texts disagree most? Give this file after that of the shelf:
 #   python bench/ablate.py config/answer/llama.py config/answer/tune_python.py --workers=2
-# 12 runs of four minutes. With the convolution at the rate of plays: --also=python of the shelf.
+# 12 runs of four minutes. The convolution at that rate has run in the shelf's column python.
 question = "Does the learning rate of plays suit Python files?"
 out_dir = "bench/results/answer/tune-python-llama"
 design = "arms"

@@ -102,7 +102,7 @@ def test_a_small_base_is_beside_the_shelf_even_if_it_is_a_screening(tmp_path):
     made = page.Page(CONFIG, {"gpt2": large, "gpt2/small": other})
     assert list(made.shelves) == [("gpt2", "")]
     title = page.pictures_of(made)["smaller"].axes[0].get_title("left")
-    assert "Of 2 decisions with" in title and "agrees with 1\nand contradicts 1. It adds 1" in title
+    assert "Of 2 decisions of" in title and "agrees with 1\nand contradicts 1. It adds 1" in title
     assert "Rank correlation \u22120.50 of 3 parts." in title
 
 
