@@ -58,6 +58,7 @@ optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
 # at rates of their own; some on Python files in tokens of a vocabulary of 2,048, and some of these
 # at 3.2 M parameters, whose arms only take pieces away: the curve goes no further than the base.
 # All but the last multiply in float32: few CPUs have bfloat16, and so runs of any machine join.
+# An evaluation of the Python files may hold 15 GB under glibc (docs/troubleshooting.md).
 _removed = ["learned positions", "layernorm", "gelu", "biases", "tied head"]
 _added = ["qk norm", "attention gate", "value residual", "x0 skip", "convolution"]
 _fewer = dict(arms=_removed + _added, dtype="float32", seeds=8, controls=24, looks=1)
