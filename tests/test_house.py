@@ -146,7 +146,7 @@ def test_functions_fit_on_a_screen_and_files_in_one_sitting():
 # Lines of Python: a ratchet. A commit may lower a bound and never raises it: what comes in is paid
 # by what goes out. Each is the count of today, rounded up to the next hundred. The parts and their
 # formulas are counted apart, which leaves room to add a part.
-BOUNDS = {"root and rooms": 10_700, "parts": 3_000, "bench": 6_900, "tests": 15_400}
+BOUNDS = {"root and rooms": 10_700, "parts": 3_000, "bench": 6_897, "tests": 15_400}
 BOUNDS["formulas"] = 500
 
 

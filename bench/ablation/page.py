@@ -137,16 +137,13 @@ class Page:
     """The content of the page, for the templates. sections: {folder below the answer: Section}."""
 
     def __init__(self, config, sections):
-        self.config, self.elsewhere = config, {}  # (base, column) -> Section, also a screening
-        self.shelves = {}  # (base, column) -> Section that may decide
+        self.config, self.sweeps = config, {}  # (base, column) -> Section
         for base, folder in config["shelves"].items():
             for column, name in {HERE: "", **config["columns"]}.items():
-                section = sections.get(f"{folder}/{name}".rstrip("/"))
-                section = section and self.named(section, base)
-                if section and column != HERE:
-                    self.elsewhere[base, column] = section
-                if section and not section.verdicts.attrs["screening"]:
-                    self.shelves[base, column] = section
+                if section := sections.get(f"{folder}/{name}".rstrip("/")):
+                    self.sweeps[base, column] = self.named(section, base)
+        screening = {key: s.verdicts.attrs["screening"] for key, s in self.sweeps.items()}
+        self.shelves = {key: s for key, s in self.sweeps.items() if not screening[key]}
         steps = {step: sections.get(folder) for folder, step in config["recipe"].items()}
         self.recipe = {step: self.named(found, "llama") for step, found in steps.items() if found}
         frames = [section.verdicts for section in self.shelves.values()]
@@ -235,7 +232,7 @@ def pictures_of(page):
         arms = [section.plan["base"], *page.arms(base, config["contexts"])]
         made["contexts"] = figures.extrapolation(section, arms) or made.get("contexts")
         for column in ("smaller", "text", "adamw"):
-            if found := page.elsewhere.get((base, column)):
+            if found := page.sweeps.get((base, column)):
                 made[column] = figures.agreement(section, found) or made.get(column)
     made["published"] = page.beside_published()
     found = [part.at(base) for base in here for part in page.measured if part.at(base)]
