@@ -231,9 +231,9 @@ def pictures_of(page):
     for base, section in here.items():  # the figure of the last base that has one
         arms = [section.plan["base"], *page.arms(base, config["contexts"])]
         made["contexts"] = figures.extrapolation(section, arms) or made.get("contexts")
-        for column in ("smaller", "text", "adamw"):
-            if found := page.sweeps.get((base, column)):
-                made[column] = figures.agreement(section, found) or made.get(column)
+        for column, other in config["beside"].items():
+            if all(pair := [page.sweeps.get((base, one)) for one in (other, column)]):
+                made[column] = figures.agreement(*pair) or made.get(column)
     made["published"] = page.beside_published()
     found = [part.at(base) for base in here for part in page.measured if part.at(base)]
     rows = [one.row | {"name": f"{one.row['name']}, {BASES[one.base]}"} for one in found]

@@ -5,6 +5,8 @@
 # The folder of each shelf below bench/results/answer, and of its further columns below that.
 shelves = {"gpt2": "gpt2", "llama": "llama"}
 columns = {"text": "python", "adamw": "adamw", "smaller": "small", "larger": "large"}
+# The column that a figure shows beside each of them; an empty one is the shelf itself.
+beside = {"text": "", "adamw": "", "smaller": "", "larger": "text"}
 # The steps of the recipe, config/answer/recipe.py.
 recipe = {
     "recipe": "round 1, candidates",

@@ -19,7 +19,8 @@ PARTS = {
 }
 CONFIG = {
     "shelves": {"gpt2": "gpt2", "llama": "llama"},
-    "columns": {"smaller": "small", "text": "python", "adamw": "adamw"},
+    "columns": {"smaller": "small", "text": "python", "adamw": "adamw", "larger": "large"},
+    "beside": {"smaller": "", "text": "", "adamw": "", "larger": "text"},
     "parts": {name: facts | {"swap": f"<{name}>"} for name, facts in PARTS.items()},
     "recipe": {"llama/adamw": "round 1", "recipe": "round 2"},
     "example": ("gpt2", "RoPE"),
@@ -91,17 +92,19 @@ def test_what_the_test_split_does_not_show_has_a_dagger(written, tmp_path):
     assert "Of 3 differences" in title and "show 2, do not show 1, and contradict 0" in title
 
 
-def test_a_small_base_is_beside_the_shelf_even_if_it_is_a_screening(tmp_path):
-    """Titles of the figure: what the small base agrees with, contradicts and adds."""
+@pytest.mark.parametrize(("column", "beside"), [("smaller", ""), ("larger", "text")])
+def test_another_size_is_beside_its_text_even_if_it_is_a_screening(tmp_path, column, beside):
+    """Titles of the figure: what the other size agrees with, contradicts and adds."""
     arms = {"rope": -0.06, "swiglu": 0.0, "no biases": 0.04}
     small = {"rope": 0.06, "swiglu": -0.05, "no biases": 0.04}
     base = {"base": 0.0, "base-again": 0.0}
     shelf(tmp_path / "gpt2", effects=base | arms)
-    shelf(tmp_path / "gpt2/small", 1000, effects=base | small, screening=True, curve=[])
-    large, other = report.sections([tmp_path / "gpt2", tmp_path / "gpt2/small"])
-    made = page.Page(CONFIG, {"gpt2": large, "gpt2/small": other})
-    assert list(made.shelves) == [("gpt2", "")]
-    title = page.pictures_of(made)["smaller"].axes[0].get_title("left")
+    shelf(tmp_path / "other", 1000, effects=base | small, screening=True, curve=[])
+    first, other = report.sections([tmp_path / "gpt2", tmp_path / "other"])
+    text, there = {"gpt2/python": first} if beside else {}, CONFIG["columns"][column]
+    made = page.Page(CONFIG, {"gpt2": first, **text, f"gpt2/{there}": other})
+    assert ("gpt2", column) not in made.shelves
+    title = page.pictures_of(made)[column].axes[0].get_title("left")
     assert "Of 2 decisions of" in title and "agrees with 1\nand contradicts 1. It adds 1" in title
     assert "Rank correlation \u22120.50 of 3 parts." in title
 
