@@ -100,9 +100,11 @@ def test_another_size_is_beside_its_text_even_if_it_is_a_screening(tmp_path, col
     base = {"base": 0.0, "base-again": 0.0}
     shelf(tmp_path / "gpt2", effects=base | arms)
     shelf(tmp_path / "other", 1000, effects=base | small, screening=True, curve=[])
-    first, other = report.sections([tmp_path / "gpt2", tmp_path / "other"])
-    text, there = {"gpt2/python": first} if beside else {}, CONFIG["columns"][column]
-    made = page.Page(CONFIG, {"gpt2": first, **text, f"gpt2/{there}": other})
+    shelf(tmp_path / "plays", 1500, effects=base | dict.fromkeys(arms, 0.05))
+    folders = [tmp_path / name for name in ("gpt2", "other", "plays")]
+    first, other, plays = (report.sections([folder])[0] for folder in folders)
+    sections = {"gpt2": plays, "gpt2/python": first} if beside else {"gpt2": first}
+    made = page.Page(CONFIG, sections | {f"gpt2/{CONFIG['columns'][column]}": other})
     assert ("gpt2", column) not in made.shelves
     title = page.pictures_of(made)[column].axes[0].get_title("left")
     assert "Of 2 decisions of" in title and "agrees with 1\nand contradicts 1. It adds 1" in title
