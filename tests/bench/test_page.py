@@ -115,6 +115,7 @@ def test_what_has_not_learned_or_not_run_is_not_on_the_page(written, tmp_path):
     counted = {"best": [5, 1.7], "trigrams": 1.8}  # the base ends at 1.75
     shelf(tmp_path / "gpt2", ngrams=counted, diverged=("swiglu",))
     shelf(tmp_path / "llama", 1000, screening=True, curve=[])
+    shelf(tmp_path / "llama/adamw", 1500)  # a column whose shelf is not on the page
     made = written()
     assert list(made.here) == ["gpt2"] and made.first_screen() == []
     assert (tmp_path / "first_screen.md").read_text().strip() == ""
