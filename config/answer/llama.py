@@ -55,15 +55,15 @@ optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
 
 # Further columns, by --also=small and so on, once the rates are chosen: all parts at 0.2 M
 # parameters (4 * 12 * 64^2), few runs and no search, as one would try them first; some with AdamW,
-# at rates of their own; some on Python files in tokens of a vocabulary of 2,048, and of these RoPE,
-# SwiGLU and the three largest gains at 3.2 M parameters (4 * 12 * 256^2), 15 to 30 minutes a run.
-# All of them multiply in float32: few CPUs have bfloat16, and so runs of any machine join.
-# An evaluation of the Python files may hold 15 GB under glibc (docs/troubleshooting.md).
+# at rates of their own; some on Python files in tokens of a vocabulary of 2,048. These multiply in
+# float32: few CPUs have bfloat16, and so runs of any machine join. "large" is four times as much of
+# everything, on a GPU: 3.2 M parameters (4 * 12 * 256^2) and 6.6 M tokens of the Python files, in
+# as many steps of four times the batch, at the rate of config/answer/tune_large.py.
+# On a CPU, an evaluation of the Python files may hold 15 GB under glibc (docs/troubleshooting.md).
 _removed = ["learned positions", "layernorm", "gelu", "biases", "tied head"]
 _added = ["qk norm", "attention gate", "value residual", "x0 skip", "convolution"]
 _fewer = dict(arms=_removed + _added, dtype="float32", seeds=8, controls=24, looks=1)
 _python = dict(dataset="python_source", prompt="def ", lr_grid=[1])
-_fewest = ["learned positions", "gelu", "attention gate", "value residual", "convolution"]
 also = {
     "small": dict(
         n_embd=64,
@@ -79,6 +79,11 @@ also = {
     "large": _fewer
     | _python
     | dict(
-        n_embd=256, n_head=8, arms=_fewest, seeds=3, controls=6, screening=True, curve=[0.5, 1.5]
+        n_embd=256,
+        n_head=8,
+        batch_size=48,
+        learning_rate=8e-3,
+        device="cuda",
+        compile=False,  # a step of this size costs a GPU less time than compiling
     ),
 }
