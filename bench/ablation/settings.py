@@ -136,7 +136,7 @@ def at_column(given, name, from_command_line):
     kept = {key: value for key, value in column.items() if key not in from_command_line}
     out = Path(given.get("out_dir", AblateConfig.out_dir), name)
     question = f"{given.get('question', AblateConfig.question)} ({name})"
-    return given | kept | {"out_dir": str(out), "question": question, "also": name}
+    return given | {"question": question} | kept | {"out_dir": str(out), "also": name}
 
 
 def read(argv, usage):

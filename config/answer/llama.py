@@ -58,7 +58,7 @@ optimizer, learning_rate, min_lr, warmup_iters = "muon", 8e-3, 0.0, 100
 # at rates of their own; some on Python files in tokens of a vocabulary of 2,048. These multiply in
 # float32: few CPUs have bfloat16, and so runs of any machine join. "large" is four times as much of
 # everything, on a GPU: 3.2 M parameters (4 * 12 * 256^2) and 6.6 M tokens of the Python files, in
-# as many steps of four times the batch, at the rate of config/answer/tune_large.py.
+# as many steps of four times the batch; config/answer/tune_large.py found the same rate for it.
 # On a CPU, an evaluation of the Python files may hold 15 GB under glibc (docs/troubleshooting.md).
 _removed = ["learned positions", "layernorm", "gelu", "biases", "tied head"]
 _added = ["qk norm", "attention gate", "value residual", "x0 skip", "convolution"]
@@ -79,10 +79,14 @@ also = {
     "large": _fewer
     | _python
     | dict(
+        question="Which parts help a LLaMA of 4.2 M parameters on Python files?",
         n_embd=256,
         n_head=8,
         batch_size=48,
-        learning_rate=8e-3,
+        seeds=4,
+        controls=8,
+        screening=True,
+        curve=[0.25, 0.5, 2],
         device="cuda",
         compile=False,  # a step of this size costs a GPU less time than compiling
     ),

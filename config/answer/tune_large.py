@@ -1,12 +1,11 @@
 # Which rate suits Muon at four times the size, tokens and batch of the shelf? Give this file after
 # that of the shelf, on a machine with a GPU:
 #   python bench/ablate.py config/answer/llama.py config/answer/tune_large.py --workers=12
-# The convolution is here because its gain on Python files depends on the rate (tune_python.py).
 question = "Does the learning rate of plays suit a larger LLaMA on Python files?"
 out_dir = "bench/results/answer/tune-large-llama"
 design = "arms"
 screening = True
-seeds = 3
+seeds = 2
 controls, looks, also, curve = None, 1, None, []  # those of the shelf are not for the search
 dataset, prompt, dtype = "python_source", "def ", "float32"  # as in the column large
 n_embd, n_head, batch_size, device, compile = 256, 8, 48, "cuda", False
@@ -15,7 +14,4 @@ arms = {
     "rate x0.5": dict(learning_rate=4e-3),
     "rate x2": dict(learning_rate=16e-3),
     "rate x4": dict(learning_rate=32e-3),
-    "convolution": dict(conv=4),
-    "convolution, rate x0.5": dict(conv=4, learning_rate=4e-3),
-    "convolution, rate x2": dict(conv=4, learning_rate=16e-3),
 }
