@@ -179,12 +179,12 @@ def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
 
 
 def test_a_column_on_another_text_drops_the_prompt(data_dir, tmp_path):
-    own = {"alibi": {"position": "alibi"}}  # or has arms of its own
-    argv = shelf(data_dir, tmp_path, b={"dataset": "b"}, c=dict(dataset="c", prompt="so", arms=own))
+    own = dict(prompt="so", question="Why?", arms={"alibi": {"position": "alibi"}})
+    argv = shelf(data_dir, tmp_path, b={"dataset": "b"}, c={"dataset": "c"} | own)
     config, base = settings.read([*argv, "--prompt=the", "--also=b"], "")
-    assert (config.prompt, base["dataset"]) == ("", "b")
+    assert (config.prompt, base["dataset"]) == ("", "b") and config.question.endswith("? (b)")
     config, base = settings.read([*argv, "--also=c"], "")
-    assert (config.prompt, config.arms) == ("so", own)
+    assert {key: getattr(config, key) for key in own} == own
 
 
 @pytest.mark.parametrize(
