@@ -1,7 +1,6 @@
-"""
-The figures of a report: a function takes a Section and returns a matplotlib Figure, or None where
-the sweep has nothing to draw. report.py has their titles and captions. An arm keeps its colour,
-mark and dash in all figures of a sweep.
+"""The figures of a report: a function takes a Section and returns a matplotlib Figure, or None
+where the sweep has nothing to draw. report.py has their titles and captions. An arm keeps its
+colour, mark and dash in all figures of a sweep.
 """
 
 import io
@@ -33,6 +32,7 @@ MARKS = {  # of a verdict; others get OPEN_MARK
 OPEN_MARK = ("o", GREY)
 ARROW = {"arrowstyle": "->", "color": MUTED, "linewidth": 1}
 TICKS = (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4)  # of an axis of multiples
+NAMES = {"muon": "Muon", "adamw": "AdamW", "python_source": "Python"}  # of optimizers and texts
 WIDTH = 5.6  # inches, of a figure
 COLUMNS = 3  # of small panels
 BAND = {"alpha": 0.13, "linewidth": 0}
@@ -361,8 +361,8 @@ def agreement(*sections):
     added = sum(bool(other) and not own for own, other in signs)
     heads = [short(s.cost(s.plan["base"], "parameters")) for s in sections]
     for kind, key in (("base_values", "optimizer"), ("data", "dataset")):
-        words = [s.plan[kind][key].split("_")[0] for s in sections]
-        heads = words if len(set(words)) > 1 else heads
+        words = [s.plan[kind][key] for s in sections]
+        heads = [NAMES.get(word, word) for word in words] if len(set(words)) > 1 else heads
     title = (
         f"Of {len(decided)} decisions of {heads[0]}, {heads[1]} agrees with {decided.count(1)}\n"
         f"and contradicts {decided.count(-1)}. It adds {added} of its own.\n"
