@@ -88,7 +88,7 @@ def most_bytes(work):
 
 
 SHAPES = {
-    "deep": ["--n_layer=6", "--n_embd=128", "--n_head=4", "--batch_size=8", "--block_size=64"],
+    "deep": ["--n_layer=6", "--n_embd=96", "--n_head=3", "--batch_size=8", "--block_size=64"],
     "few tokens": ["--n_layer=2", "--n_embd=128", "--n_head=4", "--batch_size=2"],
 }
 KINDS = [
