@@ -51,7 +51,7 @@ def shelf(out, steps=2000, **keys):
 
 def test_the_page_says_what_the_sweeps_say(written, tmp_path):
     for steps, name in enumerate(("gpt2", "llama", "gpt2/small", "llama/adamw"), 1000):
-        shelf(tmp_path / name, steps)
+        shelf(tmp_path / name, steps, noise=0.1 if name == "llama/adamw" else 0.003)
     rope, swiglu, bias = (made := written()).measured
     assert [part.word for part in made.measured] == ["helps in both", swiglu.word, "hurts GPT-2"]
     assert [claim[1] for claim in rope.published] == ["seen", "cannot be tested here"]
@@ -67,18 +67,20 @@ def test_the_page_says_what_the_sweeps_say(written, tmp_path):
     for shown in (html, text):  # columns and rounds that have not run are left out
         assert "round 1" in shown and "round 2" not in shown
         assert "with AdamW" in shown and "on Python files" not in shown.partition("How to read")[0]
+    assert "- **Undecided for LLaMA with AdamW, helps with Muon**: RoPE\n" in text
     assert "✓" in html and rope.at("gpt2").row["badge"]
     assert (tmp_path / "gpt2/small/report.md").exists() and "gpt2/small/report.html" in html
     pictures = {path.stem for path in tmp_path.glob("*.png")}
     assert {"example", "swaps", "rates", "worths", "published"} <= pictures
 
 
-def test_what_the_test_split_does_not_show_has_a_dagger(written, tmp_path):
+def test_what_the_test_split_or_another_optimizer_does_not_show_is_marked(written, tmp_path):
     shelf(tmp_path / "gpt2", test_split=True)
     _, lines, _ = shelf(tmp_path / "llama", 1000, test_split=True)
     for line in lines:
         line["test_loss"] -= 0.04 * (line["arm"] == "no biases")  # its effect
     write_lines(tmp_path / "llama", lines)
+    shelf(tmp_path / "llama/adamw", 1500, effects=EFFECTS | {"no biases": -0.04})
     made = written()
     marked = [
         (part.name, base)
@@ -87,7 +89,9 @@ def test_what_the_test_split_does_not_show_has_a_dagger(written, tmp_path):
         if tables.only_on_validation(found.row)
     ]
     assert marked == [("RoPE", ("llama", ""))]
-    assert "RoPE\u2020" in (tmp_path / "index.md").read_text()
+    text = (tmp_path / "index.md").read_text()
+    assert "RoPE\u2020" in text and "\u2021 | hurts, " in text
+    assert "- **Hurts LLaMA with AdamW, helps with Muon**: RoPE\n" in text
     title = page.pictures_of(made)["tests"].axes[0].get_title("left")
     assert "Of 3 differences" in title and "show 2, do not show 1, and contradict 0" in title
 
@@ -95,12 +99,11 @@ def test_what_the_test_split_does_not_show_has_a_dagger(written, tmp_path):
 @pytest.mark.parametrize(("column", "beside"), [("smaller", ""), ("larger", "text")])
 def test_another_size_is_beside_its_text_even_if_it_is_a_screening(tmp_path, column, beside):
     """Titles of the figure: what the other size agrees with, contradicts and adds."""
-    arms = {"rope": -0.06, "swiglu": 0.0, "no biases": 0.04}
-    small = {"rope": 0.06, "swiglu": -0.05, "no biases": 0.04}
-    base = {"base": 0.0, "base-again": 0.0}
-    shelf(tmp_path / "gpt2", effects=base | arms)
-    shelf(tmp_path / "other", 1000, effects=base | small, screening=True, curve=[])
-    shelf(tmp_path / "plays", 1500, effects=base | dict.fromkeys(arms, 0.05))
+    small = EFFECTS | {"rope": 0.06, "swiglu": -0.05}
+    worse = EFFECTS | dict.fromkeys(("rope", "swiglu", "no biases"), 0.05)
+    shelf(tmp_path / "gpt2")
+    shelf(tmp_path / "other", 1000, effects=small, screening=True, curve=[])
+    shelf(tmp_path / "plays", 1500, effects=worse)
     folders = [tmp_path / name for name in ("gpt2", "other", "plays")]
     first, other, plays = (report.sections([folder])[0] for folder in folders)
     sections = {"gpt2": plays, "gpt2/python": first} if beside else {"gpt2": first}
