@@ -11,6 +11,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of the processes that tests start
 
 import torch
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests")]
@@ -18,12 +19,25 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def own_signals():
-    """Restore the signal handlers that train.main replaces."""
+def own_state():
+    """Forget earlier warnings, and restore the signal handlers that train.main replaces."""
+    from common import files
+
+    files.warned.clear()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def short_end(monkeypatch):
+    """Runs draw an empty picture and write no sample: both take longer than their few steps."""
+    import sample
+    from training import run_folder
+
+    monkeypatch.setattr(run_folder, "curves", lambda *_: Figure((1, 1)))
+    monkeypatch.setattr(sample, "write_sample", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

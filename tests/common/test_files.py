@@ -10,11 +10,6 @@ from common.errors import Failure
 from helpers.texts import message
 
 
-@pytest.fixture(autouse=True)
-def nothing_warned():
-    files.warned.clear()
-
-
 def refuse(number):
     def fail(*args, **kwargs):
         raise OSError(number, os.strerror(number))

@@ -54,7 +54,7 @@ def killed_run(lab, arm, kills, seed):
 
 
 def test_a_killed_run_resumes(lab):
-    killed_run(lab, ARMS[0], 2, seed=0)
+    killed_run(lab, ARMS[0], 1, seed=0)
 
 
 @pytest.mark.slow

@@ -74,11 +74,10 @@ def test_greedy_text_is_the_language(out_dir, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("of rome ")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_writing_imports_little(out_dir, dtype):
+def test_writing_imports_little(out_dir):
     """The compiler's modules take about as long to import as the rest of torch."""
     program = "import sys, sample; sample.main(sys.argv[1:]); print('modules:', *sys.modules)"
-    options = ["--device=cpu", "--max_new_tokens=3", "--num_samples=1", f"--dtype={dtype}"]
+    options = ["--device=cpu", "--max_new_tokens=3", "--num_samples=1", "--dtype=int8"]
     command = [sys.executable, "-c", program, f"--out_dir={out_dir}", *options]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
     imported = set(done.stdout.rsplit("modules:", 1)[1].split())

@@ -19,6 +19,8 @@ from tokens.mixture import BLOCK, Mixture, shares, weights
 from training.settings import TrainConfig
 from weights import checkpoint
 
+pytestmark = pytest.mark.usefixtures("short_end")
+
 
 def mixed(parts=(0.5, 0.3, 0.2), seed=1, sizes=(5000, 700, 90), block_size=8):
     """A Mixture whose source i has the tokens 100,000 i, 100,000 i + 1, ..."""

@@ -3,17 +3,11 @@
 import pytest
 
 import train
-from common import files
 from helpers.runs import arguments
 
 
-@pytest.fixture(autouse=True)
-def nothing_warned():
-    files.warned.clear()
-
-
 @pytest.fixture
-def start(data_dir, tmp_path):
+def start(data_dir, tmp_path, short_end):
     """start(name, options): train a run in tmp_path / name. Returns the exit status."""
 
     def start(name, options=""):
@@ -23,7 +17,7 @@ def start(data_dir, tmp_path):
 
 
 @pytest.fixture
-def resume(tmp_path):
+def resume(tmp_path, short_end):
     """resume(name, options): continue such a run. Returns the exit status."""
 
     def resume(name, options=""):

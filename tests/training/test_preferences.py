@@ -20,6 +20,7 @@ from tokens.token_files import load_meta
 from training import preferences
 from weights.checkpoint import open_run
 
+pytestmark = pytest.mark.usefixtures("short_end")
 BETA = 0.3
 WORDS = ["shall", "speak", "more", "king", "rome", "the", "of", "no"]
 ROWS = [

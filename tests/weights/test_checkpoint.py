@@ -32,11 +32,6 @@ def out(tmp_path):
     return copy_run(tmp_path / "run")
 
 
-@pytest.fixture(autouse=True)
-def nothing_warned():
-    files.warned.clear()
-
-
 def save(out, step, best=True, **changes):
     state = json.loads((SAVED / "state.json").read_text()) | changes
     return checkpoint.save(out, step, {}, {}, state, {"model": "llama"}, {}, best)
