@@ -281,6 +281,7 @@ def test_odd_lines_stop_nothing_and_an_odd_plan_is_refused(drive, out, capsys):
     assert "rows.jsonl is damaged and read without line 1, 2, 3" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_from_python_a_sweep_returns_its_runs(data_dir, tmp_path, stub):
     """In another working directory, with nothing but the root on the path."""
     code = f"""

@@ -33,7 +33,7 @@ def written(model, idx, n, **more):
 def test_cached_and_batched_text_is_the_text(arm):
     """Greedy within the model's block_size, and drawn in a longer context (beyond the window), from
     prompts of 4 and 17 tokens: the cache, a batch and a ragged batch give the text of one row."""
-    model, n = trained(tuple(arm.items())), 12
+    model, n = trained(tuple(arm.items())), 9
     rows = [progression(1, 3, 4), progression(2, 1, 17)]
     idx, pad = ragged(rows)
     drawn = dict(temperature=1.2, top_k=5, top_p=0.95, min_p=0.01, repetition_penalty=1.1)
