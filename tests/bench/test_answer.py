@@ -12,19 +12,18 @@ from scipy import stats
 from bench.ablation import figures
 from common.files import ROOT
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELVES = [path.parent for path in answer.ANSWER.glob("*/sweep.json")]
 SHELVES = [path for path in SHELVES if not path.name.startswith(("tune", "recipe"))]
 
 
 def test_the_readme_shows_the_first_screen():
-    assert (answer.ANSWER / "first_screen.md").read_text().strip() in README
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert (answer.ANSWER / "first_screen.md").read_text().strip() in readme
 
 
 @pytest.mark.slow
 def test_the_page_follows_from_the_rows(tmp_path, monkeypatch):
-    """And reading_a_report.md shows two rows of a report. Every picture is drawn, but its pixels,
-    half of the time, are not."""
+    """And reading_a_report.md shows two rows of a report. The pixels of pictures are not drawn."""
     monkeypatch.setattr(figures, "saved", lambda *_, **__: b"")
     copy = tmp_path / "answer"
     shutil.copytree(answer.ANSWER, copy, ignore=shutil.ignore_patterns("runs"))
