@@ -107,7 +107,7 @@ def test_the_readme_links_every_page_and_names_every_room():
     for page in PAGES[1:]:
         assert f"docs/{page.name}" in README, page.name
     rooms = [f"{path.parent.name}/" for path in ROOT.glob("*/__init__.py")]
-    assert len(rooms) == 7
+    assert len(rooms) == 8
     for name in [path.name for path in ROOT.glob("*.py")] + rooms:
         assert f"`{name}`" in README, name
 

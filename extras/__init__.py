@@ -1,0 +1,1 @@
+"""Everything beside the mission: each file or folder is one command, and may be deleted."""
