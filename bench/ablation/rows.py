@@ -26,7 +26,6 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
-from bench.timing.results import threads_text
 from common import files
 from common.errors import UserError
 from training.run_folder import read_rows
@@ -297,6 +296,10 @@ def table_of_costs(lines, plan):
     timed = prices.machine.map(prices.groupby("machine").step_ratio.count())
     order = timed.sort_values(ascending=False, kind="stable").index
     return prices.loc[order].reset_index(drop=True)
+
+
+def threads_text(threads):
+    return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 def is_cost(line):

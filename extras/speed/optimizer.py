@@ -1,7 +1,7 @@
 """
 Time a step of AdamW and of Muon, ours and torch's, for our LLaMA in two sizes:
 
-    python bench/speed.py optimizer
+    python -m extras.speed optimizer
 
 AdamW and our Muon are those of training/optim.py. All use the same gradients, in turn. In bfloat16
 our Muon multiplies in it, as in a run; torch's always does.
@@ -15,10 +15,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from bench.timing.results import Rounds, ratio, times_in_turn
-from bench.timing.train import fast_dtypes, ours, shape_of
+from bench.ablation.costs import ratio
 from common.configurator import PositiveInt
 from common.runtime import Runtime
+from extras.speed.results import Rounds, times_in_turn
+from extras.speed.train import SHAPES, fast_dtypes, ours
 from training.optim import make_optimizers
 from training.settings import TrainConfig
 
@@ -52,13 +53,14 @@ def make_sets(model, runtime):
     return sets
 
 
-def time_shape(c, steps, runtime):
+def time_shape(shape, steps, runtime):
     """{"model", "adamw", "muon", "torch": seconds of each round}: forward and backward, and a step
     of each set of optimizers."""
     torch.manual_seed(0)
-    model, loss = ours("llama", c)
+    model, loss = ours("llama", shape)
     model.to(runtime.device)
-    x, y = torch.randint(c.vocab_size, (2, c.batch_size, c.block_size), device=runtime.device)
+    size = (2, shape.batch_size, shape.block_size)
+    x, y = torch.randint(shape.vocab_size, size, device=runtime.device)  # (B, T) each
 
     def backward():
         model.zero_grad()
@@ -83,11 +85,13 @@ def time_shape(c, steps, runtime):
 
 def measure(config, device):
     runtime = Runtime(device, config.dtype or fast_dtypes(device)[-1], 0, 1, [])
-    for shape in ("S", "M"):
-        times = time_shape(shape_of(shape), config.steps, runtime)
-        with_muon, with_adamw = (times["model"] + times[name] for name in ("muon", "adamw"))
+    for name in ("S", "M"):
+        times = time_shape(SHAPES[name], config.steps, runtime)
+        step_with_muon = times["model"] + times["muon"]
+        step_with_adamw = times["model"] + times["adamw"]
         row = {"what": f"our LLaMA, {runtime.dtype}"}
-        row |= {f"{LABELS[key]}, ms": 1000 * float(np.median(times[key])) for key in LABELS}
+        for key, label in LABELS.items():
+            row[f"{label}, ms"] = 1000 * float(np.median(times[key]))
         row["torch's Muon / Muon"] = ratio(times["torch"] / times["muon"])
-        row["step with Muon / with AdamW"] = ratio(with_muon / with_adamw)
-        yield {"name": shape, "about": f"Eager; {config.steps} rounds.", "rows": [row]}
+        row["step with Muon / with AdamW"] = ratio(step_with_muon / step_with_adamw)
+        yield {"name": name, "about": f"Eager; {config.steps} rounds.", "rows": [row]}

@@ -1,16 +1,16 @@
-"""bench/compare.py: the table, the picture, and folders that are no runs or unfinished."""
+"""extras/compare.py: the table, the picture, and folders that are no runs or unfinished."""
 
 import json
 import math
 import os
 from dataclasses import asdict
 
-import compare
 import pytest
 import safetensors.torch
 
 import train
 from common.errors import UserError
+from extras import compare
 from helpers.runs import arguments
 from parts.architectures import configure
 from training.settings import TrainConfig

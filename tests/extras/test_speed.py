@@ -1,27 +1,23 @@
-"""bench/speed.py and bench/cpu_race.py: the sides of a comparison are of one size and do the same
-work, and measurements are stored with their facts; bench/gpu.sh. No time is checked."""
+"""extras/speed: the sides of a comparison have one size and do the same work, and measurements are
+stored with their facts. No time is checked."""
 
 import json
 import os
-import shlex
-import stat
-import subprocess
 
-import cpu_race
 import numpy as np
 import pytest
-import speed
 import torch
-from cpu_race import Result
 
-from bench.timing import decode, page, results
-from bench.timing import train as train_step
-from common.configurator import build, load
+from bench.ablation.costs import ratio
+from common.errors import UserError
 from common.files import ROOT
 from common.runtime import Runtime
+from extras.speed import __main__ as speed
+from extras.speed import decode, page, race, results
+from extras.speed import train as train_step
+from extras.speed.race import Result
 from parts.architectures import configure
 from training.optim import AdamW, Muon
-from training.settings import read_config
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +25,13 @@ def tiny(tmp_path, monkeypatch):
     """Shapes that take no time, and results in tmp_path."""
     monkeypatch.setenv("BENCH_RESULTS", str(tmp_path))
     for name in train_step.SHAPES:
-        monkeypatch.setitem(train_step.SHAPES, name, (2, 2, 64, 16, 3, 65, 8))
+        shape = train_step.Shape(n_layer=2, n_head=2, n_embd=64, block_size=16, batch_size=3)
+        monkeypatch.setitem(train_step.SHAPES, name, shape)
 
 
 @pytest.fixture
 def measured(tmp_path):
-    """A function that runs bench/speed.py and returns its line of speed.jsonl and the page."""
+    """A function that runs a measurement and returns its line of speed.jsonl and the page."""
     threads = torch.get_num_threads()
 
     def measure(*argv):
@@ -60,7 +57,7 @@ def checked(line, text):
 
 def test_sides_are_of_one_size_and_take_the_same_step():
     found = train_step.make_sides(
-        train_step.SpeedConfig(), train_step.shape_of("S"), Runtime("cpu", "float32", 0, 1, [])
+        train_step.SpeedConfig(), train_step.SHAPES["S"], Runtime("cpu", "float32", 0, 1, [])
     )
     assert {"our GPT-2", "our LLaMA", "transformers GPT-2", "transformers LLaMA"} <= found.keys()
     sizes = {name: sum(p.numel() for p in side.model.parameters()) for name, side in found.items()}
@@ -88,7 +85,7 @@ def test_each_ratio_of_training_steps_has_its_direction(measured, monkeypatch):
     """Seconds made up: ours takes half of theirs, compiled, and 48 tokens in 0.1 s."""
     made = {"our": (0.4, 0.1), "transformers": (0.3, 0.2)}
 
-    def race(sides, config, dtypes):
+    def compare(sides, config, dtypes):
         times = {}
         for name in sides:
             eager, compiled = made[name.split()[0]]
@@ -96,13 +93,13 @@ def test_each_ratio_of_training_steps_has_its_direction(measured, monkeypatch):
             times[name, "compiled bfloat16"] = np.full(5, compiled)
         return times, dict.fromkeys(times, 3000000000.0)
 
-    monkeypatch.setattr(train_step, "race", race)
+    monkeypatch.setattr(train_step, "compare", compare)
     monkeypatch.setattr(train_step, "peak_flops", lambda runtime: 1e9)
     pytest.importorskip("transformers")
     line, text = measured("train", "--device=cpu", "--shape=S")
     row = checked(line, text)["our GPT-2"]
     assert row["times transformers"]["ratio"] == 2 and row["compiled bfloat16, ms"] == 100
-    c = configure({"model": "gpt2", "arch": "gpt2"} | vars(train_step.shape_of("S")))
+    c = configure({"model": "gpt2", "arch": "gpt2"} | train_step.SHAPES["S"].model_keys())
     share = train_step.training_flops_per_token(c, 16) * 48 / 0.1 / 1e9
     cells = f"| 480 | 2.00 (2.00 to 2.00) | {share:.1%} | 3.00 | 400 | 100 |"
     assert f"| our GPT-2 | {row['M parameters']:.2f} {cells}" in text
@@ -123,6 +120,7 @@ def test_decoding_is_timed_beside_other_engines(measured, tmp_path, monkeypatch)
     """A stand-in for llama.cpp prints the tokens and their speed."""
     pytest.importorskip("transformers")
     pytest.importorskip("gguf")
+    pytest.importorskip("extras.gguf")
     (tmp_path / "node_modules" / "node-llama-cpp").mkdir(parents=True)
     node = tmp_path / "bin" / "node"
     node.parent.mkdir()
@@ -144,13 +142,17 @@ def test_a_row_of_a_race_has_medians_then_each_round(tmp_path):
     """Ours takes half of nanoGPT's seconds, and twice its CPU seconds."""
     theirs = [Result(60.0, 40, [(60.0, 1.9)]), Result(80.0, 50, [(70.0, 1.9), (80.0, 1.8)])]
     ours = [Result(30.0, 80, [(20.0, 1.8), (30.0, 1.74)], 1.9), Result(40.0, 100, [(30.0, 2)], 2.0)]
-    cpu_race.report({"nanoGPT": theirs, "ours": ours}, 2, ["--nanogpt=/home/me"])
-    text = (tmp_path / "speed.md").read_text()
+    measured = race.measured({"nanoGPT": theirs, "ours": ours}, 2)
+    command = results.command_text(["race", "--nanogpt=/home/me"])
+    results.record("race", measured, "cpu", command)
+    text = page.page()
     assert (tmp_path / "cpu_race.png").stat().st_size > 10000
     row = "| ours | 35 (30, 40) | 0.50 (0.50, 0.50) | 90 (80, 100) | 2.00 (2.00, 2.00) |"
     assert f"{row} 1.8700 (1.7400, 2.0000) | 1.9500 (1.9000, 2.0000) | 1.8700 " in text
     assert "| not measured | 1.9000 (1.9000, 1.9000) |" in text
-    assert "`python bench/cpu_race.py --nanogpt=PATH`. " in text and "nanoGPT on 2 threads" in text
+    assert (
+        "`python -m extras.speed race --nanogpt=PATH`. " in text and "nanoGPT on 2 threads" in text
+    )
 
 
 def test_a_run_of_a_race_starts_cold_and_its_cpu_seconds_count(tmp_path, monkeypatch):
@@ -161,8 +163,14 @@ sum(range(10**7))
 print("step 9: train loss 1.0, val loss 2.5, 2.25 on the whole")"""
     (tmp_path / "train.py").write_text(script)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    result = cpu_race.race(cpu_race.Entrant([], tmp_path), tmp_path, tmp_path / "cache")
+    result = race.race(race.Entrant([], tmp_path), tmp_path, tmp_path / "cache")
     assert 0.02 < result.cpu <= result.wall and result.points[0][1] == 2.25
+
+
+@pytest.mark.parametrize("argv", [[], ["train", "decode"], ["flash"], ["page", "--steps=2"]])
+def test_one_measurement_is_named(argv):
+    with pytest.raises(UserError, match="python -m extras.speed train, optimizer"):
+        speed.main(argv)
 
 
 # ---------------------------------------------------------------- the page
@@ -175,44 +183,19 @@ def test_the_page_has_the_newest_measurement_of_each_machine(monkeypatch):
     monkeypatch.setattr(results, "versions", lambda: facts)
     monkeypatch.setattr(results, "cpu_name", lambda: "a CPU")
     for device, median in (("cpu", 3.0), ("cuda", 5.0), ("cuda:0", 7.0)):
-        rows = [{"what": "T = 512", "kernel, ms": None, "ratio": results.ratio([median, median])}]
+        rows = [{"what": "T = 512", "kernel, ms": None, "ratio": ratio([median, median])}]
         measured = {"name": "", "about": "Attention.", "rows": rows}
-        command = results.command_text("speed.py", ["train", "--nanogpt=/home/me"])
+        command = results.command_text(["train", "--nanogpt=/home/me"])
         results.record("train", measured, device, command, threads=1)
     text = page.page()
     assert "|  | kernel, ms | ratio |" in text and "5.00" not in text
     assert "**a chip** | | |\n| T = 512 | not measured | 7.00 (7.00 to 7.00) |" in text
     assert "**1 thread on a CPU** | | |\n| T = 512 | not measured | 3.00 (3.00 to 3.00) |" in text
     assert "gpu.sh train" not in text and "not measured (`" in text
-    assert "`python bench/speed.py train --nanogpt=PATH`" in text
+    assert "`python -m extras.speed train --nanogpt=PATH`" in text
 
 
 def test_the_page_in_the_repo_is_the_one_of_its_rows(monkeypatch):
     monkeypatch.delenv("BENCH_RESULTS", raising=False)
     stored = (ROOT / "bench/results/speed.md").read_text(encoding="utf-8")
-    assert stored == page.page(), "run: python bench/speed.py page"
-
-
-# ---------------------------------------------------------------- bench/gpu.sh
-
-
-def test_each_command_of_gpu_sh_is_accepted(tmp_path):
-    """In its tiny form, whose results are not the repo's. A stand-in for python writes down its
-    arguments."""
-    stub, log = tmp_path / "python", tmp_path / "log"
-    stub.write_text(
-        '#!/usr/bin/env bash\nprintf "%q " "$@" >>"$LOG"; echo >>"$LOG"\n'
-        'echo "$BENCH_RESULTS" >"$LOG.results"\n'
-    )
-    stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
-    names = {"PYTHON": stub, "OUT": tmp_path / "out", "DATA": tmp_path / "data", "LOG": log}
-    environment = os.environ | {name: str(path) for name, path in names.items()} | {"TINY": "1"}
-    command = ["bash", str(ROOT / "bench/gpu.sh")]
-    subprocess.run(command, env=environment, capture_output=True, timeout=60, check=True)
-    commands = [shlex.split(line) for line in log.read_text().splitlines()]
-    assert (tmp_path / "log.results").read_text() == f"{tmp_path / 'out' / 'results'}\n"
-    trained = [words[words.index("train.py") + 1 :] for words in commands if "train.py" in words]
-    assert len(trained) == 6 and all(read_config(argv, "") for argv in trained)
-    timed = [words[1:] for words in commands if words[0] == "bench/speed.py"]
-    assert [argv[0] for argv in timed] == ["train", "page"]
-    build(train_step.SpeedConfig, load(timed[0], [train_step.SpeedConfig], "")[0])
+    assert stored == page.page(), "run: python -m extras.speed page"

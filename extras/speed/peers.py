@@ -1,5 +1,6 @@
-"""Models of other libraries, with the sizes of ours. `c` has n_layer, n_head, n_embd, block_size,
-vocab_size and, for a LLaMA, multiple_of. Each function returns (model, its loss function)."""
+"""Models of other libraries, with the sizes of ours. `shape` has n_layer, n_head, n_embd,
+block_size, vocab_size and, for a LLaMA, multiple_of. Each function returns (model, its loss
+function)."""
 
 import contextlib
 import importlib.util
@@ -13,7 +14,6 @@ from common.errors import UserError
 
 # LLaMAs with a larger vocabulary than this have tied embeddings, as in config/llama_124m.py.
 TIED_FROM = 50000
-THEIRS = {"use_cache": False, "attn_implementation": "sdpa"}  # of transformers' models
 
 
 def with_loss(model):
@@ -28,38 +28,56 @@ def check_nanogpt(path):
         raise UserError("no nanoGPT here", f"nanogpt={path}", fix)
 
 
-def nanogpt(path, c):
+def nanogpt(path, shape):
     """nanoGPT's own model.py, from its checkout."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(path, "model.py"))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where torch.compile looks for it
     spec.loader.exec_module(module)
-    sizes = (c.block_size, c.vocab_size, c.n_layer, c.n_head, c.n_embd)
+    config = module.GPTConfig(
+        block_size=shape.block_size,
+        vocab_size=shape.vocab_size,
+        n_layer=shape.n_layer,
+        n_head=shape.n_head,
+        n_embd=shape.n_embd,
+        dropout=0.0,
+        bias=False,
+    )
     with contextlib.redirect_stdout(io.StringIO()):
-        model = module.GPT(module.GPTConfig(*sizes, dropout=0.0, bias=False))
+        model = module.GPT(config)
     return model, lambda x, y: model(x, y)[1]
 
 
-def transformers_gpt2(c):
+def transformers_gpt2(shape):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {key: getattr(c, key) for key in ("vocab_size", "n_embd", "n_layer", "n_head")}
-    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    config = GPT2Config(n_positions=c.block_size, **sizes, **dropout, **THEIRS)
+    config = GPT2Config(
+        vocab_size=shape.vocab_size,
+        n_positions=shape.block_size,
+        n_embd=shape.n_embd,
+        n_layer=shape.n_layer,
+        n_head=shape.n_head,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
     return with_loss(GPT2LMHeadModel(config))
 
 
-def transformers_llama(c):
+def transformers_llama(shape):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=c.vocab_size,
-        hidden_size=c.n_embd,
-        intermediate_size=c.multiple_of * -(-int(8 * c.n_embd / 3) // c.multiple_of),
-        num_hidden_layers=c.n_layer,
-        num_attention_heads=c.n_head,
-        max_position_embeddings=c.block_size,
-        tie_word_embeddings=c.vocab_size > TIED_FROM,
-        **THEIRS,
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.n_embd,
+        intermediate_size=shape.multiple_of * -(-int(8 * shape.n_embd / 3) // shape.multiple_of),
+        num_hidden_layers=shape.n_layer,
+        num_attention_heads=shape.n_head,
+        max_position_embeddings=shape.block_size,
+        tie_word_embeddings=shape.vocab_size > TIED_FROM,
+        use_cache=False,
+        attn_implementation="sdpa",
     )
     return with_loss(LlamaForCausalLM(config))

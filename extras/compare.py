@@ -1,9 +1,10 @@
-"""
+"""python -m extras.compare RUN [RUN ...]
+
 Compare runs: a table of their losses and costs, what differs in their configurations, and their
 loss curves against steps, tokens and seconds.
 
-    python bench/compare.py out-a out-b
-    python bench/compare.py out-* --out=figures/sizes.png
+    python -m extras.compare out-a out-b
+    python -m extras.compare out-* --out=figures/sizes.png
 
 Prints the table and draws the curves into compare.png, or OUT. A file of that name that this
 command did not write is never replaced. The run folders are only read.
@@ -21,9 +22,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-if not __package__:
-    import repo_root  # noqa: F401 (puts the repo's root on the path)
-
 from bench.ablation.tables import number
 from common import files
 from common.configurator import build, load
@@ -34,6 +32,8 @@ from training.run_folder import read_log
 from training.settings import ONE_START, RENAMED, variant_config
 from weights import checkpoint
 
+WRITER = "extras/compare.py"  # in our pictures: who drew them
+WRITERS = (WRITER, "bench/compare.py")  # the second: its earlier name
 NOT_COMPARED = {*ONE_START, "arch", "data_dir", "log", *RENAMED}
 AXES = {"step": "steps", "tokens": "training tokens", "seconds": "seconds of training steps"}
 MEASURES = {"val_loss": "validation loss, nats per token", "bits_per_byte": "bits per byte"}
@@ -62,7 +62,7 @@ class Run:
 
 def read_run(folder, name):
     """The Run in a folder. Raises UserError if there is none."""
-    folder, remarks = Path(folder), []
+    folder = Path(folder)
     fix = "leave it out, or train there first"
     if not (folder / "config.json").exists():
         raise UserError("no run here", folder, fix)
@@ -86,12 +86,22 @@ def read_run(folder, name):
     scale = evaluations["final"] / evaluations["val_loss"]  # the logged bits are of val_loss
     evaluations["final_bits"] = evaluations["bits_per_byte"] * scale
     last_step = 0 if log.empty else int(log["step"].max())
+    remarks = []
     if (folder / "diverged.json").exists():
         remarks.append(f"{name} diverged after step {last_step:,}.")
     elif last_step < config["max_iters"]:
         remarks.append(f"{name} is at step {last_step:,} of {config['max_iters']:,}.")
     speed = log["tokens_per_second"].median()
-    return Run(name, config, evaluations, last_step, speed, count, data, remarks)
+    return Run(
+        name=name,
+        config=config,
+        evaluations=evaluations,
+        last_step=last_step,
+        tokens_per_second=speed,
+        parameters=count,
+        data=data,
+        remarks=remarks,
+    )
 
 
 def read_runs(folders):
@@ -99,10 +109,12 @@ def read_runs(folders):
     remark. Raises UserError if none is left."""
     unique = list({os.path.realpath(folder): Path(folder) for folder in folders}.values())
     lasts = [folder.resolve().name for folder in unique]
-    runs, remarks = [], []
+    runs = []
+    remarks = []
     for folder, last in zip(unique, lasts, strict=True):
+        name = last if lasts.count(last) == 1 else str(folder)
         try:
-            runs.append(read_run(folder, last if lasts.count(last) == 1 else str(folder)))
+            runs.append(read_run(folder, name))
         except UserError as error:
             if len(unique) == 1:
                 raise
@@ -148,7 +160,8 @@ def tables(runs):
     keys = differing(runs)
     differences = Table("what differs", *keys.columns, box=None)
     for key, values in keys.iterrows():
-        differences.add_row(key, *("" if pd.isna(cell) is True else str(cell) for cell in values))
+        cells = ["" if pd.isna(value) is True else str(value) for value in values]
+        differences.add_row(key, *cells)
     return [costs, differences] if len(keys) else [costs]
 
 
@@ -175,19 +188,25 @@ def write_picture(figure, path):
         raise UserError("the picture is a PNG", f"out={path}", "write --out=compare.png")
     if not path.parent.is_dir():
         raise UserError("no such folder", path.parent, "make it, or choose another --out")
-    ours = path.is_file() and b"bench/compare.py" in path.read_bytes()[:4096]
+    head = path.read_bytes()[:4096] if path.is_file() else b""
+    ours = any(writer.encode() in head for writer in WRITERS)
     if os.path.lexists(path) and not ours:
         fix = "move it away, or choose another name with --out=NAME.png"
         raise UserError("this file was not written by compare.py", path, fix)
     with matplotlib.rc_context({"axes.grid": True, "grid.alpha": 0.3}):
-        figure.savefig(path, dpi=110, metadata={"Software": "bench/compare.py"})
+        figure.savefig(path, dpi=110, metadata={"Software": WRITER})
+
+
+def read(argv):
+    """(CompareConfig, the run folders) of a command line."""
+    values, folders = load(argv, [CompareConfig], __doc__)
+    if not folders:
+        raise UserError("no run folders", "command line", "type python -m extras.compare RUN RUN")
+    return build(CompareConfig, values), folders
 
 
 def main(argv):
-    values, folders = load(argv, [CompareConfig], __doc__)
-    config = build(CompareConfig, values)
-    if not folders:
-        raise UserError("no run folders", "command line", "type python bench/compare.py OUT OUT2")
+    config, folders = read(argv)
     runs, remarks = read_runs(folders)
     measure, sentences = measure_of(runs)
     write_picture(figure_of(runs, measure), config.out)

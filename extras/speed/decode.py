@@ -1,8 +1,8 @@
 """
 Measure how fast a trained model generates text, one token after another:
 
-    python bench/speed.py decode --nanogpt=../nanoGPT
-    python bench/speed.py decode --llamacpp=FOLDER   # after `npm install node-llama-cpp` there
+    python -m extras.speed decode --nanogpt=../nanoGPT
+    python -m extras.speed decode --llamacpp=FOLDER   # after `npm install node-llama-cpp` there
 
 All LLaMAs have the same weights, and their greedy texts are compared. llama.cpp times itself and
 leaves out the choice of the token.
@@ -21,22 +21,24 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.timing import peers
-from bench.timing.results import Rounds, ratio, threads_text, turns
+from bench.ablation.costs import ratio, turns
+from bench.ablation.rows import threads_text
 from common.configurator import PositiveInt
 from common.errors import UserError
+from extras.speed import peers
+from extras.speed.results import Rounds
 from model_llama import Llama, LlamaConfig
 from parts.cache import KVCache
 from sampling.fast import prepare
-from weights import gguf
+from tokens.tokenizer import CharTokenizer
 from weights.export import to_hf
 
-SIZES = ("n_layer", "n_head", "n_embd", "vocab_size", "block_size")
 FAST = "sampling/fast.py"
 OURS = "the model itself, cached"  # what all other modes are compared with
 TRANSFORMERS = "transformers, cached"
 NANOGPT = "nanoGPT (GPT-2), no cache"
 LLAMACPP = {4: "llama.cpp, F32", 2: "llama.cpp, F16", 1: "llama.cpp, Q8_0"}  # by bytes per weight
+CACHED = {"F32": "F32", "F16": "F16", "Q8_0": "F16"}  # of weights: of the keys and values
 MODES = (  # of sampling/fast.py: dtype, compiled
     ("float32", False),
     ("float16", False),
@@ -65,7 +67,14 @@ class SpeedConfig:
 def random_llama(config):
     """A LLaMA with three times its initial weights, so that its text depends on the context."""
     torch.manual_seed(0)
-    model = Llama(LlamaConfig(**{key: getattr(config, key) for key in SIZES})).eval()
+    sizes = LlamaConfig(
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        n_embd=config.n_embd,
+        vocab_size=config.vocab_size,
+        block_size=config.block_size,
+    )
+    model = Llama(sizes).eval()
     for p in model.parameters():
         if p.dim() == 2:
             p.mul_(3.0)
@@ -73,7 +82,7 @@ def random_llama(config):
     return model
 
 
-def transformers_arm(model):
+def transformers_side(model):
     """A function that writes n tokens with transformers' LLaMA, with our weights."""
     from transformers import LlamaConfig as TheirConfig
     from transformers import LlamaForCausalLM
@@ -85,39 +94,45 @@ def transformers_arm(model):
     theirs.load_state_dict(tensors, strict=not model.config.tie_embeddings)
 
     def write_tokens(n):
-        options = dict(max_new_tokens=n, min_new_tokens=n, do_sample=False, use_cache=True)
-        return theirs.generate(torch.tensor([[1]]), pad_token_id=0, **options)[0, 1:].tolist()
+        written = theirs.generate(
+            torch.tensor([[1]]),
+            pad_token_id=0,
+            max_new_tokens=n,
+            min_new_tokens=n,
+            do_sample=False,
+            use_cache=True,
+        )
+        return written[0, 1:].tolist()
 
     return write_tokens
 
 
-def nanogpt_arm(path, c):
+def nanogpt_side(path, shape):
     """A function that writes n tokens with nanoGPT's GPT-2, which has no cache."""
-    model = peers.nanogpt(path, c)[0].eval()
+    model, _ = peers.nanogpt(path, shape)
+    model.eval()
     return lambda n: model.generate(torch.tensor([[1]]), n, top_k=1)[0, 1:].tolist()
 
 
-FORMATS = {"F32": "F32", "F16": "F16", "Q8_0": "F16"}  # of weights: of the keys and values
-
-
-def llamacpp_arms(path, model, folder):
+def llamacpp_sides(path, model, folder):
     """{name: function that writes n tokens with llama.cpp and returns (tokens, its own tokens/s)}
     for each number format; the weights are written to `folder` as GGUF. Raises UserError unless
     node and node-llama-cpp, which brings llama.cpp, are there."""
+    from extras import gguf  # here: the other sides do not need it
+
     if not Path(path, "node_modules", "node-llama-cpp").is_dir() or not shutil.which("node"):
         fix = "install Node.js, and run `npm install node-llama-cpp` there"
         raise UserError("no node-llama-cpp here", f"llamacpp={path}", fix)
     config, tensors = to_hf("llama", vars(model.config), model.state_dict(), ("llama",))
-    characters = "".join(map(chr, range(256, 256 + config["vocab_size"])))
-    arms = {}
-    for kind, cache in FORMATS.items():
+    tokenizer = CharTokenizer("".join(map(chr, range(256, 256 + config["vocab_size"]))))
+    script = Path(__file__).with_name("llamacpp.mjs")
+    sides = {}
+    for kind, cache in CACHED.items():
         file = folder / f"{kind}.gguf"
-        gguf.write(file, config, tensors, {"kind": "char", "chars": characters}, kind)
-        script = Path(__file__).with_name("llamacpp.mjs")
-        arms[f"llama.cpp, {kind}"] = partial(
-            run_llamacpp, ["node", script, Path(path).resolve(), file, cache]
-        )
-    return arms
+        gguf.write(file, config, tensors, tokenizer, kind)
+        command = ["node", script, Path(path).resolve(), file, cache]
+        sides[f"llama.cpp, {kind}"] = partial(run_llamacpp, command)
+    return sides
 
 
 def run_llamacpp(command, n):
@@ -129,7 +144,8 @@ def run_llamacpp(command, n):
 
 def our_modes(model):
     """({name: the model prepared for the mode}, {name: how long that took, if compiled})."""
-    models, seconds = {OURS: copy.deepcopy(model)}, {}
+    models = {OURS: copy.deepcopy(model)}
+    seconds = {}
     for dtype, compiled in MODES:
         name = f"{FAST}, {dtype}, {'compiled' if compiled else 'eager'}"
         began = time.perf_counter()
@@ -142,7 +158,9 @@ def our_modes(model):
 @torch.inference_mode()
 def greedy(model, n):
     """n greedy tokens after token 1."""
-    cache, new, out = KVCache(), torch.tensor([[1]]), []
+    cache = KVCache()
+    new = torch.tensor([[1]])
+    out = []
     for _ in range(n):
         logits = model(new, cache=cache, last_only=True)[0][:, -1]  # (1, V)
         new = logits.argmax(-1, keepdim=True)
@@ -150,26 +168,28 @@ def greedy(model, n):
     return out
 
 
-def timed(arm, n):
-    """(tokens, tokens per second). An arm may return both by itself."""
+def timed(write, n):
+    """(tokens, tokens per second) of a side. It may return both by itself."""
     began = time.perf_counter()
-    tokens = arm(n)
+    tokens = write(n)
     if isinstance(tokens, tuple):
         return tokens
     return tokens, n / (time.perf_counter() - began)
 
 
-def race(config, model, models, engines, n):
+def compare(config, model, models, engines, n):
     """({name: tokens per second of each round}, {name: the tokens})."""
-    arms = {name: partial(greedy, mode) for name, mode in models.items()}
-    arms |= {TRANSFORMERS: transformers_arm(model)} | engines
+    sides = {name: partial(greedy, mode) for name, mode in models.items()}
+    sides[TRANSFORMERS] = transformers_side(model)
+    sides |= engines
     if config.nanogpt:
-        arms[NANOGPT] = nanogpt_arm(config.nanogpt, model.config)
-    speeds, texts = {name: [] for name in arms}, {}
-    for arm in arms.values():
-        arm(16)
-    for _, name in turns(arms, config.steps):
-        texts[name], speed = timed(arms[name], n)
+        sides[NANOGPT] = nanogpt_side(config.nanogpt, model.config)
+    for write in sides.values():
+        write(16)
+    speeds = {name: [] for name in sides}
+    texts = {}
+    for _, name in turns(sides, config.steps):
+        texts[name], speed = timed(sides[name], n)
         speeds[name].append(speed)
     texts.pop(NANOGPT, None)  # another model's
     return {name: np.array(rounds) for name, rounds in speeds.items()}, texts
@@ -183,22 +203,25 @@ def number_bytes(name):
 
 
 def equal_tokens(text, other):
-    """How many tokens two texts have in common before the first difference."""
-    pairs = zip(text, other, strict=False)  # an arm may write fewer tokens
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(text))
+    """The number of tokens that two texts have in common before the first difference."""
+    for i, (a, b) in enumerate(zip(text, other, strict=False)):  # a side may write fewer tokens
+        if a != b:
+            return i
+    return len(text)
 
 
 def rows_of(config, model, n, engines):
     """The rows for torch's number of threads, the slowest first."""
     models, compiling = our_modes(model)
-    speeds, texts = race(config, model, models, engines, n)
-    # {bytes of a weight: the row to compare with}
-    rivals = LLAMACPP if LLAMACPP[4] in speeds else dict.fromkeys((4, 2, 1), TRANSFORMERS)
+    speeds, texts = compare(config, model, models, engines, n)
     rows = []
     for name in sorted(speeds, key=lambda name: np.median(speeds[name])):
-        speed, rival = speeds[name], rivals[number_bytes(name)]
+        speed = speeds[name]
+        rival = TRANSFORMERS
+        if engines:
+            rival = LLAMACPP[number_bytes(name)]
         row = {"what": name, "tokens/s": float(np.median(speed)), "fastest": float(max(speed))}
-        if rival in speeds and name != rival:
+        if name != rival:
             row[f"times {rival.split(',')[0]}"] = ratio(speed / speeds[rival])
         if name in texts:
             row["same text"] = equal_tokens(texts[name], texts[OURS])
@@ -211,17 +234,17 @@ def rows_of(config, model, n, engines):
 def measure(config, device):
     peers.check_nanogpt(config.nanogpt)
     model = random_llama(config)
-    c = model.config
-    n = min(config.tokens, c.block_size - 1)
+    n = min(config.tokens, config.block_size - 1)
     size = sum(p.numel() for p in model.parameters()) / 1e6
     about = (
-        f"A LLaMA of {size:.2f} M parameters ({c.n_layer} layers, {c.n_head} heads, "
-        f"{c.n_embd} wide, vocabulary {c.vocab_size}), {n} tokens after one; {config.steps} rounds."
+        f"A LLaMA of {size:.2f} M parameters ({config.n_layer} layers, {config.n_head} heads, "
+        f"{config.n_embd} wide, vocabulary {config.vocab_size}), {n} tokens after one; "
+        f"{config.steps} rounds."
     )
     with tempfile.TemporaryDirectory() as scratch:
         engines = {}
         if config.llamacpp:
-            engines = llamacpp_arms(config.llamacpp, model, Path(scratch))
+            engines = llamacpp_sides(config.llamacpp, model, Path(scratch))
         for threads in [config.threads] if config.threads else [1, 2]:
             torch.set_num_threads(threads)
             rows = rows_of(config, model, n, engines)

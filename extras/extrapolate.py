@@ -1,7 +1,6 @@
-"""
-Score models with a longer context than in training:
+"""python -m extras.extrapolate RUN [RUN ...]
 
-    python bench/extrapolate.py OUT [OUT2 ...]  # run folders, best with different --position
+Score models with a longer context than in training. The runs best differ in --position alone.
 
 The same tokens of the validation text are scored with 1/4 to 8 times the training context before
 them. A run with rope is scored with each rope scaling as well, for texts 8 times as long and
@@ -13,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-
-if not __package__:
-    import repo_root  # noqa: F401 (puts the repo's root on the path)
+import torch
 
 from bench.ablation.contexts import extrapolation
 from common.configurator import build, load
@@ -39,24 +36,34 @@ class ExtrapolateConfig:
     device: str = "auto"
 
 
+@dataclass
+class Scored:
+    """A run whose model is scored."""
+
+    name: str  # the run folder, as it was given
+    folder: Path  # of its checkpoint
+    keys: dict  # of the checkpoint's configuration
+    model: torch.nn.Module
+
+
 def opened(outs, config, runtime):
-    """[(run folder, model, checkpoint folder, its keys, VariantConfig)] of the runs, and the
-    validation tokens (N,) that they share. Raises UserError if they do not share them."""
-    runs, shared = [], {}
+    """([Scored], the validation tokens (N,) that they share) of run folders. Raises UserError if
+    they do not share them."""
+    runs = []
+    texts = {}  # {(dataset, block_size): a run folder}
     for out in outs:
         folder = checkpoint.find(out, config.checkpoint)
         step = checkpoint.step_of(folder)
         model, tokenizer, keys, _ = checkpoint.open_run(out, step, runtime.device)
-        variant_config = configure(keys | {"arch": keys.get("arch") or keys["model"]})
-        runs.append((out, model, folder, keys, variant_config))
+        runs.append(Scored(out, folder, keys, model))
 
-        data, T = Path(config.data_dir) / keys["dataset"], model.config.block_size
-        shared[keys["dataset"], T] = out
-        if len(shared) > 1:
-            texts = [f"{name} at block_size={size} ({out})" for (name, size), out in shared.items()]
+        block_size = model.config.block_size
+        texts[keys["dataset"], block_size] = out
+        if len(texts) > 1:
+            named = [f"{name} at block_size={size} ({run})" for (name, size), run in texts.items()]
             fix = "compare runs of one dataset and block_size"
-            raise UserError(f"these runs differ: {' and '.join(texts)}", "command line", fix)
-        tokens = tokens_of(data, tokenizer, T)
+            raise UserError(f"these runs differ: {' and '.join(named)}", "command line", fix)
+        tokens = tokens_of(Path(config.data_dir) / keys["dataset"], tokenizer, block_size)
     return runs, tokens
 
 
@@ -70,37 +77,50 @@ def tokens_of(data, tokenizer, block_size):
     return split.tokens
 
 
+def scalings(scored, device):
+    """{rope scaling: model} of a run: its own, and if it has rope without scaling, each scaling for
+    texts as long as the longest context."""
+    keys = scored.keys
+    c = configure(keys | {"arch": keys.get("arch") or keys["model"]})  # names every slot
+    models = {c.rope_scaling: scored.model}
+    if c.position == "rope" and c.rope_scaling == "none":
+        for word in ROPE_SCALING:
+            if word != "none":
+                longer = {
+                    "rope_scaling": word,
+                    "rope_factor": float(max(CONTEXTS)),
+                    "rope_original": c.block_size,
+                }
+                models[word] = checkpoint.load_model(scored.folder, keys | longer, device).eval()
+    return models
+
+
 def lines_of(outs, config, runtime):
     """(context of training, {title: losses as `extrapolation` gives them}) of the runs and their
     scalings."""
     runs, tokens = opened(outs, config, runtime)
-    T, lines = runs[0][1].config.block_size, {}
-    for name, model, folder, keys, c in runs:
-        models = {c.rope_scaling: model}
-        if c.position == "rope" and c.rope_scaling == "none":
-            factor = float(max(CONTEXTS))
-            for scaling in [word for word in ROPE_SCALING if word != "none"]:
-                longer = dict(rope_scaling=scaling, rope_factor=factor, rope_original=T)
-                scaled = checkpoint.load_model(folder, keys | longer, runtime.device)
-                models[scaling] = scaled.eval()
-        for scaling, scored in models.items():
-            title = name + (f", {scaling}" if scaling != "none" else "")
-            lines[title] = extrapolation(scored, tokens, runtime, CONTEXTS, TOKENS)
+    lines = {}
+    for scored in runs:
+        for scaling, model in scalings(scored, runtime.device).items():
+            title = scored.name if scaling == "none" else f"{scored.name}, {scaling}"
+            lines[title] = extrapolation(model, tokens, runtime, CONTEXTS, TOKENS)
             print(f"{title}: {text_of(lines[title][f'{max(CONTEXTS):g}'])}", flush=True)
-    return T, lines
+    return runs[0].model.config.block_size, lines
 
 
 def text_of(entry):
     """A loss as text, with half the width of its interval; or why there is none."""
     if "why" in entry:
         return entry["why"]
-    half = "" if entry["low"] is None else f" ± {(entry['high'] - entry['low']) / 2:.3f}"
-    return f"{entry['loss']:.3f}{half}"
+    if entry["low"] is None:
+        return f"{entry['loss']:.3f}"
+    return f"{entry['loss']:.3f} ± {(entry['high'] - entry['low']) / 2:.3f}"
 
 
 def loss_table(T, lines):
     """A row of text for each context, a column for each line."""
-    columns, why = {}, []
+    columns = {}
+    why = []
     for title, losses in lines.items():
         entries = {f"{int(n * T)} ({n:g}×)": losses[f"{n:g}"] for n in CONTEXTS}
         entries["baseline"] = losses["1"]["window"]
@@ -109,11 +129,17 @@ def loss_table(T, lines):
     return [pd.DataFrame(columns).to_string(), *why]
 
 
-def main(argv):
+def read(argv):
+    """(ExtrapolateConfig, the run folders) of a command line."""
     values, outs = load(argv, [ExtrapolateConfig], __doc__)
-    config = build(ExtrapolateConfig, values)
     if not outs:
-        raise UserError("no run folders", "command line", "bench/extrapolate.py out-alibi out-rope")
+        fix = "type python -m extras.extrapolate out-alibi out-rope"
+        raise UserError("no run folders", "command line", fix)
+    return build(ExtrapolateConfig, values), outs
+
+
+def main(argv):
+    config, outs = read(argv)
     T, lines = lines_of(outs, config, set_up(config.device, "float32"))
     print(f"\nnats per token on the same targets; trained with {T} tokens")
     print(*loss_table(T, lines), sep="\n")

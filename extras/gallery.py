@@ -1,12 +1,8 @@
-"""
-Draw the pictures of docs/gallery.md:
+"""python -m extras.gallery [--gpt2=RUN] [--llama=RUN]
 
-    python bench/gallery.py
-    python bench/gallery.py --gpt2=RUN --llama=RUN
-
-RUN is a run folder of train.py. The second command also draws what the heads of these two models
-look at; without it, the pictures of them that are there stay. Each picture is drawn from numbers
-that the model's own code computes; the page explains it.
+Draw the pictures of docs/gallery.md. RUN is a run folder of train.py: with both, what the heads of
+these two models look at is drawn, too; without them, the pictures of them that are there stay. Each
+picture is drawn from numbers that the model's own code computes; the page explains it.
 
 Shapes: T tokens, H heads, D the size of a head.
 """
@@ -19,9 +15,6 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-if not __package__:
-    import repo_root  # noqa: F401 (puts the repo's root on the path)
-
 from bench.ablation.figures import FAINT, MUTED, STYLE, saved
 from common import files
 from common.configurator import build, load
@@ -30,7 +23,6 @@ from model_llama import rotary, rotate
 from parts.cache import KVCache, visible
 from parts.position import Alibi
 from parts.variant import VariantConfig
-from sampling.attention_map import attention_weights, check_layer, panel, read
 from weights.checkpoint import open_run
 
 FOLDER = files.ROOT / "docs/gallery"
@@ -43,7 +35,9 @@ RAW = {"interpolation": "none"}  # the cells themselves
 @styled
 def rope():
     """Draw how RoPE turns pairs of features, and what that makes of a query times a key."""
-    T, D, pairs = 24, 16, (0, 2, 4)
+    T = 24
+    D = 16
+    pairs = (0, 2, 4)
     cos, sin = rotary(torch.arange(T)[None], 10000.0, D)  # (1, 1, T, D/2)
     unit = torch.cat((torch.ones(D // 2), torch.zeros(D // 2)))  # each pair is (1, 0)
     turned = rotate(unit.expand(1, 1, T, D), cos, sin)[0, 0]  # (T, D)
@@ -53,23 +47,26 @@ def rope():
     *circles, last = figure.subplots(2, 2).flat
     for axes, pair in zip(circles, pairs, strict=True):
         axes.add_patch(Circle((0, 0), 1, fill=False, edgecolor=FAINT, linewidth=1))
-        places = turned[:, pair], turned[:, pair + D // 2]
-        dots = axes.scatter(*places, c=range(T), cmap="viridis", s=22, zorder=2)
+        x = turned[:, pair]
+        y = turned[:, pair + D // 2]
+        dots = axes.scatter(x, y, c=range(T), cmap="viridis", s=22, zorder=2)
         axes.set(title=f"pair {pair} of {D // 2}", xlim=(-1.25, 1.25), ylim=(-1.25, 1.25))
         axes.set(aspect="equal", xticks=(-1, 0, 1), yticks=(-1, 0, 1))
 
     image = last.imshow((same @ same.T).numpy(), cmap="Blues", **RAW)
     last.set(title="query times key", xlabel="position of the key", ylabel="position of the query")
     last.grid(False)
-    for drawn, name in ((image, "query times key"), (dots, "position of the token")):
-        figure.colorbar(drawn, ax=[*circles, last], location="bottom", aspect=50, label=name)
+    bar = dict(ax=[*circles, last], location="bottom", aspect=50)
+    figure.colorbar(image, label="query times key", **bar)
+    figure.colorbar(dots, label="position of the token", **bar)
     return figure
 
 
 @styled
 def alibi():
     """Draw what ALiBi adds to the scores of each head, and the weights that follow."""
-    H, T = 8, 48
+    H = 8
+    T = 48
     pos = torch.arange(T)[None]
     scheme = Alibi(VariantConfig(n_head=H, n_embd=H, position="alibi"))
     bias = scheme.bias(torch.zeros(1, H, 1, 1), pos[:, -1:], pos)[0, :, 0]  # (H, T), a query's
@@ -138,22 +135,26 @@ def masks():
 def attention(model, tokenizer, prompt, title, across=None):
     """Draw the attention of all heads of all layers over a prompt, `across` heads in a row, or a
     layer in a row. Raises UserError if a layer has none to draw."""
-    for layer in range(len(model.blocks)):
-        check_layer(model, layer)
-    idx, labels = read(model, tokenizer, prompt)
-    layers = [attention_weights(model, idx, layer) for layer in range(len(model.blocks))]
-    H, T = layers[0].shape[:2]
+    from sampling import attention_map  # here: the other pictures do not need it
+
+    layers = range(len(model.blocks))
+    for layer in layers:
+        attention_map.check_layer(model, layer)
+    idx, labels = attention_map.read(model, tokenizer, prompt)
+    weights = torch.stack([attention_map.attention_weights(model, idx, i) for i in layers])
+    _, H, T, _ = weights.shape  # (layers, H, T, T)
     across = across or H
     down = -(-H * len(layers) // across)
     back = torch.arange(T)[:, None] - torch.arange(T)  # (T, T) tokens from query to key
 
     figure = Figure(figsize=(2.5 * across + 0.2, 2.6 * down + 0.9))
-    for i, seen in enumerate(torch.cat(layers)):  # (T, T) of a head
-        axes = figure.add_subplot(down, across, i + 1)
-        image = panel(axes, seen, labels, min(8, 150 / T))
-        mean = (seen * back).sum(-1).mean()
-        axes.set_title(f"{i // H}.{i % H}: {mean:.1f} back", fontsize=9)
-        axes.grid(False)
+    for layer in layers:
+        for head, seen in enumerate(weights[layer]):  # (T, T)
+            axes = figure.add_subplot(down, across, layer * H + head + 1)
+            image = attention_map.panel(axes, seen, labels, min(8, 150 / T))
+            mean = (seen * back).sum(-1).mean()
+            axes.set_title(f"{layer}.{head}: {mean:.1f} back", fontsize=9)
+            axes.grid(False)
     figure.suptitle(title, fontsize=10)
     figure.supylabel("the token that attends", fontsize=9, color=MUTED)
     figure.supxlabel("the token it attends to", fontsize=9, color=MUTED)
@@ -173,8 +174,8 @@ class GalleryConfig:
 
 
 def map_of(word, out_dir, prompt, across=None):
-    """The Figure of the attention in the run at `out_dir`. Raises UserError if its model is not
-    that of `word`, or cannot read the prompt."""
+    """The Figure of the attention in the run at `out_dir`. Raises UserError if its model has
+    another word than `word`, or cannot read the prompt."""
     model, tokenizer, trained, state = open_run(out_dir)
     if trained["model"] != word:
         what = f"this is a run of {trained['model']}"
@@ -184,15 +185,15 @@ def map_of(word, out_dir, prompt, across=None):
 
 
 def draw_all(config, folder):
-    """Draw the pictures into the folder; of attention a wide one, and one for narrow screens."""
-    runs = {"gpt2": config.gpt2, "llama": config.llama}
-    figures = {  # the runs first: a mistake in the command shows before anything is written
-        f"attention-{word}{suffix}": map_of(word, out_dir, config.prompt, across)
-        for word, out_dir in runs.items()
-        for suffix, across in (("", None), ("-narrow", 2))
-        if out_dir
-    }
-    figures |= {name: draw() for name, draw in PICTURES.items()}
+    """Draw the pictures into the folder. Attention is drawn twice, for wide and narrow screens."""
+    figures = {}  # the runs first: a mistake in the command shows before anything is written
+    for word in ("gpt2", "llama"):
+        out_dir = getattr(config, word)
+        if out_dir:
+            figures[f"attention-{word}"] = map_of(word, out_dir, config.prompt)
+            figures[f"attention-{word}-narrow"] = map_of(word, out_dir, config.prompt, across=2)
+    for name, draw in PICTURES.items():
+        figures[name] = draw()
 
     folder.mkdir(exist_ok=True)
     for name, figure in figures.items():
@@ -200,11 +201,16 @@ def draw_all(config, folder):
         print(f"{folder / name}.png")
 
 
-def main(argv):
+def read(argv):
+    """The GalleryConfig of a command line."""
     values, words = load(argv, [GalleryConfig], __doc__)
     if words:
         raise UserError(f"{words[0]} is not a key", "command line", "write --gpt2=RUN --llama=RUN")
-    draw_all(build(GalleryConfig, values), FOLDER)
+    return build(GalleryConfig, values)
+
+
+def main(argv):
+    draw_all(read(argv), FOLDER)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """
 Race our training runs against nanoGPT's own code on a CPU, in turn, from a cold start to the end:
 
-    python bench/cpu_race.py --nanogpt=../nanoGPT
+    python -m extras.speed race --nanogpt=../nanoGPT
 
 nanoGPT runs its documented CPU setting (4 layers, 128 wide, context 64, batch 12, 2000 iterations)
 at the thread count that is fastest for it here. Its dataset must be prepared (python
 data/shakespeare_char/prepare.py), and so must ours. Our runs are `python train.py CONFIG`. Our loss
 is over the whole validation split; nanoGPT's is its own estimate. Our configs were chosen by their
-validation loss, so the table also shows their loss on the test split, which chose nothing. Appends
-to bench/results/speed.jsonl, and writes speed.md and cpu_race.png there.
+validation loss, so the table also shows their loss on the test split, which chose nothing. Draws
+cpu_race.png beside the page.
 """
 
 import math
@@ -22,31 +22,39 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-if not __package__:
-    import repo_root  # noqa: F401 (puts the repo's root on the path)
-
-from bench.timing import page, results
-from common.configurator import PositiveInt, build, load
-from common.errors import Failure, UserError, run
+from bench.ablation.rows import threads_text
+from common.configurator import PositiveInt
+from common.errors import Failure, UserError
 from common.files import ROOT
+from extras.speed import results
 
 NANOGPT = [
-    *("config/train_shakespeare_char.py", "--device=cpu", "--compile=False", "--dropout=0.0"),
-    *("--eval_iters=20", "--log_interval=1", "--block_size=64", "--batch_size=12", "--n_layer=4"),
-    *("--n_head=4", "--n_embd=128", "--max_iters=2000", "--lr_decay_iters=2000"),
+    "config/train_shakespeare_char.py",
+    "--device=cpu",
+    "--compile=False",
+    "--dropout=0.0",
+    "--eval_iters=20",
+    "--log_interval=1",
+    "--block_size=64",
+    "--batch_size=12",
+    "--n_layer=4",
+    "--n_head=4",
+    "--n_embd=128",
+    "--max_iters=2000",
+    "--lr_decay_iters=2000",
 ]
 OURS = [
-    *("config/llama_shakespeare.py", "config/gpt2_shakespeare.py"),
+    "config/llama_shakespeare.py",
+    "config/gpt2_shakespeare.py",
     "config/best_shakespeare.py",  # to the loss that nanoGPT reaches on an A100
 ]
 
 
 @dataclass
-class RaceConfig:
+class SpeedConfig:
     nanogpt: str = "../nanoGPT"  # where nanoGPT is checked out
     rounds: PositiveInt = 2  # runs of each
 
@@ -61,7 +69,8 @@ class Entrant:
     threads: int | None = None
 
 
-class Result(NamedTuple):
+@dataclass
+class Result:
     wall: float  # seconds from start to end
     cpu: float  # seconds of all its processes
     points: list  # [(seconds from the start, validation loss), ...]
@@ -72,12 +81,15 @@ def race(entrant, out_dir, cache):
     """The Result of a training command. It finds nothing compiled: `cache` is a new folder, also
     for temporary files, among which torch keeps compiled headers. Raises Failure if it fails."""
     cache.mkdir(parents=True)
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    environment |= dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TMPDIR"), str(cache))
+    environment = dict(os.environ)
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    environment["TMPDIR"] = str(cache)
     environment.pop("OMP_NUM_THREADS", None)
     if entrant.threads:
         environment["OMP_NUM_THREADS"] = str(entrant.threads)
-    began, cpu_before, points, said = time.perf_counter(), cpu_seconds(), [], "no message"
+    began = time.perf_counter()
+    cpu_before = cpu_seconds()
     process = subprocess.Popen(
         [sys.executable, "train.py", *entrant.command, f"--out_dir={out_dir}"],
         cwd=entrant.folder,
@@ -86,13 +98,15 @@ def race(entrant, out_dir, cache):
         stderr=subprocess.STDOUT,
         text=True,
     )
+    points = []
+    last_line = "no message"
     for line in process.stdout:
-        said = line.strip() or said
+        last_line = line.strip() or last_line
         match = re.match(r"step \d+: .*val loss ([\d.]+)(?:, ([\d.]+) on the whole)?", line)
         if match:
             points.append((time.perf_counter() - began, float(match[2] or match[1])))
     if process.wait():
-        raise Failure(f"a run failed: {said}", " ".join(entrant.command), "run it by itself")
+        raise Failure(f"a run failed: {last_line}", " ".join(entrant.command), "run it by itself")
     return Result(time.perf_counter() - began, cpu_seconds() - cpu_before, points)
 
 
@@ -129,64 +143,62 @@ def run_rounds(config, nanogpt, threads, scratch):
     for number in range(config.rounds):
         sides = [("nanoGPT", Entrant(NANOGPT, nanogpt, threads))]
         sides += [(name, Entrant([name, f"--seed={1337 + number}"])) for name in OURS]
-        for name, entrant in reversed(sides) if number % 2 else sides:
+        if number % 2:
+            sides.reverse()
+        for name, entrant in sides:
             out_dir = scratch / f"{number}-{Path(name).stem}"
             result = race(entrant, out_dir, out_dir.with_suffix(".cache"))
             if entrant.folder == ROOT:
-                result = result._replace(unseen=test_loss(out_dir))
+                result.unseen = test_loss(out_dir)
             runs.setdefault(name, []).append(result)
+            _, loss = result.points[-1]
             print(
                 f"round {number + 1}: {name}: {result.wall:.0f} s, {result.cpu:.0f} CPU s, "
-                f"validation loss {result.points[-1][1]:.4f}, test loss {result.unseen}",
+                f"validation loss {loss:.4f}, test loss {result.unseen}",
                 flush=True,
             )
     return runs
 
 
-def main(argv):
-    values, words = load(argv, [RaceConfig], __doc__)
-    config = build(RaceConfig, values)
-    nanogpt = Path(config.nanogpt)
-    if words or not (nanogpt / "data/shakespeare_char/train.bin").exists():
-        fix = "clone it, run its data/shakespeare_char/prepare.py, and give --nanogpt=FOLDER"
-        raise UserError("no prepared nanoGPT here", f"nanogpt={nanogpt}", fix)
-    if not (ROOT / "data/shakespeare_char/meta.json").exists():
-        raise UserError("no dataset", "data", "run: python prepare.py shakespeare_char")
-    with tempfile.TemporaryDirectory() as scratch:
-        threads = best_threads(nanogpt, Path(scratch))
-        runs = run_rounds(config, nanogpt, threads, Path(scratch))
-    report(runs, threads, argv)
-
-
-def row(name, runs):
-    """The row of an entrant, a list of each round's numbers. `runs`: those of all entrants."""
-    mine, theirs = runs[name], runs["nanoGPT"]
+def row_of(name, runs):
+    """The row of an entrant, with lists that hold a number of each round."""
+    mine = runs[name]
+    theirs = runs["nanoGPT"]
     limit = statistics.median(result.wall for result in theirs)
-    pairs = [*zip(mine, theirs, strict=True)]
-    early = [[loss for moment, loss in result.points if moment <= limit] for result in mine]
-    return {
+    early = []
+    for result in mine:
+        losses = [loss for seconds, loss in result.points if seconds <= limit]
+        early.append(min(losses, default=math.nan))
+    pairs = list(zip(mine, theirs, strict=True))
+    row = {
         "what": name,
         "wall s": [result.wall for result in mine],
         "wall / nanoGPT": [ours.wall / other.wall for ours, other in pairs],
         "CPU s": [result.cpu for result in mine],
         "CPU / nanoGPT": [ours.cpu / other.cpu for ours, other in pairs],
         "validation loss": [result.points[-1][1] for result in mine],
-        "test loss": None if mine[0].unseen is None else [result.unseen for result in mine],
-        "when nanoGPT ended": [min(losses, default=math.nan) for losses in early],
+        "test loss": None,
+        "when nanoGPT ended": early,
     }
+    if mine[0].unseen is not None:
+        row["test loss"] = [result.unseen for result in mine]
+    return row
 
 
 def draw(runs, path):
     """The curves of all runs: validation loss against seconds, a colour for each entrant."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes, lowest = figure.subplots(), math.inf
+    axes = figure.subplots()
+    lowest = math.inf
     for number, (name, finished) in enumerate(runs.items()):
         last = statistics.median(result.points[-1][1] for result in finished)
         label = f"{name.removeprefix('config/').removesuffix('.py')} {last:.3f}"
-        for _, _, points, _ in finished:
-            axes.plot(*zip(*points, strict=True), f"C{number}.-", linewidth=0.9, ms=3, label=label)
+        for result in finished:
+            seconds = [point[0] for point in result.points]
+            losses = [point[1] for point in result.points]
+            axes.plot(seconds, losses, f"C{number}.-", linewidth=0.9, ms=3, label=label)
             label = None  # once for each entrant
-            lowest = min(lowest, points[-1][1])
+            lowest = min(lowest, losses[-1])
     axes.set(
         xlabel="seconds from the command, all starting cold",
         ylabel="validation loss (nats per character)",
@@ -194,19 +206,25 @@ def draw(runs, path):
     )
     axes.legend(title="the median of the final losses")
     axes.grid(alpha=0.25)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
 
-def report(runs, threads, argv):
-    """Append the row of each entrant to speed.jsonl, and write the page and the curves."""
-    about = f"{os.cpu_count()} cores; nanoGPT on {results.threads_text(threads)}, the faster here."
-    rows = [row(name, runs) for name in runs]
-    command = results.command_text("cpu_race.py", argv)
-    line = results.record("race", {"name": "", "about": about, "rows": rows}, "cpu", command)
+def measured(runs, threads):
+    """The measurement of all entrants, with their curves in cpu_race.png."""
     draw(runs, results.folder() / "cpu_race.png")
-    page.main()
-    print(page.table([line]))
+    about = f"{os.cpu_count()} cores; nanoGPT on {threads_text(threads)}, the faster here."
+    return {"name": "", "about": about, "rows": [row_of(name, runs) for name in runs]}
 
 
-if __name__ == "__main__":
-    run(main)
+def measure(config, device):
+    nanogpt = Path(config.nanogpt)
+    if not (nanogpt / "data/shakespeare_char/train.bin").exists():
+        fix = "clone it, run its data/shakespeare_char/prepare.py, and give --nanogpt=FOLDER"
+        raise UserError("no prepared nanoGPT here", f"nanogpt={nanogpt}", fix)
+    if not (ROOT / "data/shakespeare_char/meta.json").exists():
+        raise UserError("no dataset", "data", "run: python prepare.py shakespeare_char")
+    with tempfile.TemporaryDirectory() as scratch:
+        threads = best_threads(nanogpt, Path(scratch))
+        runs = run_rounds(config, nanogpt, threads, Path(scratch))
+    yield measured(runs, threads)

@@ -2,7 +2,6 @@
 
 import json
 
-import extrapolate
 import numpy as np
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 import train
 from common.errors import UserError
 from common.runtime import set_up
+from extras import extrapolate
 from helpers.runs import arguments
 from parts.position import ROPE_SCALING
 from prepare import prepare
