@@ -85,7 +85,7 @@ def pointer(out_dir, name):
         if name == "best":
             present = checkpoints(out_dir)
             state = files.read_json(present[max(present)] / "state.json", FOREIGN)
-            if state["best_step"] in [*present]:
+            if state["best_step"] in list(present):
                 return state["best_step"]
         return int(files.regular(Path(out_dir) / name).read_text())
     except (OSError, ValueError, LookupError, UserError):
@@ -95,7 +95,9 @@ def pointer(out_dir, name):
 def find(out_dir, which="latest"):
     """The checkpoint folder that `which` (latest, best, or a step) names in a run folder.
     Raises UserError if it is not there."""
-    which, where, present = str(which), f"out_dir={out_dir}", checkpoints(out_dir)
+    which = str(which)
+    where = f"out_dir={out_dir}"
+    present = checkpoints(out_dir)
     if not present:
         fix = "train first, or name another run folder"
         raise UserError("no checkpoint here", where, fix)
@@ -105,14 +107,14 @@ def find(out_dir, which="latest"):
     elif which == "best":
         step = pointer(out_dir, "best")
         if step is None:
-            fix = f"choose latest, or a step from {[*present]}"
+            fix = f"choose latest, or a step from {list(present)}"
             raise UserError("the best step was not saved", where, fix)
     elif re.fullmatch("[0-9]{1,18}", which):
         step = int(which)
     else:
         raise UserError(f"no checkpoint is called {which}", where, "choose latest, best, or a step")
     if step not in present:
-        raise UserError(f"no checkpoint of step {step}", where, f"choose from {[*present]}")
+        raise UserError(f"no checkpoint of step {step}", where, f"choose from {list(present)}")
     return present[step]
 
 
@@ -153,7 +155,8 @@ def save(out_dir, step, weights, moments, state, config, tokenizer, best):
         files.write(Path(out_dir) / "best", f"{best_step}\n")
     settle(out_dir)
     present = checkpoints(out_dir)
-    for old in present.keys() - {*[*present][-2:], best_step, step}:
+    newest = list(present)[-2:]
+    for old in present.keys() - {*newest, best_step, step}:
         discard(present[old])
     return folder
 
@@ -286,12 +289,13 @@ def optimizer_tensors(folder):
     with safe_open(folder / "model.safetensors", "pt") as file:
         weights = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
 
-    wrong, with_state = [], set()
+    wrong = []
+    with_state = set()
     for key, tensor in tensors.items():
         name = key.rpartition("/")[0]
         if not key.startswith(REFERENCE):
             with_state.add(name)
-            if [*tensor.shape] not in ([], weights.get(name)):  # []: a count of steps
+            if list(tensor.shape) not in ([], weights.get(name)):  # []: a count of steps
                 wrong.append(key)
     if with_state:  # none before the first step; afterwards every matrix has a state
         wrong += [name for name in weights if len(weights[name]) > 1 and name not in with_state]
