@@ -61,7 +61,7 @@ def write(path, config, tensors, tokenizer, kind="F32"):
 
 
 def write_sizes(writer, config):
-    """Write what config.json says of the architecture."""
+    """Write the sizes of the model, and its numbers for norms and rope."""
     name = config["model_type"]
     keys = families.FAMILIES[name].keys
     values = {KEYS[ours]: config[key.name] for ours, key in keys.items() if ours in KEYS}

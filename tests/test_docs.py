@@ -28,7 +28,7 @@ BLOCKS = [
     for page in PAGES
     for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 ]
-LINES = [line for block in BLOCKS for line in block.splitlines()]
+LINES = [line for block in BLOCKS for line in block.replace("\\\n", "").splitlines()]
 BENCH = (ROOT / "bench/README.md").read_text(encoding="utf-8")
 LINES += re.findall(r"^\| `([^`]+)`", BENCH.replace("CONFIG", "config/ablate_shakespeare.py"), re.M)
 COMMANDS = sorted({line for line in LINES if re.match(r"(\.venv/bin/)?python |torchrun ", line)})

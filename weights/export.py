@@ -30,7 +30,7 @@ from weights.tokenizers import to_tokenizer_json
 
 def complete(word, values, tensors):
     """(values, effective) for a model of ours: the values of VariantConfig that describe it
-    completely, and the keys of those that have an effect on it."""
+    completely, and the keys that have an effect on it."""
     v = DEFAULTS | ARCH[word] | values
     if "blocks.0.mlp.up.weight" in tensors:  # (width, C)
         v["mlp_width"] = tensors["blocks.0.mlp.up.weight"].shape[0]

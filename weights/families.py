@@ -397,7 +397,7 @@ MAMBA2 = Family(
     absent=dict(head_dim=64, n_groups=8),
 )
 
-# By their model_type. Of those that fit equally well, an export takes the first.
+# By their model_type. If several fit equally well, an export takes the first.
 FAMILIES = {
     "gpt2": GPT2,
     "llama": LLAMA,

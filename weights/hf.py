@@ -112,7 +112,7 @@ def check_expressible(c, key, fitting, where):
 
 def flat(family, config, where):
     """Their config.json with the keys of rope_scaling (or the newer rope_parameters) moved to the
-    top level, and all keys renamed to those of the family's table."""
+    top level, and all keys renamed as in the family's table."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         rope = {"type": rope}
@@ -136,7 +136,7 @@ def flat(family, config, where):
 
 
 def simplest(values):
-    """(word, values) for configure: those of a readable model if it has all the parts."""
+    """(word, values) for configure: the values of a readable model if it has all the parts."""
     word = "gpt2" if values["norm"] == "layernorm" else "llama"
     config_class, _ = CORNERS[word]
     own = {field.name for field in fields(config_class)}

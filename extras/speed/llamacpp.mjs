@@ -1,7 +1,7 @@
 // Writes greedy tokens with llama.cpp, as run.c of llama2.c does: the tokens on stdout, and
 // llama.cpp's own tokens per second as the last word on stderr.
 //     node llamacpp.mjs NODE_LLAMA_CPP_FOLDER FILE.gguf CACHE_FORMAT COUNT
-// The threads are those of OMP_NUM_THREADS. A text of one token is for timing the start.
+// OMP_NUM_THREADS is the number of threads. A text of one token is for timing the start.
 const [folder, file, kind, count] = process.argv.slice(2);
 const {getLlama, LlamaLogLevel} = await import(`${folder}/node_modules/node-llama-cpp/dist/index.js`);
 

@@ -3,7 +3,7 @@ Time a step of AdamW and of Muon, ours and torch's, for our LLaMA in two sizes:
 
     python -m extras.speed optimizer
 
-AdamW and our Muon are those of training/optim.py. All use the same gradients, in turn. In bfloat16
+AdamW and our Muon come from training/optim.py. All use the same gradients, in turn. In bfloat16
 our Muon multiplies in it, as in a run; torch's always does.
 """
 
