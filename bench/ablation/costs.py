@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.stats import bootstrap
 
 import train
 from bench.ablation.progress import doing
+from bench.ablation.turns import ratio, turns
 from common.errors import UserError, one_line
 from common.runtime import set_up
 from parts import costs
@@ -29,34 +29,6 @@ SAME = 0.05  # by which the step times of two arms that are the same may differ
 TRIES = 3  # how often the rounds are timed until the machine was quiet
 PATIENCE = 30  # seconds to wait, before each try, for the machine to become quiet
 BUSY = 0.1  # of this machine's cores kept busy by other work: more disturbs the times
-
-
-# ---------------------------------------------------------------- turns and ratios
-
-
-def turns(names, rounds):
-    """Yield (round, name). In each round every side takes one turn. The order rotates and reverses
-    from round to round, so that no side always follows the same one, and other work slows all of
-    them equally."""
-    names = list(names)
-    for number in range(rounds):
-        first = number % len(names)
-        order = names[first:] + names[:first]
-        if number % 2 == 0:
-            order.reverse()
-        for name in order:
-            yield number, name
-
-
-def ratio(rounds):
-    """The median of the rounds' ratios with its 95 % bootstrap interval: {"ratio", "low",
-    "high"}."""
-    resampled = bootstrap((rounds,), np.median, confidence_level=0.95, method="percentile", rng=0)
-    low, high = resampled.confidence_interval
-    return {"ratio": float(np.median(rounds)), "low": float(low), "high": float(high)}
-
-
-# ---------------------------------------------------------------- other work
 
 
 def cores():

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.ablation.costs import ratio, turns
 from bench.ablation.rows import threads_text
+from bench.ablation.turns import ratio, turns
 from common.configurator import PositiveInt
 from common.errors import UserError
 from extras.speed import peers

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import numpy as np
 
-from bench.ablation.costs import turns
+from bench.ablation.turns import turns
 from common import files
 from common.configurator import Range
 from common.runtime import cpu_name, versions
