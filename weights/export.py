@@ -46,7 +46,7 @@ def complete(word, values, tensors):
     elif v["bias"] is False or (v["bias"] == "norm" and v["norm"] == "rmsnorm"):
         v["bias"] = "none"
 
-    without_effect = {
+    ignored = {
         "dropout",
         "attn_dropout",
         "multiple_of",  # mlp_width has the width
@@ -54,7 +54,7 @@ def complete(word, values, tensors):
         *idle(v),
         *(ROPE_NUMBERS.keys() - ROPE_READS.get(v["rope_scaling"], set())),
     }
-    return v, v.keys() - without_effect
+    return v, v.keys() - ignored
 
 
 def fill_in(values):
