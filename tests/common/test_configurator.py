@@ -188,7 +188,7 @@ def test_options_are_frozen():
             init_from out_dir checkpoint compare start prompts skip_unknown num_samples
             max_new_tokens stop temperature top_k top_p min_p repetition_penalty seed jsonl
             show_probs score attention layer serve port context draft knn device dtype compile""",
-        PrepareConfig: "input field tokenizer vocab_size seed data_dir list",
+        PrepareConfig: "input field tokenizer vocab_size data_dir list",
     }
     for cls, expected in options.items():
         assert list(keys(cls)) == expected.split()

@@ -110,6 +110,8 @@ def test_a_missing_dataset_names_the_command(monkeypatch, tmp_path):
     assert "data/shakespeare_char" in words and "python prepare.py shakespeare_char`" in words
     words = message(load_split, Path("data/mybook"), "train", 8)
     assert "python prepare.py mybook --input=TEXTFILE`" in words
+    words = message(load_meta, Path("data/task:recall"))
+    assert "`python -m extras.tasks recall`" in words
     assert "--data_dir=elsewhere" in message(load_meta, Path("elsewhere/mybook"))
     for impossible in ("x" * 300, "a\0b"):
         assert "no dataset here" in message(load_meta, Path("data", impossible))

@@ -1,17 +1,20 @@
 """The tasks: what their samples ask, what is learned of them, and how often a model is right."""
 
 import re
+import shlex
 
 import numpy as np
 import pytest
 import torch
 
 import train
+from common.configurator import load
+from common.files import ROOT
+from extras import tasks
+from extras.tasks import CHARS, KEYS, PAIRS, TASKS, VALUES, make_task
 from helpers.runs import arguments, equal, losses, made, stop_after, weights
-from prepare import prepare
-from tokens import tasks
+from helpers.texts import message
 from tokens.pairs import Pairs
-from tokens.tasks import CHARS, KEYS, PAIRS, TASKS, VALUES
 from tokens.token_files import load_mask, load_meta, load_split, load_tokenizer
 
 
@@ -22,7 +25,7 @@ def tasks_dir(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "SAMPLES", {"train": 60, "val": 30, "test": 8})
         for name in TASKS:
-            prepare(name, data_dir=str(folder))
+            make_task(name, data_dir=str(folder))
     return folder
 
 
@@ -39,11 +42,11 @@ def samples_of(folder, split):
 
 def solved(name, line):
     """The mask and the answers of a sample, from its text alone, by the definition of the task."""
-    if name == "task:copy":
+    if name == "copy":
         word, copied = line[:-1].split("|")
         assert word == copied and 16 <= len(word) <= 48 and word.isalpha()
         return [0] * (len(word) + 1) + [1] * (len(word) + 1)
-    if name == "task:recall":
+    if name == "recall":
         n = (len(line) - 1) // 6
         known, places = dict(re.findall("(.)(.)", line[: 2 * n])), re.findall("..", line[2 * n :])
         assert PAIRS[0] <= n <= PAIRS[1] and len(line) == 6 * n + 1
@@ -55,7 +58,7 @@ def solved(name, line):
         return [
             0 if at <= first else 1 if at % 2 and c.islower() else 2 for at, c in enumerate(line)
         ]
-    if name == "task:induction":
+    if name == "induction":
         assert line.count("*") == 2 and line[-3] == "*"
         assert line[line.index("*") + 1] == line[-2]
         return [0] * (len(line) - 2) + [1, 2]
@@ -66,34 +69,34 @@ def solved(name, line):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_sample_asks_what_the_task_says(tasks_dir, name):
+    folder = tasks_dir / f"task:{name}"
     for split, count in {"train": 60, "val": 30, "test": 8}.items():
-        samples = samples_of(tasks_dir / name, split)
-        assert len(samples) == count == load_meta(tasks_dir / name)["splits"][split]["pairs"]
+        samples = samples_of(folder, split)
+        assert len(samples) == count == load_meta(folder)["splits"][split]["pairs"]
         for line, mask in samples:
             assert mask == solved(name, line), line
 
 
-def test_the_places_of_questions_follow_the_power_law():
+def test_the_places_of_questions_follow_the_power_law(monkeypatch):
     """Each of 2n places is drawn without replacement in proportion to i^-0.99, here n = 2."""
-    random, first, count = np.random.default_rng(0), np.zeros(4), 0
-    for _ in range(6000):
-        line = "".join(text for text, _ in tasks.recall(random))
-        if len(line) == 13:
-            count, first = count + 1, first + [line[4 + 2 * i] != "." for i in range(4)]
+    monkeypatch.setattr(tasks, "PAIRS", (2, 2))
+    random = np.random.default_rng(0)
+    lines = ["".join(text for text, _ in tasks.recall(random)) for _ in range(600)]
+    found = np.mean([[line[4 + 2 * i] != "." for i in range(4)] for line in lines], axis=0)
     p = np.arange(1, 5) ** -0.99
     p /= p.sum()
     taken = [p[i] + sum(p[j] * p[i] / (1 - p[j]) for j in range(4) if j != i) for i in range(4)]
-    assert count > 400 and first / count == pytest.approx(taken, abs=0.08)
+    assert found == pytest.approx(taken, abs=0.08)
 
 
 def test_the_same_seed_is_the_same_dataset(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "SAMPLES", {"train": 5, "val": 2, "test": 2})
-    shas = [
-        prepare("task:copy", data_dir=str(tmp_path), seed=seed)["source_sha256"]
-        for seed in (None, 0, 1)
-    ]
-    assert shas[0] == shas[1] != shas[2]
-    assert prepare("task:needle", data_dir=str(tmp_path))["source_sha256"] not in shas
+
+    def sha256(*args):
+        return make_task(*args, data_dir=str(tmp_path))["source_sha256"]
+
+    assert sha256("copy") == sha256("copy", 0) != sha256("copy", 1)
+    assert sha256("needle") != sha256("copy")
 
 
 def test_what_is_given_between_answers_is_no_target_and_begins_no_row():
@@ -146,9 +149,32 @@ def test_interrupted_and_resumed_is_uninterrupted(tasks_dir, tmp_path):
         assert losses(tmp_path / "a", key) == losses(tmp_path / "b", key) != []
 
 
-def test_the_vocabulary_is_common(tasks_dir, tmp_path):
-    """So that tasks can be mixed; the measures are means by the shares."""
-    mixed = ["--dataset=task:copy,task:needle", "--block_size=172", "--max_iters=0"]
-    train.main(arguments(tasks_dir, tmp_path, *mixed))
-    assert losses(tmp_path, "val_exact") == [(0, 0.0)]
-    assert sorted(CHARS) == sorted(set(CHARS))
+def test_the_vocabulary_is_common(tasks_dir):
+    """So that tasks can be mixed."""
+    folders = [tasks_dir / f"task:{name}" for name in TASKS]
+    coders = [load_tokenizer(folder, load_meta(folder)) for folder in folders]
+    assert {coder.chars for coder in coders} == {CHARS} and len({*CHARS}) == len(CHARS) == 67
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_and_what_it_prints(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tasks, "SAMPLES", {"train": 5, "val": 2, "test": 2})
+    tasks.main(["copy", "--seed=2", f"--data_dir={tmp_path}"])
+    assert load_meta(tmp_path / "task:copy")["source"] == "task:copy, seed 2"
+    out = " ".join(capsys.readouterr().out.split())
+    assert "config/task_recall.py" in out and "--dataset=task:copy" in out
+    for words in ([], ["other"], ["copy", "recall"]):
+        assert "copy, recall, induction, needle" in message(tasks.main, words)
+
+
+def test_the_commands_of_the_docs_are_accepted():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "config").glob("*.py")]
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    commands = [line for line in lines if "python -m extras.tasks " in line]
+    found = re.findall(r"python -m extras\.tasks ([^`|#\n]+)", "\n".join(commands))
+    assert len(found) >= 3
+    for command in found:
+        _, (name,) = load(shlex.split(command), [tasks.TaskConfig], "")
+        assert name in TASKS or name == "NAME"
