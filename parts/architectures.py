@@ -8,8 +8,8 @@ from dataclasses import fields
 from common.configurator import build
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
-from parts.part import MIXER
-from parts.variant import SLOTS, Variant, VariantConfig
+from parts.slots import MIXER, SLOTS
+from parts.variant import Variant, VariantConfig
 
 # ---------------------------------------------------------------- named architectures
 
