@@ -314,7 +314,10 @@ def attention(mixer, x, where):
     if mixer.conv is not None:
         x = x + convolved(mixer.conv, x)
     q, k, v = mixer.heads(x)
-    v, scheme = values(mixer, x, v, where), POSITION[mixer.config.position]
+    v = v.clone()
+    scheme, extras = POSITION[mixer.config.position], [ATTN_EXTRA[word] for word in mixer.extras]
+    for extra, b, i in itertools.product(extras, range(x.size(0)), range(x.size(1))):
+        v[b, :, i] = extra.value(mixer, v[b, :, i], x[b, i], where, b, i)
     y = torch.zeros_like(q)  # (B, H, T, D)
     for b, h, i in itertools.product(*map(range, q.shape[:3])):
         shared = h * mixer.n_kv_head // mixer.n_head  # the key and value head of this query head
@@ -329,29 +332,56 @@ def attention(mixer, x, where):
                 score = mixer.softcap * torch.tanh(score / mixer.softcap)
             scores.append(score + scheme.bias(where.scheme, q[b, h, i], h, i, j))
         weights = torch.stack(scores).exp()
-        weight_sum = weights.sum() + (0 if mixer.sinks is None else mixer.sinks[h].exp())
+        weight_sum = weights.sum() + sum(extra.weight(mixer, h) for extra in extras)
         seen = v[b, shared, first : i + 1]  # (keys, D)
         y[b, h, i] = (weights[:, None] * seen).sum(0) / weight_sum
-        if "xsa" in mixer.extra:
-            own = v[b, shared, i]
-            y[b, h, i] -= (y[b, h, i] @ own) / (own @ own) * own
-        if mixer.gate is not None:
-            gate = mixer.gate(x[b, i]).neg().exp().add(1).reciprocal()  # (H or H D)
-            y[b, h, i] *= gate.view(mixer.n_head, -1)[h]
+        for extra in extras:
+            y[b, h, i] = extra.output(mixer, y[b, h, i], x[b, i], v[b, shared, i], h)
     return mixer.wo(y.transpose(1, 2).flatten(2))
 
 
-def values(mixer, x, v, where):
-    """The values v (B, K, T, D), one token at a time."""
-    first, v = where.shared.get("values", v), v.clone()
-    for b, i in itertools.product(*map(range, x.shape[:2])):
-        if mixer.share is not None:
-            v[b, :, i] += mixer.share * (first[b, :, i] - v[b, :, i])
-        if mixer.value_table is not None:
-            scale = 2 / (1 + mixer.value_gate(x[b, i, :32]).neg().exp())  # (K)
-            own = mixer.value_table[where.idx[b, i]].view(mixer.n_kv_head, -1)  # (K, D)
-            v[b, :, i] += scale[:, None] * own
-    return v
+# ---------------------------------------------------------------- attn_extra
+
+
+def adding(
+    value=lambda mixer, v, x, where, b, i: v,
+    weight=lambda mixer, h: 0,
+    output=lambda mixer, y, x, own, h: y,
+):
+    """A word by what it makes of the values v (K, D) of the token i of sequence b, with the input
+    x (C); the weight that it adds to the sum of the head h; and what it makes of the head's output
+    y (D) for the token x (C) with the value `own` (D)."""
+    return SimpleNamespace(value=value, weight=weight, output=output)
+
+
+def value_residual(mixer, v, x, where, b, i):
+    if not hasattr(mixer, "share"):
+        return v
+    return v + mixer.share * (where.shared["values"][b, :, i] - v)
+
+
+def value_embed(mixer, v, x, where, b, i):
+    if not hasattr(mixer, "value_table"):
+        return v
+    scale = 2 / (1 + mixer.value_gate(x[:32]).neg().exp())  # (K)
+    return v + scale[:, None] * mixer.value_table[where.idx[b, i]].view_as(v)
+
+
+def gate(mixer, y, x, own, h):
+    return y * mixer.gate(x).neg().exp().add(1).reciprocal().view(mixer.n_head, -1)[h]
+
+
+ATTN_EXTRA = {
+    "none": adding(),
+    "sink": adding(weight=lambda mixer, h: mixer.sinks[h].exp()),
+    "value_residual": adding(value=value_residual),
+    "value_embed": adding(value=value_embed),
+    "xsa": adding(output=lambda mixer, y, x, own, h: y - (y @ own) / (own @ own) * own),
+    "gate_head": adding(output=gate),
+    "gate_element": adding(output=gate),
+}
+
+# ---------------------------------------------------------------- other mixers
 
 
 def differential(mixer, x, where):
@@ -359,7 +389,7 @@ def differential(mixer, x, where):
     q, k, v = mixer.heads(x)
     scheme = POSITION[mixer.config.position]
     pairs, shared_by = mixer.n_head // 2, mixer.n_head // mixer.n_kv_head
-    q1, k1, q2, k2 = (getattr(mixer, name) for name in mixer.vectors)
+    q1, k1, q2, k2 = mixer.vectors()
     strength = math.exp(q1 @ k1) - math.exp(q2 @ k2) + mixer.start
     y = x.new_zeros(*x.shape[:2], pairs, 2 * q.size(-1))
     for b, h, i in itertools.product(range(len(x)), range(pairs), range(x.size(1))):
@@ -454,5 +484,6 @@ FORMULAS = dict(
     mlp=MLP,
     mixer=MIXER,
     residual=RESIDUAL,
+    attn_extra=ATTN_EXTRA,
     rope_scaling=ROPE_SCALING,
 )

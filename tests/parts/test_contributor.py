@@ -1,14 +1,15 @@
-"""Adding a part is one class and one word in one file, and its formula in references.py: four
+"""Adding a part is one class, one word in parts/slots.py, and its formula in references.py: five
 parts, each added from outside as a contributor would, pass every gate, and --help, costs, catalogue
 and ablation know them."""
 
 import math
 import re
 
+import gates
 import pytest
 import references
 import test_costs as cost_gates
-import test_variants as gates
+import test_formulas as formulas
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
@@ -17,11 +18,13 @@ from bench.ablation.designs import enumerate_arms
 from bench.ablation.settings import AblateConfig
 from common.configurator import help_text
 from parts import costs
+from parts.attn_extra import Extra
 from parts.cache import Recurrent
-from parts.mlp import MLP, GatedMLP, PlainMLP
-from parts.norm import NORM, Norm
-from parts.part import MIXER, Mixer, linear
-from parts.variant import SLOTS, VariantConfig
+from parts.mlp import GatedMLP, PlainMLP
+from parts.norm import Norm
+from parts.part import Mixer, linear
+from parts.slots import ATTN_EXTRA, MIXER, MLP, NORM, SLOTS
+from parts.variant import VariantConfig
 
 
 def an_activation():
@@ -89,6 +92,24 @@ def a_mixer_with_a_state():
     MIXER["contributor_mixer"] = Ema
 
 
+def a_word_of_attn_extra():
+    class HeadScale(Extra):
+        """The head's output is multiplied by a learned number, at first 1."""
+
+        paper = "Shleifer et al. 2021, arXiv:2110.09456"
+
+        def __init__(self, attention, config, layer):
+            attention.head_scale = nn.Parameter(torch.empty(attention.n_head))
+
+        def reset(self, attention):
+            nn.init.ones_(attention.head_scale)
+
+        def output(self, attention, x, y, own):
+            return y * attention.head_scale[:, None, None]
+
+    ATTN_EXTRA["contributor_extra"] = HeadScale
+
+
 # and in references.py:
 
 
@@ -109,11 +130,13 @@ def ema(mixer, x, where):
     return mixer.wo(h)
 
 
+headscale = references.adding(output=lambda mixer, y, x, own, h: mixer.head_scale[h] * y)
 PARTS = {  # word: (its slot, what adds it, its formula)
     "contributor_activation": ("mlp", an_activation, references.plain(mish)),
     "contributor_gated": ("mlp", a_gated_mlp, references.gated(math.sin)),
     "contributor_norm": ("norm", a_norm, scalenorm),
     "contributor_mixer": ("mixer", a_mixer_with_a_state, ema),
+    "contributor_extra": ("attn_extra", a_word_of_attn_extra, headscale),
 }
 words = pytest.mark.parametrize("word", PARTS)
 
@@ -131,28 +154,16 @@ def added(monkeypatch):
         SLOTS[slot].update(words)
 
 
-GATES = [
-    gates.test_bites,
-    gates.test_causality,
-    gates.test_cache,
-    gates.test_ragged_batch_is_one_at_a_time,
-    gates.test_rewinding_forgets,
-    gates.test_gradient_reaches_every_parameter_and_the_first_loss_is_right,
-    gates.test_every_parameter_has_exactly_one_initialiser,
-]
-
-
 @pytest.mark.parametrize("word", [*PARTS, "attention,contributor_mixer"])
-@pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.__name__)
-def test_it_passes(word, gate):
+def test_it_passes_the_gates(word):
     slot = PARTS[word.split(",")[-1]][0]
     position = dict(position="sinusoidal") if slot == "mixer" else {}
-    gate("gpt2", {slot: word} | position)
+    gates.check("gpt2", {slot: word} | position)
 
 
 @words
 def test_it_is_its_formula(word):
-    gates.test_a_word_is_its_formula(PARTS[word][0], word)
+    formulas.test_a_word_is_its_formula(PARTS[word][0], word)
 
 
 @words
@@ -162,15 +173,14 @@ def test_its_costs_are_what_is_counted(word):
     cost_gates.test_matching(change)
 
 
-@words
-def test_the_tools_know_it(word, capsys):
-    slot = PARTS[word][0]
-    choices = (
-        help_text("", [VariantConfig], everything=True).partition(f"--{slot}=")[2].partition(")")[0]
-    )
-    assert word in re.split(r"[\s(|]+", choices)
-    arms = enumerate_arms(AblateConfig(axis=slot), {"model": "gpt2"})
-    assert word in [arm.name for arm in arms]
-    assert f" {word}" in costs.table() and costs.paper(slot, word)
+def test_the_tools_know_them(capsys):
     costs.main(["--model=gpt2"])
-    assert f"\n  {word} " in capsys.readouterr().out
+    catalogue = capsys.readouterr().out
+    options = help_text("", [VariantConfig], everything=True)
+    for word, (slot, *_) in PARTS.items():
+        choices = options.partition(f"--{slot}=")[2].partition(")")[0]
+        assert word in re.split(r"[\s(|]+", choices)
+        arms = enumerate_arms(AblateConfig(axis=slot), {"model": "gpt2"})
+        assert word in [arm.name.removeprefix(f"{slot}=") for arm in arms]
+        assert f" {word}" in costs.table() and costs.paper(slot, word)
+        assert f"\n  {word} " in catalogue
