@@ -1,15 +1,17 @@
-"""Adding a part is one class, one word in parts/slots.py, and its formula in references.py: five
+"""Adding a part is one class, one word in parts/slots.py, and its formula: five
 parts, each added from outside as a contributor would, pass every gate, and --help, costs, catalogue
 and ablation know them."""
 
 import math
 import re
 
+import formulas
 import gates
+import mixer_references
 import pytest
 import references
 import test_costs as cost_gates
-import test_formulas as formulas
+import test_formulas
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
@@ -110,7 +112,7 @@ def a_word_of_attn_extra():
     ATTN_EXTRA["contributor_extra"] = HeadScale
 
 
-# and in references.py:
+# and in references.py or mixer_references.py:
 
 
 def mish(x):
@@ -130,7 +132,7 @@ def ema(mixer, x, where):
     return mixer.wo(h)
 
 
-headscale = references.adding(output=lambda mixer, y, x, own, h: mixer.head_scale[h] * y)
+headscale = mixer_references.adding(output=lambda mixer, y, x, own, h: mixer.head_scale[h] * y)
 PARTS = {  # word: (its slot, what adds it, its formula)
     "contributor_activation": ("mlp", an_activation, references.plain(mish)),
     "contributor_gated": ("mlp", a_gated_mlp, references.gated(math.sin)),
@@ -147,7 +149,7 @@ def added(monkeypatch):
     before = {slot: dict(words) for slot, words in SLOTS.items()}
     for word, (slot, add, formula) in PARTS.items():
         add()
-        monkeypatch.setitem(references.FORMULAS[slot], word, formula)
+        monkeypatch.setitem(formulas.FORMULAS[slot], word, formula)
     yield
     for slot, words in before.items():
         SLOTS[slot].clear()
@@ -163,7 +165,7 @@ def test_it_passes_the_gates(word):
 
 @words
 def test_it_is_its_formula(word):
-    formulas.test_a_word_is_its_formula(PARTS[word][0], word)
+    test_formulas.test_a_word_is_its_formula(PARTS[word][0], word)
 
 
 @words

@@ -3,8 +3,8 @@
 import itertools
 from types import SimpleNamespace
 
+import formulas
 import pytest
-import references
 import torch
 
 from helpers.variants import arm_of, close, config, name, randomised, tokens
@@ -16,7 +16,7 @@ from parts.variant import Variant
 
 def check_position(word):
     """What it does to the embedding and to the scores; rope's angles are computed in float32."""
-    formula, D, pos = references.reference("position", word), 4, torch.arange(3, 12)[None]  # (1, T)
+    formula, D, pos = formulas.reference("position", word), 4, torch.arange(3, 12)[None]  # (1, T)
     for H, fraction in ((4, 1.0), (6, 0.5 if word == "rope" else 1.0)):
         sizes = dict(n_head=H, n_embd=H * D, relative_clip=3, rope_fraction=fraction)
         c = config("llama", dict(position=word) | sizes)
@@ -38,7 +38,7 @@ def check_position(word):
 
 
 def check_norm(word):
-    formula, x = references.reference("norm", word), torch.randn(2, 5, 16, dtype=torch.float64)
+    formula, x = formulas.reference("norm", word), torch.randn(2, 5, 16, dtype=torch.float64)
     for base in CORNERS:
         norm = randomised(config(base, dict(norm=word))).norm_f
         for training in (False, True):
@@ -46,7 +46,7 @@ def check_norm(word):
 
 
 def check_block(word):
-    formula = references.reference("block", word)
+    formula = formulas.reference("block", word)
     block = randomised(config("gpt2", dict(block=word))).blocks[0]
     x = torch.randn(1, 5, 16).double()
     norms = [getattr(block, f"norm{name}", None) for name in ("1", "2", "1_out", "2_out")]
@@ -56,13 +56,13 @@ def check_block(word):
 
 
 def check_mlp(word):
-    formula, x = references.reference("mlp", word), torch.randn(2, 3, 16, dtype=torch.float64)
+    formula, x = formulas.reference("mlp", word), torch.randn(2, 3, 16, dtype=torch.float64)
     mlp = randomised(config("gpt2", arm_of("mlp", word))).blocks[0].mlp
     assert close(mlp(x), formula(mlp, x), 1e-9)
 
 
 def check_mixer(word, arm=None):
-    formula = references.reference("mixer", word)
+    formula = formulas.reference("mixer", word)
     model = randomised(config("llama", arm or arm_of("mixer", word)))
     pos, idx = torch.arange(6)[None], tokens(model.config, T=6)
     where = Where(model.wpe, pos, model.wpe.angles(pos), idx, {})
@@ -72,7 +72,7 @@ def check_mixer(word, arm=None):
 
 
 def check_residual(word):
-    formula = references.reference("residual", word)
+    formula = formulas.reference("residual", word)
     model = randomised(config("gpt2", dict(residual=word)))
     x, first = torch.randn(2, 1, 5, 16).double()
     where = SimpleNamespace(first=first)
@@ -90,7 +90,7 @@ def check_residual(word):
 
 
 def check_rope_scaling(word):
-    formula, D = references.reference("rope_scaling", word), 32
+    formula, D = formulas.reference("rope_scaling", word), 32
     for theta, original in ((10000.0, 16), (500.0, 900)):
         more = dict(rope_theta=theta, rope_original=original)
         c = config("llama", arm_of("rope_scaling", word) | more)
@@ -101,7 +101,7 @@ def check_rope_scaling(word):
 
 
 def check_attn_extra(word):
-    references.reference("attn_extra", word)
+    formulas.reference("attn_extra", word)
     check_mixer("attention", dict(attn_extra=word, n_kv_head=2))
 
 

@@ -1,9 +1,9 @@
 """The mixers with a state of fixed size, beyond the gates: over several chunks,
 their three forms, and against transformers."""
 
+import formulas
 import gates
 import pytest
-import references
 import test_costs as cost_gates
 import torch
 
@@ -82,7 +82,7 @@ def test_strong_decays_stay_finite(word):
 def test_over_chunks_it_is_its_formula(word, more, monkeypatch):
     monkeypatch.setattr(recurrence, "CHUNK", 5)
     mixer, x = mixer_of(word, **more), torch.randn(1, 13, 16, dtype=torch.float64)
-    formula = references.reference("mixer", word)
+    formula = formulas.reference("mixer", word)
     assert close(mixer(x, None), formula(mixer, x, None), 1e-9)
 
 
