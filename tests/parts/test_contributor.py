@@ -4,6 +4,7 @@ and ablation know them."""
 
 import math
 import re
+from types import SimpleNamespace
 
 import formulas
 import gates
@@ -14,113 +15,80 @@ import test_costs as cost_gates
 import test_formulas
 import torch
 import torch.nn as nn
-from torch.nn import functional as F
 
 from bench.ablation.designs import enumerate_arms
 from bench.ablation.settings import AblateConfig
 from common.configurator import help_text
-from parts import costs
-from parts.attn_extra import Extra
+from common.files import ROOT
+from parts import attn_extra, costs, norm, slots
 from parts.cache import Recurrent
-from parts.mlp import GatedMLP, PlainMLP
-from parts.norm import Norm
+from parts.mlp import GatedMLP
 from parts.part import Mixer, linear
-from parts.slots import ATTN_EXTRA, MIXER, MLP, NORM, SLOTS
+from parts.slots import SLOTS
 from parts.variant import VariantConfig
 
-
-def an_activation():
-    MLP["contributor_activation"] = PlainMLP.of("Misra 2019, arXiv:1908.08681", F.mish)
-
-
-def a_gated_mlp():
-    MLP["contributor_gated"] = GatedMLP.of("made up for this test", torch.sin)
+PRINTED = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/add_a_part.md").read_text(encoding="utf-8"), re.DOTALL
+)
 
 
-def a_norm():
-    class ScaleNorm(Norm):
-        """scale * x / |x|, with one learned number that starts at sqrt(C)."""
-
-        paper = "Nguyen & Salazar 2019, arXiv:1910.05895"
-        biased = False
-
-        def __init__(self, width, config):
-            super().__init__()
-            self.width = width
-            self.scale = nn.Parameter(torch.empty(1))
-
-        def reset(self):
-            nn.init.constant_(self.scale, math.sqrt(self.width))
-
-        def forward(self, x):
-            return self.scale / x.norm(dim=-1, keepdim=True).clamp(min=1e-5) * x
-
-    NORM["contributor_norm"] = ScaleNorm
+def entry(line, scope):
+    """{word: value} of a printed line of a dictionary."""
+    return eval("{" + line + "}", dict(vars(scope)))
 
 
-def a_mixer_with_a_state():
-    class Ema(Mixer):
-        """h_t = a h_(t-1) + (1 - a) v_t in each channel, with a learned a = sigmoid(decay)."""
-
-        paper = "Ma et al. 2022, arXiv:2209.10655"
-        state = Recurrent
-
-        def __init__(self, config, layer):
-            super().__init__()
-            self.wv = linear(config.n_embd, config.n_embd, config)
-            self.wo = linear(config.n_embd, config.n_embd, config, residual=True)
-            self.decay = nn.Parameter(torch.empty(config.n_embd))
-            self.dropout = nn.Dropout(config.dropout)
-
-        def reset(self):
-            nn.init.uniform_(self.decay, 0.0, 3.0)
-
-        def forward(self, x, where, cache=None):
-            v, a, h = self.wv(x), self.decay.sigmoid(), 0  # v (B, T, C)
-            if cache is not None:
-                v, h = cache.without_padding(v), cache.last()
-            states = []
-            for new in ((1 - a) * v).unbind(1):  # (B, C)
-                h = a * h + new
-                states.append(h)
-            states = torch.stack(states, dim=1)  # (B, T, C)
-            if cache is not None:
-                cache.update(states)
-            return self.dropout(self.wo(states))
-
-        def held(self, T):
-            return len(self.decay)  # one number per channel, however long the text
-
-    MIXER["contributor_mixer"] = Ema
+def with_class(block, module):
+    """A copy of a module with the class that is printed."""
+    scope = dict(vars(module))
+    exec(block, scope)
+    return SimpleNamespace(**scope)
 
 
-def a_word_of_attn_extra():
-    class HeadScale(Extra):
-        """The head's output is multiplied by a learned number, at first 1."""
-
-        paper = "Shleifer et al. 2021, arXiv:2110.09456"
-
-        def __init__(self, attention, config, layer):
-            attention.head_scale = nn.Parameter(torch.empty(attention.n_head))
-
-        def reset(self, attention):
-            nn.init.ones_(attention.head_scale)
-
-        def output(self, attention, x, y, own):
-            return y * attention.head_scale[:, None, None]
-
-    ATTN_EXTRA["contributor_extra"] = HeadScale
+def printed_parts():
+    """{word: (slot, class, formula)} of the three examples of docs/add_a_part.md."""
+    activation, mish, *others = PRINTED[:8]
+    scale_norm, norm_line, norm_formula, head_scale, extra_line, extra_formula = others
+    shelf = SimpleNamespace(
+        norm=with_class(scale_norm, norm), attn_extra=with_class(head_scale, attn_extra)
+    )
+    classes = entry(activation, slots) | entry(norm_line, shelf) | entry(extra_line, shelf)
+    formula_of = entry(mish, references) | entry(norm_formula, references)
+    formula_of |= entry(extra_formula, mixer_references)
+    slot_of = dict(mish="mlp", scalenorm="norm", head_scale="attn_extra")
+    return {word: (slot_of[word], classes[word], formula_of[word]) for word in slot_of}
 
 
-# and in references.py or mixer_references.py:
+class Ema(Mixer):
+    """h_t = a h_(t-1) + (1 - a) v_t in each channel, with a learned a = sigmoid(decay)."""
 
+    paper = "Ma et al. 2022, arXiv:2209.10655"
+    state = Recurrent
 
-def mish(x):
-    return x * math.tanh(math.log1p(math.exp(x)))
+    def __init__(self, config, layer):
+        super().__init__()
+        self.wv = linear(config.n_embd, config.n_embd, config)
+        self.wo = linear(config.n_embd, config.n_embd, config, residual=True)
+        self.decay = nn.Parameter(torch.empty(config.n_embd))
+        self.dropout = nn.Dropout(config.dropout)
 
+    def reset(self):
+        nn.init.uniform_(self.decay, 0.0, 3.0)
 
-def scalenorm(norm, x):
-    return norm.scale * x / x.square().sum(-1, keepdim=True).sqrt()
+    def forward(self, x, where, cache=None):
+        v, a, h = self.wv(x), self.decay.sigmoid(), 0  # v (B, T, C)
+        if cache is not None:
+            v, h = cache.without_padding(v), cache.last()
+        states = []
+        for new in ((1 - a) * v).unbind(1):  # (B, C)
+            h = a * h + new
+            states.append(h)
+        states = torch.stack(states, dim=1)  # (B, T, C)
+        if cache is not None:
+            cache.update(states)
+        return self.dropout(self.wo(states))
+
+    def held(self, T):
+        return len(self.decay)  # one number per channel, however long the text
 
 
 def ema(mixer, x, where):
@@ -132,13 +100,13 @@ def ema(mixer, x, where):
     return mixer.wo(h)
 
 
-headscale = mixer_references.adding(output=lambda mixer, y, x, own, h: mixer.head_scale[h] * y)
-PARTS = {  # word: (its slot, what adds it, its formula)
-    "contributor_activation": ("mlp", an_activation, references.plain(mish)),
-    "contributor_gated": ("mlp", a_gated_mlp, references.gated(math.sin)),
-    "contributor_norm": ("norm", a_norm, scalenorm),
-    "contributor_mixer": ("mixer", a_mixer_with_a_state, ema),
-    "contributor_extra": ("attn_extra", a_word_of_attn_extra, headscale),
+PARTS = printed_parts() | {  # word: (its slot, its class, its formula)
+    "contributor_gated": (
+        "mlp",
+        GatedMLP.of("made up for this test, 2026", torch.sin),
+        references.gated(math.sin),
+    ),
+    "contributor_mixer": ("mixer", Ema, ema),
 }
 words = pytest.mark.parametrize("word", PARTS)
 
@@ -146,14 +114,9 @@ words = pytest.mark.parametrize("word", PARTS)
 @pytest.fixture(autouse=True)
 def added(monkeypatch):
     """The parts, in their dictionaries for the length of one test."""
-    before = {slot: dict(words) for slot, words in SLOTS.items()}
-    for word, (slot, add, formula) in PARTS.items():
-        add()
+    for word, (slot, part, formula) in PARTS.items():
+        monkeypatch.setitem(SLOTS[slot], word, part)
         monkeypatch.setitem(formulas.FORMULAS[slot], word, formula)
-    yield
-    for slot, words in before.items():
-        SLOTS[slot].clear()
-        SLOTS[slot].update(words)
 
 
 @pytest.mark.parametrize("word", [*PARTS, "attention,contributor_mixer"])
