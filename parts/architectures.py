@@ -8,8 +8,8 @@ from dataclasses import fields
 from common.configurator import build
 from model import GPT, GPTConfig
 from model_llama import Llama, LlamaConfig
-from parts.part import MIXER
-from parts.variant import SLOTS, Variant, VariantConfig
+from parts.slots import MIXER, SLOTS
+from parts.variant import Variant, VariantConfig
 
 # ---------------------------------------------------------------- named architectures
 
@@ -26,10 +26,24 @@ def last_layers(*words):
 
 
 # A value that depends on the sizes is a function of them.
-GPT2 = dict(position="learned", norm="layernorm", mlp="gelu", bias="all", tie_embeddings=True)
-LLAMA = dict(position="rope", norm="rmsnorm", mlp="swiglu", bias="none", tie_embeddings=False)
-GPT2 |= dict(block="pre", mixer="attention")
-LLAMA |= dict(block="pre", mixer="attention")
+GPT2 = dict(
+    position="learned",
+    norm="layernorm",
+    block="pre",
+    mlp="gelu",
+    mixer="attention",
+    bias="all",
+    tie_embeddings=True,
+)
+LLAMA = dict(
+    position="rope",
+    norm="rmsnorm",
+    block="pre",
+    mlp="swiglu",
+    mixer="attention",
+    bias="none",
+    tie_embeddings=False,
+)
 GROUPED = LLAMA | dict(n_kv_head=shared(4))
 EXPERTS = dict(mlp="moe", n_experts=32, top_k=4)  # small: DeepSeek-V3 has 256, Qwen3-Next 512
 ARCH = {
@@ -37,43 +51,79 @@ ARCH = {
     "llama": LLAMA,  # LLaMA 1, LLaMA 2 7B and 13B
     "llama2-70b": LLAMA | dict(n_kv_head=shared(8), ffn_dim_multiplier=1.3),
     "llama3": GROUPED
-    | dict(ffn_dim_multiplier=1.3, rope_theta=5e5, rope_scaling="llama3", rope_factor=8.0)
-    | dict(rope_original=lambda c: max(1, c["block_size"] // 16)),
+    | dict(
+        ffn_dim_multiplier=1.3,
+        rope_theta=5e5,
+        rope_scaling="llama3",
+        rope_factor=8.0,
+        rope_original=lambda c: max(1, c["block_size"] // 16),
+    ),
     "mistral": GROUPED
     | dict(window=lambda c: max(1, c["block_size"] // 2), ffn_dim_multiplier=1.3),
     "bloom": GPT2 | dict(position="alibi", embed_norm=True),
     "falcon": GPT2  # 7B
     | dict(position="rope", block="parallel", mlp="gelu_erf", bias="norm", n_kv_head=1),
     "gpt-neox": GPT2
-    | dict(position="rope", rope_fraction=0.25, block="parallel2", mlp="gelu_erf")
-    | dict(tie_embeddings=False),
+    | dict(
+        position="rope", rope_fraction=0.25, block="parallel2", mlp="gelu_erf", tie_embeddings=False
+    ),
     "olmo2": LLAMA | dict(block="output", qk_norm="full", rope_theta=5e5, norm_eps=1e-6),
     "qwen3": GROUPED | dict(qk_norm="head", rope_theta=1e6, norm_eps=1e-6, tie_embeddings=True),
     "smollm3": GROUPED
-    | dict(ffn_dim_multiplier=2.0, nope_every=4, rope_theta=5e6, norm_eps=1e-6)
-    | dict(tie_embeddings=True),
-    "nanochat": LLAMA  # that of d32, without the later value embeddings and scaled residual
-    | dict(norm="rmsnorm_bare", mlp="relu2", qk_norm="head", embed_norm=True)
-    | dict(logit_softcap=15.0, norm_eps=1e-6),
+    | dict(
+        ffn_dim_multiplier=2.0, nope_every=4, rope_theta=5e6, norm_eps=1e-6, tie_embeddings=True
+    ),
+    "nanochat": LLAMA  # d32, without the later value embeddings and scaled residual
+    | dict(
+        norm="rmsnorm_bare",
+        mlp="relu2",
+        qk_norm="head",
+        embed_norm=True,
+        logit_softcap=15.0,
+        norm_eps=1e-6,
+    ),
     "mixtral": GROUPED | dict(mlp="moe", rope_theta=1e6),
     "gpt-oss": LLAMA  # 20B, with heads of n_embd / n_head; theirs are wider
     | EXPERTS
-    | dict(mlp="moe_clamped", n_kv_head=shared(8), bias="all", attn_extra="sink")
-    | dict(window=lambda c: max(1, min(128, c["block_size"] // 2)), full_every=2)
-    | dict(rope_theta=1.5e5, rope_scaling="yarn_exact", rope_factor=32.0)
-    | dict(rope_original=lambda c: max(8, c["block_size"] // 32)),
+    | dict(
+        mlp="moe_clamped",
+        n_kv_head=shared(8),
+        bias="all",
+        attn_extra="sink",
+        window=lambda c: max(1, min(128, c["block_size"] // 2)),
+        full_every=2,
+        rope_theta=1.5e5,
+        rope_scaling="yarn_exact",
+        rope_factor=32.0,
+        rope_original=lambda c: max(8, c["block_size"] // 32),
+    ),
     "deepseek-v3": LLAMA  # no latent for queries, no dense layers
     | EXPERTS
     | dict(mixer="mla", shared_experts=1, moe_balance="bias", norm_eps=1e-6),
     "qwen3-next": LLAMA  # as many heads of values as of keys
     | EXPERTS
-    | dict(mixer=last_layers(*["gated_delta"] * 3, "attention"), n_kv_head=shared(8))
-    | dict(expand=lambda c: 2 if c["n_layer"] > 1 else 1, qk_norm="head", rope_fraction=0.25)
-    | dict(attn_extra="gate_element", rope_theta=1e7, norm_eps=1e-6)
-    | dict(shared_experts=1, shared_gate=True),
+    | dict(
+        mixer=last_layers("gated_delta", "gated_delta", "gated_delta", "attention"),
+        n_kv_head=shared(8),
+        expand=lambda c: 2 if c["n_layer"] > 1 else 1,
+        qk_norm="head",
+        rope_fraction=0.25,
+        attn_extra="gate_element",
+        rope_theta=1e7,
+        norm_eps=1e-6,
+        shared_experts=1,
+        shared_gate=True,
+    ),
     "mamba2": LLAMA
-    | dict(position="none", block="parallel", mlp="none", mixer="mamba2", expand=2)
-    | dict(state_size=128, tie_embeddings=True),
+    | dict(
+        position="none",
+        block="parallel",
+        mlp="none",
+        mixer="mamba2",
+        expand=2,
+        state_size=128,
+        tie_embeddings=True,
+    ),
     "transformer2017": GPT2 | dict(position="sinusoidal", block="post", mlp="relu"),  # decoder only
     "balanced": GROUPED | dict(mlp="gelu"),
 }

@@ -23,7 +23,7 @@ def has_map(attn):
     """Whether a mixer's output is a mean of the values that its matrix wv makes."""
     changed = ("sinks", "share", "value_table", "gate")
     plain = hasattr(attn, "n_head") and not getattr(attn, "normed", False)
-    plain = plain and "xsa" not in getattr(attn, "extra", ())
+    plain = plain and "xsa" not in getattr(attn, "extras", ())
     return plain and all(getattr(attn, name, None) is None for name in changed)
 
 
