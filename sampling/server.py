@@ -26,9 +26,8 @@ from starlette.routing import Route
 from common.configurator import Range, check, keys
 from common.errors import UserError, one_line
 from common.runtime import seed_for
-from sampling.attention_map import attention_weights, has_map
-from sampling.decoding import Reader, Sample, likeliest, pieces, steps
-from sampling.look import LEVELS, fit, score_text
+from sampling.decoding import Sample, likeliest, pieces, steps
+from sampling.look import LEVELS, fit
 from sampling.settings import DRAWING, SampleConfig
 
 FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
@@ -45,7 +44,6 @@ SETTINGS = (*DRAWING, "max_new_tokens", "seed", "stop")  # the keys that the pag
 
 ALTERNATIVES = 10  # likeliest tokens that are sent with each token
 WRITTEN = 2_000  # new tokens of a request at most, unless the command line asks for more
-MAPPED = 2_048  # tokens of an attention map at most: it holds their square
 BODY = 2**18  # bytes of a request at most
 CONNECTIONS = 32
 
@@ -164,38 +162,6 @@ def write(opened, config, prompt, kept):
     yield {"end": "stop" if stopped else "length", "rest": sample.text[begin:]}
 
 
-class Served:
-    """A model on the page. Its last attention map is kept, since a cursor moves over one text."""
-
-    def __init__(self, opened, context):
-        self.opened = opened
-        self.model = getattr(opened.model, "model", opened.model)  # without the Fast one around it
-        self.reader = Reader(self.model, context)
-        self.map_key = self.weights = None
-        # heads of each layer, 0 for one without attention to show
-        mixers = [block.attn for block in self.model.blocks]
-        self.heads = [attn.n_head if has_map(attn) else 0 for attn in mixers]
-
-    def about(self):
-        return {
-            "name": self.opened.name,
-            "context": self.model.config.block_size,
-            "vocabulary": self.opened.tokenizer.vocab_size,
-            "heads": self.heads,
-        }
-
-    def attention(self, tokens, at, layer):
-        """The attention of token `at`, in the window of tokens that the model reads it in."""
-        start = self.reader.start(at + 1)
-        window = tokens[start : start + self.reader.context]
-        if self.map_key != (layer, window):
-            idx = torch.tensor([window], device=next(self.model.parameters()).device)
-            self.weights = attention_weights(self.model, idx, layer)  # (H, T, T)
-            self.map_key = layer, window
-        rows = self.weights[:, at - start, : at - start + 1]  # (H, n)
-        return {"start": start, "weights": [[round(w, 5) for w in row] for row in rows.tolist()]}
-
-
 # ---------------------------------------------------------------- the server
 
 
@@ -203,7 +169,8 @@ class Page:
     """The endpoints."""
 
     def __init__(self, opened, config):
-        self.config, self.served = config, [Served(o, config.context) for o in opened]
+        self.config = config
+        self.opened = opened
         self.most = max(WRITTEN, config.max_new_tokens)
         self.worker = ThreadPoolExecutor(1)
         kinds = keys(SampleConfig)
@@ -216,9 +183,11 @@ class Page:
 
     async def models(self, request):
         facts = {
-            "models": [served.about() for served in self.served],
+            "models": [
+                {"name": one.name, "vocabulary": one.tokenizer.vocab_size} for one in self.opened
+            ],
             "settings": {key: getattr(self.config, key) for key in SETTINGS},
-            "prompt": self.served[0].opened.prompts[0],
+            "prompt": self.opened[0].prompts[0],
             "levels": [limit for limit, _ in LEVELS[:-1]],
             "most": self.most,
         }
@@ -226,7 +195,7 @@ class Page:
 
     async def write(self, request):
         data = await read(request, self.kinds)
-        opened = self.served[data.get("model", 0)].opened
+        opened = self.opened[data.get("model", 0)]
         given = {key: data[key] for key in SETTINGS if key in data}
         config = dataclasses.replace(self.config, **given)
         prompt = fit(opened.tokenizer, data.get("prompt", ""), "", config.skip_unknown)
@@ -244,26 +213,6 @@ class Page:
         finally:  # after the step that may be running
             self.worker.submit(written.close)
 
-    async def score(self, request):
-        data = await read(request, {"model": self.kinds["model"], "text": str})
-        _, model, tokenizer, _ = self.served[data.get("model", 0)].opened
-        text = fit(tokenizer, data.get("text", ""), "", self.config.skip_unknown)
-        context = self.config.context
-        return JSONResponse(await self.compute(score_text, model, tokenizer, text, context))
-
-    async def attention(self, request):
-        kinds = {"model": self.kinds["model"], "tokens": list, "at": int, "layer": int}
-        data = await read(request, kinds)
-        served = self.served[data.get("model", 0)]
-        tokens = read_tokens(data, "tokens", served.opened.tokenizer)
-        at = check("at", data.get("at"), below(len(tokens)), "request")
-        layer = check("layer", data.get("layer"), below(len(served.heads)), "request")
-        if not served.heads[layer]:
-            raise HTTPException(400, f"layer {layer} has no attention to show")
-        if min(len(tokens), served.reader.context) > MAPPED:
-            raise HTTPException(400, f"attention is shown for {MAPPED:,} tokens at most")
-        return JSONResponse(await self.compute(served.attention, tokens, at, layer))
-
 
 async def show_error(request, error):
     """An error as one line. Mistakes in a request are UserErrors and HTTPExceptions."""
@@ -278,8 +227,6 @@ def make_app(page, port):
     routes = [
         Route("/models", page.models),
         Route("/write", page.write, methods=["POST"]),
-        Route("/score", page.score, methods=["POST"]),
-        Route("/attention", page.attention, methods=["POST"]),
     ]
     for name, kind in FILES.items():
         shown = Response(Path(__file__).with_name(name).read_bytes(), media_type=kind)
