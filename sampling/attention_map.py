@@ -7,16 +7,10 @@ implementation computes them.
 Shapes: T tokens, H heads, K heads of keys and values, D the size of a head.
 """
 
-import io
-import math
-import warnings
-from pathlib import Path
-
 import torch
 from torch.nn import functional as F
 
 from common.errors import UserError
-from common.files import write
 
 
 def has_map(attn):
@@ -31,8 +25,10 @@ def has_map(attn):
 def attention_weights(model, idx, layer):
     """The weights (H, T, T) with which each token of idx (1, T) attends to each other in a
     layer."""
-    attn, T = model.blocks[layer].attn, idx.size(1)
-    H, K = attn.n_head, getattr(attn, "n_kv_head", attn.n_head)
+    attn = model.blocks[layer].attn
+    T = idx.size(1)
+    H = attn.n_head
+    K = getattr(attn, "n_kv_head", H)
     outputs = []  # (T, H, D) each, the output of the attention for D of the tokens
 
     def unit_vectors(module, inputs, v):  # values (1, T, K D) that are 1 for D tokens at a time
@@ -69,47 +65,6 @@ def panel(axes, weights, labels, size, step=1):
     return image
 
 
-def picture(weights, labels, title):
-    """A PNG (bytes) of weights (H, T, T), a panel per head; labels: the texts of the T tokens."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    H, T = weights.shape[:2]
-    across = math.ceil(math.sqrt(H))
-    down = math.ceil(H / across)
-    inches = min(12, max(2.4, 0.13 * T))  # of a panel
-    size = min(8, max(3, 60 * inches / T))  # of a label, in points
-    step = math.ceil(T * size / (60 * inches))  # tokens from one label to the next
-
-    shape = (across * (inches + 0.3) + 0.2, down * (inches + 0.4) + 1.1)
-    figure = Figure(figsize=shape, layout="constrained")
-    with matplotlib.rc_context({"font.family": ["DejaVu Sans"]}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # characters that the font lacks are drawn as boxes
-        for head, values in enumerate(weights):
-            axes = figure.add_subplot(down, across, head + 1)
-            image = panel(axes, values, labels, size, step)
-            axes.set_title(f"head {head}", fontsize=9)
-
-        figure.get_layout_engine().set(w_pad=0.04, h_pad=0.04)
-        figure.supylabel("the token that attends", fontsize=9)
-        figure.supxlabel("the token it attends to", fontsize=9)
-        figure.suptitle(title, fontsize=10)
-        figure.colorbar(image, ax=figure.axes, location="top", aspect=40, label="weight")
-        dpi = max(60, min(130, 8000 / max(figure.get_size_inches())))
-        file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=dpi)
-    return file.getvalue()
-
-
-def check_path(path):
-    """Raise UserError if no picture can be written to `path`. Called before a model is loaded."""
-    path = Path(path)
-    usable = path.suffix == ".png" and (path.is_file() or not path.exists())
-    if not path.parent.is_dir() or not usable:
-        fix = "give the name of a PNG file in a folder that exists"
-        raise UserError("no picture can be written here", f"attention={path}", fix)
-
-
 def check_layer(model, layer):
     """Raise UserError if there is no such layer, or no attention in it that can be drawn."""
     if layer >= len(model.blocks):
@@ -126,13 +81,3 @@ def read(model, tokenizer, prompt, context=None):
     ids = tokenizer.prompt(prompt)[-(context or model.config.block_size) :]
     labels = [repr(tokenizer.decode([token]))[1:-1].replace(" ", "␣") for token in ids]
     return torch.tensor([ids], device=next(model.parameters()).device), labels
-
-
-def write_map(path, name, model, tokenizer, prompt, layer, context=None):
-    """Write the attention of a layer over the last `context` tokens of a prompt (None: block_size)
-    as a PNG. Raises UserError if there is no such layer."""
-    model = getattr(model, "model", model)  # unwrap a Fast model
-    check_layer(model, layer)
-    idx, labels = read(model, tokenizer, prompt, context)
-    weights = attention_weights(model, idx, layer)
-    write(path, picture(weights, labels, f"{name}, layer {layer}"))

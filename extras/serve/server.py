@@ -1,11 +1,11 @@
 """
-The page of `python sample.py --serve`: one or two models write side by side, token by token. The
-server answers this computer alone, on 127.0.0.1; docs/sampling.md lists the requests. All
-computation runs in one thread, so that two models take turns and no two requests use a model at
-once. It needs starlette and uvicorn.
+The server of the page: it answers this computer alone, on 127.0.0.1; docs/sampling.md lists the
+requests. All computation runs in one thread, so that two models take turns and no two requests use
+a model at once.
 """
 
 import asyncio
+import codecs
 import dataclasses
 import json
 import os
@@ -26,9 +26,10 @@ from starlette.routing import Route
 from common.configurator import Range, check, keys
 from common.errors import UserError, one_line
 from common.runtime import seed_for
-from sampling.decoding import Sample, likeliest, pieces, steps
-from sampling.look import LEVELS, fit
-from sampling.settings import DRAWING, SampleConfig
+from sample import steps
+from sampling.prompts import fit
+from sampling.settings import SampleConfig
+from sampling.text import Sample, likeliest
 
 FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 HEADERS = {
@@ -40,8 +41,17 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-SETTINGS = (*DRAWING, "max_new_tokens", "seed", "stop")  # the keys that the page may set
-
+SETTINGS = (  # the keys of SampleConfig that the page may set
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "max_new_tokens",
+    "seed",
+    "stop",
+)
+LEVELS = (0.5, 1, 2, 4, 8)  # nats of surprise at which a token gets the next colour
 ALTERNATIVES = 10  # likeliest tokens that are sent with each token
 WRITTEN = 2_000  # new tokens of a request at most, unless the command line asks for more
 BODY = 2**18  # bytes of a request at most
@@ -122,6 +132,12 @@ def label(tokenizer, token):
     return tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
 
 
+def texts_of(tokenizer, ids):
+    """The text of each token. A character that spans several tokens belongs to the last of them."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return [decoder.decode(tokenizer.decode_bytes([token])) for token in ids]
+
+
 def write(opened, config, prompt, kept):
     """Continue a prompt and the tokens `kept` after it. Yields dictionaries: the tokens that the
     model reads first, with their texts; each new token with its text (empty for a token that ends
@@ -132,16 +148,19 @@ def write(opened, config, prompt, kept):
     ids = tokenizer.prompt(prompt)
     ids += kept
     labels = [label(tokenizer, token) for token in ids]
-    yield {"tokens": ids, "texts": pieces(tokenizer, ids), "labels": labels, "kept": len(kept)}
+    yield {"tokens": ids, "texts": texts_of(tokenizer, ids), "labels": labels, "kept": len(kept)}
 
     sample = Sample(prompt, tokenizer, config.stop)
     sample.decoder.decode(tokenizer.decode_bytes(kept))  # it may end within a character
     idx = torch.tensor([ids], device=next(opened.model.parameters()).device)  # (1, T)
     seeds = [seed_for(config.seed, 0, *ids)]
-    settings = dict(context=config.context, vocab_size=tokenizer.vocab_size, **config.settings())
-    waiting, begin = [], 0  # tokens whose text may be the beginning of `stop`
-    for step in steps(opened.model, idx, config.max_new_tokens, seeds, **settings):
-        token, logits = step.token.item(), step.logits[0]  # (V)
+    reading = {"context": config.context, "vocab_size": tokenizer.vocab_size}
+    written = steps(opened.model, idx, config.max_new_tokens, seeds, **reading, **config.drawing())
+    waiting = []  # tokens whose text may be the beginning of `stop`
+    begin = 0
+    for step in written:
+        token = step.token.item()
+        logits = step.logits[0]  # (V)
         nats = -logits.float().log_softmax(-1)[token].item()  # at temperature 1, as are the others
         top = [[id, label(tokenizer, id), p] for id, p in likeliest(logits, ALTERNATIVES)]
         facts = {"id": token, "label": label(tokenizer, token), "surprise": nats, "top": top}
@@ -188,7 +207,7 @@ class Page:
             ],
             "settings": {key: getattr(self.config, key) for key in SETTINGS},
             "prompt": self.opened[0].prompts[0],
-            "levels": [limit for limit, _ in LEVELS[:-1]],
+            "levels": LEVELS,
             "most": self.most,
         }
         return JSONResponse(facts)
@@ -260,10 +279,3 @@ def make_server(opened, config, port):
         timeout_graceful_shutdown=1,
     )
     return uvicorn.Server(settings)
-
-
-def serve(opened, config, listener):
-    """Serve the page of the opened models until Ctrl-C."""
-    port = listener.getsockname()[1]
-    print(f"http://127.0.0.1:{port} shows the page; Ctrl-C ends it", flush=True)
-    make_server(opened, config, port).run(sockets=[listener])

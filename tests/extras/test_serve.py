@@ -1,4 +1,4 @@
-"""`sample.py --serve`: the same text as on a terminal, only our own page is answered, the page in a
+"""extras/serve: the same text as on a terminal, only our own page is answered, the page in a
 real browser."""
 
 import json
@@ -16,22 +16,19 @@ import pytest
 import torch
 
 import sample
-import train
-from common.configurator import build
 from common.errors import UserError
 from common.files import ROOT
-from helpers.runs import arguments
-from prepare import prepare
-from sample import SampleConfig, open_model
-from sampling.decoding import Step
-from sampling.look import surprise
+from helpers.commands import documented
+from helpers.two_runs import two_runs
+from sample import SampleConfig, Step, open_model
 
 pytest.importorskip("starlette", reason="needs starlette and uvicorn")
 pytest.importorskip("uvicorn", reason="needs starlette and uvicorn")
 
 from starlette.testclient import TestClient
 
-from sampling import server
+from extras.serve import server
+from extras.serve.__main__ import main, read_settings
 
 HOME = "http://127.0.0.1:8000"
 PROMPT = "the king of"
@@ -40,29 +37,17 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two run folders, barely trained: a llama of characters, and a gpt2 of bytes."""
-    folder = tmp_path_factory.mktemp("serve")
-    (folder / "text.txt").write_text("the king of Zoë shall speak\n" * 200, encoding="utf-8")
-    outs = []
-    for model, tokenizer in (("llama", "char"), ("gpt2", "byte")):
-        text, data = str(folder / "text.txt"), str(folder / tokenizer)
-        prepare("words", input=text, tokenizer=tokenizer, data_dir=data)
-        outs.append(str(folder / f"out-{model}"))
-        more = ["--max_iters=12", "--learning_rate=3e-3", "--eval_interval=12"]
-        train.main(arguments(data, outs[-1], f"--model={model}", *more))
-    return outs
+    return two_runs(tmp_path_factory.mktemp("serve"))
 
 
 @pytest.fixture(scope="module")
-def config(runs):
-    values = dict(compare=",".join(runs), serve=True, device="cpu", max_new_tokens=40)
-    return build(SampleConfig, values)
+def config():
+    return SampleConfig(device="cpu", max_new_tokens=40)
 
 
 @pytest.fixture(scope="module")
 def opened(runs, config):
-    runtime = sample.set_up("cpu", "float32")
-    return [open_model(name, config, runtime, [PROMPT], "float32") for name in runs]
+    return [open_model(name, [PROMPT], config, "cpu", "float32") for name in runs]
 
 
 @pytest.fixture
@@ -97,6 +82,17 @@ def writing(monkeypatch, ids):
             yield Step(torch.tensor([[token]]), logits)
 
     monkeypatch.setattr(server, "steps", steps)
+
+
+@pytest.mark.parametrize("argv", documented("extras.serve"), ids=" ".join)
+def test_the_commands_of_the_docs_are_read(argv):
+    read_settings(argv)
+
+
+def test_one_model_or_two():
+    for names in ([], ["a", "b", "c"]):
+        with pytest.raises(UserError, match="one model or two"):
+            main(names)
 
 
 # ---------------------------------------------------------------- the texts
@@ -139,8 +135,12 @@ def test_the_text_is_that_of_sample_py(runs, client, capsys, number, settings):
 def test_each_token_comes_with_its_surprise_and_its_alternatives(opened, client):
     head, tokens, _ = written(client, model=0, prompt=PROMPT, temperature=1.5, max_new_tokens=12)
     model, tokenizer = opened[0].model, opened[0].tokenizer
-    ids = head["tokens"] + [token["id"] for token in tokens]
-    nats = surprise(model, ids[1:], ids[0])[len(head["tokens"]) - 1 :]
+    ids = torch.tensor([head["tokens"] + [token["id"] for token in tokens[:5]]])  # (1, 16)
+    with torch.inference_mode():
+        losses = -model(ids)[0][0].log_softmax(-1)
+    first = ids.size(1) - 6
+    nats = losses[range(first, first + 5), ids[0, first + 1 :]]
+    tokens = tokens[:5]
     assert [token["surprise"] for token in tokens] == pytest.approx(nats.tolist(), abs=1e-4)
     for token in tokens:
         likely = [p for _, _, p in token["top"]]
@@ -326,13 +326,13 @@ def test_ctrl_c_ends_quietly_and_a_taken_port_is_one_line(runs):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "sample.py", f"--out_dir={runs[0]}", "--device=cpu", "--serve"]
+    command = [sys.executable, "-m", "extras.serve", runs[0], "--device=cpu"]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process = subprocess.Popen([*command, f"--port={port}"], cwd=ROOT, **pipes)
     try:
         assert process.stdout.readline().startswith(f"http://127.0.0.1:{port} ")
         with pytest.raises(UserError, match=f"cannot listen.*port={port}.*choose another"):
-            sample.main([f"--out_dir={runs[0]}", "--serve", f"--port={port}"])
+            main([runs[0], f"--port={port}"])
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
             page.read()
         process.send_signal(signal.SIGINT)
