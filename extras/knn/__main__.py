@@ -1,7 +1,5 @@
 """
-python -m extras.knn write RUN --store=FOLDER [--start="ROMEO:"]
-python -m extras.knn build RUN --store=FOLDER [--dataset=NAME]
-python -m extras.knn score RUN --store=FOLDER [--dataset=NAME]
+python -m extras.knn build|score|write RUN --store=FOLDER [--dataset=NAME]
 
 A text as a memory beside the weights (kNN-LM, datastore.py). `build` reads the training split of a
 dataset that has the model's tokens. `score` chooses weight and temperature on the first half of the
