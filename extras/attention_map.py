@@ -3,6 +3,11 @@ python -m extras.attention_map RUN --start="First Citizen:" [--layer=0] [--out=m
 
 Draw how much each token of a prompt attends to each earlier one, in every head of a layer. RUN is a
 run folder, or pretrained weights as in sample.py --init_from.
+
+Attention is linear in its values: with unit vectors as values, its output is the weights. They are
+therefore read from the model itself, with its positions, masks, caps and shared heads; no second
+implementation computes them.
+Shapes: T tokens, H heads, K heads of keys and values, D the size of a head.
 """
 
 import io
@@ -16,10 +21,12 @@ from common.errors import UserError, run, starting
 if __name__ == "__main__":
     starting("extras.attention_map")
 
+import torch
+from torch.nn import functional as F
+
 from common.configurator import NonNegativeInt, build, load
 from common.files import write
 from sample import check_context, choose_device, is_run, open_weights
-from sampling.attention_map import attention_weights, check_layer, panel, read
 from sampling.fast import make_fast
 from sampling.prompts import fit, note, read_prompts
 from sampling.settings import SampleConfig
@@ -29,6 +36,76 @@ from sampling.settings import SampleConfig
 class MapConfig:
     layer: NonNegativeInt = 0  # from 0
     out: str = "map.png"  # the picture
+
+
+def has_map(attn):
+    """Whether a mixer's output is a mean of the values that its matrix wv makes."""
+    changed = ("sinks", "share", "value_table", "gate")
+    plain = hasattr(attn, "n_head") and not getattr(attn, "normed", False)
+    plain = plain and "xsa" not in getattr(attn, "extra", ())
+    return plain and all(getattr(attn, name, None) is None for name in changed)
+
+
+@torch.inference_mode()
+def attention_weights(model, idx, layer):
+    """The weights (H, T, T) with which each token of idx (1, T) attends to each other in a
+    layer."""
+    attn = model.blocks[layer].attn
+    T = idx.size(1)
+    H = attn.n_head
+    K = getattr(attn, "n_kv_head", H)
+    outputs = []  # (T, H, D) each, the output of the attention for D of the tokens
+
+    def unit_vectors(module, inputs, v):  # values (1, T, K D) that are 1 for D tokens at a time
+        D = v.size(-1) // K
+        first = len(outputs) * D
+        eye = torch.eye(T, device=v.device, dtype=v.dtype)[:, first : first + D]  # (T, D or less)
+        return F.pad(eye, (0, D - eye.size(1))).repeat(1, K)[None]
+
+    def keep(module, inputs):
+        outputs.append(inputs[0].view(T, H, -1))
+
+    hooks = [attn.wv.register_forward_hook(unit_vectors), attn.wo.register_forward_pre_hook(keep)]
+    try:
+        while sum(y.size(-1) for y in outputs) < T:
+            model(idx, last_only=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.cat(outputs, dim=-1)[..., :T].transpose(0, 1).float().cpu()
+
+
+def panel(axes, weights, labels, size, step=1):
+    """Draw the weights (T, T) of one head, with every `step`-th of the T labels, `size` points
+    high. Returns the image."""
+    style = dict(vmin=0, vmax=1, cmap="Blues", interpolation="none")
+    image = axes.imshow(weights.numpy(), **style)
+    ticks = range(0, len(weights), step)
+    shown = [label.replace("$", r"\$") for label in labels[::step]]
+    upright = all(len(label) == 1 for label in labels)
+    font = dict(fontsize=size, family="monospace")
+    axes.set_xticks(ticks, shown, rotation=0 if upright else 90, **font)
+    axes.set_yticks(ticks, shown, **font)
+    axes.tick_params(length=1, pad=1)
+    return image
+
+
+def check_layer(model, layer):
+    """Raise UserError if there is no such layer, or no attention in it that can be drawn."""
+    if layer >= len(model.blocks):
+        fix = f"the layers are 0 to {len(model.blocks) - 1}"
+        raise UserError(f"there is no layer {layer}", f"layer={layer}", fix)
+
+    if not has_map(model.blocks[layer].attn):
+        fix = "choose a layer whose mixer is attention, without gate, sink, or changed values"
+        raise UserError(f"layer {layer} has no attention to draw", f"layer={layer}", fix)
+
+
+def prompt_of(model, tokenizer, prompt, context=None):
+    """(the last `context` tokens of a prompt (1, T), their texts); context None: block_size."""
+    ids = tokenizer.prompt(prompt)[-(context or model.config.block_size) :]
+    labels = [repr(tokenizer.decode([token]))[1:-1].replace(" ", "␣") for token in ids]
+    return torch.tensor([ids], device=next(model.parameters()).device), labels
 
 
 def picture(weights, labels, title):
@@ -72,7 +149,7 @@ def check_path(path):
         raise UserError("no picture can be written here", f"out={path}", fix)
 
 
-def read_settings(argv):
+def read(argv):
     """(MapConfig, SampleConfig, name of the model) of a command line."""
     values, names = load(argv, [MapConfig, SampleConfig], __doc__)
     if len(names) != 1:
@@ -82,7 +159,7 @@ def read_settings(argv):
 
 
 def main(argv):
-    settings, config, name = read_settings(argv)
+    settings, config, name = read(argv)
     (text,) = read_prompts(config.start)
     check_path(settings.out)
     device, dtype = choose_device(config)
@@ -91,7 +168,7 @@ def main(argv):
     check_context(model, config.context)
     check_layer(model, settings.layer)
     prompt = fit(tokenizer, text, "", config.skip_unknown)
-    idx, labels = read(model, tokenizer, prompt, config.context)
+    idx, labels = prompt_of(model, tokenizer, prompt, config.context)
     model = make_fast(model, dtype)
     model = getattr(model, "model", model)  # without the Fast one around it
     weights = attention_weights(model, idx, settings.layer)

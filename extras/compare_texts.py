@@ -62,7 +62,7 @@ def write_side_by_side(opened, config):
                 print("---------------", flush=True)
 
 
-def read_settings(argv):
+def read(argv):
     """(SampleConfig, names of the models) of a command line."""
     values, names = load(argv, [SampleConfig], __doc__)
     if len(names) < 2:
@@ -75,7 +75,7 @@ def read_settings(argv):
 
 
 def main(argv):
-    config, names = read_settings(argv)
+    config, names = read(argv)
     texts = read_prompts(config.start, config.prompts)
     device, dtype = choose_device(config)
     opened = [

@@ -151,7 +151,7 @@ def clean(text):
     return printable(text.replace("\t", "    ").replace("\n", "↵"))
 
 
-def read_settings(argv):
+def read(argv):
     """(ScoreConfig, SampleConfig, names of the models) of a command line."""
     values, names = load(argv, [ScoreConfig, SampleConfig], __doc__)
     if not names:
@@ -160,7 +160,7 @@ def read_settings(argv):
 
 
 def main(argv):
-    settings, config, names = read_settings(argv)
+    settings, config, names = read(argv)
     text = read_text(settings.text, "text", "check the path after --text=")
     device, dtype = choose_device(config)
     rows = []

@@ -172,7 +172,7 @@ def open_draft(name, tokenizer, device, dtype):
     return make_fast(model, dtype)
 
 
-def read_settings(argv):
+def read(argv):
     """(SpeculativeConfig, SampleConfig, name of the model) of a command line."""
     values, names = load(argv, [SpeculativeConfig, SampleConfig], __doc__)
     if len(names) != 1:
@@ -182,7 +182,7 @@ def read_settings(argv):
 
 
 def main(argv):
-    settings, config, name = read_settings(argv)
+    settings, config, name = read(argv)
     texts = read_prompts(config.start, config.prompts)
     device, dtype = choose_device(config)
     opened = open_model(name, texts, config, device, dtype, pretrained=not is_run(name))

@@ -32,7 +32,6 @@ LINES = [line for block in BLOCKS for line in block.replace("\\\n", "").splitlin
 BENCH = (ROOT / "bench/README.md").read_text(encoding="utf-8")
 LINES += re.findall(r"^\| `([^`]+)`", BENCH.replace("CONFIG", "config/ablate_shakespeare.py"), re.M)
 COMMANDS = sorted({line for line in LINES if re.match(r"(\.venv/bin/)?python |torchrun ", line)})
-COMMANDS = [line for line in COMMANDS if "-m extras." not in line]  # these are in tests/extras
 CONFIGS = {
     "sample.py": sample.SampleConfig,
     "prepare.py": prepare.PrepareConfig,

@@ -215,7 +215,7 @@ def write(name, config, store):
     write_all(Opened(name, WithNeighbours(model, memory), tokenizer, prompts), config)
 
 
-def read_settings(argv):
+def read(argv):
     """(command, name of the run, its settings) of a command line."""
     command = next((word for word in argv if not word.startswith("--")), "")
     kinds = [WriteConfig, SampleConfig] if command == "write" else [KnnConfig]
@@ -233,7 +233,7 @@ def read_settings(argv):
 
 
 def main(argv):
-    command, name, settings = read_settings(argv)
+    command, name, settings = read(argv)
     if command == "build":
         make(name, settings)
     elif command == "score":

@@ -15,7 +15,6 @@ if __name__ == "__main__":
     starting("extras.serve")
 
 from common.configurator import Range, build, load
-from extras.serve import server
 from sample import choose_device, is_run, open_model
 from sampling.prompts import read_prompts
 from sampling.settings import SampleConfig
@@ -26,7 +25,7 @@ class ServeConfig:
     port: Annotated[int, Range(least=1, most=65535)] = 8000  # on 127.0.0.1
 
 
-def read_settings(argv):
+def read(argv):
     """(ServeConfig, SampleConfig, names of the models) of a command line."""
     values, names = load(argv, [ServeConfig, SampleConfig], __doc__)
     if len(names) not in (1, 2):
@@ -36,7 +35,9 @@ def read_settings(argv):
 
 
 def main(argv):
-    settings, config, names = read_settings(argv)
+    settings, config, names = read(argv)
+    from extras.serve import server  # here, since --help needs none of its packages
+
     texts = read_prompts(config.start)
     listener = server.listen(settings.port)
     device, dtype = choose_device(config)

@@ -10,13 +10,7 @@ from rich.cells import cell_len
 import sample
 from common.errors import UserError
 from extras import compare_texts
-from helpers.commands import documented
 from helpers.two_runs import two_runs
-
-
-@pytest.mark.parametrize("argv", documented("extras.compare_texts"), ids=" ".join)
-def test_the_commands_of_the_docs_are_read(argv):
-    compare_texts.read_settings(argv)
 
 
 def test_columns(capsys, monkeypatch):

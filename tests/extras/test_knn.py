@@ -12,7 +12,6 @@ import train
 from common.errors import UserError
 from extras.knn import __main__ as knn
 from extras.knn import datastore as memory
-from helpers.commands import documented
 from helpers.runs import arguments
 from parts.cache import KVCache
 from prepare import prepare
@@ -35,11 +34,6 @@ def world(data_dir, tmp_path_factory):
             patch.setattr(knn, "SHARD", 500)  # several shards
             assert command(folder, "build", name) is None
     return folder
-
-
-@pytest.mark.parametrize("argv", documented("extras.knn"), ids=" ".join)
-def test_the_commands_of_the_docs_are_read(argv):
-    knn.read_settings(argv)
 
 
 def command(folder, word, name, *more):

@@ -8,7 +8,6 @@ import torch
 
 from common.errors import UserError
 from extras import score
-from helpers.commands import documented
 from helpers.progression import CONTEXT, progression, trained
 from helpers.two_runs import two_runs
 from sample import load, steps
@@ -18,11 +17,6 @@ from tokens.tokenizer import ByteTokenizer
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     return two_runs(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.mark.parametrize("argv", documented("extras.score"), ids=" ".join)
-def test_the_commands_of_the_docs_are_read(argv):
-    score.read_settings(argv)
 
 
 def test_surprise_is_the_loss_and_what_sampling_says_of_its_own_text():

@@ -18,7 +18,6 @@ import torch
 import sample
 from common.errors import UserError
 from common.files import ROOT
-from helpers.commands import documented
 from helpers.two_runs import two_runs
 from sample import SampleConfig, Step, open_model
 
@@ -28,7 +27,7 @@ pytest.importorskip("uvicorn", reason="needs starlette and uvicorn")
 from starlette.testclient import TestClient
 
 from extras.serve import server
-from extras.serve.__main__ import main, read_settings
+from extras.serve.__main__ import main
 
 HOME = "http://127.0.0.1:8000"
 PROMPT = "the king of"
@@ -82,11 +81,6 @@ def writing(monkeypatch, ids):
             yield Step(torch.tensor([[token]]), logits)
 
     monkeypatch.setattr(server, "steps", steps)
-
-
-@pytest.mark.parametrize("argv", documented("extras.serve"), ids=" ".join)
-def test_the_commands_of_the_docs_are_read(argv):
-    read_settings(argv)
 
 
 def test_one_model_or_two():

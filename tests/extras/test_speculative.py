@@ -9,8 +9,7 @@ from scipy import stats
 
 import sample
 from common.errors import UserError
-from extras.speculative import Lookup, accept, main, read_settings, speculate
-from helpers.commands import documented
+from extras.speculative import Lookup, accept, main, speculate
 from helpers.progression import progression, trained
 from helpers.two_runs import two_runs
 from helpers.variants import close, name
@@ -118,11 +117,6 @@ def test_look_up_finds_the_latest_longest_match():
     assert proposed(5, 1, 2, 3, 6, 1, 2, 4, 5, 1, 2) == [3, 6, 1], "the longer of two"
     assert proposed(1, 2, 3, 4, 5) == proposed(1) == proposed(1, 2) == []
     assert proposed(1, 2, 3, 4, 1, 2, most=0) == []
-
-
-@pytest.mark.parametrize("argv", documented("extras.speculative"), ids=" ".join)
-def test_the_commands_of_the_docs_are_read(argv):
-    read_settings(argv)
 
 
 def test_the_command_writes_what_sample_py_writes(tmp_path, capsys):
