@@ -135,12 +135,12 @@ def masks():
 def attention(model, tokenizer, prompt, title, across=None):
     """Draw the attention of all heads of all layers over a prompt, `across` heads in a row, or a
     layer in a row. Raises UserError if a layer has none to draw."""
-    from sampling import attention_map  # here: the other pictures do not need it
+    from extras import attention_map  # here: the other pictures do not need it
 
     layers = range(len(model.blocks))
     for layer in layers:
         attention_map.check_layer(model, layer)
-    idx, labels = attention_map.read(model, tokenizer, prompt)
+    idx, labels = attention_map.prompt_of(model, tokenizer, prompt)
     weights = torch.stack([attention_map.attention_weights(model, idx, i) for i in layers])
     _, H, T, _ = weights.shape  # (layers, H, T, T)
     across = across or H

@@ -38,7 +38,7 @@ def test_rope_is_drawn_on_the_circle_and_its_scores_depend_on_the_distance():
 
 @pytest.mark.parametrize("keys", gallery.MASKS.values(), ids=str)
 def test_a_mask_is_what_the_heads_of_that_model_weigh(keys):
-    attention_map = pytest.importorskip("sampling.attention_map")
+    attention_map = pytest.importorskip("extras.attention_map")
     model = model_with(**keys)
     weights = attention_map.attention_weights(model, torch.arange(16)[None], 1)
     seen = gallery.mask(keys, 16)
@@ -56,7 +56,7 @@ def test_masks_while_sampling():
 
 @pytest.mark.parametrize("across", [None, 1])
 def test_attention_is_the_models_own(across):
-    attention_map = pytest.importorskip("sampling.attention_map")
+    attention_map = pytest.importorskip("extras.attention_map")
     model = model_with()
     prompt = "abcab"
     figure = gallery.attention(model, ByteTokenizer(), prompt, "a title", across)
@@ -71,7 +71,7 @@ def test_attention_is_the_models_own(across):
 
 
 def test_pictures_are_written(tmp_path, monkeypatch):
-    pytest.importorskip("sampling.attention_map")
+    pytest.importorskip("extras.attention_map")
     folder = tmp_path / "gallery"
     monkeypatch.setattr(gallery, "PICTURES", {"alibi": gallery.PICTURES["alibi"]})
     run = model_with(), ByteTokenizer(), {"model": "llama", "dataset": "d"}, {"step": 7}

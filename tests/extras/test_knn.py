@@ -4,18 +4,17 @@ import json
 import re
 import shutil
 
-import knn
 import numpy as np
 import pytest
 import torch
 
-import sample
 import train
 from common.errors import UserError
+from extras.knn import __main__ as knn
+from extras.knn import datastore as memory
 from helpers.runs import arguments
 from parts.cache import KVCache
 from prepare import prepare
-from sampling import knn as memory
 from tokens.token_files import load_split
 from weights import checkpoint
 
@@ -38,7 +37,7 @@ def world(data_dir, tmp_path_factory):
 
 
 def command(folder, word, name, *more):
-    run = [f"--out_dir={folder / 'run'}", f"--data_dir={folder}", "--batch_size=2"]
+    run = [str(folder / "run"), f"--data_dir={folder}", "--batch_size=2"]
     return knn.main([word, *run, f"--dataset={name}", f"--store={folder / 'store'}-{name}", *more])
 
 
@@ -102,8 +101,8 @@ def test_another_datastore_is_another_knowledge(world, capsys):
             scores = memory.WithNeighbours(model, store)(ids.view(10, 16))[0].log_softmax(-1)
             found = scores[:, :-1].gather(2, ids.view(10, 16)[:, 1:, None])
             losses[text, name] = -found.mean().item()
-        argv = [f"--out_dir={world / 'run'}", "--start=rome shall ", "--num_samples=1"]
-        sample.main([*argv, "--max_new_tokens=20", f"--knn={world / 'store'}-{name}"])
+        argv = ["write", str(world / "run"), "--start=rome shall ", "--num_samples=1"]
+        knn.main([*argv, "--max_new_tokens=20", f"--store={world / 'store'}-{name}"])
         texts.append(capsys.readouterr().out)
     assert losses["sparrow", "sparrow"] < losses["sparrow", "eagle"] - 0.3
     assert losses["eagle", "eagle"] < losses["eagle", "sparrow"] - 0.3
@@ -138,11 +137,11 @@ def test_tokens_one_at_a_time_are_the_whole(world):
 
 
 def test_what_is_no_datastore_is_refused(world, tmp_path):
-    model = [f"--out_dir={world / 'run'}", "--start=the", "--device=cpu"]
+    write = ["write", str(world / "run"), "--start=the", "--device=cpu"]
     with pytest.raises(UserError, match="cannot read.*datastore.json"):
-        sample.main([*model, f"--knn={tmp_path}"])
-    with pytest.raises(UserError, match="knn needs float32"):
-        sample.main([*model, f"--knn={tmp_path}", "--dtype=int8"])
+        knn.main([*write, f"--store={tmp_path}"])
+    with pytest.raises(UserError, match="dtype=int8"):
+        knn.main([*write, f"--store={tmp_path}", "--dtype=int8"])
     with pytest.raises(UserError, match="there is something already"):
         command(world, "build", "eagle")
 
@@ -154,7 +153,7 @@ def test_what_is_no_datastore_is_refused(world, tmp_path):
         """Of the store, with some facts changed."""
         (store / "datastore.json").write_text(json.dumps(facts | changed))
         with pytest.raises(UserError, match=words):
-            sample.main([*model, f"--knn={store}"])
+            knn.main([*write, f"--store={store}"])
 
     check_refused("belongs to other weights", weights="0")
     tokens = np.load(store / "tokens.npy")

@@ -1,11 +1,11 @@
 """
-The page of `python sample.py --serve`: one or two models write side by side, token by token. The
-server answers this computer alone, on 127.0.0.1; docs/sampling.md lists the requests. All
-computation runs in one thread, so that two models take turns and no two requests use a model at
-once. It needs starlette and uvicorn.
+The server of the page: it answers this computer alone, on 127.0.0.1; docs/sampling.md lists the
+requests. All computation runs in one thread, so that two models take turns and no two requests use
+a model at once.
 """
 
 import asyncio
+import codecs
 import dataclasses
 import json
 import os
@@ -26,10 +26,10 @@ from starlette.routing import Route
 from common.configurator import Range, check, keys
 from common.errors import UserError, one_line
 from common.runtime import seed_for
-from sampling.attention_map import attention_weights, has_map
-from sampling.decoding import Reader, Sample, likeliest, pieces, steps
-from sampling.look import LEVELS, fit, score_text
-from sampling.settings import DRAWING, SampleConfig
+from sample import steps
+from sampling.prompts import fit
+from sampling.settings import SampleConfig
+from sampling.text import Sample, likeliest
 
 FILES = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 HEADERS = {
@@ -41,11 +41,19 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-SETTINGS = (*DRAWING, "max_new_tokens", "seed", "stop")  # the keys that the page may set
-
+SETTINGS = (  # the keys of SampleConfig that the page may set
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "max_new_tokens",
+    "seed",
+    "stop",
+)
+LEVELS = (0.5, 1, 2, 4, 8)  # nats of surprise at which a token gets the next colour
 ALTERNATIVES = 10  # likeliest tokens that are sent with each token
 WRITTEN = 2_000  # new tokens of a request at most, unless the command line asks for more
-MAPPED = 2_048  # tokens of an attention map at most: it holds their square
 BODY = 2**18  # bytes of a request at most
 CONNECTIONS = 32
 
@@ -124,6 +132,12 @@ def label(tokenizer, token):
     return tokenizer.decode_bytes([token]).decode("utf-8", "backslashreplace")
 
 
+def texts_of(tokenizer, ids):
+    """The text of each token. A character that spans several tokens belongs to the last of them."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return [decoder.decode(tokenizer.decode_bytes([token])) for token in ids]
+
+
 def write(opened, config, prompt, kept):
     """Continue a prompt and the tokens `kept` after it. Yields dictionaries: the tokens that the
     model reads first, with their texts; each new token with its text (empty for a token that ends
@@ -134,16 +148,19 @@ def write(opened, config, prompt, kept):
     ids = tokenizer.prompt(prompt)
     ids += kept
     labels = [label(tokenizer, token) for token in ids]
-    yield {"tokens": ids, "texts": pieces(tokenizer, ids), "labels": labels, "kept": len(kept)}
+    yield {"tokens": ids, "texts": texts_of(tokenizer, ids), "labels": labels, "kept": len(kept)}
 
     sample = Sample(prompt, tokenizer, config.stop)
     sample.decoder.decode(tokenizer.decode_bytes(kept))  # it may end within a character
     idx = torch.tensor([ids], device=next(opened.model.parameters()).device)  # (1, T)
     seeds = [seed_for(config.seed, 0, *ids)]
-    settings = dict(context=config.context, vocab_size=tokenizer.vocab_size, **config.settings())
-    waiting, begin = [], 0  # tokens whose text may be the beginning of `stop`
-    for step in steps(opened.model, idx, config.max_new_tokens, seeds, **settings):
-        token, logits = step.token.item(), step.logits[0]  # (V)
+    reading = {"context": config.context, "vocab_size": tokenizer.vocab_size}
+    written = steps(opened.model, idx, config.max_new_tokens, seeds, **reading, **config.drawing())
+    waiting = []  # tokens whose text may be the beginning of `stop`
+    begin = 0
+    for step in written:
+        token = step.token.item()
+        logits = step.logits[0]  # (V)
         nats = -logits.float().log_softmax(-1)[token].item()  # at temperature 1, as are the others
         top = [[id, label(tokenizer, id), p] for id, p in likeliest(logits, ALTERNATIVES)]
         facts = {"id": token, "label": label(tokenizer, token), "surprise": nats, "top": top}
@@ -164,38 +181,6 @@ def write(opened, config, prompt, kept):
     yield {"end": "stop" if stopped else "length", "rest": sample.text[begin:]}
 
 
-class Served:
-    """A model on the page. Its last attention map is kept, since a cursor moves over one text."""
-
-    def __init__(self, opened, context):
-        self.opened = opened
-        self.model = getattr(opened.model, "model", opened.model)  # without the Fast one around it
-        self.reader = Reader(self.model, context)
-        self.map_key = self.weights = None
-        # heads of each layer, 0 for one without attention to show
-        mixers = [block.attn for block in self.model.blocks]
-        self.heads = [attn.n_head if has_map(attn) else 0 for attn in mixers]
-
-    def about(self):
-        return {
-            "name": self.opened.name,
-            "context": self.model.config.block_size,
-            "vocabulary": self.opened.tokenizer.vocab_size,
-            "heads": self.heads,
-        }
-
-    def attention(self, tokens, at, layer):
-        """The attention of token `at`, in the window of tokens that the model reads it in."""
-        start = self.reader.start(at + 1)
-        window = tokens[start : start + self.reader.context]
-        if self.map_key != (layer, window):
-            idx = torch.tensor([window], device=next(self.model.parameters()).device)
-            self.weights = attention_weights(self.model, idx, layer)  # (H, T, T)
-            self.map_key = layer, window
-        rows = self.weights[:, at - start, : at - start + 1]  # (H, n)
-        return {"start": start, "weights": [[round(w, 5) for w in row] for row in rows.tolist()]}
-
-
 # ---------------------------------------------------------------- the server
 
 
@@ -203,7 +188,8 @@ class Page:
     """The endpoints."""
 
     def __init__(self, opened, config):
-        self.config, self.served = config, [Served(o, config.context) for o in opened]
+        self.config = config
+        self.opened = opened
         self.most = max(WRITTEN, config.max_new_tokens)
         self.worker = ThreadPoolExecutor(1)
         kinds = keys(SampleConfig)
@@ -216,17 +202,19 @@ class Page:
 
     async def models(self, request):
         facts = {
-            "models": [served.about() for served in self.served],
+            "models": [
+                {"name": one.name, "vocabulary": one.tokenizer.vocab_size} for one in self.opened
+            ],
             "settings": {key: getattr(self.config, key) for key in SETTINGS},
-            "prompt": self.served[0].opened.prompts[0],
-            "levels": [limit for limit, _ in LEVELS[:-1]],
+            "prompt": self.opened[0].prompts[0],
+            "levels": LEVELS,
             "most": self.most,
         }
         return JSONResponse(facts)
 
     async def write(self, request):
         data = await read(request, self.kinds)
-        opened = self.served[data.get("model", 0)].opened
+        opened = self.opened[data.get("model", 0)]
         given = {key: data[key] for key in SETTINGS if key in data}
         config = dataclasses.replace(self.config, **given)
         prompt = fit(opened.tokenizer, data.get("prompt", ""), "", config.skip_unknown)
@@ -244,26 +232,6 @@ class Page:
         finally:  # after the step that may be running
             self.worker.submit(written.close)
 
-    async def score(self, request):
-        data = await read(request, {"model": self.kinds["model"], "text": str})
-        _, model, tokenizer, _ = self.served[data.get("model", 0)].opened
-        text = fit(tokenizer, data.get("text", ""), "", self.config.skip_unknown)
-        context = self.config.context
-        return JSONResponse(await self.compute(score_text, model, tokenizer, text, context))
-
-    async def attention(self, request):
-        kinds = {"model": self.kinds["model"], "tokens": list, "at": int, "layer": int}
-        data = await read(request, kinds)
-        served = self.served[data.get("model", 0)]
-        tokens = read_tokens(data, "tokens", served.opened.tokenizer)
-        at = check("at", data.get("at"), below(len(tokens)), "request")
-        layer = check("layer", data.get("layer"), below(len(served.heads)), "request")
-        if not served.heads[layer]:
-            raise HTTPException(400, f"layer {layer} has no attention to show")
-        if min(len(tokens), served.reader.context) > MAPPED:
-            raise HTTPException(400, f"attention is shown for {MAPPED:,} tokens at most")
-        return JSONResponse(await self.compute(served.attention, tokens, at, layer))
-
 
 async def show_error(request, error):
     """An error as one line. Mistakes in a request are UserErrors and HTTPExceptions."""
@@ -278,8 +246,6 @@ def make_app(page, port):
     routes = [
         Route("/models", page.models),
         Route("/write", page.write, methods=["POST"]),
-        Route("/score", page.score, methods=["POST"]),
-        Route("/attention", page.attention, methods=["POST"]),
     ]
     for name, kind in FILES.items():
         shown = Response(Path(__file__).with_name(name).read_bytes(), media_type=kind)
@@ -313,10 +279,3 @@ def make_server(opened, config, port):
         timeout_graceful_shutdown=1,
     )
     return uvicorn.Server(settings)
-
-
-def serve(opened, config, listener):
-    """Serve the page of the opened models until Ctrl-C."""
-    port = listener.getsockname()[1]
-    print(f"http://127.0.0.1:{port} shows the page; Ctrl-C ends it", flush=True)
-    make_server(opened, config, port).run(sockets=[listener])

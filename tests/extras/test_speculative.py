@@ -1,16 +1,20 @@
 """Speculative decoding: the same greedy text, the same distribution of drawn text, fewer reads."""
 
+import re
 from collections import Counter
 
 import pytest
 import torch
 from scipy import stats
 
+import sample
+from common.errors import UserError
+from extras.speculative import Lookup, accept, main, speculate
 from helpers.progression import progression, trained
+from helpers.two_runs import two_runs
 from helpers.variants import close, name
 from model_llama import Llama, LlamaConfig
-from sampling.decoding import probabilities, steps
-from sampling.speculative import Lookup, accept, speculate
+from sample import probabilities, steps
 
 HOW = dict(temperature=0.7, top_k=4, top_p=0.97)
 ENOUGH = 1e-3  # a p-value below this refutes
@@ -48,7 +52,9 @@ def test_greedy_text_is_the_models_own(arm, draft):
     ):
         settings = dict(temperature=0, **more)
         alone = list(steps(model, prompt[None], 32, **settings))
-        drafted = list(speculate(model, prompt[None], 32, drafter, most, tally=tally, **settings))
+        drafted = list(
+            speculate(model, prompt[None], 32, draft=drafter, most=most, tally=tally, **settings)
+        )
         assert text(drafted) == text(alone)
         for a, b in zip(drafted, alone, strict=True):
             assert close(a.logits, b.logits)
@@ -82,7 +88,7 @@ def p_value(counts, expected):
 def test_drawn_text_has_the_models_distribution(draft):
     """Chi-square of 800 pairs of tokens against the exact product of probabilities."""
     model, idx = tiny(0), torch.tensor([[1, 2, 3, 1, 2]])
-    pairs = [text(speculate(model, idx, 2, draft, 2, seed=seed, **HOW)) for seed in range(800)]
+    pairs = [text(speculate(model, idx, 2, [seed], draft, 2, **HOW)) for seed in range(800)]
     counts = torch.bincount(torch.tensor([5 * a + b for a, b in pairs]), minlength=25).double()
     assert p_value(counts, joint(model, idx)) > ENOUGH
 
@@ -111,3 +117,20 @@ def test_look_up_finds_the_latest_longest_match():
     assert proposed(5, 1, 2, 3, 6, 1, 2, 4, 5, 1, 2) == [3, 6, 1], "the longer of two"
     assert proposed(1, 2, 3, 4, 5) == proposed(1) == proposed(1, 2) == []
     assert proposed(1, 2, 3, 4, 1, 2, most=0) == []
+
+
+def test_the_command_writes_what_sample_py_writes(tmp_path, capsys):
+    run, other = two_runs(tmp_path)
+    options = ["--start=the king of Zoë the k", "--max_new_tokens=40", "--temperature=0"]
+    capsys.readouterr()
+    sample.main([f"--out_dir={run}", "--device=cpu", *options])
+    alone = capsys.readouterr().out
+    tally = r"draft .*: \d+% accepted, [1-5]\.\d+ tokens for each read"
+    for draft in ("lookup", run):
+        main([run, f"--draft={draft}", "--device=cpu", *options])
+        shown = capsys.readouterr()
+        assert shown.out == alone and re.search(tally, shown.err)
+    with pytest.raises(UserError, match=f"draft={other}"):
+        main([run, f"--draft={other}", "--device=cpu", *options])
+    with pytest.raises(UserError, match="nowhere"):
+        main([run, "--draft=nowhere", "--device=cpu", *options])

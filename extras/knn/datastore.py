@@ -12,7 +12,7 @@ with squared Euclidean distances d. Another datastore changes what a model knows
     FOLDER/tokens.npy               the token of each key
     FOLDER/datastore.json           the model and the text it was made of, weight, temperature
 
-bench/knn.py builds datastores, and chooses weight and temperature. Needs faiss
+python -m extras.knn builds datastores, and chooses weight and temperature. Needs faiss
 (pip install faiss-cpu).
 """
 
@@ -27,8 +27,9 @@ from common.errors import UserError
 
 NEIGHBOURS = 64  # nearest keys that count
 LISTS = 16  # inverted lists that a search reads, those with the nearest centres
-FIX = "build it again: python bench/knn.py build"
-WEIGHT, TEMPERATURE = 0.25, 10.0  # until bench/knn.py score has chosen
+FIX = "build it again: python -m extras.knn build"
+WEIGHT = 0.25  # until `python -m extras.knn score` has chosen
+TEMPERATURE = 10.0
 
 
 def identity(checkpoint_folder):
@@ -68,7 +69,8 @@ class Datastore:
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             what = f"the datastore is damaged: {type(error).__name__}"
             raise UserError(what, folder, FIX) from None
-        keys, tokens = sum(shard.ntotal for shard in self.shards), self.tokens
+        keys = sum(shard.ntotal for shard in self.shards)
+        tokens = self.tokens
         fits = [isinstance(shard, faiss.IndexIVF) for shard in self.shards]
         fits += [shard.d == config.n_embd for shard in self.shards]
         fits += [tokens.dtype.kind in "iu", tokens.shape == (keys,)]
@@ -104,7 +106,9 @@ class WithNeighbours(torch.nn.Module):
 
     def __init__(self, model, store):
         super().__init__()
-        self.model, self.store, self.config = model, store, model.config
+        self.model = model
+        self.store = store
+        self.config = model.config
 
     def forward(self, idx, targets=None, cache=None, last_only=False):
         with watched(self.model) as seen:

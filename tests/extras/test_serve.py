@@ -1,4 +1,4 @@
-"""`sample.py --serve`: the same text as on a terminal, only our own page is answered, the page in a
+"""extras/serve: the same text as on a terminal, only our own page is answered, the page in a
 real browser."""
 
 import json
@@ -16,23 +16,18 @@ import pytest
 import torch
 
 import sample
-import train
-from common.configurator import build
 from common.errors import UserError
 from common.files import ROOT
-from helpers.runs import arguments
-from prepare import prepare
-from sample import SampleConfig, open_model
-from sampling.attention_map import attention_weights
-from sampling.decoding import Step
-from sampling.look import surprise
+from helpers.two_runs import two_runs
+from sample import SampleConfig, Step, open_model
 
 pytest.importorskip("starlette", reason="needs starlette and uvicorn")
 pytest.importorskip("uvicorn", reason="needs starlette and uvicorn")
 
 from starlette.testclient import TestClient
 
-from sampling import server
+from extras.serve import server
+from extras.serve.__main__ import main
 
 HOME = "http://127.0.0.1:8000"
 PROMPT = "the king of"
@@ -41,29 +36,17 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two run folders, barely trained: a llama of characters, and a gpt2 of bytes."""
-    folder = tmp_path_factory.mktemp("serve")
-    (folder / "text.txt").write_text("the king of Zoë shall speak\n" * 200, encoding="utf-8")
-    outs = []
-    for model, tokenizer in (("llama", "char"), ("gpt2", "byte")):
-        text, data = str(folder / "text.txt"), str(folder / tokenizer)
-        prepare("words", input=text, tokenizer=tokenizer, data_dir=data)
-        outs.append(str(folder / f"out-{model}"))
-        more = ["--max_iters=12", "--learning_rate=3e-3", "--eval_interval=12"]
-        train.main(arguments(data, outs[-1], f"--model={model}", *more))
-    return outs
+    return two_runs(tmp_path_factory.mktemp("serve"))
 
 
 @pytest.fixture(scope="module")
-def config(runs):
-    values = dict(compare=",".join(runs), serve=True, device="cpu", max_new_tokens=40)
-    return build(SampleConfig, values)
+def config():
+    return SampleConfig(device="cpu", max_new_tokens=40)
 
 
 @pytest.fixture(scope="module")
 def opened(runs, config):
-    runtime = sample.set_up("cpu", "float32")
-    return [open_model(name, config, runtime, [PROMPT], "float32") for name in runs]
+    return [open_model(name, [PROMPT], config, "cpu", "float32") for name in runs]
 
 
 @pytest.fixture
@@ -98,6 +81,12 @@ def writing(monkeypatch, ids):
             yield Step(torch.tensor([[token]]), logits)
 
     monkeypatch.setattr(server, "steps", steps)
+
+
+def test_one_model_or_two():
+    for names in ([], ["a", "b", "c"]):
+        with pytest.raises(UserError, match="one model or two"):
+            main(names)
 
 
 # ---------------------------------------------------------------- the texts
@@ -140,8 +129,12 @@ def test_the_text_is_that_of_sample_py(runs, client, capsys, number, settings):
 def test_each_token_comes_with_its_surprise_and_its_alternatives(opened, client):
     head, tokens, _ = written(client, model=0, prompt=PROMPT, temperature=1.5, max_new_tokens=12)
     model, tokenizer = opened[0].model, opened[0].tokenizer
-    ids = head["tokens"] + [token["id"] for token in tokens]
-    nats = surprise(model, ids[1:], ids[0])[len(head["tokens"]) - 1 :]
+    ids = torch.tensor([head["tokens"] + [token["id"] for token in tokens[:5]]])  # (1, 16)
+    with torch.inference_mode():
+        losses = -model(ids)[0][0].log_softmax(-1)
+    first = ids.size(1) - 6
+    nats = losses[range(first, first + 5), ids[0, first + 1 :]]
+    tokens = tokens[:5]
     assert [token["surprise"] for token in tokens] == pytest.approx(nats.tolist(), abs=1e-4)
     for token in tokens:
         likely = [p for _, _, p in token["top"]]
@@ -182,18 +175,6 @@ def test_no_part_of_stop_is_shown(client, monkeypatch):
         assert [t["text"] for t in tokens] == list(shown) and end == {"end": why, "rest": ""}
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_attention_is_that_of_the_window_that_the_model_reads(opened, client, number):
-    tokens = opened[number].tokenizer.encode("the king of Zoë shall speak").tolist()
-    model = opened[number].model.model  # of a Fast one
-    for at, start in ((3, 0), (15, 0), (16, 8), (25, 16)):  # 16 tokens, then half of them again
-        found = post(client, "/attention", model=number, tokens=tokens, at=at, layer=1).json()
-        idx = torch.tensor([tokens[start : at + 1]])
-        expected = attention_weights(model, idx, 1)[:, -1]  # (H, n)
-        assert found["start"] == start
-        assert torch.allclose(torch.tensor(found["weights"]), expected, atol=2e-5)
-
-
 # ---------------------------------------------------------------- who is answered
 
 
@@ -205,7 +186,6 @@ def test_the_page_is_whole_and_asks_nobody_else(client, runs):
         assert "://" not in response.text, "an address of another server"
     facts = client.get("/models").json()
     assert [model["name"] for model in facts["models"]] == runs
-    assert [model["heads"] for model in facts["models"]] == [[2, 2], [2, 2]]
     assert facts["prompt"] == PROMPT and facts["settings"]["max_new_tokens"] == 40
 
 
@@ -245,8 +225,6 @@ def test_host_origin_and_type_are_checked(client, status, headers):
         ("write", b"{", "not JSON"),
         ("write", b"[" * 100_000, "not JSON"),
         ("write", b" " * (server.BODY + 1), "more than 262,144 bytes"),
-        ("attention", {"tokens": [1, 2, 3], "at": 3, "layer": 0}, "at=3 is out of range"),
-        ("attention", {"tokens": [1, 2, 3], "at": 1}, "layer must be int"),
     ],
 )
 def test_a_wrong_value_is_named(client, path, data, words):
@@ -342,13 +320,13 @@ def test_ctrl_c_ends_quietly_and_a_taken_port_is_one_line(runs):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "sample.py", f"--out_dir={runs[0]}", "--device=cpu", "--serve"]
+    command = [sys.executable, "-m", "extras.serve", runs[0], "--device=cpu"]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process = subprocess.Popen([*command, f"--port={port}"], cwd=ROOT, **pipes)
     try:
         assert process.stdout.readline().startswith(f"http://127.0.0.1:{port} ")
         with pytest.raises(UserError, match=f"cannot listen.*port={port}.*choose another"):
-            sample.main([f"--out_dir={runs[0]}", "--serve", f"--port={port}"])
+            main([runs[0], f"--port={port}"])
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
             page.read()
         process.send_signal(signal.SIGINT)
@@ -376,7 +354,7 @@ def browser():
         browser.close()
 
 
-def test_the_page_in_a_browser(browser, running, opened, client):
+def test_the_page_in_a_browser(browser, running, client):
     from playwright.sync_api import expect
 
     page, requested, complaints = browser.new_page(), [], []
@@ -384,12 +362,8 @@ def test_the_page_in_a_browser(browser, running, opened, client):
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(f"http://127.0.0.1:{running[0]}/")
-    columns, status = page.locator("article"), page.get_by_role("status")
-    popover, undo = page.get_by_role("dialog"), columns.nth(0).get_by_role("button", name="Undo")
-    texts = [column.get_by_role("listbox") for column in (columns.nth(0), columns.nth(1))]
-
-    def plain(column):
-        return column.locator("pre").text_content()
+    status, texts = page.get_by_role("status"), page.locator(".text")
+    popover, tokens_of = page.get_by_role("dialog"), lambda text: text.locator("span")
 
     # The sliders have names, and keys move them. Both models write what sample.py writes.
     slider = page.get_by_role("slider", name="temperature")
@@ -399,72 +373,29 @@ def test_the_page_in_a_browser(browser, running, opened, client):
     page.get_by_role("textbox", name="Prompt").fill("the Zo")
     page.get_by_role("textbox", name="Prompt").press("Control+Enter")
     expect(status).to_contain_text("done")
-    for number, text in enumerate(texts):
-        request = dict(model=number, prompt="the Zo", temperature=0.81)
-        _, tokens, end = written(client, **request)
-        expect(text.get_by_role("option")).to_have_count(6 + 40)
-        assert plain(columns.nth(number)) == "the Zo" + text_of(tokens, end)
+    for number in (0, 1):
+        text = texts.nth(number)
+        _, tokens, end = written(client, model=number, prompt="the Zo", temperature=0.81)
+        expect(tokens_of(text)).to_have_count(6 + 40)
+        assert text.text_content() == "the Zo" + text_of(tokens, end)
         levels = [sum(t["surprise"] >= limit for limit in (0.5, 1, 2, 4, 8)) for t in tokens]
         for i in (0, 20, 39):
-            expect(text.get_by_role("option").nth(6 + i)).to_contain_class(f"s{levels[i]}")
+            expect(tokens_of(text).nth(6 + i)).to_contain_class(f"s{levels[i]}")
 
     # The pointer shows the alternatives of a token; one of them is where the text goes on.
     _, tokens, _ = written(client, model=0, prompt="the Zo", temperature=0.81)
-    texts[0].get_by_role("option").nth(9).hover()
+    tokens_of(texts.nth(0)).nth(9).hover()
     expect(popover).to_be_visible()
     buttons = popover.get_by_role("button")
     expect(buttons).to_have_count(10 + (tokens[3]["id"] not in [t[0] for t in tokens[3]["top"]]))
     i = next(i for i, other in enumerate(tokens[3]["top"]) if other[0] != tokens[3]["id"])
-    before, old = "the Zo" + "".join(t["text"] for t in tokens[:3]), plain(columns.nth(0))
+    before = "the Zo" + "".join(t["text"] for t in tokens[:3])
     buttons.nth(i).click()
-    expect(undo).to_be_enabled()
+    expect(tokens_of(texts.nth(0))).to_have_count(6 + 4 + 40)
     expect(status).to_contain_text("done")
-    assert plain(columns.nth(0)).startswith(before + tokens[3]["top"][i][1])
-    expect(texts[0].get_by_role("option")).to_have_count(6 + 4 + 40)
-    text, again = plain(columns.nth(0)), browser.new_page()
-    for i, o in enumerate(opened):  # the loss of each model on this text
-        nats = sample.score_text(o.model, o.tokenizer, text)["nats_per_token"]
-        expect(page.get_by_role("cell").nth(i)).to_contain_text(f"{nats:.3f} nats per token")
-    page.get_by_role("button", name="Copy link").click()
-    again.goto(page.evaluate("location.href"))
-    expect(again.locator("pre").first).to_have_text(text, use_inner_text=False)
-    undo.click()
-    expect(columns.nth(0).locator("pre")).to_have_text(old, use_inner_text=False)
+    assert texts.nth(0).text_content().startswith(before + tokens[3]["top"][i][1])
 
-    # The same by keys: to a token, to its alternatives, and back.
-    texts[1].focus()
-    texts[1].press("End")
-    expect(texts[1]).to_have_attribute("aria-activedescendant", "t1-45")
-    texts[1].press("ArrowLeft")
-    expect(texts[1]).to_have_attribute("aria-activedescendant", "t1-44")
-    texts[1].press("Enter")
-    expect(buttons.first).to_be_focused()
-    buttons.first.press("ArrowDown")
-    expect(buttons.nth(1)).to_be_focused()
-    buttons.nth(1).press("Escape")
-    expect(texts[1]).to_be_focused()
-    expect(popover).to_be_hidden()
-
-    # The attention of a layer and a head, over the tokens that the model read, and no later ones.
-    columns.nth(0).get_by_role("combobox", name="attention").select_option("1")
-    columns.nth(0).get_by_role("combobox", name="head").select_option("1")
-    texts[0].focus()
-    for key in ("Home", "ArrowRight", "ArrowRight"):
-        texts[0].press(key)
-    expect(popover).to_contain_text("Layer 1, head 1, attends to")
-    options = texts[0].get_by_role("option")
-    legend = page.get_by_role("group", name="Colours of the tokens")
-    expect(legend).to_contain_text("share of the attention:")
-    shares = [options.nth(n).get_attribute("style") or "" for n in range(5)]
-    assert ["--w" in share for share in shares] == [True, True, True, False, False]
-
-    texts[0].press("Escape")
-    expect(legend).to_contain_text("surprise in nats:")
-
-    page.get_by_role("button", name="Score").click()
-    expect(options).to_have_count(6)
-
-    # A mistake is one line, and goes away.
+    # A mistake is one line.
     page.get_by_role("textbox", name="Prompt").fill("§")
     page.get_by_role("button", name="Write").click()
     expect(page.get_by_role("alert")).to_contain_text("'§' is not in the vocabulary")

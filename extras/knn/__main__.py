@@ -1,13 +1,10 @@
 """
-Build a datastore of a text for a trained model, and measure what it is worth (sampling/knn.py):
+python -m extras.knn build|score|write RUN --store=FOLDER [--dataset=NAME]
 
-    python bench/knn.py build --out_dir=RUN --dataset=NAME --store=FOLDER
-    python bench/knn.py score --out_dir=RUN --dataset=NAME --store=FOLDER
-    python sample.py --out_dir=RUN --knn=FOLDER --start="ROMEO:"
-
-`build` reads the training split of a dataset that has the model's tokens. `score` chooses weight
-and temperature on the first half of the validation text and reports the loss on the second;
-sample.py then uses them. Memory holds SHARD keys at a time, whatever the length of the text.
+A text as a memory beside the weights (kNN-LM, datastore.py). `build` reads the training split of a
+dataset that has the model's tokens. `score` chooses weight and temperature on the first half of the
+validation text and reports the loss on the second. `write` then writes with them, and takes the
+keys of sample.py. Memory holds SHARD keys at a time, whatever the length of the text.
 """
 
 import json
@@ -19,14 +16,21 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-if not __package__:
-    import repo_root  # noqa: F401 (puts the repo's root on the path)
-
 from common import files
 from common.configurator import NonNegativeInt, PositiveInt, build, load
 from common.errors import UserError, run
 from common.runtime import set_up
-from sampling.knn import TEMPERATURE, WEIGHT, Datastore, identity, watched
+from extras.knn.datastore import (
+    TEMPERATURE,
+    WEIGHT,
+    Datastore,
+    WithNeighbours,
+    identity,
+    watched,
+)
+from sample import Opened, build_config, fit_prompts, write_all
+from sampling.prompts import note, read_prompts
+from sampling.settings import SampleConfig
 from tokens.mixture import open_split
 from tokens.token_files import load_meta, load_tokenizer
 from weights import checkpoint
@@ -38,28 +42,31 @@ TEMPERATURES = (0.3, 1, 3, 10, 30, 100)
 
 
 @dataclass
+class WriteConfig:
+    store: str = "datastore"  # the folder of the datastore
+
+
+@dataclass
 class KnnConfig:
-    out_dir: str = "out"  # the run folder of the model
+    store: str = "datastore"  # the folder of the datastore
     checkpoint: str = "latest"  # latest, best, or a step
     data_dir: str = "data"
     dataset: str | None = None  # None: what the run was trained on
-    store: str = "datastore"  # the folder of the datastore
     tokens: NonNegativeInt = 0  # of the split to read; 0 = all
     batch_size: PositiveInt = 16
     device: str = "auto"
 
 
-def opened(config):
+def open_both(name, config):
     """(model, its identity, dataset folder, runtime). Raises UserError if the dataset has other
     tokens than the model."""
     runtime = set_up(config.device, "float32")
-    folder = checkpoint.find(config.out_dir, config.checkpoint)
-    model, tokenizer, trained, _ = checkpoint.open_run(
-        config.out_dir, checkpoint.step_of(folder), runtime.device
-    )
+    folder = checkpoint.find(name, config.checkpoint)
+    step = checkpoint.step_of(folder)
+    model, tokenizer, trained, _ = checkpoint.open_run(name, step, runtime.device)
     data = Path(config.data_dir) / (config.dataset or trained["dataset"])
     if load_tokenizer(data, load_meta(data)).to_json() != tokenizer.to_json():
-        fix = f"prepare it with --tokenizer={config.out_dir}"
+        fix = f"prepare it with --tokenizer={name}"
         raise UserError("this dataset has other tokens than the model", data, fix)
     return model, identity(folder), data, runtime
 
@@ -70,7 +77,8 @@ def states_of(model, batches, runtime):
     count."""
     with watched(model) as seen:
         for x, y in batches:
-            x, y = (torch.from_numpy(part).to(runtime.device) for part in (x, y))
+            x = torch.from_numpy(x).to(runtime.device)
+            y = torch.from_numpy(y).to(runtime.device)
             logits = model(x)[0]
             yield seen[0][y >= 0], logits[y >= 0], y[y >= 0]
 
@@ -79,13 +87,13 @@ def arrays(states, targets):
     return states.cpu().numpy().astype(np.float32), targets.cpu().numpy().astype(np.uint32)
 
 
-def make(config):
+def make(name, config):
     """Write the datastore under a temporary name and rename it. Raises UserError if something else
     is there."""
     import faiss
 
     store = Path(config.store)
-    model, weights, data, runtime = opened(config)
+    model, weights, data, runtime = open_both(name, config)
     if store.exists():
         raise UserError("there is something already", store, "choose another --store")
     split = open_split(data, "train", model.config.block_size)
@@ -131,7 +139,10 @@ def trained_index(faiss, model, split, count, config, runtime):
 def write_shards(faiss, empty, model, split, count, config, runtime, folder):
     """Write the keys of a split, SHARD at a time, in copies of the empty index. Returns (the number
     of these, arrays of the tokens)."""
-    tokens, shard, shards, at = [], faiss.clone_index(empty), 0, 0
+    tokens = []
+    shard = faiss.clone_index(empty)
+    shards = 0
+    at = 0
     batches = split.eval_batches(config.batch_size, config.tokens)
     with tqdm(total=count, desc="keys", unit_scale=True, disable=None) as bar:
         for states, _, y in states_of(model, batches, runtime):
@@ -142,14 +153,15 @@ def write_shards(faiss, empty, model, split, count, config, runtime, folder):
             bar.update(len(keys))
             if shard.ntotal >= SHARD or at == count:
                 faiss.write_index(shard, str(folder / f"{shards}.index"))
-                shard, shards = faiss.clone_index(empty), shards + 1
+                shard = faiss.clone_index(empty)
+                shards += 1
     return shards, tokens
 
 
-def measure(config):
+def measure(name, config):
     """Choose weight and temperature on the first half of the validation text, print the loss on the
     second, and store the choice."""
-    model, weights, data, runtime = opened(config)
+    model, weights, data, runtime = open_both(name, config)
     store = Datastore(config.store, weights, model.config)
     split = open_split(data, "val", model.config.block_size)
     batches = list(split.eval_batches(config.batch_size, config.tokens))
@@ -157,7 +169,8 @@ def measure(config):
         what = "the validation text is one batch, which has no halves"
         raise UserError(what, data, "choose a smaller --batch_size")
 
-    sums, targets = torch.zeros(2, len(TEMPERATURES), len(WEIGHTS)).double(), [0, 0]
+    sums = torch.zeros(2, len(TEMPERATURES), len(WEIGHTS)).double()
+    targets = [0, 0]
     scored = states_of(model, tqdm(batches, "scoring", disable=None), runtime)
     for number, (states, logits, y) in enumerate(scored):
         half = int(number >= len(batches) // 2)
@@ -165,8 +178,10 @@ def measure(config):
         targets[half] += len(y)
 
     t, w = divmod(int(sums[0].argmin()), len(WEIGHTS))
-    weight, temperature = round(WEIGHTS[w].item(), 2), float(TEMPERATURES[t])
-    alone, mixed = (sums[1, t, place].item() / targets[1] for place in (0, w))
+    weight = round(WEIGHTS[w].item(), 2)
+    temperature = float(TEMPERATURES[t])
+    alone = sums[1, t, 0].item() / targets[1]
+    mixed = sums[1, t, w].item() / targets[1]
     facts = store.facts | {"weight": weight, "temperature": temperature}
     files.write(Path(config.store) / "datastore.json", json.dumps(facts, indent=1))
     print(f"chosen on {targets[0]:,} tokens: weight {weight}, temperature {temperature:g}")
@@ -177,7 +192,8 @@ def losses(store, states, logits, y):
     """(temperatures, weights) float64: the sum of the losses of targets y (n,) in nats."""
     distances, tokens = store.search(states)
     alone = logits.float().softmax(-1).gather(1, y[:, None])  # (n, 1)
-    weights, sums = WEIGHTS.to(y.device), []
+    weights = WEIGHTS.to(y.device)
+    sums = []
     for temperature in TEMPERATURES:
         near = torch.softmax(-distances / temperature, -1)
         p_knn = (near * (tokens == y[:, None])).sum(1, keepdim=True)  # (n, 1)
@@ -186,14 +202,44 @@ def losses(store, states, logits, y):
     return torch.stack(sums)
 
 
-COMMANDS = {"build": make, "score": measure}
+def write(name, config, store):
+    """Write texts as sample.py does, with the datastore in the folder `store`."""
+    texts = read_prompts(config.start, config.prompts)
+    runtime = set_up(config.device, "float32")
+    model, tokenizer, _, state = checkpoint.open_run(name, config.checkpoint, runtime.device)
+    note(f"step {state['step']} of {name}, in float32")
+    prompts = fit_prompts(model, tokenizer, texts, config)
+    weights = identity(checkpoint.find(name, state["step"]))
+    memory = Datastore(store, weights, model.config)
+    note(f"{len(memory.tokens):,} keys of {store}, weight {memory.weight:g}")
+    write_all(Opened(name, WithNeighbours(model, memory), tokenizer, prompts), config)
+
+
+def read(argv):
+    """(command, name of the run, its settings) of a command line."""
+    command = next((word for word in argv if not word.startswith("--")), "")
+    kinds = [WriteConfig, SampleConfig] if command == "write" else [KnnConfig]
+    values, words = load(argv, kinds, __doc__)
+    if len(words) != 2 or command not in ("write", "build", "score"):
+        fix = "python -m extras.knn write RUN, or build RUN, or score RUN"
+        raise UserError("give a command and a run", "command line", fix)
+    if command != "write":
+        return command, words[1], build(KnnConfig, values)
+    config = build_config(values)
+    if config.dtype not in ("auto", "float32"):
+        what = f"neighbours are found in float32, not {config.dtype}"
+        raise UserError(what, f"dtype={config.dtype}", "leave it out")
+    return command, words[1], (config, build(WriteConfig, values).store)
 
 
 def main(argv):
-    values, words = load(argv, [KnnConfig], __doc__)
-    if len(words) != 1 or words[0] not in COMMANDS:
-        raise UserError("knn.py takes one command", "command line", "write build or score")
-    COMMANDS[words[0]](build(KnnConfig, values))
+    command, name, settings = read(argv)
+    if command == "build":
+        make(name, settings)
+    elif command == "score":
+        measure(name, settings)
+    else:
+        write(name, *settings)
 
 
 if __name__ == "__main__":

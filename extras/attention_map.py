@@ -1,5 +1,8 @@
 """
-Attention maps: how much each token of a prompt attends to each earlier one, in every head.
+python -m extras.attention_map RUN --start="First Citizen:" [--layer=0] [--out=map.png]
+
+Draw how much each token of a prompt attends to each earlier one, in every head of a layer. RUN is a
+run folder, or pretrained weights as in sample.py --init_from.
 
 Attention is linear in its values: with unit vectors as values, its output is the weights. They are
 therefore read from the model itself, with its positions, masks, caps and shared heads; no second
@@ -10,13 +13,29 @@ Shapes: T tokens, H heads, K heads of keys and values, D the size of a head.
 import io
 import math
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
+
+from common.errors import UserError, run, starting
+
+if __name__ == "__main__":
+    starting("extras.attention_map")
 
 import torch
 from torch.nn import functional as F
 
-from common.errors import UserError
+from common.configurator import NonNegativeInt, build, load
 from common.files import write
+from sample import check_context, choose_device, is_run, open_weights
+from sampling.fast import make_fast
+from sampling.prompts import fit, note, read_prompts
+from sampling.settings import SampleConfig
+
+
+@dataclass
+class MapConfig:
+    layer: NonNegativeInt = 0  # from 0
+    out: str = "map.png"  # the picture
 
 
 def has_map(attn):
@@ -31,8 +50,10 @@ def has_map(attn):
 def attention_weights(model, idx, layer):
     """The weights (H, T, T) with which each token of idx (1, T) attends to each other in a
     layer."""
-    attn, T = model.blocks[layer].attn, idx.size(1)
-    H, K = attn.n_head, getattr(attn, "n_kv_head", attn.n_head)
+    attn = model.blocks[layer].attn
+    T = idx.size(1)
+    H = attn.n_head
+    K = getattr(attn, "n_kv_head", H)
     outputs = []  # (T, H, D) each, the output of the attention for D of the tokens
 
     def unit_vectors(module, inputs, v):  # values (1, T, K D) that are 1 for D tokens at a time
@@ -69,12 +90,30 @@ def panel(axes, weights, labels, size, step=1):
     return image
 
 
+def check_layer(model, layer):
+    """Raise UserError if there is no such layer, or no attention in it that can be drawn."""
+    if layer >= len(model.blocks):
+        fix = f"the layers are 0 to {len(model.blocks) - 1}"
+        raise UserError(f"there is no layer {layer}", f"layer={layer}", fix)
+
+    if not has_map(model.blocks[layer].attn):
+        fix = "choose a layer whose mixer is attention, without gate, sink, or changed values"
+        raise UserError(f"layer {layer} has no attention to draw", f"layer={layer}", fix)
+
+
+def prompt_of(model, tokenizer, prompt, context=None):
+    """(the last `context` tokens of a prompt (1, T), their texts); context None: block_size."""
+    ids = tokenizer.prompt(prompt)[-(context or model.config.block_size) :]
+    labels = [repr(tokenizer.decode([token]))[1:-1].replace(" ", "␣") for token in ids]
+    return torch.tensor([ids], device=next(model.parameters()).device), labels
+
+
 def picture(weights, labels, title):
     """A PNG (bytes) of weights (H, T, T), a panel per head; labels: the texts of the T tokens."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    H, T = weights.shape[:2]
+    H, T, _ = weights.shape
     across = math.ceil(math.sqrt(H))
     down = math.ceil(H / across)
     inches = min(12, max(2.4, 0.13 * T))  # of a panel
@@ -107,32 +146,35 @@ def check_path(path):
     usable = path.suffix == ".png" and (path.is_file() or not path.exists())
     if not path.parent.is_dir() or not usable:
         fix = "give the name of a PNG file in a folder that exists"
-        raise UserError("no picture can be written here", f"attention={path}", fix)
+        raise UserError("no picture can be written here", f"out={path}", fix)
 
 
-def check_layer(model, layer):
-    """Raise UserError if there is no such layer, or no attention in it that can be drawn."""
-    if layer >= len(model.blocks):
-        fix = f"the layers are 0 to {len(model.blocks) - 1}"
-        raise UserError(f"there is no layer {layer}", f"layer={layer}", fix)
-
-    if not has_map(model.blocks[layer].attn):
-        fix = "choose a layer whose mixer is attention, without gate, sink, or changed values"
-        raise UserError(f"layer {layer} has no attention to draw", f"layer={layer}", fix)
+def read(argv):
+    """(MapConfig, SampleConfig, name of the model) of a command line."""
+    values, names = load(argv, [MapConfig, SampleConfig], __doc__)
+    if len(names) != 1:
+        fix = 'python -m extras.attention_map RUN --start="First Citizen:"'
+        raise UserError("name one model", "command line", fix)
+    return build(MapConfig, values), build(SampleConfig, values), names[0]
 
 
-def read(model, tokenizer, prompt, context=None):
-    """(the last `context` tokens of a prompt (1, T), their texts); context None: block_size."""
-    ids = tokenizer.prompt(prompt)[-(context or model.config.block_size) :]
-    labels = [repr(tokenizer.decode([token]))[1:-1].replace(" ", "␣") for token in ids]
-    return torch.tensor([ids], device=next(model.parameters()).device), labels
+def main(argv):
+    settings, config, name = read(argv)
+    (text,) = read_prompts(config.start)
+    check_path(settings.out)
+    device, dtype = choose_device(config)
+    model, tokenizer, what = open_weights(name, config.checkpoint, device, not is_run(name))
+    note(what)
+    check_context(model, config.context)
+    check_layer(model, settings.layer)
+    prompt = fit(tokenizer, text, "", config.skip_unknown)
+    idx, labels = prompt_of(model, tokenizer, prompt, config.context)
+    model = make_fast(model, dtype)
+    model = getattr(model, "model", model)  # without the Fast one around it
+    weights = attention_weights(model, idx, settings.layer)
+    write(settings.out, picture(weights, labels, f"{name}, layer {settings.layer}"))
+    note(f"attention of layer {settings.layer}: {settings.out}")
 
 
-def write_map(path, name, model, tokenizer, prompt, layer, context=None):
-    """Write the attention of a layer over the last `context` tokens of a prompt (None: block_size)
-    as a PNG. Raises UserError if there is no such layer."""
-    model = getattr(model, "model", model)  # unwrap a Fast model
-    check_layer(model, layer)
-    idx, labels = read(model, tokenizer, prompt, context)
-    weights = attention_weights(model, idx, layer)
-    write(path, picture(weights, labels, f"{name}, layer {layer}"))
+if __name__ == "__main__":
+    run(main)

@@ -1,26 +1,54 @@
 """
-Speculative decoding (Leviathan et al. 2023, arXiv:2211.17192): a cheap draft proposes a few tokens,
-and the model reads them all at once. With the paper's acceptance rule, the text has the same
-distribution as without a draft, and greedy text is identical. The draft is a smaller model with the
-same tokenizer, or a look-up in the text so far.
+python -m extras.speculative RUN --draft=SMALL|lookup [--start="ROMEO:"]
+
+Write as sample.py does, with fewer reads of the model: speculative decoding (Leviathan et al. 2023,
+arXiv:2211.17192). A cheap draft proposes a few tokens, and the model reads them all at once. With
+the paper's acceptance rule, the text has the same distribution as without a draft, and greedy text
+is identical. The draft is the run folder of a smaller model with the same tokenizer, or `lookup`: a
+look-up in the text so far. It takes the keys of sample.py.
 """
 
 from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+
+from common.errors import UserError, run, starting
+
+if __name__ == "__main__":
+    starting("extras.speculative")
 
 import torch
 from torch.nn import functional as F
 
-from common.errors import UserError
-from sampling.decoding import Reader, Step, draw, probabilities
-from sampling.fast import prepare
+from common.configurator import build, load
+from sample import (
+    Step,
+    build_config,
+    choose_device,
+    draw,
+    is_run,
+    open_model,
+    probabilities,
+    write_all,
+)
+from sampling.fast import make_fast
+from sampling.prompts import note, read_prompts
+from sampling.reader import Reader
+from sampling.settings import SampleConfig
 from weights.checkpoint import open_run
+
+
+@dataclass
+class SpeculativeConfig:
+    draft: str = "lookup"  # run folder of a smaller model, or lookup
 
 
 class Lookup:
     """Proposes the tokens that followed an earlier occurrence of the last few tokens (prompt
     look-up, Saxena 2023)."""
 
-    longest, shortest = 8, 2  # number of tokens that must match
+    longest = 8  # tokens that must match
+    shortest = 2
 
     def propose(self, idx, most):
         """At most `most` tokens (n,) that may follow idx (1, T), and None instead of their
@@ -41,16 +69,19 @@ class Lookup:
 class Draft:
     """Proposes tokens that a smaller model draws, with the sampling settings of the large one."""
 
-    def __init__(self, model, vocab_size, most, generator, settings):
+    def __init__(self, model, vocab_size, most, generator, drawing):
         self.reader = Reader(model, None, vocab_size, spare=most)
-        self.generator, self.settings = generator, settings
+        self.generator = generator
+        self.drawing = drawing
 
     def propose(self, idx, most):
         """`most` tokens (n,) after idx (1, T), and the probabilities q (n, V) they were drawn
         from."""
-        T, q = idx.size(1), []
+        T = idx.size(1)
+        q = []
         for _ in range(most):
-            q.append(probabilities(self.reader.read(idx)[:, 0], **self.settings, seen=idx))
+            logits = self.reader.read(idx)[:, 0]  # (1, V)
+            q.append(probabilities(logits, **self.drawing, seen=idx))
             idx = torch.cat((idx, draw(q[-1], [self.generator])), dim=1)
         return idx[0, T:], torch.cat(q) if q else None
 
@@ -82,25 +113,26 @@ def speculate(
     model,
     idx,
     max_new_tokens,
+    seeds=(0,),
     draft="lookup",
     most=4,
-    seed=0,
     tally=None,
     context=None,
     vocab_size=None,
-    **settings,
+    pad=None,
+    **drawing,
 ):
     """Like sample.steps, for one row idx (1, T): yields a Step per token, max_new_tokens of them.
 
     draft: a model with the same tokens, or "lookup". most: how many tokens are drafted at a time.
-    tally: a Counter, to which the tokens drafted and accepted and the reads are added. settings:
-    those of decoding.probabilities. The same seed gives the same text, but another text than
+    tally: a Counter, to which the tokens drafted and accepted and the reads are added. drawing: the
+    arguments of sample.probabilities. The same seed gives the same text, but another text than
     without a draft."""
-    generator = torch.Generator(idx.device).manual_seed(seed)
+    generator = torch.Generator(idx.device).manual_seed(seeds[0])
     proposer = Lookup()
     if draft != "lookup":
-        proposer = Draft(draft, vocab_size, most, generator, settings)
-    reader = Reader(model, context, vocab_size, spare=most)
+        proposer = Draft(draft, vocab_size, most, generator, drawing)
+    reader = Reader(model, context, vocab_size, pad=pad, spare=most)
     tally = Counter() if tally is None else tally
     left = max_new_tokens
 
@@ -109,8 +141,10 @@ def speculate(
         drafted, q = proposer.propose(idx, min(most, left - 1, reader.room(T)))  # (n,)
         idx = torch.cat((idx, drafted[None]), dim=1)  # (1, T + n)
         logits = reader.read(idx, last=len(drafted) + 1)[0]  # (n + 1, V)
-        rows = enumerate(logits)
-        p = [probabilities(row[None], **settings, seen=idx[:, : T + i]) for i, row in rows]
+        p = [
+            probabilities(row[None], **drawing, seen=idx[:, : T + i])
+            for i, row in enumerate(logits)
+        ]
         p = torch.cat(p)  # (n + 1, V)
         if q is None:
             q = F.one_hot(drafted, p.size(-1)).float()  # (n, V)
@@ -126,13 +160,40 @@ def speculate(
             yield Step(torch.tensor([[token]], device=idx.device), row[None])
 
 
-def open_draft(name, tokenizer, device, kind):
+def open_draft(name, tokenizer, device, dtype):
     """The draft that `speculate` takes: "lookup", or the model of a run folder with weights in the
-    number format `kind`. Raises UserError if its tokenizer differs."""
+    number format `dtype`. Raises UserError if its tokenizer differs."""
     if name == "lookup":
         return name
     model, other, *_ = open_run(name, "latest", device)
     if other.to_json() != tokenizer.to_json():
         fix = "train one on the same dataset, or use --draft=lookup"
         raise UserError("the draft has another vocabulary", f"draft={name}", fix)
-    return prepare(model, kind)[0]
+    return make_fast(model, dtype)
+
+
+def read(argv):
+    """(SpeculativeConfig, SampleConfig, name of the model) of a command line."""
+    values, names = load(argv, [SpeculativeConfig, SampleConfig], __doc__)
+    if len(names) != 1:
+        fix = "python -m extras.speculative RUN --draft=SMALL"
+        raise UserError("name one model", "command line", fix)
+    return build(SpeculativeConfig, values), build_config(values), names[0]
+
+
+def main(argv):
+    settings, config, name = read(argv)
+    texts = read_prompts(config.start, config.prompts)
+    device, dtype = choose_device(config)
+    opened = open_model(name, texts, config, device, dtype, pretrained=not is_run(name))
+    draft = open_draft(settings.draft, opened.tokenizer, device, dtype)
+    tally = Counter()
+    write_all(opened, config, rows=1, sampler=partial(speculate, draft=draft, tally=tally))
+    if tally["drafted"]:
+        accepted = tally["accepted"] / tally["drafted"]
+        each = 1 + tally["accepted"] / tally["reads"]
+        note(f"draft {settings.draft}: {accepted:.0%} accepted, {each:.2f} tokens for each read")
+
+
+if __name__ == "__main__":
+    run(main)
