@@ -279,8 +279,9 @@ def print_list(data_dir):
 
 
 def main(argv):
-    values, words = load(argv, [PrepareConfig], __doc__)
-    config = build(PrepareConfig, values)
+    given = load(argv, [PrepareConfig], __doc__)
+    words = given.words
+    config = build(PrepareConfig, given.values)
     if config.list:
         return print_list(config.data_dir)
     if len(words) != 1:

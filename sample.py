@@ -224,10 +224,10 @@ def write_all(opened, config, draft, tally):
 
 
 def main(argv):
-    values, words = configurator.load(argv, [SampleConfig], __doc__)
-    if words:
-        raise UserError(f"cannot read {words[0]}", "command line", "write --key=value")
-    config = configurator.build(SampleConfig, values)
+    given = configurator.load(argv, [SampleConfig], __doc__)
+    if given.words:
+        raise UserError(f"cannot read {given.words[0]}", "command line", "write --key=value")
+    config = configurator.build(SampleConfig, given.values)
     if config.temperature == 0 and config.num_samples > 1:
         note(f"temperature 0 always writes the same: one sample, not {config.num_samples}")
         config.num_samples = 1

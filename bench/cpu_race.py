@@ -144,8 +144,9 @@ def run_rounds(config, nanogpt, threads, scratch):
 
 
 def main(argv):
-    values, words = load(argv, [RaceConfig], __doc__)
-    config = build(RaceConfig, values)
+    given = load(argv, [RaceConfig], __doc__)
+    words = given.words
+    config = build(RaceConfig, given.values)
     nanogpt = Path(config.nanogpt)
     if words or not (nanogpt / "data/shakespeare_char/train.bin").exists():
         fix = "clone it, run its data/shakespeare_char/prepare.py, and give --nanogpt=FOLDER"

@@ -47,7 +47,7 @@ def opened(outs, config, runtime):
         folder = checkpoint.find(out, config.checkpoint)
         step = checkpoint.step_of(folder)
         model, tokenizer, keys, _ = checkpoint.open_run(out, step, runtime.device)
-        variant_config = configure(keys | {"arch": keys.get("arch") or keys["model"]})
+        variant_config = configure(keys, as_variant=True)
         runs.append((out, model, folder, keys, variant_config))
 
         data, T = Path(config.data_dir) / keys["dataset"], model.config.block_size
@@ -110,8 +110,9 @@ def loss_table(T, lines):
 
 
 def main(argv):
-    values, outs = load(argv, [ExtrapolateConfig], __doc__)
-    config = build(ExtrapolateConfig, values)
+    given = load(argv, [ExtrapolateConfig], __doc__)
+    outs = given.words
+    config = build(ExtrapolateConfig, given.values)
     if not outs:
         raise UserError("no run folders", "command line", "bench/extrapolate.py out-alibi out-rope")
     T, lines = lines_of(outs, config, set_up(config.device, "float32"))

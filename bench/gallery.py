@@ -201,10 +201,12 @@ def draw_all(config, folder):
 
 
 def main(argv):
-    values, words = load(argv, [GalleryConfig], __doc__)
-    if words:
-        raise UserError(f"{words[0]} is not a key", "command line", "write --gpt2=RUN --llama=RUN")
-    draw_all(build(GalleryConfig, values), FOLDER)
+    given = load(argv, [GalleryConfig], __doc__)
+    if given.words:
+        raise UserError(
+            f"{given.words[0]} is not a key", "command line", "write --gpt2=RUN --llama=RUN"
+        )
+    draw_all(build(GalleryConfig, given.values), FOLDER)
 
 
 if __name__ == "__main__":

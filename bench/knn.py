@@ -190,10 +190,11 @@ COMMANDS = {"build": make, "score": measure}
 
 
 def main(argv):
-    values, words = load(argv, [KnnConfig], __doc__)
+    given = load(argv, [KnnConfig], __doc__)
+    words = given.words
     if len(words) != 1 or words[0] not in COMMANDS:
         raise UserError("knn.py takes one command", "command line", "write build or score")
-    COMMANDS[words[0]](build(KnnConfig, values))
+    COMMANDS[words[0]](build(KnnConfig, given.values))
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ def main(argv):
     module = importlib.import_module(f"bench.timing.{named[0]}")
     import torch
 
-    values, _ = load(argv, [module.SpeedConfig], module.__doc__)
-    config = build(module.SpeedConfig, values)
+    given = load(argv, [module.SpeedConfig], module.__doc__)
+    config = build(module.SpeedConfig, given.values)
     device = find_device(getattr(config, "device", "cpu"))  # decoding: on a CPU alone
     torch.set_num_threads(config.threads or 1)
     command = results.command_text("speed.py", argv)

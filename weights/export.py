@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from common.configurator import build, load
 from common.errors import Failure, UserError, one_line, run
 from common.files import leftovers, partial, remedy, remove, share, sync
-from parts.architectures import ARCH, idle
+from parts.architectures import ARCH, without_effect
 from weights import gguf
 from weights.checkpoint import open_run
 from weights.families import FAMILIES, ROPE_NUMBERS, ROPE_READS
@@ -54,7 +54,7 @@ def complete(word, values, tensors):
         v["bias"] = "none"
     unread = ROPE_NUMBERS.keys() - ROPE_READS.get(v["rope_scaling"], set())
     sizes = {"multiple_of", "ffn_dim_multiplier"}  # mlp_width says it
-    return v, v.keys() - {"dropout", "attn_dropout", *sizes, *idle(v), *unread}
+    return v, v.keys() - {"dropout", "attn_dropout", *sizes, *without_effect(v), *unread}
 
 
 def describe(kind, v):
@@ -184,8 +184,9 @@ def write_atomically(dest, write, *content):
 
 
 def main(argv):
-    values, words = load(argv, [ExportConfig], __doc__)
-    config = build(ExportConfig, values)
+    given = load(argv, [ExportConfig], __doc__)
+    words = given.words
+    config = build(ExportConfig, given.values)
     if words or not config.dest:
         what = f"cannot read {words[0]}" if words else "dest is missing"
         fix = f"write --export={config.export} --out_dir=RUN --dest=NAME"

@@ -20,7 +20,7 @@ import torch
 from common.configurator import PositiveFloat, PositiveInt, check
 from common.errors import UserError, one_line
 from common.files import read_json
-from parts.architectures import ARCH, CORNERS, configure, idle, make
+from parts.architectures import ARCH, CORNERS, configure, make, without_effect
 from parts.costs import NoInitialValues
 from parts.variant import VariantConfig
 from tokens.tokenizer import tokenizer_from_json
@@ -130,7 +130,8 @@ def simplest(values):
     width = 4 * values["n_embd"] if word == "gpt2" else values["mlp_width"]
     usual = DEFAULTS | ARCH[word] | {"mlp_width": width}
     if any(usual[key] != value for key, value in values.items() if key not in own):
-        return word, {key: value for key, value in values.items() if key not in idle(values)}
+        unread = without_effect(values)
+        return word, {key: value for key, value in values.items() if key not in unread}
 
     kept = {key: value for key, value in values.items() if key in own}
     if word == "gpt2":

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from helpers.variants import close, config, name, randomised, tokens
 from parts import attention
-from parts.architectures import idle
+from parts.architectures import without_effect
 from parts.cache import KVCache
 from parts.mla import LatentAttention
 from parts.position import Where
@@ -253,9 +253,9 @@ def test_which_layers_a_key_acts_in():
 
 def test_keys_without_an_effect():
     values = dict(norm="layernorm", norm_eps=0.1, mlp="gelu", position="none", conv=4)
-    assert idle(values) == ["norm_eps"]
+    assert without_effect(values) == ["norm_eps"]
     for word in ("mla", "differential", "attention,mla"):  # with norms of their own
-        assert "norm_eps" not in idle(values | dict(mixer=word))
+        assert "norm_eps" not in without_effect(values | dict(mixer=word))
 
 
 # ---------------------------------------------------------------- masks and blocks
