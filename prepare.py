@@ -287,7 +287,9 @@ def print_list(data_dir):
 
 
 def main(argv):
-    values, words = load(argv, [PrepareConfig], __doc__, renamed=RENAMED)
+    given = load(argv, [PrepareConfig], __doc__, renamed=RENAMED)
+    values = given.values
+    words = given.words
     config = build(PrepareConfig, values)
     if config.list:
         return print_list(config.data_dir)

@@ -322,7 +322,9 @@ def build_config(values):
 
 
 def main(argv):
-    values, words = configurator.load(argv, [SampleConfig], __doc__, renamed=moved(argv))
+    given = configurator.load(argv, [SampleConfig], __doc__, renamed=moved(argv))
+    values = given.values
+    words = given.words
     if words:
         raise UserError(f"cannot read {words[0]}", "command line", "write --key=value")
     config = build_config(values)

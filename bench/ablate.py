@@ -27,9 +27,8 @@ from rich.console import Console
 from bench.ablation import costs, launch, rows
 from bench.ablation.progress import WIDTH, doing, plan_table, say
 from bench.ablation.schedule import emit, run_sweep
-from bench.ablation.settings import AblateConfig, read, split_columns
+from bench.ablation.settings import read
 from bench.ablation.sweep import Sweep
-from common.configurator import print_help
 from common.runtime import StopRequest
 from training.run_folder import duration
 
@@ -38,7 +37,8 @@ DRY_ROUNDS = 5  # rounds of timing in a dry run
 
 def plan(sweep):
     """Measure what the arms cost and print the plan. Returns the new rows of costs.jsonl."""
-    config, new_costs = sweep.config, []
+    config = sweep.config
+    new_costs = []
     sweep.read_rows()
     jobs = sweep.pending_jobs()
     if sweep.device_is_here and not config.emit and (jobs or not config.dry_run):
@@ -102,25 +102,26 @@ def ablate(*config_files, **keys):
         ablate("config/ablate_shakespeare.py", workers=2, out_dir="out-shakespeare")
 
     Raises UserError for a mistake; a run that fails is a row with this status."""
-    argv = [*config_files, *(f"--{key}={value}" for key, value in keys.items())]
-    main(argv)
-    return rows.load([read(words, __doc__)[0].out_dir for words in sweeps_of(argv)])
+    options = [f"--{key}={value}" for key, value in keys.items()]
+    _, sweeps = run_all([*config_files, *options])
+    return rows.load([sweep.out for sweep in sweeps])
 
 
-def sweeps_of(argv):
-    """The command line of each sweep: of each column that --also lists, or argv alone."""
-    rest, columns = split_columns(argv)
-    return [[*rest, f"--also={name}"] for name in columns] or [argv]
+def run_all(argv, trainer=launch.TRAINER):
+    """Run the sweeps of a command line one after the other: one for each column that --also names.
+    Returns (exit status, [Sweep]). All of them are checked before the first one runs."""
+    sweeps = [Sweep(settings, trainer) for settings in read(argv, __doc__)]
+    status = 0
+    for sweep in sweeps:
+        status = max(status, run_one(sweep))
+        if status not in (0, 1):  # stopped by a signal
+            break
+    return status, sweeps
 
 
 def main(argv, trainer=launch.TRAINER):
-    print_help(argv, __doc__, [AblateConfig])
-    statuses = []
-    for sweep in [Sweep(words, __doc__, trainer) for words in sweeps_of(argv)]:
-        statuses.append(run_one(sweep))
-        if statuses[-1] not in (0, 1):
-            break
-    return max(statuses)
+    status, _ = run_all(argv, trainer)
+    return status
 
 
 if __name__ == "__main__":

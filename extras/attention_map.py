@@ -151,7 +151,9 @@ def check_path(path):
 
 def read(argv):
     """(MapConfig, SampleConfig, name of the model) of a command line."""
-    values, names = load(argv, [MapConfig, SampleConfig], __doc__)
+    given = load(argv, [MapConfig, SampleConfig], __doc__)
+    values = given.values
+    names = given.words
     if len(names) != 1:
         fix = 'python -m extras.attention_map RUN --start="First Citizen:"'
         raise UserError("name one model", "command line", fix)

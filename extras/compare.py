@@ -26,10 +26,10 @@ from bench.ablation.tables import number
 from common import files
 from common.configurator import build, load
 from common.errors import UserError, run
-from parts.architectures import idle
+from parts.architectures import configure, without_effect
 from parts.costs import parameters
 from training.run_folder import read_log
-from training.settings import ONE_START, RENAMED, variant_config
+from training.settings import ONE_START, RENAMED
 from weights import checkpoint
 
 WRITER = "extras/compare.py"  # in our pictures: who drew them
@@ -68,9 +68,12 @@ def read_run(folder, name):
         raise UserError("no run here", folder, fix)
     config = files.read_json(folder / "config.json", fix)
     try:
-        model = asdict(variant_config(config))
-        count = parameters(variant_config(config))
-        config = {key: value for key, value in (config | model).items() if key not in idle(model)}
+        config = checkpoint.with_todays_keys(config)
+        variant = configure(config, as_variant=True)
+        count = parameters(variant)
+        config |= asdict(variant)
+        for key in without_effect(asdict(variant)):
+            del config[key]
         samples = config["batch_size"] * config["gradient_accumulation_steps"]
         step_tokens = samples * config["block_size"]
         log = pd.DataFrame(read_log(folder / "log.jsonl"))
@@ -199,7 +202,9 @@ def write_picture(figure, path):
 
 def read(argv):
     """(CompareConfig, the run folders) of a command line."""
-    values, folders = load(argv, [CompareConfig], __doc__)
+    given = load(argv, [CompareConfig], __doc__)
+    values = given.values
+    folders = given.words
     if not folders:
         raise UserError("no run folders", "command line", "type python -m extras.compare RUN RUN")
     return build(CompareConfig, values), folders

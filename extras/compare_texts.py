@@ -64,7 +64,9 @@ def write_side_by_side(opened, config):
 
 def read(argv):
     """(SampleConfig, names of the models) of a command line."""
-    values, names = load(argv, [SampleConfig], __doc__)
+    given = load(argv, [SampleConfig], __doc__)
+    values = given.values
+    names = given.words
     if len(names) < 2:
         fix = "python -m extras.compare_texts RUN RUN"
         raise UserError("name two models or more", "command line", fix)

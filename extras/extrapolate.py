@@ -131,7 +131,9 @@ def loss_table(T, lines):
 
 def read(argv):
     """(ExtrapolateConfig, the run folders) of a command line."""
-    values, outs = load(argv, [ExtrapolateConfig], __doc__)
+    given = load(argv, [ExtrapolateConfig], __doc__)
+    values = given.values
+    outs = given.words
     if not outs:
         fix = "type python -m extras.extrapolate out-alibi out-rope"
         raise UserError("no run folders", "command line", fix)

@@ -147,7 +147,9 @@ class GgufConfig:
 
 def read(argv):
     """(GgufConfig, the run folder) of a command line."""
-    values, runs = load(argv, [GgufConfig], __doc__)
+    given = load(argv, [GgufConfig], __doc__)
+    values = given.values
+    runs = given.words
     config = build(GgufConfig, values)
     if len(runs) != 1 or not config.dest:
         what = "dest is missing" if runs else "no run folder"

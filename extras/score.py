@@ -153,7 +153,9 @@ def clean(text):
 
 def read(argv):
     """(ScoreConfig, SampleConfig, names of the models) of a command line."""
-    values, names = load(argv, [ScoreConfig, SampleConfig], __doc__)
+    given = load(argv, [ScoreConfig, SampleConfig], __doc__)
+    values = given.values
+    names = given.words
     if not names:
         raise UserError("name a model", "command line", "python -m extras.score RUN --text=FILE")
     return build(ScoreConfig, values), build(SampleConfig, values), names

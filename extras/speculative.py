@@ -174,7 +174,9 @@ def open_draft(name, tokenizer, device, dtype):
 
 def read(argv):
     """(SpeculativeConfig, SampleConfig, name of the model) of a command line."""
-    values, names = load(argv, [SpeculativeConfig, SampleConfig], __doc__)
+    given = load(argv, [SpeculativeConfig, SampleConfig], __doc__)
+    values = given.values
+    names = given.words
     if len(names) != 1:
         fix = "python -m extras.speculative RUN --draft=SMALL"
         raise UserError("name one model", "command line", fix)

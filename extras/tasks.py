@@ -150,7 +150,9 @@ def make_task(task, seed=0, data_dir="data"):
 
 
 def main(argv):
-    values, words = load(argv, [TaskConfig], __doc__)
+    given = load(argv, [TaskConfig], __doc__)
+    values = given.values
+    words = given.words
     config = build(TaskConfig, values)
     if len(words) != 1:
         raise UserError("name one task", "command line", f"choose from {', '.join(TASKS)}")

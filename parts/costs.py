@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from common.configurator import PositiveInt, allowed, build, keys, load
 from common.errors import UserError, run
-from parts.architectures import ARCH, CORNERS, configure, owners
+from parts.architectures import ARCH, CORNERS, configure, readers
 from parts.part import Linear
 from parts.slots import MIXER, MLP, POSITION, SLOTS
 from parts.variant import Variant, VariantConfig
@@ -210,7 +210,7 @@ def needed(key, word, base):
         return {"block": "parallel"}
     if key == "mixer" and POSITION[base.position].acts_on not in (None, *MIXER[word].acted_on):
         return {"position": "none"}
-    slot, words = owners().get(key, (None, ()))
+    slot, words = readers().get(key, (None, ()))
     if slot is None or set(getattr(base, slot).split(",")) & set(words):
         return {}
     return {slot: words[0]}
@@ -268,23 +268,23 @@ def difference(values, pair):
 def table():
     """The slots and their words as a Markdown table; each other key stands at the slot that reads
     it."""
-    readers = owners()
+    read_by = readers()
     lines = ["| slot | words | further keys |", "|---|---|---|"]
     for slot, words in SLOTS.items():
-        own = [f"`{key}`" for key in readers if readers[key][0] == slot and key not in SLOTS]
+        own = [f"`{key}`" for key in read_by if read_by[key][0] == slot and key not in SLOTS]
         lines.append(f"| `{slot}` | `{' '.join(words)}` | {', '.join(own)} |")
-    rest = [f"`{key}`" for key in keys(VariantConfig) if key not in {*SIZES, *SLOTS, *readers}]
+    rest = [f"`{key}`" for key in keys(VariantConfig) if key not in {*SIZES, *SLOTS, *read_by}]
     lines.append(f"| other keys | {', '.join(rest)} | |")
     lines.append(f"| `arch` | `{' '.join(ARCH)}` | |")
     return "\n".join(lines)
 
 
 def main(argv):
-    given, words = load(argv, [CatalogueConfig], __doc__)
-    config = asdict(build(CatalogueConfig, given))
+    given = load(argv, [CatalogueConfig], __doc__)
+    config = asdict(build(CatalogueConfig, given.values))
     diff = config.pop("diff")
-    if words:
-        raise UserError(f"cannot use {words[0]}", "command line", "write --key=value")
+    if given.words:
+        raise UserError(f"cannot use {given.words[0]}", "command line", "write --key=value")
     if config.pop("table"):
         print(table())
     elif diff is None:

@@ -68,7 +68,7 @@ def test_command_is_accepted(command, monkeypatch, tmp_path):
         if settings.config.init_from == "scratch":
             configure({"model": settings.config.model} | settings.model)
     elif name in CONFIGS:
-        build(CONFIGS[name], load(argv, [CONFIGS[name]], "")[0])
+        build(CONFIGS[name], load(argv, [CONFIGS[name]], "").values)
     elif name == "bench/ablate.py":
         read_sweep(argv, "")
 

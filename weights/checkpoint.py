@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from common import files
 from common.errors import Failure, UserError, one_line
-from parts.architectures import configure, make, translated
+from parts.architectures import configure, make
 from parts.costs import NoInitialValues
 from tokens.tokenizer import tokenizer_from_json
 from weights import checks
@@ -34,6 +34,15 @@ NAMES = {  # the folders in ckpt/ that are ours; .tmp and .old are names of earl
     "complete": re.compile(STEP),
     "renamed": re.compile(rf"\.{STEP}\.old-[0-9a-f]{{16}}|{STEP}\.old"),
     "unfinished": re.compile(rf"\.{STEP}\.partial-[0-9a-f]{{16}}|{STEP}\.tmp"),
+}
+
+# Keys of earlier versions that are words of attn_extra now: {key: {value: word}}.
+FORMER = {
+    "attn_gate": {"head": "gate_head", "element": "gate_element"},
+    "attn_sink": {True: "sink"},
+    "value_residual": {True: "value_residual"},
+    "value_embed": {True: "value_embed"},
+    "xsa": {True: "xsa"},
 }
 
 
@@ -242,6 +251,15 @@ def flaw(folder):
     return None
 
 
+def with_todays_keys(config):
+    """The stored configuration of a run, with today's keys instead of FORMER."""
+    if "attn_extra" in config or FORMER.keys().isdisjoint(config):
+        return config
+    extras = [words[config[key]] for key, words in FORMER.items() if config.get(key) in words]
+    kept = {key: value for key, value in config.items() if key not in FORMER}
+    return kept | {"attn_extra": ",".join(extras) or "none"}
+
+
 def read(folder):
     """(state, config, tokenizer) of a checkpoint folder, as dictionaries. Raises UserError unless
     the checksums match and every value has the type and range that later code relies on."""
@@ -257,7 +275,7 @@ def read(folder):
     names = ("state", "config", "tokenizer")
     state, config, tokenizer = (files.read_json(folder / f"{name}.json", FOREIGN) for name in names)
     checks.check_state(state, folder / "state.json")
-    config = translated(config)
+    config = with_todays_keys(config)
     checks.check_config(config, folder / "config.json")
     return state, config, tokenizer
 

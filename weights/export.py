@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from common.configurator import build, load
 from common.errors import Failure, UserError, one_line, run
 from common.files import leftovers, partial, remedy, remove, share, sync
-from parts.architectures import ARCH, idle
+from parts.architectures import ARCH, without_effect
 from weights.checkpoint import open_run
 from weights.families import FAMILIES, ROPE_NUMBERS, ROPE_READS, usual_sizes
 from weights.hf import DEFAULTS, expert_names, rows, understand
@@ -51,7 +51,7 @@ def complete(word, values, tensors):
         "attn_dropout",
         "multiple_of",  # mlp_width has the width
         "ffn_dim_multiplier",
-        *idle(v),
+        *without_effect(v),
         *(ROPE_NUMBERS.keys() - ROPE_READS.get(v["rope_scaling"], set())),
     }
     return v, v.keys() - ignored
@@ -238,7 +238,9 @@ def export_run(out_dir, checkpoint, dest, write=write_folder, kinds=tuple(FAMILI
 
 
 def main(argv):
-    values, words = load(argv, [ExportConfig], __doc__, renamed=RENAMED)
+    given = load(argv, [ExportConfig], __doc__, renamed=RENAMED)
+    values = given.values
+    words = given.words
     config = build(ExportConfig, values)
     if words or not config.dest:
         what = f"cannot read {words[0]}" if words else "dest is missing"

@@ -20,7 +20,7 @@ import torch
 from common.configurator import PositiveFloat, PositiveInt, check
 from common.errors import UserError, one_line
 from common.files import read_json
-from parts.architectures import ARCH, CORNERS, configure, idle, make
+from parts.architectures import ARCH, CORNERS, configure, make, without_effect
 from parts.costs import NoInitialValues
 from parts.variant import VariantConfig
 from tokens.tokenizer import tokenizer_from_json
@@ -145,7 +145,8 @@ def simplest(values):
     if word == "llama":
         usual["mlp_width"] = values["mlp_width"]  # its multiplier gives it any width
     if any(usual[key] != value for key, value in values.items() if key not in own):
-        return word, {key: value for key, value in values.items() if key not in idle(values)}
+        unread = without_effect(values)
+        return word, {key: value for key, value in values.items() if key not in unread}
 
     kept = {key: value for key, value in values.items() if key in own}
     if word == "gpt2":

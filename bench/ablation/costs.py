@@ -17,8 +17,9 @@ from bench.ablation.turns import ratio, turns
 from common.errors import UserError, one_line
 from common.runtime import set_up
 from parts import costs
+from parts.architectures import configure
 from training.dry_run import checkpoint_bytes, kept_bytes, timed
-from training.settings import read_config, variant_config
+from training.settings import read_config
 
 WARM_UP = 3  # steps that are not timed; the first one compiles
 ROUNDS = 50  # of all arms in turn; fewer if they take long
@@ -181,7 +182,8 @@ def row_of(name, values, probe, steps, ratios):
     """The columns of costs.jsonl that are known in closed form, and those about a step. ratios: its
     times over those of the base, None if the times cannot be believed. "step_ratio" is their median
     with its 95 % interval."""
-    c, runtime = variant_config(values), probe.run.runtime
+    c = configure(values, as_variant=True)
+    runtime = probe.run.runtime
     compared = ratios is not None and name != "base" and len(ratios) > 1
     return {
         "arm": name,

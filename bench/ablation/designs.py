@@ -14,10 +14,10 @@ import pyDOE3
 from bench.ablation.settings import DESIGN, part_name
 from common.configurator import allowed, build, keys
 from common.errors import UserError
-from parts.architectures import ARCH
+from parts.architectures import ARCH, configure
 from parts.costs import needed
 from parts.variant import VariantConfig
-from training.settings import TrainConfig, variant_config
+from training.settings import TrainConfig
 
 SPARSE = ("moe", "none")  # the words of mlp that are not one dense MLP
 TRAINED_BY = ("optimizer", "schedule")  # keys of training that can be an axis
@@ -58,7 +58,7 @@ def enumerate_arms(config, base):
     if "factorial" in designs:
         return factorial_cells(config, base)
     by_hand = arms_by_hand(config)
-    here = variant_config({"model": "gpt2"} | base)
+    here = configure(base, as_variant=True)
     other_corner = ARCH["llama" if model == "gpt2" else "gpt2"]
     parts = {key: value for key, value in other_corner.items() if getattr(here, key) != value}
 
@@ -190,7 +190,7 @@ def level_name(factor, change):
 def factors_of(config, base):
     """{factor: (changes at its low level, changes at its high level)}. The low level is what the
     base has. A slot's name stands for GPT-2's and LLaMA's word. Raises UserError."""
-    here = vars(variant_config({"model": "gpt2"} | base))
+    here = vars(configure(base, as_variant=True))
     values = vars(build(TrainConfig, base)) | here | base
     factors, owners = {}, {}
     for given in [config.factors] if isinstance(config.factors, dict) else config.factors or ():

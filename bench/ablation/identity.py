@@ -17,7 +17,8 @@ from dataclasses import asdict
 
 from common.configurator import build
 from common.files import ROOT
-from training.settings import TrainConfig, variant_config
+from parts.architectures import configure
+from training.settings import TrainConfig
 
 BEGIN = {"train", "make_run"}  # the functions of train.py that a run consists of
 # Packages and modules that do not compute what a run from scratch learns.
@@ -37,7 +38,7 @@ def digest(content):
 
 def code_hash(values, root=ROOT):
     """The digest of the code of a run of these values, keys of train.py with vocab_size."""
-    settings = asdict(build(TrainConfig, values)) | asdict(variant_config(values))
+    settings = asdict(build(TrainConfig, values)) | asdict(configure(values, as_variant=True))
     texts = [value for key, value in settings.items() if key not in PATHS]
     words = {word for text in texts if isinstance(text, str) for word in text.split(",")}
     return hash_of_words(frozenset(words), root)

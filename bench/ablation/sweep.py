@@ -16,16 +16,17 @@ from bench.ablation.designs import curve_arms, enumerate_arms
 from bench.ablation.identity import code_hash, digest
 from bench.ablation.progress import doing, say
 from bench.ablation.rows import control_group, is_cost, is_row, judged_arms, plan
-from bench.ablation.settings import OWNED, read
+from bench.ablation.settings import OWNED
 from common import files
 from common.configurator import build
 from common.errors import Failure, UserError
 from common.runtime import Runtime, choose_dtype, find_device, seed_for, versions
 from parts import costs
+from parts.architectures import configure
 from parts.variant import VariantConfig
 from tokens import ngrams
 from training.run_folder import check_out_dir, lock_run, read_rows
-from training.settings import TrainConfig, variant_config
+from training.settings import TrainConfig
 
 TUNING_SEED = 1000  # first seed of the runs that choose a learning rate
 REPLICATE_SEED = 10_000  # added to the data's seed of the base's second copy
@@ -53,10 +54,12 @@ STORED = (
 class Sweep:
     """A sweep that is ready to run. Raises UserError for any mistake before anything is written."""
 
-    def __init__(self, argv, usage, trainer=launch.TRAINER):
-        self.config, self.base = read(argv, usage)
-        self.command = shlex.join(["python", "bench/ablate.py", *argv])
-        self.out, self.trainer = Path(self.config.out_dir), trainer
+    def __init__(self, settings, trainer=launch.TRAINER):
+        self.config = settings.config
+        self.base = settings.base
+        self.command = shlex.join(["python", "bench/ablate.py", *settings.arguments])
+        self.out = Path(self.config.out_dir)
+        self.trainer = trainer
         self.facts = versions()
         if not self.config.dry_run:
             check_out_dir(self.out, resuming=True)
@@ -138,7 +141,7 @@ class Sweep:
         threads = self.threads if self.device_kind == "cpu" else None
         machine = {"torch": self.facts["torch"].partition("+")[0], "threads": threads}
         for arm in self.arms.values():
-            model = variant_config(arm.values, vocab_size)
+            model = configure(self.run_values(arm), as_variant=True)
             resolved = asdict(build(TrainConfig, arm.values)) | asdict(model) | machine
             # A key that is off by default counts as little as a key that does not exist yet.
             hashed = {
@@ -185,7 +188,7 @@ class Sweep:
         for row in read_rows(self.out / "costs.jsonl", is_cost):
             arm = self.arms.get(row["arm"])
             if arm is not None:
-                model = variant_config(arm.values, self.data["vocab_size"])
+                model = configure(self.run_values(arm), as_variant=True)
                 same = {"code_hash": arm.code_hash, "parameters": costs.parameters(model)}
                 rows |= {arm.name: row} if (facts | same).items() <= row.items() else {}
         quiet = {name: row for name, row in rows.items() if row.get("quiet")}
@@ -364,7 +367,7 @@ class Sweep:
     def write_plan(self):
         """Write sweep.json."""
         base, config = self.arms["base"], self.config
-        model = variant_config(base.values, self.data["vocab_size"])
+        model = configure(self.run_values(base), as_variant=True)
         values = asdict(build(TrainConfig, base.values)) | asdict(model)
         tokens = math.prod(values[key] for key in TOKENS)
         content = {key: getattr(config, key) for key in STORED} | {

@@ -219,7 +219,9 @@ def read(argv):
     """(command, name of the run, its settings) of a command line."""
     command = next((word for word in argv if not word.startswith("--")), "")
     kinds = [WriteConfig, SampleConfig] if command == "write" else [KnnConfig]
-    values, words = load(argv, kinds, __doc__)
+    given = load(argv, kinds, __doc__)
+    values = given.values
+    words = given.words
     if len(words) != 2 or command not in ("write", "build", "score"):
         fix = "python -m extras.knn write RUN, or build RUN, or score RUN"
         raise UserError("give a command and a run", "command line", fix)

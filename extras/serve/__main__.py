@@ -27,7 +27,9 @@ class ServeConfig:
 
 def read(argv):
     """(ServeConfig, SampleConfig, names of the models) of a command line."""
-    values, names = load(argv, [ServeConfig, SampleConfig], __doc__)
+    given = load(argv, [ServeConfig, SampleConfig], __doc__)
+    values = given.values
+    names = given.words
     if len(names) not in (1, 2):
         fix = "python -m extras.serve RUN [RUN]"
         raise UserError("the page shows one model or two", "command line", fix)

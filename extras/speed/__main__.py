@@ -33,7 +33,8 @@ def read(argv):
         fix = "write python -m extras.speed train, optimizer, decode, race or page"
         raise UserError("give exactly one measurement", "command line", fix)
     measurement = MEASUREMENTS[names[0]]
-    values, _ = load(argv, [measurement.SpeedConfig], measurement.__doc__)
+    given = load(argv, [measurement.SpeedConfig], measurement.__doc__)
+    values = given.values
     return names[0], build(measurement.SpeedConfig, values)
 
 

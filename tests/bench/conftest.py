@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import ablate
-from bench.ablation import costs, launch, report
+from bench.ablation import costs, launch, report, settings
 from bench.ablation.sweep import Sweep
 from helpers.ablation import STUB, arguments
 
@@ -46,7 +46,7 @@ def quick(monkeypatch):
 @pytest.fixture
 def planned(data_dir, out):
     """planned(*options): a small sweep that is ready to run in `out`."""
-    return lambda *options: Sweep(arguments(data_dir, out, *options), "")
+    return lambda *options: Sweep(*settings.read(arguments(data_dir, out, *options), ""))
 
 
 @pytest.fixture

@@ -289,7 +289,7 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 import bench.ablate
 assert "repo_root" not in sys.modules
-bench.ablate.costs.ROUNDS, bench.ablate.main.__defaults__ = 1, ({stub!r},)
+bench.ablate.costs.ROUNDS, bench.ablate.run_all.__defaults__ = 1, ({stub!r},)
 runs = bench.ablate.ablate(
     {str(ROOT / "config/ablate_shakespeare.py")!r}, arms={{"rope": dict(position="rope")}},
     dataset="words", data_dir={str(data_dir)!r}, out_dir="sweep", seeds=1, n_layer=1, n_embd=16,

@@ -4,16 +4,16 @@ import shutil
 
 import pytest
 
-from bench.ablation import arms, identity, settings, sweep
+from bench.ablation import arms, identity, sweep
 from common.files import ROOT
-from helpers.ablation import arguments, names
+from helpers.ablation import arguments, names, read_sweep
 
 
 @pytest.fixture(scope="module")
 def changed(data_dir, tmp_path_factory):
     """A function of (file, old text, new text): the names of the arms whose hash changes if a file
     of a copy of ours does."""
-    _, base = settings.read(arguments(data_dir, "out", "--axis=norm"), "")
+    _, base = read_sweep(arguments(data_dir, "out", "--axis=norm"))
     changes = {"rope": dict(position="rope"), "swiglu": dict(mlp="swiglu")}
     found = names(base, arms=changes | {"muon": dict(optimizer="muon")})
     for arm in found.values():

@@ -47,7 +47,7 @@ def accept(words):
     if hasattr(module, "read"):
         module.read(argv)
     elif hasattr(module, "CONFIG"):
-        build(module.CONFIG, load(argv, [module.CONFIG], "")[0])
+        build(module.CONFIG, load(argv, [module.CONFIG], "").values)
     return True
 
 

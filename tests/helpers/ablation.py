@@ -56,6 +56,13 @@ if not os.environ.get("STUB_FORGETS"):
 sys.exit(143 if stopped else 0)
 """.replace("HARDWARE", repr(versions()["hardware"]))
 
+
+def read_sweep(argv):
+    """(AblateConfig, {key of train.py: value}) of the command line of one sweep."""
+    (made,) = settings.read(argv, "")
+    return made.config, made.base
+
+
 # A driver in a process of its own, on the stub.
 DRIVER = """
 import sys

@@ -5,7 +5,7 @@ import pytest
 from common.configurator import keys
 from common.errors import UserError
 from helpers.variants import ARMS, CORNER, SIZES, config
-from parts.architectures import CORNERS, configure, idle, make
+from parts.architectures import CORNERS, configure, make, without_effect
 from parts.variant import Variant, VariantConfig
 
 
@@ -79,6 +79,6 @@ def test_configure_and_make():
 
 def test_keys_without_an_effect():
     values = dict(norm="layernorm", norm_eps=0.1, mlp="gelu", position="none", conv=4)
-    assert idle(values) == ["norm_eps"]
+    assert without_effect(values) == ["norm_eps"]
     for word in ("mla", "differential", "attention,mla"):  # with norms of their own
-        assert "norm_eps" not in idle(values | dict(mixer=word))
+        assert "norm_eps" not in without_effect(values | dict(mixer=word))

@@ -130,7 +130,7 @@ def test_a_file_that_is_not_what_was_written(folder, name, text):
         (folder / name).write_text(text, errors="surrogateescape")
     load = load_meta if name == "meta.json" else lambda folder: load_tokenizer(folder, meta)
     words = message(load, folder)
-    assert re.search("garbled|not JSON|a dict is needed|cannot read|no meta.json", words)
+    assert re.search("garbled|not JSON|not a dict|cannot read|no meta.json", words)
     assert str(folder) in words and "prepare.py mybook" in words
 
 
