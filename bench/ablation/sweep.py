@@ -5,25 +5,23 @@ import math
 import shlex
 import statistics
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
 from bench.ablation import costs as timing
-from bench.ablation import launch, looks, power
+from bench.ablation import fingerprint, identity, launch, looks, power
 from bench.ablation.arms import check_arm, check_changes_output, match_arm, open_data
 from bench.ablation.designs import curve_arms, enumerate_arms
-from bench.ablation.identity import code_hash, digest
+from bench.ablation.identity import configuration, digest
 from bench.ablation.progress import doing, say
 from bench.ablation.rows import control_group, is_cost, is_row, judged_arms, plan
-from bench.ablation.settings import OWNED
 from common import files
 from common.configurator import build
 from common.errors import Failure, UserError
 from common.runtime import Runtime, choose_dtype, find_device, seed_for, versions
 from parts import costs
 from parts.architectures import configure
-from parts.variant import VariantConfig
 from tokens import ngrams
 from training.run_folder import check_out_dir, lock_run, read_rows
 from training.settings import TrainConfig
@@ -32,16 +30,6 @@ TUNING_SEED = 1000  # first seed of the runs that choose a learning rate
 REPLICATE_SEED = 10_000  # added to the data's seed of the base's second copy
 CURVE_SEEDS = 3  # runs of the base at each other multiple of its tokens
 NOISE_RUNS = 5  # runs of the base from which the noise is estimated
-# Keys that change no result and are left out of a configuration's hash.
-NOT_HASHED = (
-    *OWNED,
-    *("out_dir", "data_dir", "log_interval", "log", "match"),
-    *("objective", "dpo_beta"),  # a sweep trains from scratch, so it never learns preferences
-)
-OFF = (None, False, 0, "", "none")
-DEFAULTS = {
-    field.name: field.default for kind in (TrainConfig, VariantConfig) for field in fields(kind)
-}
 # The product of these keys: the tokens that a run sees.
 TOKENS = ("max_iters", "gradient_accumulation_steps", "batch_size", "block_size")
 NOT_STORED = ("name", "values")  # what sweep.json does not repeat of an arm
@@ -75,8 +63,9 @@ class Sweep:
         machine = self.settle_machine()
         for arm in arms:
             arm.values |= machine
-            arm.code_hash = code_hash(self.run_values(arm))
         self.match()
+        with doing("computing what the arms' code does") as show:
+            self.identify(show)
         self.costs, self.predicted = {}, {}  # arm: its row of costs.jsonl, seconds of a run
         self.rows = {}  # key of a job: its row
         base = [self.arms["base"].code_hash, self.arms["base"].config_hash]
@@ -138,18 +127,49 @@ class Sweep:
         for arm in self.arms.values():
             match_arm(arm, base, self.config.match, vocab_size)
         # What a result depends on besides its code and the keys of train.py.
-        threads = self.threads if self.device_kind == "cpu" else None
-        machine = {"torch": self.facts["torch"].partition("+")[0], "threads": threads}
+        machine = {"torch": self.facts["torch"].partition("+")[0]}
+        if self.device_kind == "cpu":
+            machine["threads"] = self.threads
         for arm in self.arms.values():
-            model = configure(self.run_values(arm), as_variant=True)
-            resolved = asdict(build(TrainConfig, arm.values)) | asdict(model) | machine
-            # A key that is off by default counts as little as a key that does not exist yet.
-            hashed = {
-                key: value
-                for key, value in resolved.items()
-                if key not in NOT_HASHED and (value not in OFF or value != DEFAULTS.get(key))
-            }
+            hashed = configuration(arm.values, vocab_size) | machine
             arm.config_hash = digest([hashed, self.data["fingerprint"]])
+
+    def identify(self, show):
+        """Set the code_hash of all arms: the ids of their fingerprints. Says which arms' code has
+        changed since their fingerprints were stored."""
+        self.fingerprints = identity.stored(self.out)
+        known = identity.by_configuration(self.fingerprints)
+        for arm in self.arms.values():
+            show(arm.name)
+            values, kind = self.run_values(arm), self.data["kind"]
+            numbers = fingerprint.compute(values, kind)
+            line, changed = identity.recognise(
+                known, identity.line_of(arm.name, values, kind, numbers)
+            )
+            arm.code_hash = line["id"]
+            if line not in self.fingerprints:
+                self.fingerprints.append(line)
+            if changed:
+                say(f"the code of {arm.name} computes something else: {'; '.join(changed)}")
+
+    def identify_forms(self):
+        """Add to the stored fingerprints of the arms that are about to run the steps in the form of
+        their runs, where that is not eager float32."""
+        if not self.device_is_here:
+            return
+        pending = {job.arm for job in self.pending_jobs()}
+        missing = []
+        for line in self.fingerprints:
+            arm = self.arms.get(line["arm"])
+            current = line["arm"] in pending and line["id"] == arm.code_hash
+            if current and "form" not in line and fingerprint.has_form(arm.values):
+                missing.append(line)
+        if missing:
+            with doing("computing what the arms' code does in the form of their runs") as show:
+                for line in missing:
+                    show(line["arm"])
+                    values = self.run_values(self.arms[line["arm"]])
+                    line["form"] = fingerprint.compute_in_form(values, line["kind"])
 
     # ------------------------------------------------------------ costs
 
@@ -340,6 +360,8 @@ class Sweep:
         self.lock = lock_run(self.out, write_id=True)
         for row in new_costs:
             files.append(self.out / "costs.jsonl", row)
+        self.identify_forms()
+        identity.store(self.out, self.fingerprints)
         self.write_plan()
 
     def read_rows(self):

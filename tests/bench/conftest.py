@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import ablate
-from bench.ablation import costs, launch, report, settings
+from bench.ablation import costs, fingerprint, launch, report
 from bench.ablation.sweep import Sweep
 from helpers.ablation import STUB, arguments
 
@@ -24,7 +24,13 @@ def out(tmp_path):
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def same_code(monkeypatch):
+    """All arms compute the same, so that no fingerprint takes time."""
+    monkeypatch.setattr(fingerprint, "compute", lambda values, kind: {"loss": [1.0]})
+
+
+@pytest.fixture
+def quick(monkeypatch, same_code):
     """A report that these tests do not read, and short measurements."""
 
     def write(outs):
@@ -44,9 +50,9 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
-def planned(data_dir, out):
+def planned(data_dir, out, same_code):
     """planned(*options): a small sweep that is ready to run in `out`."""
-    return lambda *options: Sweep(*settings.read(arguments(data_dir, out, *options), ""))
+    return lambda *options: Sweep(arguments(data_dir, out, *options), "")
 
 
 @pytest.fixture
