@@ -385,13 +385,13 @@ def choice_text(kind):
 
 def help_lines(head, text):
     """The lines of one key: `head`, with the text beside it, or below it if `head` is too wide."""
-    column = KEY_WIDTH + 1
-    body = [line.replace("| ", "|") for line in textwrap.wrap(text, WIDTH - column, **WRAP)]
+    indent = KEY_WIDTH + 1
+    body = [line.replace("| ", "|") for line in textwrap.wrap(text, WIDTH - indent, **WRAP)]
     lines = [head]
     if body and len(head) <= KEY_WIDTH:
-        lines = [head.ljust(column) + body.pop(0)]
+        lines = [head.ljust(indent) + body.pop(0)]
     for line in body:
-        lines.append(" " * column + line)
+        lines.append(" " * indent + line)
     return lines
 
 
