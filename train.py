@@ -135,7 +135,6 @@ def make_run(given, runtime):
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
     samples = config.batch_size * config.gradient_accumulation_steps
     tokens = samples * model.config.block_size * (config.max_iters - state["step"])
-    runtime.auto_dtype &= not config.check  # the golden curves are of float32
     flops = 6 * report.used_parameters(model) * tokens
     why = "as asked" if given.state is None else "as set for this run"
     runtime.choose_compile(config.compile, flops, why)
@@ -404,7 +403,7 @@ def main(argv):
     if runtime.main:
         report.describe(run)
     if not config.trains:
-        return Result(check_only(run, argv))
+        return Result(check_only(run))
     if run.step > config.max_iters or run.step == run.state.get("evaluated") == config.max_iters:
         done = f"step {run.step} of {config.max_iters}: nothing to do (--max_iters=N continues)"
         report.print_once(runtime, done)
@@ -425,17 +424,15 @@ def main(argv):
     return Result(status or 0, checkpoint.find(config.out_dir), log.rows)
 
 
-def check_only(run, argv):
-    """Do what --eval_only, --dry_run, --doctor or --check asks for. Returns the exit status."""
-    from training import check, doctor, dry_run  # here, since it is rarely needed
+def check_only(run):
+    """Do what --eval_only, --dry_run or --doctor asks for. Returns the exit status."""
+    from training import doctor, dry_run  # here, since it is rarely needed
 
     with report.explained(run):
         if run.config.dry_run:
             return dry_run.dry_run(run, train_step, score, EVAL_TRAIN_TOKENS)
         if run.config.doctor:
             return doctor.doctor(run, train_step)
-        if run.config.check:
-            return check.check(run, argv, train_step)
         return report.print_evaluation(run, score, evaluate)
 
 

@@ -83,7 +83,6 @@ class TrainConfig:
     split: Literal["train", "val", "test"] = "val"  # what eval_only scores
     dry_run: bool = False  # print what the run would cost, and stop
     doctor: bool = False  # check device, disk, data, model and optimizer, and stop
-    check: bool | Literal["record"] = False  # compare with the golden curve, and stop
     # the machine
     device: str = "auto"  # cpu, cuda, cuda:N, mps
     dtype: Literal[*DTYPE] = "auto"  # float16: the loss is scaled, so that small gradients survive
@@ -94,7 +93,7 @@ class TrainConfig:
     @property
     def trains(self):
         """Whether the run trains, instead of checking something and stopping."""
-        return not (self.eval_only or self.dry_run or self.doctor or self.check)
+        return not (self.eval_only or self.dry_run or self.doctor)
 
     @property
     def datasets(self):
@@ -112,12 +111,12 @@ class TrainConfig:
         """[(whether the values are wrong, the message), ...]."""
         end = "max_iters" if self.lr_decay_iters is None else "lr_decay_iters"
         last, low, high = getattr(self, end), self.min_lr, self.learning_rate
-        modes = self.eval_only + self.dry_run + self.doctor + bool(self.check)
+        modes = self.eval_only + self.dry_run + self.doctor
         lower = f"min_lr={low} is above learning_rate={high}: the schedule decreases, so lower it"
         longer = f"warmup_iters={self.warmup_iters} is not below {end}={last}"
         alone = f"split={self.split} is scored by eval_only, and by nothing else: add --eval_only"
 
-        unfit = [key for key in ("doctor", "check", "allow_data_change") if getattr(self, key)]
+        unfit = [key for key in ("doctor", "allow_data_change") if getattr(self, key)]
         odd = f"batch_size={self.batch_size} is odd: make it even, two rows for each preference"
         several = f"dpo takes one dataset: choose from dataset={self.dataset}"
         split = f"dpo scores its validation split alone: leave split={self.split} out"
@@ -136,7 +135,7 @@ class TrainConfig:
                 f"{longer}: give a smaller --warmup_iters or a larger --{end}",
             ),
             (self.eval_tokens == 1, "eval_tokens=1 scores nothing: give 0 for all, or 2 or more"),
-            (modes > 1, "eval_only, dry_run, doctor and check do not train: choose one"),
+            (modes > 1, "eval_only, dry_run and doctor do not train: choose one"),
             (self.split != "val" and not self.eval_only, alone),
             (not self.out_dir, "out_dir is empty: name a folder"),
         ]
@@ -173,13 +172,14 @@ RESOLVED = ("device", "dtype", "compile")
 # Keys that apply to one start only: resuming does not take them from the checkpoint. (out_dir is
 # one because the folder may have been moved.)
 ONE_START = (
-    *("versions", "overwrite", "eval_only", "split", "dry_run", "doctor", "check"),
+    *("versions", "overwrite", "eval_only", "split", "dry_run", "doctor"),
     *("out_dir", "allow_data_change"),
 )
 # Keys of nanoGPT and of earlier versions that have another name here.
 RENAMED = {
     "eval_iters": "use --eval_tokens=N: evaluation scores fixed tokens, each once",
     "always_save_checkpoint": "every evaluation saves; `latest` and `best` in out_dir name steps",
+    "check": "leave it out: --doctor checks the machine, the data and the model",
     "backend": "leave it out: nccl on CUDA, gloo elsewhere",
     "decay_lr": "use --schedule=constant",
     "wandb_log": "use --log=wandb",

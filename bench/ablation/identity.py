@@ -24,7 +24,7 @@ BEGIN = {"train", "make_run"}  # the functions of train.py that a run consists o
 SILENT = (
     *("bench", "prepare", "sample", "sampling", "weights"),
     *("common.configurator", "common.errors", "common.files"),
-    *("training.check", "training.doctor", "training.dry_run", "training.report"),
+    *("training.doctor", "training.dry_run", "training.report"),
     *("training.run_folder", "training.settings"),
 )
 PATHS = ("out_dir", "data_dir", "dataset", "device")

@@ -24,7 +24,7 @@ DESIGN = {
 # Keys of train.py that the sweep gives each run.
 OWNED = (
     *("seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change"),
-    *("dry_run", "doctor", "check"),
+    *("dry_run", "doctor"),
 )
 # Keys of train.py that each command of a sweep states, even at their defaults.
 STATED = (

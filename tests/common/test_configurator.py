@@ -178,7 +178,7 @@ def test_options_are_frozen():
             allow_data_change batch_size gradient_accumulation_steps seed data_seed max_iters
             learning_rate optimizer adam_rate schedule warmup_iters lr_decay_iters min_lr
             weight_decay beta1 beta2 grad_clip objective dpo_beta eval_interval eval_tokens
-            log_interval log eval_only split dry_run doctor check device dtype compile parallel
+            log_interval log eval_only split dry_run doctor device dtype compile parallel
             activation_checkpointing""",
         GPTConfig: "block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings",
         LlamaConfig: """
@@ -204,6 +204,6 @@ def test_every_config_file_is_read(device):
         scope = lambda given: {"device": device, "device_memory": 80.0}
         values, _ = load([str(path)], [TrainConfig, VariantConfig], "", scope)
         config = build(TrainConfig, values)
-        named = config.model in path.stem or path.stem in ("first_steps", "best_shakespeare")
+        named = config.model in path.stem or path.stem == "best_shakespeare"
         assert named or config.init_from != "scratch" or config.dataset.startswith("task:")
         configure(values)

@@ -31,10 +31,6 @@ LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
         ([LLAMA, "--out_dir=out-small"], [GPT2, "--out_dir=out-small-gpt2"]),
         ([GPT2, "--out_dir=a/my-gpt2-run"], [LLAMA, "--out_dir=a/my-llama-run"]),
         ([LLAMA, "--rope_theta=5000"], []),  # a key that GPT-2 does not have
-        (
-            ["config/gpt2_124m.py", "config/first_steps.py"],
-            ["config/llama_124m.py", "config/first_steps.py"],
-        ),
         ([LLAMA, "--model=gpt2"], []),
         (["config/finetune_shakespeare.py"], []),
         (["--model=llama"], []),
