@@ -130,6 +130,8 @@ def make_run(given, runtime):
     batches = sources[0].batches
     if len(sources) > 1:
         batches = mixture.Mixture(sources, mixture.data_seed(config))
+    windows = max(source.batches.windows_per_epoch for source in sources)
+    settings.check_order(state, windows, given.folder)
     preferences.check_objective(config, model, sources)
 
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.

@@ -7,48 +7,7 @@ import numpy as np
 
 from common.errors import Failure
 
-STORED = 1 << 20  # the order of more windows than this is computed, not stored: 8 bytes each
-ROUNDS = 6  # of mixing, where the order is computed
 RELEASE = 1 << 10  # training windows, or batches of an evaluation, until pages are released
-
-
-def shuffled(random, n, first=0, step=1):
-    """The n numbers first, first + step, ... in a random order, to be sliced: an array, or, beyond
-    STORED, a Shuffled."""
-    if n <= STORED:
-        return first + step * random.permutation(n)
-    return Shuffled(random, n, first, step)
-
-
-class Shuffled:
-    """A random order in constant memory: a slice of it is computed when it is asked for.
-
-    A Feistel network maps 0 .. 4^k - 1 one-to-one onto itself (Luby & Rackoff 1988, SIAM J. Comput.
-    17(2)); a number that lands beyond n - 1 is mapped again until it does not (cycle walking, Black
-    & Rogaway 2002, CT-RSA). The round function is SplitMix64's (Steele et al. 2014, OOPSLA)."""
-
-    def __init__(self, random, n, first, step):
-        self.n, self.first, self.step = n, first, step
-        self.half = np.uint64(((n - 1).bit_length() + 1) // 2)  # k, the bits of half a number
-        self.keys = random.integers(1 << 64, size=(ROUNDS, 1), dtype=np.uint64)
-
-    def __getitem__(self, entries):
-        """The entries of a slice, (count,) int64."""
-        numbers = self.mixed(np.arange(*entries.indices(self.n), dtype=np.uint64))
-        while (beyond := numbers >= self.n).any():
-            numbers[beyond] = self.mixed(numbers[beyond])
-        return self.first + self.step * numbers.astype(np.int64)
-
-    def mixed(self, numbers):
-        """Other numbers below 4^k, one-to-one."""
-        mask = (np.uint64(1) << self.half) - np.uint64(1)
-        left, right = numbers >> self.half, numbers & mask
-        for key in self.keys:
-            z = right + key
-            z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-            z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-            left, right = right, left ^ (z ^ z >> np.uint64(31)) & mask
-        return left << self.half | right
 
 
 def release(*arrays):
@@ -70,8 +29,8 @@ def check_length(tokens):
 
 
 def visits(order, size, first, count):
-    """Entries first .. first + count - 1 of order(0), order(1), ... one after the other, each of
-    `size` entries."""
+    """(count,) entries first .. first + count - 1 of order(0), order(1), ... one after the other,
+    each of `size` entries."""
     pieces = []
     while count > 0:
         epoch, at = divmod(first, size)
@@ -87,7 +46,7 @@ class Batches:
     Each epoch cuts the N tokens into (N - block_size) // block_size windows, from a new random
     offset, so that a token is not always at the same position in its window, and visits each window
     once in a new random order. Steps, micro-batches and ranks take slices of this order. Resuming
-    needs only the step. Memory does not grow with N."""
+    needs only the step. The order takes 8 bytes of memory for each window."""
 
     masked = False  # the loss of every target counts
 
@@ -100,11 +59,14 @@ class Batches:
         self.starts = functools.lru_cache(2)(self.epoch_starts)
 
     def epoch_starts(self, epoch):
-        """The starts of an epoch's windows, in the order of the visits, to be sliced."""
+        """(windows_per_epoch,) the starts of an epoch's windows, in the order of the visits."""
         random = np.random.default_rng([self.seed, epoch])
         covered = (self.windows_per_epoch - 1) * self.block_size
         offset = int(random.integers(len(self.windows) - covered))
-        return shuffled(random, self.windows_per_epoch, offset, self.block_size)
+        starts = random.permutation(self.windows_per_epoch)
+        starts *= self.block_size
+        starts += offset
+        return starts
 
     def get(self, first, count):
         """Samples first .. first + count - 1: x and its successors y, both (count, block_size)

@@ -19,7 +19,7 @@ import functools
 
 import numpy as np
 
-from tokens.batches import RELEASE, check_length, release, shuffled, visits
+from tokens.batches import RELEASE, check_length, release, visits
 from tokens.token_files import PIECE
 
 
@@ -152,8 +152,8 @@ class PairBatches:
         self.order = functools.lru_cache(2)(self.shuffled)
 
     def shuffled(self, epoch):
-        """The numbers of the pairs, or preferences, in the order of an epoch, to be sliced."""
-        return shuffled(np.random.default_rng([self.seed, epoch]), self.groups)
+        """(groups,) the numbers of the pairs, or preferences, in the order of an epoch."""
+        return np.random.default_rng([self.seed, epoch]).permutation(self.groups)
 
     def get(self, first, count):
         """Samples first .. first + count - 1, as Pairs.rows gives them. Every row has a target."""

@@ -167,6 +167,10 @@ COURSE = (
     *("weight_decay", "beta1", "beta2", "grad_clip", "seed", "data_seed", "data_weights"),
     *("data_alpha", "dtype"),
 )
+# A checkpoint's "order" of the samples. Before it was stored, a cipher ordered more than LARGE.
+ORDER = "permutation"
+LARGE = 1 << 20
+LAST_WITH_CIPHER = "5aa2740"
 # Keys whose `auto` is resolved when a run starts. The choice is stored and kept on resuming.
 RESOLVED = ("device", "dtype", "compile")
 # Keys that apply to one start only: resuming does not take them from the checkpoint. (out_dir is
@@ -350,7 +354,7 @@ def with_number(device):
 def first_state(given, fingerprint):
     """The state that a run starts from: that of the checkpoint, or a new one. Raises UserError if
     the checkpoint was trained on other data."""
-    new = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0}
+    new = {"step": 0, "best_val_loss": None, "best_step": None, "seconds": 0.0, "order": ORDER}
     state = given.state or new | {"data": fingerprint}
     changed = state["data"] != fingerprint
     if changed and not given.config.allow_data_change:
@@ -359,8 +363,16 @@ def first_state(given, fingerprint):
         raise UserError(what, given.folder, fix)
     if changed:  # losses on the old data cannot be compared with new ones
         state |= dict.fromkeys(("best_val_loss", "best_bits_per_byte", "best_step", "evaluated"))
-        state |= {"samples": {}, "data": fingerprint}
+        state |= {"samples": {}, "data": fingerprint, "order": ORDER}
     return state
+
+
+def check_order(state, windows, folder):
+    """Raise UserError if a resumed run with so many training windows began in an order of samples
+    that is not made any more. Up to LARGE windows the order has always been a permutation."""
+    if windows > LARGE and state.get("order") != ORDER:
+        what = f"this run began with another order of its {windows:,} samples"
+        raise UserError(what, folder, f"resume it with the code of commit {LAST_WITH_CIPHER}")
 
 
 # ---------------------------------------------------------------- the model's configuration

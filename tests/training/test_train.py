@@ -19,7 +19,7 @@ import train
 from common import files, runtime
 from common.errors import Failure, UserError
 from common.runtime import Runtime, StopRequest
-from helpers.checkpoints import reseal
+from helpers.checkpoints import edit_json, reseal
 from helpers.runs import ROOT, arguments, equal, losses, made, ready, stop_after, two_ranks, weights
 from helpers.texts import message
 from parts.architectures import CORNERS, configure, make
@@ -853,3 +853,18 @@ def test_what_does_not_fit_pretrained_weights_is_said(pretrained, tmp_path, monk
     monkeypatch.setattr("weights.hf.same_tokens", lambda name, tokenizer: False)
     words = "not prepared with the tokenizer of these weights.*prepare.py NAME"
     assert re.search(words, message(train.main, run)) and not (tmp_path / "run").exists()
+
+
+def test_a_run_in_an_order_that_is_not_made_any_more_names_the_last_commit(
+    start, resume, tmp_path, monkeypatch
+):
+    """A run of more samples than LARGE that was saved before its order was stored."""
+    start("run", "--max_iters=2")
+    monkeypatch.setattr(settings, "LARGE", 1)
+    assert resume("run", "--max_iters=3") == 0
+    folder = checkpoint.find(tmp_path / "run")
+    edit_json("state", lambda state: {key: state[key] for key in state if key != "order"})(folder)
+    reseal(folder)
+    assert "5aa2740" in message(resume, "run", "--max_iters=4")
+    monkeypatch.undo()
+    assert resume("run", "--max_iters=4") == 0
