@@ -24,7 +24,7 @@ from common.runtime import set_up
 from parts.architectures import configure
 from parts.position import ROPE_SCALING
 from tokens.batches import Text
-from tokens.mixture import open_split
+from tokens.data import open_split
 from tokens.token_files import load_meta, load_tokenizer
 from weights import checkpoint
 

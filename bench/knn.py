@@ -27,7 +27,7 @@ from common.configurator import NonNegativeInt, PositiveInt, build, load
 from common.errors import UserError, run
 from common.runtime import set_up
 from sampling.knn import TEMPERATURE, WEIGHT, Datastore, identity, watched
-from tokens.mixture import open_split
+from tokens.data import open_split
 from tokens.token_files import load_meta, load_tokenizer
 from weights import checkpoint
 

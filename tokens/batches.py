@@ -1,9 +1,12 @@
-"""The order of the training samples, and the batches of an evaluation."""
+"""The order of the training samples, the loader, and the batches of an evaluation."""
 
 import functools
 import mmap
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from common.errors import Failure
 
@@ -34,9 +37,21 @@ def visits(order, size, first, count):
     pieces = []
     while count > 0:
         epoch, at = divmod(first, size)
-        pieces.append(order(epoch)[at : at + count])
-        first, count = first + len(pieces[-1]), count - len(pieces[-1])
+        piece = order(epoch)[at : at + count]
+        pieces.append(piece)
+        first += len(piece)
+        count -= len(piece)
     return np.concatenate(pieces)
+
+
+def count_targets(y):
+    """(number of targets, number of rows that have one) of a batch's y (rows, T), -1 where none
+    is."""
+    is_target = y >= 0
+    return int(is_target.sum()), int(is_target.any(1).sum())
+
+
+# ---------------------------------------------------------------- running text
 
 
 class Batches:
@@ -51,7 +66,9 @@ class Batches:
     masked = False  # the loss of every target counts
 
     def __init__(self, tokens, block_size, seed):
-        self.tokens, self.block_size, self.seed = tokens, block_size, seed
+        self.tokens = tokens
+        self.block_size = block_size
+        self.seed = seed
         # All windows of block_size + 1 tokens, as a view: (N - block_size, block_size + 1)
         self.windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), block_size + 1)
         self.windows_per_epoch = max(1, (len(tokens) - block_size) // block_size)
@@ -87,7 +104,8 @@ class Text:
     measures = ()  # of an evaluation, beside the loss
 
     def __init__(self, tokens, block_size):
-        self.tokens, self.block_size = tokens, block_size
+        self.tokens = tokens
+        self.block_size = block_size
         self.learned = tokens  # the ids whose loss counts if they are targets
 
     def __len__(self):
@@ -97,13 +115,18 @@ class Text:
         """The samples of the split in their endless order."""
         return Batches(self.tokens, self.block_size, seed)
 
+    def counts(self, y):
+        """(number of targets, number of rows that have one) of a batch's y."""
+        return count_targets(y)
+
     def eval_windows(self, limit=None):
         """(starts, number of targets) of the windows of an evaluation: all of block_size, or as
         many as `limit` tokens fill (None or 0: all), evenly spread: Shakespeare's first 8,192
         characters of validation cost 0.11 nats less than the whole."""
         n = len(self.tokens)
         targets = min(limit or n, n) - 1
-        count, windows = -(-targets // self.block_size), -(-(n - 1) // self.block_size)
+        count = -(-targets // self.block_size)
+        windows = -(-(n - 1) // self.block_size)
         return np.arange(count) * windows // max(1, count) * self.block_size, targets
 
     def eval_batches(self, batch_size, limit=None):
@@ -112,8 +135,8 @@ class Text:
         All batches have the same shape, so that a compiled model sees only one: past the end x is 0
         and y is -1. Raises Failure as Batches.get does."""
         starts, targets = self.eval_windows(limit)
-        size, tokens = batch_size * self.block_size, np.asarray(self.tokens)
-
+        size = batch_size * self.block_size
+        tokens = np.asarray(self.tokens)
         for first in range(0, len(starts), batch_size):
             if first // batch_size % RELEASE == 0:
                 release(self.tokens)
@@ -121,8 +144,10 @@ class Text:
             at = starts[first : first + batch_size, None] + np.arange(self.block_size + 1)
             ids = tokens[np.minimum(at, len(tokens) - 1)]  # (windows, block_size + 1)
             count = min(size, targets - first * self.block_size)
-            x, y = np.zeros(size, np.int64), np.full(size, -1)
-            x[:count], y[:count] = ids[:, :-1].flat[:count], ids[:, 1:].flat[:count]
+            x = np.zeros(size, np.int64)
+            x[:count] = ids[:, :-1].flat[:count]
+            y = np.full(size, -1)
+            y[:count] = ids[:, 1:].flat[:count]
             yield x.reshape(batch_size, -1), y.reshape(batch_size, -1)
 
     def scored(self, limit=None):
@@ -131,3 +156,57 @@ class Text:
             return len(self.tokens) - 1, self.tokens[1:]
         ids = np.concatenate([y[y >= 0] for _, y in self.eval_batches(1, limit)])
         return len(ids), ids
+
+
+# ---------------------------------------------------------------- the loader
+
+
+class MicroBatch(NamedTuple):
+    number: int  # in the global batch
+    inputs: list  # x and y, (batch_size, block_size) int64, and what else a loss takes
+    targets: int
+
+
+class Loader:
+    """The micro-batches of this rank, of any step. Those of the next step are read in a thread
+    while the device computes.
+
+    A step has `count` micro-batches of `size` samples, which the ranks divide among them."""
+
+    def __init__(self, batches, size, count, runtime):
+        self.batches = batches
+        self.size = size
+        self.count = count
+        self.runtime = runtime
+        self.thread = ThreadPoolExecutor(1, "loader")
+        self.ahead = {}  # {the next step: future of its micro-batches}
+
+    def get(self, step):
+        """[MicroBatch, ...] of this rank. Raises Failure as Batches.get does."""
+        future = self.ahead.get(step) or self.thread.submit(self.read, step)
+        micro_batches = future.result()
+        self.ahead = {step + 1: self.thread.submit(self.read, step + 1)}
+        return micro_batches
+
+    def read(self, step):
+        """[MicroBatch, ...] of this rank, read now."""
+        if self.runtime.device.startswith("cuda"):
+            torch.cuda.set_device(self.runtime.device)  # each thread has its own
+        micro_batches = []
+        for number in range(self.runtime.rank, self.count, self.runtime.world_size):
+            first = (step * self.count + number) * self.size
+            arrays = self.batches.get(first, self.size)
+            y = arrays[1]
+            targets = int((y >= 0).sum()) if self.batches.masked else y.size
+            inputs = [to_device(array, self.runtime.device) for array in arrays]
+            micro_batches.append(MicroBatch(number, inputs, targets))
+        return micro_batches
+
+
+def to_device(array, device):
+    """A numpy array as a tensor on the device. A copy to a GPU is queued from pinned memory, so
+    that nothing waits for it."""
+    tensor = torch.from_numpy(array)
+    if device.startswith("cuda"):
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

@@ -3,7 +3,7 @@ The settings of a training run. TrainConfig declares each key once; read_config 
 command line, the config files it names and, when resuming, the checkpoint.
 """
 
-import math
+import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -48,9 +48,7 @@ class TrainConfig:
     out_dir: str = "out"
     overwrite: bool = False  # start anew in a used out_dir; the old run is moved aside
     data_dir: str = "data"
-    dataset: str = "openwebtext"  # a folder in data_dir; a,b,c are mixed
-    data_weights: str | None = None  # shares of the samples, such as 0.7,0.3; None: by data_alpha
-    data_alpha: NonNegativeFloat = 1.0  # shares as (training tokens)^alpha: 0 = equal shares
+    dataset: str = "openwebtext"  # a folder in data_dir
     allow_data_change: bool = False  # resume although the data have changed
     # the batch
     batch_size: PositiveInt = 12  # sequences in one forward pass
@@ -70,9 +68,6 @@ class TrainConfig:
     beta1: Fraction = 0.9  # of the gradients' mean; Muon's momentum
     beta2: Fraction = 0.95
     grad_clip: NonNegativeFloat = 1.0  # largest gradient norm; 0 = no clipping
-    # rare: the objective
-    objective: Literal["next_token", "dpo"] = "next_token"  # dpo: prefer the chosen of two answers
-    dpo_beta: PositiveFloat = 0.1  # of dpo: holds the model near the one it starts from
     # evaluation and reports
     eval_interval: PositiveInt = 2000  # steps between evaluations; each saves a checkpoint
     eval_tokens: NonNegativeInt = 0  # of each validation split, spread; 0 = all, as at the end
@@ -81,8 +76,6 @@ class TrainConfig:
     # instead of training
     eval_only: bool = False  # evaluate once and stop
     split: Literal["train", "val", "test"] = "val"  # what eval_only scores
-    dry_run: bool = False  # print what the run would cost, and stop
-    doctor: bool = False  # check device, disk, data, model and optimizer, and stop
     # the machine
     device: str = "auto"  # cpu, cuda, cuda:N, mps
     dtype: Literal[*DTYPE] = "auto"  # float16: the loss is scaled, so that small gradients survive
@@ -91,81 +84,59 @@ class TrainConfig:
     activation_checkpointing: bool = False  # less memory, a third more work
 
     @property
-    def trains(self):
-        """Whether the run trains, instead of checking something and stopping."""
-        return not (self.eval_only or self.dry_run or self.doctor)
-
-    @property
-    def datasets(self):
-        """The names of the datasets."""
-        return [name.strip() for name in self.dataset.split(",")]
+    def order_seed(self):
+        """The seed of the order of the samples."""
+        return self.seed if self.data_seed is None else self.data_seed
 
     def __post_init__(self):
         """Raise ValueError for values that do not go together."""
         for is_wrong, message in self.mistakes():
             if is_wrong:
                 raise ValueError(message)
-        self.check_datasets()
 
     def mistakes(self):
         """[(whether the values are wrong, the message), ...]."""
         end = "max_iters" if self.lr_decay_iters is None else "lr_decay_iters"
-        last, low, high = getattr(self, end), self.min_lr, self.learning_rate
-        modes = self.eval_only + self.dry_run + self.doctor
-        lower = f"min_lr={low} is above learning_rate={high}: the schedule decreases, so lower it"
-        longer = f"warmup_iters={self.warmup_iters} is not below {end}={last}"
-        alone = f"split={self.split} is scored by eval_only, and by nothing else: add --eval_only"
-
-        unfit = [key for key in ("doctor", "allow_data_change") if getattr(self, key)]
-        odd = f"batch_size={self.batch_size} is odd: make it even, two rows for each preference"
-        several = f"dpo takes one dataset: choose from dataset={self.dataset}"
-        split = f"dpo scores its validation split alone: leave split={self.split} out"
-        scratch = "dpo starts from a trained model: give --init_from=RUN"
-        preference = [
-            (self.init_from == "scratch", scratch),
-            (self.batch_size % 2, odd),
-            (len(self.datasets) > 1, several),
-            (unfit, f"{', '.join(unfit)} does not work with objective=dpo: leave it out"),
-            (self.split != "val", split),
-        ]
-        general = [
-            (low is not None and low > high, lower),
+        last = getattr(self, end)
+        lower = "the schedule decreases, so lower it"
+        shorter = f"give a smaller --warmup_iters or a larger --{end}"
+        return [
+            (
+                self.min_lr is not None and self.min_lr > self.learning_rate,
+                f"min_lr={self.min_lr} is above learning_rate={self.learning_rate}: {lower}",
+            ),
             (
                 self.warmup_iters >= max(last, 1),
-                f"{longer}: give a smaller --warmup_iters or a larger --{end}",
+                f"warmup_iters={self.warmup_iters} is not below {end}={last}: {shorter}",
             ),
             (self.eval_tokens == 1, "eval_tokens=1 scores nothing: give 0 for all, or 2 or more"),
-            (modes > 1, "eval_only, dry_run and doctor do not train: choose one"),
-            (self.split != "val" and not self.eval_only, alone),
+            (
+                self.split != "val" and not self.eval_only,
+                f"split={self.split} is scored by eval_only, and by nothing else: add --eval_only",
+            ),
             (not self.out_dir, "out_dir is empty: name a folder"),
         ]
-        return general + preference if self.objective == "dpo" else general
-
-    def check_datasets(self):
-        names = self.datasets
-        if not all(names) or len(set(names)) < len(names):
-            what = f"dataset={self.dataset} names no dataset, or one twice"
-            raise ValueError(f"{what}: write --dataset=a,b,c")
-        if self.data_weights is None:
-            return
-        try:
-            shares = [float(share) for share in self.data_weights.split(",")]
-        except ValueError:
-            shares = []
-        if len(shares) != len(names) or not all(0 < share < math.inf for share in shares):
-            what = f"data_weights={self.data_weights} is not a number above 0 for each of "
-            raise ValueError(f"{what}{', '.join(names)}: write --data_weights=0.7,0.3")
-        if self.data_alpha != 1:
-            what = "data_weights and data_alpha both set the shares"
-            raise ValueError(f"{what}: give --data_weights=None or --data_alpha=1")
 
 
 # Keys that determine the losses of a run, besides the data, the model and the machine.
 COURSE = (
-    *("objective", "dpo_beta", "optimizer", "adam_rate", "schedule", "learning_rate", "min_lr"),
-    *("warmup_iters", "lr_decay_iters", "max_iters", "batch_size", "gradient_accumulation_steps"),
-    *("weight_decay", "beta1", "beta2", "grad_clip", "seed", "data_seed", "data_weights"),
-    *("data_alpha", "dtype"),
+    "optimizer",
+    "adam_rate",
+    "schedule",
+    "learning_rate",
+    "min_lr",
+    "warmup_iters",
+    "lr_decay_iters",
+    "max_iters",
+    "batch_size",
+    "gradient_accumulation_steps",
+    "weight_decay",
+    "beta1",
+    "beta2",
+    "grad_clip",
+    "seed",
+    "data_seed",
+    "dtype",
 )
 # A checkpoint's "order" of the samples. Before it was stored, a cipher ordered more than LARGE.
 ORDER = "permutation"
@@ -175,21 +146,35 @@ LAST_WITH_CIPHER = "5aa2740"
 RESOLVED = ("device", "dtype", "compile")
 # Keys that apply to one start only: resuming does not take them from the checkpoint. (out_dir is
 # one because the folder may have been moved.)
-ONE_START = (
-    *("versions", "overwrite", "eval_only", "split", "dry_run", "doctor"),
-    *("out_dir", "allow_data_change"),
-)
+ONE_START = ("versions", "overwrite", "eval_only", "split", "out_dir", "allow_data_change")
 # Keys of nanoGPT and of earlier versions that have another name here.
 RENAMED = {
     "eval_iters": "use --eval_tokens=N: evaluation scores fixed tokens, each once",
     "always_save_checkpoint": "every evaluation saves; `latest` and `best` in out_dir name steps",
-    "check": "leave it out: --doctor checks the machine, the data and the model",
+    "check": "leave it out: python -m extras.doctor checks machine, data and model",
     "backend": "leave it out: nccl on CUDA, gloo elsewhere",
     "decay_lr": "use --schedule=constant",
     "wandb_log": "use --log=wandb",
     "wandb_project": "set WANDB_PROJECT in the environment",
     "wandb_run_name": "leave it out: out_dir names the charts, or WANDB_NAME in the environment",
 } | {key: f"use --attn_extra={'|'.join(words.values())}" for key, words in FORMER.items()}
+
+# Keys that belong to another command now: {key: its module}.
+MOVED = {
+    "doctor": "extras.doctor",
+    "dry_run": "extras.dry_run",
+    "objective": "extras.preferences",
+    "dpo_beta": "extras.preferences",
+    "data_weights": "extras.mix",
+    "data_alpha": "extras.mix",
+}
+
+
+def successor(module, argv):
+    """The advice to give the arguments of a command line to another module, as one line."""
+    gone = {"--doctor", "--dry_run", "--objective"}
+    words = [word for word in argv if word.partition("=")[0] not in gone]
+    return f"run {shlex.join(['python', '-m', module, *words])}"
 
 
 class Settings(NamedTuple):
@@ -199,12 +184,18 @@ class Settings(NamedTuple):
     model: dict  # {key: value}: `model`, `arch` and the model's keys that were given or stored
     folder: Path | None = None  # the checkpoint that holds the first weights: this run's, another's
     state: dict | None = None  # of a resumed run: its state besides tensors: step, best loss, ...
+    own: dict = {}  # {key: value} of the keys that only this program has
+    argv: list = []
+    program: str = "train.py"
 
 
-def read_config(argv, usage):
-    """The Settings of a command line. Raises UserError for an invalid key or value."""
+def read_config(argv, usage, own=None, program="train.py"):
+    """The Settings of a command line. Raises UserError for an invalid key or value. `own`: a
+    dataclass of the keys that only this program has."""
     defaults = dict.fromkeys(ARCH["gpt2"], "as in model")
-    values, words = load(argv, [TrainConfig, VariantConfig], usage, scope, RENAMED, defaults)
+    classes = [own, TrainConfig, VariantConfig] if own else [TrainConfig, VariantConfig]
+    renamed = RENAMED | {key: successor(module, argv) for key, module in MOVED.items()}
+    values, words = load(argv, classes, usage, scope, renamed, defaults)
     if words:
         fix = "write --key=value, or name a config file that ends in .py"
         raise UserError(f"cannot read {words[0]}", "command line", fix)
@@ -215,23 +206,27 @@ def read_config(argv, usage):
     if init_from == "resume":
         folder = checkpoint.find(values.get("out_dir", TrainConfig.out_dir))
         state, stored, _ = checkpoint.read(folder)
-        values = resume_values(stored, values, folder)
+        values = resume_values(stored, values, folder, keys(own) if own else {})
     elif init_from != "scratch" and checkpoint.steps(init_from):
         folder = checkpoint.find(init_from)
         _, stored, _ = checkpoint.read(folder)
         values = with_model_of(stored["model"], model_values(stored), values)
 
     config = build(TrainConfig, values)
+    if "," in config.dataset and program != MOVED["data_alpha"]:
+        fix = successor(MOVED["data_alpha"], argv)
+        raise UserError("this program trains on one dataset", f"dataset={config.dataset}", fix)
     config.device = with_number(config.device)
     model = model_values(values)
     if folder is not None or init_from == "scratch":
         check_model(model)
-    return Settings(config, model, folder, state)
+    own_values = asdict(build(own, values)) if own else {}
+    return Settings(config, model, folder, state, own_values, argv, program)
 
 
 def model_values(values):
     """Those of the values of a run that are of its model."""
-    others = (keys(TrainConfig).keys() | {*ONE_START, *RENAMED}) - {"model", "arch"}
+    others = (keys(TrainConfig).keys() | {*ONE_START, *RENAMED, *MOVED}) - {"model", "arch"}
     return {key: value for key, value in values.items() if key not in others}
 
 
@@ -287,10 +282,12 @@ def check_model(values):
 # ---------------------------------------------------------------- resuming
 
 
-def resume_values(stored, given, folder):
+def resume_values(stored, given, folder, own=()):
     """The values of a resumed run: those stored in its checkpoint, overridden by those given now.
+    own: the keys that only this program has.
     Raises UserError if they change the architecture; warns if they change the losses."""
-    stored = {key: value for key, value in stored.items() if key not in RENAMED}
+    gone = (RENAMED.keys() | MOVED.keys()) - {*own}
+    stored = {key: value for key, value in stored.items() if key not in gone}
     # `auto` given again is not a new choice.
     given = {k: v for k, v in given.items() if not (k in RESOLVED and v == "auto")}
     now = keep_device(stored, given) | given
@@ -302,7 +299,7 @@ def resume_values(stored, given, folder):
     before, after = (asdict(variant_config(values)) for values in (stored, now))
     slots = [key for key in after.keys() - stored.keys() if before[key] != after[key]]
     changed |= {key: f"{key} {before[key]} -> {after[key]}" for key in sorted(slots)}
-    trained = {*keys(TrainConfig), *ONE_START} - {"model", "match"}
+    trained = {*keys(TrainConfig), *own, *ONE_START} - {"model", "match"}
     other = [text for key, text in changed.items() if key not in trained]
     if other:
         what = f"the checkpoint has another architecture: {', '.join(other)} (now asked for)"
@@ -311,7 +308,7 @@ def resume_values(stored, given, folder):
     if now["dtype"] == "float16" != stored["dtype"]:
         what = f"a run in {stored['dtype']} has no scale of its loss, which float16 needs"
         raise UserError(what, "dtype=float16", "leave dtype out")
-    course = [changed[key] for key in (*COURSE, "device", "compile") if key in changed]
+    course = [changed[key] for key in (*COURSE, *own, "device", "compile") if key in changed]
     if course:
         say(f"warning: {', '.join(course)}: the run will differ from an uninterrupted one")
 
@@ -363,7 +360,7 @@ def first_state(given, fingerprint):
         raise UserError(what, given.folder, fix)
     if changed:  # losses on the old data cannot be compared with new ones
         state |= dict.fromkeys(("best_val_loss", "best_bits_per_byte", "best_step", "evaluated"))
-        state |= {"samples": {}, "data": fingerprint, "order": ORDER}
+        state |= {"samples": None, "counted": None, "data": fingerprint, "order": ORDER}
     return state
 
 

@@ -24,8 +24,7 @@ BEGIN = {"train", "make_run"}  # the functions of train.py that a run consists o
 SILENT = (
     *("bench", "prepare", "sample", "sampling", "weights"),
     *("common.configurator", "common.errors", "common.files"),
-    *("training.doctor", "training.dry_run", "training.report"),
-    *("training.run_folder", "training.settings"),
+    *("training.run_folder", "training.settings", "training.terminal"),
 )
 PATHS = ("out_dir", "data_dir", "dataset", "device")
 

@@ -35,8 +35,8 @@ NOISE_RUNS = 5  # runs of the base from which the noise is estimated
 NOT_HASHED = (
     *OWNED,
     *("out_dir", "data_dir", "log_interval", "log", "match"),
-    *("objective", "dpo_beta"),  # a sweep trains from scratch, so it never learns preferences
 )
+FORMER = {"data_alpha": 1.0}  # a key of the rows that were measured when it was one of train.py
 OFF = (None, False, 0, "", "none")
 DEFAULTS = {
     field.name: field.default for kind in (TrainConfig, VariantConfig) for field in fields(kind)
@@ -139,7 +139,7 @@ class Sweep:
         machine = {"torch": self.facts["torch"].partition("+")[0], "threads": threads}
         for arm in self.arms.values():
             model = variant_config(arm.values, vocab_size)
-            resolved = asdict(build(TrainConfig, arm.values)) | asdict(model) | machine
+            resolved = asdict(build(TrainConfig, arm.values)) | asdict(model) | machine | FORMER
             # A key that is off by default counts as little as a key that does not exist yet.
             hashed = {
                 key: value

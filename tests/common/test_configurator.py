@@ -174,11 +174,11 @@ def test_options_are_frozen():
     """A new option is a cost to every reader: argue for it, then add it here."""
     options = {
         TrainConfig: """
-            model arch match init_from out_dir overwrite data_dir dataset data_weights data_alpha
+            model arch match init_from out_dir overwrite data_dir dataset
             allow_data_change batch_size gradient_accumulation_steps seed data_seed max_iters
             learning_rate optimizer adam_rate schedule warmup_iters lr_decay_iters min_lr
-            weight_decay beta1 beta2 grad_clip objective dpo_beta eval_interval eval_tokens
-            log_interval log eval_only split dry_run doctor device dtype compile parallel
+            weight_decay beta1 beta2 grad_clip eval_interval eval_tokens
+            log_interval log eval_only split device dtype compile parallel
             activation_checkpointing""",
         GPTConfig: "block_size vocab_size n_layer n_head n_embd dropout bias tie_embeddings",
         LlamaConfig: """

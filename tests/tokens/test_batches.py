@@ -9,7 +9,7 @@ import pytest
 
 from common.files import ROOT
 from helpers.texts import tiny_bpe
-from tokens import mixture, pairs
+from tokens import data, pairs
 from tokens.batches import Batches, Text
 
 
@@ -118,7 +118,7 @@ def test_bits_per_byte_in_parts(monkeypatch):
     """The bytes of the tokens are counted a part at a time."""
     tokenizer = tiny_bpe()
     split = Text(np.array([257, 101, 258, 32, 195, 169] * 20, np.uint16), 8)
-    entire = mixture.bits_per_byte(split, tokenizer, 0)
+    entire = data.bits_per_byte(split, tokenizer, 0)
     assert entire == pytest.approx(119 / len(tokenizer.decode_bytes(split.tokens[1:])) / np.log(2))
-    monkeypatch.setattr(mixture, "PIECE", 7)
-    assert mixture.bits_per_byte(split, tokenizer, 0) == entire
+    monkeypatch.setattr(data.token_files, "PIECE", 7)
+    assert data.bits_per_byte(split, tokenizer, 0) == entire

@@ -115,7 +115,7 @@ def test_the_measures_are_those_of_greedy_answers(tasks_dir, tmp_path, capsys):
     """Each answer token beside the most probable one after the true text before it, row by row."""
     argv = arguments(tasks_dir, tmp_path, *RUN, "--dataset=task:needle", "--block_size=172")
     run = made(argv)
-    model, coder = run.model, run.tokenizer
+    model, coder = run.model, run.data.tokenizer
     rows, right, solved_rows, tokens = samples_of(tasks_dir / "task:needle", "val"), 0, 0, 0
     with torch.no_grad():
         # After any digit the most probable token is 0: some answers have right tokens.
@@ -146,9 +146,10 @@ def test_interrupted_and_resumed_is_uninterrupted(tasks_dir, tmp_path):
         assert losses(tmp_path / "a", key) == losses(tmp_path / "b", key) != []
 
 
-def test_the_vocabulary_is_common(tasks_dir, tmp_path):
-    """So that tasks can be mixed; the measures are means by the shares."""
-    mixed = ["--dataset=task:copy,task:needle", "--block_size=172", "--max_iters=0"]
-    train.main(arguments(tasks_dir, tmp_path, *mixed))
-    assert losses(tmp_path, "val_exact") == [(0, 0.0)]
+def test_the_vocabulary_is_common(tasks_dir):
+    """So that tasks can be mixed."""
+    for name in ("task:copy", "task:needle"):
+        assert load_tokenizer(tasks_dir / name, load_meta(tasks_dir / name)).vocab_size == len(
+            CHARS
+        )
     assert sorted(CHARS) == sorted(set(CHARS))

@@ -26,10 +26,10 @@ from parts.architectures import CORNERS, configure, make
 from prepare import prepare
 from tokens import batches
 from tokens.token_files import load_split
-from training import optim, parallel, run_folder, settings
-from training.dry_run import kept_bytes
+from training import optim, ranks, run_folder, settings
 from training.optim import learning_rate, make_optimizers
 from training.settings import TrainConfig
+from training.step_costs import kept_bytes
 from weights import checkpoint
 
 # ---------------------------------------------------------------- exactness
@@ -152,7 +152,7 @@ def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
     stop.status = 143
     assert train.score(run, stop) is None
     run.runtime.world_size = 2
-    monkeypatch.setattr(parallel.dist, "all_reduce", lambda tensor: None)
+    monkeypatch.setattr(ranks.dist, "all_reduce", lambda tensor: None)
     assert train.score(run, stop)["val_loss"] > 0
 
 
@@ -168,7 +168,7 @@ def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, more, words):
     ranks = ["--parallel=fsdp", "--gradient_accumulation_steps=2"]
     settings = train.read_config(arguments(data_dir, tmp_path / "run", *ranks, more), "")
     with pytest.raises(UserError, match=words):
-        parallel.check_layout(settings.config, Runtime("cpu", "float32", 0, 2, []))
+        ranks.check_layout(settings.config, Runtime("cpu", "float32", 0, 2, []))
 
 
 def test_float16_halves_its_scale_on_overflow_skips_the_step_and_grows_again(data_dir, tmp_path):
@@ -819,7 +819,7 @@ def test_the_last_evaluation_scores_the_whole_split(data_dir, tmp_path):
     run.append(f"--out_dir={tmp_path / 'all'}")
     whole = [row for row in train.main(run).rows if "val_loss" in row]
     assert [row.get("whole_val_loss") for row in parts] == [None, None, whole[-1]["val_loss"]]
-    for key in ("val_tune", "val_report", "val_blocks"):
+    for key in ("val_loss_tune", "val_loss_report", "val_blocks"):
         assert parts[-1][key] == whole[-1][key] and parts[1][key] != whole[1][key]
 
 

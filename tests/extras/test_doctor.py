@@ -1,6 +1,8 @@
-"""--doctor: each mistake that it looks for is found, and nothing is written."""
+"""The doctor: each mistake that it looks for is found, and nothing is written."""
 
 import inspect
+import json
+import random
 import re
 from collections import namedtuple
 
@@ -8,8 +10,10 @@ import pytest
 import torch
 
 import train
-from helpers.runs import equal, ready
-from training import doctor, dry_run, parallel
+from extras import doctor
+from helpers.runs import arguments, equal, ready
+from prepare import prepare
+from training import ranks, step_costs
 from training.optim import OPTIMIZER, SCHEDULE
 
 
@@ -22,9 +26,6 @@ def mutated(function, old, new):
     return names[function.__name__]
 
 
-# ---------------------------------------------------------------- --doctor
-
-
 @pytest.mark.parametrize(
     "more",
     [
@@ -35,17 +36,32 @@ def mutated(function, old, new):
         "--dtype=bfloat16 --model=llama",
     ],
 )
-def test_doctor_finds_a_healthy_run_healthy_and_writes_nothing(start, tmp_path, capsys, more):
-    assert start("run", f"--learning_rate=1e-2 --max_iters=50 --doctor {more}") == 0
+def test_doctor_finds_a_healthy_run_healthy_and_writes_nothing(data_dir, tmp_path, capsys, more):
+    options = f"--learning_rate=1e-2 --max_iters=50 {more}"
+    assert doctor.main(arguments(data_dir, tmp_path / "run", *options.split())) == 0
     out = capsys.readouterr().out
     assert re.findall(r"^(\S.*?)  +ok  ", out, re.MULTILINE) == [*doctor.CHECKS], out
     assert not list(tmp_path.iterdir())
 
 
-def test_doctor_after_training(start, resume, capsys):
-    start("run", "--learning_rate=1e-2 --max_iters=30")
-    assert resume("run", "--max_iters=60 --doctor") == 0
+def test_doctor_after_training(data_dir, tmp_path, short_end, capsys):
+    run = arguments(data_dir, tmp_path / "run", "--learning_rate=1e-2", "--max_iters=30")
+    train.main(run)
+    assert doctor.main([*run, "--init_from=resume", "--max_iters=60"]) == 0
     assert "(weights are trained)" in capsys.readouterr().out
+
+
+def test_the_doctor_looks_at_the_answers_of_pairs(tmp_path, capsys):
+    """Prompts that all begin alike, as instructions do, are no overlap of the splits."""
+    rng = random.Random(1)
+    prompt = "Below is an instruction that describes a task. Write a response that completes it. "
+    answers = ["".join(rng.choice("abcdefgh ") for _ in range(90)) for _ in range(40)]
+    rows = [{"prompt": f"{prompt}Add: ", "answer": answer} for answer in answers]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepare("pairs", str(tmp_path / "pairs.jsonl"), "byte", str(tmp_path))
+    keys = ("--max_iters=4", "--dataset=pairs", "--block_size=180", "--learning_rate=1e-2")
+    status = doctor.main(arguments(tmp_path, tmp_path / "run", *keys))
+    assert status == 0, capsys.readouterr().out
 
 
 WEIGHT = "(all_targets / (targets * runtime.world_size))"
@@ -68,11 +84,11 @@ def compiled_otherwise(run, monkeypatch):
 
 def disk_full(run, monkeypatch):
     usage = namedtuple("usage", "free")(100_000)
-    monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(step_costs.shutil, "disk_usage", lambda path: usage)
 
 
 def overlap(run, monkeypatch):
-    splits = run.sources[0].splits
+    splits = run.data.splits
     splits["val"].learned = splits["train"].learned[1000:1600]
 
 
@@ -107,7 +123,7 @@ def unseeded_dropout(run, monkeypatch):
 
 
 def lost_moments(run, monkeypatch):
-    monkeypatch.setattr(parallel, "scatter", lambda *args: None)
+    monkeypatch.setattr(ranks, "scatter", lambda *args: None)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +148,11 @@ def test_doctor_finds_what_is_wrong(data_dir, tmp_path, monkeypatch, capsys, che
     run = ready(data_dir, tmp_path, "--model=llama", "--learning_rate=1e-2", "--dropout=0.1")
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     monkeypatch.setattr(doctor, "CHECKS", {check: doctor.CHECKS[check]})
-    assert doctor.doctor(run, train.train_step) == 0
+    assert doctor.doctor(run) == 0
     assert equal(run.model.state_dict(), before) and run.model.training and run.step == 0
     capsys.readouterr()
     step = spoil(run, monkeypatch) or train.train_step
-    assert doctor.doctor(run, step) == 1
+    monkeypatch.setattr(train, "train_step", step)
+    assert doctor.doctor(run) == 1
     out = capsys.readouterr().out
     assert re.search(rf"^{check} +FAILED  .*{words}", out, re.MULTILINE), out

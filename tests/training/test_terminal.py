@@ -11,7 +11,7 @@ from common import errors, files
 from common.configurator import keys
 from common.files import ROOT
 from helpers.runs import ready
-from training import report
+from training import terminal
 from training.settings import TrainConfig, read_config
 
 
@@ -39,7 +39,7 @@ LLAMA, GPT2 = "config/llama_shakespeare.py", "config/gpt2_shakespeare.py"
 )
 def test_the_other_model_is_trained_in_the_same_way(argv, twin):
     """With all that the user typed, so that they differ in the model and the folder alone."""
-    assert report.twin_arguments(argv) == twin
+    assert terminal.twin_arguments(argv) == twin
     if twin:
         differ = {key for key in keys(TrainConfig) if value(argv, key) != value(twin, key)}
         assert {"model"} <= differ <= {"model", "out_dir"}
@@ -51,7 +51,7 @@ def test_commands_are_printed_as_they_are_typed_here(data_dir, tmp_path, capsys,
     capsys.readouterr()
     for folder, script in ((ROOT, ""), (tmp_path, f"{ROOT}/")):
         monkeypatch.chdir(folder)
-        report.print_next_commands("my run/ckpt/000050", config, [GPT2, "--n_layer=2"])
+        terminal.print_next_commands("my run/ckpt/000050", config, [GPT2, "--n_layer=2"])
         printed = capsys.readouterr().out.replace("\\\n  ", "").partition("sample more:\n")[2]
         sample, _, twin = printed.partition("compare with LLaMA:\n")
         assert shlex.split(sample) == ["python", f"{script}sample.py", "--out_dir=my run"]
@@ -105,8 +105,8 @@ def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypa
     }.items(),
 )
 def test_a_known_gpu_has_its_makers_peak(monkeypatch, name, tflops):
-    monkeypatch.setattr(report.torch.cuda, "get_device_name", lambda device: name)
-    peak = report.peak_flops(SimpleNamespace(device="cuda:0", dtype="bfloat16"))
+    monkeypatch.setattr(terminal.torch.cuda, "get_device_name", lambda device: name)
+    peak = terminal.peak_flops(SimpleNamespace(device="cuda:0", dtype="bfloat16"))
     assert peak == (tflops and tflops * 1e12)
     for device, dtype in (("cpu", "bfloat16"), ("cuda:0", "float32")):
-        assert report.peak_flops(SimpleNamespace(device=device, dtype=dtype)) is None
+        assert terminal.peak_flops(SimpleNamespace(device=device, dtype=dtype)) is None

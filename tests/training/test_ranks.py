@@ -9,7 +9,7 @@ import torch
 import train
 from common.runtime import Runtime
 from helpers.runs import arguments, losses, ready
-from training.parallel import Loader
+from tokens.batches import Loader
 from training.settings import TrainConfig
 
 READS = ("item", "cpu", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__")
