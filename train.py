@@ -35,6 +35,7 @@ from tokens import token_files
 from tokens.batches import Loader, to_device
 from tokens.data import Dataset
 from training import evaluation, ranks, run_folder, settings, terminal
+from training.flops import used_parameters
 from training.net import Loss, compiled, evaluation_net, recompute_blocks
 from training.optim import learning_rate, make_optimizers
 from training.settings import TrainConfig, read_config
@@ -136,7 +137,7 @@ def make_run(given, runtime, open_data=open_data, make_loss=Loss, scoring=None):
     # Resolve each `auto` here and save the result, so that a resumed run makes the same choice.
     samples = config.batch_size * config.gradient_accumulation_steps
     tokens = samples * model.config.block_size * (config.max_iters - state["step"])
-    flops = 6 * terminal.used_parameters(model) * tokens
+    flops = 6 * used_parameters(model) * tokens
     why = "as asked" if given.state is None else "as set for this run"
     runtime.choose_compile(config.compile, flops, why)
     kind = runtime.device.split(":")[0]

@@ -54,9 +54,10 @@ step_shakespeare() { # the Shakespeare configs, nanoGPT's GPU setting
     "$PYTHON" bench/compare.py "$OUT/gpt2_shakespeare" "$OUT/llama_shakespeare" --out="$OUT/compare.png"
 }
 
-step_memory() { # the estimate of --dry_run beside the measured peak at 124 M
+step_memory() { # the estimate of extras.dry_run beside the measured peak at 124 M
     for name in gpt2_124m llama_124m; do
-        run "$name" --gradient_accumulation_steps=4 --eval_tokens=65536 --dry_run || return
+        "$PYTHON" -m extras.dry_run "config/$name.py" $DEVICE $(more "$TINY_RUN") \
+            --gradient_accumulation_steps=4 --eval_tokens=65536 || return
     done
 }
 

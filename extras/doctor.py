@@ -33,9 +33,14 @@ OVERFIT_STEPS = 200
 OVERFIT_SECONDS = 60
 
 
+def read(argv):
+    """The Settings of a command line."""
+    return read_config(argv, __doc__, program="extras.doctor")
+
+
 def main(argv):
     """Check the run of a command line. Returns the exit status."""
-    given = read_config(argv, __doc__, program="extras.doctor")
+    given = read(argv)
     runtime = train.start_runtime(given)
     if runtime.world_size > 1:
         fix = "start it with python, not with torchrun"

@@ -18,17 +18,22 @@ import train
 from common import errors
 from parts.costs import parameters, training_flops_per_token
 from training import terminal
+from training.flops import variant
 from training.run_folder import duration
 from training.settings import read_config
 from training.step_costs import checkpoint_bytes, kept_bytes, room, size, timed
-from training.terminal import variant
 
 STEPS = 20  # timed, after the first
 
 
+def read(argv):
+    """The Settings of a command line."""
+    return read_config(argv, __doc__, program="extras.dry_run")
+
+
 def main(argv):
     """Print what the run of a command line would cost. Returns the exit status."""
-    given = read_config(argv, __doc__, program="extras.dry_run")
+    given = read(argv)
     run = train.make_run(given, train.start_runtime(given))
     if run.runtime.main:
         terminal.describe(run)

@@ -63,8 +63,12 @@ class MixConfig:
 
 def main(argv):
     """Train on a mixture, as argv says. Returns train.py's Result."""
-    given = read_config(argv, __doc__, own=MixConfig, program="extras.mix")
-    return train.train_or_evaluate(given, make_run)
+    return train.train_or_evaluate(read(argv), make_run)
+
+
+def read(argv):
+    """The Settings of a command line."""
+    return read_config(argv, __doc__, own=MixConfig, program="extras.mix")
 
 
 def make_run(given, runtime):

@@ -48,8 +48,12 @@ class PreferenceConfig:
 
 def main(argv):
     """Train on preferences, as argv says. Returns train.py's Result."""
-    given = read_config(argv, __doc__, own=PreferenceConfig, program="extras.preferences")
-    return train.train_or_evaluate(given, make_run)
+    return train.train_or_evaluate(read(argv), make_run)
+
+
+def read(argv):
+    """The Settings of a command line."""
+    return read_config(argv, __doc__, own=PreferenceConfig, program="extras.preferences")
 
 
 def make_run(given, runtime):

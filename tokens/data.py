@@ -58,7 +58,8 @@ def open_split(folder, split, block_size):
         return Text(token_files.load_split(folder, split, block_size), block_size)
     if "preferences" in token_files.load_meta(folder)["splits"][split]:
         what = "this dataset holds preferences"
-        raise UserError(what, folder, "train on it with python -m extras.preferences")
+        fix = "give the same arguments to python -m extras.preferences"
+        raise UserError(what, folder, fix)
     return open_pairs(folder, split, block_size, Pairs)
 
 

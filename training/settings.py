@@ -119,25 +119,10 @@ class TrainConfig:
 
 
 # Keys that determine the losses of a run, besides the data, the model and the machine.
-COURSE = (
-    "optimizer",
-    "adam_rate",
-    "schedule",
-    "learning_rate",
-    "min_lr",
-    "warmup_iters",
-    "lr_decay_iters",
-    "max_iters",
-    "batch_size",
-    "gradient_accumulation_steps",
-    "weight_decay",
-    "beta1",
-    "beta2",
-    "grad_clip",
-    "seed",
-    "data_seed",
-    "dtype",
-)
+COURSE = """
+    optimizer adam_rate schedule learning_rate min_lr warmup_iters lr_decay_iters max_iters
+    batch_size gradient_accumulation_steps weight_decay beta1 beta2 grad_clip seed data_seed dtype
+""".split()  # noqa: SIM905
 # A checkpoint's "order" of the samples. Before it was stored, a cipher ordered more than LARGE.
 ORDER = "permutation"
 LARGE = 1 << 20

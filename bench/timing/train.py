@@ -7,7 +7,7 @@ Time a training step of our models and of other libraries' models that have the 
 A step is forward, backward, clipping at 1.0 and fused AdamW, always on the same batch. Every
 model has dropout 0 and otherwise its own defaults (so transformers' GPT-2 has biases, and the
 others have none). The sides take steps in turn, eager and compiled. MFU: the model's FLOPs per
-second over the device's peak (training/terminal.py). Shape A is that of the runs of config/answer:
+second over the device's peak (training/flops.py). Shape A is that of the runs of config/answer:
 our models alone, with Muon.
 """
 
@@ -27,9 +27,9 @@ from common.configurator import PositiveInt
 from common.runtime import Runtime, keep_freed_memory, multiplies_bfloat16
 from parts.architectures import configure, make
 from parts.costs import training_flops_per_token
+from training.flops import peak_flops
 from training.optim import make_optimizers
 from training.settings import TrainConfig
-from training.terminal import peak_flops
 
 FIELDS = ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size", "multiple_of")
 SHAPES = {

@@ -59,9 +59,7 @@ def dpo(tastes_dir, out_dir, *more):
 
 def made(argv):
     """The Run of a command line, as preferences.main makes it."""
-    own = preferences.PreferenceConfig
-    given = preferences.read_config(argv, "", own=own, program="extras.preferences")
-    return preferences.make_run(given, train.set_up("cpu", given.config.dtype))
+    return preferences.make_run(preferences.read(argv), train.set_up("cpu"))
 
 
 def naive(model, coder, row, answer):

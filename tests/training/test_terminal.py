@@ -11,7 +11,7 @@ from common import errors, files
 from common.configurator import keys
 from common.files import ROOT
 from helpers.runs import ready
-from training import terminal
+from training import flops, terminal
 from training.settings import TrainConfig, read_config
 
 
@@ -105,8 +105,8 @@ def test_configs_of_the_repo_are_found_from_another_directory(tmp_path, monkeypa
     }.items(),
 )
 def test_a_known_gpu_has_its_makers_peak(monkeypatch, name, tflops):
-    monkeypatch.setattr(terminal.torch.cuda, "get_device_name", lambda device: name)
-    peak = terminal.peak_flops(SimpleNamespace(device="cuda:0", dtype="bfloat16"))
+    monkeypatch.setattr(flops.torch.cuda, "get_device_name", lambda device: name)
+    peak = flops.peak_flops(SimpleNamespace(device="cuda:0", dtype="bfloat16"))
     assert peak == (tflops and tflops * 1e12)
     for device, dtype in (("cpu", "bfloat16"), ("cuda:0", "float32")):
-        assert terminal.peak_flops(SimpleNamespace(device=device, dtype=dtype)) is None
+        assert flops.peak_flops(SimpleNamespace(device=device, dtype=dtype)) is None

@@ -165,8 +165,8 @@ def test_ranks_go_through_with_an_evaluation(data_dir, tmp_path, monkeypatch):
     ],
 )
 def test_what_fsdp_cannot_do_is_refused(data_dir, tmp_path, more, words):
-    ranks = ["--parallel=fsdp", "--gradient_accumulation_steps=2"]
-    settings = train.read_config(arguments(data_dir, tmp_path / "run", *ranks, more), "")
+    layout = ["--parallel=fsdp", "--gradient_accumulation_steps=2"]
+    settings = train.read_config(arguments(data_dir, tmp_path / "run", *layout, more), "")
     with pytest.raises(UserError, match=words):
         ranks.check_layout(settings.config, Runtime("cpu", "float32", 0, 2, []))
 
