@@ -32,10 +32,7 @@ DESIGN = {
     "factorial": None,  # two levels of each factor, combined
 }
 # Keys of train.py that the sweep gives each run.
-OWNED = (
-    *("seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change"),
-    *("dry_run", "doctor", "check"),
-)
+OWNED = (*("seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change"),)
 # Keys of train.py that each command of a sweep states, even at their defaults.
 STATED = (
     *("dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"),
