@@ -99,8 +99,13 @@ def test_the_lists_of_packages_agree():
         assert version in allowed[name], name
 
 
-def test_the_readme_is_short():
+def test_the_readme_and_its_first_screen_are_short():
     assert len(README.splitlines()) <= 130 and len(README.split()) <= 1100
+    first, _, _ = README.partition("\nThis installs")
+    prose = re.sub(r"```.*?```", "", first, flags=re.DOTALL)
+    assert len(first.splitlines()) <= 30
+    assert len(re.findall(r"[A-Za-z][\w'./-]*", prose)) <= 230
+    assert len(re.findall(r"(?<![\w-])\d+(?:[.,]\d+)*", prose)) <= 35
 
 
 def test_the_readme_links_every_page_and_names_every_room():
