@@ -130,19 +130,26 @@ def parameter_groups(model, weight_decay):
     """[{"params", "names", "weight_decay"}, ...]: matrices, embeddings among them, decay; norm
     weights and biases do not, not even the biases of experts, (E, width). Each trainable parameter
     is in one group."""
-    decaying, others = [], []
+    decaying = []
+    others = []
     for name, p in model.named_parameters():
-        if p.requires_grad:
-            is_matrix = p.dim() >= 2 and not name.endswith("bias")
-            (decaying if is_matrix else others).append((name, p))
+        if not p.requires_grad:
+            continue
+        if p.dim() >= 2 and not name.endswith("bias"):
+            decaying.append((name, p))
+        else:
+            others.append((name, p))
     groups = [group_of(decaying, weight_decay), group_of(others, 0.0)]
     return [group for group in groups if group["params"]]
 
 
 def group_of(named, weight_decay):
     """A torch parameter group from [(name, parameter), ...]."""
-    names, params = [name for name, _ in named], [p for _, p in named]
-    return {"params": params, "names": names, "weight_decay": weight_decay}
+    return {
+        "params": [p for _, p in named],
+        "names": [name for name, _ in named],
+        "weight_decay": weight_decay,
+    }
 
 
 def muon_names(model):
@@ -159,11 +166,14 @@ def muon_names(model):
 
 def split_groups(groups, names):
     """(the groups of the parameters with these names, the groups of the others)."""
-    chosen, others = [], []
+    chosen = []
+    others = []
     for group in groups:
-        named = [*zip(group["names"], group["params"], strict=True)]
+        named = list(zip(group["names"], group["params"], strict=True))
         inside = [(name, p) for name, p in named if name in names]
         outside = [(name, p) for name, p in named if name not in names]
-        chosen.append(group_of(inside, group["weight_decay"]))
-        others.append(group_of(outside, group["weight_decay"]))
-    return [g for g in chosen if g["params"]], [g for g in others if g["params"]]
+        if inside:
+            chosen.append(group_of(inside, group["weight_decay"]))
+        if outside:
+            others.append(group_of(outside, group["weight_decay"]))
+    return chosen, others

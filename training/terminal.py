@@ -247,10 +247,13 @@ class RunLog:
 class NoLog:
     """The log of the ranks other than 0: it keeps nothing."""
 
-    broken, rows = False, ()
-    advance = estimate_due = estimate = report = evaluation = phase = close = (
-        lambda self, *arguments: None
-    )
+    broken = False
+    rows = ()
+
+    def nothing(self, *arguments):
+        """Stands for every method of RunLog."""
+
+    advance = estimate_due = estimate = report = evaluation = phase = close = nothing
 
 
 # ---------------------------------------------------------------- after the last step

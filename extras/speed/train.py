@@ -90,7 +90,7 @@ def fast_dtypes(device):
 
 def ours(word, shape):
     """Our readable model of a shape, and its loss function."""
-    keys = {"model": word, **shape.model_keys()}
+    keys = shape.model_keys() | {"model": word}
     if word == "gpt2":
         keys["bias"] = False
     if shape.vocab_size > peers.TIED_FROM:
@@ -209,7 +209,7 @@ def row_of(name, times, memory, sides, shape, peak):
     row["tokens/s"] = speed
     if peak and best[1].endswith("bfloat16"):
         word = "llama" if "LLaMA" in name else "gpt2"
-        config = configure({"model": word, "arch": word, **shape.model_keys()})  # names every slot
+        config = configure(shape.model_keys() | {"model": word}, as_variant=True)
         row["MFU"] = training_flops_per_token(config, shape.block_size) * speed / peak
     if memory:
         row["GB"] = memory[best] / 1e9
