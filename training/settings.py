@@ -35,7 +35,9 @@ DTYPE = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass
 class TrainConfig:
-    OFTEN = ["model", "dataset", "out_dir", "init_from", "n_layer", "n_embd", "block_size", "batch_size", "max_iters", "learning_rate"]
+    OFTEN = """
+        model dataset out_dir init_from n_layer n_embd block_size batch_size max_iters learning_rate
+    """.split()  # noqa: SIM905
     # the model
     model: Literal["gpt2", "llama"] = "gpt2"  # the readable model, or the base of a variant
     arch: Literal[*ARCH] | None = None  # a named architecture: fills all slots
