@@ -1,18 +1,11 @@
-"""Enumerate the arms of a sweep: its designs choose them from the dictionaries of parts.
-
-Design `factorial`: every run serves every effect. Each factor has two levels, and each cell of the
-design, an arm, sets all of them. A fraction has resolution V: main effects and two-factor
-interactions are free of each other (Box, Hunter and Hunter, Statistics for Experimenters)."""
+"""Enumerate the arms of a sweep: its designs choose them from the dictionaries of parts."""
 
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-import numpy as np
-import pyDOE3
-
 from bench.ablation.settings import DESIGN, part_name
-from common.configurator import allowed, build, keys
+from common.configurator import allowed, keys
 from common.errors import UserError
 from parts.architectures import ARCH
 from parts.costs import needed
@@ -21,11 +14,6 @@ from training.settings import TrainConfig, variant_config
 
 SPARSE = ("moe", "none")  # the words of mlp that are not one dense MLP
 TRAINED_BY = ("optimizer", "schedule")  # keys of training that can be an axis
-# {number of factors: the columns of a fraction of resolution V that are products of others} (Box,
-# Hunter and Hunter, table 12.15): 16 cells for 5 factors, 32 for 6, 64 for 7 and 8, 128 for more.
-GENERATORS = {2: [], 3: [], 4: [], 5: ["abcd"], 6: ["abcde"], 7: ["abcdef"]}
-GENERATORS |= {8: ["abcd", "abef"], 9: ["acdfg", "bcefg"], 10: ["abcg", "bcde", "acdf"]}
-SHORT = {"bias=none": "no bias", "tie_embeddings=False": "untied", "tie_embeddings=True": "tied"}
 
 
 @dataclass
@@ -34,8 +22,7 @@ class Arm:
 
     name: str
     changes: dict  # {key of the base: new value}
-    against: str | None = "base"  # the arm it is compared with; None: a cell of a factorial
-    cell: dict | None = None  # {factor: 0 or 1} in a factorial
+    against: str = "base"  # the arm that it is compared with
     replicate: bool = False  # whether it is the second copy of the base
     values: dict = field(default_factory=dict)  # keys of train.py, without seeds and out_dir
     match: dict | None = None
@@ -55,8 +42,6 @@ def enumerate_arms(config, base):
     Raises UserError for a design, an arm, a rung or an axis that does not exist."""
     designs, model = config.designs, base.get("model", "gpt2")
     check_designs(config, model)
-    if "factorial" in designs:
-        return factorial_cells(config, base)
     by_hand = arms_by_hand(config)
     here = variant_config({"model": "gpt2"} | base)
     other_corner = ARCH["llama" if model == "gpt2" else "gpt2"]
@@ -160,82 +145,3 @@ def curve_arms(config, base):
             changes["warmup_iters"] = int(multiple * warmup)
         arms.append(Arm(f"base x{multiple:g}", changes, curve=multiple))
     return arms
-
-
-def factorial_cells(config, base):
-    """One arm per cell of a factorial; the base is the cell with all factors low."""
-    if config.arms or config.axis or len(config.designs) > 1:
-        fix = "leave out arms, axis and other designs, or make them factors"
-        raise UserError("factorial makes all arms itself", f"design={config.design}", fix)
-    factors, arms = factors_of(config, base), []
-    for row in fraction(len(factors)):
-        cell = {name: int(level > 0) for name, level in zip(factors, row, strict=True)}
-        high = {name: factors[name][1] for name, level in cell.items() if level}
-        changes = {key: value for change in high.values() for key, value in change.items()}
-        name = "+".join(level_name(factor, change) for factor, change in high.items())
-        arms.append(Arm(name or "base", changes, None if name else "base", cell))
-    check_names(arms, config)
-    return arms
-
-
-def level_name(factor, change):
-    """The name of a factor's high level: rope for position=rope, otherwise the factor's."""
-    (key, value), *more = change.items()
-    if more or key != factor:
-        return factor
-    name = part_name(key, value)
-    return SHORT.get(name, name)
-
-
-def factors_of(config, base):
-    """{factor: (changes at its low level, changes at its high level)}. The low level is what the
-    base has. A slot's name stands for GPT-2's and LLaMA's word. Raises UserError."""
-    here = vars(variant_config({"model": "gpt2"} | base))
-    values = vars(build(TrainConfig, base)) | here | base
-    factors, owners = {}, {}
-    for given in [config.factors] if isinstance(config.factors, dict) else config.factors or ():
-        for name, levels in (given if isinstance(given, dict) else corner(given, here)).items():
-            check_levels(name, levels, values)
-            for key in levels[1]:
-                if key in owners:
-                    what = f"{owners[key]} and {name} both change {key}"
-                    raise UserError(what, "factors", "let each key belong to one factor")
-                owners[key] = name
-            factors[name] = levels
-    if len(factors) not in GENERATORS:
-        fix = f"name 2 to {max(GENERATORS)}: factors = ['position', 'norm', 'mlp']"
-        raise UserError(f"{len(factors)} factors", "factors", fix)
-    return factors
-
-
-def corner(slot, here):
-    """{slot: [base's word, the word of the other of GPT-2 and LLaMA]}, each as changes."""
-    words = [ARCH[model][slot] for model in ("gpt2", "llama") if slot in ARCH[model]]
-    own = here.get(slot)
-    if own not in words or words[0] == words[1]:
-        slots = [key for key, word in ARCH["gpt2"].items() if ARCH["llama"][key] != word]
-        fix = f"choose from {', '.join(slots)}, or write {{{slot!r}: [dict(...), dict(...)]}}"
-        raise UserError(f"{slot} has no level of GPT-2 and of LLaMA", "factors", fix)
-    return {slot: [{slot: own}, {slot: words[1 - words.index(own)]}]}
-
-
-def check_levels(name, levels, values):
-    """Raise UserError unless the levels of a factor are two dictionaries of changes, the first of
-    which holds what the base has."""
-    fix = 'write {"optimizer": [dict(optimizer="adamw"), dict(optimizer="muon")]}'
-    pair = isinstance(levels, list | tuple) and len(levels) == 2
-    if not pair or not all(isinstance(level, dict) for level in levels) or not levels[1]:
-        raise UserError("a factor is a name and two levels", f"factors: {name!r}", fix)
-    for key, value in levels[0].items():
-        if values.get(key) != value:
-            what = f"the low level {key}={value} of {name} is not the base's {values.get(key)}"
-            raise UserError(what, "factors", f"give --{key}={value}, or exchange the levels")
-
-
-def fraction(factors):
-    """The smallest two-level design [cells, factors] of resolution V, its first cell low in every
-    factor."""
-    letters = [chr(ord("a") + number) for number in range(factors - len(GENERATORS[factors]))]
-    design = pyDOE3.fracfact(" ".join([*letters, *GENERATORS[factors]]))
-    folded = design * -design[0]  # other signs, the same resolution
-    return folded[np.lexsort(folded.T[::-1])]

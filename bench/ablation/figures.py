@@ -168,8 +168,7 @@ def dots(rows, values, texts, heads, ends):
 def curves(section):
     """Above: the mean loss over runs after the warm-up, on the validation text that training scores
     in between, with a band of one standard deviation. Below: the difference, with its 95 % band."""
-    arms = [] if section.cells else section.arms
-    losses = {arm: runs for arm in arms if (runs := curves_of(section, arm))}
+    losses = {arm: runs for arm in section.arms if (runs := curves_of(section, arm))}
     start = section.plan["base_values"].get("warmup_iters") or 0
     if not any(len(late_steps(runs, start)) > 1 for runs in losses.values()):
         return None
@@ -261,8 +260,7 @@ def rate_line(axes, section, arm, color):
 def extrapolation(section, arms=None):
     """Mean loss with 1 to 8 times the training context, on the same target tokens, with a 95 %
     interval over the text. Dotted: only the last training context is visible."""
-    arms = [] if section.cells else arms or section.arms
-    losses = {arm: contexts(section, arm) for arm in arms}
+    losses = {arm: contexts(section, arm) for arm in arms or section.arms}
     shown = [arm for arm, by_times in losses.items() if len(by_times) > 1]
     if len(shown) < 2:  # nothing to compare
         return None

@@ -59,7 +59,7 @@ def control_runs(arms, seeds, stated=None):
 def planned_runs(plan, seeds):
     """{arm: runs} that a look at `seeds` seeds takes."""
     (base, *control), arms = rows.control_group(plan), rows.judged_arms(plan)
-    if plan["screening"] or any(facts["cell"] for facts in plan["arms"].values()):
+    if plan["screening"]:
         others = [arm for arm, facts in plan["arms"].items() if not facts["curve"]]
         return dict.fromkeys(others, seeds)
     of_base, of_replicate = control_runs(max(len(arms), 1), seeds, plan["controls"])
@@ -162,9 +162,9 @@ def record(folders, plan, runs, verdicts, history):
 
 def counts_at(plan, look):
     """{arm: {arm: runs}} of the comparisons that a look takes: an arm's own runs, and those of the
-    arms that it is compared with. A factorial takes a look at all its cells together."""
-    group, cells = rows.control_group(plan), [a for a, f in plan["arms"].items() if f["cell"]]
-    sides = dict.fromkeys(cells, cells)
+    arms that it is compared with."""
+    group = rows.control_group(plan)
+    sides = {}
     for arm in rows.judged_arms(plan):
         sides[arm] = [arm, plan["arms"][arm]["against"], *group]
     reached = {arm: arms for arm, arms in sides.items() if {*arms} <= look.seeds.keys()}

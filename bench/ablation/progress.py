@@ -42,7 +42,7 @@ def plan_table(sweep, jobs):
     for name, arm in sweep.arms.items():
         width = {key: value for key, value in arm.values.items() if key == "mlp_width"}
         text = ",".join(f"{key}={value}" for key, value in (arm.changes | width).items())
-        if arm.against not in ("base", name, None):
+        if arm.against not in ("base", name):
             text += f" (compared with {arm.against})"
         cells = [str(sum(job.arm == name for job in jobs))]
         if name in sweep.predicted:

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from bench.ablation import factorial, figures, looks, rows, tables, verdicts, worth
+from bench.ablation import figures, looks, rows, tables, verdicts, worth
 from bench.ablation.caveats import caveats
 from common.configurator import print_help
 from common.errors import UserError
@@ -63,11 +63,6 @@ class Section:
     def arms(self):
         """The names of the arms, without the base at other numbers of tokens."""
         return [arm for arm, facts in self.plan["arms"].items() if not facts["curve"]]
-
-    @property
-    def cells(self):
-        """{arm: {factor: 0 or 1}} of a factorial; {} for other sweeps."""
-        return factorial.cells_of(self.plan)
 
     @property
     def tuned(self):
@@ -145,12 +140,6 @@ class Section:
     def is_replicate(self, arm):
         return self.plan["arms"][arm]["replicate"]
 
-    def high_level(self, factor):
-        """{key: value} of a factor's high level, in a factorial."""
-        arms = self.plan["arms"]
-        high = [arms[arm]["changes"] for arm, cell in self.cells.items() if cell.get(factor)]
-        return dict(set.intersection(*(set(changes.items()) for changes in high))) if high else {}
-
     def missing(self):
         """[(arm, planned runs, ended runs)] of the arms whose planned runs have not all ended."""
         runs = self.runs[self.runs["current"] & (self.runs["status"] != "failed")]
@@ -165,8 +154,7 @@ def sections(folders):
     sweeps = []
     for plan, paths in rows.sweeps(folders):
         runs, history = rows.load(paths), looks.read(paths, plan)
-        judge = factorial.effects if factorial.cells_of(plan) else verdicts.judge
-        frames = runs, rows.costs(paths), judge(runs, plan, history)
+        frames = runs, rows.costs(paths), verdicts.judge(runs, plan, history)
         sweeps.append(Section(plan, paths, *frames, history, worth.curve_of(runs)))
     return sweeps
 

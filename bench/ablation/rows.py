@@ -62,7 +62,7 @@ KINDS |= dict.fromkeys(["tokens", *LOSSES, *NUMBERS], float)
 # Folders whose plans agree in these keys, and in their common arms, hold runs of one sweep.
 SHARED = ("code_hash", "base", "base_values", "max_iters", "data", "screening")
 HASHES = ("code_hash", "config_hash")
-OF_AN_ARM = (*HASHES, "against", "cell")
+OF_AN_ARM = (*HASHES, "against")
 
 FIX = "move it away, and bench/ablate.py writes another one: the rows beside it are kept"
 
@@ -76,7 +76,7 @@ PLAN = {
 ARM = {
     **dict.fromkeys(HASHES, str),
     **{"changes": dict, "replicate": bool, "against": str | None},
-    **{"cell": dict | None, "match": dict | None, "curve": Real | None},
+    **{"match": dict | None, "curve": Real | None},
 }
 ROW = {
     **{"arm": str, "seed": int, "lr": Real, "extrapolation": dict | None},
@@ -140,9 +140,9 @@ def control_group(plan):
 
 
 def judged_arms(plan):
-    """The arms that get a verdict: no base, replicate, curve, or cell of a factorial."""
+    """The arms that get a verdict: no base, replicate or curve."""
     copies, arms = [plan["base"], *replicates(plan)], plan["arms"].items()
-    return [a for a, f in arms if not (f["curve"] or f["cell"] or a in copies)]
+    return [a for a, f in arms if not (f["curve"] or a in copies)]
 
 
 def sweeps(folders):

@@ -19,7 +19,6 @@ DESIGN = {
     "axis": None,  # all words of one slot
     "archs": None,  # all dense named architectures
     "arms": None,  # those given by hand
-    "factorial": None,  # two levels of each factor, combined
 }
 # Keys of train.py that the sweep gives each run.
 OWNED = (
@@ -48,7 +47,6 @@ class AblateConfig:
     also: dict | str | None = None  # further columns: {"small": dict(n_embd=64)}; --also=small
     axis: str | None = None  # the slot whose words are all tried; replaces a design without axis
     order: list | None = None  # rungs of design ladder: slots or names of arms; None: all slots
-    factors: list | dict | None = None  # of design factorial: slots, or {name: [dict(), dict()]}
     match: Literal["params", "flops", "none"] = "params"  # what each arm and the base share
     # the runs
     seeds: PositiveInt = 8  # runs to report for each arm, at the first look
@@ -75,7 +73,7 @@ class AblateConfig:
         if self.lr_grid is None:
             self.lr_grid = [1] if self.screening else [0.5, 1, 2]
         if self.curve is None:
-            self.curve = [] if self.screening or "factorial" in self.designs else [0.25, 0.5, 2]
+            self.curve = [] if self.screening else [0.25, 0.5, 2]
         for key in ("lr_grid", "curve"):
             values = getattr(self, key)
             if any(type(value) not in (int, float) or value <= 0 for value in values):
@@ -83,8 +81,6 @@ class AblateConfig:
             setattr(self, key, [float(value) for value in dict.fromkeys(values)])
         if 1 in self.curve:
             raise ValueError("curve holds 1, which is the base itself: leave it out")
-        if self.looks > 1 and "factorial" in self.designs:
-            raise ValueError(f"looks={self.looks}: a factorial has one look: leave it out")
         if 1 not in self.lr_grid:
             raise ValueError(f"lr_grid={self.lr_grid} lacks 1, the base's rate: add it")
 

@@ -98,7 +98,7 @@ class Sweep:
         for arm in self.arms.values():
             show(arm.name)
             if arm.name != "base" and not arm.replicate:
-                check_changes_output(arm, self.arms[arm.against or "base"], self.data["vocab_size"])
+                check_changes_output(arm, self.arms[arm.against], self.data["vocab_size"])
 
     def find_machine(self):
         """Set the kind of device (cpu, cuda or mps), whether this machine has it (a login node,
@@ -291,18 +291,17 @@ class Sweep:
 
     def decides(self, seeds):
         """The smallest difference and tie that a look can show, in nats if the noise is known."""
-        counts, cells = self.planned_runs(seeds), [arm.cell for arm in self.arms.values()]
-        control, runs = sum(counts[name] for name in self.control_arms()), sum(counts.values())
-        if any(cells):  # each effect is a difference between the means of two halves
-            family = len(cells[0])
-            se, df = 2 / math.sqrt(runs), runs - 1 - math.comb(family + 1, 2)
-            what = f"{family} effects from {runs} runs"
+        counts = self.planned_runs(seeds)
+        control = sum(counts[name] for name in self.control_arms())
+        family = len(judged_arms(self.outline()))
+        se = math.sqrt(1 / seeds + 1 / control)
+        if self.config.screening:
+            df = sum(counts.values()) - len(counts)
+        elif seeds >= power.least_runs(family):
+            df = seeds + control - 2
         else:
-            family = len(judged_arms(self.outline()))
-            se, df = math.sqrt(1 / seeds + 1 / control), seeds + control - 2
-            least = power.least_runs(family)
-            df = runs - len(counts) if self.config.screening else df * (seeds >= least)
-            what = f"{seeds} runs of an arm beside {control} of the base"
+            df = 0
+        what = f"{seeds} runs of an arm beside {control} of the base"
         if seeds < 2 or df < 1:
             return f"{what} decide nothing: give more --seeds"
         share = 1 if self.config.screening else looks.share_of(len(self.looks))

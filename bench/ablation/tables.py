@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pandas as pd
 
-from bench.ablation.factorial import ALONE
 from bench.ablation.verdicts import TEST
 from bench.ablation.worth import STEP_RATIO
 
@@ -109,7 +108,6 @@ def verdicts_table(section):
     from the base's runs and those of its replicate, if that has the same learning rate."""
     rows = []
     for row in section.verdicts.to_dict("records"):
-        alone = (row.get(key, math.nan) for key in ALONE)
         cells = {"change": row["name"], section.verdict_heading: row["verdict"]}
         cells["difference [95 %]"] = difference(row)
         cells["worth × tokens"] = multiple(row, ends=section.curve_ends)
@@ -119,7 +117,6 @@ def verdicts_table(section):
         )
         cells["parameters"] = number(section.cost(row["arm"], "parameters"), short)
         cells["more seeds"] = number(row["more_seeds"], ".0f")
-        cells["in the base alone [95 %]"] = interval(*alone, signed)
         rows.append(cells | outcomes(section, row["arm"] if row["kind"] != "replicate" else ""))
     base = section.plan["base"]
     first = {"change": base, "runs": str(len(section.reported(base))), **outcomes(section, base)}
@@ -163,7 +160,7 @@ def tests_table(section):
 def what_changes(section, row):
     """The keys that differ from what the row is compared with."""
     arm = section.plan["arms"].get(row["arm"], {})
-    changes = arm.get("changes") or section.high_level(row["arm"])
+    changes = arm.get("changes") or {}
     texts = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in changes.values())
     return ", ".join(map("=".join, zip(changes, texts, strict=True))) or DASH
 

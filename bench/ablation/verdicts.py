@@ -358,8 +358,8 @@ def standing(frames):
 
 def badges(frames):
     """For each of the frames of `judge` a Series: whether Benjamini's and Hochberg's correction at
-    5 % over all swaps that stand agrees with a decision; of ties, over their own p. Screenings,
-    interactions and averages of factorials are not among them."""
+    5 % over all swaps that stand agrees with a decision; of ties, over their own p.
+    Screenings are not among them."""
     swaps = standing(frames)
     agree = pd.Series(False, swaps.index)
     for p, decided in (

@@ -1,10 +1,7 @@
-"""The arms that a design enumerates, from the dictionaries or as cells of a factorial, and the
-columns of a sweep."""
+"""The arms that a design enumerates from the dictionaries, and the columns of a sweep."""
 
-import itertools
 from collections import Counter
 
-import numpy as np
 import pytest
 
 import ablate
@@ -19,7 +16,6 @@ from training.settings import variant_config
 
 SWEEPS = [path for path in (ROOT / "config").rglob("*.py") if "bench/ablate.py" in path.read_text()]
 DIFFER = {key for key in ARCH["gpt2"] if ARCH["gpt2"][key] != ARCH["llama"][key]}
-FACTORS = ["position", "norm", "mlp", "bias", "tie_embeddings"]
 
 
 @pytest.mark.parametrize(
@@ -73,72 +69,6 @@ def test_every_shipped_sweep_is_valid(path, device):
         assert len(made) >= (3 if column.startswith("confirm") else 4 + (not column))
         assert config.question != settings.AblateConfig.question
         assert config.out_dir != settings.AblateConfig.out_dir
-
-
-def cells(base=None, **given):
-    return list(names(base, **{"design": "factorial", "factors": FACTORS} | given).values())
-
-
-@pytest.mark.parametrize("factors, size", [*enumerate((4, 8, 16, 16, 32, 64, 64, 128, 128), 2)])
-def test_a_fraction_is_balanced_and_has_resolution_five_and_the_base(factors, size):
-    """Sizes by Box, Hunter and Hunter's table. Each product of up to four columns is balanced."""
-    design = designs.fraction(factors)
-    assert (design[0] == -1).all() and len(np.unique(design, axis=0)) == len(design) == size
-    for number in range(1, min(4, factors) + 1):
-        for columns in itertools.combinations(range(factors), number):
-            assert design[:, columns].prod(1).sum() == 0
-
-
-def test_cells_are_arms_whose_changes_are_their_high_levels():
-    made = cells()
-    assert len(made) == 16 and made[0].name == "base" and not made[0].changes
-    assert {arm.against for arm in made[1:]} == {None} and made[0].against == "base"
-    llama = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": "none"}
-    llama["tie_embeddings"] = False
-    for arm in made:
-        assert arm.changes == {name: llama[name] for name, level in arm.cell.items() if level}
-    assert "rope+rmsnorm+swiglu+no bias" in {arm.name for arm in made}
-    assert len({arm.name for arm in made}) == 16
-
-
-def test_anything_can_be_a_factor():
-    muon = {"muon": [dict(optimizer="adamw"), dict(optimizer="muon", learning_rate=1e-2)]}
-    made = cells({"learning_rate": 3e-3}, factors=["norm", muon])
-    assert [arm.name for arm in made] == ["base", "muon", "rmsnorm", "rmsnorm+muon"]
-    both = {"norm": "rmsnorm", "optimizer": "muon", "learning_rate": 1e-2}
-    assert made[-1].changes == both and made[-1].cell == {"norm": 1, "muon": 1}
-    # From LLaMA's corner the low level is LLaMA's word.
-    assert cells({"model": "llama"}, factors=["norm", "mlp"])[1].changes == {"mlp": "gelu"}
-
-
-@pytest.mark.parametrize(
-    "given, wanted",
-    [
-        (dict(factors=["norm"]), "1 factors"),
-        (dict(factors=["norm", "block"]), "block has no level of GPT-2 and of LLaMA"),
-        (dict(factors={"a": dict(norm="rmsnorm"), "b": []}), "two levels .factors: 'a'"),
-        (
-            dict(factors=["norm", {"muon": [dict(optimizer="muon"), dict(optimizer="adamw")]}]),
-            "low level optimizer=muon of muon is not the base's adamw",
-        ),
-        (
-            dict(factors=["norm", {"other": [{}, dict(norm="none")]}]),
-            "norm and other both change norm",
-        ),
-        (dict(arms={"x": dict(n_layer=1)}), "factorial makes all arms itself"),
-    ],
-)
-def test_a_factorial_that_cannot_be_is_refused(given, wanted):
-    with pytest.raises(UserError, match=wanted):
-        cells(**given)
-
-
-def test_a_factorial_runs_each_cell_with_every_seed(drive, out):
-    """Without a second copy of the base, and with an equal number of runs of each cell."""
-    drive("--design=factorial", "--factors=['norm','mlp']", "--seeds=2")
-    runs = sorted((arm, seed) for arm, seed, *_ in rows_of(out))
-    cells = ["base", "rmsnorm", "rmsnorm+swiglu", "swiglu"]
-    assert runs == [(name, seed) for name in cells for seed in range(2)]
 
 
 ARMS = {"rope": {"position": "rope"}, "rms": {"norm": "rmsnorm"}}

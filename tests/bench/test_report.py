@@ -229,27 +229,6 @@ def test_no_rows_yet(tmp_path, not_saved):
     assert table_of(tmp_path, "change")["rope"]["verdict"] == "not run"
 
 
-def test_a_factorial_shows_its_effects(tmp_path, not_saved):
-    """A full factorial of rope, swiglu and rmsnorm."""
-    words = {"rope": "position", "swiglu": "mlp", "rmsnorm": "norm"}
-    effects, arms = {}, {}
-    for levels in itertools.product((0, 1), repeat=3):
-        high = list(itertools.compress(words, levels))
-        name = "+".join(high) or "base"
-        effects[name] = sum(EFFECTS.get(word, 0) for word in high)
-        arms[name] = {
-            "cell": dict(zip(words.values(), levels, strict=True)),
-            "changes": {words[word]: word for word in high},
-            "against": None if high else "base",
-        }
-    make_sweep(tmp_path, 4, effects, arms, diverged=(), stale=False, lr_grid=[1], chosen_lr={})
-    report.write([tmp_path])
-    shown = table_of(tmp_path, "change", "difference [95 %]")
-    assert {"position", "mlp", "norm"} <= shown.keys()
-    assert "Loss curves" not in Page(text_of(tmp_path, "report.html")).titles
-    assert "averages over the other parts" in text_of(tmp_path)
-
-
 def test_wrong_answers_stand_beside_the_loss(tmp_path, not_saved):
     _, rows, _ = make_sweep(tmp_path, **FEW)
     wrong = [0.0 if row["arm"] == "rope" else 0.6 for row in rows]
