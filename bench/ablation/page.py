@@ -251,7 +251,7 @@ def write(config, folders, out):
         pictures = pictures_of(page)
         for key, figure in pictures.items():
             write_file(out / f"{key}.png", figures.saved(figure, "png", dpi=150))
-    reports = [os.path.relpath(report.write_report(s, inline=False), out) for s in sections]
+    reports = [os.path.relpath(report.write_report(s), out) for s in sections]
     values = {"page": page, "pictures": pictures, "reports": reports, "names": figures.NAMES}
     for name in ("index.html", "index.md", "first_screen.md"):
         write_file(out / name, report.render(f"{name}.j2", tables=tables, bases=BASES, **values))

@@ -4,12 +4,11 @@ The report of a sweep, from its stored rows:
     python bench/report.py OUT [OUT2 ...]
     python bench/report.py OUT --paper    # also OUT/paper: SVG, PDF, LaTeX and CSV
 
-Writes report.md, its figures (PNG) and report.html, one file that opens from disk, into the folder.
-Folders of the same sweep, perhaps from several machines, are joined in the first of them. Each
-report is a look at the data, which history.jsonl records.
+Writes report.md and its figures (PNG) into the folder. Folders of the same sweep, perhaps from
+several machines, are joined in the first of them. Each report is a look at the data, which
+history.jsonl records.
 """
 
-import base64
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,11 +174,6 @@ class Shown:
     def is_table(self):
         return isinstance(self.content, pd.DataFrame)
 
-    @property
-    def inline(self):
-        """The address of a picture that is part of the page."""
-        return f"data:image/png;base64,{base64.b64encode(self.content).decode()}"
-
 
 def items_of(place, section, paper=None):
     """[Shown] of the items of a place that have something to show. Their files, for a paper, go to
@@ -244,24 +238,23 @@ def render(name, **values):
 
 
 def write(folders, paper=False):
-    """Write the report of each sweep in some folders. Returns the path of the first page."""
+    """Write the report of each sweep in some folders. Returns the path of the first one."""
     return [write_report(section, paper=paper) for section in sections(folders)][0]
 
 
-def write_report(section, inline=True, paper=False):
-    """Write report.md, report.html and their figures into the first folder of a sweep, and its
-    paper/. The figures stand in the page if they are inline. Returns the path of the page."""
+def write_report(section, paper=False):
+    """Write report.md and its figures into the first folder of a sweep, and its paper/. Returns the
+    path of report.md."""
     out = section.folders[0]
     looks.record(section.folders, section.plan, section.runs, section.verdicts, section.history)
     section.history = looks.read(section.folders, section.plan)
     content = contents_of(section, out / "paper" if paper else None)
     for item in content["figures"]:
         write_file(out / f"{item.key}.png", item.content)
-    for kind in ("md", "html"):
-        write_file(out / f"report.{kind}", render(f"report.{kind}.j2", inline=inline, **content))
+    write_file(out / "report.md", render("report.md.j2", **content))
     if paper:
         write_file(out / "paper/numbers.csv", section.verdicts.to_csv(index=False))
-    return out / "report.html"
+    return out / "report.md"
 
 
 # ---------------------------------------------------------------- the terminal

@@ -29,7 +29,7 @@ def quick(monkeypatch):
 
     def write(outs):
         (Path(outs[0]) / "report.md").write_text("report")
-        return Path(outs[0]) / "report.html"
+        return Path(outs[0]) / "report.md"
 
     def not_measured(job, *_):
         return {"extrapolation": {}, "sample": None}

@@ -46,7 +46,7 @@ def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, m
     assert rows["crash", 0, 1, "report"]["reason"] == reason
     assert rows["hang", 1, 1, "report"]["reason"] == "over the limit of 1 s"
     printed = capsys.readouterr().out
-    assert "the table" in printed and printed.splitlines()[-1] == str(out / "report.html")
+    assert "the table" in printed and printed.splitlines()[-1] == str(out / "report.md")
     done = [row for row in rows.values() if row["status"] == "done"]
     given = [dict(re.findall(r"--(\w+)=(\S+)", row["command"])) for row in done]
     # Arms see the data in one order, except the base's second copy; no two runs begin alike.

@@ -69,7 +69,7 @@ def test_the_page_says_what_the_sweeps_say(written, tmp_path):
         assert "with AdamW" in shown and "on Python files" not in shown.partition("How to read")[0]
     assert "- **Undecided for LLaMA with AdamW, helps with Muon**: RoPE\n" in text
     assert "✓" in html and rope.at("gpt2").row["badge"]
-    assert (tmp_path / "gpt2/small/report.md").exists() and "gpt2/small/report.html" in html
+    assert (tmp_path / "gpt2/small/report.md").exists() and "gpt2/small/report.md" in html
     pictures = {path.stem for path in tmp_path.glob("*.png")}
     assert {"example", "swaps", "rates", "worths", "published"} <= pictures
 
