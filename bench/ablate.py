@@ -26,7 +26,7 @@ from rich.console import Console
 
 from bench.ablation import costs, launch, rows
 from bench.ablation.progress import WIDTH, doing, plan_table, say
-from bench.ablation.schedule import emit, run_sweep
+from bench.ablation.schedule import run_sweep
 from bench.ablation.settings import AblateConfig, read, split_columns
 from bench.ablation.sweep import Sweep
 from common.configurator import print_help
@@ -41,7 +41,7 @@ def plan(sweep):
     config, new_costs = sweep.config, []
     sweep.read_rows()
     jobs = sweep.pending_jobs()
-    if sweep.device_is_here and not config.emit and (jobs or not config.dry_run):
+    if sweep.device_is_here and (jobs or not config.dry_run):
         new_costs = sweep.measure(DRY_ROUNDS if config.dry_run else costs.ROUNDS)
     Console(width=WIDTH, highlight=False).print(plan_table(sweep, jobs))
     if not jobs:
@@ -62,8 +62,8 @@ def plan(sweep):
     return new_costs
 
 
-def run_one(sweep):
-    """Plan, run and report a sweep. Returns the exit status."""
+def run_one(sweep, start=launch.run_local):
+    """Plan, run and report a sweep, whose runs `start` starts. Returns the exit status."""
     new_costs = plan(sweep)
     if sweep.config.dry_run:
         shown = [job for job in sweep.report_jobs(most=1) if job.key not in sweep.rows]
@@ -75,10 +75,8 @@ def run_one(sweep):
 
     sweep.open(new_costs)
     try:
-        if sweep.config.emit:
-            return emit(sweep)
         stop = StopRequest()
-        if not run_sweep(sweep, stop):
+        if not run_sweep(sweep, stop, start):
             print(f"stopped and saved; the same command continues:\n{sweep.command}")
             return stop.status
         with doing("writing the report"):

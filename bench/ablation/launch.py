@@ -356,9 +356,10 @@ def visible_gpus():
     return named or [str(number) for number in range(torch.cuda.device_count())]
 
 
-def run_local(jobs, slots, stop):
-    """Run jobs here, a thread for each slot. Yields (job, row) when one ends. If stop.status is
-    set, or the caller gives up, those in progress save."""
+def run_local(jobs, sweep, stop):
+    """Run jobs on this machine, a thread for each slot of the sweep. Yields (job, row) when one
+    ends. If stop.status is set, or the caller gives up, the runs in progress save."""
+    slots = sweep.slots
     free, given_up = SimpleQueue(), threading.Event()
     for slot in slots:
         free.put(slot)

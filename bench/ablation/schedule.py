@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 
-from bench.ablation import cluster, launch, rows, worth
+from bench.ablation import launch, rows, worth
 from bench.ablation.identity import digest
 from bench.ablation.progress import RunBar, say
 from bench.ablation.sweep import CURVE_SEEDS
@@ -16,12 +16,13 @@ CONTROLS = 8  # runs of the base when another kind of machine continues a sweep
 BETTER = 2  # standard errors by which another rate must beat the base's
 
 
-def run_sweep(sweep, stop):
-    """Run all runs of a sweep. Returns False if it was stopped midway."""
+def run_sweep(sweep, stop, start=launch.run_local):
+    """Run all runs of a sweep. start(jobs, sweep, stop) runs jobs and yields (job, row) when one
+    ends. Returns False if the sweep was stopped midway."""
     for jobs in phases(sweep):
-        if not run_jobs(sweep, jobs, stop):
+        if not run_jobs(sweep, jobs, stop, start):
             return False
-    return run_more_seeds(sweep, stop)
+    return run_more_seeds(sweep, stop, start)
 
 
 def phases(sweep):
@@ -97,27 +98,22 @@ def fix_margin(sweep):
         sweep.margin_source = "5 % of the tokens, fixed before the arms' reported runs"
 
 
-def run_jobs(sweep, jobs, stop):
-    """Run those of the jobs that are not done, and write their rows. Returns False if stopped."""
+def run_jobs(sweep, jobs, stop, start):
+    """Run the jobs that are not done, and write their rows. Returns False if stopped."""
     reports = any(job.purpose == "report" and job.key not in sweep.rows for job in jobs)
-    if reports and sweep.config.engine == "local":
+    if reports and start is launch.run_local:
         jobs = own_controls(sweep) + jobs
     pending = [job for job in jobs if job.key not in sweep.rows]
     if not pending:
         return not stop.status
-    if sweep.config.engine == "local":
-        ended = launch.run_local(pending, sweep.slots, stop)
-    else:
-        cuda, gpu_share = sweep.device_kind == "cuda", sweep.config.workers or 1
-        ended = cluster.run_on_ray(pending, sweep.out, gpu_share, sweep.threads, cuda, stop)
     with RunBar(sweep, jobs) as bar:
-        for job, row in ended:
+        for job, row in start(pending, sweep, stop):
             sweep.keep_row(job, row)
             bar.ended(job, row)
     return not stop.status
 
 
-def run_more_seeds(sweep, stop):
+def run_more_seeds(sweep, stop, start):
     """After each look but the last, run more seeds of the undecided arms and of what they are
     compared with. The looks are planned beforehand, and the verdicts correct for all of them
     (looks.py), so that errors hold although verdicts are read several times. Returns False if
@@ -136,27 +132,6 @@ def run_more_seeds(sweep, stop):
             return True
         compared = {sweep.arms[name].against for name in undecided}
         names = [*undecided, *compared, *sweep.control_arms()]
-        if not run_jobs(sweep, sweep.report_jobs(first, end, names), stop):
+        if not run_jobs(sweep, sweep.report_jobs(first, end, names), stop, start):
             return False
     return True
-
-
-def emit(sweep):
-    """Gather the runs that have ended, and write the array job of the phase that comes next.
-    Returns the exit status."""
-    device = None if sweep.device_is_here else "cpu"  # on a login node
-    for phase in phases(sweep):
-        for job in phase:
-            if job.key not in sweep.rows and launch.is_finished(job):
-                sweep.keep_row(job, launch.row_of(job, None, 0.0, device))
-        jobs = [job for job in phase if job.key not in sweep.rows]
-        if jobs:
-            machine = sweep.threads, sweep.device_kind == "cuda", sweep.config.sbatch
-            script = cluster.write_slurm(jobs, sweep.out, *machine)
-            print(
-                f"{len(jobs)} runs: start them with sbatch {script}\nWhen they have ended, this "
-                "command writes the next ones;\nwithout --emit it runs the rest on this machine"
-            )
-            return 0
-    print("all runs are done: the same command without emit writes the report")
-    return 0

@@ -1,5 +1,6 @@
 """The settings of a sweep, and the reading of its command line."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,6 +26,7 @@ OWNED = (
     *("seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change"),
     *("dry_run", "doctor", "check"),
 )
+MOVED = ("engine", "emit", "sbatch")  # keys that extras/cluster.py has
 # Keys of train.py that each command of a sweep states, even at their defaults.
 STATED = (
     *("dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"),
@@ -63,10 +65,7 @@ class AblateConfig:
     margin: Annotated[float, Range(least=0)] | None = None
     prompt: str = ""  # start of the samples in the report
     # the machines
-    workers: PositiveInt | None = None  # runs at a time; None: one per GPU. With ray: runs per GPU
-    engine: Literal["local", "ray"] = "local"  # where runs are started
-    emit: Literal["slurm"] | None = None  # write an array job; run again without emit to gather it
-    sbatch: str = ""  # options of the array job, such as "--partition=gpu --account=me"
+    workers: PositiveInt | None = None  # runs at a time; None: one per GPU
     dry_run: bool = False  # print arms, costs, commands and the predicted time, and stop
 
     def __post_init__(self):
@@ -140,14 +139,14 @@ def read(argv, usage):
     column that --also names."""
 
     def scope(given):
-        device = given.get("device", "auto")
-        elsewhere = given.get("emit") or given.get("engine") == "ray"
-        if elsewhere and device != "auto":  # a login node has no GPU
-            return {"device": device, "device_memory": 0.0}
-        return scope_of_run(given)
+        try:
+            return scope_of_run(given)
+        except UserError:  # a login node can plan for a device that it lacks
+            return {"device": given["device"], "device_memory": 0.0}
 
     rest, columns = split_columns(argv)
-    given, words = load(rest, ALL, usage, scope, RENAMED)
+    moved = f"type {shlex.join(['python', '-m', 'extras.cluster', *argv])}"
+    given, words = load(rest, ALL, usage, scope, RENAMED | dict.fromkeys(MOVED, moved))
     for name in columns:
         given = at_column(given, name, typed(argv))
     given = shorten_warmup(given, argv)

@@ -53,7 +53,8 @@ STORED = (
 class Sweep:
     """A sweep that is ready to run. Raises UserError for any mistake before anything is written."""
 
-    def __init__(self, argv, usage, trainer=launch.TRAINER):
+    def __init__(self, argv, usage, trainer=launch.TRAINER, elsewhere=False):
+        """elsewhere: the runs are for other machines, whose device this one may lack."""
         self.config, self.base = read(argv, usage)
         self.command = shlex.join(["python", "bench/ablate.py", *argv])
         self.out, self.trainer = Path(self.config.out_dir), trainer
@@ -68,7 +69,7 @@ class Sweep:
         with doing("checking the arms") as show:
             self.check_arms(show)
 
-        self.find_machine()
+        self.find_machine(elsewhere)
         machine = self.settle_machine()
         for arm in arms:
             arm.values |= machine
@@ -100,7 +101,7 @@ class Sweep:
             if arm.name != "base" and not arm.replicate:
                 check_changes_output(arm, self.arms[arm.against], self.data["vocab_size"])
 
-    def find_machine(self):
+    def find_machine(self, elsewhere):
         """Set the kind of device (cpu, cuda or mps), whether this machine has it (a login node,
         which has none, can still plan), the slots of the workers, and the threads of a run."""
         device = self.base["device"]
@@ -108,6 +109,8 @@ class Sweep:
         try:
             self.device_is_here = bool(find_device(device))
         except UserError:
+            if not elsewhere:
+                raise
             self.device_is_here = False
         self.slots = launch.worker_slots(self.config.workers, device)
         self.threads = self.slots[0][1]

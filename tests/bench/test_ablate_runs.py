@@ -235,38 +235,19 @@ def test_a_dry_run_tells_and_writes_nothing(drive, out, capsys):
     commands = [line for line in lines if line.startswith("python ") and "--data_seed=" in line]
     assert len(commands) == 7  # one for each arm, the base and its copy
     assert max(len(line) for line in lines if line not in commands) <= 80
-    assert drive("--design=leave_one_in", "--dry_run", "--emit=slurm") == 0 and not out.exists()
 
 
-def test_a_slurm_array_is_written_and_gathered(drive, out):
-    what = [ROPE, "--seeds=1", "--curve=[2]"]
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for runs in (5, 2):  # the curve and the base, then rope and the replicate
-        assert drive(*what, "--emit=slurm") == 0
-        script = (out / "slurm.sh").read_text()
-        assert f"#SBATCH --array=0-{runs - 1}\n" in script and "--gres" not in script
-        assert len((out / "commands.txt").read_text().splitlines()) == runs
-        for task in [*range(runs), runs - 1]:  # the last one once more, as after a requeue
-            task_of = environment | {"SLURM_ARRAY_TASK_ID": str(task)}
-            subprocess.run(["bash", out / "slurm.sh"], env=task_of, check=True, timeout=60)
-    assert len(rows_of(out)) == 5
-    # Nothing is left to train.
-    assert drive(*what, trainer="no/trainer.py") == 0
-    assert {row["status"] for row in rows_of(out).values()} == {"done"} and len(rows_of(out)) == 7
-    assert steps_of(out / "runs" / "rope-s0-lr1") == ["1", "2", "3", "4"]
+@pytest.mark.parametrize("flag", ["--emit=slurm", "--engine=ray", "--sbatch=--partition=gpu"])
+def test_flags_of_clusters_name_the_command_that_has_them(drive, out, flag):
+    with pytest.raises(UserError, match=r"extras\.cluster .*" + flag):
+        drive("--design=leave_one_in", flag)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this is no login node")
-def test_a_login_node_without_a_gpu_plans_and_writes_the_job(drive, out, capsys):
-    cuda = [ROPE, "--seeds=2", "--device=cuda"]
-    assert drive(*cuda, "--emit=slurm", "--sbatch=--partition=gpu --account=me") == 0
-    script = (out / "slurm.sh").read_text().splitlines()
-    for line in ("gres=gpu:1", "partition=gpu", "account=me"):
-        assert f"#SBATCH --{line}" in script
-    assert f"export PATH={Path(sys.executable).parent}:$PATH" in script  # the virtual environment
-    assert "--device=cuda" in (out / "commands.txt").read_text()
-    assert drive(*cuda, "--engine=ray", "--dry_run") == 0
-    assert capsys.readouterr().out.count("an unknown time") == 2
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is here")
+def test_a_device_that_is_not_here_is_refused(drive, out):
+    with pytest.raises(UserError, match="cuda"):
+        drive("--design=leave_one_in", "--device=cuda")
+    assert not out.exists()
 
 
 def test_odd_lines_stop_nothing_and_an_odd_plan_is_refused(drive, out, capsys):
@@ -339,7 +320,7 @@ def test_runs_in_progress_save_when_they_are_no_longer_wanted(tmp_path, stub, mo
         for name, steps in (("short", 1), ("long", 200))
     ]
     stop = SimpleNamespace(status=None)
-    ended = launch.run_local(jobs, [(None, 1)] * 2, stop)
+    ended = launch.run_local(jobs, SimpleNamespace(slots=[(None, 1)] * 2), stop)
     job, row = next(ended)
     assert job.arm == "short" and row == {"reason": None}
     assert happens((tmp_path / "long" / "steps.txt").exists)
@@ -400,31 +381,6 @@ def test_workers_share_cores_and_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     assert launch.worker_slots(4, "cuda") == [("2", 2), ("5", 2)] * 2
     assert launch.worker_slots(None, "cuda:1") == [("5", 8)]
-
-
-def test_ray_runs_a_sweep_on_two_nodes(drive, out, monkeypatch):
-    monkeypatch.setenv("STUB_FORGETS", "1")  # the nodes would measure a model that is none
-    ray = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
-    try:
-        cluster.add_node(num_cpus=1)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-        two = arm(rope=dict(position="rope"), crash=dict(norm="dyt"))
-        assert drive(two, "--seeds=2", "--engine=ray") == 1
-        rows = rows_of(out)
-        failed = {name[0] for name, row in rows.items() if row["status"] == "failed"}
-        assert len(rows) == 8 and failed == {"crash"}
-        assert len({row["node"] for row in rows.values()}) == 2
-        # Once more: what is done is not done again.
-        drive(two, "--seeds=2", "--engine=ray")
-        assert steps_of(rows["rope", 0, 1, "report"]) == ["1", "2", "3", "4"]
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 # ---------------------------------------------------------------- for real

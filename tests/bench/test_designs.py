@@ -59,7 +59,7 @@ def test_ladder_goes_from_one_corner_to_the_other():
 def test_every_shipped_sweep_is_valid(path, device):
     """Its arms are accepted and matched, in each column, on a CPU and (a login node) for a GPU."""
     shelf = {"tune": "gpt2.py", "recipe": "llama.py"}.get(path.stem.split("_")[0], path.name)
-    argv = [str(path.with_name(shelf)), str(path), f"--device={device}", "--emit=slurm"]
+    argv = [str(path.with_name(shelf)), str(path), f"--device={device}"]
     for column in ["", *(settings.read(argv, "")[0].also or {})]:
         config, base = settings.read([*argv, f"--also={column}"], "")
         made = {arm.name: arm for arm in designs.enumerate_arms(config, base)}

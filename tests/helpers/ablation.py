@@ -1,8 +1,12 @@
-"""A stand-in for train.py that a sweep can run in milliseconds, and how tests call the driver."""
+"""A stand-in for train.py that a sweep can run in milliseconds, and the fixtures that drive it."""
 
 from pathlib import Path
 
-from bench.ablation import designs, settings
+import pytest
+
+import ablate
+from bench.ablation import costs, designs, launch, report, settings
+from bench.ablation.sweep import Sweep
 from common.configurator import build
 from common.runtime import versions
 from training.run_folder import read_rows
@@ -105,3 +109,48 @@ def steps_of(row_or_folder):
     """The steps that the stub took in a run's folder, in their order."""
     folder = row_or_folder["out_dir"] if isinstance(row_or_folder, dict) else row_or_folder
     return (Path(folder) / "steps.txt").read_text().split()
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stub") / "train.py"
+    path.write_text(STUB)
+    return str(path)
+
+
+@pytest.fixture
+def out(tmp_path):
+    """The folder of the sweep, which is not there yet."""
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A report that these tests do not read, and short measurements."""
+
+    def write(outs):
+        (Path(outs[0]) / "report.md").write_text("report")
+        return Path(outs[0]) / "report.md"
+
+    def not_measured(job, *_):
+        return {"extrapolation": {}, "sample": None}
+
+    monkeypatch.setattr(report, "write", write)
+    monkeypatch.setattr(report, "terminal", lambda outs: "the table")
+    monkeypatch.setattr(costs, "ROUNDS", 1)
+    monkeypatch.setattr(costs, "why_disturbed", lambda *args: "")
+    monkeypatch.setattr(costs, "wait_until_quiet", lambda *args: True)
+    monkeypatch.setattr(launch, "measure_trained", not_measured)
+    monkeypatch.setattr(launch, "POLL", 0.02)
+
+
+@pytest.fixture
+def planned(data_dir, out):
+    """planned(*options): a small sweep that is ready to run in `out`."""
+    return lambda *options: Sweep(arguments(data_dir, out, *options), "")
+
+
+@pytest.fixture
+def drive(data_dir, out, quick, stub):
+    """drive(*options): the exit status of a small sweep in `out`, whose runs are the stand-in's."""
+    return lambda *options, trainer=stub: ablate.main(arguments(data_dir, out, *options), trainer)
