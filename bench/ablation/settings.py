@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from bench.ablation.arms import DESIGN, STARTS_FROM
 from common.configurator import PositiveInt, Range, Words, build, check, find, keys, load, typed
 from common.errors import UserError
 from common.runtime import find_device
@@ -12,34 +13,19 @@ from parts.variant import VariantConfig
 from training.settings import RENAMED, TrainConfig, shorten_warmup
 from training.settings import scope as scope_of_run
 
-# The designs, each with the readable model that it starts from, if that is given.
-DESIGN = {
-    "leave_one_in": "gpt2",  # each part in which LLaMA differs, alone in GPT-2
-    "leave_one_out": "llama",  # each of them taken out of LLaMA
-    "ladder": None,  # one part after the other; each rung is compared with the one below
-    "axis": None,  # all words of one slot
-    "archs": None,  # all dense named architectures
-    "arms": None,  # those given by hand
-}
 # Keys of train.py that the sweep gives each run.
-OWNED = (
-    *("seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change"),
-    *("dry_run", "doctor", "check"),
-)
+OWNED = ["seed", "data_seed", "init_from", "overwrite", "eval_only", "allow_data_change"]
+OWNED += ["dry_run", "doctor", "check"]
 MOVED = ("engine", "emit", "sbatch")  # keys that extras/cluster.py has
 # Keys of train.py that each command of a sweep states, even at their defaults.
-STATED = (
-    *("dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"),
-    *("device", "compile"),
-)
+STATED = ["dataset", "max_iters", "eval_interval", "batch_size", "learning_rate"]
+STATED += ["device", "compile"]
 
 
 @dataclass
 class AblateConfig:
-    OFTEN = (
-        *("out_dir", "design", "axis", "arms", "match", "seeds", "looks", "screening"),
-        *("workers", "dry_run"),
-    )
+    OFTEN = ["out_dir", "design", "axis", "arms", "match", "seeds", "looks", "screening"]
+    OFTEN += ["workers", "dry_run"]
     # the report
     question: str = "Which part helps at this scale?"  # what the report answers
     out_dir: str = "out-ablate"  # the folder of the sweep
@@ -48,7 +34,6 @@ class AblateConfig:
     arms: dict | None = None  # arms given by hand: {"rope": dict(position="rope")}
     also: dict | str | None = None  # further columns: {"small": dict(n_embd=64)}; --also=small
     axis: str | None = None  # the slot whose words are all tried; replaces a design without axis
-    order: list | None = None  # rungs of design ladder: slots or names of arms; None: all slots
     match: Literal["params", "flops", "none"] = "params"  # what each arm and the base share
     # the runs
     seeds: PositiveInt = 8  # runs to report for each arm, at the first look
@@ -58,7 +43,6 @@ class AblateConfig:
     looks: PositiveInt = 1  # how often verdicts are read; after each, more seeds if undecided
     curve: list | None = None  # the base at these multiples of its tokens; None: [0.25, 0.5, 2]
     lr_grid: list | None = None  # learning rates to choose from, as multiples; None: [0.5, 1, 2]
-    tune_seeds: Annotated[int, Range(least=2)] = 3  # runs at each rate, on seeds of their own
     screening: bool = False  # few seeds, and by default no curve and no tuning: it only ranks
     # the report
     #: smallest loss difference that counts; None: what 5 % of the tokens are worth
@@ -93,12 +77,6 @@ class AblateConfig:
 
 
 ALL = (TrainConfig, VariantConfig, AblateConfig)
-
-
-def part_name(key, value):
-    """The name of an arm: for a part its name, such as rope; for other keys such as bias=none."""
-    named = key in ("position", "norm", "mlp", "mixer", "block") and value != "none"
-    return value if named else f"{key}={value}"
 
 
 def split_columns(argv):
@@ -164,9 +142,9 @@ def read(argv, usage):
         if key in base:
             what = f"the sweep gives each run its own {key}"
             raise UserError(what, f"{key}={base[key]}", "leave it out")
-    corners = [DESIGN[word] for word in config.designs if DESIGN[word]]
+    models = [STARTS_FROM[word] for word in config.designs if word in STARTS_FROM]
     defaults = {key: getattr(TrainConfig, key) for key in STATED}
-    defaults |= {"block_size": VariantConfig.block_size, "model": (*corners, "gpt2")[0]}
+    defaults |= {"block_size": VariantConfig.block_size, "model": models[0] if models else "gpt2"}
     base = defaults | base
     if base["device"] == "auto":
         base["device"] = find_device("auto")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bench.ablation import costs as timing
 from bench.ablation import launch, looks, power
-from bench.ablation.arms import check_arm, check_changes_output, match_arm, open_data
-from bench.ablation.designs import curve_arms, enumerate_arms
+from bench.ablation.arms import list_arms
+from bench.ablation.checks import check_arm, check_changes_output, match_arm, open_data
 from bench.ablation.identity import code_hash, digest
 from bench.ablation.progress import doing, say
 from bench.ablation.rows import control_group, is_cost, is_row, judged_arms, plan
@@ -28,6 +28,7 @@ from training.run_folder import check_out_dir, lock_run, read_rows
 from training.settings import TrainConfig, variant_config
 
 TUNING_SEED = 1000  # first seed of the runs that choose a learning rate
+TUNE_SEEDS = 3  # runs at each rate
 REPLICATE_SEED = 10_000  # added to the data's seed of the base's second copy
 CURVE_SEEDS = 3  # runs of the base at each other multiple of its tokens
 NOISE_RUNS = 5  # runs of the base from which the noise is estimated
@@ -45,9 +46,7 @@ DEFAULTS = {
 TOKENS = ("max_iters", "gradient_accumulation_steps", "batch_size", "block_size")
 NOT_STORED = ("name", "values")  # what sweep.json does not repeat of an arm
 # Keys of a sweep that sweep.json has as they are given.
-STORED = (
-    *("question", "prompt", "match", "lr_grid", "tune_seeds", "seeds", "controls", "screening"),
-)
+STORED = (*("question", "prompt", "match", "lr_grid", "seeds", "controls", "screening"),)
 
 
 class Sweep:
@@ -64,7 +63,7 @@ class Sweep:
         stored = plan(self.out) if (self.out / "sweep.json").exists() else {}
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         self.started = stored.get("started", now)
-        arms = enumerate_arms(self.config, self.base) + curve_arms(self.config, self.base)
+        arms = list_arms(self.config, self.base)
         self.arms = {arm.name: arm for arm in arms}
         with doing("checking the arms") as show:
             self.check_arms(show)
@@ -237,7 +236,7 @@ class Sweep:
             return []
         return [
             self.job(self.arms[name], TUNING_SEED + number, lr, "tune")
-            for number in range(self.config.tune_seeds)
+            for number in range(TUNE_SEEDS)
             for name, grid in self.grids.items()
             if names is None or name in names
             for lr in grid

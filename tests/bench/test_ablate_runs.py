@@ -118,8 +118,11 @@ def test_how_a_run_ended(tmp_path, monkeypatch, last, data, status, why):
     assert re.match(why or "None", str(row["reason"]))
 
 
-def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(drive, out):
-    what = ["--seeds=2", "--tune_seeds=2", "--lr_grid=[0.5,1,2]", "--min_lr=1e-4"]
+def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
+    drive, out, monkeypatch
+):
+    monkeypatch.setattr(sweep, "TUNE_SEEDS", 2)
+    what = ["--seeds=2", "--lr_grid=[0.5,1,2]", "--min_lr=1e-4"]
     assert drive(ROPE, *what) == 0
     rows = rows_of(out)
     assert frames.plan(out)["chosen_lr"] == {"base": 1, "rope": 2, "base again": 1}
@@ -135,9 +138,10 @@ def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(driv
     assert "--learning_rate=0.002 " in command and "--min_lr=0.0002 " in command
 
 
-def test_a_replicate_at_another_rate_is_not_in_the_control_group(drive, out):
+def test_a_replicate_at_another_rate_is_not_in_the_control_group(drive, out, monkeypatch):
     """The base's rate is half its best. A grid is extended twice at most."""
-    grid = ["--lr_grid=[0.5,1]", "--learning_rate=5e-4", "--tune_seeds=2"]
+    monkeypatch.setattr(sweep, "TUNE_SEEDS", 2)
+    grid = ["--lr_grid=[0.5,1]", "--learning_rate=5e-4"]
     assert drive(ROPE, "--seeds=2", *grid) == 0
     plan, runs = frames.plan(out), frames.load(out)
     assert plan["chosen_lr"] == {"base": 1, "rope": 4, "base again": 2}

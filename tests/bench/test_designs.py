@@ -5,7 +5,9 @@ from collections import Counter
 import pytest
 
 import ablate
-from bench.ablation import arms, designs, rows, settings
+from bench.ablation import checks, rows, settings
+from bench.ablation import sweep as sweeps
+from bench.ablation.arms import list_arms
 from common.configurator import from_text, keys
 from common.errors import UserError
 from common.files import ROOT
@@ -43,15 +45,21 @@ def test_designs_come_from_the_dictionaries():
 
 
 def test_ladder_goes_from_one_corner_to_the_other():
-    order = ["norm", "position", "mlp", "tie_embeddings", "bias", "gqa"]
-    *rungs, _ = names(design="ladder", order=order, arms={"gqa": dict(n_kv_head=1)}).values()
-    assert [arm.name for arm in rungs] == [
-        *("base", "+rmsnorm", "+rope", "+swiglu", "+tie_embeddings=False", "+bias=none", "+gqa")
-    ]
+    *rungs, _ = names(design="ladder").values()
     assert [arm.against for arm in rungs[1:]] == [arm.name for arm in rungs[:-1]]
-    last = arms.with_changes({"model": "gpt2", "n_head": 2, "n_embd": 32}, rungs[-2].changes)
+    last = checks.with_changes({"model": "gpt2", "n_head": 2, "n_embd": 32}, rungs[-1].changes)
     assert variant_config(last) == variant_config({"model": "llama", "n_head": 2, "n_embd": 32})
-    assert rungs[-1].changes == rungs[-2].changes | {"n_kv_head": 1}
+
+
+def test_the_rungs_of_a_ladder_are_the_arms_given():
+    steps = {"rms": dict(norm="rmsnorm"), "rope": dict(position="rope"), "gqa": dict(n_kv_head=1)}
+    *rungs, _ = names(design="ladder", arms=steps).values()
+    assert [(arm.name, arm.against) for arm in rungs[1:]] == [
+        ("+rms", "base"),
+        ("+rope", "+rms"),
+        ("+gqa", "+rope"),
+    ]
+    assert rungs[-1].changes == {"norm": "rmsnorm", "position": "rope", "n_kv_head": 1}
 
 
 @pytest.mark.parametrize("path", sorted(SWEEPS), ids=lambda path: path.stem)
@@ -62,10 +70,10 @@ def test_every_shipped_sweep_is_valid(path, device):
     argv = [str(path.with_name(shelf)), str(path), f"--device={device}"]
     for column in ["", *(settings.read(argv, "")[0].also or {})]:
         config, base = settings.read([*argv, f"--also={column}"], "")
-        made = {arm.name: arm for arm in designs.enumerate_arms(config, base)}
+        made = {arm.name: arm for arm in list_arms(config, base)}
         for arm in made.values():
-            arms.check_arm(arm, base)
-            arms.match_arm(arm, made["base"], config.match, 65)
+            checks.check_arm(arm, base)
+            checks.match_arm(arm, made["base"], config.match, 65)
         assert len(made) >= (3 if column.startswith("confirm") else 4 + (not column))
         assert config.question != settings.AblateConfig.question
         assert config.out_dir != settings.AblateConfig.out_dir
@@ -78,14 +86,15 @@ def shelf(data_dir, folder, **also):
     """The command line of a sweep whose config file states everything, also these columns."""
     lines = [arg.removeprefix("--").partition("=") for arg in arguments(data_dir, folder / "out")]
     given = {key: from_text(text, keys(*settings.ALL)[key]) for key, _, text in lines}
-    given |= {"arms": ARMS, "also": also, "seeds": 2, "tune_seeds": 2, "lr_grid": [0.5, 1, 2]}
+    given |= {"arms": ARMS, "also": also, "seeds": 2, "lr_grid": [0.5, 1, 2]}
     (folder / "shelf.py").write_text("".join(f"{key} = {given[key]!r}\n" for key in given))
     return [str(folder / "shelf.py")]
 
 
 def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
-    data_dir, tmp_path, out, quick, stub
+    data_dir, tmp_path, out, quick, stub, monkeypatch
 ):
+    monkeypatch.setattr(sweeps, "TUNE_SEEDS", 2)
     small = dict(n_embd=16, seeds=3, arms=["rope"], lr_grid=[1])
     argv = shelf(data_dir, tmp_path, small=small, deep=dict(n_layer=3))
     with pytest.raises(UserError, match="no rate is chosen yet for rope .*run the sweep without"):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import ablate
-from bench.ablation import costs, designs, launch, report, settings
+from bench.ablation import arms, costs, launch, report, settings
 from bench.ablation.sweep import Sweep
 from common.configurator import build
 from common.runtime import versions
@@ -95,7 +95,7 @@ def arm(**named):
 def names(base=None, **config):
     """{name: Arm} of a configuration of the sweep."""
     base = {"model": "gpt2"} | (base or {})
-    made = designs.enumerate_arms(build(settings.AblateConfig, config), base)
+    made = arms.list_arms(build(settings.AblateConfig, {"curve": []} | config), base)
     return {each.name: each for each in made}
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from bench.ablation.designs import enumerate_arms
+from bench.ablation.arms import list_arms
 from bench.ablation.settings import AblateConfig
 from common.configurator import help_text
 from parts import costs
@@ -169,7 +169,7 @@ def test_the_tools_know_it(word, capsys):
         help_text("", [VariantConfig], everything=True).partition(f"--{slot}=")[2].partition(")")[0]
     )
     assert word in re.split(r"[\s(|]+", choices)
-    arms = enumerate_arms(AblateConfig(axis=slot), {"model": "gpt2"})
+    arms = list_arms(AblateConfig(axis=slot), {"model": "gpt2"})
     assert word in [arm.name for arm in arms]
     assert f" {word}" in costs.table() and costs.paper(slot, word)
     costs.main(["--model=gpt2"])
