@@ -17,7 +17,7 @@ import pandas as pd
 if not __package__:
     import repo_root  # noqa: F401 (puts the repo's root on the path)
 
-from bench.ablation.contexts import extrapolation
+from bench.ablation.measure import extrapolation
 from common.configurator import build, load
 from common.errors import UserError, run
 from common.runtime import set_up

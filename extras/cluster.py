@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 from bench import ablate
-from bench.ablation import launch, schedule
-from bench.ablation.sweep import Sweep
+from bench.ablation import runs, schedule
+from bench.ablation.settings import sweeps_of
 from common import files
 from common.configurator import build, from_text, keys, print_help
 from common.errors import UserError, one_line, run
@@ -51,18 +51,18 @@ def split_keys(argv):
     return config, rest
 
 
-def main(argv, trainer=launch.TRAINER):
+def main(argv, trainer=runs.TRAINER):
     """Run, or write the array job of, each sweep of a command line. Returns the exit status."""
     print_help(argv, __doc__, [ClusterConfig])
     config, rest = split_keys(argv)
     status = 0
-    for words in ablate.sweeps_of(rest):
-        sweep = Sweep(words, ablate.__doc__, trainer, elsewhere=True)
+    for words in sweeps_of(rest):
+        sweep = ablate.plan(words, trainer, elsewhere=True)
         sweep.command = shlex.join(["python", "-m", "extras.cluster", *argv])
-        if config.engine == "ray":
-            status = max(status, ablate.run_one(sweep, run_on_ray))
-        else:
+        if config.emit == "slurm":
             status = max(status, emit(sweep, config.sbatch))
+        else:
+            status = max(status, ablate.run_one(sweep, run_on_ray))
     return status
 
 
@@ -79,26 +79,26 @@ def import_ray():
 
 
 def run_on_ray(jobs, sweep, stop):
-    """Run jobs as tasks of a Ray cluster. Yields (job, row) when one ends, as launch.run_local
+    """Run jobs as tasks of a Ray cluster. Yields (job, row) when one ends, as runs.run_local
     does. A run takes `threads` CPUs and, on CUDA, 1/workers of a GPU. Ray restarts a task whose
     node is lost, and the run resumes from its last checkpoint."""
     ray = import_ray()
 
     def task(root, values, stop_file):  # pickled by value: a node needs only the repo
         sys.path.insert(0, root)
-        from bench.ablation import launch
+        from bench.ablation import runs
 
-        row = launch.run_job(launch.Job(**values), Path(stop_file).exists, patience=math.inf)
+        row = runs.run_job(runs.Job(**values), Path(stop_file).exists, patience=math.inf)
         return row and row | {"node": ray.get_runtime_context().get_node_id()}
 
-    gpus = 1 / (sweep.config.workers or 1) if sweep.device_kind == "cuda" else 0
-    remote = ray.remote(num_cpus=sweep.threads, num_gpus=gpus, max_retries=3)(task)
+    gpus = 1 / (sweep.config.workers or 1) if sweep.machine.device_kind == "cuda" else 0
+    remote = ray.remote(num_cpus=sweep.machine.threads, num_gpus=gpus, max_retries=3)(task)
     # Ray kills a cancelled task before its run can save, so a file tells the tasks to stop.
     stop_file = Path(sweep.out).absolute() / "stop"
     stop_file.unlink(missing_ok=True)
     pending = {}  # reference of a task: its job
     for job in jobs:
-        job.threads = sweep.threads
+        job.threads = sweep.machine.threads
         values = asdict(job) | {"out_dir": str(Path(job.out_dir).absolute())}
         pending[remote.remote(str(ROOT), values, str(stop_file))] = job
     try:
@@ -109,13 +109,13 @@ def run_on_ray(jobs, sweep, stop):
                 try:
                     row = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    row = launch.row_of(job, f"Ray: {one_line(error)}", 0.0)
+                    row = runs.row_of(job, f"Ray: {one_line(error)}", 0.0)
                 if row:
                     yield job, row | {"out_dir": job.out_dir}
     finally:
         if pending:
             stop_file.touch()
-            ray.wait(list(pending), num_returns=len(pending), timeout=launch.GRACE)
+            ray.wait(list(pending), num_returns=len(pending), timeout=runs.GRACE)
             stop_file.unlink(missing_ok=True)
 
 
@@ -127,15 +127,15 @@ def emit(sweep, options=""):
     Returns the exit status."""
     sweep.read_rows()
     if sweep.config.dry_run:
-        print(f"{len(sweep.pending_jobs())} runs")
+        print(f"{len(schedule.pending_jobs(sweep))} runs")
         return 0
-    sweep.open([])
+    sweep.open()
     try:
-        device = None if sweep.device_is_here else "cpu"  # on a login node
+        device = None if sweep.machine.is_here else "cpu"  # on a login node
         for phase in schedule.phases(sweep):
             for job in phase:
-                if job.key not in sweep.rows and launch.is_finished(job):
-                    sweep.keep_row(job, launch.row_of(job, None, 0.0, device))
+                if job.key not in sweep.rows and runs.is_finished(job):
+                    sweep.keep_row(job, runs.row_of(job, None, 0.0, device))
             jobs = [job for job in phase if job.key not in sweep.rows]
             if jobs:
                 script = write_slurm(jobs, sweep, options)
@@ -154,7 +154,7 @@ def write_slurm(jobs, sweep, options):
     sbatch's. Returns the path of the script."""
     lines = []
     for job in jobs:
-        launch.make_ready(job)
+        runs.make_ready(job)
         latest = shlex.quote(f"{job.out_dir}/latest")
         # exec: the run replaces the shell, so that the signal reaches it.
         resume = job.command(resume=True)
@@ -166,17 +166,17 @@ def write_slurm(jobs, sweep, options):
         "#!/bin/bash",
         f"#SBATCH --job-name={sweep.out.name}",
         f"#SBATCH --array=0-{len(jobs) - 1}",
-        f"#SBATCH --cpus-per-task={sweep.threads}",
+        f"#SBATCH --cpus-per-task={sweep.machine.threads}",
         "#SBATCH --signal=B:TERM@60",
         "#SBATCH --requeue",
         f"#SBATCH --output={sweep.out}/slurm-%a.txt",
     ]
-    if sweep.device_kind == "cuda":
+    if sweep.machine.device_kind == "cuda":
         text.append("#SBATCH --gres=gpu:1")
     text += [f"#SBATCH {option}" for option in shlex.split(options)]
     text += [
         f"export PATH={python}:$PATH",
-        f"export OMP_NUM_THREADS={sweep.threads}",
+        f"export OMP_NUM_THREADS={sweep.machine.threads}",
         f'eval "$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {shlex.quote(str(commands))})"',
     ]
     script = sweep.out / "slurm.sh"

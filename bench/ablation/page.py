@@ -245,7 +245,7 @@ def write(config, folders, out):
     """Write the page of the sweeps in some folders, the report of each, and first_screen.md into
     the folder `out`. Returns the path of the page."""
     # Each folder by itself: the seeds of a confirmation are not those of the shelf that chose it.
-    sections = [section for folder in folders for section in report.sections([folder])]
+    sections = [section for folder in folders for section in report.judge([folder])]
     page = Page(config, {os.path.relpath(s.folders[0], out): s for s in sections})
     with matplotlib.rc_context(figures.STYLE):
         pictures = pictures_of(page)

@@ -148,14 +148,25 @@ class Section:
         return [entry for entry in counts if entry[2] < entry[1]]
 
 
-def sections(folders):
-    """[Section] of the sweeps in some folders. Raises UserError where there is none."""
-    sweeps = []
+def judge(folders):
+    """[Section] of the sweeps in some folders, with the verdicts on their arms. Raises UserError
+    where there is no sweep."""
+    sections = []
     for plan, paths in rows.sweeps(folders):
-        runs, history = rows.load(paths), looks.read(paths, plan)
-        frames = runs, rows.costs(paths), verdicts.judge(runs, plan, history)
-        sweeps.append(Section(plan, paths, *frames, history, worth.curve_of(runs)))
-    return sweeps
+        runs = rows.load(paths)
+        history = looks.read(paths, plan)
+        sections.append(
+            Section(
+                plan=plan,
+                folders=paths,
+                runs=runs,
+                costs=rows.costs(paths),
+                verdicts=verdicts.judge(runs, plan, history),
+                history=history,
+                curve=worth.curve_of(runs),
+            )
+        )
+    return sections
 
 
 # ---------------------------------------------------------------- contents
@@ -237,9 +248,9 @@ def render(name, **values):
 # ---------------------------------------------------------------- files
 
 
-def write(folders, paper=False):
-    """Write the report of each sweep in some folders. Returns the path of the first one."""
-    return [write_report(section, paper=paper) for section in sections(folders)][0]
+def write(sections, paper=False):
+    """Write the report of each sweep. Returns the path of the first one."""
+    return [write_report(section, paper) for section in sections][0]
 
 
 def write_report(section, paper=False):
@@ -262,13 +273,13 @@ def write_report(section, paper=False):
 STYLES = {"better": "green", "worse": "red", "tie": "blue", "larger than the noise": "blue"}
 
 
-def terminal(folders):
-    """The verdicts of some folders as a text of 80 columns, coloured where stdout is a terminal."""
+def terminal(sections):
+    """The verdicts of sweeps as a text of 80 columns, coloured where stdout is a terminal."""
     from rich.console import Console
 
     console = Console(highlight=False, width=80)
     with console.capture() as capture:
-        for section in sections(folders):
+        for section in sections:
             title, frame = section.plan["question"] or section.plan["name"], columns_of(section)
             if section.missing():
                 title = f"UNFINISHED: {title}"
@@ -315,5 +326,6 @@ def main(argv):
     if not folders or any(folder.startswith("-") for folder in folders):
         what, where = "the folders of sweeps are missing, or there is an option", " ".join(folders)
         raise UserError(what, where or "OUT", "type python bench/report.py OUT [OUT2 ...]")
-    page = write(folders, paper="--paper" in argv)
-    print(terminal(folders), f"\n{page}", sep="\n")
+    sections = judge(folders)
+    page = write(sections, paper="--paper" in argv)
+    print(terminal(sections), f"\n{page}", sep="\n")

@@ -86,6 +86,12 @@ def split_columns(argv):
     return [arg for arg in argv if arg not in also], [name for name in names if name]
 
 
+def sweeps_of(argv):
+    """The command line of each sweep: of each column that --also lists, or argv alone."""
+    rest, columns = split_columns(argv)
+    return [[*rest, f"--also={name}"] for name in columns] or [argv]
+
+
 def at_column(given, name, from_command_line):
     """The values of a sweep at one of its columns: the same arms and control group, at another size
     or on another text, in a folder of its own. Keys `from_command_line` stay as they are."""

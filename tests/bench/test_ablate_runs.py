@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import ablate
-from bench.ablation import contexts, costs, launch, power, schedule, sweep, verdicts
+from bench.ablation import measure, power, runs, schedule, step_times, sweep, verdicts
 from bench.ablation import rows as frames
 from common.errors import UserError
 from common.files import ROOT
@@ -36,7 +36,7 @@ ROPE = arm(rope=dict(position="rope"))
 
 
 def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, monkeypatch):
-    monkeypatch.setattr(launch, "time_limit", lambda predicted: 1.0)
+    monkeypatch.setattr(runs, "time_limit", lambda predicted: 1.0)
     three = arm(crash=dict(norm="dyt"), hang=dict(position="alibi"), rope=dict(position="rope"))
     status = drive(three, "--seeds=2", "--screening")
     rows = rows_of(out)
@@ -52,7 +52,7 @@ def test_runs_that_crash_or_hang_are_failed_rows(drive, out, data_dir, capsys, m
     # Arms see the data in one order, except the base's second copy; no two runs begin alike.
     for keys, row in zip(given, done, strict=True):
         again = row["arm"] == "base again"
-        assert keys["data_seed"] == str(row["seed"] + sweep.REPLICATE_SEED * again)
+        assert keys["data_seed"] == str(row["seed"] + schedule.REPLICATE_SEED * again)
         assert row["curve"][-1][:2] == [4, row["final_val_loss"]]
         assert row["final_tune"] + 0.2 == pytest.approx(row["final_report"])
         assert row["blocks"] == pytest.approx([row["final_val_loss"], row["final_val_loss"] + 0.2])
@@ -87,7 +87,7 @@ def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(drive, out, ca
     assert rows["wild", 1, 1, "report"]["reason"] == "loss nan at step 1"
     before = (out / "rows.jsonl").read_text()
     assert drive(*what) == 0 and (out / "rows.jsonl").read_text() == before
-    assert drive(*what, "--dry_run") == 0 and "no run is pending\n" in capsys.readouterr().out
+    assert drive(*what, "--dry_run") == 0 and "nothing left to run\n" in capsys.readouterr().out
     # Also if the driver was killed before it wrote the row.
     lines = [line for line in before.splitlines(True) if '"diverged"' not in line]
     (out / "rows.jsonl").write_text("".join(lines))
@@ -105,15 +105,15 @@ def test_a_run_that_diverges_is_a_result_and_is_never_tried_again(drive, out, ca
 )
 def test_how_a_run_ended(tmp_path, monkeypatch, last, data, status, why):
     """The last one as when its dataset is prepared from another text while the sweep runs."""
-    monkeypatch.setattr(contexts.checkpoint, "steps", lambda folder: [4])
+    monkeypatch.setattr(measure.checkpoint, "steps", lambda folder: [4])
     opened = None, None, None, {"data": data}
-    monkeypatch.setattr(contexts.checkpoint, "open_run", lambda *args: opened)
+    monkeypatch.setattr(measure.checkpoint, "open_run", lambda *args: opened)
     if data == "d":
-        monkeypatch.setattr(launch, "measure_trained", lambda *args: {})
+        monkeypatch.setattr(runs, "measure_trained", lambda *args: {})
     log = [{"step": 0, "val_loss": 4.0}, {"step": 4, "val_loss": last}]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in log))
     values = {"max_iters": 4, "device": "cpu", "dataset": "book"}
-    row = launch.row_of(launch.Job("a", 0, 1, "report", str(tmp_path), values, *"chd"), None, 1.0)
+    row = runs.row_of(runs.Job("a", 0, 1, "report", str(tmp_path), values, *"chd"), None, 1.0)
     assert row["status"] == status and row["final_val_loss"] == last
     assert re.match(why or "None", str(row["reason"]))
 
@@ -121,7 +121,7 @@ def test_how_a_run_ended(tmp_path, monkeypatch, last, data, status, why):
 def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
     drive, out, monkeypatch
 ):
-    monkeypatch.setattr(sweep, "TUNE_SEEDS", 2)
+    monkeypatch.setattr(schedule, "TUNE_SEEDS", 2)
     what = ["--seeds=2", "--lr_grid=[0.5,1,2]", "--min_lr=1e-4"]
     assert drive(ROPE, *what) == 0
     rows = rows_of(out)
@@ -140,7 +140,7 @@ def test_each_arm_gets_its_own_learning_rate_on_seeds_that_are_not_reported(
 
 def test_a_replicate_at_another_rate_is_not_in_the_control_group(drive, out, monkeypatch):
     """The base's rate is half its best. A grid is extended twice at most."""
-    monkeypatch.setattr(sweep, "TUNE_SEEDS", 2)
+    monkeypatch.setattr(schedule, "TUNE_SEEDS", 2)
     grid = ["--lr_grid=[0.5,1]", "--learning_rate=5e-4"]
     assert drive(ROPE, "--seeds=2", *grid) == 0
     plan, runs = frames.plan(out), frames.load(out)
@@ -274,7 +274,7 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 import bench.ablate
 assert "repo_root" not in sys.modules
-bench.ablate.costs.ROUNDS, bench.ablate.main.__defaults__ = 1, ({stub!r},)
+bench.ablate.step_times.ROUNDS, bench.ablate.main.__defaults__ = 1, ({stub!r},)
 runs = bench.ablate.ablate(
     {str(ROOT / "config/ablate_shakespeare.py")!r}, arms={{"rope": dict(position="rope")}},
     dataset="words", data_dir={str(data_dir)!r}, out_dir="sweep", seeds=1, n_layer=1, n_embd=16,
@@ -312,11 +312,11 @@ def happens(condition, seconds=60):
 def test_runs_in_progress_save_when_they_are_no_longer_wanted(tmp_path, stub, monkeypatch, how):
     """One of two runs ends, and the other one saves after its step."""
     monkeypatch.setenv("STUB_SLEEP", "0.1")
-    monkeypatch.setattr(launch, "POLL", 0.02)
-    monkeypatch.setattr(launch, "row_of", lambda job, reason, *_: {"reason": reason})
+    monkeypatch.setattr(runs, "POLL", 0.02)
+    monkeypatch.setattr(runs, "row_of", lambda job, reason, *_: {"reason": reason})
     values = {"seed": 0, "data_seed": 0, "learning_rate": 1e-3}
     jobs = [
-        launch.Job(
+        runs.Job(
             *(name, 0, 1, "report", str(tmp_path / name), values | {"max_iters": steps}),
             *("c", "h", "d"),
             trainer=stub,
@@ -324,7 +324,8 @@ def test_runs_in_progress_save_when_they_are_no_longer_wanted(tmp_path, stub, mo
         for name, steps in (("short", 1), ("long", 200))
     ]
     stop = SimpleNamespace(status=None)
-    ended = launch.run_local(jobs, SimpleNamespace(slots=[(None, 1)] * 2), stop)
+    machine = SimpleNamespace(slots=[(None, 1)] * 2)
+    ended = runs.run_local(jobs, SimpleNamespace(machine=machine), stop)
     job, row = next(ended)
     assert job.arm == "short" and row == {"reason": None}
     assert happens((tmp_path / "long" / "steps.txt").exists)
@@ -380,11 +381,11 @@ def test_stopped_and_killed_it_goes_on_and_ends_alike(drive, data_dir, tmp_path,
 
 def test_workers_share_cores_and_gpus(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert launch.worker_slots(4, "cpu") == [(None, 2)] * 4
-    assert launch.worker_slots(None, "cpu") == [(None, 8)]
+    assert runs.worker_slots(4, "cpu") == [(None, 2)] * 4
+    assert runs.worker_slots(None, "cpu") == [(None, 8)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert launch.worker_slots(4, "cuda") == [("2", 2), ("5", 2)] * 2
-    assert launch.worker_slots(None, "cuda:1") == [("5", 8)]
+    assert runs.worker_slots(4, "cuda") == [("2", 2), ("5", 2)] * 2
+    assert runs.worker_slots(None, "cuda:1") == [("5", 8)]
 
 
 # ---------------------------------------------------------------- for real
@@ -394,7 +395,7 @@ def test_workers_share_cores_and_gpus(monkeypatch):
 def test_a_real_sweep(data_dir, out, monkeypatch):
     """Two arms, two seeds, trained by train.py, reported; and started again, which changes
     nothing."""
-    monkeypatch.setattr(costs, "TRIES", 1)  # no wait for a quiet machine
+    monkeypatch.setattr(step_times, "TRIES", 1)  # no wait for a quiet machine
     length = ["--seeds=2", "--max_iters=12", "--eval_interval=6"]
     what = arguments(data_dir, out, ROPE, *length, "--prompt=the")
     assert ablate.main(what) == 0
@@ -459,7 +460,7 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
     for p in model.parameters():
         torch.nn.init.normal_(p, 0, 0.5)
     tokens, runtime = np.random.default_rng(0).integers(0, 11, 400), set_up("cpu", "float32")
-    found = contexts.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
+    found = measure.extrapolation(model, tokens, runtime, most=64 * 8)  # 8 windows
     ends = np.unique(np.linspace(64, 399, 8).astype(int))
 
     def loss_at(end, context, targets):
@@ -478,6 +479,6 @@ def test_extrapolation_scores_the_same_tokens_with_more_before_them():
     # The training context of 8 tokens slides with each target.
     slid = [loss_at(end, 8, 1) for last in ends for end in (last, last - 1)]
     assert found["4"]["window"]["loss"] == pytest.approx(sum(slid) / len(slid), abs=1e-5)
-    assert contexts.extrapolation(model, tokens[:18], runtime)["1"]["loss"] > 0  # 1 target
-    short = contexts.extrapolation(model, tokens[:20], runtime)
+    assert measure.extrapolation(model, tokens[:18], runtime)["1"]["loss"] > 0  # 1 target
+    short = measure.extrapolation(model, tokens[:20], runtime)
     assert short["8"]["why"] == "the validation text has 20 tokens" and "loss" in short["2"]

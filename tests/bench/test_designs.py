@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 
 import ablate
-from bench.ablation import checks, rows, settings
-from bench.ablation import sweep as sweeps
+from bench.ablation import checks, rows, schedule, settings
 from bench.ablation.arms import list_arms
 from common.configurator import from_text, keys
 from common.errors import UserError
@@ -94,7 +93,7 @@ def shelf(data_dir, folder, **also):
 def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
     data_dir, tmp_path, out, quick, stub, monkeypatch
 ):
-    monkeypatch.setattr(sweeps, "TUNE_SEEDS", 2)
+    monkeypatch.setattr(schedule, "TUNE_SEEDS", 2)
     small = dict(n_embd=16, seeds=3, arms=["rope"], lr_grid=[1])
     argv = shelf(data_dir, tmp_path, small=small, deep=dict(n_layer=3))
     with pytest.raises(UserError, match="no rate is chosen yet for rope .*run the sweep without"):
@@ -102,7 +101,7 @@ def test_a_column_has_the_same_arms_elsewhere_at_the_rates_of_its_sweep(
     assert ablate.main(argv, stub) == 0 and not (out / "small").exists()
     assert ablate.main([*argv, "--also=small,deep"], stub) == 0
 
-    lines = ablate.sweeps_of([*argv, "--also=small,deep"])
+    lines = settings.sweeps_of([*argv, "--also=small,deep"])
     folders = [settings.read(line, "")[0].out_dir for line in lines]
     assert folders == [str(out / "small"), str(out / "deep")]
 

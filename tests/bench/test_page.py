@@ -105,7 +105,7 @@ def test_another_size_is_beside_its_text_even_if_it_is_a_screening(tmp_path, col
     shelf(tmp_path / "other", 1000, effects=small, screening=True, curve=[])
     shelf(tmp_path / "plays", 1500, effects=worse)
     folders = [tmp_path / name for name in ("gpt2", "other", "plays")]
-    first, other, plays = (report.sections([folder])[0] for folder in folders)
+    first, other, plays = (report.judge([folder])[0] for folder in folders)
     sections = {"gpt2": plays, "gpt2/python": first} if beside else {"gpt2": first}
     made = page.Page(CONFIG, sections | {f"gpt2/{CONFIG['columns'][column]}": other})
     assert ("gpt2", column) not in made.shelves

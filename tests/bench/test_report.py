@@ -27,7 +27,7 @@ def not_saved(monkeypatch):
 def written(tmp_path_factory):
     out = tmp_path_factory.mktemp("sweep")
     make_sweep(out, seeds=8, killed=("gqa",), test_split=True)
-    assert report.write([out], paper=True) == out / "report.md"
+    assert report.write(report.judge([out]), paper=True) == out / "report.md"
     return out
 
 
@@ -36,7 +36,7 @@ def text_of(folder, name="report.md"):
 
 
 def section_of(folder):
-    (section,) = report.sections([folder])
+    (section,) = report.judge([folder])
     return section
 
 
@@ -121,7 +121,7 @@ def test_pictures_are_files_and_bars_in_names_are_escaped(written, tmp_path):
     assert pictures == [f"{name}.png" for name in FIGURES]
     assert all((written / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
     make_sweep(tmp_path, effects={"base": 0.0, "a|b": -0.1}, diverged=(), stale=False)
-    report.write([tmp_path])
+    report.write(report.judge([tmp_path]))
     assert "| a\\|b | better |" in text_of(tmp_path)
 
 
@@ -139,7 +139,7 @@ def test_files_for_a_paper_are_written_on_request(written):
 def test_the_same_rows_give_the_same_files(tmp_path):
     for name in ("a", "b"):
         make_sweep(tmp_path / name / "sweep", **FEW)
-        report.write([tmp_path / name / "sweep"])
+        report.write(report.judge([tmp_path / name / "sweep"]))
     for path in (tmp_path / "a/sweep").iterdir():
         if path.name != "history.jsonl":
             assert path.read_bytes() == (tmp_path / "b/sweep" / path.name).read_bytes(), path.name
@@ -173,7 +173,7 @@ def test_a_poor_sweep_still_gets_its_report(tmp_path, keys, recwarn, not_saved):
 
 def test_at_the_shared_rate_an_arm_is_compared_with_what_it_is_measured_against(tmp_path):
     make_sweep(tmp_path, 6, EFFECTS | {"alibi": 9.0}, {"untied": {"against": "rope"}}, curve=[])
-    (section,) = report.sections([tmp_path])
+    (section,) = report.judge([tmp_path])
     (row,) = section.verdicts.query("arm == 'untied'").to_dict("records")
     loss = section.tuned.query("arm == 'untied' and rate == 1").loss.mean()
     assert section.at_shared_rate(row) == loss - section.reported("rope").loss.mean()
@@ -183,7 +183,7 @@ def test_at_the_shared_rate_an_arm_is_compared_with_what_it_is_measured_against(
 def test_no_rows_yet(tmp_path, not_saved):
     make_sweep(tmp_path, **FEW)
     (tmp_path / "rows.jsonl").write_text("")
-    report.write([tmp_path])
+    report.write(report.judge([tmp_path]))
     assert table_of(tmp_path, "change")["rope"]["verdict"] == "not run"
 
 
@@ -192,7 +192,7 @@ def test_wrong_answers_stand_beside_the_loss(tmp_path, not_saved):
     wrong = [0.0 if row["arm"] == "rope" else 0.6 for row in rows]
     shares = [{"wrong_answers": share, "wrong_tokens": share / 2} for share in wrong]
     write_lines(tmp_path, [row | share for row, share in zip(rows, shares, strict=True)])
-    report.write([tmp_path])
+    report.write(report.judge([tmp_path]))
     assert table_of(tmp_path, "change")["rope"]["wrong answers"] == "0.0%"
 
 
@@ -205,10 +205,10 @@ def test_folders_of_one_sweep_are_joined_and_others_get_their_own_report(tmp_pat
     make_sweep(tmp_path / "d", **FEW, screening=True)
 
     folders = [tmp_path / name for name in "abcd"]
-    sweeps = report.sections(folders)
+    sweeps = report.judge(folders)
     assert [[path.name for path in sweep.folders] for sweep in sweeps] == [["a", "b"], ["c"], ["d"]]
     assert len(sweeps[0].reported("rope")) == 10 and sweeps[0].costs.machine.nunique() == 2
-    assert report.write(folders) == tmp_path / "a/report.md"
+    assert report.write(report.judge(folders)) == tmp_path / "a/report.md"
     assert "machines are joined: their runs of the base" in text_of(tmp_path / "a")
     assert titles_of(tmp_path / "c")[0] == "Another?"
     assert not (tmp_path / "b/report.md").exists()
@@ -219,7 +219,7 @@ def test_folders_of_one_sweep_are_joined_and_others_get_their_own_report(tmp_pat
 def test_a_terminal_of_80_columns_breaks_no_word(tmp_path, name):
     effects = {"base": 0.0, "base-again": 0.0, name: -0.1}
     make_sweep(tmp_path, effects=effects, diverged=(), stale=False, screening=True)
-    text = report.terminal([tmp_path])
+    text = report.terminal(report.judge([tmp_path]))
     assert max(map(len, text.splitlines())) <= 80
     words = set(re.split(r"[\s+]+", text))
     assert set(name.split("+")) <= words and {"larger", "than", "the", "noise"} <= words
@@ -274,5 +274,5 @@ def test_caveats_are_computed_from_the_data(tmp_path, words):
 def test_what_changed_after_a_report_is_said(tmp_path, not_saved):
     for more in ({}, {"margin": 0.02, "margin_source": "given"}):
         make_sweep(tmp_path, **CLEAN, **more)
-        report.write([tmp_path])
+        report.write(report.judge([tmp_path]))
     assert "- This changed after a report was read. `margin`" in text_of(tmp_path)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.ablation import looks, rows, verdicts
+from bench.ablation import looks, rows, schedule, verdicts
 from bench.ablation.schedule import own_controls
 from common.errors import UserError
 from helpers.sweeps import make_sweep, write_lines
@@ -139,11 +139,13 @@ def test_machines_are_joined_if_their_bases_agree(tmp_path, shift, controls, joi
     assert current.count().sum() == len(lines) + 3 + controls and current.all().sum() == 1 + joined
 
 
-def test_another_machine_trains_the_base_first():
-    sweep = SimpleNamespace(facts={"hardware": "B"}, arms={"base": "base"}, job=lambda *job: job)
+def test_another_machine_trains_the_base_first(monkeypatch):
+    monkeypatch.setattr(schedule, "job_of", lambda *job: job)
+    machine = SimpleNamespace(facts={"hardware": "B"})
+    sweep = SimpleNamespace(machine=machine, arms={"base": "base"})
     sweep.rows = {k: {"arm": "base", "purpose": "report", "hardware": "B"} for k in range(3)}
     assert own_controls(sweep) == []
     sweep.rows |= {k: {"arm": "base", "purpose": "report", "hardware": "A"} for k in range(3, 9)}
-    assert len({seed for _, seed, *_ in own_controls(sweep)} - {*range(1000)}) == 8
+    assert len({seed for _, _, seed, *_ in own_controls(sweep)} - {*range(1000)}) == 8
     sweep.rows |= dict.fromkeys(range(9, 14), sweep.rows[0])
     assert own_controls(sweep) == []

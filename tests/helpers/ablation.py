@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 import ablate
-from bench.ablation import arms, costs, launch, report, settings
-from bench.ablation.sweep import Sweep
+from bench.ablation import arms, report, runs, settings, step_times
 from common.configurator import build
 from common.runtime import versions
 from training.run_folder import read_rows
@@ -66,13 +65,15 @@ import sys
 from types import SimpleNamespace
 sys.path[:0] = [{root!r}, {root!r} + "/bench"]
 import ablate, bench.ablation
-from bench.ablation import costs, launch
+from bench.ablation import runs, step_times
 from common.errors import run
-costs.ROUNDS, launch.POLL = 1, 0.02
-costs.why_disturbed = lambda *args: ""
-costs.wait_until_quiet = lambda *args: True
-launch.measure_trained = lambda job, device: {{"extrapolation": {{}}, "sample": None}}
-bench.ablation.report = SimpleNamespace(write=lambda o: "page", terminal=lambda o: "the table")
+step_times.ROUNDS, runs.POLL = 1, 0.02
+step_times.why_disturbed = lambda *args: ""
+step_times.wait_until_quiet = lambda *args: True
+runs.measure_trained = lambda job, device: {{"extrapolation": {{}}, "sample": None}}
+bench.ablation.report = SimpleNamespace(
+    judge=lambda folders: folders, write=lambda _: "page", terminal=lambda _: "the table"
+)
 run(lambda argv: ablate.main(argv, {stub!r}))
 """
 
@@ -135,19 +136,20 @@ def quick(monkeypatch):
     def not_measured(job, *_):
         return {"extrapolation": {}, "sample": None}
 
+    monkeypatch.setattr(report, "judge", lambda outs: outs)
     monkeypatch.setattr(report, "write", write)
     monkeypatch.setattr(report, "terminal", lambda outs: "the table")
-    monkeypatch.setattr(costs, "ROUNDS", 1)
-    monkeypatch.setattr(costs, "why_disturbed", lambda *args: "")
-    monkeypatch.setattr(costs, "wait_until_quiet", lambda *args: True)
-    monkeypatch.setattr(launch, "measure_trained", not_measured)
-    monkeypatch.setattr(launch, "POLL", 0.02)
+    monkeypatch.setattr(step_times, "ROUNDS", 1)
+    monkeypatch.setattr(step_times, "why_disturbed", lambda *args: "")
+    monkeypatch.setattr(step_times, "wait_until_quiet", lambda *args: True)
+    monkeypatch.setattr(runs, "measure_trained", not_measured)
+    monkeypatch.setattr(runs, "POLL", 0.02)
 
 
 @pytest.fixture
 def planned(data_dir, out):
     """planned(*options): a small sweep that is ready to run in `out`."""
-    return lambda *options: Sweep(arguments(data_dir, out, *options), "")
+    return lambda *options: ablate.plan(arguments(data_dir, out, *options))
 
 
 @pytest.fixture
