@@ -117,7 +117,7 @@ def forest(section, shown=None):
     heads = ("own rate" if section.is_tuned else "", "base's rate")
     shared = [section.at_shared_rate(row) for row in rows]
     figure, axes = differences(rows, shared, heads, share=0.8)
-    if known(margin := section.verdicts.attrs["margin"]):
+    if known(margin := section.facts.margin):
         axes.axvspan(-margin, margin, color=FAINT, alpha=0.45, linewidth=0)
     return figure
 

@@ -35,9 +35,6 @@ class Look:
     seeds: dict  # arm -> [seed]; without the arms that have not reached the look
     taken: dict = field(default_factory=dict)  # arm -> {arm: [seed]}: of a report before
 
-    def __deepcopy__(self, memo):  # pandas copies the attrs of a frame for each column it reads
-        return self
-
     def seeds_for(self, arm):
         """{arm: [seed]} of the comparison of an arm."""
         return self.seeds | self.taken.get(arm, {})
@@ -141,17 +138,18 @@ def is_line(line):
     return rows.fits(line, LINE) and {type(look) for look in line["looks"]} == {int}
 
 
-def record(folders, plan, runs, verdicts, history):
+def record(folders, plan, runs, verdicts, facts, history):
     """Add a line about a report to the history of each folder, unless its last line says the same.
-    verdicts: what judge returned; history: the lines that it knew."""
-    tried, margin = tried_seeds(runs), verdicts.attrs["margin"]
+    verdicts, facts: what judge returned; history: the lines that it knew."""
+    tried = tried_seeds(runs)
+    margin = facts.margin
     content = {
         "when": datetime.now().astimezone().isoformat(timespec="seconds"),
         "margin": None if math.isnan(margin) else margin,
         "arms": list(verdicts.name[verdicts.kind != "replicate"]),
         "runs": tried,
         "looks": declared_looks(plan, tried, history),
-        "taken": {str(look.number): counts_at(plan, look) for look in verdicts.attrs["looks"][:-1]},
+        "taken": {str(look.number): counts_at(plan, look) for look in facts.looks[:-1]},
         "identity": identity(plan),
     }
     for folder in folders:

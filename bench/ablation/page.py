@@ -142,13 +142,13 @@ class Page:
             for column, name in {HERE: "", **config["columns"]}.items():
                 if section := sections.get(f"{folder}/{name}".rstrip("/")):
                     self.sweeps[base, column] = self.named(section, base)
-        screening = {key: s.verdicts.attrs["screening"] for key, s in self.sweeps.items()}
+        screening = {key: s.facts.screening for key, s in self.sweeps.items()}
         self.shelves = {key: s for key, s in self.sweeps.items() if not screening[key]}
         steps = {step: sections.get(folder) for folder, step in config["recipe"].items()}
         self.recipe = {step: self.named(found, "llama") for step, found in steps.items() if found}
-        frames = [section.verdicts for section in self.shelves.values()]
-        for frame, agree in zip(frames, verdicts.badges(frames), strict=True):
-            frame["badge"] = agree
+        judged = [(section.verdicts, section.facts) for section in self.shelves.values()]
+        for (table, _), agree in zip(judged, verdicts.badges(judged), strict=True):
+            table["badge"] = agree
         self.here = {base: s for (base, column), s in self.shelves.items() if column == HERE}
         by_arm = {key: {row["arm"]: row for row in s.swaps} for key, s in self.shelves.items()}
         self.parts = [self.part(name, by_arm, **facts) for name, facts in config["parts"].items()]
@@ -185,7 +185,7 @@ class Page:
         for (base, column), section in self.shelves.items():
             name = ", ".join(word for word in (BASES[base], column) if word)
             lines += [f"{name}. {unfinished}"] * bool(section.missing())
-            lines += [f"{name}. {little}"] * section.verdicts.attrs["marked"]
+            lines += [f"{name}. {little}"] * section.facts.marked
             if replicate_differs(section):
                 copy = section.replicate.to_dict("records")[0]
                 lines.append(f"{name}. {differs} {tables.difference(copy, 3)}")
@@ -206,7 +206,7 @@ class Page:
 
     def first_screen(self):
         """The Parts of README's table, if the bases beat the counts and all planned runs ended."""
-        early = any(s.verdicts.attrs["marked"] or s.missing() for s in self.here.values())
+        early = any(s.facts.marked or s.missing() for s in self.here.values())
         chosen = [] if early else self.config["first_screen"]
         return [part for part in self.measured if part.name in chosen]
 

@@ -54,7 +54,8 @@ class Section:
     folders: list
     runs: pd.DataFrame  # rows.load
     costs: pd.DataFrame  # rows.costs
-    verdicts: pd.DataFrame  # judge
+    verdicts: pd.DataFrame  # verdicts.judge
+    facts: verdicts.Facts  # verdicts.judge
     history: list  # lines of history.jsonl
     curve: worth.Curve | None  # the base's loss against its tokens
 
@@ -101,7 +102,7 @@ class Section:
     @property
     def verdict_heading(self):
         """Names the rate of the arms, where none was to be chosen."""
-        tuned = self.is_tuned or self.verdicts.attrs["screening"]
+        tuned = self.is_tuned or self.facts.screening
         return "verdict" if tuned else "verdict at the base's rate"
 
     def time_ends(self, arm):
@@ -155,13 +156,15 @@ def judge(folders):
     for plan, paths in rows.sweeps(folders):
         runs = rows.load(paths)
         history = looks.read(paths, plan)
+        table, facts = verdicts.judge(runs, plan, history)
         sections.append(
             Section(
                 plan=plan,
                 folders=paths,
                 runs=runs,
                 costs=rows.costs(paths),
-                verdicts=verdicts.judge(runs, plan, history),
+                verdicts=table,
+                facts=facts,
                 history=history,
                 curve=worth.curve_of(runs),
             )
@@ -257,7 +260,8 @@ def write_report(section, paper=False):
     """Write report.md and its figures into the first folder of a sweep, and its paper/. Returns the
     path of report.md."""
     out = section.folders[0]
-    looks.record(section.folders, section.plan, section.runs, section.verdicts, section.history)
+    judged = section.verdicts, section.facts
+    looks.record(section.folders, section.plan, section.runs, *judged, section.history)
     section.history = looks.read(section.folders, section.plan)
     content = contents_of(section, out / "paper" if paper else None)
     for item in content["figures"]:
@@ -286,7 +290,7 @@ def terminal(sections):
             console.print(title, style="bold", markup=False)
             if frame is not None:
                 console.print(rich_table(frame))
-            if section.verdicts.attrs["screening"]:
+            if section.facts.screening:
                 console.print("A screening: it ranks the arms and decides nothing.")
             for text, what in caveats(section):
                 console.print(f"- {text} {', '.join(what)}".rstrip(), markup=False)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from bench.ablation.verdicts import TEST
+from bench.ablation.comparisons import TEST
 from bench.ablation.worth import STEP_RATIO
 
 DASH = "\u2013"  # stands for a missing number
@@ -171,16 +171,17 @@ def what_changes(section, row):
 def noise_table(section):
     """The replicate is the base again, with other initial weights and another order of the data: it
     should not differ. Differences below the smallest one here mostly stay undecided."""
-    facts, copies = section.verdicts.attrs, section.replicate.to_dict("records")
-    share = facts["tie_power"]
+    facts = section.facts
+    copies = section.replicate.to_dict("records")
+    share = facts.tie_power
     values = {
-        "loss of the base": number(facts["base_mean"]),
-        "standard deviation of one run": number(facts["base_sd"]),
-        "runs of the base and its replicate": number(facts["base_n"], ".0f"),
+        "loss of the base": number(facts.base_mean),
+        "standard deviation of one run": number(facts.base_sd),
+        "runs of the base and its replicate": number(facts.base_n, ".0f"),
         "replicate minus base [95 %]": difference(*copies) if copies else DASH,
-        "difference that 80 of 100 such sweeps find": number(facts["smallest_visible"]),
-        "margin of a tie": number(facts["margin"]),
-        "the margin is": facts["margin_source"] if known(facts["margin"]) else DASH,
+        "difference that 80 of 100 such sweeps find": number(facts.smallest_visible),
+        "margin of a tie": number(facts.margin),
+        "the margin is": facts.margin_source if known(facts.margin) else DASH,
         "chance that an equal arm is called a tie": f"{share:.0%}" if known(share) else DASH,
     }
     rows = [{"noise": key, "": value} for key, value in values.items() if value != DASH]

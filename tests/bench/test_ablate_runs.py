@@ -150,7 +150,7 @@ def test_a_replicate_at_another_rate_is_not_in_the_control_group(drive, out, mon
     reported = runs[runs.purpose == "report"]
     assert dict(Counter(reported.arm)) == {"base": 4, "rope": 2, "base again": 2}
     assert set(runs.arm[runs.control]) == {"base"} and frames.judged_arms(plan) == ["rope"]
-    rope, again = verdicts.judge(runs, plan).to_dict("records")
+    rope, again = verdicts.judge(runs, plan)[0].to_dict("records")
     assert rope["n_control"] == 4 and again["kind"] == "replicate" and again["difference"] < -0.1
 
 

@@ -86,7 +86,7 @@ def test_an_odd_row_is_named_and_left_out(tmp_path, capsys, odd):
 def test_an_odd_line_of_the_history_is_left_out(tmp_path, odd):
     make(tmp_path)
     plan, runs = rows.plan(tmp_path), rows.load(tmp_path)
-    looks.record([tmp_path], plan, runs, verdicts.judge(runs, plan), [])
+    looks.record([tmp_path], plan, runs, *verdicts.judge(runs, plan), [])
     (line,) = looks.read([tmp_path], plan)
     write_lines(tmp_path, [line | odd if odd else {}, line], "history.jsonl")
     assert looks.read([tmp_path], plan) == [line]
