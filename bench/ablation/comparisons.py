@@ -16,7 +16,7 @@ RESAMPLES = 1999  # of the bootstrap over the text
 LEAST_BLOCKS = 50  # of text, for an interval over it
 TEST = ("test", "test_low", "test_high")  # as difference, low, high, on the test split
 NUMBERS = {  # the columns of judge's table that are nan where they are not known
-    "loss": "mean over the arm's runs that learned, on the reported half",
+    "val_loss_report": "mean over the arm's runs that learned, on the reported half",
     "sd": "standard deviation of these runs",
     "n": "runs of the arm",
     "n_control": "runs that it is compared with",
@@ -74,7 +74,7 @@ def losses_of(runs):
     """{arm: Series of losses by seed} of its reported runs that ended, inf where one did not
     learn."""
     ended = runs[runs.current & (runs.purpose == "report") & (runs.status != "failed")]
-    values = ended.loss.mask(ended.stuck | (ended.status == "diverged"), math.inf)
+    values = ended.val_loss_report.mask(ended.stuck | (ended.status == "diverged"), math.inf)
     values = pd.Series(values.to_numpy(), pd.MultiIndex.from_frame(ended[["arm", "seed"]]))
     by_arm = values.dropna().sort_index(level="seed").groupby("arm", sort=False)
     return {arm: group.droplevel("arm") for arm, group in by_arm}
@@ -105,7 +105,7 @@ def description(row, runs, losses, curve, plan, pooled):
     others = finite(groups[1])
     columns = not_learned(runs, row["groups"][0], groups)
     if len(own):
-        columns["loss"] = float(own.mean())
+        columns["val_loss_report"] = float(own.mean())
         columns["sd"] = float(np.sqrt(moments(own)[2]))
     if row["kind"] == "replicate":
         columns["verdict"] = "noise"
@@ -125,7 +125,7 @@ def description(row, runs, losses, curve, plan, pooled):
             se = math.sqrt(pooled[0] / n)
             n = pooled[1] + 1
         ratio = runs.loc[runs.arm == row["arm"], worth.STEP_RATIO].to_numpy()[0]
-        columns |= worth.columns_of(curve, columns["loss"], se, n, ratio)
+        columns |= worth.columns_of(curve, columns["val_loss_report"], se, n, ratio)
     return columns
 
 

@@ -250,9 +250,10 @@ def learning_rates(section, arms=None):
 def rate_line(axes, section, arm, color):
     """The loss of an arm against its rate."""
     runs = section.tuned[section.tuned["arm"] == arm]
-    means, chosen = runs.groupby("rate")["loss_tune"].mean(), section.plan["chosen_lr"].get(arm)
+    means = runs.groupby("rate")["val_loss_tune"].mean()
+    chosen = section.plan["chosen_lr"].get(arm)
     axes.plot(means.index, means, color=color, linewidth=1.6)
-    axes.plot(runs["rate"], runs["loss_tune"], ".", color=color, alpha=0.5, markersize=4)
+    axes.plot(runs["rate"], runs["val_loss_tune"], ".", color=color, alpha=0.5, markersize=4)
     if chosen in means:
         axes.plot(chosen, means[chosen], "o", markersize=9, markerfacecolor="none", color=color)
 
@@ -286,7 +287,9 @@ def extrapolation(section, arms=None):
 def example(section, arm):
     """How the worth of one arm is read off the base's curve."""
     (row,) = [row for row in section.verdicts.to_dict("records") if row["arm"] == arm]
-    curve, loss, worth = section.curve, row["loss"], row["worth"]
+    curve = section.curve
+    loss = row["val_loss_report"]
+    worth = row["worth"]
     if not (curve and known(worth)):
         return None
     figure = Figure(figsize=(WIDTH, 3.6))
@@ -295,7 +298,7 @@ def example(section, arm):
     for k, mean, se, _ in curve.points:
         axes.errorbar(k, mean, 1.96 * se, fmt="o", color=GREY, markersize=6)
     yardsticks(axes, section)
-    runs = section.reported(arm)["loss"]
+    runs = section.reported(arm)["val_loss_report"]
     axes.plot(np.full(len(runs), 1), runs, ".", color=GREEN, alpha=0.6)
     bottom, top = axes.get_ylim()
     axes.plot([1, worth, worth], [loss, loss, bottom], "--", color=GREEN, linewidth=1.2)

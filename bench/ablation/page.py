@@ -66,7 +66,7 @@ class Estimate:
         """[("base" or "part", [(log2 of the rate, mean loss)])] of the runs that chose rates."""
         tuned, lines = self.section.tuned, []
         for arm in [*filter(self.section.is_replicate, self.section.arms), self.row["arm"]]:
-            means = tuned[tuned["arm"] == arm].groupby("rate")["loss_tune"].mean()
+            means = tuned[tuned["arm"] == arm].groupby("rate")["val_loss_tune"].mean()
             kind = "part" if arm == self.row["arm"] else "base"
             points = list(zip(np.log2(means.index).tolist(), means.tolist(), strict=True))
             lines += [(kind, points)] * (len(points) > 1)

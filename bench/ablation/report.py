@@ -126,7 +126,8 @@ class Section:
         if self.plan["chosen_lr"].get(row["arm"], 1) == 1:
             return row["difference"]
         runs = self.tuned[(self.tuned["arm"] == row["arm"]) & (self.tuned["rate"] == 1)]
-        return runs["loss"].mean() - self.reported(row["against"])["loss"].mean()
+        theirs = self.reported(row["against"])["val_loss_report"]
+        return runs["val_loss_report"].mean() - theirs.mean()
 
     def cost(self, arm, column):
         """A cost of an arm on the machine that timed most arms; nan where it was not measured."""

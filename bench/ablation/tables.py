@@ -143,8 +143,8 @@ def tests_table(section):
             {
                 "change": row["name"],
                 "what changes": what_changes(section, row),
-                "loss (sd)": f"{number(row['loss'])} ({number(row['sd'])})",
-                "bits/byte": number(row["loss"] * factor),
+                "loss (sd)": f"{number(row['val_loss_report'])} ({number(row['sd'])})",
+                "bits/byte": number(row["val_loss_report"] * factor),
                 "p": number(row["p"], ".2g"),
                 "p (Holm)": number(row["p_holm"], ".2g"),
                 "p (tie)": number(row["p_tie"], ".2g"),

@@ -106,7 +106,7 @@ def facts_of_base(runs, plan):
     trigrams = plan["ngrams"].get("trigrams", math.nan)
     _, best = plan["ngrams"].get("best", (0, math.nan))
     base = runs[runs.current & runs.control & (runs.purpose == "report") & (runs.status == "done")]
-    mean = float(base.loss_whole.mean())
+    mean = float(base.val_loss.mean())
     above = mean > trigrams
     return Facts(
         base_whole=mean,

@@ -280,7 +280,7 @@ runs = bench.ablate.ablate(
     dataset="words", data_dir={str(data_dir)!r}, out_dir="sweep", seeds=1, n_layer=1, n_embd=16,
     block_size=16, n_head=2, max_iters=4, eval_interval=2, device="cpu", eval_tokens=100,
 )
-assert sorted(runs.arm) == ["base", "base again", "rope"] and runs.loss.notna().all()
+assert sorted(runs.arm) == ["base", "base again", "rope"] and runs.val_loss.notna().all()
 """
     command, environment = [sys.executable, "-c", code], os.environ | {"STUB_FORGETS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -151,12 +151,17 @@ def test_a_base_that_differs_from_itself_shows_a_disturbance(timed):
 
 def test_times_of_a_busy_machine_are_replaced_once_it_is_quiet(planned, out, quick, monkeypatch):
     plan = planned(ARMS)
-    plan.open(plan.measure())
+    plan.open(step_times.time_sweep(plan))
     plan.lock.close()
     rows = (out / "costs.jsonl").read_text()
-    assert not plan.measure()  # nothing is timed twice
+    assert not step_times.time_sweep(plan)  # nothing is timed twice
     (out / "costs.jsonl").write_text(rows.replace('"quiet": true', '"quiet": false'))
     monkeypatch.setattr(step_times, "wait_until_quiet", lambda *args: False)
-    assert not plan.measure()
+    assert not step_times.time_sweep(plan)
     monkeypatch.setattr(step_times, "wait_until_quiet", lambda *args: True)
-    assert {row["arm"] for row in plan.measure()} == {"base", "base again", "swiglu", "crash"}
+    assert {row["arm"] for row in step_times.time_sweep(plan)} == {
+        "base",
+        "base again",
+        "swiglu",
+        "crash",
+    }

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from bench.ablation import arms, identity, settings, sweep
+from bench.ablation import checks, identity, settings, sweep
 from common.files import ROOT
 from helpers.ablation import arguments, names
 
@@ -17,7 +17,7 @@ def changed(data_dir, tmp_path_factory):
     changes = {"rope": dict(position="rope"), "swiglu": dict(mlp="swiglu")}
     found = names(base, arms=changes | {"muon": dict(optimizer="muon")})
     for arm in found.values():
-        arms.check_arm(arm, base)
+        checks.check_arm(arm, base)
     root = tmp_path_factory.mktemp("code")
     for room in ("common", "parts", "tokens", "training"):
         shutil.copytree(ROOT / room, root / room, ignore=shutil.ignore_patterns("__pycache__"))

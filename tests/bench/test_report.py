@@ -175,8 +175,8 @@ def test_at_the_shared_rate_an_arm_is_compared_with_what_it_is_measured_against(
     make_sweep(tmp_path, 6, EFFECTS | {"alibi": 9.0}, {"untied": {"against": "rope"}}, curve=[])
     (section,) = report.judge([tmp_path])
     (row,) = section.verdicts.query("arm == 'untied'").to_dict("records")
-    loss = section.tuned.query("arm == 'untied' and rate == 1").loss.mean()
-    assert section.at_shared_rate(row) == loss - section.reported("rope").loss.mean()
+    loss = section.tuned.query("arm == 'untied' and rate == 1").val_loss_report.mean()
+    assert section.at_shared_rate(row) == loss - section.reported("rope").val_loss_report.mean()
     assert figures.forest(section).axes[0].get_xlim()[1] < 2  # alibi is an arrow
 
 

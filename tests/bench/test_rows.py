@@ -27,7 +27,7 @@ def test_the_table_has_a_row_for_each_run(tmp_path):
     assert runs.current.all() and set(runs.arm[runs.control]) == {"base", "base-again"}
     row = runs[(runs.arm == "rope") & (runs.seed == 0) & (runs.purpose == "report")].iloc[0]
     halves = [rope["final_report"], rope["final_tune"], rope["final_val_loss"]]
-    assert [row.loss, row.loss_tune, row.loss_whole] == halves
+    assert [row.val_loss_report, row.val_loss_tune, row.val_loss] == halves
     assert row.test_loss == rope["test_loss"]
     assert (row.blocks, row.curve) == (rope["blocks"], rope["curve"])
     assert (row.step_ratio, row.parameters) == (1 + 2 / 24, 802_000)
@@ -49,13 +49,15 @@ def test_the_table_has_a_row_for_each_run(tmp_path):
 )
 def test_only_rows_of_this_plan_count(tmp_path, change, stale, failed):
     _, lines, rope = make(tmp_path)
-    expected = rows.load(tmp_path).query("arm == 'rope' and purpose == 'report'").loss.mean()
+    expected = (
+        rows.load(tmp_path).query("arm == 'rope' and purpose == 'report'").val_loss_report.mean()
+    )
     wrong = rope | {"final_report": 9.9}
     for line, same in ((wrong | change, True), (wrong, False)):  # the last line of a run counts
         write_lines(tmp_path, [*lines, line])
         runs = rows.load(tmp_path)
         current = runs[runs.current & (runs.status == "done") & (runs.purpose == "report")]
-        assert (current.loss[current.arm == "rope"].mean() == expected) == same
+        assert (current.val_loss_report[current.arm == "rope"].mean() == expected) == same
         if same:
             assert (~runs.current).sum() == stale and (runs.status == "failed").sum() == failed
 
@@ -122,7 +124,7 @@ def test_a_run_above_the_trigrams_of_its_text_is_stuck(tmp_path):
     runs = rows.load(tmp_path)
     assert runs.stuck[(runs.arm == "rope") & (runs.purpose == "report")].sum() == len(ends) - 1
     shorter = runs[runs.tokens < 1]
-    assert (shorter.loss_whole > trigrams).any() and not shorter.stuck.any()
+    assert (shorter.val_loss > trigrams).any() and not shorter.stuck.any()
     assert not runs.stuck[runs.status != "done"].any()
 
 
